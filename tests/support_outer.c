@@ -94,3 +94,37 @@ double *outer_held_back(const struct saved_parts *parts) {
   free(server);
   return mean;
 }
+
+/* --- To an optimum -----------------------------------------------------------------------------*/
+
+float plain_target(int rank, size_t i) {
+  return uniform_value(i) + uniform_value(1000003 + (uint64_t)rank * 7919 + i);
+}
+
+void plain_train_by(float rate, float *parameters, size_t count, int rank) {
+  for (size_t i = 0; i < count; i++)
+    parameters[i] -= rate * (parameters[i] - plain_target(rank, i));
+}
+
+void plain_train(float *parameters, size_t count, int rank) {
+  plain_train_by(0.05f, parameters, count, rank);
+}
+
+void plain_list(onebit_tensor_t tensors[PLAIN_TENSORS], float *parameters) {
+  for (size_t t = 0; t < PLAIN_TENSORS; t++)
+    tensors[t] = (onebit_tensor_t){.parameter = parameters + t * PLAIN_EACH, .count = PLAIN_EACH};
+}
+
+onebit_outer_t plain_make(onebit_comm_t comm, float parameters[PLAIN_ALL],
+                          const onebit_outer_options_t *options) {
+  onebit_tensor_t tensors[PLAIN_TENSORS];
+  onebit_outer_t outer = NULL;
+  plain_list(tensors, parameters);
+  CHECK_STATUS(onebit_outer_create(comm, tensors, PLAIN_TENSORS, options, &outer), ONEBIT_OK);
+  return outer;
+}
+
+void plain_consensus(onebit_outer_t outer, float values[PLAIN_ALL]) {
+  for (size_t t = 0; t < PLAIN_TENSORS; t++)
+    CHECK_STATUS(onebit_outer_get_consensus(outer, t, values + t * PLAIN_EACH), ONEBIT_OK);
+}

@@ -1,6 +1,6 @@
 /*
  * Outer steps that are saved, loaded and moved: a rank's parameters, which are trained the same way
- * every time.
+ * every time; and others that descend to an optimum.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OUTER_H
 #define ONEBIT_TESTS_SUPPORT_OUTER_H
@@ -38,5 +38,20 @@ onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *p
 
 /* The mean over the ranks of what is held back of an element: of worker and server residuals. */
 double *outer_held_back(const struct saved_parts *parts);
+
+/* --- Outer steps that descend to an optimum, of three tensors of float32 -----------------------*/
+
+enum { PLAIN_TENSORS = 3, PLAIN_EACH = 320, PLAIN_ALL = PLAIN_TENSORS * PLAIN_EACH };
+
+/* Where a rank's training goes: its own optimum, and in part everyone's; and a step there, of
+ * rate 0.05. */
+float plain_target(int rank, size_t i);
+void plain_train_by(float rate, float *parameters, size_t count, int rank);
+void plain_train(float *parameters, size_t count, int rank);
+
+void plain_list(onebit_tensor_t tensors[PLAIN_TENSORS], float *parameters);
+onebit_outer_t plain_make(onebit_comm_t comm, float parameters[PLAIN_ALL],
+                          const onebit_outer_options_t *options);
+void plain_consensus(onebit_outer_t outer, float values[PLAIN_ALL]);
 
 #endif

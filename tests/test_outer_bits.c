@@ -1,0 +1,177 @@
+/*
+ * The outer step in bits: the consensus is the same on all ranks, comes to the dense optimum, which
+ * the control without error feedback does not, and costs the bytes that were promised, and none
+ * between exchanges.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_outer.h"
+
+TestSuite(outer_bits, .timeout = 120);
+
+enum { MAX_RANKS = 16 };
+
+/* --- Compressed --------------------------------------------------------------------------------*/
+
+enum { STEPS = 3000 };
+
+struct descent {
+  onebit_outer_options_t options;
+  double distance[MAX_RANKS];
+  uint32_t checksum[MAX_RANKS];
+};
+
+/* How far the consensus ends from the mean of the ranks' optima, which is that of all. */
+static void descend(onebit_comm_t comm, void *context) {
+  struct descent *descent = context;
+  const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
+  onebit_outer_info_t info = {.size = sizeof info};
+  float p[PLAIN_ALL] = {0};
+  onebit_outer_t outer = plain_make(comm, p, &descent->options);
+  uint64_t sent = onebit_comm_bytes_sent(comm);
+  for (size_t step = 1; outer && step <= STEPS; step++) {
+    plain_train_by(0.02f / (1 + (float)step / 40), p, PLAIN_ALL, rank);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    if (step % 10)
+      CHECK(onebit_comm_bytes_sent(comm) == sent, "step %zu sent something", step);
+    else
+      CHECK(size == 1 || onebit_comm_bytes_sent(comm) > sent, "step %zu sent nothing", step);
+    sent = onebit_comm_bytes_sent(comm);
+  }
+  double sum = 0;
+  plain_consensus(outer, p);
+  for (size_t i = 0; i < PLAIN_ALL; i++) {
+    double mean = 0;
+    for (int r = 0; r < size; r++)
+      mean += (double)plain_target(r, i) / size;
+    sum += ((double)p[i] - mean) * ((double)p[i] - mean);
+  }
+  descent->distance[rank] = sqrt(sum);
+  CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+  CHECK(info.exchanges == STEPS / 10 && info.steps == STEPS && !info.skipped && !info.in_flight,
+        "counts");
+  descent->checksum[rank] = info.checksum;
+  onebit_outer_destroy(outer);
+}
+
+static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_feedback, int size) {
+  struct descent descent = {.options = ONEBIT_OUTER_OPTIONS_INIT};
+  descent.options.local_steps = 10;
+  descent.options.rule = rule;
+  descent.options.bits = bits;
+  descent.options.block_size = 64;
+  descent.options.no_error_feedback = no_error_feedback;
+  on_ranks(size, descend, &descent);
+  for (int r = 1; r < size; r++)
+    cr_expect(descent.checksum[r] == descent.checksum[0] &&
+                  descent.distance[r] == descent.distance[0],
+              "rank %d differs", r);
+  return descent.distance[0];
+}
+
+Test(outer_bits, every_width_comes_to_the_optimum) {
+  static const int widths[] = {1, 2, 4, 8, ONEBIT_OUTER_DENSE};
+  const double control = distance_after(ONEBIT_OUTER_MEAN, 1, 1, 4);
+  for (size_t w = 0; w < 5; w++) {
+    const double distance = distance_after(ONEBIT_OUTER_MEAN, widths[w], 0, 4);
+    cr_log_info("%d bits: %g, control %g", widths[w], distance, control);
+    cr_expect_lt(distance, 0.2 * control, "%d bits: %g, control %g", widths[w], distance, control);
+  }
+  static const int sizes[] = {1, 2, 3, 8};
+  for (size_t s = 0; s < 4; s++)
+    cr_expect_lt(distance_after(ONEBIT_OUTER_MEAN, 1, 0, sizes[s]), 0.3 * control, "%d ranks",
+                 sizes[s]);
+}
+
+/* Of a rank alone all that it does not send stays in its parameters: an exchange changes nothing
+ * but its consensus. Of several, what they do not send is different from rank to rank. */
+static void stay(onebit_comm_t comm, void *context) {
+  const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
+  float p[PLAIN_ALL] = {0}, before[PLAIN_ALL], x[PLAIN_ALL];
+  double change = 0, left = 0;
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  options.local_steps = 1;
+  options.no_error_feedback = !feedback;
+  onebit_outer_t outer = plain_make(comm, p, &options);
+  for (int step = 0; step < 20; step++) {
+    plain_train(p, PLAIN_ALL, onebit_comm_rank(comm));
+    memcpy(before, p, sizeof p);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    plain_consensus(outer, x);
+    for (size_t i = 0; i < PLAIN_ALL; i++) {
+      change = fmax(change, fabs((double)p[i] - (double)before[i]));
+      left = fmax(left, fabs((double)p[i] - (double)x[i]));
+    }
+  }
+  CHECK(feedback ? left > 1e-2 : left == 0, "a difference of %g is left", left);
+  CHECK(alone && feedback ? change < 1e-5 : change > 1e-2, "a change of %g", change);
+  CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
+  plain_consensus(outer, x);
+  CHECK_BITS("the parameters", p, x, PLAIN_ALL, ONEBIT_FLOAT32);
+  onebit_outer_destroy(outer);
+}
+
+Test(outer_bits, what_is_not_sent_stays) {
+  for (int feedback = 0; feedback < 2; feedback++) {
+    bool with = feedback;
+    on_ranks(1, stay, &with);
+    on_ranks(3, stay, &with);
+  }
+}
+
+/* The default width of a rule with much momentum is one that it bears. */
+Test(outer_bits, default_bits_follow_the_rule) {
+  const double few = distance_after(ONEBIT_OUTER_NESTEROV, 1, 0, 4);
+  const double momentum = distance_after(ONEBIT_OUTER_MOMENTUM, 0, 0, 4);
+  const double nesterov = distance_after(ONEBIT_OUTER_NESTEROV, 0, 0, 4);
+  cr_log_info("momentum %g, Nesterov %g, with one bit %g", momentum, nesterov, few);
+  cr_expect_lt(momentum, distance_after(ONEBIT_OUTER_MEAN, 0, 0, 4), "momentum: %g", momentum);
+  cr_expect_lt(nesterov, 0.2 * few, "Nesterov: %g, with one bit %g", nesterov, few);
+}
+
+/* --- Bytes -------------------------------------------------------------------------------------*/
+
+enum { LARGE = 400000 };
+
+struct bytes {
+  uint64_t sent[MAX_RANKS];
+};
+
+static void count_bytes(onebit_comm_t comm, void *context) {
+  struct bytes *bytes = context;
+  const int rank = onebit_comm_rank(comm);
+  float *p = allocate(LARGE, sizeof *p);
+  onebit_tensor_t tensor = {.parameter = p, .count = LARGE};
+  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
+  onebit_outer_t outer;
+  options.local_steps = 1;
+  options.schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  if (CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK)) {
+    onebit_outer_info_t info = {.size = sizeof info};
+    plain_train(p, LARGE, rank);
+    const uint64_t before = onebit_comm_bytes_sent(comm);
+    CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+    bytes->sent[rank] = onebit_comm_bytes_sent(comm) - before;
+    CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+    CHECK(info.exchange_bytes == bytes->sent[rank], "%ju bytes were announced, %ju sent",
+          (uintmax_t)info.exchange_bytes, (uintmax_t)bytes->sent[rank]);
+    onebit_outer_destroy(outer);
+  }
+  free(p);
+}
+
+/* What is received in all is what is sent in all; the ranks' parts are the same but for a block. */
+Test(outer_bits, bytes_of_an_exchange) {
+  for (int size = 2; size <= MAX_RANKS; size *= 2) {
+    struct bytes bytes = {{0}};
+    double sum = 0;
+    on_ranks(size, count_bytes, &bytes);
+    for (int r = 0; r < size; r++)
+      sum += (double)bytes.sent[r] / size;
+    cr_log_info("%d ranks: %.0f bytes, %.4f of n / 4", size, sum, sum / (LARGE / 4));
+    cr_expect_leq(sum, 1.05 * LARGE / 4, "%d ranks: %.0f bytes", size, sum);
+  }
+}
