@@ -28,9 +28,7 @@ $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 $(FUZZERS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) -fsanitize=fuzzer $(LIBS)
-CHECKPOINTS := $(addprefix $(BUILD)/tests/fuzz/,parts outer_parts)
-$(CHECKPOINTS) $(SEEDS): $(BUILD)/tests/fuzz/optimizers.o
-$(CHECKPOINTS): $(BUILD)/tests/fuzz/parts_input.o
+$(BUILD)/tests/fuzz/parts $(SEEDS): $(BUILD)/tests/fuzz/optimizers.o
 $(BUILD)/tests/fuzz/rules: $(RULES)
 $(BUILD)/tests/fuzz/replay: $(REPLAYED)
 $(SEEDS): %: %.o $(STATIC)

@@ -4,30 +4,35 @@
 
 #include "onebit/onebit.h"
 
-enum { FUZZ_OPTIMIZERS = 8, FUZZ_OUTER_STEPS = 6, FUZZ_ELEMENTS = 137 };
-
-struct fuzz_optimizer {
-  onebit_optimizer_t optimizer;
-  float parameters[FUZZ_ELEMENTS], gradients[FUZZ_ELEMENTS];
+/* Kinds: optimizers, outer steps of each width, and those of a site but SparseLoCo's messages. */
+enum {
+  FUZZ_OPTIMIZERS = 8,
+  FUZZ_WIDTHS = 6,
+  FUZZ_KINDS = FUZZ_OPTIMIZERS + 2 * FUZZ_WIDTHS - 1,
+  FUZZ_ELEMENTS = 137
 };
 
-/* Number `kind` of them. Not to be moved: it points into itself. */
-onebit_status_t fuzz_optimizer_create(struct fuzz_optimizer *made, int kind, onebit_comm_t comm);
-
-/* So many steps with gradients of their own. */
-onebit_status_t fuzz_optimizer_train(struct fuzz_optimizer *made, int steps);
-
-struct fuzz_outer {
+struct fuzz_object {
+  onebit_optimizer_t optimizer; /* or */
   onebit_outer_t outer;
   onebit_dtype_t dtype;
   union {
     float floats[FUZZ_ELEMENTS];
     uint16_t halves[FUZZ_ELEMENTS];
   } parameters;
+  float gradients[FUZZ_ELEMENTS];
 };
 
-/* The same of outer steps, with local steps that add to all parameters. */
-onebit_status_t fuzz_outer_create(struct fuzz_outer *made, int kind, onebit_comm_t comm);
-onebit_status_t fuzz_outer_train(struct fuzz_outer *made, int steps);
+/* Number `kind` of them. Not to be moved: it points into itself. */
+void fuzz_object_create(struct fuzz_object *made, int kind, onebit_comm_t comm);
+void fuzz_object_destroy(struct fuzz_object *made);
+
+/* So many steps with gradients, or local steps, of their own. */
+onebit_status_t fuzz_object_train(struct fuzz_object *made, size_t steps);
+
+/* The caller frees it. */
+unsigned char *fuzz_object_save(const struct fuzz_object *made, size_t *bytes);
+onebit_status_t fuzz_object_load(struct fuzz_object *made, const void *const *parts,
+                                 const size_t *bytes, int count);
 
 #endif

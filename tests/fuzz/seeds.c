@@ -111,47 +111,30 @@ struct rank {
 
 static void *save_part(void *context) {
   struct rank *rank = context;
-  struct fuzz_optimizer made;
-  FUZZ_CHECK(fuzz_optimizer_create(&made, rank->kind, rank->comm) == ONEBIT_OK);
-  FUZZ_CHECK(fuzz_optimizer_train(&made, rank->steps) == ONEBIT_OK);
-  FUZZ_CHECK(onebit_optimizer_save(made.optimizer, NULL, 0, &rank->bytes) == ONEBIT_OK);
-  rank->part = fuzz_copy(NULL, 0, rank->bytes);
-  FUZZ_CHECK(onebit_optimizer_save(made.optimizer, rank->part, rank->bytes, &rank->bytes) ==
-             ONEBIT_OK);
-  onebit_optimizer_destroy(made.optimizer);
-  onebit_comm_destroy(rank->comm);
-  return NULL;
-}
-
-static void *save_outer_part(void *context) {
-  struct rank *rank = context;
-  struct fuzz_outer made;
-  FUZZ_CHECK(fuzz_outer_create(&made, rank->kind, rank->comm) == ONEBIT_OK);
-  FUZZ_CHECK(fuzz_outer_train(&made, rank->steps) == ONEBIT_OK);
-  FUZZ_CHECK(onebit_outer_save(made.outer, NULL, 0, &rank->bytes) == ONEBIT_OK);
-  rank->part = fuzz_copy(NULL, 0, rank->bytes);
-  FUZZ_CHECK(onebit_outer_save(made.outer, rank->part, rank->bytes, &rank->bytes) == ONEBIT_OK);
-  onebit_outer_destroy(made.outer);
+  struct fuzz_object made;
+  fuzz_object_create(&made, rank->kind, rank->comm);
+  FUZZ_CHECK(fuzz_object_train(&made, (size_t)rank->steps) == ONEBIT_OK);
+  rank->part = fuzz_object_save(&made, &rank->bytes);
+  fuzz_object_destroy(&made);
   onebit_comm_destroy(rank->comm);
   return NULL;
 }
 
 /* Of one rank or two, after so many steps. */
-static void write_parts(const char *fuzzer, void *(*save)(void *rank), int kind, int ranks,
-                        int steps) {
+static void write_parts(int kind, int ranks, int steps) {
   struct rank rank[2] = {{.kind = kind, .steps = steps}, {.kind = kind, .steps = steps}};
   onebit_comm_t comms[2];
   pthread_t thread[2];
   FUZZ_CHECK(onebit_comm_create_loopback(ranks, comms) == ONEBIT_OK);
   for (int k = 0; k < ranks; k++) {
     rank[k].comm = comms[k];
-    FUZZ_CHECK(pthread_create(&thread[k], NULL, save, &rank[k]) == 0);
+    FUZZ_CHECK(pthread_create(&thread[k], NULL, save_part, &rank[k]) == 0);
   }
   for (int k = 0; k < ranks; k++)
     pthread_join(thread[k], NULL);
   size_t first = ranks > 1 ? rank[0].bytes : 0;
   const uint8_t choices[4] = {(uint8_t)kind, 15, (uint8_t)first, (uint8_t)(first >> 8)};
-  FILE *file = seed(fuzzer, "kind-%d-%d-%d", kind, ranks, steps);
+  FILE *file = seed("parts", "kind-%d-%d-%d", kind, ranks, steps);
   fwrite(choices, 1, sizeof choices, file);
   for (int k = 0; k < ranks; k++) {
     fwrite(rank[k].part, 1, rank[k].bytes, file);
@@ -231,10 +214,10 @@ int main(int count, char **arguments) {
   write_sparse();
   write_proposals();
   for (int kind = 0; kind < FUZZ_OPTIMIZERS; kind++)
-    write_parts("parts", save_part, kind, 1 + kind % 2, kind < 3 ? 4 : 1);
-  for (int kind = 0; kind < FUZZ_OUTER_STEPS; kind++)
+    write_parts(kind, 1 + kind % 2, kind < 3 ? 4 : 1);
+  for (int kind = FUZZ_OPTIMIZERS; kind < FUZZ_KINDS; kind++)
     for (int steps = 4; steps <= 6; steps += 2)
-      write_parts("outer_parts", save_outer_part, kind, 1 + steps / 2 % 2, steps);
+      write_parts(kind, 1 + steps / 2 % 2, steps);
   for (int ranks = 1; ranks <= 2; ranks++)
     write_manifest(ranks);
   write_costs();
