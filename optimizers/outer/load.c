@@ -28,89 +28,7 @@ struct loading {
   bool dry;
 };
 
-static double double_of(uint64_t bits) {
-  double value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 /* --- Whether the parts fit ---------------------------------------------------------------------*/
-
-static onebit_status_t check_tensors(const struct ob_part *part, const struct onebit_outer *outer) {
-  const struct ob_part_header *header = &part->header;
-  if (header->tensors != outer->tensor_count)
-    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
-                         outer->tensor_count);
-  for (size_t t = 0; t < outer->tensor_count; t++)
-    if (part->tensors[t].count != outer->tensors[t].count)
-      return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
-                           outer->tensors[t].count, part->tensors[t].count);
-  if (header->elements != outer->count)
-    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %zu", header->elements,
-                         outer->count);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t check_part(const struct ob_part *part, const struct onebit_outer *outer) {
-  const struct ob_part_header *header = &part->header;
-  const bool momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
-  if (strncmp(header->kind, ob_outer_kind(outer), sizeof header->kind) != 0)
-    return ob_part_error(part, "of another kind: saved by %.16s, loaded by %s", header->kind,
-                         ob_outer_kind(outer));
-  OB_TRY(check_tensors(part, outer));
-  if (header->form != momentum)
-    return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
-                         header->form ? "" : "out", momentum ? "" : "out");
-  if (header->stage != (uint32_t)outer->options.weighted)
-    return ob_part_error(part, "saved with%s weights, loaded with%s them",
-                         header->stage ? "" : "out", outer->options.weighted ? "" : "out");
-  if (header->shards != outer->options.fragments)
-    return ob_part_error(part, "saved with %" PRIu32 " fragments, loaded with %zu", header->shards,
-                         outer->options.fragments);
-  if (header->numbers != ob_outer_number_count(outer))
-    return ob_part_error(part, "%" PRIu64 " numbers, an outer step of so many fragments has %zu",
-                         header->numbers, ob_outer_number_count(outer));
-  return ONEBIT_OK;
-}
-
-static bool is_weight(uint64_t bits) {
-  const double value = double_of(bits);
-  return value >= 0 && value <= 1e300;
-}
-
-static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t *numbers,
-                                      const struct ob_fragment *fragment) {
-  if (numbers[OB_FRAGMENT_COUNT] != fragment->count)
-    return ob_part_error(
-        part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
-        fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
-  const uint64_t state = numbers[OB_FRAGMENT_STATE];
-  const bool is_state = fragment->outer->sites ? state == OB_OUTER_IDLE || state == OB_OUTER_SENT
-                                               : state < OB_OUTER_SENT;
-  if (!is_state || numbers[OB_FRAGMENT_FINITE] > 1 ||
-      numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
-      !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
-      !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
-    return ob_part_error(part, "the numbers of fragment %zu are those of no state",
-                         fragment->number);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t check_numbers(const struct ob_part *part, const uint64_t *numbers,
-                                     const struct onebit_outer *outer, const uint64_t *first) {
-  const uint64_t rounds = numbers[OB_OUTER_LOCAL_STEPS];
-  if (rounds < (outer->sites ? 1 : outer->options.fragments) || rounds > UINT32_MAX ||
-      numbers[OB_OUTER_POSITION] >= rounds)
-    return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps",
-                         numbers[OB_OUTER_POSITION], rounds);
-  for (size_t f = 0; f < outer->options.fragments; f++) {
-    const size_t at = OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS;
-    OB_TRY(check_fragment(part, numbers + at, &outer->fragments[f]));
-    if (numbers[at + OB_FRAGMENT_STATE] != first[at + OB_FRAGMENT_STATE])
-      return ob_part_error(part, "fragment %zu is in another state than in part 0", f);
-  }
-  return ONEBIT_OK;
-}
 
 static onebit_status_t read_numbers(struct loading *loading, int k) {
   struct ob_part *part = &loading->parts.list[k];
@@ -122,7 +40,7 @@ static onebit_status_t read_numbers(struct loading *loading, int k) {
   OB_TRY(ob_part_verify(part, section));
   OB_TRY(ob_part_copy(part, section, 0, count, to));
   loading->numbers[k] = to;
-  return check_numbers(part, to, loading->outer, loading->numbers[0]);
+  return ob_outer_check_numbers(part, to, loading->outer, loading->numbers[0]);
 }
 
 static onebit_status_t allocate(struct loading *loading) {
@@ -167,7 +85,7 @@ static void choose_factors(struct loading *loading, const struct ob_fragment *fr
   const int count = loading->parts.count;
   double sum = 0;
   for (int k = 0; k < count; k++) {
-    loading->factors[k] = double_of(numbers_of(loading, k, fragment)[OB_FRAGMENT_WEIGHT]);
+    loading->factors[k] = ob_outer_double(numbers_of(loading, k, fragment)[OB_FRAGMENT_WEIGHT]);
     sum += loading->factors[k];
   }
   for (int k = 0; k < count; k++)
@@ -252,9 +170,9 @@ static double mean_of(const struct loading *loading, const struct ob_fragment *f
                       int number) {
   double sum = 0;
   if (loading->parts.own >= 0)
-    return double_of(numbers_of(loading, loading->parts.own, fragment)[number]);
+    return ob_outer_double(numbers_of(loading, loading->parts.own, fragment)[number]);
   for (int k = 0; k < loading->parts.count; k++)
-    sum += double_of(numbers_of(loading, k, fragment)[number]);
+    sum += ob_outer_double(numbers_of(loading, k, fragment)[number]);
   return sum / loading->parts.count;
 }
 
@@ -264,7 +182,7 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
   const bool skipped = numbers[OB_FRAGMENT_STATE] == OB_OUTER_SKIPPED;
   fragment->weight = mean_of(loading, fragment, OB_FRAGMENT_WEIGHT);
   fragment->sent_weight = mean_of(loading, fragment, OB_FRAGMENT_SENT_WEIGHT);
-  fragment->drift_squares = double_of(numbers[OB_FRAGMENT_SQUARES]);
+  fragment->drift_squares = ob_outer_double(numbers[OB_FRAGMENT_SQUARES]);
   fragment->stage = idle                            ? OB_FRAGMENT_IDLE
                     : loading->outer->sites != NULL ? OB_FRAGMENT_SENDING
                                                     : OB_FRAGMENT_ENDED;
@@ -347,7 +265,7 @@ static onebit_status_t look(struct loading *loading, onebit_status_t status,
   OB_TRY(ob_parts_together(&loading->parts));
   OB_TRY(cut_as_saved(loading));
   for (int k = 0; k < loading->parts.count; k++)
-    OB_TRY(check_part(&loading->parts.list[k], outer));
+    OB_TRY(ob_outer_check_part(&loading->parts.list[k], outer));
   OB_TRY(allocate(loading));
   for (int k = 0; k < loading->parts.count; k++)
     OB_TRY(read_numbers(loading, k));

@@ -5,6 +5,7 @@
  *               residuals are exported, and what was made on the old communicator is given back
  *   agree       the outer steps are of one kind; who has made most exchanges is the source
  *   align       who differs gets consensus and outer momentum of the source, fragment by fragment
+ *               (move_align.c)
  *   attach      fragments are made on the new communicator, residuals imported
  *
  * Between detach and attach the outer step is detached: what fails leaves it so, and the next call
@@ -20,34 +21,19 @@
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
-#include "collectives/watch.h"
-#include "optimizers/outer/sites.h"
+#include "optimizers/outer/move.h"
 #include "optimizers/outer/state.h"
 
-enum { WORKER, SERVER, MESSAGE = 1 << 20 }; /* MESSAGE: floats at a time */
-
-struct moving {
-  struct onebit_outer *outer;
-  onebit_comm_t comm;
-  struct ob_batch *batch;
-  float *message;  /* MESSAGE of them */
-  uint64_t *noted; /* of each rank, in the latest agreement */
-  int source, holders;
-  bool holder;
-};
+enum { WORKER, SERVER };
 
 /* --- Detached ----------------------------------------------------------------------------------*/
-
-static onebit_status_t no_memory(void) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
-}
 
 static onebit_status_t hold(struct ob_fragment *fragment) {
   for (int k = 0; k < 2; k++)
     if (!fragment->held[k])
       fragment->held[k] = ob_allocate(fragment->count, sizeof(float));
   if (!fragment->held[WORKER] || !fragment->held[SERVER])
-    return no_memory();
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
   OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->held[WORKER]));
   return ob_outer_export_residual(fragment, OB_SAVED_SERVER, fragment->held[SERVER]);
 }
@@ -82,148 +68,6 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-/* --- Who has what ------------------------------------------------------------------------------*/
-
-/* Collective: everyone's number. */
-static onebit_status_t learn(struct moving *moving, onebit_status_t status, uint64_t number) {
-  OB_TRY(ob_agree_noting(moving->comm, status, NULL, 0, number));
-  for (int rank = 0; rank < moving->comm->size; rank++)
-    moving->noted[rank] = ob_agree_note(moving->comm, rank);
-  return ONEBIT_OK;
-}
-
-/* A rank of the same run is behind by no more than the fragments whose exchange was cut short. */
-static void choose_source(struct moving *moving) {
-  const uint64_t slack = moving->outer->options.fragments;
-  uint64_t max = 0;
-  for (int rank = 0; rank < moving->comm->size; rank++)
-    if (moving->noted[rank] > max) {
-      max = moving->noted[rank];
-      moving->source = rank;
-    }
-  for (int rank = 0; rank < moving->comm->size; rank++) {
-    const uint64_t made = moving->noted[rank];
-    const bool holder = made + slack >= max && (made > 0 || max == 0);
-    moving->holders += holder;
-    if (rank == moving->comm->rank)
-      moving->holder = holder;
-  }
-}
-
-/* --- The source's ------------------------------------------------------------------------------*/
-
-static onebit_status_t exchange(struct moving *moving) {
-  struct ob_batch *batch = moving->batch;
-  if (batch->sends + batch->receives == 0)
-    return ONEBIT_OK;
-  OB_TRY(ob_comm_check(moving->comm));
-  OB_TRY(ob_comm_begin(batch, ob_comm_tag(moving->comm)));
-  OB_TRY(ob_watch_batch(batch, "onebit_outer_move"));
-  batch->sends = batch->receives = 0;
-  return ONEBIT_OK;
-}
-
-/* From the source to all whose number differs from its own. */
-static onebit_status_t pass_on(struct moving *moving, float *values, size_t count) {
-  const int me = moving->comm->rank, source = moving->source;
-  const bool behind = moving->noted[me] != moving->noted[source];
-  for (size_t some; count; values += some, count -= some) {
-    struct ob_batch *batch = moving->batch;
-    some = count < MESSAGE ? count : MESSAGE;
-    const size_t bytes = some * sizeof *values;
-    memcpy(moving->message, values, bytes);
-    for (int rank = 0; rank < moving->comm->size; rank++) {
-      if (moving->noted[rank] == moving->noted[source])
-        continue;
-      if (me == source)
-        batch->send[batch->sends++] = (struct ob_endpoint){moving->message, bytes, rank};
-      if (me == rank)
-        batch->receive[batch->receives++] = (struct ob_endpoint){moving->message, bytes, source};
-    }
-    OB_TRY(exchange(moving));
-    if (behind)
-      memcpy(values, moving->message, bytes);
-  }
-  return ONEBIT_OK;
-}
-
-static uint64_t fingerprint(const struct ob_fragment *fragment) {
-  const struct ob_codec *codec = fragment->outer->codec;
-  const uint64_t x = ob_fragment_checksum(fragment);
-  return fragment->momentum ? x << 32 | codec->checksum(fragment->momentum, fragment->count) : x;
-}
-
-/* A rank that was behind begins at the consensus: what it has done since was in the exchange that
- * it did not see the end of. */
-static onebit_status_t align_fragment(struct moving *moving, struct ob_fragment *fragment) {
-  OB_TRY(learn(moving, ONEBIT_OK, fingerprint(fragment)));
-  const uint64_t wanted = moving->noted[moving->source];
-  const bool behind = moving->noted[moving->comm->rank] != wanted;
-  onebit_status_t status = pass_on(moving, fragment->consensus, fragment->count);
-  if (status == ONEBIT_OK && fragment->momentum)
-    status = pass_on(moving, fragment->momentum, fragment->count);
-  if (status != ONEBIT_OK) {
-    ob_comm_give_up(moving->comm, onebit_last_error());
-    return status;
-  }
-  if (fingerprint(fragment) != wanted)
-    status = ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: fragment %zu is not what it has",
-                      moving->source, fragment->number);
-  if (!behind || status != ONEBIT_OK)
-    return ob_agree(moving->comm, status, NULL, 0);
-  fragment->keeps = false;
-  fragment->stage = OB_FRAGMENT_IDLE;
-  ob_fragment_set(fragment, 1);
-  fragment->weight = 0;
-  for (int k = 0; k < 2; k++)
-    memset(fragment->held[k], 0, fragment->count * sizeof(float));
-  return ob_agree(moving->comm, ONEBIT_OK, NULL, 0);
-}
-
-static size_t next_fragment(const struct onebit_outer *outer) {
-  size_t next = 0;
-  while (outer->fragments[next].begin_step <= outer->position % outer->options.local_steps)
-    next++;
-  return next;
-}
-
-/* Counts, and which fragment is next. */
-static onebit_status_t align_counts(struct moving *moving) {
-  struct onebit_outer *outer = moving->outer;
-  uint64_t *counts[] = {&outer->started, &outer->exchanges, &outer->skipped, &outer->steps};
-  OB_TRY(learn(moving, ONEBIT_OK, next_fragment(outer)));
-  const size_t next = (size_t)moving->noted[moving->source];
-  OB_TRY(learn(moving, ONEBIT_OK, outer->options.local_steps));
-  const size_t round = (size_t)moving->noted[moving->source];
-  OB_TRY(learn(moving, ONEBIT_OK, outer->position % outer->options.local_steps));
-  const size_t position = (size_t)moving->noted[moving->source];
-  if (!outer->options.weighted || !moving->holder || next_fragment(outer) != next)
-    outer->position = ob_outer_position(outer, position, round);
-  for (size_t k = 0; k < 4; k++) {
-    OB_TRY(learn(moving, ONEBIT_OK, *counts[k]));
-    if (counts[k] != &outer->steps || !outer->options.weighted || !moving->holder)
-      *counts[k] = moving->noted[moving->source];
-  }
-  return ONEBIT_OK;
-}
-
-static onebit_status_t align(struct moving *moving) {
-  struct onebit_outer *outer = moving->outer;
-  const size_t others = (size_t)moving->comm->size - 1;
-  moving->noted = ob_allocate(others + 1, sizeof *moving->noted);
-  moving->message = ob_allocate(outer->count < MESSAGE ? outer->count : MESSAGE, sizeof(float));
-  onebit_status_t status = moving->noted && moving->message ? ONEBIT_OK : no_memory();
-  if (status == ONEBIT_OK)
-    status = moving->comm->transport->batch_create(moving->comm, others, &moving->batch);
-  if (status == ONEBIT_OK)
-    status = ob_outer_to_host(outer);
-  OB_TRY(learn(moving, status, outer->exchanges));
-  choose_source(moving);
-  for (size_t f = 0; f < outer->options.fragments; f++)
-    OB_TRY(align_fragment(moving, &outer->fragments[f]));
-  return align_counts(moving);
-}
-
 /* --- Attached ----------------------------------------------------------------------------------*/
 
 /* Takes the elements of the runs out of an array, into another one run after run. */
@@ -238,7 +82,7 @@ static void extract_runs(float *from, const struct ob_outer_run *runs, size_t co
  * sends, times the ranks, since it was held back of their mean. Where ranks have come who hold
  * nothing back, the others' counts for more: so the mean stays. In the place of the server's is
  * then by how much what it sends has grown. */
-static void join_held(const struct moving *moving, struct ob_fragment *fragment) {
+static void join_held(const struct ob_moving *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->comm->size;
   const float factor = ranks / (float)moving->holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
@@ -251,7 +95,7 @@ static void join_held(const struct moving *moving, struct ob_fragment *fragment)
 }
 
 /* The drift is scratch: nothing is in flight. */
-static onebit_status_t import_held(const struct moving *moving, struct ob_fragment *fragment) {
+static onebit_status_t import_held(const struct ob_moving *moving, struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
   struct ob_outer_run *runs = fragment->outer->runs;
   size_t count = exchange->runs(fragment, OB_SAVED_SERVER, runs);
@@ -279,19 +123,19 @@ static void follow_growth(struct ob_fragment *fragment) {
 }
 
 /* What rank 0 of the site has come to. */
-static onebit_status_t copy_rank_0(struct moving *inside, struct ob_fragment *fragment) {
+static onebit_status_t copy_rank_0(struct ob_moving *inside, struct ob_fragment *fragment) {
   float *const arrays[] = {fragment->drift, fragment->held[SERVER]};
   const struct ob_codec *codec = fragment->outer->codec;
   for (int k = 0; k < 2; k++) {
-    OB_TRY(learn(inside, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
-    OB_TRY(pass_on(inside, arrays[k], fragment->count));
+    OB_TRY(ob_moving_learn(inside, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
+    OB_TRY(ob_moving_pass_on(inside, arrays[k], fragment->count));
   }
   return ONEBIT_OK;
 }
 
 /* `inside`: the site, where there are sites; then the moving's communicator is NULL but on rank 0
  * of it. */
-static onebit_status_t import_all(const struct moving *moving, struct moving *inside) {
+static onebit_status_t import_all(const struct ob_moving *moving, struct ob_moving *inside) {
   struct onebit_outer *outer = moving->outer;
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
@@ -314,7 +158,7 @@ static onebit_status_t build(struct onebit_outer *outer) {
   return status;
 }
 
-static onebit_status_t attach(struct moving *moving) {
+static onebit_status_t attach(struct ob_moving *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_comm_t before = outer->comm;
   outer->comm = ob_comm_keep(moving->comm);
@@ -331,7 +175,7 @@ static onebit_status_t attach(struct moving *moving) {
 
 /* Groups of which some site had sent drifts that were in no round that it applied: they are sent
  * again, by all, since a server waits for all. */
-static onebit_status_t resume(struct moving *moving, struct moving *inside) {
+static onebit_status_t resume(struct ob_moving *moving, struct ob_moving *inside) {
   struct onebit_outer *outer = moving->outer;
   bool skipped = false;
   for (size_t g = 0; g < outer->groups; g++) {
@@ -340,11 +184,11 @@ static onebit_status_t resume(struct moving *moving, struct moving *inside) {
     for (int s = 0; s < outer->sites->count; s++)
       sent |= ob_shard_of(group, s)->fragment->stage == OB_FRAGMENT_SENDING;
     if (moving->comm) {
-      OB_TRY(learn(moving, ONEBIT_OK, sent));
+      OB_TRY(ob_moving_learn(moving, ONEBIT_OK, sent));
       for (int s = 0; s < outer->sites->count; s++)
         sent |= moving->noted[s];
     }
-    OB_TRY(learn(inside, ONEBIT_OK, sent));
+    OB_TRY(ob_moving_learn(inside, ONEBIT_OK, sent));
     if (inside->noted[0])
       ob_sites_begin(group, 0, &skipped);
   }
@@ -352,12 +196,12 @@ static onebit_status_t resume(struct moving *moving, struct moving *inside) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t attach_site(struct moving *moving, struct moving *inside) {
+static onebit_status_t attach_site(struct ob_moving *moving, struct ob_moving *inside) {
   struct onebit_outer *outer = moving->outer;
-  onebit_status_t status = moving->comm ? align(moving) : ONEBIT_OK;
+  onebit_status_t status = moving->comm ? ob_moving_align(moving) : ONEBIT_OK;
   status = ob_agree(outer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
-    status = align(inside);
+    status = ob_moving_align(inside);
   OB_TRY(ob_sites_agree(outer->comm, moving->comm, status, NULL, 0));
   OB_TRY(ob_outer_build(outer));
   status = import_all(moving, inside);
@@ -366,7 +210,7 @@ static onebit_status_t attach_site(struct moving *moving, struct moving *inside)
   return resume(moving, inside);
 }
 
-static void close(struct moving *moving) {
+static void close(struct ob_moving *moving) {
   if (moving->batch && !moving->comm->transport->batch_destroy(moving->batch))
     ob_memory_keep(moving->message);
   else
@@ -374,19 +218,19 @@ static void close(struct moving *moving) {
   ob_release(moving->noted);
 }
 
-static onebit_status_t run(struct moving *moving) {
+static onebit_status_t run(struct ob_moving *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = ob_outer_detach(outer);
   if (outer->sites)
     status = ob_sites_regroup(outer, moving->comm, status);
   OB_TRY(ob_outer_agree(outer, moving->comm, status));
   if (outer->sites) {
-    struct moving inside = {.outer = outer, .comm = outer->comm};
+    struct ob_moving inside = {.outer = outer, .comm = outer->comm};
     status = attach_site(moving, &inside);
     close(&inside);
     return status;
   }
-  status = align(moving);
+  status = ob_moving_align(moving);
   const onebit_status_t sent = ob_outer_from_host(outer, true);
   OB_TRY(status);
   OB_TRY(ob_agree(moving->comm, sent, NULL, 0));
@@ -394,7 +238,7 @@ static onebit_status_t run(struct moving *moving) {
 }
 
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) {
-  struct moving moving = {.outer = outer, .comm = comm ? ob_comm_keep(comm) : NULL};
+  struct ob_moving moving = {.outer = outer, .comm = comm ? ob_comm_keep(comm) : NULL};
   if (outer->latest)
     ob_comm_drop(outer->latest);
   outer->latest = comm;

@@ -2,7 +2,8 @@
  * The outer step, inside:
  *
  *   options.c     options and their defaults
- *   outer.c       made, ended, asked
+ *   outer.c       made, and ended
+ *   info.c        asked
  *   fragments.c   which elements are exchanged together, and their memory
  *   element.h     the arithmetic of an element, for the host and for devices
  *   update.c      the passes over a fragment, on the host (struct ob_outer_executor)
@@ -12,7 +13,9 @@
  *   step.c        when an exchange begins, and when it is applied
  *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
  *   load.c        and from the parts of all ranks
+ *   load_check.c  whether a part fits
  *   move.c        onto another communicator
+ *   move_align.c  the latest consensus for all ranks of it
  *   recut.c       into other fragments
  *   sites.h       or all that is different among sites
  */

@@ -1,7 +1,8 @@
 /*
  * The outer step among sites (onebit/outer.h, onebit_outer_create_sites), inside:
  *
- *   sites.c           made, ended, asked
+ *   sites.c           made, and ended
+ *   sites_info.c      asked
  *   sites_message.c   a shard, and what a message of it has
  *   sites_round.c     the arithmetic of drifts and rounds
  *   sites_serve.c     the shards that this site serves: their rounds, and what others get of them
@@ -159,9 +160,11 @@ struct ob_sites {
 
 _Static_assert(sizeof(struct ob_site_header) == 64, "docs/wire-format.md");
 
-/* --- sites.c */
+/* --- sites_info.c */
 
 extern const struct ob_outer_exchange ob_outer_sites;
+
+/* --- sites.c */
 
 /* Collective over the site: outer->sites, with which site this is and how many there are. `outer`
  * may be NULL where `status` is not ONEBIT_OK. */
@@ -180,6 +183,7 @@ void ob_sites_detach(struct onebit_outer *outer);
 onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t between,
                                  onebit_status_t status);
 void ob_sites_destroy(struct onebit_outer *outer);
+void ob_sites_destroy_shard(struct ob_fragment *fragment);
 
 static inline struct ob_shard *ob_shard_of(const struct ob_site_group *group, int site) {
   return group->sites->outer->fragments[group->first + (size_t)site].state;

@@ -6,6 +6,8 @@
 #ifndef OB_OPTIMIZERS_OUTER_STATE_H
 #define OB_OPTIMIZERS_OUTER_STATE_H
 
+#include <string.h>
+
 #include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/outer/outer.h"
 
@@ -34,6 +36,17 @@ enum {
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
 size_t ob_outer_number_count(const struct onebit_outer *outer);
+
+/* Whether a part fits this outer step; and its numbers, beside those of the first part. */
+onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct onebit_outer *outer);
+onebit_status_t ob_outer_check_numbers(const struct ob_part *part, const uint64_t *numbers,
+                                       const struct onebit_outer *outer, const uint64_t *first);
+
+static inline double ob_outer_double(uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
 
 /* Ends what is in flight, and applies nothing. Collective. Fails where an exchange has: but not
  * where all ranks skip it. */

@@ -1,0 +1,82 @@
+/* Whether a part of a checkpoint fits an outer step. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "optimizers/outer/state.h"
+
+static onebit_status_t check_tensors(const struct ob_part *part, const struct onebit_outer *outer) {
+  const struct ob_part_header *header = &part->header;
+  if (header->tensors != outer->tensor_count)
+    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
+                         outer->tensor_count);
+  for (size_t t = 0; t < outer->tensor_count; t++)
+    if (part->tensors[t].count != outer->tensors[t].count)
+      return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
+                           outer->tensors[t].count, part->tensors[t].count);
+  if (header->elements != outer->count)
+    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %zu", header->elements,
+                         outer->count);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct onebit_outer *outer) {
+  const struct ob_part_header *header = &part->header;
+  const bool momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
+  if (strncmp(header->kind, ob_outer_kind(outer), sizeof header->kind) != 0)
+    return ob_part_error(part, "of another kind: saved by %.16s, loaded by %s", header->kind,
+                         ob_outer_kind(outer));
+  OB_TRY(check_tensors(part, outer));
+  if (header->form != momentum)
+    return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
+                         header->form ? "" : "out", momentum ? "" : "out");
+  if (header->stage != (uint32_t)outer->options.weighted)
+    return ob_part_error(part, "saved with%s weights, loaded with%s them",
+                         header->stage ? "" : "out", outer->options.weighted ? "" : "out");
+  if (header->shards != outer->options.fragments)
+    return ob_part_error(part, "saved with %" PRIu32 " fragments, loaded with %zu", header->shards,
+                         outer->options.fragments);
+  if (header->numbers != ob_outer_number_count(outer))
+    return ob_part_error(part, "%" PRIu64 " numbers, an outer step of so many fragments has %zu",
+                         header->numbers, ob_outer_number_count(outer));
+  return ONEBIT_OK;
+}
+
+static bool is_weight(uint64_t bits) {
+  const double value = ob_outer_double(bits);
+  return value >= 0 && value <= 1e300;
+}
+
+static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t *numbers,
+                                      const struct ob_fragment *fragment) {
+  if (numbers[OB_FRAGMENT_COUNT] != fragment->count)
+    return ob_part_error(
+        part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
+        fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
+  const uint64_t state = numbers[OB_FRAGMENT_STATE];
+  const bool is_state = fragment->outer->sites ? state == OB_OUTER_IDLE || state == OB_OUTER_SENT
+                                               : state < OB_OUTER_SENT;
+  if (!is_state || numbers[OB_FRAGMENT_FINITE] > 1 ||
+      numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
+      !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
+      !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
+    return ob_part_error(part, "the numbers of fragment %zu are those of no state",
+                         fragment->number);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_outer_check_numbers(const struct ob_part *part, const uint64_t *numbers,
+                                       const struct onebit_outer *outer, const uint64_t *first) {
+  const uint64_t rounds = numbers[OB_OUTER_LOCAL_STEPS];
+  if (rounds < (outer->sites ? 1 : outer->options.fragments) || rounds > UINT32_MAX ||
+      numbers[OB_OUTER_POSITION] >= rounds)
+    return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps",
+                         numbers[OB_OUTER_POSITION], rounds);
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    const size_t at = OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS;
+    OB_TRY(check_fragment(part, numbers + at, &outer->fragments[f]));
+    if (numbers[at + OB_FRAGMENT_STATE] != first[at + OB_FRAGMENT_STATE])
+      return ob_part_error(part, "fragment %zu is in another state than in part 0", f);
+  }
+  return ONEBIT_OK;
+}
