@@ -42,6 +42,9 @@ static const option_t training[] = {
     {"step-seconds", OPTION_REAL, AT(step_seconds), 0, 1000, NULL, 0,
      "what computing a gradient takes at least: a rank sleeps for the rest, as if another device "
      "computed; default 0"},
+    {"link", OPTION_REAL, AT(link), 0, 1e6, NULL, 0,
+     "Mbit/s of a link that is modelled: after an exchange a rank sleeps as long as the bytes that "
+     "it has sent take on it; default 0: none"},
     {"ranks", OPTION_COUNT, AT(ranks), 1, 1024, NULL, 0,
      "ranks as threads of this process, instead of MPI's processes"},
 };

@@ -36,6 +36,7 @@ typedef struct train_options {
   size_t batch;       /* samples of a rank in a micro-batch */
   size_t accumulate;  /* micro-batches in a step */
   float step_seconds; /* of computing, at least */
+  float link;         /* Mbit/s of a modelled link; 0: none */
 
   float learning_rate; /* its highest value */
   size_t rise;         /* steps until then */

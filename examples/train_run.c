@@ -75,6 +75,11 @@ static void sleep_until(double end) {
     nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
 }
 
+/* Seconds that the bytes of an exchange take on a link that is modelled. */
+static double link_seconds(const train_options_t *options, uint64_t bytes) {
+  return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
+}
+
 /* The optimizer's time includes waiting for a slower rank. */
 static int take_step(training_t *training, size_t step, tally_t *tally) {
   train_optimizer_t *optimizer = &training->optimizer;
@@ -88,9 +93,11 @@ static int take_step(training_t *training, size_t step, tally_t *tally) {
   sleep_until(start + (double)training->options->step_seconds);
   const double middle = now();
   status = train_optimizer_step(optimizer, rate);
+  const uint64_t bytes = train_optimizer_sent(optimizer) - sent;
+  sleep_until(now() + link_seconds(training->options, bytes));
   const double end = now();
   *tally = (tally_t){.steps = 1,
-                     .bytes = train_optimizer_sent(optimizer) - sent,
+                     .bytes = bytes,
                      .loss = loss,
                      .seconds = end - start,
                      .optimizer_seconds = end - middle};
