@@ -130,9 +130,8 @@ static struct tune_update compressed(const struct tune_card *card, const struct 
 }
 
 /* As often as the policy has it: steps in bits, and dense ones; between them a local step. */
-static struct tune_update zero_one(const struct tune_card *card, const struct shape *shape,
-                                   double steps) {
-  const struct tune_policy policy = tune_policy(steps);
+static struct tune_update mixed(const struct tune_card *card, const struct shape *shape,
+                                struct tune_policy policy) {
   const struct tune_update bits = compressed(card, shape, TUNE_ZERO_ONE),
                            full = dense(card, shape, 4);
   const double none = 1 - policy.one_bit - policy.dense;
@@ -152,8 +151,8 @@ struct tune_update tune_card_update(const struct tune_card *card,
   const struct shape shape = shape_of(training);
   if (method == TUNE_DENSE || method == TUNE_HALF)
     return dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
-  if (method == TUNE_ZERO_ONE)
-    return zero_one(card, &shape, training->steps);
+  if (method == TUNE_ADAM || method == TUNE_ZERO_ONE)
+    return mixed(card, &shape, tune_policy(training, method));
   return compressed(card, &shape, method);
 }
 

@@ -28,9 +28,10 @@ static const struct tool_option rows[] = {
              "prints the settings\nthat help."},
     {"doctor", 0, TOOL_FLAG, AT(doctor), .help = "find what is wrong with the network"},
     {.kind = TOOL_HEADING,
-     .help = "With --predict, measures nothing and needs no MPI: says what a step of training "
-             "takes with\ndense exchange, with one bit and with 0/1 Adam, and where compression "
-             "stops to pay."},
+     .help =
+         "With --predict, measures nothing and needs no MPI: says what a step of training "
+         "takes in\nthe mean of a run: dense, with Efficient-Adam, 1-bit Adam and 0/1 Adam, and "
+         "on which links that pays."},
     {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
     {"parameters", 0, TOOL_REAL, AT(parameters), "N", "of the model: 340M, 1.5G", .low = 1,
      .high = 1e14},
@@ -50,6 +51,8 @@ static const struct tool_option rows[] = {
      "of the whole run, for 0/1 Adam's intervals; default 100000", .low = 1, .high = 1e12},
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
      .help = "the tuning file, of whatever machine; 'none': the defaults"},
+    {"warm-up", 0, TOOL_REAL, AT(warm_up), "SHARE",
+     "of the steps, before 1-bit Adam compresses; default 0.15", .high = 1},
     {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
     {.kind = TOOL_HEADING,
      .help = "With --predict --whole-run, says what the whole run of --steps takes over a slow "
@@ -65,8 +68,6 @@ static const struct tool_option rows[] = {
      .low = 1, .high = 1e6},
     {"delay", 0, TOOL_INTEGER, AT(delay), "N",
      "steps until a fragment is applied; default: 0 and H/F", .high = 1e6},
-    {"warm-up", 0, TOOL_REAL, AT(warm_up), "SHARE",
-     "of the steps, before 1-bit Adam compresses; default 0.15", .high = 1},
     {.kind = TOOL_HEADING,
      .help =
          "With --predict --device cuda, ranks are GPUs that talk over NCCL, beside ncclAllReduce: "
@@ -103,14 +104,13 @@ static bool has_card(const struct tune_options *options) {
 
 static bool has_outer(const struct tune_options *options) {
   return options->local_steps > 0 || options->bits >= 0 || options->fragments > 0 ||
-         options->delay >= 0 || !isnan(options->warm_up);
+         options->delay >= 0;
 }
 
 /* What is wrong with options of the whole run; NULL: nothing. */
 static const char *check_whole(const struct tune_options *options) {
   if (!options->whole)
-    return has_outer(options) ? "--local-steps, --bits, --fragments, --delay and --warm-up are "
-                                "for --whole-run"
+    return has_outer(options) ? "--local-steps, --bits, --fragments and --delay are for --whole-run"
                               : NULL;
   return options->device == TUNE_CUDA ? "--whole-run is not for --device cuda" : NULL;
 }
@@ -120,7 +120,7 @@ static const char *check(const struct tune_options *options) {
   bool measures = options->output || options->dry_run || options->quick;
   bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
               options->bandwidth > 0 || options->json || options->device || has_card(options) ||
-              options->whole;
+              options->whole || !isnan(options->warm_up);
   if (options->doctor && (options->predict || measures || asks))
     return "--doctor takes no other option";
   if (!options->predict)
@@ -154,13 +154,14 @@ static int run(const struct tune_options *options) {
 }
 #endif
 
-/* Of an H200, what the command line does not say. */
-static void fill_in_card(struct tune_options *options) {
+/* What the command line does not say; of a card an H200's. */
+static void fill_in(struct tune_options *options) {
   const struct tune_card *card = &tune_card_default;
   options->copy = options->copy > 0 ? options->copy : card->copy;
   options->inside = options->inside > 0 ? options->inside : card->inside;
   options->launch = options->launch >= 0 ? options->launch : card->launch;
   options->group = options->group >= 0 ? options->group : card->group;
+  options->warm_up = isnan(options->warm_up) ? TUNE_WARM_UP : options->warm_up;
 }
 
 int main(int argc, char **argv) {
@@ -178,6 +179,6 @@ int main(int argc, char **argv) {
     return tool_answer(&tool, asked, error);
   if (check(&options))
     return tool_answer(&tool, TOOL_WRONG, check(&options));
-  fill_in_card(&options);
+  fill_in(&options);
   return options.predict ? tune_predict(&options) : run(&options);
 }

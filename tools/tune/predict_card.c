@@ -10,9 +10,6 @@
 static const double usual_links[] = {1.25e9, 3.125e9, 12.5e9};
 #define USUAL_LINKS (sizeof usual_links / sizeof usual_links[0])
 
-/* Where the better compressed step saves less than this, it is not worth what bits round. */
-#define WORTH 1.05
-
 struct network {
   struct tune_card card;
   struct tune_training training;
@@ -27,6 +24,7 @@ static size_t networks_of(const struct tune_options *options, struct network *ne
                           .training = {.parameters = options->parameters,
                                        .compute = options->compute,
                                        .steps = options->steps,
+                                       .warm_up = options->warm_up,
                                        .hosts = options->hosts,
                                        .ranks_per_host = options->ranks_per_host}};
   size_t count = 0;
@@ -56,14 +54,17 @@ static void print_assumptions(const struct network *network) {
          "# In a host %.3g GB/s from each GPU to the others, each way; between hosts %s more a "
          "group.\n",
          1e-12 * card->copy, launch, group, 1e-9 * card->inside, latency);
-  printf("# Dense: ncclAllReduce at the rate of its links, between hosts 2(H-1)/H of the buffer "
-         "and no more,\n#   and a fused Adam; float16: gradients are.\n"
-         "# One bit: the compressed stage of 1-bit Adam, chunks that overlap as plans over NCCL "
-         "cut them.\n"
-         "# 0/1 Adam: mean of %.0f steps, local ones too. All count the update of the parameters.\n"
-         "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.0f "
-         "buckets.\n",
-         network->training.steps, 100 * TUNE_HIDING, 1 / TUNE_EXPOSED);
+  printf(
+      "# Dense: ncclAllReduce at the rate of its links, between hosts 2(H-1)/H of the buffer "
+      "and no more,\n#   and a fused Adam; float16: gradients are.\n"
+      "# One bit: the kernels of 1-bit Adam, chunks that overlap as plans over NCCL cut them; "
+      "in all steps.\n"
+      "# 1-bit Adam: after %.3g %% dense ones. 0/1 Adam: mean of %.0f steps, local ones too. All "
+      "count the update.\n"
+      "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.0f "
+      "buckets.\n",
+      100 * network->training.warm_up, network->training.steps, 100 * TUNE_HIDING,
+      1 / TUNE_EXPOSED);
 }
 
 static double best_step(const struct network *network, enum tune_method first,
@@ -85,7 +86,7 @@ static double worth_below(struct network network) {
   double low = 1e4, high = 1e13;
   for (int k = 0; k < 60; k++) { /* as tune_break_even */
     network.card.link = sqrt(low * high);
-    *(gain(&network, true) >= WORTH ? &low : &high) = network.card.link;
+    *(gain(&network, true) >= TUNE_WORTH ? &low : &high) = network.card.link;
   }
   return low > 1.01e4 ? low : 0;
 }
@@ -94,14 +95,15 @@ static void print_verdict(const struct network *network) {
   double apart = gain(network, false), overlapped = gain(network, true);
   char rate[24];
   printf("# Compression %s: %.2fx the steps of the better dense method, overlapped %.2fx.\n",
-         overlapped >= WORTH ? "pays"
-         : apart >= WORTH    ? "pays only where nothing overlaps with the computation"
-                             : "does not pay here",
+         overlapped >= TUNE_WORTH ? "pays"
+         : apart >= TUNE_WORTH    ? "pays only where nothing overlaps with the computation"
+                                  : "does not pay here",
          apart, overlapped);
   if (network->training.hosts == 1)
     return;
   tune_rate_text(worth_below(*network), rate);
-  printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (WORTH - 1), rate);
+  printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (TUNE_WORTH - 1),
+         rate);
 }
 
 static void print_network(const struct network *network) {

@@ -10,9 +10,6 @@
 /* Links where none is given, in bits a second. */
 static const double usual_links[] = {1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10};
 
-/* The published recipe of 1-bit Adam for BERT-Large: 23 k of 152 k steps (arXiv 2102.02888). */
-#define WARM_UP 0.15
-
 const char *const tune_width_names[] = {"1", "2", "4", "8", "float32", "sparse", NULL};
 static const int widths[] = {1, 2, 4, 8, TUNE_FLOAT32, TUNE_SPARSE};
 
@@ -177,9 +174,9 @@ int tune_predict_whole(const struct tune_options *options) {
                                      .bits = options->bits >= 0 ? widths[options->bits] : -1,
                                      .fragments = options->fragments,
                                      .delay = options->delay,
-                                     .warm_up =
-                                         isnan(options->warm_up) ? WARM_UP : options->warm_up};
-  tune_load_costs(options, &costs);
+                                     .warm_up = options->warm_up};
+  if (!tune_load_costs(options, &costs))
+    return TUNE_FAILED;
   if (!fill_ways(&wanted, &ways))
     return TUNE_USAGE;
   if (options->json) {

@@ -5,10 +5,16 @@
 
 #include "optimizers/methods/zero_one_schedule.h"
 
-const char *const tune_method_names[TUNE_METHODS] = {"dense float32", "dense float16", "1-bit flat",
-                                                     "1-bit hierarchical", "0/1 Adam"};
+const char *const tune_method_names[TUNE_METHODS] = {"dense float32",  "dense float16",
+                                                     "Efficient-Adam", "same, hierarchical",
+                                                     "1-bit Adam",     "0/1 Adam"};
 
-struct tune_policy tune_policy(double steps) {
+struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method) {
+  const double steps = training->steps, warm_up = training->warm_up;
+  if (method == TUNE_ADAM)
+    return (struct tune_policy){1 - warm_up, warm_up};
+  if (method != TUNE_ZERO_ONE)
+    return method <= TUNE_HALF ? (struct tune_policy){0, 1} : (struct tune_policy){1, 0};
   const struct ob_zero_one_schedule schedule =
       ob_zero_one_resolve(&(struct ob_zero_one_schedule){.variance_freeze_step = TUNE_FREEZE_STEP});
   uint64_t counts[3], whole = steps < 1 ? 1 : (uint64_t)steps;
@@ -43,46 +49,58 @@ static struct tune_exchange one_bit(const struct ob_costs *costs, struct ob_cost
                                 ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS)};
 }
 
+/* What a method exchanges: in bits and in full precision, and how often. */
+struct parts {
+  struct tune_policy policy;
+  struct tune_exchange bits, full;
+};
+
+static struct parts parts_of(const struct ob_costs *costs, const struct tune_training *training,
+                             enum tune_method method) {
+  const struct ob_cost_task task = {.elements = (size_t)training->parameters,
+                                    .hosts = training->hosts,
+                                    .ranks_per_host = training->ranks_per_host};
+  struct parts parts = {.policy = tune_policy(training, method),
+                        .full = (method == TUNE_HALF ? half : dense)(costs, &task)};
+  struct tune_exchange flat = one_bit(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
+  struct tune_exchange levels = one_bit(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
+  bool has_levels =
+      method != TUNE_FLAT && (method == TUNE_HIERARCHICAL || levels.seconds < flat.seconds);
+  parts.bits = has_levels ? levels : flat;
+  return parts;
+}
+
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
                                    const struct tune_training *training, enum tune_method method) {
-  struct ob_cost_task task = {.elements = (size_t)training->parameters,
-                              .hosts = training->hosts,
-                              .ranks_per_host = training->ranks_per_host};
-  if (method == TUNE_DENSE)
-    return dense(costs, &task);
-  if (method == TUNE_HALF)
-    return half(costs, &task);
-  struct tune_exchange flat = one_bit(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
-  if (method == TUNE_FLAT)
-    return flat;
-  struct tune_exchange levels = one_bit(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
-  if (method == TUNE_HIERARCHICAL)
-    return levels;
-  struct tune_policy policy = tune_policy(training->steps);
-  struct tune_exchange bits = levels.seconds < flat.seconds ? levels : flat;
-  struct tune_exchange full = dense(costs, &task);
-  return (struct tune_exchange){policy.one_bit * bits.seconds + policy.dense * full.seconds,
-                                policy.one_bit * bits.host_bytes + policy.dense * full.host_bytes};
+  const struct parts parts = parts_of(costs, training, method);
+  const double bits = parts.policy.one_bit, full = parts.policy.dense;
+  return (struct tune_exchange){bits * parts.bits.seconds + full * parts.full.seconds,
+                                bits * parts.bits.host_bytes + full * parts.full.host_bytes};
+}
+
+/* What is not hidden of an exchange. */
+static double waiting(const struct tune_training *training, double exchange, bool overlap) {
+  return !overlap ? exchange
+                  : fmax(exchange - TUNE_HIDING * training->compute, TUNE_EXPOSED * exchange);
 }
 
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
-  double exchange = tune_exchange(costs, training, method).seconds;
-  if (overlap)
-    exchange = fmax(exchange - TUNE_HIDING * training->compute, TUNE_EXPOSED * exchange);
-  return training->compute + exchange;
+  const struct parts parts = parts_of(costs, training, method);
+  return training->compute + parts.policy.one_bit * waiting(training, parts.bits.seconds, overlap) +
+         parts.policy.dense * waiting(training, parts.full.seconds, overlap);
 }
 
-/* Seconds that the method saves at a bandwidth. */
-static double saved(const struct ob_costs *costs, const struct tune_training *training,
-                    enum tune_method method, double bandwidth) {
+/* Whether the method is worth it at a bandwidth. */
+static bool worth(const struct ob_costs *costs, const struct tune_training *training,
+                  enum tune_method method, double bandwidth) {
   struct ob_costs other = *costs;
   double faster = fmax(1, bandwidth / costs->between.bandwidth);
   other.between.bandwidth = bandwidth;
   other.mpi_byte /= faster;
   other.between.byte /= faster;
-  return tune_exchange(&other, training, TUNE_DENSE).seconds -
-         tune_exchange(&other, training, method).seconds;
+  return tune_step_seconds(&other, training, TUNE_DENSE, true) >=
+         TUNE_WORTH * tune_step_seconds(&other, training, method, true);
 }
 
 /* By bisection in the logarithm, from a modem to more than memory has: 60 halvings of 24 octaves
@@ -90,13 +108,13 @@ static double saved(const struct ob_costs *costs, const struct tune_training *tr
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method) {
   double low = 1e4, high = 1e12;
-  if (saved(costs, training, method, high) > 0)
+  if (worth(costs, training, method, high))
     return INFINITY;
-  if (saved(costs, training, method, low) <= 0)
+  if (!worth(costs, training, method, low))
     return 0;
   for (int k = 0; k < 60; k++) {
     double middle = sqrt(low * high);
-    *(saved(costs, training, method, middle) > 0 ? &low : &high) = middle;
+    *(worth(costs, training, method, middle) ? &low : &high) = middle;
   }
   return low;
 }

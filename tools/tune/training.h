@@ -9,8 +9,9 @@
 enum tune_method {
   TUNE_DENSE,        /* MPI_Allreduce of float32 */
   TUNE_HALF,         /* MPI_Allreduce of two bytes an element */
-  TUNE_FLAT,         /* one bit, schedule exchange */
-  TUNE_HIERARCHICAL, /* one bit, hierarchical; as flat where that is not possible */
+  TUNE_FLAT,         /* one bit in each step, as Efficient-Adam: schedule exchange */
+  TUNE_HIERARCHICAL, /* the same, hierarchical; as flat where that is not possible */
+  TUNE_ADAM,         /* 1-bit Adam: the better of these two, after a dense warm-up */
   TUNE_ZERO_ONE,     /* 0/1 Adam: the better of these two, and not in every step */
   TUNE_METHODS
 };
@@ -21,11 +22,16 @@ struct tune_training {
   double parameters; /* elements exchanged */
   double compute;    /* seconds of a step without its exchange */
   double steps;      /* of the whole run: what 0/1 Adam's policies depend on */
+  double warm_up;    /* share of the steps that 1-bit Adam makes dense */
   int hosts, ranks_per_host;
 };
 
-/* 0/1 Adam over a run, by the optimizer's own schedule: fraction of the steps in which the ranks
- * exchange one bit, and in which they exchange full precision for the variance. */
+/* The published recipe of 1-bit Adam for BERT-Large: 23 k of 152 k steps (arXiv 2102.02888). */
+#define TUNE_WARM_UP 0.15
+
+/* A whole run: fraction of the steps in which the ranks exchange one bit, and in which they
+ * exchange full precision, for a warm-up or a variance. 0/1 Adam's is by the optimizer's own
+ * schedule. */
 struct tune_policy {
   double one_bit, dense;
 };
@@ -34,7 +40,7 @@ struct tune_policy {
  * with; the other options are the optimizer's defaults. */
 #define TUNE_FREEZE_STEP 12500
 
-struct tune_policy tune_policy(double steps);
+struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method);
 
 /* Of the computation, the part that an exchange can hide behind (backward is two thirds); of the
  * exchange, the part that cannot be hidden (the last of 25 buckets). */
@@ -44,7 +50,7 @@ struct tune_policy tune_policy(double steps);
 /* TCP over Ethernet carries 1448 bytes in every 1538. */
 #define TUNE_PAYLOAD (1448.0 / 1538)
 
-/* An exchange of all parameters. */
+/* An exchange of all parameters: the mean over the steps of the run. */
 struct tune_exchange {
   double seconds, host_bytes; /* bytes out of a host */
 };
@@ -53,9 +59,13 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap);
 
-/* The bandwidth between hosts, in bytes a second, above which a dense step is as fast as the
- * method's without overlap. INFINITY: compression pays at any; 0: at none. Assumed: what moves the
- * bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow always. */
+/* Where a method's step saves less than this, it is not worth what bits round. */
+#define TUNE_WORTH 1.05
+
+/* The bandwidth between hosts, in bytes a second, above which a run with the method is less than
+ * TUNE_WORTH times as fast as a dense one, overlapped. INFINITY: at none; 0: at all. Assumed: what
+ * moves the bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow
+ * always. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method);
 

@@ -26,10 +26,10 @@ struct tune_options {
   int hosts, ranks_per_host;
   int device;                         /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
   double copy, launch, group, inside; /* of struct tune_card */
-  /* Of struct tune_wanted; 0, and -1 for bits and delay, and NAN for the share, where the command
-   * line does not say. `bits` is a place in tune_widths. */
+  /* Of struct tune_wanted; 0, and -1 for bits and delay, where the command line does not say.
+   * `bits` is a place in tune_widths. */
   int local_steps, bits, fragments, delay;
-  double warm_up;
+  double warm_up; /* share of the steps, or TUNE_WARM_UP */
 };
 
 /* What --bits may be: "1", "2", "4", "8", "float32", "sparse". */
@@ -73,8 +73,9 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin);
 
-/* From the tuning file, and what the command line says of the network. */
-void tune_load_costs(const struct tune_options *options, struct ob_costs *costs);
+/* From the tuning file, and what the command line says of the network. False after complaining of a
+ * file that the command line names. */
+bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs);
 
 /* Each is an exit status; run: everything of an mpirun. */
 int tune_predict(const struct tune_options *options);
