@@ -15,7 +15,7 @@
 #   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           whatever reads messages and files, FUZZ_SECONDS each; make fuzz-seeds
-#   make format, clean
+#   make format, clean, help
 #
 # A variant (another compiler or MPI, a sanitizer) goes into a directory of its own:
 #   make check SAN=address,undefined BUILD=build-asan
@@ -168,7 +168,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo check check-long faults installed-check gpu-check kernels bench reference install \
+.PHONY: all tests deps demo help check check-long faults installed-check gpu-check kernels bench reference install \
   uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
@@ -260,6 +260,8 @@ all: $(STATIC) $(SHARED) $(PRELOAD) $(PROGRAMS) $(EXAMPLES) $(FORTRANS)
 
 # --- What can be done with it
 
+help:
+	@sed -n '3,/^$$/s/^#//p' $(firstword $(MAKEFILE_LIST))
 gpu-check:
 	tests/gpu/run $(if $(is_emulated),--emulated --quick)
 kernels: $(call objects_cu,cuda/*.cu)
