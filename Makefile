@@ -278,6 +278,7 @@ check: all $(TESTED)
 check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults
+	$(MAKE) installed-check TESTS=check-commands
 	.ci/run check-full asan-long tsan-long clang-asan gpu-full gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12
