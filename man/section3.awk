@@ -1,5 +1,6 @@
 # A page of section 3 from a public header, whose comments are its text: what the header says and
-# what the manual says cannot differ. awk -v version=0.2.0 -v date=2026-11-22 -f section3.awk plan.h
+# what the manual says cannot differ. awk -v version=0.2.0 -v date=2026-11-22 -v examples="a.c b.c"
+# -f section3.awk plan.h
 #
 # The opening comment becomes the description. A comment and the declarations right below it become
 # a section of types or of functions. In comments an indented block is shown as it is (formulas,
@@ -244,5 +245,30 @@ function print_page(    n, k, part) {
   printf "%s", text
   if (types != "") printf ".SH TYPES AND CONSTANTS\n%s", types
   if (functions != "") printf ".SH FUNCTIONS\n%s", functions
+  print_example()
   printf ".SH SEE ALSO\n.BR onebit (7)%s\n", also
+}
+
+# The first of `examples`, files of C, that calls a function of the page. An optimizer of which there is
+# none has that of Efficient-Adam, which is made and used alike.
+function print_example(    k, file, line, n, part) {
+  n = split(examples, file, " ")
+  for (k = 1; k <= n; k++) {
+    part = ""
+    calls = 0
+    while ((getline line < file[k]) > 0) {
+      if (page ~ /_(adam|lamb|lion|momentum)$/ && page !~ /efficient/) {
+        gsub(/onebit_efficient_adam_create/, page "_create", line)
+        sub(/ with Efficient-Adam/, "", line)
+      }
+      if (match(line, /(onebit|ONEBIT)_[A-Za-z0-9_]+\(/))
+        calls += index(names ",", ", " substr(line, RSTART, RLENGTH - 1) ",") > 0
+      part = part verbatim(line) "\n"
+    }
+    close(file[k])
+    if (calls) {
+      printf ".SH EXAMPLES\n.nf\n%s.fi\n", part
+      return
+    }
+  }
 }

@@ -54,11 +54,13 @@ MAN_LIST   := $(BUILD)/man/list
 MANUAL     := $(wildcard man/*.[17])
 MAN_FILLED  = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@DATE@|$(MAN_DATE)|'
 MAN3        = $(filter-out %/onebit.h,$(wildcard include/onebit/*.h))
-$(MAN_LIST): $(MANUAL) $(MAN3) man/section3.awk man/environment.awk base/knobs.c
+# From the shortest on: a page shows the first that calls a function of it.
+MAN3_EXAMPLES := $(addprefix examples/,minimal.c allreduce.c adam.c mpi_calls.c)
+$(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment.awk base/knobs.c
 	$(call say,MAN)
 	@set -e; rm -rf $(@D); mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7; \
 	for header in $(MAN3); do page=onebit_$$(basename $$header .h); \
-	  awk -v version=$(VERSION) -v date=$(MAN_DATE) -f man/section3.awk $$header \
+	  awk -v version=$(VERSION) -v date=$(MAN_DATE) -v examples='$(MAN3_EXAMPLES)' -f man/section3.awk $$header \
 	    >$(@D)/man3/$$page.3; \
 	  for name in $$(awk '/^\\-/ { exit } named; /^.SH NAME/ { named = 1 }' \
 	    $(@D)/man3/$$page.3 | tr -d ,); do echo "$${header##*/} $$name" >>$@.new; \
