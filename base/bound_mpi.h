@@ -93,11 +93,14 @@
   X(PMPI_Iallgather)                                                                               \
   X(PMPI_Iallreduce)                                                                               \
   X(PMPI_Ibcast)                                                                                   \
+  X(PMPI_Improbe)                                                                                  \
   X(PMPI_Init)                                                                                     \
   X(PMPI_Init_thread)                                                                              \
   X(PMPI_Initialized)                                                                              \
   X(PMPI_Ireduce_scatter_block)                                                                    \
+  X(PMPI_Isend)                                                                                    \
   X(PMPI_Lookup_name)                                                                              \
+  X(PMPI_Mrecv)                                                                                    \
   X(PMPI_Op_create)                                                                                \
   X(PMPI_Op_free)                                                                                  \
   X(PMPI_Publish_name)                                                                             \
@@ -313,11 +316,14 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Iallgather              (ob_mpi()->PMPI_Iallgather)
 #define PMPI_Iallreduce              (ob_mpi()->PMPI_Iallreduce)
 #define PMPI_Ibcast                  (ob_mpi()->PMPI_Ibcast)
+#define PMPI_Improbe                 (ob_mpi()->PMPI_Improbe)
 #define PMPI_Init                    (ob_mpi()->PMPI_Init)
 #define PMPI_Init_thread             (ob_mpi()->PMPI_Init_thread)
 #define PMPI_Initialized             (ob_mpi()->PMPI_Initialized)
 #define PMPI_Ireduce_scatter_block   (ob_mpi()->PMPI_Ireduce_scatter_block)
+#define PMPI_Isend                   (ob_mpi()->PMPI_Isend)
 #define PMPI_Lookup_name             (ob_mpi()->PMPI_Lookup_name)
+#define PMPI_Mrecv                   (ob_mpi()->PMPI_Mrecv)
 #define PMPI_Op_create               (ob_mpi()->PMPI_Op_create)
 #define PMPI_Op_free                 (ob_mpi()->PMPI_Op_free)
 #define PMPI_Publish_name            (ob_mpi()->PMPI_Publish_name)

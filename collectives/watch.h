@@ -2,8 +2,8 @@
  * Waits for other ranks. Every loop of collectives and optimizers that waits for one looks at the
  * clock here: once in a while it asks whether the communicator is still well, after ten seconds it
  * says on standard error whom it waits for, and after ONEBIT_TIMEOUT the wait is an error, and the
- * communicator is aborted, so that every other rank hears of it too. What the drop-ins agree on by
- * MPI's and NCCL's own collectives waits as those do.
+ * communicator is aborted, so that every other rank hears of it too. The drop-ins wait for what
+ * they agree on in the same way.
  */
 #ifndef OB_COLLECTIVES_WATCH_H
 #define OB_COLLECTIVES_WATCH_H

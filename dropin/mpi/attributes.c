@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/calls.h"
+#include "dropin/mpi/queue.h"
 
 /* One for each communicator; its address is the attribute. */
 struct holder {
@@ -132,9 +133,9 @@ static bool is_group(MPI_Comm comm) {
 /* A rank that can not keep it can not take part again either, so it says so now: with a group of
  * ranks that keeps nothing, the next call comes here again, on all of them. */
 static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
-  int mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS, all = 0;
-  int code = PMPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, comm);
-  if (code == MPI_SUCCESS && all)
+  bool mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS;
+  int64_t missing = !mine;
+  if (ob_largest(comm, &missing, 1) == MPI_SUCCESS && !missing)
     return true;
   if (mine) {
     holder->attached = NULL; /* its caller's, and the communicator stays */
@@ -149,6 +150,8 @@ static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
 static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
   struct ob_attached *attached;
   onebit_status_t status = ob_attached_create(comm, repeats, &attached);
+  if (status == ONEBIT_ERROR_TRANSPORT)
+    return NULL; /* some rank has not come: there is nobody to agree with */
   struct holder *holder = ob_allocate(1, sizeof *holder);
   if (holder) {
     *holder = (struct holder){.comm = comm, .attached = attached, .failure = status};

@@ -113,7 +113,7 @@ static int run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
   int size = 1, code = ob_mpi_call_begin(call, &request);
   if (code == MPI_SUCCESS)
-    code = ob_wait_moving(&request);
+    code = ob_wait_moving(call->comm, &request, "a call without compression");
   if (code == MPI_SUCCESS)
     code = PMPI_Comm_size(call->comm, &size);
   return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;

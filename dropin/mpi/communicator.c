@@ -76,7 +76,9 @@ onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_at
   struct ob_attached *attached = NULL;
   int64_t missing = !allocate(&attached, repeats);
   onebit_status_t status = ONEBIT_OK;
-  if (ob_largest(comm, &missing, 1) != MPI_SUCCESS || missing)
+  if (ob_largest(comm, &missing, 1) != MPI_SUCCESS)
+    status = ONEBIT_ERROR_TRANSPORT;
+  else if (missing)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator, on some rank");
   else
     status = ob_queue_create(comm, &attached->queue);
@@ -321,8 +323,8 @@ static void fit(struct ob_attached *attached, double budget) {
   onebit_plan_fit_budget(plans, count, budget);
 }
 
-struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
-                                       struct ob_followed *followed) {
+static struct ob_exchange *follow(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                  struct ob_followed *followed) {
   onebit_dtype_t dtype;
   bool sum, is_time;
   followed->withdraw = false;
@@ -352,6 +354,13 @@ struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struc
   struct ob_exchange *exchange =
       use_position(attached, followed->candidate, call, signature, followed);
   followed->reason = exchange ? OB_REASON_NONE : OB_REASON_MEMORY;
+  return exchange;
+}
+
+struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
+                                       struct ob_followed *followed) {
+  struct ob_exchange *exchange = follow(attached, call, followed);
+  followed->failed = attached->queue->failed;
   return exchange;
 }
 

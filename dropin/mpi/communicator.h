@@ -31,6 +31,7 @@ struct ob_followed {
   struct ob_candidate *candidate; /* out: the tensor; NULL: not known */
   bool withdraw;                  /* out: for ob_exchange_run */
   enum ob_reason reason;          /* out: why it is dense */
+  bool failed;                    /* out: a rank has not come; onebit_last_error names it */
 };
 
 /* The preload library's way: the exchange for this call, or NULL for a dense one, with why. Seen

@@ -91,7 +91,7 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
   int code = ob_largest(call->comm, &missing, 1);
   onebit_status_t status = ONEBIT_OK;
   if (code != MPI_SUCCESS)
-    status = ob_mpi_failed("MPI_Iallreduce", code);
+    status = ONEBIT_ERROR_TRANSPORT;
   else if (missing)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an exchange, on some rank");
   else
@@ -206,13 +206,11 @@ static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_cal
   MPI_Request request;
   dense.comm = exchange->queue->dense;
   int code = ob_mpi_call_begin(&dense, &request);
-  if (code == MPI_SUCCESS)
-    code = ob_wait_moving(&request);
-  if (code == MPI_SUCCESS)
-    code = ob_mpi_call_end(&dense, exchange->queue->size);
   if (code != MPI_SUCCESS)
     ob_mpi_failed("a call without compression", code);
-  return code;
+  else
+    code = ob_wait_moving(dense.comm, &request, "a call without compression");
+  return code == MPI_SUCCESS ? ob_mpi_call_end(&dense, exchange->queue->size) : code;
 }
 
 static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {

@@ -39,7 +39,9 @@ struct ob_preload_decision {
   struct ob_record *record;       /* NULL: only counted by its reason */
   struct ob_candidate *candidate; /* NULL: not followed */
 };
-void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
+/* An MPI error code: where ranks have to agree first, one may not come within ONEBIT_TIMEOUT. Then
+ * the call is not to be made, and the communicator's error handler has been called. */
+int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
 /* A call that is passed on at once: where others of its communicator are followed, it tells those
  * behind it apart. */

@@ -1,4 +1,5 @@
 /* The collectives in the place of MPI's. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -45,14 +46,22 @@ void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm) 
     ob_attached_note(attached, operation, count);
 }
 
-void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
+static int fail(const struct ob_mpi_call *call, int code) { /* most programs leave it to end them */
+  int rank = 0;
+  PMPI_Comm_rank(call->comm, &rank);
+  fprintf(stderr, "onebit: rank %d: %s\n", rank, onebit_last_error());
+  PMPI_Comm_call_errhandler(call->comm, code);
+  return code;
+}
+
+int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
   *decision = (struct ob_preload_decision){.withdraw = false};
   struct ob_followed followed = {.named = false};
   decision->reason = judge(call, &followed);
   decision->record = followed.record;
   if (decision->reason != OB_REASON_NONE) {
     ob_preload_note(call->operation, call->count, call->comm);
-    return;
+    return MPI_SUCCESS;
   }
   double start = ob_seconds();
   ob_flights_hold();
@@ -65,6 +74,7 @@ void ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decisio
   decision->candidate = followed.candidate;
   ob_flights_release();
   ob_record_decided(decision->record, ob_seconds() - start);
+  return followed.failed ? fail(call, MPI_ERR_OTHER) : MPI_SUCCESS;
 }
 
 void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
@@ -90,22 +100,22 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
 static int make_call(const struct ob_mpi_call *call) {
   struct ob_preload_decision decision;
   double begin = ob_seconds();
-  ob_preload_decide(call, &decision);
+  int code = ob_preload_decide(call, &decision);
+  if (code != MPI_SUCCESS)
+    return code;
   double start = ob_seconds();
   if (!decision.exchange) {
-    int code = ob_mpi_call_dense(call);
+    code = ob_mpi_call_dense(call);
     ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
     ob_candidate_time(decision.candidate, false, ob_seconds() - start);
     return code;
   }
   const uint64_t before = ob_exchange_tally(decision.exchange)->compressed;
   ob_flights_hold();
-  int code = ob_exchange_run(decision.exchange, call, decision.withdraw);
+  code = ob_exchange_run(decision.exchange, call, decision.withdraw);
   ob_flights_release();
-  if (code != MPI_SUCCESS) { /* as MPI does: most programs leave it to end them */
-    PMPI_Comm_call_errhandler(call->comm, code);
-    return code;
-  }
+  if (code != MPI_SUCCESS)
+    return fail(call, code);
   ob_candidate_time(decision.candidate, true, ob_seconds() - begin);
   note(call, &decision, before, ob_seconds() - start);
   return code;

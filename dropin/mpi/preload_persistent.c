@@ -58,8 +58,9 @@ static void end(struct ob_flight *flight) {
 
 static int start(struct persistent *call) {
   struct ob_preload_decision decision;
-  ob_preload_decide(&call->call, &decision);
-  int code = PMPI_Start(&call->handle);
+  int code = ob_preload_decide(&call->call, &decision);
+  if (code == MPI_SUCCESS)
+    code = PMPI_Start(&call->handle);
   if (code != MPI_SUCCESS)
     return code;
   call->is_dense = !decision.exchange;

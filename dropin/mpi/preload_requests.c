@@ -87,8 +87,9 @@ static int compressed(const struct ob_mpi_call *what, const struct ob_preload_de
 
 static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
   struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
-  if (ob_flights_move())
-    ob_preload_decide(call, &decision);
+  int code = ob_flights_move() ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
+  if (code != MPI_SUCCESS)
+    return code;
   if (decision.exchange)
     return compressed(call, &decision, request);
   ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);

@@ -36,31 +36,19 @@ size_t ob_queues_in_flight(void) {
   return operations;
 }
 
-/* ---- MPI's own calls meanwhile ---- */
-
-int ob_wait_moving(MPI_Request *request) {
-  int done = 0, code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
-  for (unsigned idle = 0; code == MPI_SUCCESS && !done; idle++) {
-    if (ob_queues_in_flight() == 0)
-      return PMPI_Wait(request, MPI_STATUS_IGNORE);
-    ob_queues_backoff(idle);
-    code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
-  }
-  return code;
-}
-
-int ob_largest(MPI_Comm comm, int64_t *values, int count) {
-  MPI_Request request;
-  int code = PMPI_Iallreduce(MPI_IN_PLACE, values, count, MPI_INT64_T, MPI_MAX, comm, &request);
-  return code == MPI_SUCCESS ? ob_wait_moving(&request) : code;
-}
-
 /* ---- Queues ---- */
 
+/* After a wait that was given up its requests are still MPI's, which may write to what is here. */
 static void free_queue(struct ob_queue *queue) {
   onebit_comm_destroy(queue->comm);
-  if (queue->dense != MPI_COMM_NULL)
+  if (queue->failed) {
+    ob_memory_keep(queue);
+    return;
+  }
+  if (queue->dense != MPI_COMM_NULL) {
+    ob_roll_answer(queue);
     PMPI_Comm_free(&queue->dense);
+  }
   ob_release(queue);
 }
 
@@ -73,7 +61,9 @@ static void add_queue(struct ob_queue *queue) {
 
 /* Every rank learns whether all have got memory for it. */
 static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
-  *queue = ob_allocate(1, sizeof **queue);
+  int size = 1;
+  PMPI_Comm_size(comm, &size);
+  *queue = ob_allocate(1, sizeof **queue + (size_t)size * sizeof(*queue)->heard[0]);
   int64_t missing = *queue == NULL;
   int code = ob_largest(comm, &missing, 1);
   if (code == MPI_SUCCESS && !missing)
@@ -81,7 +71,16 @@ static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
   ob_release(*queue);
   *queue = NULL;
   return code == MPI_SUCCESS ? ob_error(ONEBIT_ERROR_MEMORY, "no memory for a queue of exchanges")
-                             : ob_mpi_failed("MPI_Iallreduce", code);
+                             : ONEBIT_ERROR_TRANSPORT;
+}
+
+static onebit_status_t duplicate(MPI_Comm comm, MPI_Comm *copy) {
+  MPI_Request request;
+  int code = PMPI_Comm_idup(comm, copy, &request);
+  if (code != MPI_SUCCESS)
+    return ob_mpi_failed("MPI_Comm_idup", code);
+  return ob_wait_moving(comm, &request, "MPI_Comm_idup") == MPI_SUCCESS ? ONEBIT_OK
+                                                                        : ONEBIT_ERROR_TRANSPORT;
 }
 
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
@@ -90,21 +89,28 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
   OB_TRY(allocate_queue(comm, &queue));
   queue->dense = MPI_COMM_NULL;
   onebit_status_t status = onebit_comm_create_mpi(comm, &queue->comm);
-  if (status == ONEBIT_OK) {
-    int code = PMPI_Comm_dup(comm, &queue->dense);
-    if (code != MPI_SUCCESS)
-      status = ob_mpi_failed("MPI_Comm_dup", code);
-  }
+  if (status == ONEBIT_OK)
+    status = duplicate(comm, &queue->dense);
   if (status != ONEBIT_OK) {
     free_queue(queue);
     return status;
   }
   PMPI_Comm_set_errhandler(queue->dense, MPI_ERRORS_RETURN);
+  queue->of = comm;
   queue->rank = onebit_comm_rank(queue->comm);
   queue->size = onebit_comm_size(queue->comm);
   add_queue(queue);
   *result = queue;
   return ONEBIT_OK;
+}
+
+struct ob_queue *ob_queue_of(MPI_Comm comm) {
+  ob_queues_lock();
+  struct ob_queue *queue = queues;
+  while (queue && queue->of != comm && queue->dense != comm)
+    queue = queue->next;
+  ob_queues_unlock();
+  return queue;
 }
 
 static bool claim(struct ob_queue *queue) {
@@ -240,7 +246,9 @@ static bool decide(struct ob_operation *operation, bool wait) {
   return true;
 }
 
-/* Sends what is unsent, and ends what has arrived. */
+#define DENSE_CALL "a call without compression"
+
+/* Sends what is unsent, and ends what has arrived, or is waited for too long. */
 static void move_dense(struct ob_operation *operation) {
   int done = 0, code = MPI_SUCCESS;
   if (operation->stage == OB_STAGE_UNSENT) {
@@ -251,8 +259,13 @@ static void move_dense(struct ob_operation *operation) {
     code = PMPI_Test(&operation->dense, &done, MPI_STATUS_IGNORE);
   if (code == MPI_SUCCESS && done)
     code = ob_mpi_call_end(&operation->call, operation->queue->size);
-  if (code != MPI_SUCCESS || done)
-    finish_dense(operation, "a call without compression", code);
+  if (code != MPI_SUCCESS || done) {
+    finish_dense(operation, DENSE_CALL, code);
+    return;
+  }
+  code = ob_wait_look(&operation->watch, operation->queue, DENSE_CALL);
+  if (code != MPI_SUCCESS)
+    finish(operation, code);
 }
 
 static bool is_undecided(const struct ob_operation *operation) {

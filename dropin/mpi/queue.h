@@ -3,6 +3,9 @@
 #ifndef OB_DROPIN_MPI_QUEUE_H
 #define OB_DROPIN_MPI_QUEUE_H
 
+#include <stdatomic.h>
+
+#include "collectives/watch.h"
 #include "dropin/mpi/exchange.h"
 #include "onebit/onebit.h"
 
@@ -23,18 +26,25 @@ struct ob_operation {
   bool withdraw, compressed;
   onebit_request_t request;
   MPI_Request dense;
+  struct ob_watch watch; /* of that */
   onebit_status_t start_status;
   int code;
   char message[160]; /* of an error, where code is one */
 };
 
+/* Numbers in one agreement. */
+#define OB_MAX_AGREED 128
+
 struct ob_queue {
   struct ob_queue *next; /* of this process */
   onebit_comm_t comm;
-  MPI_Comm dense;
+  MPI_Comm of, dense; /* the program's communicator, and its copy */
   int rank, size;
   struct ob_operation *first, *last;
   bool moving;
+  bool failed; /* a wait was given up */
+  int64_t agreed[OB_MAX_AGREED];
+  atomic_int rolls, heard[]; /* of waits.c: roll calls, and the last one that each rank answered */
 };
 
 struct ob_exchange {
@@ -77,18 +87,30 @@ void ob_queues_lock(void);
 void ob_queues_unlock(void);
 size_t ob_queues_in_flight(void);
 
-/* Waits for a request of MPI's, and moves what is in flight meanwhile: it may be what other ranks
- * wait for before they take part. So no blocking call of MPI will do, and since those do not match
- * nonblocking ones, all ranks make nonblocking ones. */
-int ob_wait_moving(MPI_Request *request);
-
-/* Each value becomes the largest of all ranks. An MPI error code. */
-int ob_largest(MPI_Comm comm, int64_t *values, int count);
+/* That of a program's communicator; NULL: there is none, or not yet. */
+struct ob_queue *ob_queue_of(MPI_Comm comm);
 
 /* Whether an operation of the exchange is in flight. */
 bool ob_queue_serves(const struct ob_exchange *exchange);
 
 /* Gives an operation's memory back, or keeps it for the next one. */
 void ob_operation_spare(struct ob_operation *operation);
+
+/* ---- waits.c: bounded by ONEBIT_TIMEOUT, as collectives/watch.h has it ---- */
+
+/* Waits for a request of MPI's, and moves what is in flight meanwhile: it may be what other ranks
+ * wait for before they take part. So no blocking call of MPI will do, and since those do not match
+ * nonblocking ones, all ranks make nonblocking ones. An MPI error code; MPI_ERR_OTHER: a rank has
+ * not come, which the message of onebit_last_error names where the communicator has a queue. */
+int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what);
+
+/* Each value becomes the largest of all ranks. Errors: as ob_wait_moving. */
+int ob_largest(MPI_Comm comm, int64_t *values, int count);
+
+/* Nothing has moved since the last look at what `what` names. Errors: as ob_wait_moving. */
+int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what);
+
+/* Answers ranks that ask who waits. */
+void ob_roll_answer(struct ob_queue *queue);
 
 #endif

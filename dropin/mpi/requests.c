@@ -191,8 +191,8 @@ static int finish(ONEBIT_Request request, bool wait, bool *done) {
   if (request->dense == MPI_REQUEST_NULL)
     return MPI_SUCCESS;
   ob_queues_move();
-  code =
-      wait ? ob_wait_moving(&request->dense) : PMPI_Test(&request->dense, &flag, MPI_STATUS_IGNORE);
+  code = wait ? ob_wait_moving(request->call.comm, &request->dense, "ONEBIT_Wait")
+              : PMPI_Test(&request->dense, &flag, MPI_STATUS_IGNORE);
   *done = code != MPI_SUCCESS || flag;
   return code == MPI_SUCCESS && flag ? ob_mpi_call_end(&request->call, request->size) : code;
 }

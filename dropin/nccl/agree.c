@@ -1,7 +1,9 @@
 /* How the ranks of an NCCL communicator ask each other something. */
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "collectives/watch.h"
 #include "dropin/nccl/preload.h"
 
 struct ob_nccl_scope ob_nccl_enter(int device) {
@@ -50,6 +52,8 @@ void ob_agreement_destroy(struct ob_agreement *agreement) {
 
 bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
                        cudaStream_t stream) {
+  if (comm->failed)
+    return false;
   const struct ob_agreement *to = &comm->agreement;
   const size_t bytes = (size_t)count * sizeof *values;
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
@@ -91,10 +95,25 @@ static bool is_well(struct ob_nccl_comm *comm) {
   return well;
 }
 
+/* NCCL does not say for which rank it waits: the one that does not print this. */
+static bool is_late(struct ob_nccl_comm *comm, struct ob_watch *watch) {
+  char what[96];
+  double timeout;
+  snprintf(what, sizeof what, "rank %d of %d, to agree on what to compress", comm->rank,
+           comm->size);
+  if (ob_watch_timeout(&timeout) == ONEBIT_OK && ob_watch_alone(watch, timeout, what) == ONEBIT_OK)
+    return false;
+  fprintf(stderr, "onebit: %s\n", onebit_last_error());
+  comm->failed = true;
+  return true;
+}
+
 bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  struct ob_watch watch = {0};
   cudaError_t error;
-  while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady && is_well(comm))
+  while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady && is_well(comm) &&
+         !is_late(comm, &watch))
     sched_yield();
   if (error == cudaErrorNotReady)
     cudaGetLastError();

@@ -107,7 +107,8 @@ static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[V
 }
 
 /* A thread that drives several ranks asks for all of them before it waits for one. */
-static void settle(struct ob_nccl_comm **made, size_t count) {
+static ncclResult_t settle(struct ob_nccl_comm **made, size_t count) {
+  ncclResult_t result = ncclSuccess;
   int64_t values[VALUES];
   for (size_t i = 0; i < count; i++) {
     fill_values(made[i], values);
@@ -120,14 +121,17 @@ static void settle(struct ob_nccl_comm **made, size_t count) {
   for (size_t i = 0; i < count; i++)
     ob_nccl_ask_end(made[i], VALUES, made[i]->agreement.stream);
   for (size_t i = 0; i < count; i++) {
-    if (!ob_nccl_answer(made[i], values, VALUES))
-      continue; /* NCCL has failed: the program will hear of it */
+    if (!ob_nccl_answer(made[i], values, VALUES)) {
+      result = made[i]->failed ? ncclRemoteError : result; /* else the program hears of it */
+      continue;
+    }
     const char *refused = judge(made[i], values);
     made[i]->settled = refused == NULL;
     if (values[REQUIRED])
       atomic_store(&ob_preload.required, true);
     ob_nccl_print_start(made[i], refused);
   }
+  return result;
 }
 
 /* Whether there is another rank of the same communicator among those that this thread makes. */
@@ -182,9 +186,7 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
       return ncclSystemError;
     asked[several++] = comm;
   }
-  if (several)
-    settle(asked, several);
-  return ncclSuccess;
+  return several ? settle(asked, several) : ncclSuccess;
 }
 
 /* ---- In NCCL's place ---- */

@@ -227,6 +227,8 @@ static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
 
 static ncclResult_t run_now(const struct ob_nccl_call *call,
                             const struct ob_nccl_decision *decision) {
+  if (decision->comm && decision->comm->failed)
+    return ncclRemoteError;
   if (decision->reason == OB_REASON_NONE)
     return ob_nccl_run(call, decision);
   struct ob_nccl_timer *timer =
@@ -256,7 +258,7 @@ static ncclResult_t run(const struct ob_nccl_call *call) {
   if (ob_nccl_in_group())
     return run_in_group(call, &decision);
   ncclResult_t result = run_now(call, &decision);
-  if (decision.comm && decision.comm->look)
+  if (decision.comm && decision.comm->look && result == ncclSuccess)
     ob_nccl_look(decision.comm);
   ob_nccl_comm_release(decision.comm);
   return result;

@@ -126,6 +126,7 @@ struct ob_nccl_comm {
   unsigned timers_first, timers_used;
   pthread_mutex_t lock; /* of `aborted` */
   bool aborted;
+  bool failed;    /* a rank has not come within ONEBIT_TIMEOUT: all calls fail from then on */
   unsigned users; /* of the list's lock: threads that are in a call on it, and the list itself */
 };
 

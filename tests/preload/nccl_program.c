@@ -59,6 +59,7 @@ static void run(const char *name) {
 static struct {
   ncclUniqueId id;
   volatile int ready;
+  int gave_up; /* ranks */
 } * shared;
 
 static char **names;
@@ -90,7 +91,25 @@ static void break_link(void) {
 static void break_link(void) {}
 #endif
 
-/* A case may be `leave`, with everything still there; or `abort`; or `break`, which aborts. */
+/* The last rank never comes: sooner or later the others have to agree with it. */
+static void miss_the_last(void) {
+  float *mine = device_memory(COUNT * sizeof *mine);
+  ncclResult_t result = ncclSuccess;
+  for (int step = 0; rank < size - 1 && step < STEPS && result == ncclSuccess; step++)
+    result = ncclAllReduce(mine, mine, COUNT, ncclFloat, ncclSum, comm, stream);
+  if (rank < size - 1 && result != ncclRemoteError) {
+    fprintf(stderr, "rank %d: no error, though rank %d has not come\n", rank, size - 1);
+    exit(3);
+  }
+  __sync_fetch_and_add(&shared->gave_up, rank < size - 1);
+  while (__sync_fetch_and_add(&shared->gave_up, 0) < size - 1)
+    usleep(1000);
+  NCCL(ncclCommAbort(comm));
+  CUDA(cudaFree(mine));
+}
+
+/* A case may be `leave`, with everything still there; or `abort`; or `break` or `absent`, which
+ * abort. */
 static void be_rank(int which) {
   int devices;
   rank = which;
@@ -115,6 +134,9 @@ static void be_rank(int which) {
       leave = 1;
     } else if (!strcmp(*name, "break")) {
       break_link();
+      leave = 1;
+    } else if (!strcmp(*name, "absent")) {
+      miss_the_last();
       leave = 1;
     } else if (!strcmp(*name, "abort")) {
       NCCL(ncclCommAbort(comm));

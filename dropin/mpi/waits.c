@@ -1,0 +1,141 @@
+/*
+ * Waits for MPI's own collectives. MPI does not say which rank they miss, so a rank that has waited
+ * long calls the roll on the queue's communicator: it asks all others, and whoever waits here too
+ * answers. What is sent has no bytes: the tag says what it is.
+ */
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "collectives/watch.h"
+#include "dropin/mpi/queue.h"
+
+/* Of a rank that waits here the answer takes a turn of its loop, on a busy processor a few more. */
+#define ROLL_SECONDS 0.5
+/* Tests of the request between two looks for questions. */
+#define TESTS_BETWEEN 64
+/* Roll calls have numbers below this, so that every tag is one that MPI must have. */
+#define ROLL_CALLS 16000
+
+enum { ASK, HERE, KINDS };
+
+struct waiter {
+  struct ob_queue *queue; /* NULL: not yet */
+  const char *what;
+};
+
+static void say(const struct ob_queue *queue, int rank, int kind, int number) {
+  MPI_Request sent;
+  if (PMPI_Isend(NULL, 0, MPI_BYTE, rank, number * KINDS + kind, queue->dense, &sent) ==
+      MPI_SUCCESS)
+    PMPI_Request_free(&sent);
+}
+
+void ob_roll_answer(struct ob_queue *queue) {
+  MPI_Message message;
+  MPI_Status status;
+  int found = 0;
+  while (PMPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, queue->dense, &found, &message, &status) ==
+             MPI_SUCCESS &&
+         found && PMPI_Mrecv(NULL, 0, MPI_BYTE, &message, MPI_STATUS_IGNORE) == MPI_SUCCESS) {
+    int number = status.MPI_TAG / KINDS;
+    if (status.MPI_TAG % KINDS == ASK)
+      say(queue, status.MPI_SOURCE, HERE, number);
+    else
+      atomic_store(&queue->heard[status.MPI_SOURCE], number);
+  }
+}
+
+/* The first rank that has not answered; -1: all have. */
+static int first_missing(const struct ob_queue *queue, int number) {
+  for (int rank = 0; rank < queue->size; rank++)
+    if (rank != queue->rank && atomic_load(&queue->heard[rank]) != number)
+      return rank;
+  return -1;
+}
+
+static int call_roll(struct ob_queue *queue) {
+  const double until = ob_seconds() + ROLL_SECONDS;
+  int number = 1 + (int)(atomic_fetch_add(&queue->rolls, 1) % (ROLL_CALLS - 1)), missing;
+  for (int rank = 0; rank < queue->size; rank++)
+    if (rank != queue->rank)
+      say(queue, rank, ASK, number);
+  for (unsigned idle = 0; (missing = first_missing(queue, number)) >= 0 && ob_seconds() < until;
+       idle++) {
+    ob_roll_answer(queue);
+    ob_queues_backoff(idle);
+  }
+  return missing;
+}
+
+static void describe(const void *of, struct ob_wait *wait) {
+  const struct waiter *waiter = of;
+  snprintf(wait->what, sizeof wait->what, "%s", waiter->what);
+  wait->peer = call_roll(waiter->queue);
+}
+
+static onebit_status_t look(struct ob_watch *watch, const struct waiter *waiter) {
+  double timeout;
+  if (waiter->queue)
+    return ob_watch_look(watch, waiter->queue->comm, 0, describe, waiter);
+  OB_TRY(ob_watch_timeout(&timeout));
+  return ob_watch_alone(watch, timeout, waiter->what);
+}
+
+int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what) {
+  const struct waiter waiter = {queue, what};
+  if (look(watch, &waiter) == ONEBIT_OK)
+    return MPI_SUCCESS;
+  if (queue)
+    queue->failed = true;
+  return MPI_ERR_OTHER;
+}
+
+int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what) {
+  struct ob_queue *queue = NULL;
+  struct ob_watch watch = {0};
+  int done = 0, code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
+  for (unsigned idle = 0; code == MPI_SUCCESS && !done; idle++) {
+    if (idle == 0)
+      queue = ob_queue_of(comm);
+    if (queue && idle % TESTS_BETWEEN == TESTS_BETWEEN - 1)
+      ob_roll_answer(queue);
+    code = ob_wait_look(&watch, queue, what);
+    if (code != MPI_SUCCESS)
+      return code;
+    if (ob_queues_in_flight() > 0)
+      ob_queues_backoff(idle);
+    else
+      sched_yield(); /* as MPI_Wait does */
+    code = PMPI_Test(request, &done, MPI_STATUS_IGNORE);
+  }
+  if (code != MPI_SUCCESS)
+    ob_mpi_failed(what, code);
+  return code;
+}
+
+/* MPI may still write to the values of a wait that was given up. */
+int ob_largest(MPI_Comm comm, int64_t *values, int count) {
+  static _Thread_local int64_t alone[OB_MAX_AGREED];
+  struct ob_queue *queue = ob_queue_of(comm);
+  struct ob_watch watch = {0};
+  MPI_Request request;
+  int64_t *all = queue ? queue->agreed : alone;
+  const size_t bytes = (size_t)count * sizeof *all;
+  static const char what[] = "agreement on what to compress";
+  int code = queue ? ob_wait_look(&watch, queue, what) : MPI_SUCCESS;
+  if (code != MPI_SUCCESS)
+    return code;
+  memcpy(all, values, bytes);
+  code = PMPI_Iallreduce(MPI_IN_PLACE, all, count, MPI_INT64_T, MPI_MAX, comm, &request);
+  if (code != MPI_SUCCESS)
+    ob_mpi_failed(what, code);
+  else
+    code = ob_wait_moving(comm, &request, what);
+  if (code == MPI_SUCCESS)
+    memcpy(values, all, bytes);
+  return code;
+}
