@@ -3,6 +3,7 @@
 #include "dropin/mpi/preload_flights.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -158,7 +159,20 @@ void ob_flights_add(struct ob_flight *flight) {
   wake_thread();
 }
 
+/* MPI forbids it. Where the buffers are gone, ending the calls writes to memory of others. */
+static void warn_of_unfinished(void) {
+  int rank = 0, unfinished = atomic_load(&alive);
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (unfinished)
+    fprintf(stderr,
+            "onebit: rank %d: the program calls MPI_Finalize without a wait for %d of its "
+            "nonblocking sums, which MPI forbids; if their buffers are freed, it crashes with and "
+            "without onebit\n",
+            rank, unfinished);
+}
+
 void ob_flights_finish(void) {
+  warn_of_unfinished();
   while (atomic_load(&alive))
     move();
   end_thread();

@@ -323,6 +323,17 @@ static void nonblocking(void) {
     free(mine[t]), free(sum[t]);
 }
 
+/* What MPI forbids, and some programs do: the last request is never waited for. */
+static void unfinished(void) {
+  static float values[COUNT];
+  MPI_Request request = MPI_REQUEST_NULL;
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    fill(values, COUNT, step);
+    MPI_Iallreduce(MPI_IN_PLACE, values, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+  }
+}
+
 /* MPI moves a nonblocking call also while its rank waits for something else. */
 static void progress(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
@@ -488,6 +499,7 @@ static const struct {
              {"not-a-number", not_a_number},
              {"gather-and-scatter", gather_and_scatter},
              {"nonblocking", nonblocking},
+             {"unfinished", unfinished},
              {"progress", progress},
              {"mixture", mixture},
              {"persistent", persistent},
