@@ -6,7 +6,10 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <ifaddrs.h>
 #include <math.h>
+#include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -154,8 +157,24 @@ static void over_ipv6(onebit_sockets_options_t *options, void *context) {
   onebit_comm_destroy(comm);
 }
 
+/* A link-local address of this machine, with its interface. */
+static bool find_link_local(char host[128]) {
+  struct ifaddrs *all, *entry = NULL;
+  if (getifaddrs(&all) != 0)
+    return false;
+  for (entry = all; entry; entry = entry->ifa_next) {
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)entry->ifa_addr;
+    if (six && six->sin6_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) &&
+        entry->ifa_flags & IFF_UP &&
+        getnameinfo(entry->ifa_addr, sizeof *six, host, 128, NULL, 0, NI_NUMERICHOST) == 0)
+      break;
+  }
+  freeifaddrs(all);
+  return entry != NULL;
+}
+
 Test(sockets, over_ipv6) {
-  char where[64];
+  char where[160], host[128];
   int file = socket(AF_INET6, SOCK_STREAM, 0);
   struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
   bool there = file >= 0 && bind(file, (struct sockaddr *)&any, sizeof any) == 0;
@@ -164,6 +183,10 @@ Test(sockets, over_ipv6) {
     cr_skip_test("no IPv6 here");
   snprintf(where, sizeof where, "[::1]:%d", sockets_free_port(AF_INET6, NULL));
   attempt(2, 2, 2, over_ipv6, where);
+  if (find_link_local(host)) {
+    snprintf(where, sizeof where, "[%s]:%d", host, sockets_free_port(AF_INET6, NULL));
+    attempt(2, 2, 2, over_ipv6, where);
+  }
   checks_must_hold();
 }
 
@@ -210,6 +233,7 @@ Test(sockets, wrong_arguments) {
   REFUSES(timeout, -1.0, "options->timeout is -1");
   REFUSES(timeout, (double)NAN, "options->timeout is");
   REFUSES(rendezvous, "127.0.0.1", "expected host:port");
+  REFUSES(rendezvous, "[fe80::1]:29400", "a link-local address wants its interface");
   REFUSES(rendezvous, "::1:80", "expected host:port");
   REFUSES(rendezvous, "127.0.0.1:0", "expected host:port");
   REFUSES(rendezvous, "127.0.0.1:65536", "expected host:port");

@@ -28,6 +28,20 @@ static onebit_status_t look_up(const char *host, const char *port, struct ob_add
   return ONEBIT_OK;
 }
 
+/* Of a link-local address, which means nothing without its interface; NULL: it is none. */
+static uint32_t *scope_of(struct ob_address *address) {
+  struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address->storage;
+  bool local = address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
+  return local ? &six->sin6_scope_id : NULL;
+}
+
+void ob_address_set_scope(struct ob_address *address, const struct ob_address *from) {
+  struct ob_address other = *from;
+  uint32_t *scope = scope_of(address), *given = scope_of(&other);
+  if (scope && !*scope && given)
+    *scope = *given;
+}
+
 static onebit_status_t not_a_rendezvous(const char *text) {
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "options->rendezvous \"%.100s\": expected host:port, e.g. node1:29400", text);
@@ -43,7 +57,14 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
       (!brackets && memchr(text, ':', length)))
     return not_a_rendezvous(text);
   snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), text + brackets);
-  return look_up(host, colon + 1, address);
+  OB_TRY(look_up(host, colon + 1, address));
+  const uint32_t *scope = scope_of(address);
+  if (scope && !*scope)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "options->rendezvous \"%.100s\": a link-local address wants its interface, "
+                    "e.g. [fe80::1%%eth0]:29400",
+                    text);
+  return ONEBIT_OK;
 }
 
 static bool is_loopback(const struct ob_address *address) {
@@ -72,6 +93,7 @@ void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYT
   char host[NI_MAXHOST] = "";
   getnameinfo((const struct sockaddr *)&address->storage, address->length, host, sizeof host, NULL,
               0, NI_NUMERICHOST);
+  host[strcspn(host, "%")] = '\0';
   snprintf(text, OB_ADDRESS_BYTES, "%.56s %d", host, ob_address_port(address));
 }
 

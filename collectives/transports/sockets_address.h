@@ -23,9 +23,13 @@ void ob_address_local(int file, struct ob_address *address);
 int ob_address_port(const struct ob_address *address);
 void ob_address_set_port(struct ob_address *address, int port);
 
+/* Without the interface of a link-local one: other hosts have names of their own for theirs. */
 void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYTES]);
 /* False: it is none. */
 int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *address);
+
+/* A link-local address without an interface gets that of another one. */
+void ob_address_set_scope(struct ob_address *address, const struct ob_address *from);
 
 /* Listens, nonblocking, at the address's port: on all interfaces, unless the address is a loopback
  * one. -1, with errno. */

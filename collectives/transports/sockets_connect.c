@@ -54,6 +54,7 @@ struct rendezvous {
   int rank, size, streams, listener;
   double timeout;
   struct ob_watch watch;
+  struct ob_address own; /* as it reaches rank 0 */
   uint64_t secret[2], key[2];
   char (*addresses)[OB_ADDRESS_BYTES];
   int *joined; /* files of the ranks that have joined, at rank 0; -1: not yet */
@@ -236,6 +237,7 @@ static onebit_status_t open_own(struct rendezvous *state, int file, char text[OB
   struct ob_address own, bound;
   ob_address_local(file, &own);
   ob_address_set_port(&own, 0);
+  state->own = own;
   if (state->listener < 0)
     state->listener = ob_address_listen(&own);
   if (state->listener < 0)
@@ -322,6 +324,7 @@ static void move_attempt(struct rendezvous *state, struct attempt *attempt, int 
   struct ob_address to;
   if (!ob_address_scan(state->addresses[rank], &to))
     return; /* until the timeout, which names the rank */
+  ob_address_set_scope(&to, &state->own);
   if (visitor->file < 0)
     visitor->file = socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (!attempt->greeted) {

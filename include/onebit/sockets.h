@@ -39,7 +39,8 @@ typedef struct onebit_sockets_options {
   /* This rank's number, 0 to ranks - 1, and how many there are. Default (ranks is 0, and rank too):
    * RANK and WORLD_SIZE of the environment, as torchrun sets them. */
   int rank, ranks;
-  /* Where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in brackets. The
+  /* Where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in brackets; a
+   * link-local one with this host's interface to it, "[fe80::1%eth0]:29400". Otherwise the
    * same on all ranks. Default: MASTER_ADDR and MASTER_PORT of the environment; torchrun itself
    * listens there unless it is told to use another port. */
   const char *rendezvous;

@@ -165,9 +165,17 @@ def falls_back(rank, size):
     if rank == 0:
         os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"
     transport, said = make()
-    words = "since sockets cannot be used: rank 0: interface none7 has no IPv4 address"
+    words = "since sockets cannot be used: rank 0: interface none7 has no IPv4 address, nor an IPv6 one"
     assert transport == "gloo" and len(said) == 1 and words in said[0], said
     raises(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
+    if rendezvous._is_here("::1"):  # interfaces that have IPv6 addresses alone
+        of_interface = rendezvous._six_of_interface
+        rendezvous._six_of_interface = lambda name: ["fe80::1", "::1"]
+        assert make() == ("sockets", [])
+        rendezvous._six_of_interface = lambda name: ["fe80::1"]
+        transport, said = make()
+        assert transport == "gloo" and "none7 has link-local addresses only: fe80" in said[0], said
+        rendezvous._six_of_interface = of_interface
     os.environ["ONEBIT_SOCKET_IFNAME"] = "lo"
     assert make() == ("sockets", [])
     del os.environ["ONEBIT_SOCKET_IFNAME"]

@@ -8,6 +8,7 @@ every rank says something, and rank 0 tells all what was said: so all come to th
 import collections
 import contextlib
 import fcntl
+import ipaddress
 import json
 import os
 import secrets
@@ -90,14 +91,34 @@ class Meeting:
 # --- Addresses ------------------------------------------------------------------------------------
 
 
+def _is_link_local(address):
+    """An IPv6 address that means nothing to others: they reach it by interfaces of other names."""
+    return ":" in address and ipaddress.ip_address(address.split("%")[0]).is_link_local
+
+
+def _six_of_interface(name):
+    """Its IPv6 addresses, as Linux lists them."""
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+        return [str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if row[-1] == name]
+    return []
+
+
 def _of_interface(name):
+    """Its IPv4 address; where it has none, an IPv6 one that other hosts can reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         asked = struct.pack("256s", name.encode()[:15])
         try:
-            answer = fcntl.ioctl(one.fileno(), _SIOCGIFADDR, asked)
-        except OSError as reason:
-            raise OSError(f"interface {name} has no IPv4 address: {reason.strerror}") from None
-    return socket.inet_ntoa(answer[20:24])
+            return socket.inet_ntoa(fcntl.ioctl(one.fileno(), _SIOCGIFADDR, asked)[20:24])
+        except OSError as error:
+            reason = error.strerror
+    six = _six_of_interface(name)
+    for address in six:
+        if not _is_link_local(address):
+            return address
+    if six:
+        raise OSError(f"interface {name} has link-local addresses only: {', '.join(six)}")
+    raise OSError(f"interface {name} has no IPv4 address, nor an IPv6 one: {reason}")
 
 
 def _is_here(address):
@@ -112,7 +133,8 @@ def _of_hostname():
     """What this host's name stands for, where that is not this host to itself only."""
     with contextlib.suppress(OSError):
         for *_, (address, *_rest) in socket.getaddrinfo(socket.gethostname(), None):
-            if not address.startswith("127.") and address != "::1" and _is_here(address):
+            own = address.startswith("127.") or address == "::1" or _is_link_local(address)
+            if not own and _is_here(address):
                 return address
     return None
 
@@ -123,7 +145,8 @@ def _towards(host):
         family, _, _, _, (address, *_rest) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as one:
             one.connect((address, 9))
-            return one.getsockname()[0]
+            own = one.getsockname()[0]
+            return None if _is_link_local(own) else own
     return None
 
 
