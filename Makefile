@@ -279,7 +279,7 @@ check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults
 	$(MAKE) installed-check TESTS=check-commands
-	.ci/run check-full asan-long tsan-long clang-asan gpu-full gpu-alone
+	.ci/run check-full asan-long tsan-long valgrind-long clang-asan gpu-full gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12
 # Of the tests that are built, and of what is installed.
