@@ -24,7 +24,7 @@ def launch(scenarios, ranks):
 
 def test_four_processes():
     connections = "collectives,over_gloo,groups,of_another_backend,falls_back"
-    said = launch(connections + ",hook,widths,sparse,own_adam,training", 4)
+    said = launch(connections + ",hook,widths,sparse,own_adam,training,state_goes_on", 4)
     print(said)
     assert said.endswith("all well\n")
 

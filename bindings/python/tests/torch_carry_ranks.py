@@ -13,7 +13,7 @@ import threading
 import warnings
 
 import torch_ranks
-from torch_ranks import alike, raises
+from torch_ranks import alike, expect, raises
 
 import onebit
 import onebit.torch
@@ -308,14 +308,6 @@ def errors(rank, size):
     """In a backward pass or a step: sparse gradients, join, other parameters, wrong arguments."""
     comm = onebit.Communicator.torch()
 
-    def expect(words, call, kind=(onebit.Error, RuntimeError)):
-        try:
-            call()
-        except kind as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError(words)
-
     # On one rank only, other words on the others; and the run goes on.
     run = Run(comm, {})
     for step in range(5):
@@ -480,12 +472,7 @@ def states(rank, size):
 def copies(comm, rank):
     run = Run(comm, {})
     for call in (copy.deepcopy, pickle.dumps):
-        try:
-            call(run.optimizer)
-        except TypeError as error:
-            assert "state_dict()" in str(error)
-        else:
-            raise AssertionError(call)
+        expect("state_dict()", lambda: call(run.optimizer), TypeError)
     run.step(rank, 0)
     model = copy.deepcopy(run.model)  # its hook is not registered: it averages as others do
     loss_of(model, rank, 0).backward()

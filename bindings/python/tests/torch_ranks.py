@@ -2,9 +2,12 @@
 processes that meet over gloo. What a rank finds wrong ends all with its words."""
 
 import argparse
+import copy
 import inspect
+import io
 import os
 import pathlib
+import pickle
 import sys
 import tempfile
 import warnings
@@ -43,6 +46,15 @@ def raises(status, call, words=""):
         assert error.status is status and words in error.message, error
         return
     raise AssertionError(f"{call} did not fail")
+
+
+def expect(words, call, kind=(onebit.Error, RuntimeError)):
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
 
 
 # --- Collectives ---------------------------------------------------------------------------------
@@ -303,7 +315,7 @@ def widths(rank, size):
         bits_model = wrapped(state)
         for step in range(3):
             assert alike(backward(bits_model, rank, step)[0])
-        assert all(plan.info()["bits"] == bits for _, plan, _ in state._plans.values())
+        assert all(plan.info()["bits"] == bits for _, plan in state._plans.values())
         bytes_of[bits] = state.comm.bytes_sent
         state.close()
     assert 6 < bytes_of[8] / bytes_of[1] < 8 and 1.8 < bytes_of[4] / bytes_of[2] < 2
@@ -447,6 +459,67 @@ def other_types(rank):
     state.close()
 
 
+def state_goes_on(rank, size):
+    """A state that is saved and loaded, pickled or copied goes on to the bit in another model of the
+    same parameters, whose first step has other buckets."""
+    for number, options in enumerate(({"bits": 1}, {"normalise": True}, {"warmup_steps": 5})):
+        state = onebit.torch.HookState(**options)
+        model = wrapped(state)
+        for step in range(3):
+            backward(model, rank, step)
+        memory = io.BytesIO()
+        torch.save(state.state_dict() if number == 1 else state, memory)
+        unsafely = {"weights_only": number == 1} if hasattr(torch, "compile") else {}
+        saved = torch.load(io.BytesIO(memory.getvalue()), **unsafely)
+        if number == 1:
+            other = onebit.torch.HookState(**options)
+            other.load_state_dict(saved)
+        else:
+            other = copy.deepcopy(state) if number == 2 else saved
+            assert other.comm is None and other.steps == 3
+        again = wrapped(other)
+        for step in range(3, 7):
+            wanted, got = (backward(one, rank, step)[0] for one in (model, again))
+            assert torch.equal(wanted, got), (options, step)
+        assert other.dropped == 0 and same_state(other.state_dict(), state.state_dict())
+        assert len(other._layouts) > 1 and len(other._plans) == len(other._layouts)
+        state_is_refused(rank, other) if number == 0 else other.close()
+        state.close()
+
+
+def same_state(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return all(map(same_state, one, other))
+    return one == other
+
+
+def state_is_refused(rank, state):
+    """One that is another rank's, of another model, with a group; and a state that is closed."""
+    saved = state.state_dict()
+    wrong = {**saved, "rank": 1} if rank == 0 else saved
+    status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
+    words = "rank of the state is 1, and here 0" if rank == 0 else ""
+    raises(status, lambda: state.load_state_dict(wrong), words)
+    state.load_state_dict({**saved, "steps": 1})  # as none
+    plain, model = DistributedDataParallel(network()), DistributedDataParallel(network())
+    model.register_comm_hook(state, onebit.torch.allreduce_hook)
+    assert torch.equal(backward(plain, rank, 0)[0], backward(model, rank, 0)[0])
+    state.load_state_dict(saved)
+    expect("of another model", lambda: backward(model, rank, 0))
+    assert alike(backward(copy.deepcopy(model), rank, 0)[0])  # without the hook, as torch does
+    state.close()
+    expect("state is closed", lambda: backward(model, rank, 0))
+    group = dist.new_group(backend="gloo")
+    with_group = onebit.torch.HookState(process_group=group)
+    for call in copy.deepcopy, pickle.dumps:
+        expect("take its state_dict()", lambda: call(with_group), TypeError)
+    with_group.close()
+
+
 def hook_fails(rank, size):
     """An error in an exchange is raised by backward, on every rank; none waits."""
     state = onebit.torch.HookState(chunk_size=32 * (rank + 1))
@@ -581,6 +654,7 @@ SCENARIOS = (
     widths,
     sparse,
     own_adam,
+    state_goes_on,
     hook_fails,
     training,
     fsdp,

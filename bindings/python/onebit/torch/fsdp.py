@@ -17,6 +17,7 @@ from onebit._native import Dtype, Status
 from onebit.communicator import Communicator
 from onebit.errors import Error
 from onebit.plan import Plan
+from onebit.torch.hook import as_tensor
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -210,7 +211,7 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
 
     def residual(self):
         """A tensor of float32."""
-        return torch.tensor(self.plan.export_residual()[0])
+        return as_tensor(self.plan.export_residual()[0])
 
     def _load(self):
         if self.loaded is None:

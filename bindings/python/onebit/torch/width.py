@@ -52,6 +52,19 @@ class Normaliser:
     def __init__(self):
         self._moments = {}  # by parameter: the mean of squares, and of how many steps
 
+    def state(self, numbers):
+        """By the parameter's number."""
+        return {
+            number: (self._moments[one][0].clone(), self._moments[one][1])
+            for one, number in numbers.items()
+            if one in self._moments
+        }
+
+    def load(self, numbers, state):
+        for one, number in numbers.items():
+            if number in state:
+                self._moments[one] = state[number][0].clone(), state[number][1]
+
     def divide(self, parameters, gradients):
         """In place. What is not finite changes no moment."""
         for parameter, gradient in zip(parameters, gradients):
