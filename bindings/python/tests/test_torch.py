@@ -30,7 +30,7 @@ def test_four_processes():
 
 
 def test_an_error_in_the_hook_reaches_all():
-    assert launch("hook_fails", 3) == "all well\n"
+    assert launch("hook_fails", 3).endswith("all well\n")
 
 
 def test_fsdp2():

@@ -13,11 +13,11 @@ copy of the parameters that all have, and what it leaves out is in the next chan
 import torch
 import torch.distributed as dist
 
-from onebit._native import Dtype, Status
+from onebit._native import Status
 from onebit.communicator import Communicator
 from onebit.errors import Error
 from onebit.plan import Plan
-from onebit.torch.hook import as_tensor
+from onebit.torch.hook import DTYPES, as_tensor
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -25,11 +25,6 @@ try:
 except (ImportError, ValueError):  # before torch 2.8; 1.13 cannot be imported there by Python 3.11
     FSDPModule, AllGather, ReduceScatter = None, object, object
 
-_DTYPES = {
-    torch.float32: Dtype.FLOAT32,
-    torch.bfloat16: Dtype.BFLOAT16,
-    torch.float16: Dtype.FLOAT16,
-}
 _BITS = (1, 2, 4, 8)
 
 
@@ -139,7 +134,7 @@ class _Exchange:
         if self.plan is not None:
             self._compression.dropped += 1
         self.forget()
-        options = {"dtype": _DTYPES[dtype], **self._options}
+        options = {"dtype": DTYPES[dtype], **self._options}
         self.plan = self._compression.plan(group, tensor.device, count, self.operation, **options)
         self._key = key
         return True
@@ -193,7 +188,7 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
         def dense():
             return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             self._compression.dense += 1
             return dense()
         if self._prepare(group, input_tensor, output_tensor.numel(), dtype):
@@ -246,7 +241,7 @@ class CompressedAllGather(_Exchange, AllGather):
         def dense():
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             self._compression.dense += 1
             return dense()
         work = torch.float32 if self._change else dtype

@@ -29,9 +29,9 @@ from onebit.torch.width import Normaliser, choose
 # Elements a message. Buckets overlap, so their messages need not: with the plan's own choice, 46 a
 # segment in place of 3, an exchange takes half as much processor time again over sockets, and three
 # times as much over gloo through Python (6 M elements, 4 ranks, 8 bits: 23 for 15 ms, 117 for 38).
-_CHUNK = 2**19
+CHUNK = 2**19
 
-_DTYPES = {
+DTYPES = {
     torch.float32: Dtype.FLOAT32,
     torch.bfloat16: Dtype.BFLOAT16,
     torch.float16: Dtype.FLOAT16,
@@ -280,7 +280,7 @@ class HookState:
                 self._average(job)
 
     def _average(self, job):
-        dense = job.warmup or not job.is_strided() or job.tensor.dtype not in _DTYPES
+        dense = job.warmup or not job.is_strided() or job.tensor.dtype not in DTYPES
         if not dense:
             status = self._plan(job).allreduce(job.tensor, job.tensor)
             if status != Status.SKIPPED:
@@ -306,8 +306,8 @@ class HookState:
         if plan is not None:
             self.dropped += 1
             plan.close()
-        options = {"bits": self.bits, "chunk_size": _CHUNK, **self._plan_options}
-        plan = Plan(self.comm, job.tensor.numel(), dtype=_DTYPES[job.tensor.dtype], **options)
+        options = {"bits": self.bits, "chunk_size": CHUNK, **self._plan_options}
+        plan = Plan(self.comm, job.tensor.numel(), dtype=DTYPES[job.tensor.dtype], **options)
         self._plans[job.index] = wanted, plan
         return plan
 

@@ -48,9 +48,19 @@ class Meeting:
     def __init__(self, group, timeout):
         store, name = _of_group(group)
         _attempts[name] += 1
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.timeout = timeout
-        self._store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
+        store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
+        self._begin(store, dist.get_rank(group), dist.get_world_size(group), timeout)
+
+    @classmethod
+    def at(cls, store, rank, size, timeout):
+        """Of a store that has had none yet."""
+        made = cls.__new__(cls)
+        made._begin(dist.PrefixStore("onebit", store), rank, size, timeout)
+        return made
+
+    def _begin(self, store, rank, size, timeout):
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self._store = store
         self._rounds = 0
 
     def _set(self, key, value):
