@@ -23,9 +23,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before deepspeed is imported
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
-from train_ddp import free_port
+
+from ranks import start
 
 import onebit.deepspeed
 
@@ -143,23 +143,17 @@ def here(rank, options, kind, folder):
     return losses
 
 
-def run(rank, options, port, kind, way, folder):
-    torch.set_num_threads(1)
+def run(options, kind, way, folder):
+    rank = dist.get_rank()
     warnings.simplefilter("ignore")
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": options.ranks}
-    for name, value in {**address, "RANK": rank, "LOCAL_RANK": rank}.items():
-        os.environ[name] = str(value)
     said = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # DeepSpeed prints on every rank
-    dist.init_process_group("gloo")
     if way.startswith("here"):
         losses = here(rank, options, kind, folder)
     else:
         losses = with_deepspeed(rank, options, kind, folder, way == WAYS[3])
     if rank == 0:
         (pathlib.Path(folder) / f"{way}.json").write_text(json.dumps(losses))
-    dist.barrier()
-    dist.destroy_process_group()
     os.dup2(said, 1)
 
 
@@ -174,8 +168,7 @@ def losses_of(options, kind, folder):
     found = {}
     for way in WAYS[:1] if options.record else WAYS:
         place = without_residuals(folder) if way == WAYS[2] else folder
-        arguments = (options, free_port(), kind, way, str(place))
-        torch.multiprocessing.spawn(run, arguments, nprocs=options.ranks)
+        start(options.ranks, run, options, kind, way, str(place))
         found[way] = json.loads((place / f"{way}.json").read_text())
     return found
 

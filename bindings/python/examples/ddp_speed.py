@@ -9,26 +9,18 @@ time of a step is that of the rank that takes longest. Medians are over rounds.
 """
 
 import argparse
-import os
-import pathlib
-import socket
 import statistics
-import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: E402
-    default_hooks,
-    powerSGD_hook,
-)
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from ranks import start
 
-import onebit.torch  # noqa: E402
+import onebit.torch
 
 INPUTS, OUTPUTS, WARMUP = 64, 10, 4
 
@@ -75,13 +67,7 @@ class Kind:
         self.seconds.append(seconds.item())
 
 
-def run(rank, options, port):
-    torch.set_num_threads(1)
-    if port:
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", address, rank=rank, world_size=options.ranks)
-    else:
-        dist.init_process_group("gloo")
+def run(options):
     names = ["without a hook", "fp16 hook", "PowerSGD hook"]
     names += [f"onebit {bits} bit{'s' * (bits > 1)}" for bits in options.bits]
     kinds = [Kind(name, options) for name in names]
@@ -108,13 +94,6 @@ def run(rank, options, port):
     for kind in kinds:
         if kind.state:
             kind.state.close()
-    dist.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main():
@@ -128,10 +107,7 @@ def main():
     options = parser.parse_args()
     if options.steps < 2:
         parser.error("--steps: at least 2")
-    if "RANK" in os.environ:
-        run(None, options, None)
-    else:
-        torch.multiprocessing.spawn(run, (options, free_port()), nprocs=options.ranks)
+    start(options.ranks, run, options)
 
 
 if __name__ == "__main__":

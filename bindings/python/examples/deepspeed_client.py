@@ -17,9 +17,10 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before deepspeed is imported
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
-from train_ddp import CLASSES, HIDDEN, WIDTH, free_port, teacher_data
+
+from ranks import start
+from train_ddp import make_network, teacher_data
 
 import onebit.deepspeed
 
@@ -59,25 +60,14 @@ class Counter:
         return counted
 
 
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
-        nn.Linear(HIDDEN, CLASSES),
-    )
-
-
-def run(rank, options, port):
-    torch.set_num_threads(1)
+def run(options):
+    rank = dist.get_rank()
     warnings.simplefilter("ignore" if rank else "default", onebit.OnebitWarning)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": options.ranks}
-    for name, value in {**address, "RANK": rank, "LOCAL_RANK": rank}.items():
-        os.environ[name] = str(value)
     import deepspeed
 
     # Kernels of DeepSpeed that would be compiled for sums in shared memory.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    model = network()
+    model = make_network()
     counter = Counter()
     config = configuration(options)
     engine, optimizer, _, _ = onebit.deepspeed.initialize(config, model)  # onebit
@@ -106,7 +96,6 @@ def run(rank, options, port):
         print(optimizer.onebit.describe())
     dist.barrier()
     optimizer.onebit.close()
-    dist.destroy_process_group()
 
 
 def main():
@@ -117,7 +106,7 @@ def main():
     parser.add_argument("--optimizer", choices=PARAMETERS, default="OneBitAdam")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     options = parser.parse_args()
-    torch.multiprocessing.spawn(run, (options, free_port()), nprocs=options.ranks)
+    start(options.ranks, run, options)
 
 
 if __name__ == "__main__":

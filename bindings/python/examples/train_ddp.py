@@ -9,14 +9,13 @@ The lines that change a program that uses DistributedDataParallel are marked wit
 """
 
 import argparse
-import os
-import socket
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from ranks import start
 
 import onebit.torch  # onebit
 
@@ -131,24 +130,6 @@ def compare(options):
             print_row(name, row, rows[0 if number < 2 else 2][1])
 
 
-def run(rank, options, port):
-    torch.set_num_threads(1)
-    if port:
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", address, rank=rank, world_size=options.ranks)
-    else:
-        dist.init_process_group("gloo")
-    compare(options)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=4, help="processes (without torchrun)")
@@ -157,10 +138,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.05, help="of SGD")
     parser.add_argument("--adam-lr", type=float, default=1e-3)
     options = parser.parse_args()
-    if "RANK" in os.environ:
-        run(None, options, None)
-    else:
-        torch.multiprocessing.spawn(run, (options, free_port()), nprocs=options.ranks)
+    start(options.ranks, compare, options)
 
 
 if __name__ == "__main__":

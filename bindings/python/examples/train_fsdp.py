@@ -5,21 +5,17 @@
 """
 
 import argparse
-import os
 import pathlib
-import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing  # noqa: E402
-from ddp_speed import free_port  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+from ranks import start
 
-import onebit.torch.fsdp  # noqa: E402
+import onebit.torch.fsdp
 
 WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 96, 4, 2, 32, 8
 
@@ -97,13 +93,7 @@ def train(options, text, seed, **bits):
     return total.item() / size, each
 
 
-def run(rank, options, port):
-    torch.set_num_threads(1)
-    if port:
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", address, rank=rank, world_size=options.ranks)
-    else:
-        dist.init_process_group("gloo")
+def run(options):
     data = pathlib.Path(options.text).read_bytes()
     text = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
     chosen = {"reduce_bits": options.reduce_bits, "gather_bits": options.gather_bits}
@@ -114,8 +104,6 @@ def run(rank, options, port):
             print(f"seed {seed}, {options.steps} steps: validation loss {plain:.4f} without, "
                   f"{bits:.4f} with {chosen}: {100 * (bits / plain - 1):+.2f} %; bytes a step and "
                   f"rank {plain_bytes:.0f} and {bits_bytes:.0f}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main():
@@ -127,10 +115,7 @@ def main():
     parser.add_argument("--reduce-bits", type=int, default=8, choices=[1, 2, 4, 8])
     parser.add_argument("--gather-bits", type=int, default=4, choices=[1, 2, 4, 8])
     options = parser.parse_args()
-    if "RANK" in os.environ:
-        run(None, options, None)
-    else:
-        torch.multiprocessing.spawn(run, (options, free_port()), nprocs=options.ranks)
+    start(options.ranks, run, options)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ranks import start
+
 import onebit.torch  # onebit
-from train_ddp import free_port
 
 LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 96, 4, 3, 8
 
@@ -126,23 +126,18 @@ def train(options, name, data):
     return loss, each, seconds
 
 
-def run(rank, options, port):
-    torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", address, rank=rank, world_size=options.ranks)
+def run(options):
     data = read(options.text)
     first = None
     for name in options.optimizers.split(","):
         loss, each, seconds = train(options, name, data)
         first = first or (loss, each)
-        if rank == 0:
+        if dist.get_rank() == 0:
             print(
                 f"seed {options.seed} {name:14} validation loss {loss:.4f} ({loss / first[0]:.4f}), "
                 f"{each:9.0f} bytes a step and rank (1/{first[1] / each:.1f}), {seconds:.3f} s a step",
                 flush=True,
             )
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def main():
@@ -154,7 +149,7 @@ def main():
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--optimizers", default="AdamW,EfficientAdam,Adam", help="names")
     options = parser.parse_args()
-    torch.multiprocessing.spawn(run, (options, free_port()), nprocs=options.ranks)
+    start(options.ranks, run, options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""How the examples start their ranks; and where they find the package if it is not installed."""
+
+import os
+import pathlib
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run(rank, environment, body, arguments):
+    if environment:
+        os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    body(*arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def start(ranks, body, *arguments):
+    """body(*arguments) on each rank of a process group over gloo: the processes of torchrun, or, where
+    that has not started this one, so many of this machine."""
+    if "RANK" in os.environ:
+        _run(None, None, body, arguments)
+        return
+    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
+    torch.multiprocessing.spawn(_run, (at, body, arguments), nprocs=ranks)
