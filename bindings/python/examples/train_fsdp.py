@@ -97,6 +97,8 @@ def run(options):
     data = pathlib.Path(options.text).read_bytes()
     text = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
     chosen = {"reduce_bits": options.reduce_bits, "gather_bits": options.gather_bits}
+    if options.no_error_feedback:
+        chosen["error_feedback"] = False
     for seed in range(1, options.seeds + 1):
         plain, plain_bytes = train(options, text, seed)
         bits, bits_bytes = train(options, text, seed, **chosen)
@@ -113,6 +115,7 @@ def main():
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--reduce-bits", type=int, default=8, choices=[1, 2, 4, 8])
+    parser.add_argument("--no-error-feedback", action="store_true", help="of gradients")
     parser.add_argument("--gather-bits", type=int, default=4, choices=[1, 2, 4, 8])
     options = parser.parse_args()
     start(options.ranks, run, options)

@@ -9,6 +9,8 @@ import sys
 import onebit
 import pytest
 from onebit import Status
+from test_torch_hook import launch as of_program
+from test_torch_hook import without_gloo
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -16,10 +18,7 @@ pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="t
 
 
 def launch(scenarios, ranks):
-    command = [sys.executable, str(HERE / "torch_ranks.py"), scenarios, str(ranks)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    return of_program(scenarios, ranks, "torch_ranks.py")
 
 
 def test_four_processes():
@@ -30,7 +29,7 @@ def test_four_processes():
 
 
 def test_an_error_in_the_hook_reaches_all():
-    assert launch("hook_fails", 3).endswith("all well\n")
+    assert launch("hook_fails", 3) == "all well\n"
 
 
 def test_fsdp2():
@@ -67,11 +66,14 @@ def test_a_process_ends(tmp_path, transport):
     )
     command = [sys.executable, "-c", script]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), transport], stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), transport],
+            stdout=subprocess.PIPE, text=True,
+        )
         for rank in range(2)
     ]
-    said = [one.communicate(timeout=100)[0] for one in ranks]
-    left = b"['onebit-hook']\n" if transport == "sockets" else b"[]\n"  # it waits for a bucket
+    said = [without_gloo(one.communicate(timeout=100)[0]) for one in ranks]
+    left = "['onebit-hook']\n" if transport == "sockets" else "[]\n"  # it waits for a bucket
     assert said == [left, left] and all(one.returncode == 0 for one in ranks)
 
 

@@ -38,10 +38,10 @@ class Compression:
         as it has when other parameters than before have gradients
     """
 
-    def __init__(self, modules, timeout, transport, options):
+    def __init__(self, modules, error_feedback, timeout, transport, options):
         self.exchanges = self.skipped = self.dense = self.dropped = 0
-        self._modules = modules
-        self._comms = {}
+        self._modules, self._error_feedback = modules, error_feedback
+        self._comms, self._free = {}, {}
         self._timeout, self._transport, self._options = timeout, transport, options
         self.parts = {}  # by the module's name: (of gradients, of parameters); None: torch's own
 
@@ -68,19 +68,30 @@ class Compression:
         options = {"operation": operation, **self._options, **options}
         return Plan(self._comm(group, device), count, **options)
 
+    def take(self, key, make):
+        """A plan that keeps nothing between calls, and that no exchange has now. All ranks take and
+        give back in the same order."""
+        free = self._free.setdefault(key, [])
+        return free.pop() if free else make()
+
+    def give_back(self, key, plan):
+        self._free[key].append(plan)
+
     def state_dict(self):
         """This rank's residuals, by the module's name. What `change` keeps is not among them: a run
         that goes on begins with an exact gather."""
         return {
             name: reduce.residual()
             for name, (reduce, _) in self.parts.items()
-            if reduce is not None and reduce.plan is not None
+            if reduce is not None and reduce.plan is not None and self._error_feedback
         }
 
     def load_state_dict(self, state_dict):
         """Puts residuals back, in the first exchange of each group of parameters that has the same
         size as before; another one is dropped, and counted. Also does `reset`."""
-        for name, residual in state_dict.items():
+        if not self._error_feedback:
+            self.dropped += len(state_dict)
+        for name, residual in state_dict.items() if self._error_feedback else ():
             self.parts[name][0].loaded = residual
         self.reset()
 
@@ -103,19 +114,22 @@ class Compression:
             if gather is not None:
                 self._modules[name].set_custom_all_gather(own.DefaultAllGather())
                 gather.forget()
+        self._free.clear()
         for comm in self._comms.values():
             comm.close()
         self._comms.clear()
 
 
 class _Exchange:
-    """What both have: a plan for one group of parameters, made anew where its size changes."""
+    """What both have: a plan for one group of parameters, made anew where its size changes; or,
+    where no error is fed back, one for all groups of that size, as long as they take turns."""
 
     operation = None
 
     def __init__(self, compression, bits, **options):
         self._compression = compression
         self._options = {"bits": bits, **options}
+        self._keeps = not options.get("no_error_feedback")
         self._key = self.plan = None
 
     def allocate(self, size, *, dtype, device):
@@ -129,26 +143,41 @@ class _Exchange:
     def _prepare(self, group, tensor, count, dtype):
         """Whether the plan is another one than before. All ranks have the same sizes."""
         key = group, tensor.device, count, dtype
-        if key == self._key:
-            return False
-        if self.plan is not None:
-            self._compression.dropped += 1
-        self.forget()
         options = {"dtype": DTYPES[dtype], **self._options}
-        self.plan = self._compression.plan(group, tensor.device, count, self.operation, **options)
-        self._key = key
-        return True
+
+        def make():
+            return self._compression.plan(group, tensor.device, count, self.operation, **options)
+
+        changed = key != self._key
+        if changed:
+            self._compression.dropped += self._key is not None
+            self.forget()
+            self._key = key
+        if not self._keeps:
+            self.plan = self._compression.take((self.operation, *key), make)
+        elif changed:
+            self.plan = make()
+        return changed
 
     def _start(self, send, receive, factor=1.0):
         """A function that waits for it, and returns its status. On a device it is on the current
         stream by then, and multiplied."""
         self._compression.exchanges += 1
+        plan = self.plan
         if send.device.type == "cuda":
-            status = getattr(self.plan, self.operation)(send, receive)
+            status = getattr(plan, self.operation)(send, receive)
             # Whether some rank's input was not finite no host knows by now: the result says it.
-            self.plan.scale_result(receive, factor)
-            return lambda: status
-        return getattr(self.plan, f"i{self.operation}")(send, receive).wait
+            plan.scale_result(receive, factor)
+        else:
+            request = getattr(plan, f"i{self.operation}")(send, receive)
+
+        def finish():
+            found = status if plan.on_device else request.wait()
+            if not self._keeps:
+                self._compression.give_back((self.operation, *self._key), plan)
+            return found
+
+        return finish
 
     def _end(self, end, async_op):
         """On a device torch waits for the stream itself."""
@@ -177,7 +206,7 @@ def _factor(op, size):
 
 class CompressedReduceScatter(_Exchange, ReduceScatter):
     """For `FSDPModule.set_custom_reduce_scatter`: one for each module, since it keeps the module's
-    residual, twice 4 bytes for each parameter that is reduced with it."""
+    residual, twice 4 bytes for each parameter that is reduced with it, if it keeps one."""
 
     operation = "reduce_scatter"
     loaded = None
@@ -296,6 +325,7 @@ def compress(
     reduce_bits=8,
     gather_bits=None,
     change=None,
+    error_feedback=True,
     timeout=None,
     transport="automatic",
     **options,
@@ -309,6 +339,9 @@ def compress(
     change: whether the change of the parameters travels, in place of their values; None: with fewer
         bits than 8. Takes 4 bytes a parameter on every rank, as FSDP's own `reshard_after_forward=
         False` does
+    error_feedback: of gradients. Without it nothing is kept of them, and groups of one size share
+        their plan: with 8 bits the loss was the same (docs/measured/2026-11-23-fsdp.md), one bit
+        needs it
     timeout, transport: as for `Communicator.torch`
     options: as for `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
 
@@ -323,11 +356,12 @@ def compress(
     if not modules:
         raise ValueError("model has no FSDP module: fully_shard comes first")
     change = gather_bits is not None and gather_bits < 8 if change is None else change
-    made = Compression(modules, timeout, transport, options)
+    made = Compression(modules, error_feedback, timeout, transport, options)
+    kept = {} if error_feedback else {"no_error_feedback": 1}
     for name, module in modules.items():
         reduce = gather = None
         if reduce_bits is not None:
-            reduce = CompressedReduceScatter(made, reduce_bits)
+            reduce = CompressedReduceScatter(made, reduce_bits, **kept)
             module.set_custom_reduce_scatter(reduce)
         if gather_bits is not None:
             gather = CompressedAllGather(made, gather_bits, change)
