@@ -22,7 +22,8 @@ if not hasattr(torch, "compile"):
     pytest.skip("DeepSpeed's files are read by torch 2.0 or newer", allow_module_level=True)
 
 from onebit import deepspeed  # noqa: E402
-from onebit.deepspeed import convert, part, state  # noqa: E402
+from onebit import part  # noqa: E402
+from onebit.deepspeed import convert, state  # noqa: E402
 from test_deepspeed import train  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent

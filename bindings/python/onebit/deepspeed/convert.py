@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onebit.deepspeed import part, state
+from onebit import part
+from onebit.deepspeed import state
 from onebit.deepspeed.config import read_config
 from onebit.errors import OnebitWarning, wrong
 

@@ -221,7 +221,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._load(lambda: self._parts_from(directory, model, tag))
 
     def _parts_from(self, directory, model, tag):
-        from onebit.deepspeed import convert, part, state  # numpy
+        from onebit import part  # numpy
+        from onebit.deepspeed import convert, state
 
         folder, checkpoint = state.read_folder(directory, tag)
         if model is not None:

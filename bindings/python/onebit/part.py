@@ -5,14 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onebit._native import version
-
 NUMBERS, PARAMETERS, MOMENTUM, VARIANCE, FRESH, ANCHOR, MOVED, WORKER, SERVER = range(2, 11)
 ELEMENTS, PADDING = 0, 1  # spaces
 KINDS = ("adam", "lamb", "zero_one_adam")
 
 _HEADER = 232
 _ROW = 40
+_LIBRARY = 0 << 16 | 2 << 8 | 0  # the version that wrote it, as the library itself would
 _SECTION = 65536  # elements at most: checksums of sections of one size are computed side by side
 
 
@@ -92,11 +91,6 @@ def _sections(what, space, first, values):
             first += count
 
 
-def _library():
-    major, minor, patch = (int(number) for number in version().split("."))
-    return major << 16 | minor << 8 | patch
-
-
 def make_part(layout, head, rank, arrays):
     """The bytes of a rank's part. arrays: (what, space, number of the first element, float32s)."""
     sections = list(_sections(NUMBERS, ELEMENTS, 0, head.numbers)) if len(head.numbers) else []
@@ -110,7 +104,7 @@ def make_part(layout, head, rank, arrays):
         offset += len(data)
     made = bytearray(_HEADER)
     struct.pack_into("<8sIIQQ", made, 0, b"O1BC\r\n\x1a\n", 1, 0x01020304, offset, front)
-    struct.pack_into("<16sIII", made, 40, layout.kind.encode(), _library(), layout.deepspeed,
+    struct.pack_into("<16sIII", made, 40, layout.kind.encode(), _LIBRARY, layout.deepspeed,
                      head.ranks)  # fmt: skip
     struct.pack_into("<IIIII", made, 68, 0, head.stage, 0, 0, head.apart)
     struct.pack_into("<QQQ", made, 88, len(counts), sum(counts), head.padding)
