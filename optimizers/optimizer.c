@@ -294,8 +294,8 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
                     bits);
   if (method->exchange != ob_freeze_exchange || recipe->moments.no_warmup || method->plans)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "warmup_bits is %d: it is for 1-bit Adam without shards, 1-bit LAMB and "
-                    "momentum SGD",
+                    "warmup_bits is %d: it is for a warm-up, of 1-bit Adam without shards, "
+                    "1-bit LAMB, momentum SGD and Efficient-Adam",
                     bits);
   return ONEBIT_OK;
 }

@@ -189,6 +189,8 @@ float oracle_bounded(const struct oracle_adam *adam, float step);
 
 /* After a warm-up step that is counted: whether it is the last. */
 bool oracle_must_freeze(struct oracle_adam *adam);
+/* Ends the warm-up after this step. */
+void oracle_freeze(struct oracle_adam *adam);
 
 /* What worker w adds of element i to the momentum of the compressed stage. What a gradient counts
  * as and what the optimizer makes of it are one factor where the gradient is compressed as it is;

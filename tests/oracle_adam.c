@@ -253,7 +253,7 @@ static bool exchanges_step(const struct oracle_adam *adam) {
          !(deepspeed(adam) && adam->size == 1);
 }
 
-static void freeze(struct oracle_adam *adam) {
+void oracle_freeze(struct oracle_adam *adam) {
   float correction = oracle_variance_correction(adam, adam->steps);
   float epsilon = (float)adam->options.epsilon;
   for (size_t i = 0; i < adam->total; i++) {
@@ -288,7 +288,7 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
   for (size_t k = 0; k < adam->tensors; k++)
     oracle_adam_whole_step(adam, k, learning_rate);
   if (oracle_must_freeze(adam))
-    freeze(adam);
+    oracle_freeze(adam);
 }
 
 /* One rank of profile deepspeed has nobody to exchange with and keeps its momentum exact. */

@@ -15,7 +15,7 @@ static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_
   adam.beta1 = options->beta1;
   adam.beta2 = options->beta2;
   adam.epsilon = options->epsilon;
-  adam.freeze_step = ONEBIT_FREEZE_NEVER;
+  adam.freeze_step = options->warmup_steps ? options->warmup_steps : ONEBIT_FREEZE_NEVER;
   adam.common = options->common;
   return oracle_adam_create(size, hosts, tensors, count, &adam);
 }
@@ -41,7 +41,7 @@ struct oracle_efficient_adam *oracle_efficient_adam_create(
   oracle->lamb = options->trust_ratio ? create_lamb(size, hosts, tensors, count, options) : NULL;
   oracle->state =
       oracle->lamb ? oracle->lamb->state : create_adam(size, hosts, tensors, count, options);
-  oracle->state->compressed = true;
+  oracle->state->compressed = options->warmup_steps == 0;
   oracle->gain = options->gain;
   oracle->moment = allocate((size_t)oracle->state->size * oracle->state->total, sizeof(float));
   return oracle;
@@ -78,12 +78,20 @@ static float rounded_by_chance(float value, float chance) {
   return value;
 }
 
+static float nearest_bfloat16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  bits = (bits + 0x7fff + bits / 65536 % 2) / 65536 * 65536;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 /* Worker w's estimate of the mean gradient's second moment, without bias: v is its own moment, old
  * what that was before this step. */
 static float mean_moment(const struct oracle_adam *state, size_t i, float v, float old) {
   double ranks = (double)state->size, b2 = state->options.beta2, step = (double)state->steps + 1.0;
   double correction = 1.0 / (1.0 - pow(b2, step));
-  if (state->momentum[i] == 0.0f)
+  if (state->momentum[i] == 0.0f || state->steps == state->freeze_step)
     return (float)(correction / ranks) * v;
   double own = fmax(1.0 / (ranks * ranks), 1.0 / (4.0 * ranks));
   double others = (1.0 / ranks - own) / (1.0 - pow(b2, step - 1.0));
@@ -98,7 +106,9 @@ static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size
   float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
   float mean = mean_moment(state, i, v, *moment) + epsilon * epsilon;
-  *moment = rounded_by_chance(v, error);
+  /* Just after the warm-up the residual is the momentum. */
+  bool first = state->steps == state->freeze_step;
+  *moment = rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
   float weight = (float)(1.0 - b1) * (oracle->gain != 0.0 ? (float)oracle->gain : 1.0f);
   return (float)b1 * state->momentum[i] + weight * (g * reciprocal_root(mean));
 }
@@ -165,14 +175,35 @@ static void apply(struct oracle_efficient_adam *oracle, size_t k, float learning
   }
 }
 
+/* Dense Adam; then every worker's moments begin as the workers' number times the mean's. */
+static void warm_up(struct oracle_efficient_adam *oracle, float learning_rate) {
+  struct oracle_adam *state = oracle->state;
+  for (size_t k = 0; k < state->tensors; k++)
+    oracle_adam_whole_step(state, k, learning_rate);
+  if (!oracle_must_freeze(state))
+    return;
+  for (size_t i = 0; i < (size_t)state->size * state->total; i++)
+    oracle->moment[i] = nearest_bfloat16((float)state->size * state->variance[i % state->total]);
+  oracle_freeze(state);
+  for (size_t k = 0; k < state->tensors; k++)
+    for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
+      if (!state->uncompressed[k])
+        state->momentum[i] *= state->reciprocal[i];
+}
+
 bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const float *const *gradients,
                                 float learning_rate) {
   struct oracle_adam *state = oracle->state;
-  bool made = oracle_take_gradients(state, gradients) && exchange_all(oracle);
+  bool made =
+      oracle_take_gradients(state, gradients) && (!state->compressed || exchange_all(oracle));
   oracle_rescale(&state->weigher, !made);
   if (!made)
     return false;
   state->steps++;
+  if (!state->compressed) {
+    warm_up(oracle, learning_rate);
+    return true;
+  }
   for (size_t k = 0; k < state->tensors; k++)
     if (!state->uncompressed[k])
       apply(oracle, k, learning_rate);

@@ -99,6 +99,8 @@ const struct checkpoint_case checkpoint_cases[] = {
     {"momentum, compressed warm-up in bfloat16", MOMENTUM, .size = 2, .steps = 8,
      .freeze_step = 5, .common = {.gradient_dtype = ONEBIT_BFLOAT16, .warmup_bits = 4}},
     {"momentum with a warm-up", MOMENTUM, .size = 2, .steps = 9, .freeze_step = 3},
+    {"efficient adam with a warm-up", EFFICIENT, .size = 3, .steps = 9, .freeze_step = 4,
+     .uncompressed = 1 << 1, .common = {.bucket_size = 2000}},
     {"lion", LION, .size = 4, .steps = 8, .skips = true},
     {"lion alone", LION, .size = 1, .steps = 5},
     {"lion, uncompressed tensors", LION, .size = 3, .steps = 8,

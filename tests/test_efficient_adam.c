@@ -131,6 +131,31 @@ Test(efficient_adam, tensors_that_stay_uncompressed) {
   adam_check(&what);
 }
 
+/* Dense steps first; the freeze may wait where the variance lags. */
+Test(efficient_adam, after_a_warm_up) {
+  struct adam_case what = case_of(&adam_tensors_odd);
+  onebit_efficient_adam_options_t more = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  more.warmup_steps = 5;
+  what.more = &more;
+  what.options.beta2 = 0.95;
+  adam_check_on_groups(what);
+  what.uncompressed = 1u << 3 | 1u << 5;
+  what.options.common.bucket_size = 1000;
+  what.size = 3;
+  adam_check(&what);
+  what.options.common.gradient_dtype = what.options.common.parameter_dtype = ONEBIT_BFLOAT16;
+  what.poison = NAN;
+  adam_check(&what);
+  what = case_of(&adam_tensors_tiny);
+  what.more = &more;
+  what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  what.size = 4;
+  what.hosts = 2;
+  adam_check(&what);
+  what.tensors = &adam_tensors_none;
+  adam_check(&what);
+}
+
 static void check_trust_ratios(struct adam_case what, double min_ratio, double max_ratio) {
   onebit_efficient_adam_options_t more = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   more.trust_ratio = 1;
@@ -195,6 +220,9 @@ Test(efficient_adam, wrong_options_are_named) {
       {{SIZE, .trust_ratio = 1, .min_ratio = 3, .max_ratio = 2},
        "min_ratio is 3, more than max_ratio, which is 2",
        ONEBIT_ERROR_ARGUMENT},
+      {{SIZE, .trust_ratio = 1, .warmup_steps = 9},
+       "warmup_steps is 9, with trust_ratio",
+       ONEBIT_ERROR_UNSUPPORTED},
       {{SIZE, .common.profile = ONEBIT_PROFILE_DEEPSPEED},
        "ONEBIT_PROFILE_DEEPSPEED",
        ONEBIT_ERROR_UNSUPPORTED},
@@ -214,18 +242,20 @@ Test(efficient_adam, wrong_options_are_named) {
 
 /* One rank has another option than the others: all learn of it, with its name. */
 static void disagree(onebit_comm_t comm, void *context) {
-  static const char *const names[] = {"gain", "the kind of optimizer", "min_ratio", "max_ratio"};
+  static const char *const names[] = {"gain", "the kind of optimizer", "min_ratio", "max_ratio",
+                                      "warmup_steps"};
   float parameter[10] = {0}, gradient[10] = {0};
   const onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
   (void)context;
-  for (int k = 0; k < 4; k++) {
+  for (int k = 0; k < 5; k++) {
     const bool other = onebit_comm_rank(comm) == 1;
     onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer;
     options.gain = other && k == 0 ? 2 : 0;
-    options.trust_ratio = k == 1 ? other : 1;
+    options.trust_ratio = k == 1 ? other : k < 4;
     options.min_ratio = other && k == 2 ? 0.5 : 0;
     options.max_ratio = other && k == 3 ? 5 : 0;
+    options.warmup_steps = k < 4 ? 0 : other ? 5 : 4;
     CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &optimizer),
                  ONEBIT_ERROR_MISMATCH);
     CHECK_WORDS(names[k]);

@@ -18,6 +18,7 @@ static const struct any_case methods[] = {
     {ANY(adam, .freeze_step = 60, .beta2 = 0.98)},
     {ANY(lamb, .freeze_step = 60, .beta2 = 0.98)},
     {ANY(momentum, .warmup_steps = 60)},
+    {ANY(efficient_adam, .warmup_steps = 60, .beta2 = 0.98)},
 };
 enum { METHODS = sizeof methods / sizeof methods[0], STEPS = 120 };
 

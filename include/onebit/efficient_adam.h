@@ -1,7 +1,7 @@
 /*
  * Efficient-Adam with one bit: Adam whose second moments stay alive, compressed from the first step
- * on. There is no warm-up and no freeze, so there is nothing to tune besides what Adam has; take
- * the learning rate that dense Adam takes.
+ * on, or after some steps of dense Adam (warmup_steps). Nothing freezes: there is nothing to tune
+ * besides what Adam has; take the learning rate that dense Adam takes.
  *
  * Every rank k keeps the second moments of its own gradients, in bfloat16; what the ranks exchange
  * is the step, one bit an element with the error fed back, and the step that all agreed on last,
@@ -58,18 +58,24 @@ typedef struct onebit_efficient_adam_options {
    * Take the learning rate that dense LAMB takes. It costs a pass more over the parameters. */
   int trust_ratio;
   double min_ratio, max_ratio; /* positive; default 0.01 and 10 */
+  /* Steps of dense Adam on the mean gradient before the first compressed one, in
+   * common.warmup_bits; 0: none. At their end the ranks' own second moments begin as P times those
+   * of the mean gradient, and w as the step of its momentum. It is for short trainings, in whose
+   * first steps gradients are alike on all ranks and V_k is too small. Not with trust_ratio. */
+  size_t warmup_steps;
   onebit_optimizer_options_t common;
 } onebit_efficient_adam_options_t;
 
 /* clang-format off */
 #define ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT \
-  { sizeof(onebit_efficient_adam_options_t), 0, 0, 0, 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
+  { sizeof(onebit_efficient_adam_options_t), 0, 0, 0, 0, 0, 0, 0, 0, ONEBIT_OPTIMIZER_OPTIONS_INIT }
 /* clang-format on */
 
 /* Makes an Efficient-Adam optimizer of a list of tensors. As onebit_adam_create, but for its
  * options; there is no profile deepspeed of it.
  * Memory, in bytes a parameter: 12 (residual, and second moments in bfloat16, each twice, so that a
- * skipped step leaves both as they were) + 8 / size + 1/2 for messages.
+ * skipped step leaves both as they were) + 8 / size + 1/2 for messages; with warmup_steps 4 more,
+ * and what common.warmup_bits takes.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,

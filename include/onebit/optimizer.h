@@ -127,9 +127,9 @@ typedef struct onebit_optimizer_options {
   size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */
   /* Bits an element in which the mean gradients of the warm-up travel, 4 or 8, with error feedback
    * of their own (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS; default 0:
-   * float32. Of 1-bit Adam without shards, 1-bit LAMB and momentum SGD, in profile default;
-   * `uncompressed` tensors stay dense. Memory: as much again as the residual of the bits, kept
-   * after the freeze too, where it is of no use any more. */
+   * float32. Of 1-bit Adam without shards, 1-bit LAMB, momentum SGD and Efficient-Adam, in profile
+   * default; `uncompressed` tensors stay dense. Memory: as much again as the residual of the bits,
+   * kept after the freeze too, where it is of no use any more. */
   int warmup_bits;
 } onebit_optimizer_options_t;
 

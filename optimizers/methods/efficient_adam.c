@@ -1,9 +1,10 @@
-/* Efficient-Adam with one bit: what is its own. The first step is compressed already: residuals are
- * zeros, and so is the step of the messages before it. */
+/* Efficient-Adam with one bit: what is its own. Without a warm-up the first step is compressed
+ * already: residuals are zeros, and so is the step of the messages before it. */
 #include "onebit/efficient_adam.h"
 
 #include "base/error.h"
 #include "optimizers/methods/lamb.h"
+#include "optimizers/sections.h"
 
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
@@ -56,6 +57,68 @@ static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    .tell = ob_lamb_tell,
                                                    .numbers = ob_lamb_numbers};
 
+/* --- With a warm-up: steps of dense Adam */
+
+static onebit_status_t create_chunks(struct onebit_optimizer *optimizer) {
+  optimizer->own = ob_optimizer_allocate(optimizer, 2 * OB_CHUNK, sizeof(float));
+  return optimizer->own ? ONEBIT_OK
+                        : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d moments", 2 * OB_CHUNK);
+}
+
+static onebit_status_t update_warm(struct onebit_optimizer *optimizer) {
+  OB_TRY(ob_buckets_apply(optimizer));
+  if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
+    OB_TRY(ob_buckets_pass(optimizer, OB_PASS_ADAM, optimizer->steps + 1));
+  return ONEBIT_OK;
+}
+
+struct beginning {
+  struct ob_section variance, moments;
+  float members, *values; /* two chunks */
+};
+
+static onebit_status_t begin_run(void *context, const struct ob_run *run) {
+  const struct beginning *beginning = context;
+  float *values = beginning->values;
+  OB_TRY(ob_section_read(NULL, &beginning->variance, run, values)); /* which is an array */
+  for (size_t i = 0; i < run->count; i++)
+    values[i] *= beginning->members;
+  return ob_section_write(&beginning->moments, run, values, values + OB_CHUNK);
+}
+
+/* The moments of this rank's gradients, as if the ranks' were independent. */
+static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  struct beginning beginning = {.variance =
+                                    ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_VARIANCE),
+                                .moments = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_MOMENTS),
+                                .members = (float)bucket->bits->geometry.members,
+                                .values = optimizer->own};
+  return ob_each_run(&bucket->bits->geometry.layout, beginning.moments.first, beginning.moments.end,
+                     begin_run, &beginning);
+}
+
+static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+  bool due;
+  OB_TRY(ob_freeze_is_due(optimizer, &due));
+  if (!due)
+    return ONEBIT_OK;
+  OB_TRY(ob_buckets_each(optimizer, begin_moments));
+  OB_TRY(ob_buckets_pass(optimizer, OB_PASS_FREEZE_STEP, optimizer->steps));
+  optimizer->frozen_at = optimizer->steps;
+  return ONEBIT_OK;
+}
+
+static const struct ob_method with_warmup = {.name = "efficient_adam",
+                                             .momentum = true,
+                                             .moments = true,
+                                             .arrays = OB_MASK(OB_VARIANCE),
+                                             .create = create_chunks,
+                                             .dense = dense,
+                                             .exchange = ob_freeze_exchange,
+                                             .call = call,
+                                             .update = update_warm,
+                                             .advance = advance};
+
 /* --- Its row -----------------------------------------------------------------------------------*/
 
 #define OPTIONS onebit_efficient_adam_options_t
@@ -65,12 +128,21 @@ static const struct ob_option options_of[] = {
     OB_FLAG(trust_ratio),
     OB_REAL(min_ratio, limits.min_coefficient, 0.01),
     OB_REAL(max_ratio, limits.max_coefficient, 10),
+    OB_COUNT(warmup_steps),
 };
 
 static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
   const struct ob_lamb_limits *limits = &recipe->moments.limits;
   OB_TRY(
       ob_check_order("min_ratio", limits->min_coefficient, "max_ratio", limits->max_coefficient));
+  if (recipe->moments.warmup_steps) {
+    if (recipe->moments.trust_ratio)
+      return ob_error(ONEBIT_ERROR_UNSUPPORTED, "warmup_steps is %zu, with trust_ratio: leave it 0",
+                      recipe->moments.warmup_steps);
+    recipe->moments.no_warmup = false;
+    recipe->moments.freeze_step = recipe->moments.warmup_steps;
+    recipe->method = &with_warmup;
+  }
   if (!recipe->moments.trust_ratio)
     return ONEBIT_OK;
   recipe->method = &with_trust_ratios;
