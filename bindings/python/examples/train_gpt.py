@@ -1,5 +1,5 @@
 """Trains a small transformer on the characters of a text, with DistributedDataParallel over gloo:
-torch's AdamW with plain gradients, and optimizers of onebit with the hook that carries them.
+torch's AdamW with plain gradients, and optimizers of onebit in its place.
 
     python train_gpt.py TEXT                    # 4 processes of this machine
     python train_gpt.py TEXT --steps 1000 --seed 2 --optimizers AdamW,EfficientAdam
@@ -85,18 +85,17 @@ def groups_of(model):
 
 
 def train(options, name, data):
-    """The validation loss, bytes that this rank sent in a step of the last tenth, seconds a step."""
+    """The validation loss, bytes that this rank sent a step, of all steps, seconds a step."""
     text, validation, characters = data
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
     network = Transformer(characters)
-    kind = torch.optim.AdamW if name == "AdamW" else getattr(onebit.torch, name)  # onebit
-    optimizer = kind(
+    optimizer = torch.optim.AdamW(
         groups_of(network), lr=options.lr, betas=(0.9, 0.99), weight_decay=0.1
     )
     model = DistributedDataParallel(network)
     if name != "AdamW":
-        optimizer.attach(model)  # onebit
+        optimizer = onebit.torch.compress(model, optimizer, getattr(onebit.torch, name))  # onebit
     schedule = torch.optim.lr_scheduler.SequentialLR(
         optimizer,
         [
@@ -106,10 +105,8 @@ def train(options, name, data):
         [options.steps // 20],
     )
     random = torch.Generator().manual_seed(1000 * options.seed + rank)
-    last, began, before = options.steps - options.steps // 10, time.perf_counter(), 0
-    for step in range(options.steps):
-        if step == last and name != "AdamW":
-            before = optimizer.comm.bytes_sent
+    began, before = time.perf_counter(), 0 if name == "AdamW" else optimizer.comm.bytes_sent
+    for _ in range(options.steps):
         optimizer.zero_grad()
         loss_of(model, text, random).backward()
         optimizer.step()
@@ -118,7 +115,7 @@ def train(options, name, data):
     elements = sum(one.numel() for one in network.parameters())
     each = 2 * (size - 1) / size * 4 * elements  # gloo's ring
     if name != "AdamW":
-        each = (optimizer.comm.bytes_sent - before) / (options.steps - last)
+        each = (optimizer.comm.bytes_sent - before) / options.steps
         optimizer.close()  # onebit
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -213,6 +213,7 @@ class _EfficientAdamOptions(_OptimizerOptions, total=False):
     trust_ratio: int
     min_ratio: float
     max_ratio: float
+    warmup_steps: int
 
 class _AdamOptions(_OptimizerOptions, total=False):
     beta1: float

@@ -24,7 +24,8 @@ METHODS = (
         "EfficientAdam",
         "efficient_adam",
         "Efficient-Adam with one bit, the one to begin with",
-        "beta1 beta2 epsilon gain trust_ratio:int min_ratio max_ratio",
+        "beta1 beta2 epsilon gain trust_ratio:int min_ratio max_ratio"
+        " warmup_steps:size_t",
     ),
     Method(
         "Adam",

@@ -16,6 +16,11 @@ def test_ranks(scenario):
     assert launch(scenario).endswith("all well\n")
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_compress(ranks):
+    assert launch("compressed", ranks).endswith("all well\n")
+
+
 @pytest.fixture
 def made():
     """made(kind, **options): an optimizer of one rank, and its parameters."""

@@ -355,6 +355,12 @@ def errors(rank, size):
 # --- The optimizers ------------------------------------------------------------------------------
 
 
+def groups_of(module):
+    weights = [one for one in module.parameters() if one.dim() > 1]
+    others = [one for one in module.parameters() if one.dim() == 1]
+    return [{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 3e-3}]
+
+
 def schedulers(rank, size):
     """Every scheduler of torch, with two groups: rates are those of torch's own optimizer, and
     parameters those of one step at a time with these rates."""
@@ -378,14 +384,9 @@ def schedulers(rank, size):
     for make in makers:
         module, twin = network(), network()
 
-        def groups(module):
-            weights = [one for one in module.parameters() if one.dim() > 1]
-            others = [one for one in module.parameters() if one.dim() == 1]
-            return [{"params": weights, "weight_decay": 0.1}, {"params": others, "lr": 3e-3}]
-
         ours = onebit.torch.Adam(
-            groups(module), lr=1e-2, comm=comm, freeze_step=onebit.FREEZE_NEVER)
-        dense = torch.optim.AdamW(groups(twin), lr=1e-2, weight_decay=0.0)
+            groups_of(module), lr=1e-2, comm=comm, freeze_step=onebit.FREEZE_NEVER)
+        dense = torch.optim.AdamW(groups_of(twin), lr=1e-2, weight_decay=0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             schedules = [make(one) for one in (ours, dense)]
@@ -484,6 +485,80 @@ def copies(comm, rank):
 # --- What is cut short ---------------------------------------------------------------------------
 
 
+def compressed(rank, size):
+    """compress: in a dense warm-up the steps are those of torch's optimizer on mean gradients, with
+    its groups and a schedule that was made before; then they are in bits, and replicas alike."""
+    sgd = {"momentum": 0.7, "weight_decay": 0.1}
+    cases = [
+        (torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6}),
+        (torch.optim.Adam, {"weight_decay": 0.1}),
+        (torch.optim.SGD, sgd),
+    ]
+    for kind, options in cases:
+        module, twin = network(), network()
+        made = [kind(groups_of(one), lr=1e-2, **options) for one in (module, twin)]
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in made]
+        warmup = {} if kind is torch.optim.SGD else {"warmup_bits": 0}
+        model = wrapped(module)
+        ours = onebit.torch.compress(model, made[0], warmup_steps=6, bucket_size=30000, **warmup)
+        for step in range(9):
+            if step == 4:
+                ours.load_state_dict(ours.state_dict())
+            ours.zero_grad(), made[1].zero_grad()
+            loss_of(model, rank, step).backward()
+            loss_of(twin, rank, step).backward()
+            for one in twin.parameters():  # what data-parallel training has
+                dist.all_reduce(one.grad)
+                one.grad /= size
+            ours.step(), made[1].step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                schedules[0].step()
+            schedules[1].step()
+            rates = [[group["lr"] for group in one.param_groups] for one in (ours, made[1])]
+            assert rates[0] == rates[1], rates
+            if step == 5:
+                for mine, theirs in zip(module.parameters(), twin.parameters()):
+                    assert torch.allclose(mine, theirs, atol=2e-5), (mine - theirs).abs().max()
+        assert alike(torch.cat([one.detach().flatten() for one in module.parameters()]))
+        assert list(ours.onebit.info()["exchanges"])[:2] == [6, 3], ours.onebit.info()
+        raises(Status.ERROR_ARGUMENT, made[0].step, "step the one that it returned")
+        ours.close()
+    module = network()
+    ours = onebit.torch.compress(wrapped(module), torch.optim.AdamW(module.parameters()))
+    assert type(ours) is onebit.torch.EfficientAdam and ours.defaults["weight_decay"] == 0.01
+    ours.close()
+    not_compressed(rank, size)
+
+
+def not_compressed(rank, size):
+    """What compress refuses, on all ranks where one rank's is that."""
+    module = network()
+    model, weights = wrapped(module), list(module.parameters())
+    done = torch.optim.AdamW(weights)
+    for one in weights:
+        one.grad = torch.zeros_like(one)
+    done.step()
+    refused = [
+        ("a RMSprop, not", torch.optim.RMSprop(weights)),
+        ("has made steps", done),
+        ("SGD without momentum", torch.optim.SGD(weights, lr=0.1)),
+        ("heavy ball", torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True)),
+        ("no such variant", torch.optim.AdamW(weights, amsgrad=True)),
+        ("betas of group 1", torch.optim.AdamW(
+            [{"params": weights[:1]}, {"params": weights[1:], "betas": (0.5, 0.9)}])),
+    ]
+    for words, optimizer in refused:
+        raises(Status.ERROR_ARGUMENT, lambda: onebit.torch.compress(model, optimizer), words)
+    good = torch.optim.AdamW(weights)
+    raises(Status.ERROR_ARGUMENT, lambda: onebit.torch.compress(module, good), "not a Distributed")
+    if size > 1:
+        status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
+        mine = refused[0][1] if rank == 0 else good
+        raises(status, lambda: onebit.torch.compress(model, mine))
+    onebit.torch.compress(model, good).close()
+
+
 def interrupted(rank, size):
     """Ctrl-C in a step that waits for another rank, and in a backward pass of a step that has begun:
     the others are told."""
@@ -543,7 +618,8 @@ def half_way(rank, size):
         raise AssertionError("a step that only one rank has made")
 
 
-SCENARIOS = (hook, compiled, scaler, refusals, errors, schedulers, states, interrupted, half_way)
+SCENARIOS = (
+    hook, compiled, scaler, refusals, errors, schedulers, states, compressed, interrupted, half_way)
 
 
 def run_scenarios(rank, names, size, path):

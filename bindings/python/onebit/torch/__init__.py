@@ -3,7 +3,8 @@ averages gradients for an optimizer of one's own."""
 
 from onebit.methods import NAMES
 from onebit.torch.backward import optimizer_hook
+from onebit.torch.compress import compress
 from onebit.torch.hook import HookState, allreduce_hook
 from onebit.torch.optim import *  # noqa: F403: the optimizers
 
-__all__ = ["HookState", "allreduce_hook", "optimizer_hook", "AdamW", *NAMES]
+__all__ = ["HookState", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES]

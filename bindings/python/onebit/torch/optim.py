@@ -394,8 +394,11 @@ class _Optimizer(torch.optim.Optimizer):
         agree(self.comm, reason)
         if not several:
             parts = gather(self.comm, parts[0])
-        mine = [dict(group) for group in self.param_groups]
+        groups, mine = self.param_groups, [dict(group) for group in self.param_groups]
         super().load_state_dict({key: first[key] for key in ("state", "param_groups")})
+        for group, loaded in zip(groups, self.param_groups):
+            group.update(loaded)
+        self.param_groups = groups  # which schedulers of another optimizer may have (compress)
         try:
             # Before the state: between two synchronisations of 0/1 Adam factors wait.
             self._set_rates(self._wanted_rates())
