@@ -20,8 +20,14 @@ static struct ob_view view_of(const struct bench_passes *passes, unsigned char *
   return ob_message_view(base + chunk * passes->plan->geometry.stride, &shape);
 }
 
+/* From one stream's messages to the next's: as in a plan's own memory a line more, without which
+ * those that are read together can all want the same set of the first-level cache. */
+static size_t stream_stride(const struct ob_geometry *geometry) {
+  return geometry->chunks * geometry->stride + OB_ALIGNMENT;
+}
+
 static unsigned char *stream_of(const struct bench_passes *passes, size_t stream) {
-  return passes->messages + stream * passes->plan->geometry.chunks * passes->plan->geometry.stride;
+  return passes->messages + stream * stream_stride(&passes->plan->geometry);
 }
 
 static void compress(struct bench_passes *passes, const struct ob_source *source,
@@ -286,7 +292,7 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
 
 static int fill_messages(struct bench_passes *passes) {
   const struct onebit_plan *plan = passes->plan;
-  passes->messages = ob_allocate(passes->streams * plan->geometry.chunks, plan->geometry.stride);
+  passes->messages = ob_allocate(passes->streams, stream_stride(&plan->geometry));
   if (!passes->messages)
     return bench_no_memory("messages", passes->streams * plan->geometry.chunks);
   for (size_t s = 0; s < passes->streams; s++)
