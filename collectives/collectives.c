@@ -98,7 +98,20 @@ static bool to_be_applied(const struct onebit_plan *plan) {
   return plan->call.hold && plan->status == ONEBIT_OK;
 }
 
+/* Of one copy, the residual has changed with the first message. Where results may have been
+ * written over the input already, no rank's input is at fault: the messages have left, and what
+ * they do not say is the residual now. */
+static void undo(onebit_plan_t plan) {
+  if (plan->apply_early_ok)
+    ob_residual_commit(&plan->worker);
+  else
+    ob_residual_undo(&plan->worker, &plan->geometry.layout, plan->call.source.inputs,
+                     plan->options.dtype);
+}
+
 static void end_call(onebit_plan_t plan) {
+  if (plan->status != ONEBIT_OK && plan->worker.changed)
+    undo(plan);
   if (plan->host.shared.base)
     ob_host_end(plan);
   if (plan->executor->end)

@@ -98,6 +98,19 @@ static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
   return ONEBIT_OK;
 }
 
+/* What levels leave is not what one addition would undo. */
+static onebit_status_t check_copies(const onebit_plan_options_t *options) {
+  if (options->residual_copies < 0 || options->residual_copies > 2)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies is %d, not 1 or 2, or 0 for 2",
+                    options->residual_copies);
+  if (options->residual_copies == 1 && options->max_bits > 1)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "residual_copies is 1, max_bits is %d: that is for one "
+                    "bit only",
+                    options->max_bits);
+  return ONEBIT_OK;
+}
+
 static void resolve_block(struct ob_plan_shape *shape) {
   onebit_plan_options_t *options = &shape->options;
   if (options->profile == ONEBIT_PROFILE_DEEPSPEED)
@@ -127,6 +140,7 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
     shape->options.max_bits = shape->options.bits;
   OB_TRY(check_bits(&shape->options, "bits", shape->options.bits));
   OB_TRY(check_ladder(&shape->options));
+  OB_TRY(check_copies(&shape->options));
   if (shape->options.threads == 0)
     OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MAX_THREADS, 1, &shape->options.threads));
   resolve_block(shape);

@@ -53,8 +53,11 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   }
   const struct ob_memory *memory = plan->executor->residuals;
   const struct ob_layout *layout = &plan->geometry.layout;
-  OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
-                            memory));
+  if (plan->options.residual_copies == 1)
+    OB_TRY(ob_residual_create_alone(&plan->worker, layout, first, end, work->one_scale));
+  else
+    OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
+                              memory));
   first = end = 0;
   if (plan->sizes.reduces)
     ob_plan_segment(plan, &first, &end);
@@ -170,6 +173,18 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
+/* One copy takes the call's input to undo it: of a device's kernels, and where a host's ranks add
+ * theirs up, that is not at hand. */
+static onebit_status_t check_copies(const struct onebit_plan *plan) {
+  const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+  if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "residual_copies is 1, %s: that is for memory of the host and schedules that are "
+                  "not hierarchical",
+                  hosts ? "and the schedule hierarchical" : "device is ONEBIT_DEVICE_CUDA");
+}
+
 static onebit_status_t set_up_group(struct onebit_plan *plan) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   struct ob_geometry *geometry = &plan->geometry;
@@ -211,6 +226,7 @@ static onebit_status_t build(struct onebit_plan *plan, const struct ob_plan_shap
   OB_TRY(ob_layout_create(&plan->geometry.layout, shape->block, shape->pieces, shape->counts,
                           shape->valid));
   OB_TRY(ob_schedule_choose(plan, shape));
+  OB_TRY(check_copies(plan));
   OB_TRY(set_up_group(plan));
   set_up_messages(plan, shape);
   OB_TRY(set_up_work(plan, shape));

@@ -1,6 +1,8 @@
 /* The loop over the blocks of a message, once for each step. */
 #include "compression/blocks.h"
 
+#include <string.h>
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -307,7 +309,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
                                 : input_of(step, &block),
         .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
         .rule = work->rule,
-        .stream = work->stream && !is_measured(step->residual, b),
+        .stream = work->stream && !is_measured(step->residual, b) && !step->residual->changed,
         .momentum_bits = source->momentum ? fields_at(step, step->last, &block) : NULL,
         .momentum_width = source->momentum ? step->last->width : 1,
         .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
@@ -325,6 +327,8 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
     };
     if (run.moment_rule)
       point_to_moments(step, &block, &run);
+    if (step->residual->changed)
+      step->residual->changed[b - step->residual->first] = true;
     if (step->out->width == 1) {
       set_scale(step, b, block.count, work->codec->compress(&run));
       if (is_measured(step->residual, b))
@@ -558,7 +562,11 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
 
 /* --- After a call */
 
-void ob_residual_commit(struct ob_residual *residual) { residual->now = !residual->now; }
+void ob_residual_commit(struct ob_residual *residual) {
+  residual->now = !residual->now;
+  if (residual->changed)
+    memset(residual->changed, 0, residual->blocks);
+}
 
 bool ob_residual_large(const struct ob_residual *residual) {
   size_t scales = residual->one_scale ? 1 : residual->blocks;

@@ -9,6 +9,13 @@
  * only ob_residual_commit, once all ranks are known to be well, makes the next the current. So a
  * skipped or failed call leaves the error as it was, to the bit. Where an optimizer has moments of
  * this rank's own gradients, they change in compress too, and lie beside: two copies likewise.
+ *
+ * With one copy compress works in place, which takes as long as memory allows, and a call that is
+ * not to be is undone: e is c - x, of the input x that the caller still holds. That is not exact,
+ * since the sum c = e + x was rounded, but to that rounding and the difference's own. Nothing else
+ * would be exact and as small: what the sum has lost are low bits of e, as many as x has larger
+ * ones, so of some elements all. Where x is not finite, compress leaves the element as it was, to
+ * the bit.
  */
 #ifndef OB_COMPRESSION_BLOCKS_H
 #define OB_COMPRESSION_BLOCKS_H
@@ -34,8 +41,9 @@ struct ob_residual {
   onebit_dtype_t result_dtype;
   const struct ob_memory *memory; /* where the arrays are */
   int now;                        /* which copy is the current one */
-  float *values[2];
-  float *scales[2];     /* one a block, or one in all */
+  float *values[2];               /* of one copy, both are that */
+  bool *changed;    /* of one copy: which blocks this call has compressed; NULL: there are two */
+  float *scales[2]; /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
   /* The error is stored as it is, of messages of more than one bit; a scale is only its size. */
   bool eager[2];
@@ -51,6 +59,14 @@ struct ob_residual {
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
                                    size_t first, size_t end, bool one_scale, bool moments,
                                    const struct ob_memory *memory);
+/* The same with one copy, in memory of the host and without moments. */
+onebit_status_t ob_residual_create_alone(struct ob_residual *residual,
+                                         const struct ob_layout *layout, size_t first, size_t end,
+                                         bool one_scale);
+/* Of one copy, after a call that has ended badly: as it was before, as exactly as is said above,
+ * by inputs[piece] of dtype. */
+void ob_residual_undo(struct ob_residual *residual, const struct ob_layout *layout,
+                      const void *const *inputs, onebit_dtype_t dtype);
 void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
 /* The moments stay. Errors: those of the memory, which the host's has not. */

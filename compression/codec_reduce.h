@@ -38,8 +38,8 @@ FIXED float reduce_run(const struct ob_reduce_run *all, onebit_scale_t rule, uns
     group_compensate(total, error);
     if (run->count - i < OB_LANES)
       group_cut(total, run->count - i);
-    group_keep(total, run->residual_out + i, run->out ? run->out + i / OB_LANES : NULL, run->stream,
-               rule, &sums);
+    group_keep(total, total, run->residual_out + i, run->out ? run->out + i / OB_LANES : NULL,
+               run->stream, rule, &sums);
   }
   return sums_end(&sums, run->lanes);
 }

@@ -47,6 +47,11 @@ FIXED void group_set(V group[GROUP], float value) {
     group[k] = v_set(value);
 }
 
+FIXED void group_copy(V group[GROUP], const V from[GROUP]) {
+  for (int k = 0; k < GROUP; k++)
+    group[k] = from[k];
+}
+
 FIXED void group_load(V group[GROUP], const void *buffer, size_t first, onebit_dtype_t dtype) {
   for (int k = 0; k < GROUP; k++) {
     size_t at = first + (size_t)(k * VL);
@@ -144,15 +149,22 @@ FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Writes the new residuals, or values, and their signs where these are wanted; else their largest
- * magnitude is. */
-FIXED void group_keep(const V group[GROUP], float *residual, uint32_t *signs, bool stream,
-                      onebit_scale_t rule, struct sums *sums) {
+/* Where the residual is written in place: those that the input makes not finite stay as they are,
+ * for the call to be undone (blocks.h). */
+FIXED void group_guard(V stored[GROUP], const V input[GROUP], const float *residual) {
+  for (int k = 0; k < GROUP; k++)
+    stored[k] = v_if_zero(v_sub(input[k], input[k]), stored[k], v_load(residual + k * VL));
+}
+
+/* Writes the new residuals, or values, and the signs of the group where these are wanted; else
+ * their largest magnitude is. */
+FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residual, uint32_t *signs,
+                      bool stream, onebit_scale_t rule, struct sums *sums) {
   for (int k = 0; k < GROUP; k++) {
     if (stream)
-      v_stream(residual + k * VL, group[k]);
+      v_stream(residual + k * VL, stored[k]);
     else
-      v_store(residual + k * VL, group[k]);
+      v_store(residual + k * VL, stored[k]);
     V size = rule == ONEBIT_SCALE_RMS ? v_mul(group[k], group[k]) : v_abs(group[k]);
     sums->sum[k] = v_add(sums->sum[k], size);
   }
@@ -219,8 +231,9 @@ FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, siz
 FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype,
                          onebit_scale_t rule, bool momentum, bool moments) {
   const struct ob_compress_run copy = *all, *const run = &copy;
-  V group[GROUP], error[GROUP];
+  V group[GROUP], error[GROUP], input[GROUP], stored[GROUP];
   struct sums sums = sums_begin(run->lanes);
+  const bool in_place = run->residual_out == run->residual;
   const V scale = v_set(run->residual_scale), weight = v_set(run->weight),
           scaling = v_set(run->scaling);
   const float decayed = run->decay * (run->momentum_scale / run->scaling);
@@ -244,11 +257,15 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
       group_momentum(group, run, i / OB_LANES, decayed, scaling);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
+    group_copy(input, group);
     if (!residual_first)
       group_compensate(group, error);
     if (!whole && run->count - i < OB_LANES)
       group_cut(group, run->count - i);
-    group_keep(group, run->residual_out + i, run->bits ? run->bits + i / OB_LANES : NULL,
+    group_copy(stored, group);
+    if (in_place)
+      group_guard(stored, input, run->residual + i);
+    group_keep(group, stored, run->residual_out + i, run->bits ? run->bits + i / OB_LANES : NULL,
                run->stream, rule, &sums);
   }
   return sums_end(&sums, run->lanes);

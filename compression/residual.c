@@ -21,9 +21,8 @@ static void release_values(const struct ob_residual *residual, int copy) {
   residual->memory->release(values ? values - copy * STAGGER * OB_LANES : NULL);
 }
 
-onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
-                                   size_t first, size_t end, bool one_scale, bool moments,
-                                   const struct ob_memory *memory) {
+static void describe(struct ob_residual *residual, const struct ob_layout *layout, size_t first,
+                     size_t end, bool one_scale, const struct ob_memory *memory) {
   size_t word = ob_layout_word(layout, first);
   *residual = (struct ob_residual){.first = first,
                                    .first_word = word,
@@ -31,27 +30,54 @@ onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob
                                    .words = ob_layout_word(layout, end) - word,
                                    .one_scale = one_scale,
                                    .memory = memory};
+}
+
+static onebit_status_t no_memory(const struct ob_residual *residual) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
+                  residual->words * OB_LANES);
+}
+
+static bool allocate_scales(struct ob_residual *residual, int copy) {
+  size_t count = residual->one_scale ? 1 : residual->blocks;
+  return (residual->scales[copy] = residual->memory->allocate(count, sizeof(float)));
+}
+
+onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
+                                   size_t first, size_t end, bool one_scale, bool moments,
+                                   const struct ob_memory *memory) {
+  describe(residual, layout, first, end, one_scale, memory);
   for (int copy = 0; copy < 2; copy++) {
     residual->values[copy] = allocate_values(residual, copy);
-    if (residual->values[copy])
-      residual->scales[copy] = memory->allocate(one_scale ? 1 : residual->blocks, sizeof(float));
-    if (residual->scales[copy] && moments)
+    if (!residual->values[copy] || !allocate_scales(residual, copy))
+      return no_memory(residual);
+    if (moments)
       residual->moments[copy] = memory->allocate(residual->words, OB_LANES * sizeof(uint16_t));
-    if (!residual->scales[copy] || (moments && !residual->moments[copy]))
-      return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
-                      residual->words * OB_LANES);
+    if (moments && !residual->moments[copy])
+      return no_memory(residual);
   }
   return ONEBIT_OK;
+}
+
+onebit_status_t ob_residual_create_alone(struct ob_residual *residual,
+                                         const struct ob_layout *layout, size_t first, size_t end,
+                                         bool one_scale) {
+  describe(residual, layout, first, end, one_scale, &ob_memory_host);
+  residual->changed = ob_allocate(residual->blocks, sizeof *residual->changed);
+  residual->values[0] = residual->values[1] = allocate_values(residual, 0);
+  bool scales = allocate_scales(residual, 0) && allocate_scales(residual, 1);
+  return residual->changed && residual->values[0] && scales ? ONEBIT_OK : no_memory(residual);
 }
 
 void ob_residual_destroy(struct ob_residual *residual) {
   for (int copy = 0; copy < 2; copy++) {
     if (!residual->memory)
       break;
-    release_values(residual, copy);
+    if (copy == 0 || residual->values[1] != residual->values[0])
+      release_values(residual, copy);
     residual->memory->release(residual->scales[copy]);
     residual->memory->release(residual->moments[copy]);
   }
+  ob_release(residual->changed);
   *residual = (struct ob_residual){0};
 }
 
@@ -74,8 +100,9 @@ onebit_status_t ob_residual_forget(struct ob_residual *residual) {
 
 size_t ob_residual_bytes(const struct ob_residual *residual) {
   size_t moments = residual->moments[0] ? value_bytes(residual) / 2 : 0;
-  size_t stagger = STAGGER * OB_LANES * sizeof(float);
-  return 2 * (value_bytes(residual) + stagger + scale_bytes(residual) + moments);
+  size_t copies = residual->changed ? 1 : 2, stagger = STAGGER * OB_LANES * sizeof(float);
+  return copies * (value_bytes(residual) + stagger) + 2 * (scale_bytes(residual) + moments) +
+         (residual->changed ? residual->blocks : 0);
 }
 
 size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_layout *layout) {
@@ -144,4 +171,35 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
     status = residual->memory->copy(residual->values[residual->now], values, value_bytes(residual));
   ob_residual_end_view(residual, values, scales);
   return status;
+}
+
+/* What the element was before `input` was added; or what it is, of one that no input was added to.
+ * A sum that is not finite says nothing any more: then it is zero. */
+static float undone(float value, float scale, float input, bool changed) {
+  if (!changed || !ob_is_finite(input))
+    return ob_residual_of(value, scale);
+  const float before = value - input;
+  return ob_is_finite(before) ? before : 0;
+}
+
+/* All of it becomes the error itself: one scale of all blocks could not be that of some. */
+void ob_residual_undo(struct ob_residual *residual, const struct ob_layout *layout,
+                      const void *const *inputs, onebit_dtype_t dtype) {
+  float *const scales = residual->scales[residual->now];
+  size_t piece = 0;
+  if (!memchr(residual->changed, true, residual->blocks))
+    return;
+  for (size_t b = 0; b < residual->blocks; b++) {
+    const struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
+    const float scale = scales[residual->one_scale ? 0 : b];
+    float *const values = values_of(residual, residual->values[0], &block);
+    for (size_t i = 0; i < block.count; i++) {
+      const bool given = i < block.valid && inputs[block.piece];
+      values[i] = undone(values[i], scale,
+                         given ? ob_load(inputs[block.piece], block.offset + i, dtype) : 0,
+                         residual->changed[b]);
+    }
+  }
+  memset(scales, 0, scale_bytes(residual));
+  memset(residual->changed, 0, residual->blocks);
 }

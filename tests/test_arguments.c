@@ -109,6 +109,9 @@ static const struct {
     {"profile", "scale",
      PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
     {"profile", "block_size", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .block_size = 64)},
+    {"residual_copies", "3", PLAN(.residual_copies = 3)},
+    {"residual_copies", "-1", PLAN(.residual_copies = -1)},
+    {"residual_copies", "max_bits is 4", PLAN(.residual_copies = 1, .bits = 4)},
 };
 
 Test(arguments, plan_create) {

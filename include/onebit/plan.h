@@ -100,7 +100,7 @@ typedef enum onebit_device {
 #define ONEBIT_BLOCK_BUFFER ((size_t)-1)
 
 /* Start from ONEBIT_PLAN_OPTIONS_INIT. In every field zero means the default. All ranks must give
- * the same options, except `threads` and `device`. */
+ * the same options, except `threads`, `device` and `residual_copies`. */
 typedef struct onebit_plan_options {
   size_t size;                  /* sizeof(onebit_plan_options_t): lets the struct grow */
   onebit_operation_t operation; /* default ONEBIT_ALLREDUCE */
@@ -130,17 +130,25 @@ typedef struct onebit_plan_options {
    * on some rank, and half as many when those would do on all of them: docs/ladder.md. What it
    * takes: as `bits` of more than one, and not no_error_feedback. */
   int max_bits;
+  /* Copies of the residual of what this rank sends, 1 or 2; default 2. With two, a call that is
+   * skipped or fails leaves it as it was, to the bit. With one, 4 bytes an element less and a
+   * faster compression, it comes back to two roundings of float32, of the sum with the input and of
+   * the difference that undoes it; elements whose input was not finite do to the bit, and after
+   * ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT it may be that of the call. What one takes: one
+   * bit, memory of the host, and not ONEBIT_SCHEDULE_HIERARCHICAL. Ranks need not agree: results
+   * of calls that are made do not depend on it. */
+  int residual_copies;
 } onebit_plan_options_t;
 
 /* clang-format off */
 #define ONEBIT_PLAN_OPTIONS_INIT \
   { sizeof(onebit_plan_options_t), ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, ONEBIT_WIRE_BITS, \
     ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
-    ONEBIT_DEVICE_HOST, 0, 0 }
+    ONEBIT_DEVICE_HOST, 0, 0, 0 }
 /* clang-format on */
 
-/* Makes a plan. Collective over comm: all ranks give the same count and options (threads may
- * differ), and all get the same success or failure: if one rank cannot, none has a plan and none is
+/* Makes a plan. Collective over comm: all ranks give the same count and options (threads and
+ * residual_copies may differ), and all get the same success or failure: if one rank cannot, none has a plan and none is
  * left waiting.
  *   comm      the ranks
  *   count     elements, any number from 0 on, with the meaning that the operation gives it
@@ -148,8 +156,8 @@ typedef struct onebit_plan_options {
  *   options   how, or NULL for the defaults; not kept
  *   plan      out: the plan; NULL when the call fails
  * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
- * skipped call leaves it as it was) and 8 / size for the one of the segment that the rank serves,
- * 3/8 for messages of one bit, and so many times that for more bits.
+ * skipped call leaves it as it was; 4 with residual_copies 1) and 8 / size for the one of the
+ * segment that the rank serves, 3/8 for messages of one bit, and so many times that for more bits.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range, a count whose buffers
  * could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,

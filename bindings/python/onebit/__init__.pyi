@@ -110,6 +110,7 @@ class _PlanOptions(TypedDict, total=False):
     device: Device | str
     bits: int
     max_bits: int
+    residual_copies: int
 
 class Request:
     def test(self) -> Status: ...

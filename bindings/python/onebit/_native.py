@@ -187,6 +187,7 @@ class PlanOptions(Structure):
         ("device", c_int),
         ("bits", c_int),
         ("max_bits", c_int),
+        ("residual_copies", c_int),
     ]
 
 
