@@ -148,8 +148,8 @@ typedef struct onebit_plan_options {
 /* clang-format on */
 
 /* Makes a plan. Collective over comm: all ranks give the same count and options (threads and
- * residual_copies may differ), and all get the same success or failure: if one rank cannot, none has a plan and none is
- * left waiting.
+ * residual_copies may differ), and all get the same success or failure: if one rank cannot, none
+ * has a plan and none is left waiting.
  *   comm      the ranks
  *   count     elements, any number from 0 on, with the meaning that the operation gives it
  *             (onebit_operation_t)
