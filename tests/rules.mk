@@ -35,9 +35,10 @@ $(SEEDS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
 fuzzers: $(FUZZERS) $(SEEDS)
+$(BUILD)/tests/preload/program: $(BUILD)/tests/preload/program_requests.o
 $(UNLINKED): %: %.o
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $< $(MPI_LIBS) -lm -ldl
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(MPI_LIBS) -lm -ldl
 NCCL_PROGRAM_LIBS = $(if $(is_emulated),$(EMULATED_LIBS),$(CUDA_LIBS))
 $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 	$(call say,LD)

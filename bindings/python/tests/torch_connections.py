@@ -1,0 +1,196 @@
+"""Scenarios of torch_ranks.py: communicators over a process group, and how ranks find each other."""
+
+import inspect
+import os
+import warnings
+
+import onebit
+import onebit.torch
+import torch
+import torch.distributed as dist
+from onebit import Status
+from onebit.torch import rendezvous
+from torch_common import alike, gradient, raises
+
+
+def collectives(rank, size, transport="sockets"):
+    comm = onebit.Communicator.torch(transport=transport)
+    assert (comm.rank, comm.size, comm.transport) == (rank, size, transport)
+    plan = onebit.Plan(comm, 5000, schedule="exchange", chunk_size=1024)
+    assert plan.info()["transport"] == ("sockets" if transport == "sockets" else "custom")
+    kept = onebit.Plan(onebit.Communicator.self_(), 5000)  # of no other rank
+    for step in range(3):
+        mine = gradient(rank, step)
+        assert plan.allreduce(mine, mine) is Status.OK
+        kept.allreduce(gradient(rank, step), torch.empty(5000))
+        assert alike(mine)
+    several_at_once(comm, rank, size)
+    wrong_on_one(comm, rank)
+    bfloat16(comm, rank, size)
+    comm.close()
+    another = onebit.Communicator.torch(dist.new_group(backend="gloo"), 50, transport)
+    assert onebit.Plan(another, 3).allreduce(torch.ones(3), torch.empty(3)) is Status.OK
+    raises(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(timeout=-1), "timeout is -1")
+    another.close()
+
+
+def over_gloo(rank, size):
+    collectives(rank, size, "gloo")
+
+
+def several_at_once(comm, rank, size):
+    """Requests that each rank waits for in an order of its own, with gloo's collectives between."""
+    plans = [onebit.Plan(comm, 3000) for _ in range(size)]
+    mine = [gradient(rank, step, 3000) for step in range(size)]
+    everyone = torch.tensor([rank + 1.0])
+    requests = [None] * size
+    for turn in range(size):  # even started in different orders
+        number = (turn + rank) % size
+        requests[number] = plans[number].iallreduce(mine[number], mine[number])
+    dist.all_reduce(everyone)
+    for turn in range(size):
+        assert requests[(turn + 2 * rank) % size].wait() is Status.OK
+    assert everyone.item() == size * (size + 1) / 2
+    assert all(alike(one) for one in mine)
+
+
+def wrong_on_one(comm, rank):
+    plan = onebit.Plan(comm, 40)
+    mine = torch.ones(80)[::2] if rank == 1 else torch.ones(40)
+    status = Status.ERROR_ARGUMENT if rank == 1 else Status.ERROR_PEER
+    raises(status, lambda: plan.allreduce(mine, torch.empty(40)))
+    mine = torch.full((40,), float("nan") if rank == 0 else 1.0)
+    assert plan.allreduce(mine, torch.empty(40)) is Status.SKIPPED
+    count = 41 if rank == 0 else 40
+    raises(Status.ERROR_MISMATCH, lambda: onebit.Plan(comm, count), "count differs")
+
+
+def bfloat16(comm, rank, size):
+    plan = onebit.Plan(comm, 100, dtype="bfloat16")
+    result = torch.empty(100, dtype=torch.bfloat16)
+    plan.allreduce(torch.full((100,), rank + 1.0, dtype=torch.bfloat16), result)
+    assert torch.equal(result, torch.full((100,), (size + 1) / 2, dtype=torch.bfloat16))
+
+
+# --- Who is connected, and how -------------------------------------------------------------------
+
+
+def groups(rank, size):
+    """Communicators of sub-groups, and several of one group, do not meet; each is of any backend."""
+    halves = [dist.new_group([0, 1], backend="gloo"), dist.new_group([2, 3], backend="gloo")]
+    half = halves[rank // 2]
+    comms = [onebit.Communicator.torch(one) for one in (half, None, half)]
+    assert [(comm.rank, comm.size) for comm in comms] == [(rank % 2, 2), (rank, 4), (rank % 2, 2)]
+    for comm, mean in zip(comms, (2 * (rank // 2) + 1.5, 2.5, 2 * (rank // 2) + 1.5)):
+        ones = torch.full((100,), rank + 1.0)
+        onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
+        assert (ones == mean).all(), ones
+        comm.close()
+    other = halves[1 - rank // 2]
+    raises(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(other), "does not have this")
+    alone = [dist.new_group([one], backend="gloo") for one in range(size)][rank]
+    assert onebit.Communicator.torch(alone).transport == "self"
+
+
+def of_another_backend(rank, size):
+    """A group that can exchange nothing by itself: its store is enough."""
+    if "devices" not in inspect.signature(dist.Backend.register_backend).parameters:
+        return  # before 2.0 torch has no groups that are made by their own processes alone
+
+    class Mute(dist.ProcessGroup):
+        def getBackendName(self):  # noqa: N802: torch's name
+            return "mute"
+
+    dist.Backend.register_backend(
+        "mute", lambda store, rank, size, timeout: Mute(rank, size), devices=["cpu"]
+    )
+    group = dist.new_group(backend="mute")
+    for transport in "sockets", "gloo":
+        comm = onebit.Communicator.torch(group, transport=transport)
+        ones = torch.full((100,), rank + 1.0)
+        onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
+        assert comm.transport == transport and (ones == (size + 1) / 2).all()
+        comm.close()
+
+
+def falls_back(rank, size):
+    """Where sockets cannot be used gloo is, on all ranks, with a warning that says why."""
+    def make(**options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            comm = onebit.Communicator.torch(timeout=20, **options)
+        transport = comm.transport
+        comm.close()
+        return transport, [str(one.message) for one in caught]
+
+    connect = rendezvous._connect
+    if rank == 1:
+        os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"  # only rank 0's counts
+    assert make() == ("sockets", [])
+    if rank == 0:
+        os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"
+    transport, said = make()
+    words = "since sockets cannot be used: rank 0: interface none7 has no IPv4 address, nor an IPv6 one"
+    assert transport == "gloo" and len(said) == 1 and words in said[0], said
+    raises(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
+    if rendezvous._is_here("::1"):  # interfaces that have IPv6 addresses alone
+        of_interface = rendezvous._six_of_interface
+        rendezvous._six_of_interface = lambda name: ["fe80::1", "::1"]
+        assert make() == ("sockets", [])
+        rendezvous._six_of_interface = lambda name: ["fe80::1"]
+        transport, said = make()
+        assert transport == "gloo" and "none7 has link-local addresses only: fe80" in said[0], said
+        rendezvous._six_of_interface = of_interface
+    os.environ["ONEBIT_SOCKET_IFNAME"] = "lo"
+    assert make() == ("sockets", [])
+    del os.environ["ONEBIT_SOCKET_IFNAME"]
+    if rank == 2:  # reaches rank 0, but not rank 1
+
+        def refuse(at):
+            if len(asked) == 1:
+                raise OSError("no route to host")
+            asked.append(at)
+            return connect(at)
+
+        asked, rendezvous._connect = [], refuse
+    transport, said = make()
+    assert transport == "gloo" and "rank 2: no route to host" in said[0], said
+    rendezvous._connect = connect
+    kind = "gloo" if rank == 1 else "sockets"
+    words = "transport differs: sockets on rank 0, gloo on rank 1"
+    raises(Status.ERROR_MISMATCH, lambda: make(transport=kind), words)
+    raises(Status.ERROR_ARGUMENT, lambda: make(transport="smoke"), "transport is 'smoke'")
+    never_comes(rank, size)
+    forked(rank)
+
+
+def never_comes(rank, size):
+    rendezvous.GRACE_SECONDS = 1.0
+    for absent in size - 1, 0:
+        words = f"waited 0.5 s for rank {absent} to make its communicator"
+        if rank != absent:
+            raises(Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=0.5), words)
+        dist.barrier()
+        if rank == absent == 0:  # comes too late: who was missing then was rank 0
+            rendezvous.Meeting(None, 0.5)
+        elif rank == absent:
+            raises(Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=0.5), words)
+
+
+def forked(rank):
+    """A process that is forked cannot use the connections, and does them no harm."""
+    comm = onebit.Communicator.torch()
+    plan = onebit.Plan(comm, 100)
+    ones = torch.ones(100)
+    plan.allreduce(ones, ones)
+    child = os.fork()
+    if child == 0:
+        words = "one that is forked from it"
+        raises(Status.ERROR_ARGUMENT, lambda: plan.allreduce(ones, ones), words)
+        raises(Status.ERROR_ARGUMENT, lambda: onebit.Plan(comm, 1), words)
+        comm.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.barrier()
+    assert plan.allreduce(ones, ones) is Status.OK
+    comm.close()

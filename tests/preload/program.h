@@ -1,0 +1,28 @@
+/* What the files of `program` have in common. */
+#ifndef ONEBIT_TESTS_PRELOAD_PROGRAM_H
+#define ONEBIT_TESTS_PRELOAD_PROGRAM_H
+
+#include <stddef.h>
+
+enum { COUNT = 20000, STEPS = 40 };
+
+extern int rank, size;
+
+/* Says which element is wrong, and ends the job. */
+void fail(const char *what, int step, int i, double is, double wanted);
+
+/* Values of a step that are the same on all ranks; and a check of their sum over so many. */
+float exact(int step, int i);
+void fill(float *values, int count, int step);
+void check(const char *what, const float *values, int count, int step, int ranks);
+
+float *floats(size_t count);
+
+/* Cases. */
+void nonblocking(void);
+void unfinished(void);
+void progress(void);
+void mixture(void);
+void persistent(void);
+
+#endif

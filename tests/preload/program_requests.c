@@ -1,0 +1,141 @@
+/* Nonblocking and persistent sums of the program. */
+#include <math.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/preload/program.h"
+
+#if defined(OPEN_MPI)
+#include <mpi-ext.h>
+#define PERSISTENT(arguments) MPIX_Allreduce_init arguments
+#elif defined(MPICH_NUMVERSION) && MPICH_NUMVERSION >= 40000000
+#define PERSISTENT(arguments) MPI_Allreduce_init arguments
+#endif
+
+enum { TENSORS = 4 };
+
+static void wait_somehow(int how, MPI_Request request[TENSORS]) {
+  int done = 0, which, some[TENSORS], flag = 0;
+  MPI_Status status, statuses[TENSORS];
+  switch (how) {
+  case 0:
+    for (int t = TENSORS - 1; t >= 0; t--)
+      MPI_Wait(&request[t], MPI_STATUS_IGNORE);
+    break;
+  case 1:
+    MPI_Waitall(TENSORS, request, statuses);
+    break;
+  case 2:
+    for (int t = 0; t < TENSORS; t++)
+      MPI_Waitany(TENSORS, request, &which, &status);
+    break;
+  case 3:
+    for (int count; done < TENSORS; done += count)
+      MPI_Waitsome(TENSORS, request, &count, some, statuses);
+    break;
+  case 4:
+    while (!flag)
+      MPI_Testall(TENSORS, request, &flag, statuses);
+    break;
+  default:
+    for (int t = TENSORS - 1; t >= 0; t--)
+      for (flag = 0; !flag;)
+        MPI_Test(&request[t], &flag, &status);
+  }
+}
+
+void nonblocking(void) {
+  float *mine[TENSORS], *sum[TENSORS];
+  MPI_Request request[TENSORS];
+  for (int t = 0; t < TENSORS; t++)
+    mine[t] = floats(COUNT), sum[t] = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    for (int t = 0; t < TENSORS; t++) {
+      fill(mine[t], COUNT, step + t);
+      MPI_Iallreduce(mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request[t]);
+    }
+    wait_somehow((step + rank) % 6, request);
+    for (int t = 0; t < TENSORS; t++)
+      check("nonblocking", sum[t], COUNT, step + t, size);
+  }
+  for (int t = 0; t < TENSORS; t++)
+    free(mine[t]), free(sum[t]);
+}
+
+/* What MPI forbids, and some programs do: the last request is never waited for. */
+void unfinished(void) {
+  static float values[COUNT];
+  MPI_Request request = MPI_REQUEST_NULL;
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    fill(values, COUNT, step);
+    MPI_Iallreduce(MPI_IN_PLACE, values, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+  }
+}
+
+/* MPI moves a nonblocking call also while its rank waits for something else. */
+void progress(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    int token = step;
+    fill(mine, COUNT, step);
+    MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+    if (rank == 0 && size > 1)
+      MPI_Recv(&token, 1, MPI_INT, 1, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    if (rank == 1)
+      MPI_Send(&token, 1, MPI_INT, 0, 5, MPI_COMM_WORLD);
+    check("progress", sum, COUNT, step, size);
+  }
+  free(mine), free(sum);
+}
+
+/* A blocking call, whose NaN makes it dense, while others are in flight. */
+void mixture(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT), *more = floats(COUNT), *most = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    fill(mine, COUNT, step);
+    fill(more, COUNT, step);
+    if (step == 25 && rank == 0)
+      more[3] = INFINITY;
+    MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+    MPI_Allreduce(more, most, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    if (step == 25 && isfinite(most[3]))
+      fail("infinity", step, 3, most[3], INFINITY);
+    most[3] = step == 25 ? exact(step, 3) * (float)size : most[3];
+    check("in flight", sum, COUNT, step, size);
+    check("beside", most, COUNT, step, size);
+  }
+  free(mine), free(sum), free(more), free(most);
+}
+
+void persistent(void) {
+#ifdef PERSISTENT
+  float *mine[2] = {floats(COUNT), floats(COUNT)}, *sum[2] = {floats(COUNT), floats(COUNT)};
+  MPI_Request request[2];
+  MPI_Status statuses[2];
+  for (int t = 0; t < 2; t++)
+    PERSISTENT(
+        (mine[t], sum[t], COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &request[t]));
+  for (int step = 0; step < STEPS; step++) {
+    for (int t = 0; t < 2; t++)
+      fill(mine[t], COUNT, step + t);
+    if (step % 2)
+      MPI_Startall(2, request);
+    else
+      MPI_Start(&request[0]), MPI_Start(&request[1]);
+    MPI_Waitall(2, request, statuses);
+    for (int t = 0; t < 2; t++)
+      check("persistent", sum[t], COUNT, step + t, size);
+  }
+  for (int t = 0; t < 2; t++) {
+    MPI_Request_free(&request[t]);
+    free(mine[t]), free(sum[t]);
+  }
+#endif
+}
