@@ -152,6 +152,11 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                onebit_plan_t *plan);
 
+/* This rank's part of that: what the plan has, of which ob_plan_release gives back whatever there
+ * is. Local. */
+onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape);
+void ob_plan_release(struct onebit_plan *plan);
+
 /* Checks options and fills in the defaults. */
 onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_plan_shape *shape);
 

@@ -1,0 +1,300 @@
+/* What a plan has: its layout, steps, messages and residuals, and the memory of all of them. */
+#include "collectives/plan.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/memory.h"
+#include "collectives/messages.h"
+
+/* From this many bytes of buffer on, residuals and results are written past the caches: they
+ * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */
+#define STREAM_BYTES ((size_t)16 << 20)
+
+static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
+}
+
+static void *allocate_from(struct onebit_plan *plan, const struct ob_memory *memory, size_t count,
+                           size_t size) {
+  plan->memory_bytes += count * size;
+  return memory->allocate(count, size);
+}
+
+static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
+  return allocate_from(plan, &ob_memory_host, count, size);
+}
+
+void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  size_t segment = geometry->first_segment + geometry->member;
+  *first = geometry->bounds[segment * geometry->chunks];
+  *end = geometry->bounds[(segment + 1) * geometry->chunks];
+}
+
+void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  *first = plan->sizes.compressed_first;
+  *end = plan->sizes.compressed_end;
+}
+
+static onebit_status_t allocate_residual(struct onebit_plan *plan,
+                                         const struct ob_plan_shape *shape) {
+  const struct ob_work *work = &plan->work;
+  size_t first, end;
+  ob_plan_compressed(plan, &first, &end);
+  if (plan->momentum) { /* an optimizer keeps other things there before */
+    first = 0;
+    end = plan->geometry.layout.blocks;
+  }
+  const struct ob_memory *memory = plan->executor->residuals;
+  const struct ob_layout *layout = &plan->geometry.layout;
+  if (plan->options.residual_copies == 1)
+    OB_TRY(ob_residual_create_alone(&plan->worker, layout, first, end, work->one_scale));
+  else
+    OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
+                              memory));
+  first = end = 0;
+  if (plan->sizes.reduces)
+    ob_plan_segment(plan, &first, &end);
+  OB_TRY(ob_residual_create(&plan->server, layout, first, end, work->one_scale, false, memory));
+  plan->server.serving = shape->serving;
+  if (plan->options.profile == ONEBIT_PROFILE_DEFAULT && plan->options.bits == 1) {
+    plan->server.result_dtype = work->output_dtype;
+    if (plan->options.operation == ONEBIT_ALLGATHER)
+      plan->worker.result_dtype = work->output_dtype;
+  }
+  plan->memory_bytes += ob_residual_bytes(&plan->worker) + ob_residual_bytes(&plan->server);
+  if (!work->one_scale)
+    return ONEBIT_OK;
+  plan->worker_sums = allocate_from(plan, memory, plan->worker.blocks, sizeof(double));
+  plan->server_sums = allocate_from(plan, memory, plan->server.blocks, sizeof(double));
+  return plan->worker_sums && plan->server_sums ? ONEBIT_OK : out_of_memory(plan);
+}
+
+/* The messages of `count` ranks; NULL when there are none of them. */
+static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
+                                        unsigned char **memory) {
+  struct ob_window *window = plan->window;
+  if (!count)
+    return ONEBIT_OK;
+  if (window) {
+    *memory = window->memory + window->used;
+    window->used += count * plan->geometry.peer_stride;
+    return ONEBIT_OK;
+  }
+  *memory = allocate_from(plan, plan->executor->messages, count, plan->geometry.peer_stride);
+  return *memory ? ONEBIT_OK : out_of_memory(plan);
+}
+
+static onebit_status_t allocate_window(struct onebit_plan *plan) {
+  const struct ob_transport *transport = plan->comm->transport;
+  size_t results = plan->sizes.results * (plan->momentum ? 2 : 1);
+  size_t bytes =
+      (plan->sizes.outgoing + plan->sizes.incoming + results) * plan->geometry.peer_stride;
+  if (!transport->window_create || !plan->executor->deferred)
+    return ONEBIT_OK;
+  OB_TRY(transport->window_create(plan->comm, bytes, &plan->window));
+  plan->memory_bytes += plan->window ? bytes : 0;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_messages(struct onebit_plan *plan) {
+  struct ob_geometry *geometry = &plan->geometry;
+  size_t results = plan->sizes.results;
+  OB_TRY(allocate_window(plan));
+  OB_TRY(allocate_members(plan, plan->sizes.outgoing, &geometry->outgoing));
+  OB_TRY(allocate_members(plan, plan->sizes.incoming, &geometry->incoming));
+  if (plan->host.shared.base)
+    return ONEBIT_OK; /* results are there */
+  OB_TRY(allocate_members(plan, results, &geometry->results[0]));
+  OB_TRY(allocate_members(plan, plan->momentum ? results : 0, &geometry->results[1]));
+  if (!plan->momentum)
+    geometry->results[1] = geometry->results[0]; /* nobody looks back: one copy will do */
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_batches(struct onebit_plan *plan) {
+  size_t peers = plan->geometry.members - 1, slots = plan->geometry.slots;
+  plan->exchange = allocate(plan, slots, sizeof(struct ob_batch *));
+  plan->gather = allocate(plan, slots, sizeof(struct ob_batch *));
+  if (!plan->exchange || !plan->gather)
+    return out_of_memory(plan);
+  for (size_t i = 0; i < slots; i++) {
+    OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->exchange[i]));
+    OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->gather[i]));
+  }
+  return ONEBIT_OK;
+}
+
+static onebit_status_t allocate_lists(struct onebit_plan *plan) {
+  size_t ranks = (size_t)plan->comm->size, pieces = plan->geometry.layout.pieces;
+  plan->views = allocate(plan, ranks, sizeof *plan->views);
+  plan->inputs = allocate(plan, pieces, sizeof *plan->inputs);
+  plan->outputs = allocate(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
+  return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : out_of_memory(plan);
+}
+
+static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  struct ob_work *work = &plan->work;
+  work->layout = &plan->geometry.layout;
+  work->rule = shape->options.scale;
+  work->dtype = shape->options.dtype;
+  work->output_dtype = shape->output_dtype;
+  work->one_scale = shape->one_scale;
+  work->max_width = (unsigned)plan->options.max_bits;
+  work->measured = plan->options.max_bits > plan->options.bits;
+  work->threads = shape->options.threads;
+  work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
+  work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&
+                                       work->dtype != ONEBIT_FLOAT32);
+  work->bounded =
+      shape->options.operation == ONEBIT_REDUCE_SCATTER && shape->options.wire == ONEBIT_WIRE_DENSE;
+  OB_TRY(ob_codec_choose(&work->codec));
+  size_t members = plan->geometry.members, host = (size_t)plan->comm->hosts.each;
+  OB_TRY(ob_work_create(work, members, members > host ? members : host));
+  plan->memory_bytes += ob_work_wide(work) * sizeof *work->wide;
+  return ONEBIT_OK;
+}
+
+/* What only memory of the host has. */
+static onebit_status_t check_executor(const struct onebit_plan *plan,
+                                      const struct ob_plan_shape *shape) {
+  bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
+  if (plan->executor == &ob_executor_host || plan->options.operation == ONEBIT_ALLREDUCE ||
+      !(dense || shape->of_segments))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "device is ONEBIT_DEVICE_CUDA, operation is %d%s: that is for memory of the host",
+                  (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
+}
+
+/* One copy takes the call's input to undo it: of a device's kernels, and where a host's ranks add
+ * theirs up, that is not at hand. */
+static onebit_status_t check_copies(const struct onebit_plan *plan) {
+  const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+  if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                  "residual_copies is 1, %s: that is for memory of the host and schedules that are "
+                  "not hierarchical",
+                  hosts ? "and the schedule hierarchical" : "device is ONEBIT_DEVICE_CUDA");
+}
+
+static onebit_status_t set_up_group(struct onebit_plan *plan) {
+  const struct ob_hosts *hosts = &plan->comm->hosts;
+  struct ob_geometry *geometry = &plan->geometry;
+  bool across = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
+  geometry->members = (size_t)(across ? hosts->count : plan->comm->size);
+  geometry->member = (size_t)(across ? hosts->host : plan->comm->rank);
+  geometry->first_segment = across ? (size_t)hosts->local_rank * geometry->members : 0;
+  plan->member_ranks = allocate(plan, geometry->members, sizeof *plan->member_ranks);
+  if (!plan->member_ranks)
+    return out_of_memory(plan);
+  for (int k = 0; k < (int)geometry->members; k++)
+    plan->member_ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->local_rank] : k;
+  return ONEBIT_OK;
+}
+
+/* What messages are about: everything, where everyone's go to everyone; and what is in them. Dense
+ * ones have the 16-bit values of the buffers, but for those of an allreduce. */
+static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  struct ob_geometry *geometry = &plan->geometry;
+  bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
+  geometry->whole =
+      gathers ? !shape->of_segments : plan->choice.schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  geometry->one_scale = shape->one_scale;
+  geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
+  geometry->width = (unsigned)plan->options.bits;
+  geometry->half = geometry->dense && plan->options.dtype != ONEBIT_FLOAT32 &&
+                   plan->options.operation != ONEBIT_ALLREDUCE;
+}
+
+/* This rank's part of making a plan. */
+onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+  plan->options = shape->options;
+  if (plan->options.max_bits < plan->options.bits) /* an optimizer's */
+    plan->options.max_bits = plan->options.bits;
+  plan->momentum = shape->momentum;
+  plan->moments = shape->moments;
+  OB_TRY(ob_executor_choose(plan));
+  OB_TRY(check_executor(plan, shape));
+  OB_TRY(ob_layout_create(&plan->geometry.layout, shape->block, shape->pieces, shape->counts,
+                          shape->valid));
+  OB_TRY(ob_schedule_choose(plan, shape));
+  OB_TRY(check_copies(plan));
+  OB_TRY(set_up_group(plan));
+  set_up_messages(plan, shape);
+  OB_TRY(set_up_work(plan, shape));
+  OB_TRY(ob_schedule_cut(plan, shape));
+  if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+    OB_TRY(ob_host_create(plan));
+  OB_TRY(ob_schedule_steps(plan));
+  if (plan->options.wire == ONEBIT_WIRE_BITS)
+    OB_TRY(allocate_residual(plan, shape));
+  OB_TRY(allocate_messages(plan));
+  OB_TRY(ob_ladder_create(plan));
+  OB_TRY(allocate_batches(plan));
+  OB_TRY(allocate_lists(plan));
+  return plan->executor->create ? plan->executor->create(plan) : ONEBIT_OK;
+}
+
+/* False: some of their messages are still under way. */
+static bool destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
+  bool all = true;
+  for (size_t i = 0; batches && i < plan->geometry.slots; i++)
+    all = plan->comm->transport->batch_destroy(batches[i]) && all;
+  ob_release(batches);
+  return all;
+}
+
+static void release_messages(struct onebit_plan *plan) {
+  const struct ob_executor *executor = plan->executor;
+  unsigned char **results = plan->geometry.results;
+  if (!executor)
+    return;
+  if (!plan->host.shared.base && !plan->window) {
+    if (results[1] != results[0])
+      executor->messages->release(results[1]);
+    executor->messages->release(results[0]);
+  }
+  if (plan->window) {
+    plan->comm->transport->window_destroy(plan->window);
+  } else {
+    executor->messages->release(plan->geometry.outgoing);
+    executor->messages->release(plan->geometry.incoming);
+  }
+  executor->residuals->release(plan->worker_sums);
+  executor->residuals->release(plan->server_sums);
+}
+
+void ob_plan_release(struct onebit_plan *plan) {
+  if (!plan)
+    return;
+  if (plan->executor && plan->executor->destroy)
+    plan->executor->destroy(plan);
+  ob_ladder_destroy(plan);
+  ob_residual_destroy(&plan->worker);
+  ob_residual_destroy(&plan->server);
+  ob_work_destroy(&plan->work);
+  ob_layout_destroy(&plan->geometry.layout);
+  bool exchanged = destroy_batches(plan, plan->exchange);
+  bool gathered = destroy_batches(plan, plan->gather);
+  if (exchanged && gathered) {
+    release_messages(plan);
+    ob_host_destroy(&plan->host);
+  }
+  ob_release(plan->member_ranks);
+  ob_release(plan->geometry.bounds);
+  ob_release(plan->steps);
+  ob_release(plan->views);
+  ob_release((void *)plan->inputs);
+  ob_release(plan->outputs);
+  ob_comm_drop(plan->comm);
+  ob_handle_retire(plan);
+  if (exchanged && gathered)
+    ob_handle_release(plan);
+  else
+    ob_memory_keep(plan); /* and through it the memory of its messages */
+}
