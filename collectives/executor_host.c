@@ -7,6 +7,12 @@
 
 /* --- Compress ----------------------------------------------------------------------------------*/
 
+/* What the last call brought of a segment. */
+static struct ob_view view_last(const struct onebit_plan *plan, size_t segment, size_t chunk) {
+  struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
+  return ob_message_view(ob_plan_result(plan, false, segment, chunk), &shape);
+}
+
 /* The values of `source` to a message about a segment. */
 static void compress_message(struct onebit_plan *plan, unsigned char *memory, size_t segment,
                              size_t chunk, const struct ob_source *source) {
@@ -18,7 +24,7 @@ static void compress_message(struct onebit_plan *plan, unsigned char *memory, si
     ob_load_blocks(&plan->work, source, &shape, &out);
   } else {
     if (source->momentum)
-      momentum = ob_message_view(ob_plan_result(plan, false, segment, chunk), &shape);
+      momentum = view_last(plan, segment, chunk);
     ob_compress_blocks(&plan->work, source, &plan->worker, &shape, &momentum, &out,
                        plan->worker_sums);
   }
@@ -118,13 +124,14 @@ static void view_whole(struct onebit_plan *plan, size_t chunk,
 }
 
 static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
-  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk),
+                          result = ob_plan_result_message(plan, ob_own_segment(plan), chunk);
   unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
-  struct ob_view out = ob_message_view(memory, &shape);
+  struct ob_view out = ob_message_view(memory, &result);
   (void)wait;
   view_workers(plan, chunk, &shape);
   if (plan->status != ONEBIT_OK)
-    memset(memory, 0, ob_message_bytes(&shape));
+    memset(memory, 0, ob_message_bytes(&result));
   else if (ob_is_dense(plan))
     ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, 1, &shape, &out);
   else
@@ -160,7 +167,7 @@ static void update(struct onebit_plan *plan, const struct ob_view *in,
   bool wanted = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST) && !sink->last_values;
   struct ob_view last = {0};
   if (wanted)
-    last = ob_message_view(ob_plan_result(plan, false, segment, chunk), shape);
+    last = view_last(plan, segment, chunk);
   ob_pass_blocks(&plan->work, in, wanted ? &last : NULL, shape, sink);
 }
 
@@ -170,7 +177,7 @@ static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   for (size_t source = 0; plan->status == ONEBIT_OK && source < ob_plan_sources(plan); source++) {
     size_t segment = whole ? 0 : source;
-    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_message_shape shape = ob_plan_result_message(plan, segment, chunk);
     struct ob_view in = ob_message_view(ob_plan_result(plan, true, source, chunk), &shape);
     void *const *outputs = whole ? plan->call.outputs + source : plan->call.outputs;
     if (ob_is_dense(plan))
@@ -232,6 +239,7 @@ static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
     ob_residual_forget(&plan->server);
   }
   plan->result_now = !plan->result_now;
+  plan->last_width = plan->geometry.result_width;
   ob_ladder_commit(plan);
   return true;
 }

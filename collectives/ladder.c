@@ -41,7 +41,7 @@ static void tell(struct onebit_plan *plan) {
     line = text + strlen(text);
   snprintf(line, sizeof plan->choice.text - (size_t)(line - text),
            "bits an element: %u now, %u to %u, changes: %" PRIu64 "\n", plan->geometry.width,
-           ladder->min, ladder->max, ladder->moves);
+           ladder->min, ladder->max, ladder->state.moves);
 }
 
 static void set_width(struct onebit_plan *plan, unsigned width) {
@@ -61,7 +61,7 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   plan->ladder = (struct ob_ladder){.min = (unsigned)options->bits,
                                     .max = (unsigned)options->max_bits,
                                     .measured_width = (unsigned)options->bits,
-                                    .patience = MIN_PATIENCE};
+                                    .state = {.patience = MIN_PATIENCE}};
   if (options->wire == ONEBIT_WIRE_DENSE)
     plan->ladder.max = plan->ladder.min;
   if (!is_used(&plan->ladder))
@@ -75,8 +75,10 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   plan->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->ladder.min);
   plan->worker.norms = allocate(plan, &plan->worker);
-  plan->server.norms = allocate(plan, &plan->server);
-  if (plan->worker.norms && plan->server.norms)
+  /* Of a server that keeps no error there is nothing to measure. */
+  const bool serves_error = plan->server.serving.rule == OB_SERVE_MEAN;
+  plan->server.norms = serves_error ? allocate(plan, &plan->server) : NULL;
+  if (plan->worker.norms && (plan->server.norms || !serves_error))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norms of %zu blocks",
                   plan->worker.blocks);
@@ -91,9 +93,9 @@ void ob_ladder_destroy(struct onebit_plan *plan) {
 
 void ob_ladder_begin(struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->ladder;
-  ladder->heard = ladder->wish;
+  ladder->heard = (unsigned)ladder->state.wish;
   ladder->max_rms = ladder->rms;
-  plan->worker.phase = plan->server.phase = (size_t)(ladder->calls % OB_LADDER_WINDOW);
+  plan->worker.phase = plan->server.phase = (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
 }
 
 void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
@@ -110,7 +112,7 @@ static void add(struct ob_norms *sum, const struct ob_norms *norms) {
 }
 
 static void add_measured(const struct ob_residual *residual, struct ob_norms *sum) {
-  for (size_t b = residual->phase; b < residual->blocks; b += OB_LADDER_WINDOW)
+  for (size_t b = residual->phase; residual->norms && b < residual->blocks; b += OB_LADDER_WINDOW)
     add(sum, &residual->norms[b]);
 }
 
@@ -128,25 +130,25 @@ static double bound_below(const struct ob_norms *norms) {
 /* A window is over: what this rank tells in the next call. */
 static void make_wish(struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->ladder;
-  const double server = ratio_of(&ladder->server), worker = ratio_of(&ladder->worker);
-  const double below = fmax(bound_below(&ladder->worker), bound_below(&ladder->server));
-  ladder->ratio = fmax(worker, server);
-  ladder->voting = true;
-  ladder->wish = ladder->ratio > CLIMB_RATIO ? OB_FLAG_CLIMB : 0;
-  if (below > DESCEND_RATIO || ladder->ratio > DESCEND_RATIO)
-    ladder->wish |= OB_FLAG_STAY;
+  struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
+  const double below = fmax(bound_below(worker), bound_below(server));
+  ladder->state.ratio = fmax(ratio_of(worker), ratio_of(server));
+  ladder->state.voting = true;
+  ladder->state.wish = ladder->state.ratio > CLIMB_RATIO ? OB_FLAG_CLIMB : 0;
+  if (below > DESCEND_RATIO || ladder->state.ratio > DESCEND_RATIO)
+    ladder->state.wish |= OB_FLAG_STAY;
   const size_t elements = ladder->elements;
-  ladder->rms = elements ? (float)sqrt(ladder->worker.residual / (double)elements) : 0;
+  ladder->rms = elements ? (float)sqrt(worker->residual / (double)elements) : 0;
   if (!ob_is_finite(ladder->rms))
     ladder->rms = 0;
-  ladder->worker = ladder->server = (struct ob_norms){0};
+  *worker = *server = (struct ob_norms){0};
 }
 
 static void move(struct onebit_plan *plan, unsigned width) {
   struct ob_ladder *ladder = &plan->ladder;
-  ladder->moves++;
-  ladder->calm = 0;
-  ladder->settling = SETTLING_WINDOWS;
+  ladder->state.moves++;
+  ladder->state.calm = 0;
+  ladder->state.settling = SETTLING_WINDOWS;
   set_width(plan, width);
 }
 
@@ -162,15 +164,15 @@ static void decide(struct onebit_plan *plan) {
   const unsigned width = plan->geometry.width;
   ladder->agreed_rms = ladder->max_rms;
   ladder->measured_width = width;
-  if (ladder->fixed || (ladder->settling && ladder->settling--))
+  if (ladder->fixed || (ladder->state.settling && ladder->state.settling--))
     return;
-  ladder->calm = ladder->heard ? 0 : ladder->calm + 1;
+  ladder->state.calm = ladder->heard ? 0 : ladder->state.calm + 1;
   if (ladder->heard & OB_FLAG_CLIMB && width < ladder->max) {
-    if (ladder->descended && ladder->patience < MAX_PATIENCE)
-      ladder->patience *= 2;
+    if (ladder->state.descended && ladder->state.patience < MAX_PATIENCE)
+      ladder->state.patience *= 2;
     move(plan, 2 * width);
-  } else if (ladder->calm >= ladder->patience && width > ladder->min) {
-    ladder->descended = true;
+  } else if (ladder->state.calm >= ladder->state.patience && width > ladder->min) {
+    ladder->state.descended = true;
     move(plan, width / 2);
   }
 }
@@ -179,21 +181,21 @@ void ob_ladder_commit(struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->ladder;
   if (!is_used(ladder))
     return;
-  add_measured(&plan->worker, &ladder->worker);
-  add_measured(&plan->server, &ladder->server);
-  if (ladder->voting)
+  add_measured(&plan->worker, &ladder->state.worker);
+  add_measured(&plan->server, &ladder->state.server);
+  if (ladder->state.voting)
     decide(plan);
-  ladder->voting = false;
-  ladder->wish = 0;
+  ladder->state.voting = false;
+  ladder->state.wish = 0;
   ladder->rms = 0;
-  if (++ladder->calls % OB_LADDER_WINDOW == 0)
+  if (++ladder->state.calls % OB_LADDER_WINDOW == 0)
     make_wish(plan);
 }
 
 /* --- Widths ------------------------------------------------------------------------------------*/
 
 unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsigned flags, unsigned width) {
-  return is_used(ladder) ? 1U << (flags / OB_FLAG_WIDTH & 3) : width;
+  return is_used(ladder) ? ob_flags_width(flags) : width;
 }
 
 void ob_ladder_reset(struct onebit_plan *plan) {
@@ -205,8 +207,32 @@ void ob_ladder_reset(struct onebit_plan *plan) {
                                .measured_width = ladder->min,
                                .elements = ladder->elements,
                                .max_stride = ladder->max_stride,
-                               .patience = MIN_PATIENCE};
+                               .state = {.patience = MIN_PATIENCE}};
   set_width(plan, ladder->min);
+}
+
+/* --- Checkpoints -------------------------------------------------------------------------------*/
+
+unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width) {
+  const struct ob_ladder *ladder = &plan->ladder;
+  unsigned known = ladder->min;
+  while (known < ladder->max && known < width)
+    known *= 2;
+  return known;
+}
+
+struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan) {
+  struct ob_ladder_state state = plan->ladder.state;
+  state.width = plan->geometry.width;
+  state.last_width = plan->last_width;
+  return state;
+}
+
+void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *state) {
+  if (!is_used(&plan->ladder))
+    return;
+  plan->ladder.state = *state;
+  set_width(plan, ob_ladder_width_in(plan, state->width));
 }
 
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {

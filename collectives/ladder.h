@@ -21,26 +21,36 @@ struct onebit_plan;
 
 #define OB_LADDER_WINDOW 16 /* OB_MEASURE_EVERY: each block is measured once */
 
-struct ob_ladder {
-  unsigned min, max;              /* bits; equal: it never moves */
-  bool fixed;                     /* by a budget: it measures, and does not move by itself */
-  uint64_t calls, moves;          /* committed; how often the width has changed */
-  struct ob_norms worker, server; /* sums of this window */
-  size_t elements;                /* of the worker residual */
-  size_t max_stride;              /* bytes of the longest message of all widths */
+/* What the next calls go by. In a checkpoint it is a row of numbers, so each member is 8 bytes, and
+ * ladder_number of optimizers/checkpoint/save.c says what they may be. */
+struct ob_ladder_state {
+  uint64_t width, last_width; /* filled in by ob_ladder_keep: of the next call and of the last */
+  uint64_t calls, moves;      /* committed; how often the width has changed */
+  uint64_t settling;          /* windows until it may move again */
+  uint64_t calm;              /* windows in a row in which all ranks could do with less */
+  uint64_t patience;          /* so many must be */
+  uint64_t descended;         /* 1: since the plan was made */
+  /* 1: this is the call after a window, which has these flags of this rank. */
+  uint64_t voting, wish;
   double ratio; /* of this rank's residual to its input, in the window before: the larger one */
-  /* In the call after a window: this rank's flags, and its residual's root mean square; what was
-   * heard of all ranks so far, with the largest of those. */
-  bool voting;
-  unsigned wish, heard;
+  struct ob_norms worker, server; /* sums of this window */
+};
+
+enum { OB_LADDER_NUMBERS = sizeof(struct ob_ladder_state) / sizeof(uint64_t) };
+
+struct ob_ladder {
+  unsigned min, max; /* bits; equal: it never moves */
+  bool fixed;        /* by a budget: it measures, and does not move by itself */
+  struct ob_ladder_state state;
+  size_t elements;   /* of the worker residual */
+  size_t max_stride; /* bytes of the longest message of all widths */
+  /* Heard of all ranks so far in the call after a window; the root mean square of this rank's
+   * residual, and the largest that was heard of. */
+  unsigned heard;
   float rms, max_rms;
   float agreed_rms;        /* of the latest window that all ranks know of, */
   unsigned measured_width; /* in messages of so many bits */
   unsigned fitted;         /* while a budget is spent: the bits so far */
-  unsigned settling;       /* windows until it may move again */
-  unsigned calm;           /* windows in a row in which all ranks could do with less */
-  unsigned patience;       /* so many must be */
-  bool descended;          /* since the plan was made */
 };
 
 /* Memory for norms. ONEBIT_ERROR_UNSUPPORTED: not what this plan's device has. */
@@ -56,6 +66,14 @@ void ob_ladder_commit(struct onebit_plan *plan);
 
 /* The width from the next call on, which is then another's to choose. */
 void ob_ladder_fix(struct onebit_plan *plan, unsigned width);
+
+/* What a checkpoint has of it; and back, once the plan has no call behind it that is still of use:
+ * the widths are brought into the range of the plan. What does not move keeps its width. */
+struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan);
+void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *state);
+
+/* A width of a checkpoint as one that the plan can have. */
+unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width);
 
 /* What a message of another rank says. */
 void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms);

@@ -25,6 +25,20 @@ struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t s
   return shape;
 }
 
+struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, size_t segment,
+                                               size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  shape.width = plan->geometry.result_width;
+  return shape;
+}
+
+struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, size_t segment,
+                                             size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  shape.width = plan->last_width;
+  return shape;
+}
+
 size_t ob_plan_longest_message(const struct onebit_plan *plan) {
   size_t words = 0;
   for (size_t segment = 0; segment < plan->geometry.segments; segment++)
@@ -53,8 +67,9 @@ void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_m
                                        plan->call.agreed};
   if (!plan->geometry.one_scale)
     scale = plan->host.ranks ? plan->ladder.max_rms : plan->ladder.rms;
-  *(struct ob_header *)(void *)memory =
-      ob_header_make(shape, &call, (uint16_t)ob_steps_flags(plan), scale);
+  const unsigned flags =
+      ob_steps_flags(plan) | ob_payload_flags(shape->dense, shape->half, shape->width);
+  *(struct ob_header *)(void *)memory = ob_header_make(shape, &call, (uint16_t)flags, scale);
   ob_message_seal(memory, shape, plan->work.codec);
 }
 
@@ -96,6 +111,12 @@ static size_t message_bytes(const struct onebit_plan *plan, size_t member, size_
   return ob_message_bytes(&shape);
 }
 
+static size_t result_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
+  struct ob_message_shape shape =
+      ob_plan_result_message(plan, ob_segment_of(&plan->geometry, member), chunk);
+  return ob_message_bytes(&shape);
+}
+
 struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
@@ -113,13 +134,13 @@ struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
 struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->gather[chunk % geometry->slots];
-  size_t mine = message_bytes(plan, geometry->member, chunk);
+  size_t mine = result_bytes(plan, geometry->member, chunk);
   unsigned char *out = ob_result_of(plan, geometry->member, chunk);
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
     add_endpoints(plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
-                  ob_ladder_max_bytes(plan, 1, message_bytes(plan, member, chunk)));
+                  ob_ladder_max_bytes(plan, 1, result_bytes(plan, member, chunk)));
   }
   return batch;
 }
@@ -138,7 +159,7 @@ bool ob_send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
 }
 
 bool ob_send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
-  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
+  struct ob_message_shape shape = ob_plan_result_message(plan, ob_own_segment(plan), chunk);
   bool reduced = plan->options.operation == ONEBIT_ALLREDUCE && !plan->geometry.whole;
   (void)wait;
   ob_steps_note_own(plan);
@@ -190,7 +211,9 @@ void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, si
                       size_t chunk, enum ob_message_kind kind) {
   const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
                                        plan->call.agreed};
-  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  struct ob_message_shape shape = kind == OB_MESSAGE_SERVER
+                                      ? ob_plan_result_message(plan, segment, chunk)
+                                      : ob_plan_message(plan, segment, chunk);
   const struct ob_header *header = in->data;
   if (in->bytes >= sizeof *header && header->flags & OB_FLAG_ERROR)
     shape.width = ob_ladder_width_of(&plan->ladder, header->flags, shape.width);

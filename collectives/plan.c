@@ -218,8 +218,8 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .bits = (int)plan->geometry.width,
       .min_bits = (int)plan->ladder.min,
       .max_bits = (int)plan->ladder.max,
-      .moves = plan->ladder.moves,
-      .residual_ratio = plan->ladder.ratio,
+      .moves = plan->ladder.state.moves,
+      .residual_ratio = plan->ladder.state.ratio,
   };
   return ONEBIT_OK;
 }

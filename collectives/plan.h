@@ -108,6 +108,7 @@ struct onebit_plan {
   double *worker_sums, *server_sums;
 
   int result_now;                       /* which copy of the results is the last call's */
+  unsigned last_width;                  /* bits an element of that one */
   struct ob_batch **exchange, **gather; /* one a slot */
   struct ob_view *views;                /* scratch: one a rank */
   const void **inputs;                  /* by piece, for calls with one buffer */
@@ -219,9 +220,14 @@ void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end)
 /* How many results there are. */
 size_t ob_plan_sources(const struct onebit_plan *plan);
 
-/* Which blocks and words a message of this segment and chunk has. */
+/* Which blocks and words a message of this segment and chunk has: what ranks send to servers; what
+ * these send back; and that of the latest call that was committed, perhaps of another width. */
 struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t segment,
                                         size_t chunk);
+struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, size_t segment,
+                                               size_t chunk);
+struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, size_t segment,
+                                             size_t chunk);
 
 /* "allreduce call 3 of plan 1 (16 MiB)", for error messages; and what a wait without a rank is for.
  */

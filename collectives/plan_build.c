@@ -207,6 +207,8 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
   geometry->one_scale = shape->one_scale;
   geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
   geometry->width = (unsigned)plan->options.bits;
+  geometry->result_width = ob_serve_width(shape->serving.rule, geometry->width);
+  plan->last_width = geometry->result_width;
   geometry->half = geometry->dense && plan->options.dtype != ONEBIT_FLOAT32 &&
                    plan->options.operation != ONEBIT_ALLREDUCE;
 }

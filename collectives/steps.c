@@ -112,8 +112,7 @@ void ob_steps_give_up(struct onebit_plan *plan) {
 /* In a hierarchical plan a rank speaks for its host: the others hear of its neighbours from it. */
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
   bool heard = plan->host.ranks > 0;
-  unsigned flags =
-      ob_payload_flags(plan->geometry.dense, plan->geometry.half, plan->geometry.width);
+  unsigned flags = 0;
   if (is_set(&plan->work.not_finite) || (heard && plan->not_finite_rank >= 0))
     flags |= OB_FLAG_NOT_FINITE;
   if (plan->status != ONEBIT_OK || (heard && plan->failed_rank >= 0))
@@ -122,7 +121,7 @@ unsigned ob_steps_flags(const struct onebit_plan *plan) {
     flags |= OB_FLAG_LARGE;
   if (plan->status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
-  flags |= heard ? plan->ladder.heard : plan->ladder.wish;
+  flags |= heard ? plan->ladder.heard : (unsigned)plan->ladder.state.wish;
   return flags;
 }
 
@@ -139,7 +138,7 @@ void ob_steps_note_own(struct onebit_plan *plan) {
  * not learn of anyway. */
 bool ob_steps_check_early(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)(OB_PAYLOAD_FLAGS | OB_LADDER_FLAGS);
+  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_LADDER_FLAGS;
   plan->apply_early_ok = !plan->call.hold && !ob_is_dense(plan) && !flags &&
                          plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
   return true;

@@ -174,6 +174,9 @@ OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
   return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;
 }
 
+/* Bits an element of a message that is not dense. */
+OB_INLINE unsigned ob_flags_width(unsigned flags) { return 1u << (flags / OB_FLAG_WIDTH & 3); }
+
 /* What is wrong with a header: the first that is. */
 enum ob_header_fault {
   OB_HEADER_SOUND,

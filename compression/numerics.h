@@ -338,6 +338,11 @@ struct ob_serving {
   struct ob_lion_factors lion;
 };
 
+/* Bits an element of what it sends, where ranks send so many: of Lion a sign all the same. */
+OB_INLINE unsigned ob_serve_width(enum ob_serve_rule rule, unsigned width) {
+  return rule == OB_SERVE_LION ? 1 : width;
+}
+
 /* What a server's scale is found from, and by that rule the scale in its message: of Lion a block
  * without a direction anywhere, as of a layer that is not trained, has the scale 0. */
 OB_INLINE onebit_scale_t ob_serve_measure(enum ob_serve_rule rule, onebit_scale_t scale) {

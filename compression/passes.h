@@ -240,16 +240,14 @@ OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   }
 }
 
-/* The magnitude that a message's signs stand for, as the pass wants it: once a block, since a sign
- * makes no difference to how a product or a quotient is rounded. */
+/* The scale of a message's signs or levels as the pass wants it: once a block, since a sign makes
+ * no difference to how a product or a quotient is rounded. */
 OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
                               const struct ob_pass_factors *f) {
   if (kind == OB_PASS_LAMB_FRESH)
     return scale / f->scaling;
-  if (kind == OB_PASS_APPLY)
+  if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
     return scale / f->scaling * f->adam.momentum_factor;
-  if (kind == OB_PASS_APPLY_STEP)
-    return ob_bounded(scale / f->scaling * f->adam.momentum_factor, f->bound);
   return scale;
 }
 
@@ -336,6 +334,8 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *p = ob_adam_parameter(*p, ob_bounded(e.at[OB_MESSAGE] * *v, f->bound), rate, decay);
     break;
   case OB_PASS_APPLY_STEP:
+    *p = ob_adam_parameter(*p, ob_bounded(e.at[OB_MESSAGE], f->bound), rate, decay);
+    break;
   case OB_PASS_STEP:
     *p = ob_adam_parameter(*p, e.at[OB_MESSAGE], rate, decay);
     break;

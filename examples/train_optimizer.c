@@ -25,6 +25,8 @@ static onebit_optimizer_options_t common_options(const train_optimizer_t *optimi
   common.loss_scale_interval = options->loss_scale_interval;
   common.dense_below = options->dense_below;
   common.warmup_bits = optimizer->form == DENSE ? 0 : 4 * options->warmup_bits;
+  common.bits = optimizer->form == DENSE ? 1 : 1 << options->bits;
+  common.max_bits = optimizer->form == DENSE || !options->max_bits ? 0 : 1 << options->max_bits;
   return common;
 }
 

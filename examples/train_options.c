@@ -88,6 +88,11 @@ static const option_t optimizer[] = {
      "tensors of fewer elements are never compressed; default 0: none"},
     {"warmup-bits", OPTION_CHOICE, AT(warmup_bits), 0, 0, "none|4|8", 0,
      "bits an element of the dense steps' gradients; default none: they are float32"},
+    {"bits", OPTION_CHOICE, AT(bits), 0, 0, "1|2|4|8", 0,
+     "bits an element of what is compressed; default 1"},
+    {"max-bits", OPTION_CHOICE, AT(max_bits), 0, 0, "1|2|4|8", 0,
+     "bits that a bucket moves up to by itself, where its residual outgrows what is sent; default "
+     "--bits"},
 };
 
 static const option_t outer[] = {

@@ -51,6 +51,7 @@ typedef struct train_options {
   int scale;                                   /* an onebit_scale_t */
   size_t block_size, bucket_size, dense_below; /* as in onebit_optimizer_options_t */
   int warmup_bits;                             /* 0: dense, 1: 4 bits, 2: 8 */
+  int bits, max_bits;                          /* binary logarithms; max_bits 0: bits */
   size_t outer;                                /* local steps; 0: none */
   int outer_rule;                              /* an onebit_outer_rule_t */
   int outer_bits;                              /* the place of the word among the choices */

@@ -125,6 +125,9 @@ static void print_compression(const training_t *training) {
     printf(" (1/%.2f)", first_bytes / bits_bytes);
   if (bits->steps > 0)
     printf("; residual / momentum: %.2f", training->residual_ratio);
+  if (training->options->bits || training->options->max_bits)
+    printf("; bits an element: %.3g, changed %llu times", training->info.bits,
+           (unsigned long long)training->info.moves);
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 

@@ -236,7 +236,7 @@ static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_
   dense->one_scale = dense->segment_a_piece = false;
   dense->segment_pieces = NULL;
   dense->options.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
-  dense->options.bits = bits ? bits : 1;
+  dense->options.bits = dense->options.max_bits = bits ? bits : 1;
   dense->options.scale = ONEBIT_SCALE_RMS;
   dense->options.profile = ONEBIT_PROFILE_DEFAULT;
 }
@@ -251,6 +251,8 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
   /* Of what is uncompressed all of the residuals are momentum and mean gradient, in one piece. */
   bits.momentum = method->momentum || (method->serve_rule && bucket->uncompressed);
   bits.moments = method->moments && !bucket->uncompressed;
+  if (bucket->uncompressed)
+    bits.options.bits = bits.options.max_bits = 1;
   bits.serving =
       (struct ob_serving){.rule = method->serve_rule, .lion = ob_lion_factors_of(optimizer)};
   bits.refused = dense.refused = &optimizer->refused;

@@ -51,6 +51,8 @@ static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
   put_whole(line, "warmup_bytes", info->warmup_bytes);
   put_whole(line, "compressed_bytes", info->compressed_bytes);
   put_whole(line, "memory_bytes", info->memory_bytes);
+  put_number(line, "bits", info->bits);
+  put_whole(line, "moves", info->moves);
 }
 
 static const char *stage_of(const onebit_optimizer_info_t *info) {
@@ -115,6 +117,9 @@ static void put_text(struct line *line, const onebit_optimizer_statistics_t *sta
     put(line, "; loss scale %.6g", info->loss_scale);
   if (info->gradient_norm > 0)
     put(line, "; gradient norm %.4g", info->gradient_norm);
+  if (info->bits > 1 || info->moves)
+    put(line, "; %.3g bits an element, changed %llu times", info->bits,
+        (unsigned long long)info->moves);
   put(line, "; ");
   put_bytes(line, info->memory_bytes, "of memory");
 }

@@ -37,6 +37,20 @@ static void add_bucket(const struct onebit_optimizer *optimizer, const struct ob
                         memory_of(bucket->steps_back) + memory_of(bucket->parameters_back);
 }
 
+/* Means of the elements that are compressed. */
+static void add_bits(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
+  double elements = 0, bits = 0;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct onebit_plan *plan = optimizer->buckets[u].bits;
+    if (optimizer->buckets[u].uncompressed)
+      continue;
+    elements += (double)plan->geometry.layout.elements;
+    bits += (double)plan->geometry.layout.elements * plan->geometry.width;
+    info->moves += plan->ladder.state.moves;
+  }
+  info->bits = elements > 0 ? bits / elements : 0;
+}
+
 static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
   const struct onebit_plan *sums =
       optimizer->method->sums ? optimizer->method->sums(optimizer) : NULL;
@@ -70,5 +84,6 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
   add_bytes(optimizer, info);
+  add_bits(optimizer, info);
   return add_norms(optimizer, info);
 }

@@ -43,6 +43,8 @@ static const struct ob_option common[] = {
     DOUBLE(min_loss_scale, 1),
     WHOLE(OB_OPTION_COUNT, dense_below, 0),
     WHOLE(OB_OPTION_CHOICE, warmup_bits, 0),
+    WHOLE(OB_OPTION_CHOICE, bits, 0),
+    WHOLE(OB_OPTION_CHOICE, max_bits, 0),
 };
 /* clang-format on */
 enum { COMMON = sizeof common / sizeof common[0] };
@@ -102,6 +104,8 @@ static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
   plan.chunk_size = options->chunk_size;
   plan.schedule = options->schedule;
   plan.no_error_feedback = options->no_error_feedback;
+  plan.bits = options->bits;
+  plan.max_bits = options->max_bits;
   plan.threads = options->threads;
   plan.device = options->device;
   return ob_plan_resolve(&plan, shape);
@@ -267,7 +271,10 @@ static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tens
                                  size_t count) {
   optimizer->list = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->list);
   optimizer->hashes = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->hashes);
-  if (!optimizer->list || !optimizer->hashes)
+  if (optimizer->options.max_bits > optimizer->options.bits)
+    optimizer->ladders = ob_optimizer_allocate(optimizer, count, sizeof *optimizer->ladders);
+  if (!optimizer->list || !optimizer->hashes ||
+      (!optimizer->ladders && optimizer->options.max_bits > optimizer->options.bits))
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
   if (count)
     memcpy(optimizer->list, tensors, count * sizeof *tensors);
@@ -300,6 +307,23 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   return ONEBIT_OK;
 }
 
+/* Whether there can be more than one bit. What trust ratios say of a step's norm is of signs. */
+static onebit_status_t check_bits(const struct ob_recipe *recipe, int bits, int max_bits) {
+  const struct ob_method *method = recipe->method;
+  const bool shards = method->plans, ratios = method->moments && method->lamb;
+  if (max_bits == 1)
+    return ONEBIT_OK;
+  if (shards || ratios)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "bits is %d, max_bits is %d: not with %s", bits,
+                    max_bits, shards ? "shards" : "trust_ratio");
+  if (recipe->common.device != ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
+                    "of the host",
+                    bits, max_bits);
+  return ONEBIT_OK;
+}
+
 /* Checks and allocates what this rank can alone. */
 static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_recipe *recipe,
                                const onebit_tensor_t *tensors, size_t ntensors) {
@@ -307,7 +331,10 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   OB_TRY(recipe->status);
   OB_TRY(resolve(&recipe->common, &optimizer->options));
   OB_TRY(resolve_plan(&optimizer->options, &shape));
+  optimizer->options.bits = shape.options.bits;
+  optimizer->options.max_bits = shape.options.max_bits;
   OB_TRY(check_warmup(recipe));
+  OB_TRY(check_bits(recipe, shape.options.bits, shape.options.max_bits));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(check_tensors(optimizer, tensors, ntensors));
   OB_TRY(keep_list(optimizer, tensors, ntensors));
@@ -393,7 +420,8 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
   }
   optimizer->own_bytes =
       sizeof *optimizer +
-      optimizer->list_count * (sizeof *optimizer->list + sizeof *optimizer->hashes) +
+      optimizer->list_count * (sizeof *optimizer->list + sizeof *optimizer->hashes +
+                               (optimizer->ladders ? sizeof *optimizer->ladders : 0)) +
       optimizer->window * sizeof *optimizer->norms;
 }
 
@@ -462,6 +490,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   ob_release(optimizer->list);
   ob_release(optimizer->norms);
   ob_release(optimizer->hashes);
+  ob_release(optimizer->ladders);
   if (optimizer->latest)
     ob_comm_drop(optimizer->latest);
   ob_comm_drop(optimizer->comm);

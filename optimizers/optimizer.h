@@ -192,6 +192,8 @@ struct onebit_optimizer {
    * was. Whether some wait for a synchronisation. */
   uint32_t constants;
   bool constants_wait;
+  /* Scratch of checkpoints, one a tensor; NULL where buckets do not move between widths. */
+  struct ob_ladder_state *ladders;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
   /* In memory of the device: the steps' learning rate, which the host then does not know, and calls
    * with 0. NULL: the calls' is. */

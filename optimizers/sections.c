@@ -21,6 +21,7 @@ const struct ob_saved_row ob_saved_rows[OB_SAVED_END] = {
   [OB_SAVED_CONSENSUS] =  {"consensus",        4, false, false, false, true},
   [OB_SAVED_OUTER_MOMENTUM] = {"outer momentum", 4, false, false, false, true},
   [OB_SAVED_DRIFT] =      {"drift",            4, false, false, false, true},
+  [OB_SAVED_LADDERS] =    {"ladders",          8, false, false, false, false},
 };
 /* clang-format on */
 
@@ -67,6 +68,7 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
   case OB_SAVED_CONSENSUS:
   case OB_SAVED_OUTER_MOMENTUM:
   case OB_SAVED_DRIFT:
+  case OB_SAVED_LADDERS:
     return false;
   default:
     return true;
@@ -238,9 +240,7 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
 /* The latest message number `number`, where the host can read it. Shards' chunks are numbered. */
 static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_plan *plan,
                                size_t number, const struct ob_message_shape *shape,
-                               struct ob_view *view) {
-  unsigned char *message =
-      ob_plan_result(plan, false, number / plan->geometry.chunks, number % plan->geometry.chunks);
+                               unsigned char *message, struct ob_view *view) {
   if (plan->executor->messages != &ob_memory_host) {
     if (reader->plan != plan || reader->copied != number)
       OB_TRY(plan->executor->messages->copy(reader->message, message, ob_message_bytes(shape)));
@@ -252,31 +252,43 @@ static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_pla
   return ONEBIT_OK;
 }
 
-/* What the message with this block says of it, from an offset in it on. */
-static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan,
+/* What the message with this block says of it, from an offset in it on: the one that came, or that
+ * this rank has sent, in memory of the host, whose header has its width. */
+static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan, bool sent,
                               size_t block, size_t offset, size_t count, float *values) {
-  size_t number = ob_interval_of(plan->geometry.bounds, 1,
-                                 plan->geometry.segments * plan->geometry.chunks, block);
-  struct ob_message_shape shape =
-      ob_plan_message(plan, number / plan->geometry.chunks, number % plan->geometry.chunks);
+  const struct ob_geometry *geometry = &plan->geometry;
+  size_t number = ob_interval_of(geometry->bounds, 1, geometry->segments * geometry->chunks, block);
+  size_t segment = number / geometry->chunks, chunk = number % geometry->chunks;
+  struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
+  unsigned char *message = ob_plan_result(plan, false, segment, chunk);
   struct ob_view view;
-  OB_TRY(look_at(reader, plan, number, &shape, &view));
+  if (sent) {
+    message = ob_message_at(geometry, geometry->outgoing, segment - geometry->first_segment, chunk);
+    shape.width = ob_flags_width(((const struct ob_header *)(const void *)message)->flags);
+  }
+  OB_TRY(look_at(reader, plan, number, &shape, message, &view));
   float scale = shape.one_scale ? view.header->scale : view.scales[block - shape.first];
-  const uint32_t *words = view.words + ob_layout_word(&plan->geometry.layout, block) -
-                          ob_layout_word(&plan->geometry.layout, shape.first);
-  for (size_t i = offset; i < offset + count; i++)
-    *values++ = ob_decode(words[i / OB_LANES] >> i % OB_LANES & 1, scale);
+  const uint32_t *words =
+      view.words + shape.width * (ob_layout_word(&geometry->layout, block) -
+                                  ob_layout_word(&geometry->layout, shape.first));
+  for (size_t i = offset; i < offset + count; i++) {
+    const uint32_t *fields = words + i / OB_LANES * shape.width;
+    const unsigned lane = (unsigned)(i % OB_LANES);
+    *values++ = shape.width == 1
+                    ? ob_decode(*fields >> lane & 1, scale)
+                    : ob_level_of(ob_read_code(fields, lane, shape.width), shape.width) * scale;
+  }
   return ONEBIT_OK;
 }
 
 static onebit_status_t read_messages(struct ob_reader *reader, const struct onebit_plan *plan,
-                                     const struct ob_run *run, float *values) {
+                                     bool sent, const struct ob_run *run, float *values) {
   size_t block = plan->geometry.layout.block,
          first = plan->geometry.layout.piece[run->piece].first_block;
   for (size_t done = 0, some; done < run->count; done += some) {
     size_t offset = run->offset + done, left = run->count - done, within = offset % block;
     some = block - within < left ? block - within : left;
-    OB_TRY(decode(reader, plan, first + offset / block, within, some, values + done));
+    OB_TRY(decode(reader, plan, sent, first + offset / block, within, some, values + done));
   }
   return ONEBIT_OK;
 }
@@ -288,11 +300,14 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   switch (section->content) {
   case OB_CONTENT_BFLOATS:
     return read_bfloats(memory, address_of(section, run), run->count, values);
-  case OB_CONTENT_RESIDUAL:
   case OB_CONTENT_SENT:
+    if (section->residual->eager[section->residual->now])
+      return read_messages(reader, plan, true, run, values);
+    return read_residual(reader, section, run, values);
+  case OB_CONTENT_RESIDUAL:
     return read_residual(reader, section, run, values);
   case OB_CONTENT_MESSAGES:
-    return read_messages(reader, plan, run, values);
+    return read_messages(reader, plan, false, run, values);
   default:
     return memory->copy(values, address_of(section, run), run->count * sizeof *values);
   }

@@ -24,6 +24,9 @@ enum ob_saved {
   OB_SAVED_CONSENSUS,
   OB_SAVED_OUTER_MOMENTUM,
   OB_SAVED_DRIFT, /* the mean drift that is not applied yet */
+  /* Of an optimizer again, whose buckets move between widths: struct ob_ladder_state of each
+   * tensor's bucket, 8 bytes each */
+  OB_SAVED_LADDERS,
   OB_SAVED_END
 };
 
@@ -45,6 +48,11 @@ struct ob_saved_row {
 };
 
 extern const struct ob_saved_row ob_saved_rows[OB_SAVED_END];
+
+/* What is no elements, but numbers. */
+static inline bool ob_saved_numbers(uint32_t what) {
+  return what <= OB_SAVED_NUMBERS || what == OB_SAVED_LADDERS;
+}
 
 /* The stage that the optimizer is in, and whether the method has that section in that stage. */
 enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer);

@@ -83,6 +83,10 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
   onebit_tensor_statistics_t told = {.size = sizeof told,
                                      .count = optimizer->tensors[tensor].count,
                                      .uncompressed = bucket->uncompressed};
+  if (!bucket->uncompressed) {
+    told.bits = (int)bucket->bits->geometry.width;
+    told.moves = bucket->bits->ladder.state.moves;
+  }
   double parameters = 0, momentum = 0;
   struct ob_span span = ob_span_of_tensor(optimizer, tensor);
   OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_PARAMETERS, span, &parameters));

@@ -116,7 +116,10 @@ void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket)
   struct ob_call call = bits ? bits_call(optimizer, bucket) : dense_call(optimizer, bucket);
   note(step, optimizer->executor->prepare(optimizer, bucket, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
-  onebit_status_t status = ob_plan_start(bits ? bucket->bits : bucket->dense, so_far, &call);
+  onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
+  uint64_t bytes = plan->wire_bytes; /* a call that is over may have moved it to another width */
+  onebit_status_t status = ob_plan_start(plan, so_far, &call);
+  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += bytes;
   bucket->started = status == ONEBIT_OK;
   note(step, status);
   step->started++;
@@ -146,7 +149,6 @@ void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   bucket->ended = true;
   note(&optimizer->step, optimizer->step.on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
-  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
 }
 
 /* Starts the buckets that have not been started, the last one first, and waits for all. */

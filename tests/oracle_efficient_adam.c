@@ -87,11 +87,11 @@ static float nearest_bfloat16(float value) {
 }
 
 /* Worker w's estimate of the mean gradient's second moment, without bias: v is its own moment, old
- * what that was before this step. */
-static float mean_moment(const struct oracle_adam *state, size_t i, float v, float old) {
+ * what that was before this step. `begins`: the last step of the element's block was 0. */
+static float mean_moment(const struct oracle_adam *state, bool begins, float v, float old) {
   double ranks = (double)state->size, b2 = state->options.beta2, step = (double)state->steps + 1.0;
   double correction = 1.0 / (1.0 - pow(b2, step));
-  if (state->momentum[i] == 0.0f || state->steps == state->freeze_step)
+  if (begins || state->steps == state->freeze_step)
     return (float)(correction / ranks) * v;
   double own = fmax(1.0 / (ranks * ranks), 1.0 / (4.0 * ranks));
   double others = (1.0 / ranks - own) / (1.0 - pow(b2, step - 1.0));
@@ -99,18 +99,35 @@ static float mean_moment(const struct oracle_adam *state, size_t i, float v, flo
 }
 
 /* What worker w puts in of element i; its error is `error`. Moves *moment. */
-static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, float error,
-                      float *moment) {
+static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, bool begins,
+                      float error, float *moment) {
   const struct oracle_adam *state = oracle->state;
   double b2 = state->options.beta2, b1 = state->options.beta1;
   float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
-  float mean = mean_moment(state, i, v, *moment) + epsilon * epsilon;
+  float mean = mean_moment(state, begins, v, *moment) + epsilon * epsilon;
   /* Just after the warm-up the residual is the momentum. */
   bool first = state->steps == state->freeze_step;
   *moment = rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
   float weight = (float)(1.0 - b1) * (oracle->gain != 0.0 ? (float)oracle->gain : 1.0f);
   return (float)b1 * state->momentum[i] + weight * (g * reciprocal_root(mean));
+}
+
+/* Of each element of the exchange: whether the last step of its block was 0. */
+static bool *find_begins(const struct oracle_adam *state, const struct oracle_exchange *exchange) {
+  const struct oracle *oracle = exchange->oracle;
+  bool *begins = allocate(exchange->total, sizeof *begins), *zero = begins;
+  for (size_t k = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < state->count[t]; i++)
+      *zero++ = state->momentum[state->first[t] + i] == 0.0f;
+  for (size_t k = 0; k < oracle->run_count; k++) {
+    bool all = true;
+    for (size_t i = 0; i < oracle->runs[k].count; i++)
+      all &= begins[oracle->runs[k].first + i];
+    for (size_t i = 0; i < oracle->runs[k].count; i++)
+      begins[oracle->runs[k].first + i] = all;
+  }
+  return begins;
 }
 
 /* One exchange: of its tensors, one after the other. The moments move when it is made. */
@@ -121,15 +138,17 @@ static bool exchange_tensors(struct oracle_efficient_adam *oracle,
   float *own = allocate(workers * total, sizeof *own), *output = allocate(total, sizeof *output);
   float *moments = allocate(workers * state->total, sizeof *moments);
   const float **inputs = allocate(workers, sizeof *inputs);
+  bool *begins = find_begins(state, exchange);
   memcpy(moments, oracle->moment, workers * state->total * sizeof *moments);
   for (size_t w = 0; w < workers; w++) {
     const float *error = exchange->oracle->worker_error + w * exchange->oracle->elements;
     float *next = own + w * total;
+    size_t at = 0;
     inputs[w] = next;
     for (size_t k = 0; k < exchange->tensors; k++)
       for (size_t t = exchange->tensor[k], i = state->first[t];
-           i < state->first[t] + state->count[t]; i++)
-        *next++ = own_step(oracle, w, i, *error++, &moments[w * state->total + i]);
+           i < state->first[t] + state->count[t]; i++, at++)
+        next[at] = own_step(oracle, w, i, begins[at], error[at], &moments[w * state->total + i]);
   }
   bool done = oracle_exchange(exchange->oracle, inputs, output);
   for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
@@ -137,6 +156,7 @@ static bool exchange_tensors(struct oracle_efficient_adam *oracle,
       state->momentum[state->first[t] + i] = output[at++];
   if (done)
     memcpy(oracle->moment, moments, workers * state->total * sizeof *moments);
+  free(begins);
   free(inputs);
   free(moments);
   free(output);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "optimizers/optimizer.h"
+
 const struct adam_tensors adam_tensors_odd = {9,
                                               {{0, 0, 0},
                                                {1, 0, 0},
@@ -216,6 +218,8 @@ static void prepare_step(struct adam_run *run, void *oracle, const struct learne
   if (is_poisoned(what, step))
     oracle_rescale(&adam->weigher, true);
   double loss_scale = adam->weigher.loss_scale;
+  for (size_t k = 0; what->widths && k < adam->exchange_count; k++)
+    adam->exchanges[k].oracle->options.bits = what->widths[step];
   for (int r = 0; r < what->size; r++)
     oracle_gradient(what, learner, loss_scale, r, step, gradients[r]);
   CHECK(kind->step(oracle, (const float *const *)gradients, adam_learning_rate(step)),
@@ -396,6 +400,10 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   tell_case(what);
   if (CHECK_STATUS(kind_of(what)->create(comm, learner.tensors, what, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < what->steps; step++) {
+      for (size_t u = 0; what->widths && u < optimizer->bucket_count; u++)
+        if (!optimizer->buckets[u].uncompressed)
+          CHECK_STATUS(onebit_plan_set_bits(optimizer->buckets[u].bits, what->widths[step]),
+                       ONEBIT_OK);
       if (is_poisoned(what, step))
         poisoned_step(run, &learner, optimizer, rank, step);
       good_step(run, &learner, optimizer, rank, step);

@@ -274,6 +274,8 @@ static const struct {
     {"min_loss_scale", 2, COUNT, 0, 0, ADAM(.common.min_loss_scale = 0.5)},
     {"dense_below", 2, COUNT, 0, 0, ADAM(.common.dense_below = 10)},
     {"warmup_bits", 2, COUNT, 0, 0, ADAM(.common.warmup_bits = 4)},
+    {"bits", 2, COUNT, 0, 0, ADAM(.common.bits = 4)},
+    {"max_bits", 2, COUNT, 0, 0, ADAM(.common.max_bits = 8)},
     {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_STEP)},
     {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_PARAMETERS)},
     {"profile", 2, COUNT, 0, 0,

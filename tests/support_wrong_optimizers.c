@@ -51,6 +51,8 @@ static void wrong_common(const struct wrong_scene *scene) {
   COMMON("min_loss_scale is inf", .min_loss_scale = INFINITY);
   COMMON("warmup_bits is 2", .warmup_bits = 2);
   COMMON("warmup_bits is -8", .warmup_bits = -8);
+  COMMON("bits is 3", .bits = 3);
+  COMMON("max_bits is -1", .max_bits = -1);
 }
 
 void wrong_creations(const struct wrong_scene *scene) {

@@ -263,7 +263,7 @@ static void check_collected(struct onebit_plan *plan, size_t chunk) {
     size_t k = segment / members;
     if (k == plan->host.local_rank || plan->status != ONEBIT_OK || plan->failed_rank >= 0)
       continue;
-    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_message_shape shape = ob_plan_result_message(plan, segment, chunk);
     struct ob_endpoint one = {ob_plan_result(plan, true, segment, chunk), ob_message_bytes(&shape),
                               ranks[k]};
     ob_check_message(plan, &one, segment, chunk, OB_MESSAGE_SERVER);

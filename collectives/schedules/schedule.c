@@ -114,6 +114,15 @@ static size_t segment_bytes(const struct onebit_plan *plan, size_t segment) {
   return bytes;
 }
 
+static size_t result_bytes(const struct onebit_plan *plan, size_t segment) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < plan->geometry.chunks; i++) {
+    struct ob_message_shape shape = ob_plan_result_message(plan, segment, i);
+    bytes += ob_message_bytes(&shape);
+  }
+  return bytes;
+}
+
 uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan) {
   uint64_t bytes = 0;
   for (size_t distance = 1; distance < plan->geometry.members; distance++) {
@@ -125,7 +134,7 @@ uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan) {
 
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan) {
   size_t own = ob_segment_of(&plan->geometry, plan->geometry.member);
-  return (plan->geometry.members - 1) * (uint64_t)segment_bytes(plan, own);
+  return (plan->geometry.members - 1) * (uint64_t)result_bytes(plan, own);
 }
 
 static size_t stride_of(size_t bytes) { return divided_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT; }
@@ -164,6 +173,7 @@ static void measure(struct onebit_plan *plan) {
 void ob_schedule_set_width(struct onebit_plan *plan, unsigned width) {
   struct ob_geometry *geometry = &plan->geometry;
   geometry->width = width;
+  geometry->result_width = ob_serve_width(plan->server.serving.rule, width);
   if (plan->schedule == &ob_schedule_doubling) /* rounds move whole strides */
     geometry->stride = geometry->peer_stride = stride_of(message_bytes(plan, 0, 0));
   measure(plan);

@@ -131,12 +131,18 @@ typedef struct onebit_optimizer_options {
    * default; `uncompressed` tensors stay dense. Memory: as much again as the residual of the bits,
    * kept after the freeze too, where it is of no use any more. */
   int warmup_bits;
+  /* Bits an element of what is compressed: 1, 2, 4 or 8, default 1; Lion's servers send signs in
+   * any case. max_bits, default bits: the most that a bucket moves up to by itself, as plans do
+   * (onebit/plan.h), where its residual outgrows what is sent. In memory of the host and profile
+   * default, with a scale a block; not of shards, nor of Efficient-Adam with trust_ratio. Memory:
+   * messages are for max_bits. Where a bucket stands is in the statistics and in checkpoints. */
+  int bits, max_bits;
 } onebit_optimizer_options_t;
 
 /* clang-format off */
 #define ONEBIT_OPTIMIZER_OPTIONS_INIT \
   { ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
-    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0, 0 }
+    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* clang-format on */
 
 /* One step: reads the gradients, exchanges, updates the parameters. Collective.
@@ -264,7 +270,9 @@ typedef struct onebit_optimizer_info {
   double loss_scale;         /* onebit_optimizer_get_loss_scale */
   double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
   int synchronized;          /* the parameters are equal on all ranks now; 0/1 Adam: not always */
-  uint64_t exchanges[3];     /* steps that sent gradients dense, one bit an element, nothing */
+  uint64_t exchanges[3];     /* steps that sent gradients dense, in bits, nothing */
+  double bits;               /* an element of what is compressed, in the next step: the mean */
+  uint64_t moves;            /* how often a bucket has changed its bits (max_bits) */
 } onebit_optimizer_info_t;
 
 /* Says how the optimizer stands. Local; reads the state once for the norms, and on a device waits

@@ -42,7 +42,7 @@ typedef struct onebit_optimizer_statistics {
   onebit_optimizer_info_t info; /* as onebit_optimizer_get_info has it, filled in by this call */
   double residual_ratio;        /* see above; 0 before the first bits, infinite without a signal */
   uint64_t dense_bytes;         /* sent by the steps so far in full precision, skipped ones too */
-  uint64_t bits_bytes;          /* and with one bit an element */
+  uint64_t bits_bytes;          /* and in bits */
   /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
    * them went into the work on messages (compressing, adding up; converting dense ones), into
    * sending, receiving and waiting for other ranks, and into updating parameters and state. What is
@@ -76,6 +76,8 @@ typedef struct onebit_tensor_statistics {
   double residual_ratio; /* see above; 0 before the first bits, infinite without a signal */
   double coefficient;    /* 1-bit LAMB: c; else 0 */
   double factor;         /* 1-bit LAMB: f of the latest step, 1 in the warm-up; else 0 */
+  int bits;              /* an element of its bucket, in the next step; 0: it is uncompressed */
+  uint64_t moves;        /* how often they have changed (max_bits) */
 } onebit_tensor_statistics_t;
 
 /* Tells the same of one tensor. Reads its state once.

@@ -25,8 +25,11 @@
 /* --- The format */
 
 #define OB_PART_MAGIC   "O1BC\r\n\x1a\n" /* as in PNG: shows what has passed for text */
-#define OB_PART_VERSION 1
+#define OB_PART_VERSION 2
 #define OB_PART_ORDER   0x01020304u
+
+/* Without a section that version 1 has not: what is written in most cases. */
+#define OB_PART_VERSION_PLAIN 1
 
 enum ob_space { OB_ELEMENTS, OB_PADDING, OB_SPACES };
 
@@ -295,8 +298,8 @@ struct ob_loading {
   struct onebit_optimizer *optimizer;
   struct ob_map map;
   struct ob_parts parts;
-  struct ob_part *own; /* the part that has this rank's numbers */
-  bool dry;
+  struct ob_part *own;     /* the part that has this rank's numbers */
+  bool dry, ladders;       /* ladders: the part has those of the optimizer's scratch */
   enum ob_stage stage;     /* of the optimizer, once it is loaded */
   size_t bucket;           /* that is being restored */
   struct ob_reader reader; /* whose message is scratch, too */

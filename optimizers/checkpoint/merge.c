@@ -178,6 +178,8 @@ static onebit_status_t lay_out(struct ob_merge *merge) {
     add(part, k, OB_ELEMENTS, header->elements);
     add(part, k, OB_PADDING, k == OB_SAVED_PARAMETERS ? 0 : header->padding);
   }
+  add(part, OB_SAVED_LADDERS, OB_ELEMENTS,
+      ob_checkpoint_numbers(merge->optimizer, OB_SAVED_LADDERS));
   for (uint64_t i = 0; i < part->header.sections; i++)
     part->sound[i] = true;
   part->source.bytes = part->header.bytes;

@@ -1,12 +1,18 @@
 /*
  * Momentum that was sent, back into a bucket.
  *
- * It is written into the messages that the last exchange would have left: signs, and one scale a
- * block. Where blocks lie as they lay when it was saved, all of a block has one magnitude, which is
- * the scale, and every bit is as it was. Where they do not (another block_size; one scale a shard,
- * and another number of ranks), the scale is that of the block's elements, as a compression would
- * choose it, and what the message cannot say of the momentum, times beta1, is added to the
- * residual: the next compensated value is then the same but for rounding, on every rank.
+ * It is written into the messages that the last exchange would have left: signs or levels, and one
+ * scale a block. Where blocks lie as they lay when it was saved, all of a block has one magnitude,
+ * which is the scale, and every bit is as it was. Where they do not (another block_size; one scale
+ * a shard, and another number of ranks), the scale is that of the block's elements, as a
+ * compression would choose it, and what the message cannot say of the momentum, times beta1, is
+ * added to the residual: the next compensated value is then the same but for rounding, on every
+ * rank.
+ *
+ * Of levels the largest one is in every block, so the scale is the largest magnitude over it: that
+ * is how the block's scale was found, and rounding twice comes back to it. With s = fl(x / l) for
+ * the largest level l, fl(l s) / l is nearer to s than to any other number, unless fl(l s) is x. So
+ * here too every bit is as it was; and where blocks are others nothing is cut off.
  */
 #include <math.h>
 #include <string.h>
@@ -52,6 +58,24 @@ static size_t known_of(const struct ob_loading *loading, const struct ob_run *ru
   return run->offset < real ? real - run->offset : 0;
 }
 
+static float scale_of_levels(float largest, unsigned width) {
+  const float scale = largest / ob_largest_level(width);
+  return scale < 0x1p-126f ? 0 : scale; /* as ob_level_scale has it */
+}
+
+/* The code that a message has for the value: of a sign its bit. */
+static uint32_t code_of(float value, float scale, unsigned width) {
+  if (width == 1)
+    return ob_bits_of(value) >> 31;
+  return (uint32_t)ob_code_of(value * ob_inverse_scale(scale), width) & ((1u << width) - 1);
+}
+
+static float said_by(float value, float scale, unsigned width) {
+  if (width == 1)
+    return ob_decode(ob_bits_of(value) >> 31, scale);
+  return ob_level_of(ob_code_of(value * ob_inverse_scale(scale), width), width) * scale;
+}
+
 /* Of the elements that have one scale. */
 struct measure {
   struct ob_loading *loading;
@@ -79,7 +103,8 @@ static onebit_status_t measure_run(void *context, const struct ob_run *run) {
       measure->sum += squares ? (double)size * (double)size : (double)size;
     }
     measure->count += end - i;
-    loading->scales[scale] = measure->min == measure->max
+    loading->scales[scale] = plan->last_width > 1 ? scale_of_levels(measure->max, plan->last_width)
+                             : measure->min == measure->max
                                  ? measure->max
                                  : ob_scale(measure->sum, measure->count, plan->work.rule);
   }
@@ -88,36 +113,43 @@ static onebit_status_t measure_run(void *context, const struct ob_run *run) {
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-struct signs {
+struct codes {
   struct ob_loading *loading;
   uint32_t *words;
   size_t first_word;
 };
 
-static onebit_status_t write_signs(void *context, const struct ob_run *run) {
-  const struct signs *signs = context;
-  struct ob_loading *loading = signs->loading;
-  const struct ob_piece *piece = &bucket_of(loading)->bits->geometry.layout.piece[run->piece];
-  uint32_t *words = signs->words + (piece->first_word + run->offset / OB_LANES - signs->first_word);
+static onebit_status_t write_codes(void *context, const struct ob_run *run) {
+  const struct codes *codes = context;
+  struct ob_loading *loading = codes->loading;
+  const struct onebit_plan *plan = bucket_of(loading)->bits;
+  const struct ob_piece *piece = &plan->geometry.layout.piece[run->piece];
+  const unsigned width = plan->last_width;
+  uint32_t *words =
+      codes->words + width * (piece->first_word + run->offset / OB_LANES - codes->first_word);
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
-  for (size_t i = 0; i < known; i++)
-    words[i / OB_LANES] |= (ob_bits_of(loading->values[i]) >> 31) << i % OB_LANES;
+  for (size_t i = 0, end; i < known; i = end) {
+    const float scale = loading->scales[scale_of(plan, run, i, &end)];
+    for (end = end < known ? end : known; i < end; i++)
+      words[i * width / OB_LANES] |= code_of(loading->values[i], scale, width)
+                                     << i * width % OB_LANES;
+  }
   return ONEBIT_OK;
 }
 
 static onebit_status_t write_message(struct ob_loading *loading, const struct onebit_plan *plan,
                                      size_t segment, size_t chunk) {
-  struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+  struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   struct ob_view view = ob_message_view(loading->reader.message, &shape);
-  struct signs signs = {loading, view.words, ob_layout_word(&plan->geometry.layout, shape.first)};
+  struct codes codes = {loading, view.words, ob_layout_word(&plan->geometry.layout, shape.first)};
   memset(loading->reader.message, 0, ob_message_bytes(&shape));
   if (shape.one_scale)
     view.header->scale = loading->scales[segment];
   else
     memcpy(view.scales, loading->scales + shape.first, shape.blocks * sizeof(float));
-  OB_TRY(ob_each_run(&plan->geometry.layout, shape.first, shape.first + shape.blocks, write_signs,
-                     &signs));
+  OB_TRY(ob_each_run(&plan->geometry.layout, shape.first, shape.first + shape.blocks, write_codes,
+                     &codes));
   return plan->executor->messages->copy(ob_plan_result(plan, false, segment, chunk),
                                         loading->reader.message, ob_message_bytes(&shape));
 }
@@ -153,7 +185,7 @@ onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *r
   for (size_t i = 0, end; i < run->count; i = end) {
     float scale = loading->scales[scale_of(bucket->bits, run, i, &end)];
     for (size_t j = i; j < end; j++) {
-      float said = ob_decode(ob_bits_of(momentum[j]) >> 31, scale);
+      float said = said_by(momentum[j], scale, bucket->bits->last_width);
       if (said != momentum[j] && (of_none || run->offset + j < real))
         residual[j] = (float)((double)residual[j] + decay * ((double)momentum[j] - (double)said));
     }

@@ -63,9 +63,10 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
 static uint64_t limit_of(const struct ob_part_header *header,
                          const struct ob_part_section *section) {
   if (section->space == OB_PADDING)
-    return section->what > OB_SAVED_NUMBERS ? header->padding : 0;
+    return ob_saved_numbers(section->what) ? 0 : header->padding;
   return section->what == OB_SAVED_NORMS     ? header->window
          : section->what == OB_SAVED_NUMBERS ? header->numbers
+         : section->what == OB_SAVED_LADDERS ? header->tensors * OB_LADDER_NUMBERS
                                              : header->elements;
 }
 

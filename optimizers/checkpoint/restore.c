@@ -146,13 +146,27 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
   return ONEBIT_OK;
 }
 
+/* What the bucket's plan goes by from now on, of its tensors, which may have been in several
+ * buckets: of one whose width is the largest. Where nothing is known of widths, the plan's fewest
+ * bits, which momentum is then sent in. */
+static const struct ob_ladder_state *ladder_of(const struct ob_loading *loading,
+                                               const struct ob_bucket *bucket) {
+  const struct onebit_optimizer *optimizer = loading->optimizer;
+  const struct ob_ladder_state *widest = NULL;
+  for (size_t t = 0; loading->ladders && t < optimizer->tensor_count; t++)
+    if (&optimizer->buckets[optimizer->tensors[t].bucket] == bucket &&
+        (!widest || optimizer->ladders[t].width > widest->width))
+      widest = &optimizer->ladders[t];
+  return widest;
+}
+
 static onebit_status_t clear_messages(const struct onebit_plan *plan) {
   bool shared = plan->host.shared.base != NULL;
   size_t first = shared ? plan->geometry.first_segment : 0;
   size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
   for (size_t segment = first; segment < end; segment++)
     for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
-      struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+      struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
       OB_TRY(plan->executor->messages->clear(ob_plan_result(plan, false, segment, chunk),
                                              ob_message_bytes(&shape)));
     }
@@ -161,7 +175,9 @@ static onebit_status_t clear_messages(const struct onebit_plan *plan) {
 
 /* As it was made: the first copy of the residuals is the current one, since it is the momentum
  * until bits are sent. */
-static onebit_status_t reset(struct onebit_plan *plan) {
+static onebit_status_t reset(struct onebit_plan *plan, uint64_t last_width) {
+  if (plan->ladder.max > plan->ladder.min)
+    plan->last_width = ob_ladder_width_in(plan, last_width);
   plan->worker.now = plan->server.now = 0;
   plan->server_large = false;
   OB_TRY(ob_residual_reset(&plan->worker));
@@ -172,12 +188,13 @@ static onebit_status_t reset(struct onebit_plan *plan) {
 static onebit_status_t restore_bucket(struct ob_loading *loading) {
   const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
   struct onebit_plan *plan = bucket->bits;
+  const struct ob_ladder_state *state = ladder_of(loading, bucket);
   if (!loading->dry)
-    OB_TRY(reset(plan));
+    OB_TRY(reset(plan, state ? state->last_width : 1));
   if (!loading->dry && bucket->steps_back)
-    OB_TRY(reset(bucket->steps_back));
+    OB_TRY(reset(bucket->steps_back, 1));
   if (!loading->dry && bucket->dense->options.wire == ONEBIT_WIRE_BITS)
-    OB_TRY(reset(bucket->dense));
+    OB_TRY(reset(bucket->dense, 1));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
     OB_TRY(restore_section(loading, (enum ob_saved)what));
   return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
@@ -208,7 +225,7 @@ static onebit_status_t check_number(const struct ob_loading *loading, const stru
 /* A ring of norms of another length is of no use: then they are collected anew. */
 static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
   uint64_t count = ob_checkpoint_numbers(loading->optimizer, what), bits = 0;
-  bool own = what == OB_SAVED_NUMBERS;
+  bool own = what != OB_SAVED_NORMS;
   bool fits = own || (is_wanted(loading, what) && loading->own->header.window == count);
   const struct ob_part_section *section = NULL;
   struct ob_numbers is;
@@ -224,6 +241,22 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
       memcpy(number, &bits, sizeof bits);
   }
   return ONEBIT_OK;
+}
+
+/* Also of parts that were written without them, by a version of before or with other options. */
+static onebit_status_t restore_ladders(struct ob_loading *loading) {
+  loading->ladders =
+      loading->optimizer->ladders && ob_part_from(loading->own, OB_SAVED_LADDERS, OB_ELEMENTS, 0);
+  return loading->ladders ? restore_numbers(loading, OB_SAVED_LADDERS) : ONEBIT_OK;
+}
+
+static void set_ladders(struct ob_loading *loading) {
+  for (size_t u = 0; u < loading->optimizer->bucket_count; u++) {
+    const struct ob_bucket *bucket = &loading->optimizer->buckets[u];
+    const struct ob_ladder_state *state = ladder_of(loading, bucket);
+    if (state)
+      ob_ladder_restore(bucket->bits, state);
+  }
 }
 
 /* What was loaded of them has been used where nothing is sent; else they come to their places with
@@ -272,6 +305,7 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   loading->stage = stage_of(loading);
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
+  OB_TRY(restore_ladders(loading));
   for (loading->bucket = 0; loading->bucket < optimizer->bucket_count; loading->bucket++)
     OB_TRY(restore_bucket(loading));
   if (loading->dry)
@@ -279,5 +313,6 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   reset_scalings(optimizer);
   restore_counts(loading);
   OB_TRY(ob_optimizer_accept(optimizer));
+  set_ladders(loading);
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

@@ -1,5 +1,6 @@
 /* An optimizer to a part. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -28,8 +29,28 @@ size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
   return 0;
 }
 
+/* Of struct ob_ladder_state. `at` and `count` are of the whole scratch: the caller's. */
+static void *ladder_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is) {
+  static const struct {
+    enum ob_numbers_kind kind;
+    double min, max;
+    size_t count;
+  } rows[] = {{OB_NUMBERS_WHOLE, 1, OB_MAX_WIDTH, 2}, /* widths */
+              {OB_NUMBERS_WHOLE, 0, 0x1p63, 6},
+              {OB_NUMBERS_WHOLE, 0, OB_LADDER_FLAGS, 2},
+              {OB_NUMBERS_REAL, 0, INFINITY, OB_LADDER_NUMBERS - 10}};
+  uint64_t count = optimizer->ladders ? optimizer->list_count * OB_LADDER_NUMBERS : 0;
+  size_t number = (size_t)(i % OB_LADDER_NUMBERS), k = 0;
+  for (; number >= rows[k].count; k++)
+    number -= rows[k].count;
+  *is = (struct ob_numbers){rows[k].kind, optimizer->ladders, count, rows[k].min, rows[k].max};
+  return i < count ? (uint64_t *)(void *)optimizer->ladders + i : NULL;
+}
+
 void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
                            struct ob_numbers *is) {
+  if (what == OB_SAVED_LADDERS)
+    return ladder_number(optimizer, i, is);
   struct ob_numbers list[OB_MAX_NUMBERS] = {{.at = optimizer->norms, .count = optimizer->window}};
   size_t lists = 1;
   if (what == OB_SAVED_NUMBERS)
@@ -139,6 +160,8 @@ static onebit_status_t list_sections(struct ob_saving *saving) {
     if (what != OB_SAVED_PARAMETERS)
       add_elements(saving, what, OB_PADDING);
   }
+  add(saving, OB_SAVED_LADDERS, OB_ELEMENTS, 0,
+      ob_checkpoint_numbers(saving->optimizer, OB_SAVED_LADDERS));
   return ONEBIT_OK;
 }
 
@@ -151,7 +174,7 @@ static void describe(struct ob_saving *saving) {
   enum ob_stage stage = ob_stage_of(optimizer);
   bool norms = ob_has_section(optimizer, stage, OB_SAVED_NORMS);
   saving->header = (struct ob_part_header){
-      .version = OB_PART_VERSION,
+      .version = optimizer->ladders ? OB_PART_VERSION : OB_PART_VERSION_PLAIN,
       .order = OB_PART_ORDER,
       .library = ONEBIT_VERSION_MAJOR << 16 | ONEBIT_VERSION_MINOR << 8 | ONEBIT_VERSION_PATCH,
       .profile = (uint32_t)optimizer->options.profile,
@@ -177,6 +200,8 @@ static void describe(struct ob_saving *saving) {
       .loss_scale = optimizer->options.initial_loss_scale != 0 ? optimizer->loss_scale : 0,
       .gradient_norm = optimizer->gradient_norm,
   };
+  for (size_t t = 0; optimizer->ladders && t < optimizer->tensor_count; t++)
+    optimizer->ladders[t] = ob_ladder_keep(optimizer->buckets[optimizer->tensors[t].bucket].bits);
   memcpy(saving->header.magic, OB_PART_MAGIC, sizeof saving->header.magic);
   memcpy(saving->header.kind, optimizer->method->name, strlen(optimizer->method->name));
   memcpy(saving->header.exchanges, optimizer->exchanges, sizeof optimizer->exchanges);
@@ -221,7 +246,7 @@ onebit_status_t ob_saving_read(const struct ob_saving *saving, struct ob_reader 
                                const struct ob_part_section *section, uint64_t first, size_t count,
                                void *values) {
   struct ob_numbers is;
-  if (section->what > OB_SAVED_NUMBERS)
+  if (!ob_saved_numbers(section->what))
     return read_elements(saving, reader, section, first, count, values);
   for (size_t i = 0; i < count; i++)
     memcpy((uint64_t *)values + i,

@@ -66,7 +66,7 @@ static void describe(struct saving *saving) {
   const struct onebit_outer *outer = saving->outer;
   const onebit_outer_options_t *options = &outer->options;
   saving->header = (struct ob_part_header){
-      .version = OB_PART_VERSION,
+      .version = OB_PART_VERSION_PLAIN,
       .order = OB_PART_ORDER,
       .library = ONEBIT_VERSION_MAJOR << 16 | ONEBIT_VERSION_MINOR << 8 | ONEBIT_VERSION_PATCH,
       .ranks = (uint32_t)outer->comm->size,

@@ -70,7 +70,7 @@ static void set_up_decisions(struct scene *scene) {
   plan->geometry.rotated = is_rotated(what);
   plan->geometry.one_scale = what->one_scale;
   plan->geometry.dense = what->dense;
-  plan->geometry.width = 1;
+  plan->geometry.width = plan->geometry.result_width = plan->last_width = 1;
   plan->geometry.members = what->members;
   plan->geometry.member = what->place;
   plan->momentum = what->momentum;

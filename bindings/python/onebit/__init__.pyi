@@ -205,6 +205,8 @@ class _OptimizerOptions(TypedDict, total=False):
     min_loss_scale: float
     dense_below: int
     warmup_bits: int
+    bits: int
+    max_bits: int
 
 class _EfficientAdamOptions(_OptimizerOptions, total=False):
     beta1: float

@@ -251,6 +251,8 @@ class OptimizerOptions(Structure):
         ("min_loss_scale", c_double),
         ("dense_below", c_size_t),
         ("warmup_bits", c_int),
+        ("bits", c_int),
+        ("max_bits", c_int),
     ]
 
 
@@ -287,6 +289,8 @@ class OptimizerInfo(Structure):
         ("gradient_norm", c_double),
         ("synchronized", c_int),
         ("exchanges", c_uint64 * 3),
+        ("bits", c_double),
+        ("moves", c_uint64),
     ]
 
 
@@ -317,6 +321,8 @@ class TensorStatistics(Structure):
         ("residual_ratio", c_double),
         ("coefficient", c_double),
         ("factor", c_double),
+        ("bits", c_int),
+        ("moves", c_uint64),
     ]
 
 

@@ -1,0 +1,406 @@
+/* Optimizers of several widths: they equal the oracle in each and across every change; a bucket
+ * that one bit is too little for climbs and comes back, on all ranks alike, and a checkpoint goes
+ * on with its widths, to the bit, or on other ranks alike. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <criterion/criterion.h>
+
+#include "optimizers/checkpoint/checkpoint.h"
+#include "tests/support_checkpoint.h"
+#include "tests/support_efficient_adam.h"
+#include "tests/support_ladder.h"
+#include "tests/support_lamb.h"
+
+TestSuite(optimizer_ladder, .timeout = 120);
+
+/* --- The oracle --------------------------------------------------------------------------------*/
+
+static const int moving[] = {1, 1, 8, 1, 2, 2, 4, 8, 2, 4, 1, 8, 4, 2, 1, 1};
+
+static struct adam_case case_of(const struct optimizer_kind *kind, int size) {
+  struct adam_case what = {.kind = kind,
+                           .size = size,
+                           .steps = sizeof moving / sizeof moving[0],
+                           .options = ONEBIT_ADAM_OPTIONS_INIT,
+                           .tensors = &adam_tensors_odd,
+                           .widths = moving,
+                           .still = true};
+  what.options.beta1 = 0.5;
+  what.options.no_bias_correction = 1;
+  what.options.freeze_step = 3;
+  what.options.common.max_bits = 8;
+  return what;
+}
+
+Test(optimizer_ladder, efficient_adam_equals_the_oracle) {
+  struct adam_case what = case_of(&efficient_adam, 3);
+  adam_check(&what);
+  what.size = 1;
+  adam_check(&what);
+  what.options.common.bucket_size = 1000;
+  what.options.common.block_size = 64;
+  what.options.common.chunk_size = 128;
+  what.form = SHUFFLED;
+  what.size = 4;
+  what.poison = INFINITY;
+  what.poisoned_from = 5;
+  adam_check(&what);
+}
+
+Test(optimizer_ladder, adam_equals_the_oracle) {
+  for (int k = 0; k < 4; k++) {
+    struct adam_case what = case_of(NULL, 2 + k % 2);
+    what.options.exchange = k % 2 ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
+    what.options.common.bucket_size = k > 1 ? 1000 : 0;
+    what.options.common.clip_norm = k == 2 ? 3 : 0;
+    what.options.common.initial_loss_scale = k == 2 ? 256 : 0;
+    adam_check(&what);
+  }
+}
+
+Test(optimizer_ladder, lamb_equals_the_oracle) {
+  onebit_lamb_options_t more = ONEBIT_LAMB_OPTIONS_INIT;
+  struct adam_case what = case_of(&lamb, 3);
+  what.more = &more;
+  adam_check(&what);
+}
+
+Test(optimizer_ladder, on_hosts) {
+  struct adam_case what = case_of(&efficient_adam, 4);
+  what.hosts = 2;
+  what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  adam_check(&what);
+}
+
+Test(optimizer_ladder, every_codec) {
+  for (size_t c = 0; c < test_codecs_count; c++) {
+    struct adam_case what = case_of(&efficient_adam, 2);
+    if (use_codec(test_codecs[c]))
+      adam_check(&what);
+  }
+}
+
+/* --- Climbing ----------------------------------------------------------------------------------*/
+
+enum { COUNT = LADDER_COUNT, ALL = 2 * COUNT, STEPS = LADDER_CALLS };
+
+/* A tensor that gets hard, and another, in a bucket of its own, that never does. */
+struct learner {
+  const struct ob_method *method;
+  onebit_optimizer_t optimizer;
+  float *parameters, *gradients;
+  int rank;
+};
+
+static const struct ob_method *methods[] = {&ob_method_efficient_adam, &ob_method_adam,
+                                            &ob_method_lamb,           &ob_method_zero_one_adam,
+                                            &ob_method_momentum,       &ob_method_lion};
+enum { METHODS = sizeof methods / sizeof methods[0] };
+
+static struct learner make_learner(onebit_comm_t comm, const struct ob_method *method,
+                                   int max_bits) {
+  struct any_options options = any_options_of(method, NULL);
+  struct learner learner = {.method = method,
+                            .parameters = allocate(ALL, sizeof(float)),
+                            .gradients = allocate(ALL, sizeof(float)),
+                            .rank = onebit_comm_rank(comm)};
+  onebit_tensor_t tensors[2] = {{learner.parameters, learner.gradients, COUNT, 0, 0, 0}};
+  tensors[1] = tensors[0];
+  tensors[1].parameter = learner.parameters + COUNT;
+  tensors[1].gradient = learner.gradients + COUNT;
+  any_count(&options, "freeze_step", 2);
+  any_count(&options, "warmup_steps", 2);
+  any_count(&options, "variance_freeze_step", STEPS); /* up to there 0/1 Adam sends gradients */
+  any_count(&options, "variance_update_scaler", 1);
+  if (method == &ob_method_efficient_adam) /* so that what grows is long for long */
+    any_set(&options, "beta2", 0.9999);
+  any_common(&options)->bucket_size = COUNT;
+  any_common(&options)->max_bits = max_bits;
+  CHECK_STATUS(any_create(&options, comm, tensors, 2, &learner.optimizer), ONEBIT_OK);
+  return learner;
+}
+
+static void destroy_learner(struct learner *learner) {
+  onebit_optimizer_destroy(learner->optimizer);
+  free(learner->parameters);
+  free(learner->gradients);
+}
+
+/* Where gradients are normalised, a large one is hard only as long as it grows. */
+static void fill(struct learner *learner, int step) {
+  const bool hard = step >= LADDER_ORDINARY && step < LADDER_HARD;
+  ladder_fill(learner->gradients, COUNT, learner->rank, step);
+  ladder_fill(learner->gradients + COUNT, COUNT, learner->rank, 0);
+  for (size_t i = 7; learner->method->moments && hard && i < COUNT; i += 2048)
+    learner->gradients[i] = powf(1.3f, (float)(step - LADDER_ORDINARY));
+}
+
+/* Every seventh step is first tried with a gradient that is not finite. */
+static void make_step(struct learner *learner, int step) {
+  fill(learner, step);
+  const float kept = learner->gradients[9];
+  const int sends = step % 7 == 6;
+  if (sends && learner->rank == 0)
+    learner->gradients[9] = NAN;
+  if (sends)
+    CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
+  learner->gradients[9] = kept;
+  CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_OK);
+}
+
+static onebit_tensor_statistics_t told_of(const struct learner *learner, size_t tensor) {
+  onebit_tensor_statistics_t told = {.size = sizeof told};
+  CHECK_STATUS(onebit_optimizer_get_tensor_statistics(learner->optimizer, tensor, &told),
+               ONEBIT_OK);
+  return told;
+}
+
+static int bits_of(const struct learner *learner) {
+  return (int)learner->optimizer->buckets[0].bits->geometry.width;
+}
+
+static void check_told(const struct learner *learner) {
+  const onebit_tensor_statistics_t hard = told_of(learner, 0), other = told_of(learner, 1);
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  char text[512], wanted[64];
+  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+  CHECK(info.bits == (hard.bits + other.bits) / 2.0 && info.moves == hard.moves + other.moves,
+        "%g bits, %d moves", info.bits, (int)info.moves);
+  CHECK(other.bits == 1 && other.moves == 0, "the other tensor has %d bits", other.bits);
+  CHECK_STATUS(
+      onebit_optimizer_describe(learner->optimizer, ONEBIT_FORMAT_TEXT, text, sizeof text, NULL),
+      ONEBIT_OK);
+  snprintf(wanted, sizeof wanted, "; %.3g bits an element, changed %d times;", info.bits,
+           (int)info.moves);
+  CHECK(strstr(text, wanted), "%s", text);
+}
+
+/* Bits of the hard tensor, which all ranks have: they would not understand each other else. */
+static void climb(onebit_comm_t comm, void *context) {
+  struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
+  int peak = 1;
+  check_case("%s", learner.method->name);
+  for (int step = 0; step < STEPS; step++) {
+    make_step(&learner, step);
+    const int bits = bits_of(&learner);
+    CHECK(step >= LADDER_ORDINARY || bits == 1, "step %d: %d bits", step, bits);
+    peak = bits > peak ? bits : peak;
+  }
+  const int bits = bits_of(&learner);
+  const int least = learner.method == &ob_method_efficient_adam ? 2 : 4; /* of which it is enough */
+  CHECK(peak >= least && (least == 2 || bits < peak), "up to %d bits, then %d", peak, bits);
+  check_told(&learner);
+  CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
+  destroy_learner(&learner);
+}
+
+Test(optimizer_ladder, climbs_and_descends) {
+  for (size_t m = 0; m < METHODS; m++)
+    if (test_wanted(m))
+      on_ranks(2, climb, &methods[m]);
+}
+
+/* --- Checkpoints -------------------------------------------------------------------------------*/
+
+static struct saved_parts parts;
+
+static void save(const struct learner *learner, onebit_comm_t comm) {
+  size_t bytes = 0;
+  CHECK_STATUS(onebit_optimizer_save(learner->optimizer, NULL, 0, &bytes), ONEBIT_OK);
+  void *memory = allocate(1, bytes);
+  CHECK_STATUS(onebit_optimizer_save(learner->optimizer, memory, bytes, &bytes), ONEBIT_OK);
+  parts.memory[learner->rank] = memory;
+  parts.bytes[learner->rank] = bytes;
+  parts.count = onebit_comm_size(comm);
+  meet(comm);
+}
+
+static onebit_status_t load(const struct learner *learner) {
+  return onebit_optimizer_load(learner->optimizer, (const void *const *)parts.memory, parts.bytes,
+                               parts.count);
+}
+
+static void forget(const struct learner *learner, onebit_comm_t comm) {
+  meet(comm);
+  free(parts.memory[learner->rank]);
+}
+
+/* From some steps on, of which one is the first after a move, another one that goes on. */
+static void resume(onebit_comm_t comm, void *context) {
+  struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
+  uint64_t moves = 0;
+  check_case("%s", learner.method->name);
+  for (int step = 0, saved = 0; step < LADDER_HARD + 40 && saved < 5; step++) {
+    make_step(&learner, step);
+    if (step % 50 != 30 && told_of(&learner, 0).moves == moves)
+      continue;
+    moves = told_of(&learner, 0).moves;
+    saved++;
+    save(&learner, comm);
+    struct learner other = make_learner(comm, learner.method, 8);
+    CHECK_STATUS(load(&other), ONEBIT_OK);
+    memcpy(other.parameters, learner.parameters, ALL * sizeof(float));
+    for (int k = 0; k < 18; k++) {
+      make_step(&learner, ++step);
+      make_step(&other, step);
+      CHECK_BITS("parameters", other.parameters, learner.parameters, ALL, ONEBIT_FLOAT32);
+      CHECK(told_of(&other, 0).bits == told_of(&learner, 0).bits, "step %d", step);
+    }
+    destroy_learner(&other);
+    forget(&learner, comm);
+  }
+  CHECK(moves > 0, "it did not climb");
+  destroy_learner(&learner);
+}
+
+Test(optimizer_ladder, goes_on_from_a_checkpoint) {
+  for (size_t m = 0; m < METHODS; m++)
+    if (test_wanted(m))
+      on_ranks(2, resume, &methods[m]);
+}
+
+/* After so many steps 1-bit Adam has more than one bit. */
+enum { CLIMBED = LADDER_HARD - 10 };
+
+static void climb_and_save(onebit_comm_t comm, void *context) {
+  int *bits = context;
+  struct learner learner = make_learner(comm, &ob_method_adam, 8);
+  for (int step = 0; step < CLIMBED; step++)
+    make_step(&learner, step);
+  *bits = told_of(&learner, 0).bits;
+  save(&learner, comm);
+  destroy_learner(&learner);
+}
+
+/* On other ranks, of at most max_bits: it has the bits that it had, or the most that it may. */
+struct elsewhere {
+  int bits, max_bits;
+};
+
+static void go_on(onebit_comm_t comm, void *context) {
+  const struct elsewhere *elsewhere = context;
+  const int bits = elsewhere->bits, max = elsewhere->max_bits ? elsewhere->max_bits : 1;
+  struct learner learner = make_learner(comm, &ob_method_adam, elsewhere->max_bits);
+  CHECK_STATUS(load(&learner), ONEBIT_OK);
+  CHECK(told_of(&learner, 0).bits == (bits < max ? bits : max), "%d bits, it had %d",
+        told_of(&learner, 0).bits, bits);
+  memset(learner.parameters, 0, ALL * sizeof(float)); /* parameters are the caller's to keep */
+  for (int step = CLIMBED; step < CLIMBED + 40; step++)
+    make_step(&learner, step);
+  CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
+  destroy_learner(&learner);
+}
+
+static void refuse_newer(onebit_comm_t comm, void *context) {
+  struct learner learner = make_learner(comm, &ob_method_adam, 8);
+  (void)context;
+  CHECK_STATUS(load(&learner), ONEBIT_ERROR_CHECKPOINT);
+  CHECK_WORDS("written by format version 3, this library reads up to 2");
+  destroy_learner(&learner);
+}
+
+static struct ob_part_header *header_of(int rank) {
+  return (struct ob_part_header *)parts.memory[rank];
+}
+
+Test(optimizer_ladder, other_ranks_and_other_options) {
+  struct elsewhere elsewhere = {.max_bits = 8};
+  on_ranks(2, climb_and_save, &elsewhere.bits);
+  cr_assert(elsewhere.bits > 1 && header_of(0)->version == 2, "%d bits, version %d", elsewhere.bits,
+            (int)header_of(0)->version);
+  on_ranks(3, go_on, &elsewhere);
+  on_ranks(1, go_on, &elsewhere);
+  elsewhere.max_bits = 2;
+  on_ranks(2, go_on, &elsewhere);
+  elsewhere.max_bits = 0;
+  on_ranks(2, go_on, &elsewhere);
+  header_of(0)->version = header_of(1)->version = 3;
+  on_ranks(2, refuse_newer, NULL);
+  free(parts.memory[0]);
+  free(parts.memory[1]);
+}
+
+/* Version 1, which has no widths: begins with the fewest bits. */
+static void save_without(onebit_comm_t comm, void *context) {
+  struct learner learner = make_learner(comm, &ob_method_adam, 0);
+  (void)context;
+  for (int step = 0; step < CLIMBED; step++)
+    make_step(&learner, step);
+  save(&learner, comm);
+  destroy_learner(&learner);
+}
+
+Test(optimizer_ladder, checkpoints_without_widths) {
+  struct elsewhere elsewhere = {.bits = 1, .max_bits = 8};
+  on_ranks(2, save_without, NULL);
+  cr_assert(header_of(0)->version == 1, "version %d", (int)header_of(0)->version);
+  on_ranks(2, go_on, &elsewhere);
+  on_ranks(3, go_on, &elsewhere);
+  free(parts.memory[0]);
+  free(parts.memory[1]);
+}
+
+/* --- A move ------------------------------------------------------------------------------------*/
+
+/* To a communicator of the same ranks. */
+static void move(onebit_comm_t comm, void *context) {
+  struct learner learner = make_learner(comm, &ob_method_momentum, 8);
+  (void)context;
+  for (int step = 0; step < CLIMBED; step++)
+    make_step(&learner, step);
+  const onebit_tensor_statistics_t before = told_of(&learner, 0);
+  CHECK(before.bits > 1, "%d bits", before.bits);
+  CHECK_STATUS(onebit_optimizer_move(learner.optimizer, comm), ONEBIT_OK);
+  CHECK(told_of(&learner, 0).bits == before.bits && told_of(&learner, 0).moves == before.moves,
+        "%d bits, before %d", told_of(&learner, 0).bits, before.bits);
+  for (int step = CLIMBED; step < CLIMBED + 20; step++)
+    make_step(&learner, step);
+  CHECK_STATUS(onebit_optimizer_compare(learner.optimizer), ONEBIT_OK);
+  destroy_learner(&learner);
+}
+
+Test(optimizer_ladder, a_move_keeps_them) { on_ranks(2, move, NULL); }
+
+/* --- Options -----------------------------------------------------------------------------------*/
+
+static const struct {
+  struct any_case what;
+  onebit_status_t status;
+  const char *words;
+} refused[] = {
+    {{ANY(adam, .common.bits = 3)}, ONEBIT_ERROR_ARGUMENT, "bits is 3, not 1, 2, 4 or 8"},
+    {{ANY(lion, .common.bits = 4, .common.max_bits = 2)},
+     ONEBIT_ERROR_ARGUMENT,
+     "max_bits is 2, and bits 4"},
+    {{ANY(lamb, .common.max_bits = 8, .common.profile = ONEBIT_PROFILE_DEEPSPEED)},
+     ONEBIT_ERROR_ARGUMENT,
+     "max_bits is 8"},
+    {{ANY(momentum, .common.max_bits = 8, .common.no_error_feedback = 1)},
+     ONEBIT_ERROR_ARGUMENT,
+     "no_error_feedback is set"},
+    {{ANY(adam, .common.max_bits = 8, .shards = ONEBIT_SHARDS_STEP)},
+     ONEBIT_ERROR_UNSUPPORTED,
+     "max_bits is 8: not with shards"},
+    {{ANY(efficient_adam, .common.bits = 2, .trust_ratio = 1)},
+     ONEBIT_ERROR_UNSUPPORTED,
+     "bits is 2, max_bits is 2: not with trust_ratio"},
+};
+
+static void refuse(onebit_comm_t comm, const struct any_case *what, onebit_status_t status,
+                   const char *words) {
+  struct any_options options = any_options_of(what->method, what->options);
+  onebit_optimizer_t optimizer;
+  CHECK_STATUS(any_create(&options, comm, NULL, 0, &optimizer), status);
+  CHECK_WORDS(words);
+}
+
+static void refuse_options(onebit_comm_t comm, void *context) {
+  (void)context;
+  for (size_t k = 0; k < sizeof refused / sizeof refused[0]; k++)
+    refuse(comm, &refused[k].what, refused[k].status, refused[k].words);
+}
+
+Test(optimizer_ladder, options_that_cannot_be) { on_ranks(2, refuse_options, NULL); }
