@@ -350,7 +350,7 @@ Test(tune, predicts) {
   expect_said(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]) ||
             strstr(said, tune_method_names[TUNE_HIERARCHICAL]) > strstr(said, "hosts   "));
-  expect_said(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning /nowhere: ");
+  expect_said(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
 }
 
 /* Without a link all usual ones, with one all ways; and what each option is for. */
