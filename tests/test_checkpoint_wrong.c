@@ -132,7 +132,7 @@ Test(checkpoint_wrong, words_for_parts) {
   run = saved_mistake(&two, 5, "part 1: section 'variance': checksum ");
   damage(run.parts.memory[1], SECTION_VARIANCE);
   check_mistake(&run, &two);
-  run = saved_mistake(&two, 5, "part 1: written by format version 9, this library reads up to 1");
+  run = saved_mistake(&two, 5, "part 1: written by format version 9, this library reads up to 2");
   ((unsigned char *)run.parts.memory[1])[PART_VERSION] = 9;
   check_mistake(&run, &two);
   run = saved_mistake(&two, 5, "part 1: its first bytes");

@@ -64,7 +64,7 @@ Test(outer_checkpoint_wrong, damage_is_refused) {
   }
   parts.bytes[0] = bytes;
   part[PART_VERSION] = 9;
-  refuse(it, &parts, "written by format version 9, this library reads up to 1");
+  refuse(it, &parts, "written by format version 9, this library reads up to 2");
   part[PART_VERSION] = 1;
   CHECK_STATUS(outer_load(it, &parts), ONEBIT_OK);
   onebit_outer_destroy(it->outer);
