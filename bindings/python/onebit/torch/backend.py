@@ -27,6 +27,7 @@ from onebit.plan import Plan
 from onebit.torch.hook import CHUNK, DTYPES
 from onebit.torch.rendezvous import Meeting, create_sockets
 
+MIN_ELEMENTS = 2**14
 _SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 # So many calls after the first, or after the order has changed, ranks compare what they have seen.
 _LOOKS = (16, 64, 256, 1024)
@@ -139,6 +140,15 @@ class Backend(_base()):
             if self.comm:
                 self.comm.close()
 
+    def abort(self):
+        """Fails what is under way, here and on the other ranks, and ends."""
+        if self.comm:
+            self.comm.abort()
+        for one in self._gloo, self._own:
+            if hasattr(one, "abort"):
+                one.abort()
+        self.shutdown()
+
     # --- The thread ------------------------------------------------------------------------------
 
     def _work(self):
@@ -245,7 +255,7 @@ def _create(store, rank, size, timeout):
     return Backend(store, rank, size, timeout, **_options)
 
 
-def register(bits=8, min_elements=2**14):
+def register(bits=8, min_elements=MIN_ELEMENTS):
     """What groups have that are made from now on with the backend "onebit".
 
     bits: an element, 1, 2, 4 or 8. Fewer than 8 are for SGD with momentum
@@ -265,7 +275,7 @@ def main():
 
     parser = argparse.ArgumentParser(prog="onebit.torch.backend", description="runs a program")
     parser.add_argument("--bits", type=int, default=8, choices=[1, 2, 4, 8])
-    parser.add_argument("--min-elements", type=int, default=2**14)
+    parser.add_argument("--min-elements", type=int, default=MIN_ELEMENTS)
     parser.add_argument("program", help="with its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
