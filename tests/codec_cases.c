@@ -22,7 +22,7 @@ enum {
   dtype_count = 3,
   value_count = VALUES_KINDS,
   stream_count = 3,
-  kernel_count = 16,
+  kernel_count = 17,
   all_count = kernel_count + OB_PASSES
 };
 
@@ -154,6 +154,29 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&input);
   array_destroy(&residual);
   array_destroy(&last);
+}
+
+/* Elements whose input is not finite stay; a sum that overflows is kept as it is. */
+static void run_in_place(const struct codec_case *c, const struct ob_codec *codec,
+                         struct result *result) {
+  struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
+                       bits = bits_create(c->count, 4);
+  const struct ob_compress_run run = {.count = c->count,
+                                      .valid = c->count - c->count / 3,
+                                      .input = input.data,
+                                      .dtype = c->dtype,
+                                      .rule = ONEBIT_SCALE_RMS,
+                                      .momentum_width = 1,
+                                      .scaling = 1,
+                                      .weight = 1,
+                                      .residual = residual.data,
+                                      .residual_scale = 0.21f,
+                                      .residual_out = residual.data,
+                                      .bits = bits.data};
+  keep_sum(result, codec->compress(&run));
+  keep_array(result, &residual, words_of(c->count) * OB_LANES * sizeof(float));
+  array_destroy(&bits);
+  array_destroy(&input);
 }
 
 /* With padding only where nothing is streamed. */
@@ -488,7 +511,8 @@ static const char *const kernels[kernel_count] = {"compress-rms",
                                                   "levels-2",
                                                   "levels-4",
                                                   "levels-8",
-                                                  "reduce-lion-levels"};
+                                                  "reduce-lion-levels",
+                                                  "compress-in-place"};
 #define NAMED(name) "pass " #name,
 static const char *const passes[] = {OB_PASS_KINDS(NAMED)};
 
@@ -537,6 +561,9 @@ static void run_kernel(size_t kernel, const struct codec_case *c, const struct o
   case 15:
     for (int w = 0; w < 3; w++)
       run_lion(c, codec, 2, widths[w], result);
+    break;
+  case 16:
+    run_in_place(c, codec, result);
     break;
   default:
     run_pass(c, codec, (enum ob_pass_kind)(kernel - kernel_count), result);
