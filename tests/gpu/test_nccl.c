@@ -81,15 +81,17 @@ static pthread_barrier_t barrier;
 
 static void meet(void) { pthread_barrier_wait(&barrier); }
 
-static void three_ranks(gpu_rank_body *body, void *context) {
-  pthread_barrier_init(&barrier, NULL, 3);
-  ranks_nccl(3, body, context);
+static void with_barrier(int size, gpu_rank_body *body, void *context) {
+  pthread_barrier_init(&barrier, NULL, (unsigned)size);
+  ranks_nccl(size, body, context);
   pthread_barrier_destroy(&barrier);
 }
 #else
 static void meet(void) {}
 
-static void three_ranks(gpu_rank_body *body, void *context) { ranks_nccl(3, body, context); }
+static void with_barrier(int size, gpu_rank_body *body, void *context) {
+  ranks_nccl(size, body, context);
+}
 #endif
 
 static bool create(struct part *part, const struct gpu_rank *self) {
@@ -141,7 +143,7 @@ static void break_link(const struct gpu_rank *self, void *context) {
 static void broken_link(void) {
   bool on_stream[] = {false, true};
   for (int i = 0; i < 2; i++)
-    three_ranks(break_link, &on_stream[i]);
+    with_barrier(3, break_link, &on_stream[i]);
 }
 
 #endif
@@ -186,7 +188,7 @@ static void newer(void) {
   for (int k = 0; k < 2; k++) {
     setenv("EMULATED_NCCL_VERSION", older[k] ? "21800" : "22809", 1);
     long calls = emulation_nccl_counts().all_to_alls;
-    three_ranks(call_large, &older[k]);
+    with_barrier(3, call_large, &older[k]);
     calls = emulation_nccl_counts().all_to_alls - calls;
     CHECK(calls == (older[k] ? 0 : 3), "%ld calls of ncclAlltoAll", calls);
     CHECK(emulation_nccl_counts().windows == 0, "a window is left");
@@ -229,7 +231,7 @@ static void give_up(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void aborted(void) { three_ranks(give_up, NULL); }
+static void aborted(void) { with_barrier(3, give_up, NULL); }
 
 /* Rank 1 never comes: messages of the host that begin behind others of theirs do not wait in the
  * driver, and the time is up for them. */
@@ -280,7 +282,7 @@ static void leave_calls(const struct gpu_rank *self, void *context) {
 
 static void left_behind(void) {
   setenv("ONEBIT_TIMEOUT", "0.5", 1);
-  three_ranks(leave_calls, NULL);
+  with_barrier(3, leave_calls, NULL);
   unsetenv("ONEBIT_TIMEOUT");
 }
 
@@ -324,6 +326,7 @@ static void *ask(void *context) {
 static void abort_beside(const struct gpu_rank *self, void *context) {
   (void)context;
   pthread_t thread;
+  meet();
   pthread_create(&thread, NULL, ask, self->comm);
   usleep(20 * 1000);
   CHECK_STATUS(onebit_comm_abort(self->comm), ONEBIT_OK);
@@ -333,7 +336,7 @@ static void abort_beside(const struct gpu_rank *self, void *context) {
 
 static void asked_meanwhile(void) {
   for (int k = 0; k < 10; k++)
-    ranks_nccl(2, abort_beside, NULL);
+    with_barrier(2, abort_beside, NULL);
 }
 
 static const struct gpu_test tests[] = {
