@@ -247,7 +247,7 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
       test->calls->close(job, test);
   }
   if (test->options->timeline)
-    BENCH_TRY(bench_timeline(test));
+    BENCH_TRY(bench_timeline(job->table, test));
   return right ? BENCH_OK : BENCH_FAILED;
 }
 
