@@ -76,8 +76,10 @@ int main(int argc, char **argv) {
     return print_usage(stdout, BENCH_OK);
   if (argc > 1 && strcmp(argv[1], "--version") == 0)
     return printf("onebit-bench %s\n", onebit_version()) < 0;
-  if (!job.benchmark && argc > 1)
-    bench_complain("%s: no such subcommand", argv[1]);
+  if (!job.benchmark && argc > 1) {
+    bench_complain("%s: no such subcommand; see onebit-bench --help", argv[1]);
+    return BENCH_USAGE;
+  }
   if (!job.benchmark)
     return print_usage(stderr, BENCH_USAGE);
   enum tool_asked asked = bench_options_parse(argc, argv, job.benchmark, &job.options, error);

@@ -148,6 +148,8 @@ static const option_t reports[] = {
      "end after this step, before the others of --steps; --resume makes them"},
     {"resume", OPTION_FLAG, AT(resume), 0, 0, NULL, 0, "go on from what was saved there"},
     {"help", OPTION_FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
+    {"version", OPTION_FLAG, AT(version), 0, 0, NULL, 0,
+     "print the version of the library and stop"},
 };
 
 const option_table_t train_option_tables[TRAIN_TABLES] = {
@@ -163,6 +165,7 @@ static void complete(size_t *field, size_t value) {
 
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]) {
   const size_t steps = options->steps;
+  options->help |= options->version;
   if (options->learning_rate == REAL_UNSET)
     options->learning_rate = learning_rates[options->method] > 0.0f
                                  ? learning_rates[options->method]

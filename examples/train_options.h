@@ -69,8 +69,8 @@ typedef struct train_options {
   size_t report_every, validate_every; /* steps; validate_every 0: only at the end */
   const char *log;                     /* a file; NULL: none */
   int json, quiet;
-  size_t ranks; /* threads of this process; 0: MPI's processes */
-  int help;
+  size_t ranks;      /* threads of this process; 0: MPI's processes */
+  int help, version; /* version: also help, until it is printed */
 } train_options_t;
 
 /* What a program's own defaults begin with. */

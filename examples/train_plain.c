@@ -23,7 +23,7 @@ enum { INPUTS = 256, CLASSES = 10, HELD_OUT = 200 };
 struct options {
   long parameters, steps, batch;
   double rate;
-  int sgd;
+  int sgd, help;
 };
 
 struct network {
@@ -206,13 +206,10 @@ static void train(struct network *net, const struct options *options, int rank, 
 }
 
 static int read_options(int argc, char **argv, struct options *options) {
-  static const struct option names[] = {{"parameters", 1, NULL, 'p'},
-                                        {"steps", 1, NULL, 's'},
-                                        {"batch", 1, NULL, 'b'},
-                                        {"rate", 1, NULL, 'r'},
-                                        {"seed", 1, NULL, 'd'},
-                                        {"sgd", 0, NULL, 'g'},
-                                        {NULL, 0, NULL, 0}};
+  static const struct option names[] = {{"parameters", 1, NULL, 'p'}, {"steps", 1, NULL, 's'},
+                                        {"batch", 1, NULL, 'b'},      {"rate", 1, NULL, 'r'},
+                                        {"seed", 1, NULL, 'd'},       {"sgd", 0, NULL, 'g'},
+                                        {"help", 0, NULL, 'h'},       {NULL, 0, NULL, 0}};
   for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
     switch (c) {
     case 'p':
@@ -233,11 +230,14 @@ static int read_options(int argc, char **argv, struct options *options) {
     case 'g':
       options->sgd = 1;
       break;
+    case 'h':
+      options->help = 1;
+      break;
     default:
       return 0;
     }
   return optind == argc && options->parameters >= INPUTS + CLASSES && options->steps > 0 &&
-         options->batch > 0 && options->rate > 0;
+         options->batch > 0 && options->rate > 0 && !options->help;
 }
 
 int main(int argc, char **argv) {
@@ -248,10 +248,10 @@ int main(int argc, char **argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (!read_options(argc, argv, &options)) {
     if (rank == 0)
-      fprintf(stderr, "Usage: train_plain [--parameters N] [--steps N] [--batch N] [--rate R] "
-                      "[--seed N] [--sgd]\n");
+      fprintf(options.help ? stdout : stderr, "usage: train_plain [--parameters N] [--steps N] "
+                                              "[--batch N] [--rate R] [--seed N] [--sgd]\n");
     MPI_Finalize();
-    return 2;
+    return options.help ? 0 : 2;
   }
   struct network net = make_network(options.parameters);
   train(&net, &options, rank, size);

@@ -219,6 +219,8 @@ static int run_rank(team_t *team, const void *context) {
     complain(team, command->words);
   else if (!command->options->help)
     return command->program->load_and_train(team, command->options);
+  else if (team->rank == 0 && command->options->version)
+    printf("%s %s\n", command->program->name, onebit_version());
   else if (team->rank == 0)
     command->program->print_help();
   return command->words ? WRONG_USE : DONE;

@@ -111,18 +111,17 @@ static bool read_rate(const char *text, double *rate) {
   return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
 }
 
-/* NAMESPACE=ADDRESS=RATE */
-static bool add_host(struct relay *relay, int host, char *text, const char *interface, int own) {
+/* NAMESPACE=ADDRESS=RATE, of which the first remains. */
+static bool read_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
   char *rate = strrchr(text, '='), *address = rate ? memrchr(text, '=', (size_t)(rate - text)) : 0;
   if (address)
     *rate = *address = '\0';
   if (!address || !read_rate(rate + 1, &relay->network.links[host].bytes_per_second) ||
       inet_pton(AF_INET, address + 1, &relay->addresses[host]) != 1) {
-    tool_complain(&tool, "%s: not NAMESPACE=ADDRESS=RATE", text);
+    snprintf(wrong, TOOL_ERROR, "%.100s: not NAMESPACE=ADDRESS=RATE", text);
     return false;
   }
-  relay->files[host] = (struct pollfd){.fd = make_device(text, interface, own), .events = POLLIN};
-  return relay->files[host].fd >= 0;
+  return true;
 }
 
 /* --- Packets -----------------------------------------------------------------------------------*/
@@ -243,8 +242,11 @@ static bool open_all(struct relay *relay, char **hosts, const struct options *op
   relay->network.loss = options->loss / 100;
   relay->network.queue = options->queue;
   relay->network.seed = options->seed;
-  for (; well && *hosts; hosts++, host++)
-    well = add_host(relay, host, *hosts, options->interface, own);
+  for (; well && *hosts; hosts++, host++) {
+    int device = make_device(*hosts, options->interface, own);
+    relay->files[host] = (struct pollfd){.fd = device, .events = POLLIN};
+    well = device >= 0;
+  }
   close(own);
   return well;
 }
@@ -262,6 +264,9 @@ int main(int argc, char **argv) {
     return tool_answer(&tool, asked, wrong);
   if (!relay_network_create(&relay.network, argc - 1))
     return FAILED;
+  for (int host = 0; host + 1 < argc; host++)
+    if (!read_host(&relay, host, argv[host + 1], wrong))
+      return tool_answer(&tool, TOOL_WRONG, wrong);
   if (!open_all(&relay, argv + 1, &options))
     return FAILED;
   /* Ahead of those whose packets it carries, where it may: it is their network. */
