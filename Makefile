@@ -12,6 +12,7 @@
 #   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
 #   make wheel          what PyPI gets: a wheel for each machine, built by zig, and the sources
+#   make site           the documents, the headers and what was measured as web pages: build/site/index.html
 #   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           whatever reads messages and files, FUZZ_SECONDS each; make fuzz-seeds
@@ -298,12 +299,14 @@ bench: $(BUILD)/onebit-bench
 
 # The reference of the public headers, as web pages.
 DOXYGEN ?= doxygen
+need_doxygen = @command -v $(DOXYGEN) >/dev/null || \
+	  { echo "$(DOXYGEN): not found; it reads the headers, and is a package of that name" >&2; exit 1; }
 reference:
-	@command -v $(DOXYGEN) >/dev/null || \
-	  { echo "$(DOXYGEN): not found; it makes the reference, and is a package of that name" >&2; exit 1; }
+	$(need_doxygen)
 	$(Q)mkdir -p $(BUILD)/reference
 	$(Q)REFERENCE=$(BUILD)/reference VERSION=$(VERSION) $(DOXYGEN) docs/Doxyfile
 	@echo "$(BUILD)/reference/html/index.html"
+include docs/site/rules.mk
 
 # Debian's and Ubuntu's names.
 PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 zlib1g-dev \
