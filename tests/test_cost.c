@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "collectives/cost/cost.h"
+#include "collectives/cost/model.h"
 
 TestSuite(cost, .timeout = 60);
 
@@ -291,6 +291,25 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   rounds = ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS, 65536);
   once = ob_cost_seconds(&costs, &gather, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536);
   cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
+}
+
+/* On one host a wait is worth a few messages; where ranks wait for a core, more of them. */
+Test(cost, on_one_host_a_few_ranks_send_at_once) {
+  static const struct {
+    int hosts, ranks;
+    double cores;
+    bool rounds;
+  } cases[] = {{1, 2, 0, false}, {1, 4, 0, false}, {1, 8, 0, false},  {1, 16, 0, true},
+               {2, 2, 0, false}, {2, 4, 0, true},  {4, 4, 0, true},   {1, 64, 0, true},
+               {1, 4, 2, false}, {1, 8, 2, false}, {1, 16, 2, false}, {1, 64, 2, true}};
+  struct ob_costs costs = some_costs();
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    struct ob_cost_task task = {.elements = 16, .hosts = cases[k].hosts, .ranks = cases[k].ranks};
+    task.max_ranks = task.ranks / task.hosts;
+    costs.cores_per_host = cases[k].cores;
+    costs.oversubscribed = cases[k].cores > 0 ? 2e-6 : 0;
+    cr_expect_eq(ob_cost_rounds_pay(&costs, &task), cases[k].rounds, "case %zu", k);
+  }
 }
 
 Test(cost, defaults_are_for_every_codec) {

@@ -105,9 +105,17 @@ double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase 
   return model->task->block == ONEBIT_BLOCK_BUFFER ? 1 : phase->messages;
 }
 
+bool ob_cost_rounds_pay(const struct ob_costs *costs, const struct ob_cost_task *task) {
+  struct ob_cost_model model = ob_cost_model(costs, task);
+  double rounds = ob_cost_rounds(model.ranks), more = model.ranks - 1 - rounds;
+  double wait = costs->inside.latency + turn(&model);
+  return model.ranks >= OB_COST_DOUBLING_RANKS &&
+         (model.hosts > 1 || (rounds - 1) * wait < 2 * more * costs->inside.message * model.core);
+}
+
 bool ob_cost_doubles(const struct ob_cost_model *model, const struct ob_phase *phase) {
-  return model->task->operation == ONEBIT_ALLREDUCE && model->ranks >= OB_COST_DOUBLING_RANKS &&
-         phase->messages <= 1;
+  return model->task->operation == ONEBIT_ALLREDUCE && phase->messages <= 1 &&
+         ob_cost_rounds_pay(model->costs, model->task);
 }
 
 double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase) {

@@ -76,10 +76,13 @@ double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_ph
 double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double elements,
                          double phases);
 
-/* Doubling: whether an allgather's one message is passed on in rounds; and if so what becomes of
- * its phase, whose latency is returned. Ranks of a host are neighbours: the first rounds are
- * theirs. A round sends all that a rank has, and what is too much to be sent eagerly takes a round
- * trip more. */
+/* Doubling: whether these ranks pass on an allgather's one message in rounds. On one host fewer
+ * waits are worth more than fewer messages, unless there are many. */
+bool ob_cost_rounds_pay(const struct ob_costs *costs, const struct ob_cost_task *task);
+
+/* Whether this phase is passed on so; and if so what becomes of it, whose latency is returned.
+ * Ranks of a host are neighbours: the first rounds are theirs. A round sends all that a rank has,
+ * and what is too much to be sent eagerly takes a round trip more. */
 bool ob_cost_doubles(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase);
 

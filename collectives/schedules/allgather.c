@@ -11,8 +11,8 @@
  * overflow.
  *
  * Limits: (P - 1) n elements leave every rank, so it is for two or three ranks, and for small
- * buffers; one small message among four ranks or more is passed on in rounds (doubling.c). Not for
- * an optimizer, which takes what servers send.
+ * buffers; one small message among four ranks or more is passed on in rounds (doubling.c), but not
+ * among few ranks of one host. Not for an optimizer, which takes what servers send.
  */
 #include "base/error.h"
 #include "collectives/plan.h"

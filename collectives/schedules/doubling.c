@@ -17,11 +17,18 @@
 #include "collectives/messages.h"
 #include "collectives/watch.h"
 
+/* Ranks that are threads keep to rounds: nothing is won there. */
+static bool rounds_pay(onebit_comm_t comm) {
+  const struct ob_cost_task task = {
+      .hosts = comm->hosts.count, .ranks = comm->size, .max_ranks = comm->hosts.max};
+  return comm->transport->network ? ob_cost_rounds_pay(&comm->costs, &task)
+                                  : comm->size >= OB_COST_DOUBLING_RANKS;
+}
+
 bool ob_doubling_fits(const struct onebit_plan *plan) {
   const struct ob_geometry *geometry = &plan->geometry;
   return plan->schedule == &ob_schedule_allgather && plan->options.operation == ONEBIT_ALLREDUCE &&
-         plan->comm->size >= OB_COST_DOUBLING_RANKS && plan->comm->transport->host_messages &&
-         geometry->chunks == 1 &&
+         rounds_pay(plan->comm) && plan->comm->transport->host_messages && geometry->chunks == 1 &&
          geometry->stride <= (size_t)INT_MAX / (geometry->members / 2); /* the last round's */
 }
 
