@@ -310,7 +310,7 @@ include docs/site/rules.mk
 
 # Debian's and Ubuntu's names.
 PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 zlib1g-dev \
-  $(if $(has_mpi),libopenmpi-dev openmpi-bin) $(EXTRA_PACKAGES)
+  $(if $(has_mpi),libopenmpi-dev openmpi-bin gfortran) $(EXTRA_PACKAGES)
 deps:
 	@command -v dpkg-query >/dev/null || \
 	  { echo "deps: no dpkg here; please install what Debian calls $(PACKAGES)"; exit 0; }; \

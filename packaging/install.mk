@@ -17,7 +17,7 @@ INSTALL    ?= install
 FILLED   := $(BUILD)/install
 CMAKEDIR  = $(LIBDIR)/cmake/onebit
 MODULE    = $(MODULEDIR)/onebit/$(VERSION)
-EXAMPLE_SOURCES := examples/minimal.c examples/allreduce.c examples/allreduce.cpp
+EXAMPLE_SOURCES := $(addprefix examples/,minimal.c allreduce.c allreduce.cpp adam.c train_plain.c average.f90)
 DOCUMENTS  := README.md CHANGELOG.md SECURITY.md $(wildcard docs/*.md docs/measured/*.md)
 BESIDE     := LICENSE $(wildcard docs/measured/*.svg) $(EXAMPLE_SOURCES)
 
@@ -123,6 +123,7 @@ install: all $(FILLED_FILES)
 	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
 	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
 	$(call lay,ln -sf,$(INSTALLED_LINKS))
+	$(if $(DESTDIR)$(filter-out /usr /usr/local,$(PREFIX)),,@ldconfig 2>/dev/null || :)
 
 # Headers of all builds, since this one may be another than the one that was installed. Directories
 # go only where they are onebit's own and nothing else is in them.
