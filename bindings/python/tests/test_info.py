@@ -61,3 +61,11 @@ def test_the_packages_own_library_comes_before_the_systems(tmp_path, monkeypatch
     assert onebit._native.candidates() == [str(own)]
     monkeypatch.setenv("ONEBIT_LIBRARY", "/another.so")
     assert onebit._native.candidates() == ["/another.so"]
+
+
+def test_the_first_example_averages():
+    command = [sys.executable, str(PACKAGE / "examples" / "average.py")]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    mean = re.fullmatch(r"element 0: (-4\.\d+) over 1000 calls, the mean of the ranks is -4\.500\n", printed)
+    assert mean and abs(float(mean[1]) + 4.5) < 0.05, printed
