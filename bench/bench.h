@@ -49,6 +49,7 @@ struct bench_table;
 struct bench_variant {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
+  size_t chunk_size; /* 0: what the options say */
 };
 
 struct bench_options {
@@ -68,6 +69,8 @@ struct bench_options {
   int nccl_ranks;    /* processes, to be started; 0: the ranks are there */
   bool sockets;      /* the ranks talk over connections of the library's own */
   int connections;   /* of each two ranks; 0: the library's default */
+  double rate;       /* bytes a second of each host's link, headers in; 0: limits do not matter */
+  int cores;         /* of all ranks together; 0: one each */
   const char *link;  /* NULL: do not look; the interface whose bytes are counted */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;

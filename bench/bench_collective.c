@@ -32,7 +32,7 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
   options.dtype = test->options->dtype;
   options.scale = test->options->scale;
   options.block_size = test->options->block_size;
-  options.chunk_size = test->options->chunk_size;
+  options.chunk_size = variant.chunk_size ? variant.chunk_size : test->options->chunk_size;
   options.threads = test->options->threads;
   options.schedule = variant.schedule;
   options.wire = variant.wire;
@@ -43,7 +43,7 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
 
 struct bench_way *bench_case_add(struct bench_case *test, const char *name, bench_timed *run) {
   struct bench_way *way = &test->ways[test->rounds.count];
-  *way = (struct bench_way){.test = test, .error = NAN, .right = true};
+  *way = (struct bench_way){.test = test, .error = NAN, .computing = NAN, .right = true};
   bench_rounds_entry(&test->rounds, name, run, way);
   return way;
 }
@@ -66,9 +66,11 @@ static int run_dense(const struct bench_entry *entry) {
 
 /* Among several ways, one that the library refuses is a result. */
 static int add_plan(struct bench_case *test, struct bench_variant variant) {
-  char name[48];
-  snprintf(name, sizeof name, "%s%s", bench_schedules[variant.schedule],
-           variant.wire == ONEBIT_WIRE_DENSE ? ":dense" : "");
+  char name[48], chunk[24] = "";
+  if (variant.chunk_size)
+    snprintf(chunk, sizeof chunk, ":%zu", variant.chunk_size);
+  snprintf(name, sizeof name, "%s%s%s", bench_schedules[variant.schedule],
+           variant.wire == ONEBIT_WIRE_DENSE ? ":dense" : "", chunk);
   struct bench_way *way = bench_case_add(test, name, run_plan);
   onebit_plan_options_t options = bench_case_options(test, variant, ONEBIT_DEVICE_HOST);
   onebit_status_t status = onebit_plan_create(test->comm, test->count, &options, &way->plan);
@@ -239,6 +241,8 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   if (test->calls->settle)
     BENCH_TRY(test->calls->settle(test));
   BENCH_TRY(test->calls->judge(test, &right));
+  if (test->options->rate > 0)
+    BENCH_TRY(bench_limits(test));
   if (job->team->rank == 0) {
     if (job->first)
       test->calls->note(job, test);

@@ -34,6 +34,7 @@ struct bench_way {
   onebit_plan_t plan;                      /* NULL as well: the library refused */
   char refusal[256];                       /* its message */
   double error;                            /* relative, of one call; not a number: nobody asked */
+  double computing; /* seconds that a call's arithmetic takes of all cores, with --rate */
   bool right;
   bool half; /* NCCL's, of bfloat16 */
 };
@@ -97,6 +98,10 @@ int bench_case_error(struct bench_case *test, double *error);
 
 /* Both of them for every plan of the case, as the options ask. */
 int bench_case_judge(struct bench_case *test, bool *right);
+
+/* way->computing of every plan; and the seconds that so many bytes take a link. */
+int bench_limits(struct bench_case *test);
+double bench_wire_seconds(const struct bench_options *options, double bytes);
 
 /* --- Rows */
 

@@ -62,14 +62,23 @@ static reading read_codec(void *values, const char *value) {
                                                    : "this processor can run no codec of that name";
 }
 
-/* One of a list: SCHEDULE or SCHEDULE:WIRE. */
+/* One of a list: SCHEDULE, with a WIRE, elements in a message, or both of them behind it. */
 static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
-  const char *colon = memchr(text, ':', length);
-  size_t name = colon ? (size_t)(colon - text) : length;
-  int schedule = tool_find(text, name, bench_schedules);
-  int wire = colon ? tool_find(colon + 1, length - name - 1, bench_wires) : 0;
-  *variant = (struct bench_variant){(onebit_schedule_t)schedule, (onebit_wire_t)wire};
-  return schedule >= 0 && wire >= 0;
+  const char *end = text + length, *part = text + strcspn(text, ":,");
+  int schedule = tool_find(text, (size_t)(part - text), bench_schedules);
+  *variant = (struct bench_variant){.schedule = (onebit_schedule_t)schedule};
+  bool right = schedule >= 0;
+  for (int k = 0; right && k < 2 && part < end; k++) {
+    const char *from = part + 1;
+    part = from + strcspn(from, ":,");
+    int wire = k == 0 ? tool_find(from, (size_t)(part - from), bench_wires) : -1;
+    if (wire >= 0)
+      variant->wire = (onebit_wire_t)wire;
+    else
+      right = !variant->chunk_size && tool_read_integer(from, true, &variant->chunk_size) == part &&
+              variant->chunk_size > 0;
+  }
+  return right && part == end;
 }
 
 static reading read_compare(void *values, const char *value) {
@@ -79,7 +88,7 @@ static reading read_compare(void *values, const char *value) {
     size_t length = strcspn(value, ",");
     if (options->compare_count == BENCH_VARIANTS ||
         !read_variant(value, length, &options->compare[options->compare_count++]))
-      return "expected at most 12 of SCHEDULE[:WIRE], with commas";
+      return "expected at most 12 of SCHEDULE[:WIRE][:CHUNK], with commas";
     value += length;
   } while (*value++);
   return NULL;
@@ -152,7 +161,8 @@ static const struct tool_option rows[] = {
      .names = bench_schedules, .groups = BENCH_RANKED},
     {"wire", 0, TOOL_CHOICE, AT(variant.wire), "NAME",
      "bits, or dense: float32 by the same schedule", .names = bench_wires, .groups = BENCH_RANKED},
-    {"compare", 0, TOOL_CALL, 0, "LIST", "SCHEDULE[:WIRE],... by turns, a line each; at most 12",
+    {"compare", 0, TOOL_CALL, 0, "LIST",
+     "SCHEDULE[:WIRE][:CHUNK],... by turns, a line each; at most 12",
      .read = read_compare, .groups = BENCH_COLLECTIVES},
     {"mpi-algorithms", 0, TOOL_CALL, 0, "LIST",
      "default, all or N,N,...: the dense collective is the best of them",
@@ -168,6 +178,13 @@ static const struct tool_option rows[] = {
     {"link", 0, TOOL_CALL, 0, "NAME",
      "counts the bytes that each host's network interface sends, by the\nkernel's counters",
      .read = read_link, .groups = BENCH_COLLECTIVES},
+    {"rate", 0, TOOL_RATE, AT(rate), "RATE",
+     "of each host's link: columns of what a call cannot be faster than, its\n"
+     "bytes at this rate and its arithmetic",
+     .groups = BENCH_COLLECTIVES},
+    {"cores", 0, TOOL_INTEGER, AT(cores), "N",
+     "of all ranks together, which that arithmetic has; default: one each",
+     .low = 1, .high = INT_MAX, .groups = BENCH_COLLECTIVES},
     {"ranks", 0, TOOL_INTEGER, AT(ranks), "N",
      "ranks that are threads of this process, 1 to 4096, instead of MPI's",
      .low = 1, .high = 4096, .groups = BENCH_RANKED},

@@ -130,6 +130,19 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
                  -3, row->way->error);
 }
 
+/* Ranks of a host share its link; those of a single host are as if each had one. */
+static void put_limits(struct bench_table *table, const struct bench_row *row) {
+  const struct bench_case *test = row->test;
+  onebit_plan_info_t info = bench_plan_info(row->way->plan);
+  double each = !row->own ? NAN : info.hosts > 1 ? (double)info.ranks_per_host : 1;
+  double wire = bench_wire_seconds(test->options, each * row->time->wire_bytes);
+  double computing = row->own ? row->way->computing : NAN;
+  bench_time(table, "wire_limit_us", "Wire limit(us)", 16, 2, wire);
+  bench_time(table, "codec_limit_us", "Codec limit(us)", 17, 2, computing);
+  bench_number(table, "of_limit", "Of limit", 10, 2,
+               row->time->time.median / (wire > computing ? wire : computing));
+}
+
 /* In a comparison MPI has a line of its own. */
 static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
@@ -185,6 +198,8 @@ static void fields(struct bench_table *table, const void *context) {
     put_dense(table, row);
   if (row->overlap)
     put_dense_overlap(table, row);
+  if (options->rate > 0)
+    put_limits(table, row);
   if (options->check) {
     bench_text(table, NULL, "Validation", 12, validation);
     bench_bool(table, "right", row->own ? &row->way->right : NULL);

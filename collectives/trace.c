@@ -56,6 +56,8 @@ static const struct about abouts[OB_STEP_KINDS] = {
 
 const char *ob_step_name(unsigned kind) { return kind < OB_STEP_KINDS ? abouts[kind].name : NULL; }
 
+bool ob_step_computes(unsigned kind) { return kind < OB_STEP_KINDS && abouts[kind].time != NONE; }
+
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
   plan->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
 }

@@ -157,6 +157,16 @@ Test(bench, comparisons_are_lists) {
             options.algorithms[1] == 6 && !options.all_algorithms);
 }
 
+Test(bench, comparisons_name_messages) {
+  struct bench_options options;
+  cr_assert(parse("allreduce", "--compare exchange:64K,exchange:dense:100 --rate 1gbit --cores 2",
+                  &options, NULL));
+  cr_expect(options.compare[0].chunk_size == 65536 && options.compare[1].chunk_size == 100);
+  cr_expect(options.compare[0].wire == ONEBIT_WIRE_BITS);
+  cr_expect(options.compare[1].wire == ONEBIT_WIRE_DENSE);
+  cr_expect(options.rate == 125e6 && options.cores == 2);
+}
+
 Test(bench, comparisons_have_defaults) {
   struct bench_options options;
   cr_assert(parse("allreduce", "--mpi-algorithms 3 --mpi-algorithms all", &options, NULL));
@@ -181,6 +191,9 @@ Test(bench, wrong_command_lines_get_words) {
       {"allreduce", "--schedule exchange:dense"},
       {"allreduce", "--wire 16"},
       {"allreduce", "--compare ,"},
+      {"allreduce", "--compare exchange:0"},
+      {"allreduce", "--compare exchange:64:dense"},
+      {"allreduce", "--compare exchange:dense:64:64"},
       {"allreduce", "--compare exchange,"},
       {"allreduce", "--compare exchange:"},
       {"allreduce", "--compare exchange:bits:dense"},

@@ -133,6 +133,22 @@ Test(bench_rows, json_has_an_object_a_line) {
   cr_expect(strstr(text, "\"relative_error\":null") && strstr(text, "\"dense_median_us\":null"));
 }
 
+/* At 8 Mbit/s a byte takes a microsecond, and the headers of TCP and Ethernet. */
+Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
+  static const char *const fields[] = {
+      "\"wire_limit_us\":", "\"codec_limit_us\":", "\"of_limit\":", NULL};
+  const char *text = OUTPUT("allreduce", "-m1M:1M", "-i3", "-x1", "--json", "--rate=8mbit",
+                            "--cores=1", "--schedule=exchange");
+  double bytes, wire, codec, of;
+  cr_expect_eq(objects(text, fields), 1);
+  cr_assert_eq(sscanf(strstr(text, "\"wire_bytes\":"), "\"wire_bytes\":%lf", &bytes), 1);
+  cr_assert_eq(sscanf(strstr(text, "\"wire_limit_us\":"), "\"wire_limit_us\":%lf", &wire), 1);
+  cr_assert_eq(sscanf(strstr(text, "\"codec_limit_us\":"), "\"codec_limit_us\":%lf", &codec), 1);
+  cr_assert_eq(sscanf(strstr(text, "\"of_limit\":"), "\"of_limit\":%lf", &of), 1);
+  cr_expect_float_eq(wire, bytes * 1538 / 1448, 1);
+  cr_expect(codec > 0 && codec < wire && of > 0, "%s", text);
+}
+
 Test(bench_rows, json_compares_a_line_each) {
   static const char *const fields[] = {"\"requested\":\"", "\"of_best\":", "\"right\":true", NULL};
   const char *text = OUTPUT("allreduce", "-m4K:4K", "-i3", "-x1", "-c", "--json",
