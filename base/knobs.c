@@ -6,9 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/config.h"
 #include "base/error.h"
 
 const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
+    [OB_KNOB_CONFIG] = {"ONEBIT_CONFIG", "-",
+                        "file of JSON with what the other variables do not say, by their names in "
+                        "lower case without ONEBIT_, and with DeepSpeed's section optimizer"},
     [OB_KNOB_CODEC] = {"ONEBIT_CODEC", "the fastest this processor can run",
                        "codec of plans made from now on: scalar, avx2, avx512 or neon"},
     [OB_KNOB_THREADS] = {"ONEBIT_THREADS", "1",
@@ -41,11 +45,37 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_BUDGET] = {"ONEBIT_BUDGET", "-",
                         "preloaded: the part of float32's bytes that a communicator's tensors may "
                         "send, as 1/20: those that gain most by the byte have more bits"},
+    [OB_KNOB_DEBUG] = {"ONEBIT_DEBUG", "WARN",
+                       "what is said while a program runs: WARN; INFO, besides what is decided; or "
+                       "TRACE, besides each call with its bytes and time"},
+    [OB_KNOB_DEBUG_FILE] = {"ONEBIT_DEBUG_FILE", "standard error",
+                            "file to which that is appended; %h is the host's name, %r the rank"},
 };
 
-const char *ob_knob_text(enum ob_knob knob) {
+/* Every value of a knob is found here: the environment's, else the file's. */
+static const char *find(enum ob_knob knob, const struct ob_json_value **in_file) {
   const char *text = getenv(ob_knobs[knob].name);
+  *in_file = NULL;
+  if (!text || !*text)
+    text = knob == OB_KNOB_CONFIG ? NULL : ob_config_knob(knob, in_file);
   return text && *text ? text : NULL;
+}
+
+const char *ob_knob_text(enum ob_knob knob) {
+  const struct ob_json_value *in_file;
+  return find(knob, &in_file);
+}
+
+const char *ob_knob_label(enum ob_knob knob) {
+  const struct ob_json_value *in_file;
+  find(knob, &in_file);
+  return in_file ? ob_config_origin(in_file) : ob_knobs[knob].name;
+}
+
+const char *ob_knob_origin(enum ob_knob knob) {
+  const struct ob_json_value *in_file;
+  bool given = find(knob, &in_file);
+  return in_file ? ob_config_line(in_file) : given ? "environment" : "default";
 }
 
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value) {
@@ -58,7 +88,7 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   long number = strtol(text, &end, 10);
   if (*end || errno || number < low || number > high)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: not a whole number from %d to %d",
-                    ob_knobs[knob].name, text, low, high);
+                    ob_knob_label(knob), text, low, high);
   *value = (int)number;
   return ONEBIT_OK;
 }
@@ -85,8 +115,8 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
   if (!text || ob_bits_parse(text, strlen(text), bits))
     return ONEBIT_OK;
   *bits = (struct ob_bits){-1, -1};
-  return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "ONEBIT_BITS=%s: not 1, 2, 4 or 8, a range as 1..8, or auto", text);
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: not 1, 2, 4 or 8, a range as 1..8, or auto",
+                  ob_knob_label(OB_KNOB_BITS), text);
 }
 
 /* One bit an element, and a scale for 2048. */
@@ -103,9 +133,8 @@ onebit_status_t ob_knob_budget(double *budget) {
     part /= strtod(end + 1, &end);
   if (end == text || *end || !(part >= MIN_BUDGET && part <= 1))
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "ONEBIT_BUDGET=%s: not a part from %.4f, which one bit and its scales take, to "
-                    "1, as 1/20",
-                    text, MIN_BUDGET);
+                    "%s=%s: not a part from %.4f, which one bit and its scales take, to 1, as 1/20",
+                    ob_knob_label(OB_KNOB_BUDGET), text, MIN_BUDGET);
   *budget = part;
   return ONEBIT_OK;
 }
@@ -119,7 +148,7 @@ onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *valu
   double seconds = strcmp(text, "never") == 0 ? 0 : strtod(text, &end);
   if ((strcmp(text, "never") != 0 && (*end || end == text)) || !(seconds >= 0))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: neither a number of seconds nor never",
-                    ob_knobs[knob].name, text);
+                    ob_knob_label(knob), text);
   *value = seconds > 0 ? seconds : (double)INFINITY;
   return ONEBIT_OK;
 }

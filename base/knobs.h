@@ -1,6 +1,7 @@
 /*
  * The environment variables that the library reads, one row each. They are few on purpose: what
- * belongs to one plan is an option of the plan.
+ * belongs to one plan is an option of the plan. What the environment does not say the file of
+ * ONEBIT_CONFIG may (base/config.h).
  */
 #ifndef OB_BASE_KNOBS_H
 #define OB_BASE_KNOBS_H
@@ -11,6 +12,7 @@
 #include "onebit/status.h"
 
 enum ob_knob {
+  OB_KNOB_CONFIG,
   OB_KNOB_CODEC,
   OB_KNOB_THREADS,
   OB_KNOB_TUNING,
@@ -23,6 +25,8 @@ enum ob_knob {
   OB_KNOB_EVERY_RANK,
   OB_KNOB_BITS,
   OB_KNOB_BUDGET,
+  OB_KNOB_DEBUG,
+  OB_KNOB_DEBUG_FILE,
   OB_KNOB_COUNT
 };
 
@@ -34,8 +38,14 @@ struct ob_knob_row {
 
 extern const struct ob_knob_row ob_knobs[OB_KNOB_COUNT];
 
-/* The variable's text, or NULL when it is not set or empty. */
+/* The text that counts, the environment's before the file's; NULL: neither has it, or it is empty.
+ */
 const char *ob_knob_text(enum ob_knob knob);
+
+/* What messages call it: its name, or "FILE:LINE: KEY"; and where it is from: "environment",
+ * "default" or "FILE:LINE". In the thread's memory. */
+const char *ob_knob_label(enum ob_knob knob);
+const char *ob_knob_origin(enum ob_knob knob);
 
 /* A knob that is a whole number: *value becomes it, or `fallback` when it is not set. */
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);

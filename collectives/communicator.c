@@ -4,8 +4,10 @@
 #include <limits.h>
 #include <stdio.h>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "collectives/progress.h"
 #include "collectives/watch.h"
@@ -30,6 +32,13 @@ void ob_batch_release(struct ob_batch *batch) {
     return;
   ob_release(batch->send);
   ob_release(batch);
+}
+
+/* What the environment and the file of ONEBIT_CONFIG say of all of it. */
+static onebit_status_t read_settings(onebit_comm_t comm) {
+  OB_TRY(ob_config_check());
+  OB_TRY(ob_log_open(comm->rank));
+  return ob_watch_timeout(&comm->timeout);
 }
 
 static onebit_status_t begin_progress(onebit_comm_t comm) {
@@ -68,13 +77,17 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
     ob_comm_release(comm);
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
   }
-  onebit_status_t status = ob_watch_timeout(&comm->timeout);
+  onebit_status_t status = read_settings(comm);
   if (status == ONEBIT_OK)
     status = begin_progress(comm);
   if (status != ONEBIT_OK) {
     ob_comm_release(comm);
     return status;
   }
+  if (rank == 0)
+    ob_config_warn(rank);
+  ob_log(OB_LOG_INFO, rank, "communicator of %d ranks on %d hosts over %s", size, comm->hosts.count,
+         transport->name);
   *result = comm;
   return ONEBIT_OK;
 }

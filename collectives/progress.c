@@ -29,7 +29,7 @@ onebit_status_t ob_progress_wanted(bool *wanted) {
   if (!text || *wanted || strcmp(text, "calls") == 0)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: neither calls nor thread",
-                  ob_knobs[OB_KNOB_PROGRESS].name, text);
+                  ob_knob_label(OB_KNOB_PROGRESS), text);
 }
 
 static void *move_requests(void *argument) {

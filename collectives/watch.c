@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/knobs.h"
+#include "base/log.h"
 #include "collectives/communicator.h"
 #include "collectives/progress.h"
 
@@ -57,7 +58,7 @@ static void notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_w
     return;
   comm->noticed = watch->seen;
   compose(comm, "waiting", watch->waited, wait, text, sizeof text);
-  fprintf(stderr, "onebit: rank %d: %s\n", comm->rank, text);
+  ob_log(OB_LOG_WARN, comm->rank, "%s", text);
 }
 
 static onebit_status_t give_up(onebit_comm_t comm, double seconds, const struct ob_wait *wait) {
@@ -89,7 +90,7 @@ onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const cha
   if (watch->waited >= timeout)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: waited %.3g s for other ranks", what, timeout);
   if (!watch->noticed && watch->waited >= ob_watch_notice) {
-    fprintf(stderr, "onebit: %s: waiting %.3g s for other ranks\n", what, watch->waited);
+    ob_log(OB_LOG_WARN, -1, "%s: waiting %.3g s for other ranks", what, watch->waited);
     watch->noticed = true;
   }
   return ONEBIT_OK;

@@ -85,6 +85,6 @@ onebit_status_t ob_codec_choose(const struct ob_codec **codec) {
   const char *name = ob_knob_text(OB_KNOB_CODEC);
   onebit_status_t status = ob_codec_find(name, codec);
   if (status != ONEBIT_OK)
-    ob_error(status, "%s=%s: %.300s", ob_knobs[OB_KNOB_CODEC].name, name, onebit_last_error());
+    ob_error(status, "%s=%s: %.300s", ob_knob_label(OB_KNOB_CODEC), name, onebit_last_error());
   return status;
 }

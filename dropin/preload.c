@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "base/knobs.h"
 
@@ -13,6 +14,7 @@ struct ob_preload ob_preload = {.min_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
 
 onebit_status_t ob_preload_read_settings(void) {
   int required = 0;
+  OB_TRY(ob_config_check());
   OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
   ob_preload.required = required;
   OB_TRY(ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules));

@@ -129,7 +129,7 @@ struct ob_recipe {
   const struct ob_method *asked;  /* whose options these are */
   const struct ob_method *method; /* this, or another row that they ask for */
   struct ob_moments moments;
-  onebit_optimizer_options_t common; /* as given */
+  onebit_optimizer_options_t common; /* with the file's and the defaults */
   void *own;                         /* becomes the optimizer's, or is released; plain memory */
 };
 

@@ -11,6 +11,7 @@
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "optimizers/config.h"
 
 #define LISTED(name) &ob_method_##name,
 const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
@@ -25,7 +26,7 @@ const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
   {#field, #field " (as bits)", OB_OPTION_POSITIVE, AT(field), AT(field), fallback, 0, NULL}
 #define DTYPE(field) \
   {#field, #field, OB_OPTION_CHOICE, AT(field), AT(field), 0, ONEBIT_FLOAT16, "onebit_dtype_t"}
-static const struct ob_option common[] = {
+const struct ob_option ob_common_options[] = {
     WHOLE(OB_OPTION_CHOICE, profile, 0),
     WHOLE(OB_OPTION_CHOICE, scale, 0),
     WHOLE(OB_OPTION_COUNT, block_size, 0),
@@ -47,7 +48,8 @@ static const struct ob_option common[] = {
     WHOLE(OB_OPTION_CHOICE, max_bits, 0),
 };
 /* clang-format on */
-enum { COMMON = sizeof common / sizeof common[0] };
+enum { COMMON = sizeof ob_common_options / sizeof ob_common_options[0] };
+const size_t ob_common_option_count = COMMON;
 
 static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *options) {
   double first = options->initial_loss_scale, min = options->min_loss_scale;
@@ -58,10 +60,7 @@ static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *option
   return ONEBIT_OK;
 }
 
-static onebit_status_t resolve(const onebit_optimizer_options_t *given,
-                               onebit_optimizer_options_t *options) {
-  *options = *given;
-  OB_TRY(ob_options_read(common, COMMON, given, options));
+static onebit_status_t check_common(const onebit_optimizer_options_t *options) {
   OB_TRY(check_loss_scale(options));
   if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
@@ -83,8 +82,12 @@ static onebit_status_t read_options(struct ob_recipe *recipe, const void *option
                     method->options_size, method->options_init);
   if (options)
     memcpy(&recipe->common, (const char *)options + method->common_at, sizeof recipe->common);
+  struct ob_option_file file;
+  OB_TRY(ob_option_file_for(method, &file));
+  OB_TRY(ob_options_read(ob_common_options, COMMON, &recipe->common, &file, &recipe->common));
   bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
-  OB_TRY(ob_options_read(method->options, method->option_count, options, &recipe->moments));
+  file.deepspeed_profile = deepspeed;
+  OB_TRY(ob_options_read(method->options, method->option_count, options, &file, &recipe->moments));
   if (deepspeed && method->not_deepspeeds)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no %s",
@@ -226,7 +229,7 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
       {"the list of tensor counts (its fingerprint)", counts},
       {"a weight decay, learning rate factor or uncompressed (their fingerprint)", constants},
   };
-  ob_options_terms(common, COMMON, optimizer ? &optimizer->options : &none, terms + 3);
+  ob_options_terms(ob_common_options, COMMON, optimizer ? &optimizer->options : &none, terms + 3);
   return ob_agree(comm, status, terms, 3 + COMMON);
 }
 
@@ -329,7 +332,8 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
                                const onebit_tensor_t *tensors, size_t ntensors) {
   struct ob_plan_shape shape;
   OB_TRY(recipe->status);
-  OB_TRY(resolve(&recipe->common, &optimizer->options));
+  optimizer->options = recipe->common;
+  OB_TRY(check_common(&optimizer->options));
   OB_TRY(resolve_plan(&optimizer->options, &shape));
   optimizer->options.bits = shape.options.bits;
   optimizer->options.max_bits = shape.options.max_bits;
@@ -475,6 +479,8 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     onebit_optimizer_destroy(optimizer);
     return status;
   }
+  if (comm->rank == 0)
+    ob_option_file_warn(method, comm->rank);
   *result = optimizer;
   return ONEBIT_OK;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "optimizers/config.h"
 
 _Static_assert(sizeof(onebit_dtype_t) == sizeof(int), "a choice is read as an int");
 
@@ -31,10 +32,7 @@ onebit_status_t ob_check_order(const char *min_name, double min, const char *max
 
 double ob_given_or(double value, double fallback) { return value == 0 ? fallback : value; }
 
-static onebit_status_t read_double(const struct ob_option *row, const char *from, char *to) {
-  double value = 0;
-  if (from)
-    memcpy(&value, from + row->from, sizeof value);
+static onebit_status_t put_double(const struct ob_option *row, double value, char *to) {
   value = ob_given_or(value, row->fallback);
   memcpy(to + row->to, &value, sizeof value);
   if (row->kind == OB_OPTION_FRACTION)
@@ -44,10 +42,7 @@ static onebit_status_t read_double(const struct ob_option *row, const char *from
   return ONEBIT_OK;
 }
 
-static onebit_status_t read_int(const struct ob_option *row, const char *from, char *to) {
-  int value = 0;
-  if (from)
-    memcpy(&value, from + row->from, sizeof value);
+static onebit_status_t put_int(const struct ob_option *row, int value, char *to) {
   if (row->kind == OB_OPTION_FLAG)
     value = value != 0;
   memcpy(to + row->to, &value, sizeof value);
@@ -56,21 +51,43 @@ static onebit_status_t read_int(const struct ob_option *row, const char *from, c
   return ONEBIT_OK;
 }
 
-static onebit_status_t read_count(const struct ob_option *row, const char *from, char *to) {
-  size_t value = 0;
-  if (from)
-    memcpy(&value, from + row->from, sizeof value);
+static onebit_status_t put_count(const struct ob_option *row, size_t value, char *to) {
   value = value ? value : (size_t)row->fallback;
   memcpy(to + row->to, &value, sizeof value);
   return ONEBIT_OK;
 }
 
+/* The caller's value, or the file's where that is zero, or the default. */
+static onebit_status_t read_row(const struct ob_option *row, const char *from,
+                                const struct ob_option_file *file, char *to) {
+  double real = 0;
+  size_t count = 0;
+  int number = 0;
+  if (from && row->kind <= OB_OPTION_POSITIVE)
+    memcpy(&real, from + row->from, sizeof real);
+  else if (from && row->kind == OB_OPTION_COUNT)
+    memcpy(&count, from + row->from, sizeof count);
+  else if (from)
+    memcpy(&number, from + row->from, sizeof number);
+  bool given = real != 0 || count || number; /* not a number is given */
+  const struct ob_json_value *value = given ? NULL : ob_option_in_file(file, row);
+  if (value) {
+    OB_TRY(ob_option_number(file, row, value, &real));
+    count = row->kind == OB_OPTION_COUNT ? (size_t)real : 0;
+    number = row->kind > OB_OPTION_COUNT ? (int)real : 0;
+  }
+  onebit_status_t status = row->kind <= OB_OPTION_POSITIVE ? put_double(row, real, to)
+                           : row->kind == OB_OPTION_COUNT  ? put_count(row, count, to)
+                                                           : put_int(row, number, to);
+  if (value && status != ONEBIT_OK)
+    return ob_error(status, "%s: %s", ob_config_origin(value), onebit_last_error());
+  return status;
+}
+
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
-                                void *to) {
+                                const struct ob_option_file *file, void *to) {
   for (const struct ob_option *row = rows; row < rows + count; row++)
-    OB_TRY(row->kind <= OB_OPTION_POSITIVE ? read_double(row, from, to)
-           : row->kind == OB_OPTION_COUNT  ? read_count(row, from, to)
-                                           : read_int(row, from, to));
+    OB_TRY(read_row(row, from, file, to));
   return ONEBIT_OK;
 }
 

@@ -54,8 +54,9 @@ struct ob_option {
 
 /* From a struct, or NULL for all defaults; what is wrong is ONEBIT_ERROR_ARGUMENT with the option's
  * name and value. */
+struct ob_option_file; /* config.h: what stands in for zeros before the defaults do */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
-                                void *to);
+                                const struct ob_option_file *file, void *to);
 /* What all ranks must have given alike. */
 void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
                       struct ob_term *terms);

@@ -1,8 +1,13 @@
 /* Wrong arguments and disagreement over MPI: the scenarios of test_disagreement.c, and what only
  * MPI has. */
+#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "base/memory.h"
+#include "onebit/adam.h"
 #include "onebit/mpi.h"
 #include "tests/support_errors.h"
 #include "tests/support_mpi.h"
@@ -77,5 +82,51 @@ Test(mpi_errors, reach_all_ranks) {
       struct culprit culprit = {.rank = guilty};
       on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
     }
+  mpi_end();
+}
+
+/* --- ONEBIT_CONFIG */
+
+/* Makes a file that says when 1-bit Adam freezes, which only this process has. */
+static void write_config(char *path, int freeze_step) {
+  char text[128];
+  int file = mkstemp(path);
+  int length = snprintf(text, sizeof text,
+                        "{\"optimizer\": {\"type\": \"adam\", \"params\": {\"freeze_step\": %d}}}",
+                        freeze_step);
+  cr_assert(file >= 0 && write(file, text, (size_t)length) == length);
+  close(file);
+  setenv("ONEBIT_CONFIG", path, 1);
+}
+
+Test(mpi_errors, a_file_that_one_rank_cannot_read) {
+  int rank = mpi_begin(), size;
+  onebit_comm_t comm = stale_comm();
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (rank == size - 1)
+    setenv("ONEBIT_CONFIG", "/nowhere/at.all", 1);
+  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_ERROR_FILE);
+  CHECK_WORDS(rank == size - 1 ? "ONEBIT_CONFIG=/nowhere/at.all: No such file" : "another rank");
+  CHECK(comm == NULL, "a communicator");
+  mpi_end();
+}
+
+Test(mpi_errors, files_that_differ_between_ranks) {
+  char path[] = "/tmp/onebit-config-XXXXXX";
+  float parameter = 1, gradient = 1;
+  onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
+  onebit_optimizer_t optimizer = NULL;
+  onebit_comm_t comm = NULL;
+  int rank = mpi_begin(), size;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  write_config(path, 3 + (rank == size - 1));
+  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer),
+               size > 1 ? ONEBIT_ERROR_MISMATCH : ONEBIT_OK);
+  if (size > 1)
+    CHECK_WORDS("freeze_step");
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  unlink(path);
   mpi_end();
 }

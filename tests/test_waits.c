@@ -120,7 +120,7 @@ Test(waits, a_notice_once) {
   dup2(before, 2);
   cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
   unlink(path);
-  const char *said = "onebit: rank 0: allreduce call 1 of plan 1 (12 bytes): waiting 0.1";
+  const char *said = " rank 0: allreduce call 1 of plan 1 (12 bytes): waiting 0.1";
   cr_assert(strstr(text, said), "%s", text);
   cr_assert(strstr(text, " s for rank 1 on host h1 (receive, chunk 0)\n"), "%s", text);
   cr_assert_null(strstr(strchr(text, '\n'), "onebit"), "twice: %s", text);

@@ -6,7 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/knobs.h"
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "collectives/cost/tuning.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
@@ -14,6 +16,7 @@
 #include "compression/codec.h"
 #include "dropin/rules.h"
 #include "onebit/onebit.h"
+#include "optimizers/config.h"
 #include "tools/options.h"
 
 #ifdef ONEBIT_HAVE_MPI
@@ -40,6 +43,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   bool thread;
   double seconds;
   struct ob_bits bits;
+  enum ob_log_level level;
   int on;
   snprintf(value, capacity, "%s", text ? text : knob == OB_KNOB_REPORT ? "1" : "-");
   switch (knob) {
@@ -77,6 +81,14 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   case OB_KNOB_RULES:
     status = ob_rules_load(text, &rules);
     break;
+  case OB_KNOB_CONFIG:
+    status = ob_config_check();
+    break;
+  case OB_KNOB_DEBUG:
+    if ((status = ob_log_asked(&level)) == ONEBIT_OK && !text)
+      snprintf(value, capacity, "WARN");
+    break;
+  case OB_KNOB_DEBUG_FILE:
   case OB_KNOB_TUNING: /* a file that cannot be used is no wrong value: print_tuning says it */
   case OB_KNOB_REPORT:
   case OB_KNOB_COUNT:
@@ -93,7 +105,7 @@ static bool print_knobs(void) {
     char value[64];
     bool good = resolve(knob, value, sizeof value) == ONEBIT_OK;
     printf("  %-15s %-8s %-12s %s\n", ob_knobs[knob].name, good ? value : text,
-           text ? "environment" : "default", ob_knobs[knob].meaning);
+           ob_knob_origin(knob), ob_knobs[knob].meaning);
     if (!good)
       printf("  %-15s wrong: %s\n", "", onebit_last_error());
     else if (!text)
@@ -101,6 +113,63 @@ static bool print_knobs(void) {
     all_good &= good;
   }
   return all_good;
+}
+
+/* --- What else the file of ONEBIT_CONFIG has ---------------------------------------------------*/
+
+/* Prints the options that are given by a value; how many. */
+static int print_given(const struct ob_option_file *file, const struct ob_json_value *value,
+                       const struct ob_option *rows, size_t count) {
+  double number;
+  int given = 0;
+  for (size_t k = 0; k < count; k++)
+    if (ob_option_in_file(file, &rows[k]) == value &&
+        ob_option_number(file, &rows[k], value, &number) == ONEBIT_OK)
+      printf("%s%s %.9g", given++ ? ", " : "", rows[k].name, number);
+  return given;
+}
+
+static void print_value(const struct ob_option_file *file, const struct ob_json_value *value,
+                        bool of_optimizer) {
+  const struct ob_method *method = file->method;
+  const char *why = ob_config_without_effect(value->key, of_optimizer);
+  printf("  %-24s %-12s ", value->key, ob_config_line(value));
+  int given = print_given(file, value, ob_common_options, ob_common_option_count);
+  if (method)
+    given += print_given(file, value, method->options, method->option_count);
+  if (why)
+    printf("without effect%s%s", *why ? ": " : "", why);
+  else if (!given)
+    printf("wrong");
+  printf("\n");
+}
+
+/* As a program that leaves all options zero is told. */
+static onebit_status_t check_options(const struct ob_option_file *file) {
+  onebit_optimizer_options_t common = {0};
+  struct ob_moments moments;
+  OB_TRY(ob_options_read(ob_common_options, ob_common_option_count, NULL, file, &common));
+  return file->method ? ob_options_read(file->method->options, file->method->option_count, NULL,
+                                        file, &moments)
+                      : ONEBIT_OK;
+}
+
+static bool print_config(void) {
+  struct ob_option_file file;
+  const struct ob_json_value *value = NULL;
+  if (ob_config_check() != ONEBIT_OK)
+    return false; /* as print_knobs has said */
+  bool good = ob_option_file_open(&file) == ONEBIT_OK && check_options(&file) == ONEBIT_OK;
+  if (!good)
+    printf("optimizers        wrong: %s\n", onebit_last_error());
+  else if (file.type)
+    printf("optimizers of type %s, where the program leaves an option zero\n", file.type->text);
+  while (file.params && (value = ob_config_next(file.params, value)))
+    print_value(&file, value, true);
+  while ((value = ob_config_next(NULL, value)))
+    if (strcmp(value->key, "gradient_clipping") == 0 || ob_config_without_effect(value->key, false))
+      print_value(&file, value, false);
+  return good;
 }
 
 /* --- CUDA --------------------------------------------------------------------------------------*/
@@ -230,5 +299,6 @@ int main(int argc, char **argv) {
   print_mpi();
   print_cuda();
   print_tuning();
-  return print_knobs() ? 0 : 1;
+  bool good = print_knobs();
+  return print_config() && good ? 0 : 1;
 }

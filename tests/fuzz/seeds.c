@@ -189,6 +189,10 @@ static void write_texts(void) {
              "compress allreduce float bytes>=1M comm-size>=4    # the first that fits\n"
              "pass allreduce,all half,bfloat16 count!=1000\n"
              "compress reduce-scatter,allgather bytes<4G count=7;least 64K\nwarmup 20\n");
+  write_text("config", "deepspeed",
+             "{\"threads\": 2, \"timeout\": \"never\", \"explain\": true, \"bits\": null,\n"
+             " \"optimizer\": {\"type\": \"OneBitAdam\", \"params\": {\"lr\": 4e-4,\n"
+             "  \"betas\": [0.9, -0.5E+1], \"name\": \"\\u00e9\\n\"}}, \"none\": [[], {}]}\n");
   write_text("replay", "allreduce",
              "kind = allreduce\nworld = 3\nsteps = 2\ncount = 5\npadded = 6\n");
 #define OPTIMIZER                                                                                  \

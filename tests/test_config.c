@@ -1,0 +1,382 @@
+/* ONEBIT_CONFIG: what its file says counts where the environment does not, and what is wrong in it
+ * is said with its line. A process reads one file: each case is a test of its own. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/config.h"
+#include "onebit/onebit.h"
+#include "optimizers/optimizer.h"
+#include "tests/support.h"
+#include "tests/support_json.h"
+#include "tests/support_program.h"
+
+TestSuite(config, .timeout = 60);
+
+static const char template[] = "/tmp/onebit-config-XXXXXX";
+static char path[] = "/tmp/onebit-config-XXXXXX";
+
+static void write_file(const char *text) {
+  int file = mkstemp(path);
+  cr_assert(file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text));
+  close(file);
+  setenv("ONEBIT_CONFIG", path, 1);
+}
+
+/* --- JSON */
+
+static onebit_status_t read_json(const char *text, struct ob_json_value *values, size_t *count) {
+  static char copy[4096];
+  snprintf(copy, sizeof copy, "%s", text);
+  return ob_json_read("f", copy, values, 16, count);
+}
+
+static void same(const char *what, size_t number, const char *found, const char *wanted) {
+  bool equal = !found || !wanted ? found == wanted : strcmp(found, wanted) == 0;
+  CHECK(equal, "value %zu has %s %s", number, what, found ? found : "none");
+}
+
+Test(config, json_is_read) {
+  struct ob_json_value values[16];
+  size_t count;
+  CHECK_STATUS(read_json("\n{\"a\": [1, -0.5e+3 ,true],\n \"b\\n\\u00e9\\u20ac\":{ }, \"c\": \"\", "
+                         "\"d\":null}\r\n",
+                         values, &count),
+               ONEBIT_OK);
+  static const struct ob_json_value wanted[] = {
+      {NULL, NULL, OB_JSON_OBJECT, -1, 2}, {"a", NULL, OB_JSON_ARRAY, 0, 2},
+      {NULL, "1", OB_JSON_REAL, 1, 2},     {NULL, "-0.5e+3", OB_JSON_REAL, 1, 2},
+      {NULL, NULL, OB_JSON_TRUE, 1, 2},    {"b\n\303\251\342\202\254", NULL, OB_JSON_OBJECT, 0, 3},
+      {"c", "", OB_JSON_STRING, 0, 3},     {"d", NULL, OB_JSON_NULL, 0, 3},
+  };
+  cr_assert_eq(count, sizeof wanted / sizeof wanted[0]);
+  for (size_t k = 0; k < count; k++) {
+    CHECK(values[k].kind == wanted[k].kind && values[k].parent == wanted[k].parent &&
+              values[k].line == wanted[k].line,
+          "value %zu: kind %d, parent %d, line %d", k, (int)values[k].kind, values[k].parent,
+          values[k].line);
+    same("key", k, values[k].key, wanted[k].key);
+    same("text", k, values[k].text, wanted[k].text);
+  }
+  checks_must_hold();
+}
+
+Test(config, what_is_no_json_is_refused_with_its_line) {
+  static const char *const texts[][2] = {
+      {"", "f:1: expected '{', not the end of the file"},
+      {"[1]", "f:1: expected '{', not '['"},
+      {"{", "f:1: expected a text in \"\", not the end"},
+      {"{\n\"a\" 1}", "f:2: expected ':', not '1'"},
+      {"{\"a\":1\n\"b\":2}", "f:2: expected ',' or '}', not '\"'"},
+      {"{\"a\":1,}", "f:1: expected a text in \"\", not '}'"},
+      {"{\"a\":[1,]}", "f:1: expected a value, not ']'"},
+      {"{\"a\":[1 2]}", "f:1: expected ',' or ']', not '2'"},
+      {"{\"a\":01}", "expected ',' or '}', not '1'"},
+      {"{\"a\":-}", "expected a value, not '}'"},
+      {"{\"a\":1.}", "expected a value, not '}'"},
+      {"{\"a\":1e}", "expected a value, not '}'"},
+      {"{\"a\":tru}", "expected a value, not 't'"},
+      {"{\"a\":\"x\n\"}", "expected \" at the end of a text, not such a character"},
+      {"{\"a\":\"x", "expected \" at the end of a text, not the end of the file"},
+      {"{\"a\":\"\\x\"}", "behind \\, not 'x'"},
+      {"{\"a\":\"\\", "behind \\, not the end"},
+      {"{\"a\":\"\\u12g4\"}", "four digits"},
+      {"{\"a\":\"\\u0000\"}", "four digits"},
+      {"{\"a\":\"\\ud83d\\ude00\"}", "four digits"},
+      {"{\"a\":1}\n\n}", "f:3: expected nothing behind the last '}', not '}'"},
+      {"{\"a\":1,\n\"a\":2}", "f:2: a: in line 1 already"},
+      {"{\"a\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}", "f:1: more than 16 values"},
+  };
+  struct ob_json_value values[16];
+  size_t count;
+  for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
+    check_case("%s", texts[k][0]);
+    CHECK_STATUS(read_json(texts[k][0], values, &count), ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS(texts[k][1]);
+  }
+  static struct ob_json_value many[64];
+  char deep[128] = "{\"a\":";
+  memset(deep + 5, '[', 40);
+  CHECK_STATUS(ob_json_read("f", deep, many, 64, &count), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("more than 32 arrays and objects in each other");
+  checks_must_hold();
+}
+
+Test(config, numbers_have_a_point_in_every_locale) {
+  cr_expect_eq(ob_json_real_of("-12.5e-1"), -1.25);
+  if (!setlocale(LC_NUMERIC, "de_DE.UTF-8") && !setlocale(LC_NUMERIC, "de_DE"))
+    return; /* where there is no other locale the rest cannot fail */
+  cr_expect_eq(ob_json_real_of("-12.5e-1"), -1.25);
+  cr_expect_eq(ob_json_real_of("7"), 7);
+}
+
+/* --- Variables */
+
+static void expect_text(enum ob_knob knob, const char *text, const char *origin) {
+  const char *found = ob_knob_text(knob);
+  cr_expect(found && strcmp(found, text) == 0, "%s is %s", ob_knobs[knob].name, found);
+  cr_expect(strstr(ob_knob_origin(knob), origin), "from %s", ob_knob_origin(knob));
+}
+
+Test(config, the_environment_comes_first_then_the_file_then_the_default) {
+  write_file("{\"threads\": 3,\n \"timeout\": \"never\", \"bits\": null,\n\"explain\": false,"
+             "\"rules\": \"\", \"every_rank\": true}");
+  setenv("ONEBIT_TIMEOUT", "7", 1);
+  expect_text(OB_KNOB_THREADS, "3", ":1");
+  expect_text(OB_KNOB_TIMEOUT, "7", "environment");
+  expect_text(OB_KNOB_EXPLAIN, "0", ":3");
+  expect_text(OB_KNOB_EVERY_RANK, "1", ":3");
+  cr_expect_null(ob_knob_text(OB_KNOB_BITS));
+  cr_expect_null(ob_knob_text(OB_KNOB_RULES));
+  cr_expect_str_eq(ob_knob_origin(OB_KNOB_BITS), "default");
+  setenv("ONEBIT_TIMEOUT", "", 1);
+  expect_text(OB_KNOB_TIMEOUT, "never", ":2");
+  unlink(path);
+}
+
+/* --- What is wrong */
+
+struct wrong {
+  const char *text, *message;
+  onebit_status_t status;
+};
+
+static onebit_status_t make_comm(void) {
+  onebit_comm_t made = NULL;
+  onebit_status_t first = onebit_comm_create_self(&made), again = onebit_comm_create_self(&made);
+  return first == again && !made ? first : ONEBIT_OK;
+}
+
+/* Each in a process of its own, which sends its message home. */
+static void check_wrong(const struct wrong *wrong, size_t count, onebit_status_t (*make)(void)) {
+  for (size_t k = 0; k < count; k++) {
+    char message[512] = "";
+    int ends[2], state = 0;
+    if (*wrong[k].text == '/')
+      setenv("ONEBIT_CONFIG", wrong[k].text, 1);
+    else
+      write_file(wrong[k].text);
+    cr_assert(pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+      onebit_status_t status = make();
+      const char *text = onebit_last_error();
+      _exit(write(ends[1], text, strlen(text)) < 0 ? 0 : -(int)status);
+    }
+    waitpid(child, &state, 0);
+    close(ends[1]);
+    check_case("%s", wrong[k].text);
+    CHECK(WEXITSTATUS(state) == -(int)wrong[k].status, "status %d", -WEXITSTATUS(state));
+    CHECK(read(ends[0], message, sizeof message - 1) > 0 && strstr(message, wrong[k].message),
+          "\"%s\" is not \"%s\"", message, wrong[k].message);
+    close(ends[0]);
+    expect_said(program(1, "onebit-info"), wrong[k].message);
+    if (*wrong[k].text != '/')
+      unlink(path);
+    strcpy(path, template);
+  }
+  checks_must_hold();
+}
+
+Test(config, all_that_is_wrong_is_said) {
+  static const struct wrong cases[] = {
+      {"{\"thread\": 1}", ":1: thread: unknown key", ONEBIT_ERROR_ARGUMENT},
+      {"{\"THREADS\": 1}", ":1: THREADS: unknown key", ONEBIT_ERROR_ARGUMENT},
+      {"{\"config\": \"a\"}", ":1: config: unknown key", ONEBIT_ERROR_ARGUMENT},
+      {"{\n\"codec\": [\"avx2\"]}", ":2: codec is an array, not a text", ONEBIT_ERROR_ARGUMENT},
+      {"{\n\"timeout\": \"soon\"}", ":2: timeout=soon: neither", ONEBIT_ERROR_ARGUMENT},
+      {"{\n\"progress\": true}", ":2: progress=1: neither calls nor", ONEBIT_ERROR_ARGUMENT},
+      {"{\"debug\": \"loud\"}", ":1: debug=loud: neither WARN, INFO nor", ONEBIT_ERROR_ARGUMENT},
+      {"{\"optimizer\": 3}", ":1: optimizer is 3, not an object", ONEBIT_ERROR_ARGUMENT},
+      {"{\"threads\": 1", ":1: expected ',' or '}'", ONEBIT_ERROR_ARGUMENT},
+      {"/nowhere/at.all", "ONEBIT_CONFIG=/nowhere/at.all: No such file", ONEBIT_ERROR_FILE},
+      {"/tmp", "ONEBIT_CONFIG=/tmp: not a regular file", ONEBIT_ERROR_FILE},
+  };
+  check_wrong(cases, sizeof cases / sizeof cases[0], make_comm);
+}
+
+/* --- Options of optimizers */
+
+#define DEEPSPEED                                                                                  \
+  "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 0},\n"                             \
+  " \"optimizer\": {\"type\": \"OneBitAdam\", \"params\": {\n"                                     \
+  "  \"lr\": 1e-3, \"betas\": [0.8, 0.99], \"eps\": 1e-6, \"freeze_step\": 5,\n"                   \
+  "  \"cuda_aware\": false, \"comm_backend_name\": \"nccl\", \"block_size\": 64,\n"                \
+  "  \"no_error_feedback\": true}},\n"                                                             \
+  " \"gradient_clipping\": 0.5}"
+
+static onebit_comm_t comm;
+static float parameter[64], gradient[64];
+static const onebit_tensor_t tensors[] = {
+    {.parameter = parameter, .gradient = gradient, .count = 64}};
+
+static onebit_optimizer_t make_adam(const onebit_adam_options_t *options, onebit_status_t wanted) {
+  onebit_optimizer_t optimizer = NULL;
+  if (!comm)
+    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, tensors, 1, options, &optimizer), wanted);
+  return optimizer;
+}
+
+Test(config, deepspeeds_names_are_understood) {
+  write_file(DEEPSPEED);
+  onebit_optimizer_t adam = make_adam(NULL, ONEBIT_OK);
+  CHECK(adam->moments.beta1 == 0.8 && adam->moments.beta2 == 0.99, "betas %g and %g",
+        adam->moments.beta1, adam->moments.beta2);
+  CHECK(adam->moments.epsilon == 1e-6 && adam->options.clip_norm == 0.5, "epsilon %g, clip_norm %g",
+        adam->moments.epsilon, adam->options.clip_norm);
+  CHECK(adam->options.block_size == 64 && adam->options.no_error_feedback == 1, "block_size %zu",
+        adam->options.block_size);
+  for (int step = 0; step < 6; step++) {
+    gradient[0] = 1;
+    CHECK_STATUS(onebit_optimizer_step(adam, 1e-3f), ONEBIT_OK);
+  }
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_optimizer_get_info(adam, &info), ONEBIT_OK);
+  CHECK(info.freeze_step == 4, "frozen at %llu", (unsigned long long)info.freeze_step);
+  onebit_optimizer_destroy(adam);
+  onebit_comm_destroy(comm);
+  unlink(path);
+  checks_must_hold();
+}
+
+Test(config, what_the_program_says_counts_before_the_file) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  write_file(DEEPSPEED);
+  options.beta1 = 0.7;
+  options.freeze_step = 3;
+  options.common.clip_norm = 2;
+  onebit_optimizer_t adam = make_adam(&options, ONEBIT_OK);
+  CHECK(adam->moments.beta1 == 0.7 && adam->moments.freeze_step == 3 &&
+            adam->moments.beta2 == 0.99 && adam->options.clip_norm == 2,
+        "beta1 %g, freeze_step %zu", adam->moments.beta1, adam->moments.freeze_step);
+  onebit_optimizer_destroy(adam);
+  options.freeze_step = 0; /* with DeepSpeed's profile its own count */
+  options.common = (onebit_optimizer_options_t){.profile = ONEBIT_PROFILE_DEEPSPEED};
+  onebit_optimizer_destroy(make_adam(&options, ONEBIT_ERROR_ARGUMENT));
+  CHECK_WORDS("block_size");
+  onebit_comm_destroy(comm);
+  unlink(path);
+  checks_must_hold();
+}
+
+Test(config, deepspeeds_profile_has_its_count) {
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  write_file("{\"optimizer\": {\"type\": \"onebitadam\", \"params\": {\"freeze_step\": 5}}}");
+  onebit_optimizer_t adam = make_adam(&options, ONEBIT_OK);
+  CHECK(adam->moments.freeze_step == 5, "freeze_step %zu", adam->moments.freeze_step);
+  onebit_optimizer_destroy(adam);
+  onebit_comm_destroy(comm);
+  unlink(path);
+  checks_must_hold();
+}
+
+Test(config, each_optimizers_section_is_its_own) {
+  write_file("{\"optimizer\": {\"type\": \"ZeroOneAdam\", \"params\": {\"var_freeze_step\": 17,"
+             "\"var_update_scaler\": 3, \"local_step_scaler\": 9, \"local_step_clipper\": 2}}}");
+  onebit_optimizer_t adam = make_adam(NULL, ONEBIT_OK), zero_one = NULL;
+  CHECK(adam->moments.beta1 == 0.9, "beta1 %g", adam->moments.beta1);
+  CHECK_STATUS(onebit_zero_one_adam_create(comm, tensors, 1, NULL, &zero_one), ONEBIT_OK);
+  const struct ob_moments *moments = &zero_one->moments;
+  CHECK(moments->variance_freeze_step == 17 && moments->variance_update_scaler == 3 &&
+            moments->local_step_scaler == 9 && moments->local_step_clipper == 2,
+        "variance_freeze_step %zu", moments->variance_freeze_step);
+  onebit_optimizer_destroy(adam);
+  onebit_optimizer_destroy(zero_one);
+  onebit_comm_destroy(comm);
+  unlink(path);
+  checks_must_hold();
+}
+
+#define ADAM(params) "{\n\"optimizer\": {\"type\": \"OneBitAdam\",\n \"params\": {" params "}}}"
+
+static onebit_status_t make_wrong(void) {
+  onebit_optimizer_t optimizer = NULL;
+  onebit_status_t status = onebit_comm_create_self(&comm);
+  return status ? ONEBIT_OK : onebit_adam_create(comm, tensors, 1, NULL, &optimizer);
+}
+
+Test(config, a_wrong_option_is_said_when_it_is_made) {
+  static const struct wrong cases[] = {
+      {ADAM("\"freeze_steps\": 5"), ":3: freeze_steps: unknown key, OneBitAdam has no",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"max_coeff\": 5"), ":3: max_coeff: unknown key", ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"freeze_step\": -5"), ":3: freeze_step is -5, not a whole number from 0",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"freeze_step\": 2.5"), ":3: freeze_step is 2.5, not a whole number",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"freeze_step\": 1e300"), ":3: freeze_step is 1e300, not a whole number",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"freeze_step\": \"5\""), ":3: freeze_step is 5, not a number", ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"no_error_feedback\": \"yes\""), ":3: no_error_feedback is yes, neither true",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"betas\": [0.9]"), ":3: betas is an array, not of two numbers",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"betas\": [0.9, 1.5]"), ":3: betas: beta2 is 1.5, not between",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"eps\": 0.0, \"beta1\": 2"), ":3: beta1: beta1 is 2, not between 0 and 1",
+       ONEBIT_ERROR_ARGUMENT},
+      {ADAM("\"exchange\": 7"), ":3: exchange: exchange is 7, which is no onebit_adam",
+       ONEBIT_ERROR_ARGUMENT},
+      {"{\"gradient_clipping\": -1}", ":1: gradient_clipping: clip_norm is -1, not a",
+       ONEBIT_ERROR_ARGUMENT},
+      {"{\"optimizer\": {\"type\": \"Adan\"}}", ":1: type is Adan, not OneBitAdam",
+       ONEBIT_ERROR_ARGUMENT},
+      {"{\"optimizer\": {\"type\": 1}}", ":1: type is 1, not a text", ONEBIT_ERROR_ARGUMENT},
+      {"{\"optimizer\": {\"params\": {}}}", ":1: optimizer is an object, without a type",
+       ONEBIT_ERROR_ARGUMENT},
+      {"{\"optimizer\": {\"kind\": 1}}", ":1: kind is 1, and section optimizer has",
+       ONEBIT_ERROR_ARGUMENT},
+  };
+  check_wrong(cases, sizeof cases / sizeof cases[0], make_wrong);
+}
+
+/* --- What is said of it */
+
+Test(config, what_has_no_effect_is_warned_of_once) {
+  char text[4096] = "", said[] = "/tmp/onebit-said-XXXXXX";
+  static const char *const wanted[] = {
+      ":1: train_batch_size is without effect\n", ":1: zero_optimization is without effect: 1-bit",
+      ":3: lr is without effect: the program", ":4: cuda_aware is without effect: how bytes",
+      ":4: comm_backend_name is without effect: how bytes"};
+  write_file(DEEPSPEED);
+  int file = mkstemp(said), before = dup(2);
+  dup2(file, 2);
+  for (int k = 0; k < 2; k++) {
+    onebit_optimizer_destroy(make_adam(NULL, ONEBIT_OK));
+    onebit_comm_destroy(comm);
+    comm = NULL;
+  }
+  dup2(before, 2);
+  cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
+  size_t lines = 0;
+  for (const char *c = text; (c = strchr(c, '\n')); c++)
+    lines++;
+  cr_expect_eq(lines, sizeof wanted / sizeof wanted[0], "%s", text);
+  for (size_t k = 0; k < sizeof wanted / sizeof wanted[0]; k++)
+    expect_said(text, wanted[k]);
+  unlink(said);
+  unlink(path);
+  checks_must_hold();
+}
+
+Test(config, info_shows_where_each_value_is_from) {
+  write_file(DEEPSPEED);
+  setenv("ONEBIT_THREADS", "2", 1);
+  const char *said = program(0, "onebit-info");
+  expect_said(said, "ONEBIT_THREADS  2        environment");
+  expect_said(said, "optimizers of type OneBitAdam");
+  expect_said(said, ":3 beta1 0.8, beta2 0.99\n");
+  expect_said(said, ":3 freeze_step 4\n");
+  expect_said(said, ":4 without effect: how bytes move");
+  expect_said(said, ":6 clip_norm 0.5\n");
+  expect_said(said, ":1 without effect\n");
+  unlink(path);
+}
