@@ -2,8 +2,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
@@ -47,6 +49,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   plan->stop = call->hold ? plan->decided : plan->step_count;
   plan->sequence++;
   plan->watch = (struct ob_watch){0};
+  plan->began = ob_log_wants(OB_LOG_TRACE) ? ob_seconds() : 0;
+  plan->call_bytes = plan->wire_bytes; /* which the call's end may change */
   plan->trace.count = 0;
   plan->trace.open = false;
   plan->failed_rank = plan->not_finite_rank = -1;
@@ -118,9 +122,18 @@ static void end_call(onebit_plan_t plan) {
     plan->executor->end(plan);
 }
 
+static void log_call(onebit_plan_t plan) {
+  struct ob_wait call = {.peer = -1};
+  ob_plan_describe_call(plan, &call);
+  ob_log(OB_LOG_TRACE, plan->comm->rank, "%s: %" PRIu64 " bytes sent, %.3f ms, %s", call.what,
+         plan->call_bytes, 1e3 * (ob_seconds() - plan->began), onebit_status_string(plan->status));
+}
+
 static onebit_status_t leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
   plan->in_flight = false;
+  if (plan->began > 0)
+    log_call(plan);
   if (!to_be_applied(plan))
     end_call(plan);
   if (plan->status == ONEBIT_OK)

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/handles.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "collectives/plan.h"
 #include "compression/levels.h"
@@ -146,6 +147,8 @@ static void make_wish(struct onebit_plan *plan) {
 
 static void move(struct onebit_plan *plan, unsigned width) {
   struct ob_ladder *ladder = &plan->ladder;
+  ob_log(OB_LOG_INFO, plan->comm->rank, "plan %" PRIu64 ": from %u to %u bits, residual ratio %.3g",
+         plan->number, plan->geometry.width, width, ladder->state.ratio);
   ladder->state.moves++;
   ladder->state.calm = 0;
   ladder->state.settling = SETTLING_WINDOWS;

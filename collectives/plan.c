@@ -1,11 +1,13 @@
 /* Plans: made, ended, and asked. */
 #include "collectives/plan.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/knobs.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 
@@ -54,6 +56,16 @@ static onebit_status_t attach_host(struct onebit_plan *plan) {
 /* Where the environment asks for it. */
 static void explain(const struct onebit_plan *plan) {
   int asked = 0;
+  char wire[32] = "dense";
+  if (plan->options.wire != ONEBIT_WIRE_DENSE)
+    snprintf(wire, sizeof wire, "%u..%u bits", plan->ladder.min, plan->ladder.max);
+  ob_log(OB_LOG_INFO, plan->comm->rank,
+         "plan %" PRIu64 ": %zu elements, schedule %s, %s, %zu messages, %" PRIu64
+         " bytes a call, %s",
+         plan->number, plan->count, ob_cost_schedule_name(plan->choice.schedule), wire,
+         plan->geometry.chunks, plan->wire_bytes, plan->work.codec->name);
+  if (plan->comm->rank != 0)
+    return;
   if (ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked) == ONEBIT_OK && asked)
     fprintf(stderr, "onebit: a plan of %zu elements on %d ranks\n%s", plan->count, plan->comm->size,
             plan->choice.text);
@@ -109,7 +121,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
   } else {
     plan->tag = ob_comm_tag(comm);
   }
-  if (plan && comm->rank == 0)
+  if (plan)
     explain(plan);
   if (result)
     *result = plan;

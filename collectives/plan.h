@@ -132,6 +132,8 @@ struct onebit_plan {
 
   struct ob_watch watch; /* how long nothing has moved */
   struct ob_trace trace;
+  double began; /* the call, where ONEBIT_DEBUG=TRACE tells of it, and the bytes that it sends */
+  uint64_t call_bytes;
   bool clocked; /* `spent` is wanted */
   struct ob_spent spent;
 

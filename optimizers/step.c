@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/handles.h"
+#include "base/log.h"
 #include "optimizers/optimizer.h"
 
 /* The status from now on, with the latest error message. An error counts more than a skip, and what
@@ -243,7 +244,13 @@ bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
 }
 
 static onebit_status_t advance(onebit_optimizer_t optimizer) {
-  return optimizer->method->advance ? optimizer->method->advance(optimizer) : ONEBIT_OK;
+  const uint64_t before = optimizer->frozen_at;
+  if (optimizer->method->advance)
+    OB_TRY(optimizer->method->advance(optimizer));
+  if (optimizer->frozen_at != before)
+    ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu",
+           optimizer->method->name, (unsigned long long)optimizer->frozen_at);
+  return ONEBIT_OK;
 }
 
 /* Whether the latest step, which all ranks count, is one that this rank alone did not make. */
@@ -291,6 +298,8 @@ static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t sta
   if (optimizer->step.on_stream)
     note(&optimizer->step, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {
+    ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: a step behind step %llu is skipped: %s",
+           optimizer->method->name, (unsigned long long)optimizer->steps, onebit_last_error());
     optimizer->skipped++;
     optimizer->skipped_by_norm++;
     ob_optimizer_rescale(optimizer, 0, 1);

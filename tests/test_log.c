@@ -1,0 +1,115 @@
+/* ONEBIT_DEBUG: what each level says, where it goes, and what is refused. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "onebit/onebit.h"
+#include "tests/support.h"
+
+TestSuite(log, .timeout = 60);
+
+enum { RANKS = 2, STEPS = 6, COUNT = 64 };
+
+/* A training that freezes, with a step that is skipped. */
+static void train(onebit_comm_t comm, void *context) {
+  static _Thread_local float parameter[COUNT], gradient[COUNT];
+  const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  (void)context;
+  options.freeze_step = 3;
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  for (int step = 0; step < STEPS; step++) {
+    gradient[0] = step == STEPS - 1 ? (float)(1e300 * 1e300) : 1;
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f),
+                 step == STEPS - 1 ? ONEBIT_SKIPPED : ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+}
+
+/* What two ranks say at a level, "" for none. */
+static const char *said_at(const char *level) {
+  static char text[1 << 14], path[] = "/tmp/onebit-log-XXXXXX", pattern[64], host[64] = "",
+                             named[160];
+  close(mkstemp(path));
+  unlink(path);
+  gethostname(host, sizeof host - 1);
+  snprintf(pattern, sizeof pattern, "%s-%%h-%%r.%%", path);
+  snprintf(named, sizeof named, "%s-%s-0.%%", path, host);
+  if (*level)
+    setenv("ONEBIT_DEBUG", level, 1);
+  setenv("ONEBIT_DEBUG_FILE", pattern, 1);
+  on_ranks(RANKS, train, NULL);
+  FILE *file = fopen(named, "r");
+  if (!file) { /* another rank was the first */
+    named[strlen(named) - 3] = '1';
+    file = fopen(named, "r");
+  }
+  cr_assert(file, "%s", named);
+  text[fread(text, 1, sizeof text - 1, file)] = '\0';
+  fclose(file);
+  unlink(named);
+  return text;
+}
+
+static int times(const char *text, const char *part) {
+  int found = 0;
+  for (; (text = strstr(text, part)); text++)
+    found++;
+  return found;
+}
+
+Test(log, warn_is_the_default_and_says_nothing_of_what_goes_well) {
+  cr_expect_str_eq(said_at(""), "");
+}
+
+Test(log, info_says_what_is_decided) {
+  const char *text = said_at("INFO");
+  cr_expect_eq(times(text, "onebit INFO "), times(text, "\n"), "%s", text);
+  cr_expect_eq(times(text, ": communicator of 2 ranks on "), RANKS, "%s", text);
+  cr_expect_eq(times(text, ": plan 1: 64 elements, schedule "), RANKS, "%s", text);
+  cr_expect_eq(times(text, ": adam: frozen after step 3\n"), RANKS, "%s", text);
+  cr_expect_eq(times(text, ": adam: a step behind step 5 is skipped: "), RANKS, "%s", text);
+  cr_expect(times(text, " rank 0: ") > 0 && times(text, " rank 1: ") > 0, "%s", text);
+}
+
+Test(log, trace_says_each_call) {
+  const char *text = said_at("TRACE");
+  cr_expect_eq(times(text, "onebit TRACE "), RANKS * STEPS, "%s", text);
+  cr_expect_eq(times(text, " ms, ONEBIT_OK\n"), RANKS * (STEPS - 1), "%s", text);
+  cr_expect_eq(times(text, " ms, ONEBIT_SKIPPED\n"), RANKS, "%s", text);
+  cr_expect(times(text, "allreduce call 1 of plan ") >= RANKS, "%s", text);
+  cr_expect_eq(times(text, " bytes sent, "), RANKS * STEPS, "%s", text);
+}
+
+static void check_refused(const char *name, const char *value, onebit_status_t wanted,
+                          const char *message) {
+  onebit_comm_t comm = NULL;
+  setenv(name, value, 1);
+  CHECK_STATUS(onebit_comm_create_self(&comm), wanted);
+  CHECK_WORDS(message);
+  unsetenv(name);
+}
+
+Test(log, what_is_wrong_is_refused) {
+  char longer[2000] = "";
+  memset(longer, 'a', sizeof longer - 1);
+  check_refused("ONEBIT_DEBUG", "info", ONEBIT_ERROR_ARGUMENT,
+                "ONEBIT_DEBUG=info: neither WARN, INFO nor TRACE");
+  check_refused("ONEBIT_DEBUG_FILE", "/nowhere/at.all", ONEBIT_ERROR_FILE,
+                "ONEBIT_DEBUG_FILE=/nowhere/at.all: No such file");
+  check_refused("ONEBIT_DEBUG_FILE", longer, ONEBIT_ERROR_FILE, "too long");
+  checks_must_hold();
+}
+
+Test(log, paths_are_expanded_or_too_long) {
+  char path[8];
+  cr_expect(ob_expand_path("a%r%x%", 17, path, sizeof path) && strcmp(path, "a17%x%") == 0);
+  cr_expect(ob_expand_path("1234567", 0, path, sizeof path) && strcmp(path, "1234567") == 0);
+  cr_expect_not(ob_expand_path("12345678", 0, path, sizeof path));
+  cr_expect_not(ob_expand_path("12345%r", 123, path, sizeof path));
+}
