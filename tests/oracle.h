@@ -146,6 +146,7 @@ struct oracle_adam {
   float gradient_factor; /* of the latest step */
   float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
   const float *scaling; /* NULL, or what each tensor's momentum travels with */
+  bool shares;          /* each rank keeps the momentum of the elements that it serves */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
@@ -176,6 +177,29 @@ bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradien
 
 /* The mean over the workers. */
 float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
+
+/* What the workers put into an exchange: `value` of worker w's element `at` of the exchange, which
+ * is element i of the optimizer. */
+typedef float oracle_value(const void *context, const struct oracle_exchange *exchange, size_t w,
+                           size_t at, size_t i);
+float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                      oracle_value *value, const void *context);
+void oracle_free_inputs(const struct oracle_adam *adam, float **inputs);
+
+/* Elements of an exchange to their places among all. */
+void oracle_scatter(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                    const float *from, float *to);
+
+/* All exchanges of such values, whose results become the momentum. */
+bool oracle_exchange_all(struct oracle_adam *adam, oracle_value *value, const void *context);
+
+/* p - rate * (step + decay * p) of a tensor. */
+void oracle_move(struct oracle_adam *adam, size_t k, const float *step, float learning_rate);
+
+/* 1 / sqrt(value), as fast as the library has it; bfloat16 above or below, by the low half of
+ * `chance`: of moments of normalised gradients. */
+float oracle_reciprocal_root(float value);
+float oracle_rounded_by_chance(float value, float chance);
 
 /* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
 float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);

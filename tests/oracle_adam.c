@@ -113,6 +113,7 @@ struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_
                                        size_t count, const onebit_adam_options_t *options) {
   struct oracle_adam *adam = zeros(1, sizeof *adam);
   adam->options = with_defaults(options);
+  adam->shares = options->shards != ONEBIT_SHARDS_NONE;
   adam->weigher = oracle_weigher_of(&options->common, size);
   adam->size = options->common.schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? hosts : size;
   adam->each = size / adam->size;
@@ -260,9 +261,11 @@ void oracle_freeze(struct oracle_adam *adam) {
     bool still = adam->variance[i] == 0.0f && !deepspeed(adam);
     float denominator = sqrtf(adam->variance[i]) * correction + epsilon;
     adam->reciprocal[i] = still ? 0.0f : 1.0f / denominator;
-    if (exchanges_step(adam))
-      adam->momentum[i] = adam->momentum[i] * adam->reciprocal[i];
   }
+  for (size_t k = 0; k < adam->tensors; k++)
+    for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++)
+      if (exchanges_step(adam) && !adam->uncompressed[k])
+        adam->momentum[i] = adam->momentum[i] * adam->reciprocal[i];
   adam->compressed = true;
   adam->freeze_step = adam->steps;
 }
@@ -302,50 +305,75 @@ float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gr
               : (w1 * adam->gradient_factor) * gradients[w][i];
 }
 
-/* Worker w's own momentum, or step, of element i. */
-static float own_momentum(const struct oracle_adam *adam, const float *const *gradients, size_t w,
-                          size_t i) {
-  float b1 = (float)adam->options.beta1;
-  float own = oracle_own_gradient(adam, gradients, w, i);
-  return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
-}
-
-/* One exchange: of its tensors, one after the other. */
-static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,
-                             const float *const *gradients) {
-  size_t workers = (size_t)adam->size;
-  float **inputs = zeros(workers, sizeof *inputs), *output = zeros(exchange->total, sizeof(float));
-  for (size_t w = 0, at = 0; w < workers; w++, at = 0) {
-    inputs[w] = zeros(exchange->total, sizeof(float));
-    for (size_t k = 0; k < exchange->tensors; k++)
-      for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
-        inputs[w][at++] = own_momentum(adam, gradients, w, adam->first[t] + i);
-  }
-  bool alone = is_alone(adam), done = true;
-  if (!alone)
-    done = oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
-  for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
-    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++)
-      adam->momentum[adam->first[t] + i] = alone ? inputs[0][at] : output[at];
-  for (size_t w = 0; w < workers; w++)
-    free(inputs[w]);
-  free(inputs);
-  free(output);
-  return done;
-}
-
-/* --- Sharded: gradients in, and steps or parameters out */
-
-static float **gradients_of(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
-                            const float *const *gradients) {
+float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                      oracle_value *value, const void *context) {
   float **inputs = zeros((size_t)adam->size, sizeof *inputs);
   for (size_t w = 0, at = 0; w < (size_t)adam->size; w++, at = 0) {
     inputs[w] = zeros(exchange->total, sizeof(float));
     for (size_t k = 0; k < exchange->tensors; k++)
-      for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
-        inputs[w][at++] = adam->gradient_factor * gradients[w][adam->first[t] + i];
+      for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++)
+        inputs[w][at] = value(context, exchange, w, at, adam->first[t] + i);
   }
   return inputs;
+}
+
+void oracle_free_inputs(const struct oracle_adam *adam, float **inputs) {
+  for (size_t w = 0; w < (size_t)adam->size; w++)
+    free(inputs[w]);
+  free(inputs);
+}
+
+void oracle_scatter(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                    const float *from, float *to) {
+  for (size_t k = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
+      to[adam->first[t] + i] = *from++;
+}
+
+static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                             oracle_value *value, const void *context) {
+  float **inputs = oracle_inputs(adam, exchange, value, context);
+  float *output = zeros(exchange->total, sizeof(float));
+  bool alone = is_alone(adam);
+  bool done = alone || oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
+  if (done)
+    oracle_scatter(adam, exchange, alone ? inputs[0] : output, adam->momentum);
+  oracle_free_inputs(adam, inputs);
+  free(output);
+  return done;
+}
+
+bool oracle_exchange_all(struct oracle_adam *adam, oracle_value *value, const void *context) {
+  bool done = true;
+  for (size_t k = 0; k < adam->exchange_count && done; k++)
+    done = exchange_tensors(adam, &adam->exchanges[k], value, context);
+  return done;
+}
+
+/* A step's gradients of all ranks. */
+struct given {
+  const struct oracle_adam *adam;
+  const float *const *gradients;
+};
+
+/* Worker w's own momentum, or step, of element i. */
+static float own_momentum(const void *context, const struct oracle_exchange *exchange, size_t w,
+                          size_t at, size_t i) {
+  const struct given *given = context;
+  const struct oracle_adam *adam = given->adam;
+  float b1 = (float)adam->options.beta1;
+  float own = oracle_own_gradient(adam, given->gradients, w, i);
+  (void)exchange, (void)at;
+  return b1 * adam->momentum[i] + (exchanges_step(adam) ? own * adam->reciprocal[i] : own);
+}
+
+/* --- Sharded: gradients in, and steps or parameters out */
+
+static float own_share(const void *context, const struct oracle_exchange *exchange, size_t w,
+                       size_t at, size_t i) {
+  const struct given *given = context;
+  (void)exchange, (void)at;
+  return given->adam->gradient_factor * given->gradients[w][i];
 }
 
 /* mean becomes the momentum, `step` the step, in the order of the exchange. */
@@ -362,20 +390,11 @@ static void serve_share(const struct oracle_adam *adam, const struct oracle_exch
     }
 }
 
-static void keep_share(struct oracle_adam *adam, const struct oracle_exchange *exchange,
-                       const float *momentum, const float *step) {
-  for (size_t k = 0, at = 0; k < exchange->tensors; k++)
-    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++, at++) {
-      adam->momentum[adam->first[t] + i] = momentum[at];
-      adam->step[adam->first[t] + i] = step[at];
-    }
-}
-
 /* Every worker's gradients to the servers, which keep the momentum. In mode STEP the steps come
  * back in bits. */
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
-                            const float *const *gradients) {
-  float **inputs = gradients_of(adam, exchange, gradients);
+                            const struct given *given) {
+  float **inputs = oracle_inputs(adam, exchange, own_share, given);
   float *mean = zeros(exchange->total, sizeof(float)),
         *step = zeros(exchange->total, sizeof(float));
   bool done = oracle_reduce(exchange->oracle, (const float *const *)inputs, mean);
@@ -385,11 +404,10 @@ static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchan
     done = oracle_serve(exchange->oracle, step, step);
   if (done) {
     oracle_keep(exchange->oracle);
-    keep_share(adam, exchange, mean, step);
+    oracle_scatter(adam, exchange, mean, adam->momentum);
+    oracle_scatter(adam, exchange, step, adam->step);
   }
-  for (size_t w = 0; w < (size_t)adam->size; w++)
-    free(inputs[w]);
-  free(inputs);
+  oracle_free_inputs(adam, inputs);
   free(mean);
   free(step);
   return done;
@@ -397,30 +415,34 @@ static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchan
 
 /* Every worker's own momentum, exchanged: the new common momentum in `momentum`. */
 static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
+  const struct given given = {adam, gradients};
   bool done = true;
+  if (!adam->options.shards)
+    return oracle_exchange_all(adam, own_momentum, &given);
   for (size_t k = 0; k < adam->exchange_count && done; k++)
-    done = adam->options.shards ? exchange_shares(adam, &adam->exchanges[k], gradients)
-                                : exchange_tensors(adam, &adam->exchanges[k], gradients);
+    done = exchange_shares(adam, &adam->exchanges[k], &given);
   return done;
+}
+
+void oracle_move(struct oracle_adam *adam, size_t k, const float *step, float learning_rate) {
+  float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
+  for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
+    float *p = &adam->parameter[i];
+    *p = *p - rate * (step[i] + decay * *p);
+  }
 }
 
 static void compressed_update(struct oracle_adam *adam, float learning_rate) {
   float k1 = oracle_momentum_correction(adam, adam->steps);
-  for (size_t k = 0; k < adam->tensors; k++) {
-    float rate = learning_rate * adam->factor[k], decay = adam->weight_decay[k];
-    if (adam->uncompressed[k]) {
-      oracle_adam_whole_step(adam, k, learning_rate);
-      continue;
-    }
-    for (size_t i = adam->first[k]; i < adam->first[k] + adam->count[k]; i++) {
-      float *p = &adam->parameter[i], step = adam->momentum[i] * k1;
-      if (adam->options.shards)
-        step = adam->step[i];
-      else
-        step = oracle_bounded(adam, exchanges_step(adam) ? step : step * adam->reciprocal[i]);
-      *p = *p - rate * (step + decay * *p);
-    }
+  for (size_t i = 0; i < adam->total && !adam->options.shards; i++) {
+    float step = adam->momentum[i] * k1;
+    adam->step[i] = oracle_bounded(adam, exchanges_step(adam) ? step : step * adam->reciprocal[i]);
   }
+  for (size_t k = 0; k < adam->tensors; k++)
+    if (adam->uncompressed[k])
+      oracle_adam_whole_step(adam, k, learning_rate);
+    else
+      oracle_move(adam, k, adam->step, learning_rate);
 }
 
 /* Values that overflow in an exchange: tests of these use one exchange, which then changed

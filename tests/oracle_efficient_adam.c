@@ -1,11 +1,10 @@
 /* Efficient-Adam of the oracle, in float32, as the public header writes it. */
-#include "tests/oracle_efficient_adam.h"
-
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/oracle_kinds.h"
 #include "tests/support.h"
 
 static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_t *tensors,
@@ -56,8 +55,7 @@ void oracle_efficient_adam_destroy(struct oracle_efficient_adam *oracle) {
   free(oracle);
 }
 
-/* 1 / sqrt(value), as fast as the library has it. */
-static float reciprocal_root(float value) {
+float oracle_reciprocal_root(float value) {
   uint32_t bits;
   float guess;
   memcpy(&bits, &value, sizeof bits);
@@ -68,8 +66,7 @@ static float reciprocal_root(float value) {
   return guess * (0.703952253f * (2.38924456f - square));
 }
 
-/* bfloat16 above or below, by the low half of `chance`. */
-static float rounded_by_chance(float value, float chance) {
+float oracle_rounded_by_chance(float value, float chance) {
   uint32_t bits, low;
   memcpy(&bits, &value, sizeof bits);
   memcpy(&low, &chance, sizeof low);
@@ -108,9 +105,9 @@ static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size
   float mean = mean_moment(state, begins, v, *moment) + epsilon * epsilon;
   /* Just after the warm-up the residual is the momentum. */
   bool first = state->steps == state->freeze_step;
-  *moment = rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
+  *moment = oracle_rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
   float weight = (float)(1.0 - b1) * (oracle->gain != 0.0 ? (float)oracle->gain : 1.0f);
-  return (float)b1 * state->momentum[i] + weight * (g * reciprocal_root(mean));
+  return (float)b1 * state->momentum[i] + weight * (g * oracle_reciprocal_root(mean));
 }
 
 /* Of each element of the exchange: whether the last step of its block was 0. */
@@ -130,37 +127,39 @@ static bool *find_begins(const struct oracle_adam *state, const struct oracle_ex
   return begins;
 }
 
-/* One exchange: of its tensors, one after the other. The moments move when it is made. */
+/* What an exchange is of: moments move when it is made. */
+struct step {
+  const struct oracle_efficient_adam *oracle;
+  const bool *begins;
+  float *moments;
+};
+
+static float input_of(const void *context, const struct oracle_exchange *exchange, size_t w,
+                      size_t at, size_t i) {
+  const struct step *step = context;
+  float error = exchange->oracle->worker_error[w * exchange->oracle->elements + at];
+  return own_step(step->oracle, w, i, step->begins[at], error,
+                  &step->moments[w * step->oracle->state->total + i]);
+}
+
 static bool exchange_tensors(struct oracle_efficient_adam *oracle,
                              const struct oracle_exchange *exchange) {
   struct oracle_adam *state = oracle->state;
-  size_t workers = (size_t)state->size, total = exchange->total;
-  float *own = allocate(workers * total, sizeof *own), *output = allocate(total, sizeof *output);
-  float *moments = allocate(workers * state->total, sizeof *moments);
-  const float **inputs = allocate(workers, sizeof *inputs);
+  size_t bytes = (size_t)state->size * state->total * sizeof(float);
+  float *moments = allocate(bytes, 1), *output = allocate(exchange->total, sizeof *output);
   bool *begins = find_begins(state, exchange);
-  memcpy(moments, oracle->moment, workers * state->total * sizeof *moments);
-  for (size_t w = 0; w < workers; w++) {
-    const float *error = exchange->oracle->worker_error + w * exchange->oracle->elements;
-    float *next = own + w * total;
-    size_t at = 0;
-    inputs[w] = next;
-    for (size_t k = 0; k < exchange->tensors; k++)
-      for (size_t t = exchange->tensor[k], i = state->first[t];
-           i < state->first[t] + state->count[t]; i++, at++)
-        next[at] = own_step(oracle, w, i, begins[at], error[at], &moments[w * state->total + i]);
+  memcpy(moments, oracle->moment, bytes);
+  float **inputs =
+      oracle_inputs(state, exchange, input_of, &(struct step){oracle, begins, moments});
+  bool done = oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
+  if (done) {
+    oracle_scatter(state, exchange, output, state->momentum);
+    memcpy(oracle->moment, moments, bytes);
   }
-  bool done = oracle_exchange(exchange->oracle, inputs, output);
-  for (size_t k = 0, at = 0; done && k < exchange->tensors; k++)
-    for (size_t t = exchange->tensor[k], i = 0; i < state->count[t]; i++)
-      state->momentum[state->first[t] + i] = output[at++];
-  if (done)
-    memcpy(oracle->moment, moments, workers * state->total * sizeof *moments);
+  oracle_free_inputs(state, inputs);
   free(begins);
-  free(inputs);
   free(moments);
   free(output);
-  free(own);
   return done;
 }
 

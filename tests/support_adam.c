@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "optimizers/optimizer.h"
+#include "tests/oracle_kinds.h"
+#include "tests/support_optimizers.h"
 
 const struct adam_tensors adam_tensors_odd = {9,
                                               {{0, 0, 0},
@@ -163,7 +165,7 @@ static struct adam_moment moment_of(const struct oracle_adam *adam) {
   moment.momentum_norm = allocate((size_t)ranks, sizeof(double));
   for (int r = 0; r < ranks; r++)
     moment.momentum_norm[r] =
-        adam->options.shards ? share_norm(adam, r) : norm_of(adam->momentum, adam->total);
+        adam->shares ? share_norm(adam, r) : norm_of(adam->momentum, adam->total);
   for (int r = 0; r < ranks; r++)
     for (size_t k = 0; k < adam->exchange_count; k++)
       moment.residual_norm[r] =
@@ -186,28 +188,50 @@ static void oracle_gradient(const struct adam_case *what, const struct learner *
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
 }
 
-static onebit_status_t create_adam(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                   const struct adam_case *what, onebit_optimizer_t *optimizer) {
-  return onebit_adam_create(comm, tensors, what->tensors->count, &what->options, optimizer);
-}
+/* The kinds: their oracles, and where these have what is an Adam's. */
+#define KIND(kind, of, row, state_of)                                                              \
+  static void *kind##_oracle(int size, int hosts, const onebit_tensor_t *tensors, size_t count,    \
+                             const void *options) {                                                \
+    return oracle_##of##_create(size, hosts, tensors, count, options);                             \
+  }                                                                                                \
+  static struct oracle_adam *kind##_state(void *oracle) { return state_of; }                       \
+  static bool kind##_step(void *oracle, const float *const *gradients, float learning_rate) {      \
+    return oracle_##of##_step(oracle, gradients, learning_rate);                                   \
+  }                                                                                                \
+  static void kind##_destroy(void *oracle) { oracle_##of##_destroy(oracle); }                      \
+  const struct optimizer_kind kind_##kind = {#kind,        &ob_method_##row, kind##_oracle,        \
+                                             kind##_state, kind##_step,      kind##_destroy}
 
-static void *create_oracle(const struct adam_case *what, const onebit_tensor_t *tensors) {
-  return oracle_adam_create(what->size, what->hosts ? what->hosts : 1, tensors,
-                            what->tensors->count, &what->options);
-}
-
-static struct oracle_adam *state_of_oracle(void *oracle) { return oracle; }
-
-static bool step_oracle(void *oracle, const float *const *gradients, float learning_rate) {
-  return oracle_adam_step(oracle, gradients, learning_rate);
-}
-
-static void destroy_oracle(void *oracle) { oracle_adam_destroy(oracle); }
+#define oracle_momentum_destroy oracle_adam_destroy
+KIND(adam, adam, adam, oracle);
+KIND(momentum, momentum, momentum, oracle);
+KIND(lamb, lamb, lamb, ((struct oracle_lamb *)oracle)->state);
+KIND(lion, lion, lion, ((struct oracle_lion *)oracle)->state);
+KIND(efficient_adam, efficient_adam, efficient_adam,
+     ((struct oracle_efficient_adam *)oracle)->state);
+KIND(efficient_lamb, efficient_adam, efficient_adam,
+     ((struct oracle_efficient_adam *)oracle)->state);
 
 static const struct optimizer_kind *kind_of(const struct adam_case *what) {
-  static const struct optimizer_kind adam = {"adam",          create_adam, create_oracle,
-                                             state_of_oracle, step_oracle, destroy_oracle};
-  return what->kind ? what->kind : &adam;
+  return what->kind ? what->kind : &kind_adam;
+}
+
+static struct any_options options_of(const struct adam_case *what) {
+  const onebit_adam_options_t *given = &what->options;
+  struct any_options options = any_options_of(kind_of(what)->method, what->more);
+  any_set(&options, "beta1", given->beta1);
+  any_set(&options, "momentum", given->beta1);
+  any_set(&options, "beta2", given->beta2);
+  any_set(&options, "epsilon", given->epsilon);
+  any_count(&options, "freeze_step", given->freeze_step);
+  any_count(&options, "warmup_steps", given->freeze_step);
+  any_set(&options, "freeze_threshold", given->freeze_threshold);
+  any_set(&options, "no_bias_correction", given->no_bias_correction);
+  any_set(&options, "exchange", given->exchange);
+  any_set(&options, "shards", given->shards);
+  any_set(&options, "trust_ratio", what->kind == &kind_efficient_lamb);
+  memcpy(options.memory + options.method->common_at, &given->common, sizeof given->common);
+  return options;
 }
 
 static void prepare_step(struct adam_run *run, void *oracle, const struct learner *learner,
@@ -231,7 +255,9 @@ static void prepare_step(struct adam_run *run, void *oracle, const struct learne
 struct adam_run adam_prepare(const struct adam_case *what) {
   struct learner learner = make_learner(what, NULL);
   struct adam_run run = {.what = what, .total = learner.total};
-  void *oracle = kind_of(what)->oracle(what, learner.tensors);
+  struct any_options options = options_of(what);
+  void *oracle = kind_of(what)->oracle(what->size, what->hosts ? what->hosts : 1, learner.tensors,
+                                       what->tensors->count, options.memory);
   float **gradients = allocate((size_t)what->size, sizeof *gradients);
   run.start = allocate(run.total, sizeof(float));
   for (size_t i = 0; i < run.total; i++)
@@ -272,8 +298,15 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
   const onebit_adam_options_t *options = &run->what->options;
   onebit_optimizer_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
-  CHECK(info.steps == (uint64_t)step + 1, "%d steps, info says %llu", step + 1,
-        (unsigned long long)info.steps);
+  const uint64_t made = (uint64_t)step + 1;
+  /* One rank of profile deepspeed has nobody to exchange with. */
+  bool alone = options->common.profile == ONEBIT_PROFILE_DEEPSPEED && run->what->size == 1;
+  const uint64_t dense = wanted->compressed && !alone ? wanted->freeze_step : made;
+  CHECK(strcmp(info.name, kind_of(run->what)->name) == 0, "the name is %s", info.name);
+  CHECK(info.exchanges[0] == dense && info.exchanges[1] == made - dense && info.exchanges[2] == 0,
+        "step %d: %llu dense, %llu of bits", step, (unsigned long long)info.exchanges[0],
+        (unsigned long long)info.exchanges[1]);
+  CHECK(info.steps == made, "%d steps, info says %llu", step + 1, (unsigned long long)info.steps);
   CHECK(info.skipped == skipped_until(run->what, step), "skipped %llu",
         (unsigned long long)info.skipped);
   CHECK((info.stage == ONEBIT_STAGE_COMPRESSED) == wanted->compressed, "step %d: stage is %d", step,
@@ -396,9 +429,11 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
   const struct adam_case *what = run->what;
   int rank = onebit_comm_rank(comm);
   struct learner learner = make_learner(what, run->start);
+  struct any_options options = options_of(what);
   onebit_optimizer_t optimizer;
   tell_case(what);
-  if (CHECK_STATUS(kind_of(what)->create(comm, learner.tensors, what, &optimizer), ONEBIT_OK)) {
+  if (CHECK_STATUS(any_create(&options, comm, learner.tensors, what->tensors->count, &optimizer),
+                   ONEBIT_OK)) {
     for (int step = 0; step < what->steps; step++) {
       for (size_t u = 0; what->widths && u < optimizer->bucket_count; u++)
         if (!optimizer->buckets[u].uncompressed)
@@ -416,10 +451,7 @@ void adam_on_rank(onebit_comm_t comm, void *context) {
 
 void adam_check(const struct adam_case *what) {
   struct adam_run run = adam_prepare(what);
-  if (what->hosts)
-    on_hosts(what->size, what->hosts, adam_on_rank, &run);
-  else
-    on_ranks(what->size, adam_on_rank, &run);
+  on_hosts(what->size, what->hosts ? what->hosts : 1, adam_on_rank, &run);
   adam_release(&run);
 }
 
@@ -430,4 +462,12 @@ void adam_check_on_groups(struct adam_case what) {
     if (test_wanted(p))
       adam_check(&what);
   }
+}
+
+void adam_check_codecs(struct adam_case what) {
+  for (size_t c = 0; c < test_codecs_count; c++)
+    for (what.options.common.threads = 1;
+         what.options.common.threads <= 3 && use_codec(test_codecs[c]);
+         what.options.common.threads++)
+      adam_check(&what);
 }

@@ -6,6 +6,7 @@
 #ifndef ONEBIT_TESTS_SUPPORT_ADAM_H
 #define ONEBIT_TESTS_SUPPORT_ADAM_H
 
+#include "optimizers/method.h"
 #include "tests/oracle.h"
 #include "tests/support.h"
 
@@ -32,10 +33,11 @@ struct optimizer_kind;
 
 struct adam_case {
   const struct optimizer_kind *kind; /* NULL: 1-bit Adam */
-  const void *more;                  /* options of that kind that 1-bit Adam has not */
+  const void *more; /* NULL, or options of that kind: what `options` does not set */
   int size, steps;
-  int hosts; /* on which the ranks are, as many on each; 0 is 1 */
-  onebit_adam_options_t options;
+  int hosts;                     /* on which the ranks are, as many on each; 0 is 1 */
+  onebit_adam_options_t options; /* by their names in other kinds; freeze_step is also warmup_steps,
+                                    beta1 momentum SGD's momentum */
   const struct adam_tensors *tensors;
   enum adam_form form;
   bool still;   /* every 13th element never gets a gradient */
@@ -69,17 +71,21 @@ struct adam_run {
   size_t total;
 };
 
-/* An optimizer: how it is made of a case, and its oracle, which is built upon one of 1-bit Adam
- * (`state`: tensors, exchanges, moments). */
+/* An optimizer: its row, and its oracle, which is built upon one of 1-bit Adam (`state`: tensors,
+ * exchanges, moments). */
 struct optimizer_kind {
-  const char *name;
-  onebit_status_t (*create)(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                            const struct adam_case *what, onebit_optimizer_t *optimizer);
-  void *(*oracle)(const struct adam_case *what, const onebit_tensor_t *tensors);
+  const char *name; /* what its info says */
+  const struct ob_method *method;
+  void *(*oracle)(int size, int hosts, const onebit_tensor_t *tensors, size_t count,
+                  const void *options);
   struct oracle_adam *(*state)(void *oracle);
   bool (*step)(void *oracle, const float *const *gradients, float learning_rate);
   void (*destroy)(void *oracle);
 };
+
+/* The last is Efficient-Adam with trust ratios. */
+extern const struct optimizer_kind kind_adam, kind_lamb, kind_momentum, kind_lion,
+    kind_efficient_adam, kind_efficient_lamb;
 
 struct adam_run adam_prepare(const struct adam_case *what);
 void adam_release(struct adam_run *run);
@@ -88,11 +94,14 @@ void adam_release(struct adam_run *run);
  * whose context is the struct adam_run. */
 void adam_on_rank(onebit_comm_t comm, void *run);
 
-/* Prepares the case and runs it on its ranks, which are threads. */
+/* Prepares the case and runs it on its ranks, which are threads, on its hosts. */
 void adam_check(const struct adam_case *what);
 
 /* The same on groups of 1, 2, 3, 4 and 7 ranks, whatever its size, as far as they are wanted. */
 void adam_check_on_groups(struct adam_case what);
+
+/* With every codec that is here, and one to three threads each. */
+void adam_check_codecs(struct adam_case what);
 
 /* Gradient of all tensors on a rank at a step, and the learning rate of a step. */
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);

@@ -10,9 +10,9 @@ struct any_options any_options_of(const struct ob_method *method, const void *gi
   struct any_options options = {.method = method};
   if (method->options_size > sizeof options.memory)
     abort();
-  memcpy(options.memory, &method->options_size, sizeof(size_t));
   if (given)
     memcpy(options.memory, given, method->options_size);
+  memcpy(options.memory, &method->options_size, sizeof(size_t));
   return options;
 }
 

@@ -1,7 +1,7 @@
 /*
- * 1-bit Adam equals the oracle's Adam in every bit of every parameter after every step: warm-up,
- * freeze and compressed stage, all tensors in one exchange, for groups of 1 to 8 ranks; and plain
- * Adam equals the textbook's formulas.
+ * 1-bit Adam, beside what test_optimizers.c has of all: when it freezes, that plain Adam equals the
+ * textbook's formulas, what a step sends, and that steps keep less error than the momentum where
+ * tensors are of very different size.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -12,83 +12,11 @@
 
 TestSuite(adam, .timeout = 300);
 
-static void check_on_groups(struct adam_case what) {
-  static const int sizes[] = {1, 2, 3, 4, 7, 8};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
-    what.size = sizes[p];
-    if (test_wanted(p))
-      adam_check(&what);
-  }
-}
-
 static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
   struct adam_case what = {
       .steps = 30, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = tensors, .still = true};
   what.options.freeze_step = freeze_step;
   return what;
-}
-
-Test(adam, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 7)); }
-Test(adam, one_tensor) { check_on_groups(case_of(&adam_tensors_one, 7)); }
-Test(adam, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words, 3)); }
-Test(adam, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
-Test(adam, no_tensors) { check_on_groups(case_of(&adam_tensors_none, 3)); }
-Test(adam, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_odd, 1)); }
-Test(adam, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
-
-Test(adam, mean_absolute_in_small_blocks) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  what.options.common.block_size = 64;
-  what.options.common.chunk_size = 128;
-  check_on_groups(what);
-}
-
-Test(adam, one_scale_a_buffer) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check_on_groups(what);
-}
-
-Test(adam, without_bias_correction) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.no_bias_correction = 1;
-  check_on_groups(what);
-}
-
-Test(adam, without_error_feedback) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.common.no_error_feedback = 1;
-  check_on_groups(what);
-}
-
-Test(adam, other_betas_and_epsilon) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.beta1 = 0.8;
-  what.options.beta2 = 0.95;
-  what.options.epsilon = 1e-3;
-  check_on_groups(what);
-}
-
-Test(adam, profile_deepspeed) {
-  struct adam_case what = case_of(&adam_tensors_odd, 7);
-  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  check_on_groups(what);
-  what.options.freeze_step = 1; /* one step of warm-up all the same */
-  check_on_groups(what);
-}
-
-Test(adam, every_codec_and_any_number_of_threads) {
-  for (size_t c = 0; c < test_codecs_count; c++) {
-    if (!use_codec(test_codecs[c]))
-      continue;
-    for (int threads = 1; threads <= 3; threads++) {
-      struct adam_case what = case_of(&adam_tensors_odd, 5);
-      what.size = 3;
-      what.options.common.threads = threads;
-      adam_check(&what);
-    }
-  }
 }
 
 /* The variance settles when gradients keep their size: with beta2 = 7/8 the first step that can
@@ -273,4 +201,51 @@ static void check_bytes(onebit_comm_t comm, void *context) {
 Test(adam, sends_and_allocates_what_it_says) {
   for (int size = 2; size <= 4; size++)
     on_ranks(size, check_bytes, NULL);
+}
+
+/* --- Tensors of very different size that share one scale: of the momentum the small ones are lost
+ * beside the large ones, of the step they are not. */
+
+enum { RANKS = 4, EACH = 512, TENSORS = 4, ALL = EACH * TENSORS };
+
+struct contrast {
+  onebit_adam_exchange_t exchange;
+  double residual; /* error, relative to what is exchanged */
+};
+
+static void keep_contrast(onebit_comm_t comm, void *context) {
+  struct contrast *contrast = context;
+  float parameters[ALL] = {0}, gradients[ALL];
+  onebit_tensor_t tensors[TENSORS];
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  onebit_optimizer_t optimizer;
+  size_t rank = (size_t)onebit_comm_rank(comm);
+  options.freeze_step = 30;
+  options.exchange = contrast->exchange;
+  options.common.block_size = ONEBIT_BLOCK_BUFFER;
+  for (size_t t = 0; t < TENSORS; t++)
+    tensors[t] = (onebit_tensor_t){parameters + t * EACH, gradients + t * EACH, EACH, 0, 0, 0};
+  if (!CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &optimizer), ONEBIT_OK))
+    return;
+  for (size_t step = 0; step < 150; step++) {
+    for (size_t i = 0; i < ALL; i++)
+      gradients[i] = exp2f((float)(i / EACH * 4)) *
+                     (uniform_value((rank * 1000 + step) * 5000 + i) + 0.5f * uniform_value(i));
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+  }
+  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  if (rank == 0)
+    contrast->residual = info.residual_norm / info.momentum_norm;
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(adam, steps_keep_less_error_where_sizes_differ) {
+  struct contrast step = {ONEBIT_ADAM_EXCHANGE_STEP, 0};
+  struct contrast momentum = {ONEBIT_ADAM_EXCHANGE_MOMENTUM, 0};
+  on_ranks(RANKS, keep_contrast, &step);
+  on_ranks(RANKS, keep_contrast, &momentum);
+  cr_log_info("residual: step %.3f, momentum %.3f", step.residual, momentum.residual);
+  cr_expect_lt(step.residual, 0.8 * momentum.residual, "the step keeps %g, the momentum %g",
+               step.residual, momentum.residual);
 }

@@ -1,7 +1,7 @@
 /*
- * 1-bit LAMB equals the oracle's in every bit of every parameter after every step: warm-up, freeze
- * and compressed stage, in the default profile and DeepSpeed's, whatever the codec, the threads,
- * the buckets and the split over hosts; and plain LAMB equals the published formulas.
+ * 1-bit LAMB, beside what test_optimizers.c has of all: what travels scaled, DeepSpeed's messages,
+ * and when it freezes; plain LAMB equals the published formulas, and a tensor's numbers are right
+ * at their ends.
  */
 #include <criterion/criterion.h>
 #include <float.h>
@@ -10,12 +10,12 @@
 #include <string.h>
 
 #include "optimizers/methods/lamb_tensor.h"
-#include "tests/support_lamb.h"
+#include "tests/support_adam.h"
 
 TestSuite(lamb, .timeout = 300);
 
 static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
-  struct adam_case what = {.kind = &lamb,
+  struct adam_case what = {.kind = &kind_lamb,
                            .size = 3,
                            .steps = 20,
                            .options = ONEBIT_ADAM_OPTIONS_INIT,
@@ -31,22 +31,6 @@ static struct adam_case deepspeed_case(const struct adam_tensors *tensors, size_
   return what;
 }
 
-Test(lamb, several_tensors_of_odd_sizes) { adam_check_on_groups(case_of(&adam_tensors_odd, 7)); }
-Test(lamb, one_tensor) { adam_check_on_groups(case_of(&adam_tensors_one, 7)); }
-Test(lamb, whole_words_and_blocks) { adam_check_on_groups(case_of(&adam_tensors_many_words, 3)); }
-Test(lamb, fewer_elements_than_ranks) { adam_check_on_groups(case_of(&adam_tensors_tiny, 3)); }
-Test(lamb, no_tensors) { adam_check_on_groups(case_of(&adam_tensors_none, 3)); }
-Test(lamb, freeze_after_the_first_step) { adam_check_on_groups(case_of(&adam_tensors_odd, 1)); }
-Test(lamb, never_freezes) { adam_check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
-
-Test(lamb, mean_absolute_in_small_blocks) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  what.options.common.block_size = 64;
-  what.options.common.chunk_size = 128;
-  adam_check_on_groups(what);
-}
-
 /* The fourth tensor's only element never has a gradient. */
 static const struct adam_tensors with_a_still_one = {
     6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
@@ -59,24 +43,6 @@ Test(lamb, one_scale_a_buffer) {
   what.tensors = &with_a_still_one;
   adam_check_on_groups(what);
   what.options.common.bucket_size = 1000; /* each of which has its own scalings */
-  adam_check_on_groups(what);
-}
-
-Test(lamb, other_options) {
-  static const onebit_lamb_options_t more = {.max_coefficient = 0.3,
-                                             .min_coefficient = 0.2,
-                                             .coefficient_beta = 0.7,
-                                             .max_factor = 1.05,
-                                             .min_factor = 0.93,
-                                             .factor_change = 0.02};
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.more = &more;
-  adam_check_on_groups(what);
-  what.options.beta1 = 0.8;
-  what.options.beta2 = 0.95;
-  what.options.epsilon = 1e-3;
-  what.options.no_bias_correction = 1;
-  what.options.common.no_error_feedback = 1;
   adam_check_on_groups(what);
 }
 
@@ -95,34 +61,6 @@ Test(lamb, profile_deepspeed_in_many_messages) {
   struct adam_case what = deepspeed_case(&adam_tensors_many_words, 4);
   what.options.common.chunk_size = 2048;
   adam_check_on_groups(what);
-}
-
-Test(lamb, uncompressed_tensors) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.uncompressed = 0x92; /* the second, the fifth, the eighth */
-  adam_check_on_groups(what);
-  what.options.common.bucket_size = 1000;
-  adam_check_on_groups(what);
-  what.options.common.bucket_size = 0;
-  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  adam_check_on_groups(what);
-  what.uncompressed = 0x1ff; /* all of them */
-  adam_check(&what);
-}
-
-Test(lamb, every_codec_and_any_number_of_threads) {
-  for (size_t c = 0; c < test_codecs_count; c++) {
-    if (!use_codec(test_codecs[c]))
-      continue;
-    for (int threads = 1; threads <= 3; threads++) {
-      struct adam_case what = case_of(&adam_tensors_odd, 5);
-      what.options.common.threads = threads;
-      adam_check(&what);
-      what = deepspeed_case(&adam_tensors_odd, 5);
-      what.options.common.threads = threads;
-      adam_check(&what);
-    }
-  }
 }
 
 /* However tensors are put into buckets, the bits are the same: the library's are the oracle's. */
@@ -149,59 +87,6 @@ Test(lamb, buckets_in_any_form) {
     }
   adam_release(&one_bucket);
   checks_must_hold();
-}
-
-/* Gradients and parameters of any type, weighed, clipped and not always there. */
-Test(lamb, mixed_precision) {
-  for (int k = 0; k < 9; k++)
-    for (int profile = 0; profile < 2; profile++) {
-      struct adam_case what =
-          profile ? deepspeed_case(&adam_tensors_odd, 5) : case_of(&adam_tensors_odd, 5);
-      what.options.common.gradient_dtype = (onebit_dtype_t)(k / 3);
-      what.options.common.parameter_dtype = (onebit_dtype_t)(k % 3);
-      what.options.common.gradient_factor = 1.0 / 3;
-      what.options.common.initial_loss_scale = 4;
-      what.options.common.loss_scale_interval = 5;
-      what.options.common.clip_norm = k % 2 ? 0.3 : 0;
-      what.multiple = 3.0f;
-      what.absent = 5;
-      what.moving = true;
-      what.uncompressed = k % 2 ? 0 : 0x12;
-      what.size = 1 + k % 4;
-      what.steps = 12;
-      adam_check(&what);
-    }
-}
-
-Test(lamb, hosts) {
-  static const int splits[][2] = {{4, 2}, {6, 3}, {8, 4}, {4, 4}, {4, 1}};
-  for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++) {
-    struct adam_case what = case_of(&adam_tensors_odd, 4);
-    what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-    what.options.common.bucket_size = k % 2 ? 1000 : 0;
-    what.options.common.chunk_size = k % 2 ? 0 : 2048;
-    what.size = splits[k][0];
-    what.hosts = splits[k][1];
-    what.steps = 12;
-    if (test_wanted(k))
-      adam_check(&what);
-  }
-}
-
-/* Nothing of a skipped step is left, not even in the fresh variance; also of the step after the
- * freeze, and where other buckets than the poisoned one went well. */
-Test(lamb, skipped_steps_change_nothing) {
-  for (int rank = 0; rank < 3; rank++)
-    for (int profile = 0; profile < 3; profile++) {
-      struct adam_case what =
-          profile == 2 ? deepspeed_case(&adam_tensors_odd, 4) : case_of(&adam_tensors_odd, 4);
-      what.options.common.bucket_size = profile == 1 ? 1000 : 0;
-      what.steps = 10;
-      what.poison = rank == 1 ? 1e30f : INFINITY;
-      what.poisoned_rank = rank;
-      what.poisoned_from = rank == 1 ? 5 : 0; /* 1e30 is no trouble in a mean */
-      adam_check(&what);
-    }
 }
 
 Test(lamb, freezes_when_the_variance_has_settled) {

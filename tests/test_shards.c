@@ -1,8 +1,8 @@
 /*
- * 1-bit Adam whose state is sharded: parameters equal the oracle's in every bit after every step,
- * for groups of 1 to 7 ranks, in both modes; its warm-up is that of an optimizer that is not
- * sharded; skipped steps change nothing; steps are bounded. What it costs and refuses is in
- * test_shards_costs.c, that it converges in test_convergence.c.
+ * 1-bit Adam whose state is sharded, beside what test_optimizers.c has of all: parameters equal the
+ * oracle's in every bit after every step, for groups of 1 to 7 ranks, in both modes; its warm-up is
+ * that of an optimizer that is not sharded; skipped steps change nothing; steps are bounded. What
+ * it costs and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -33,29 +33,6 @@ static void check_on_groups(struct adam_case what) {
     }
 }
 
-Test(shards, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd, 5)); }
-Test(shards, one_tensor) { check_on_groups(case_of(&adam_tensors_one, 5)); }
-Test(shards, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words, 3)); }
-Test(shards, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny, 3)); }
-Test(shards, no_tensors) { check_on_groups(case_of(&adam_tensors_none, 3)); }
-Test(shards, freeze_after_the_first_step) { check_on_groups(case_of(&adam_tensors_odd, 1)); }
-Test(shards, never_freezes) { check_on_groups(case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER)); }
-
-Test(shards, options_are_heeded) {
-  struct adam_case what = case_of(&adam_tensors_odd, 4);
-  what.options.no_bias_correction = 1;
-  what.options.beta1 = 0.8;
-  what.options.epsilon = 1e-3;
-  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  what.options.common.block_size = 64;
-  what.options.common.chunk_size = 128;
-  check_on_groups(what);
-  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check_on_groups(what);
-  what.options.common.no_error_feedback = 1;
-  check_on_groups(what);
-}
-
 /* With beta2 = 7/8 the ninth step is the first that can. */
 Test(shards, automatic_freeze) {
   struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
@@ -81,21 +58,6 @@ Test(shards, buckets_in_any_form) {
     what.options.common.block_size = 64;
     what.form = (enum adam_form)form;
     check_on_groups(what);
-  }
-}
-
-Test(shards, every_codec_and_any_number_of_threads) {
-  for (size_t c = 0; c < test_codecs_count; c++) {
-    if (!use_codec(test_codecs[c]))
-      continue;
-    for (int threads = 1; threads <= 3; threads++)
-      for (size_t m = 0; m < 2; m++) {
-        struct adam_case what = case_of(&adam_tensors_odd, 4);
-        what.size = 3;
-        what.options.shards = modes[m];
-        what.options.common.threads = threads;
-        adam_check(&what);
-      }
   }
 }
 

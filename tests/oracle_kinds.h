@@ -1,0 +1,42 @@
+/*
+ * The optimizers of the oracle that are built upon its Adam: tensors, exchanges, parameters and
+ * what gradients count as are that one's (`state`), the steps are their own. Each is created as
+ * oracle_adam_create does it, and steps as oracle_adam_step. 1-bit LAMB is in oracle_lamb.h.
+ */
+#ifndef ONEBIT_TESTS_ORACLE_KINDS_H
+#define ONEBIT_TESTS_ORACLE_KINDS_H
+
+#include "tests/oracle_lamb.h"
+
+struct oracle_efficient_adam {
+  struct oracle_adam *state; /* its `momentum` is the step that was agreed on */
+  struct oracle_lamb *lamb;  /* with trust ratios, whose state it is; or NULL */
+  float *moment;             /* [size][total]: of each worker's own gradients */
+  double gain;               /* 0: the default */
+};
+
+struct oracle_efficient_adam *oracle_efficient_adam_create(
+    int size, int hosts, const onebit_tensor_t *tensors, size_t count,
+    const onebit_efficient_adam_options_t *options);
+void oracle_efficient_adam_destroy(struct oracle_efficient_adam *oracle);
+bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const float *const *gradients,
+                                float learning_rate);
+
+struct oracle_lion {
+  struct oracle_adam *state;
+  double beta2;
+  float *moment; /* [size][total]: of each worker's own gradients */
+};
+
+struct oracle_lion *oracle_lion_create(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count, const onebit_lion_options_t *options);
+void oracle_lion_destroy(struct oracle_lion *lion);
+bool oracle_lion_step(struct oracle_lion *lion, const float *const *gradients, float learning_rate);
+
+/* 1-bit momentum SGD is an Adam with other steps. */
+struct oracle_adam *oracle_momentum_create(int size, int hosts, const onebit_tensor_t *tensors,
+                                           size_t count, const onebit_momentum_options_t *options);
+bool oracle_momentum_step(struct oracle_adam *oracle, const float *const *gradients,
+                          float learning_rate);
+
+#endif
