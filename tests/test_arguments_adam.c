@@ -1,5 +1,5 @@
-/* Each argument of the optimizer's functions wrong once, on one rank: status, words, and nothing
- * changed. */
+/* Each argument of an optimizer's functions wrong once, on one rank: status, words, and nothing
+ * changed. Options are in test_arguments_optimizers.c. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -21,66 +21,6 @@ static onebit_comm_t self(void) {
   onebit_comm_t comm;
   cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
   return comm;
-}
-
-#define ADAM(...)                                                                                  \
-  { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
-static const struct {
-  const char *name, *value;
-  onebit_adam_options_t options;
-} wrong_options[] = {
-    {"size", "0", {.size = 0}},
-    {"beta1", "1", ADAM(.beta1 = 1)},
-    {"beta1", "-0.5", ADAM(.beta1 = -0.5)},
-    {"beta1", "nan", ADAM(.beta1 = NAN)},
-    {"beta2", "1.5", ADAM(.beta2 = 1.5)},
-    {"beta2", "-1", ADAM(.beta2 = -1)},
-    {"beta2", "nan", ADAM(.beta2 = NAN)},
-    {"epsilon", "-1", ADAM(.epsilon = -1)},
-    {"epsilon", "inf", ADAM(.epsilon = INFINITY)},
-    {"epsilon", "nan", ADAM(.epsilon = NAN)},
-    {"freeze_threshold", "1", ADAM(.freeze_threshold = 1)},
-    {"freeze_threshold", "-0.1", ADAM(.freeze_threshold = -0.1)},
-    {"freeze_threshold", "nan", ADAM(.freeze_threshold = NAN)},
-    {"profile", "2", ADAM(.common.profile = (onebit_profile_t)2)},
-    {"scale", "5", ADAM(.common.scale = (onebit_scale_t)5)},
-    {"block_size", "40", ADAM(.common.block_size = 40)},
-    {"chunk_size", "100", ADAM(.common.chunk_size = 100)},
-    {"threads", "-4", ADAM(.common.threads = -4)},
-    {"bucket_size", "7", ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.bucket_size = 7)},
-    {"gradient_dtype", "3", ADAM(.common.gradient_dtype = (onebit_dtype_t)3)},
-    {"parameter_dtype", "77", ADAM(.common.parameter_dtype = (onebit_dtype_t)77)},
-    {"gradient_factor", "-1", ADAM(.common.gradient_factor = -1)},
-    {"gradient_factor", "inf", ADAM(.common.gradient_factor = INFINITY)},
-    {"gradient_factor", "nan", ADAM(.common.gradient_factor = NAN)},
-    {"gradient_factor", "1e+60", ADAM(.common.gradient_factor = 1e60)}, /* not as a float */
-    {"gradient_factor", "1e-60", ADAM(.common.gradient_factor = 1e-60)},
-    {"clip_norm", "-0.5", ADAM(.common.clip_norm = -0.5)},
-    {"clip_norm", "nan", ADAM(.common.clip_norm = NAN)},
-    {"clip_norm", "inf", ADAM(.common.clip_norm = INFINITY)},
-    {"initial_loss_scale", "0.5", ADAM(.common.initial_loss_scale = 0.5)},
-    {"initial_loss_scale", "-8", ADAM(.common.initial_loss_scale = -8)},
-    {"initial_loss_scale", "nan", ADAM(.common.initial_loss_scale = NAN)},
-    {"initial_loss_scale", "1e+20", ADAM(.common.initial_loss_scale = 1e20)}, /* 2^64 is 1.8e19 */
-    {"min_loss_scale", "32", ADAM(.common.initial_loss_scale = 16, .common.min_loss_scale = 32)},
-    {"min_loss_scale", "-1", ADAM(.common.min_loss_scale = -1)},
-    {"min_loss_scale", "nan", ADAM(.common.min_loss_scale = NAN)},
-    {"profile", "scale",
-     ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
-};
-
-Test(arguments_adam, options) {
-  onebit_comm_t comm = self();
-  onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
-  for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
-    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
-    check_case("options %zu, wrong %s", k, wrong_options[k].name);
-    check_wrong(onebit_adam_create(comm, &tensor, 1, &wrong_options[k].options, &optimizer),
-                wrong_options[k].name, wrong_options[k].value);
-    CHECK(optimizer == NULL, "a failed creation left an optimizer");
-  }
-  onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 /* The second of two tensors is the wrong one. */

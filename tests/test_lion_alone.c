@@ -1,6 +1,6 @@
 /*
- * Lion in one bit, without an oracle: it comes as near to a minimum as the dense one, leaves alone
- * what has no gradients, and refuses what it does not understand.
+ * Lion in one bit, without an oracle: it comes as near to a minimum as the dense one, and
+ * leaves alone what has no gradients.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -119,61 +119,3 @@ Test(lion_alone, blocks_without_gradients_stay) {
   on_ranks(1, stay, NULL);
   on_ranks(3, stay, NULL);
 }
-
-/* --- Wrong options */
-
-#define LION(...)                                                                                  \
-  { .size = sizeof(onebit_lion_options_t), __VA_ARGS__ }
-static const struct {
-  const char *name, *value;
-  onebit_lion_options_t options;
-  onebit_status_t status;
-} wrong_options[] = {
-    {"size", "7", {.size = 7}, ONEBIT_ERROR_ARGUMENT},
-    {"beta1", "1", LION(.beta1 = 1), ONEBIT_ERROR_ARGUMENT},
-    {"beta2", "-0.5", LION(.beta2 = -0.5), ONEBIT_ERROR_ARGUMENT},
-    {"beta3", "nan", LION(.beta3 = NAN), ONEBIT_ERROR_ARGUMENT},
-    {"epsilon", "-1", LION(.epsilon = -1), ONEBIT_ERROR_ARGUMENT},
-    {"profile", "DEEPSPEED", LION(.common.profile = ONEBIT_PROFILE_DEEPSPEED),
-     ONEBIT_ERROR_UNSUPPORTED},
-    {"block_size", "40", LION(.common.block_size = 40), ONEBIT_ERROR_ARGUMENT},
-};
-
-Test(lion_alone, wrong_options) {
-  float parameter[10] = {0}, gradient[10] = {0};
-  onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
-  for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
-    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
-    check_case("wrong %s", wrong_options[k].name);
-    CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &wrong_options[k].options, &optimizer),
-                 wrong_options[k].status);
-    CHECK_WORDS(wrong_options[k].name);
-    CHECK_WORDS(wrong_options[k].value);
-    CHECK(optimizer == NULL, "a failed creation left an optimizer");
-  }
-  CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("optimizer is NULL");
-  onebit_comm_destroy(comm);
-  checks_must_hold();
-}
-
-/* One rank wants something else: all learn of it, with its name. */
-static void disagree(onebit_comm_t comm, void *context) {
-  static const char *const names[] = {"beta1", "beta2", "beta3", "epsilon"};
-  float parameter[10] = {0}, gradient[10] = {0};
-  onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
-  (void)context;
-  for (size_t k = 0; k < 4; k++) {
-    onebit_lion_options_t options = ONEBIT_LION_OPTIONS_INIT;
-    double *const fields[] = {&options.beta1, &options.beta2, &options.beta3, &options.epsilon};
-    onebit_optimizer_t optimizer;
-    if (onebit_comm_rank(comm) == 1)
-      *fields[k] = 0.5;
-    CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_ERROR_MISMATCH);
-    CHECK_WORDS(names[k]);
-  }
-}
-
-Test(lion_alone, ranks_at_odds) { on_ranks(3, disagree, NULL); }

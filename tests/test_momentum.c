@@ -1,7 +1,6 @@
 /*
  * 1-bit momentum SGD comes to the loss of the dense one, which the control without error feedback
- * does not; and refuses what it does not understand. That it equals the oracle is in
- * test_optimizers.c.
+ * does not. That it equals the oracle is in test_optimizers.c.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -60,72 +59,3 @@ Test(momentum, comes_to_the_dense_loss) {
   cr_expect_lt(warmed, 1e-3 * start, "after a warm-up: %g of %g", warmed, start);
   cr_expect_gt(control, 20 * at_once, "the control is no worse: %g", control);
 }
-
-/* --- Wrong options */
-
-#define MOMENTUM(...)                                                                              \
-  { .size = sizeof(onebit_momentum_options_t), __VA_ARGS__ }
-static const struct {
-  const char *name, *value;
-  onebit_momentum_options_t options;
-  onebit_status_t status;
-} wrong_options[] = {
-    {"size", "7", {.size = 7}, ONEBIT_ERROR_ARGUMENT},
-    {"momentum", "1", MOMENTUM(.momentum = 1), ONEBIT_ERROR_ARGUMENT},
-    {"momentum", "-0.5", MOMENTUM(.momentum = -0.5), ONEBIT_ERROR_ARGUMENT},
-    {"momentum", "nan", MOMENTUM(.momentum = NAN), ONEBIT_ERROR_ARGUMENT},
-    {"profile", "DEEPSPEED", MOMENTUM(.common.profile = ONEBIT_PROFILE_DEEPSPEED),
-     ONEBIT_ERROR_UNSUPPORTED},
-    {"block_size", "40", MOMENTUM(.common.block_size = 40), ONEBIT_ERROR_ARGUMENT},
-    {"gradient_factor", "-2", MOMENTUM(.common.gradient_factor = -2), ONEBIT_ERROR_ARGUMENT},
-};
-
-Test(momentum, wrong_options) {
-  float parameter[10] = {0}, gradient[10] = {0};
-  onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
-  for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
-    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
-    check_case("wrong %s", wrong_options[k].name);
-    CHECK_STATUS(onebit_momentum_create(comm, &tensor, 1, &wrong_options[k].options, &optimizer),
-                 wrong_options[k].status);
-    CHECK_WORDS(wrong_options[k].name);
-    CHECK_WORDS(wrong_options[k].value);
-    CHECK(optimizer == NULL, "a failed creation left an optimizer");
-  }
-  CHECK_STATUS(onebit_momentum_create(comm, &tensor, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("optimizer is NULL");
-  CHECK_STATUS(onebit_momentum_create(NULL, &tensor, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("comm is NULL");
-  onebit_comm_destroy(comm);
-  checks_must_hold();
-}
-
-/* One rank wants something else, or another optimizer: all learn of it, with its name. */
-static void disagree(onebit_comm_t comm, void *context) {
-  float parameter[10] = {0}, gradient[10] = {0};
-  onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
-  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  onebit_optimizer_t optimizer;
-  bool other = onebit_comm_rank(comm) == 1;
-  (void)context;
-  options.momentum = other ? 0.8 : 0.9;
-  CHECK_STATUS(onebit_momentum_create(comm, &tensor, 1, &options, &optimizer),
-               ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("momentum");
-  options.momentum = 0;
-  options.warmup_steps = other;
-  CHECK_STATUS(onebit_momentum_create(comm, &tensor, 1, &options, &optimizer),
-               ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("warmup_steps");
-  options.warmup_steps = other ? ONEBIT_FREEZE_NEVER : 0;
-  CHECK_STATUS(onebit_momentum_create(comm, &tensor, 1, &options, &optimizer),
-               ONEBIT_ERROR_MISMATCH);
-  onebit_status_t status = other ? onebit_adam_create(comm, &tensor, 1, NULL, &optimizer)
-                                 : onebit_momentum_create(comm, &tensor, 1, NULL, &optimizer);
-  CHECK_STATUS(status, ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("kind of optimizer");
-}
-
-Test(momentum, ranks_at_odds) { on_ranks(3, disagree, NULL); }

@@ -1,13 +1,11 @@
 /*
- * 0/1 Adam: elements that never have a gradient, convergence, what is wrong with its options, and
- * memory.
+ * 0/1 Adam: elements that never have a gradient, and convergence.
  */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "tests/support_descent.h"
 #include "tests/support_zero_one.h"
 
@@ -115,132 +113,4 @@ Test(zero_one_rules, comes_to_the_dense_loss) {
   cr_expect_gt(control, 5 * seldom, "the control is no worse: %g", control);
   cr_expect_gt(exchanges[2], DESCENTS / 2);
   cr_expect_lt(exchanges[0], 100);
-}
-
-/* --- Options */
-
-#define ZERO_ONE(...)                                                                              \
-  { .size = sizeof(onebit_zero_one_adam_options_t), __VA_ARGS__ }
-static const struct {
-  const char *name, *value;
-  onebit_zero_one_adam_options_t options;
-} wrong_options[] = {
-    {"size", "7", {.size = 7}},
-    {"beta1", "1", ZERO_ONE(.beta1 = 1)},
-    {"beta1", "nan", ZERO_ONE(.beta1 = NAN)},
-    {"beta2", "-1", ZERO_ONE(.beta2 = -1)},
-    {"epsilon", "inf", ZERO_ONE(.epsilon = INFINITY)},
-    {"block_size", "40", ZERO_ONE(.common.block_size = 40)},
-    {"bucket_size", "7",
-     ZERO_ONE(.common.profile = ONEBIT_PROFILE_DEEPSPEED, .common.bucket_size = 7)},
-    {"schedule", "ALLGATHER", ZERO_ONE(.common.schedule = ONEBIT_SCHEDULE_ALLGATHER)},
-    {"gradient_factor", "-2", ZERO_ONE(.common.gradient_factor = -2)},
-};
-
-Test(zero_one_rules, wrong_options) {
-  float parameter[10] = {0}, gradient[10] = {0};
-  onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
-  for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
-    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)parameter;
-    check_case("wrong %s", wrong_options[k].name);
-    CHECK_STATUS(
-        onebit_zero_one_adam_create(comm, &tensor, 1, &wrong_options[k].options, &optimizer),
-        ONEBIT_ERROR_ARGUMENT);
-    CHECK_WORDS(wrong_options[k].name);
-    CHECK_WORDS(wrong_options[k].value);
-    CHECK(optimizer == NULL, "a failed creation left an optimizer");
-  }
-  CHECK_STATUS(onebit_zero_one_adam_create(comm, &tensor, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("optimizer is NULL");
-  CHECK_STATUS(onebit_zero_one_adam_create(NULL, &tensor, 1, NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("comm is NULL");
-  onebit_comm_destroy(comm);
-  checks_must_hold();
-}
-
-/* One rank wants something else: all learn of it, with its name. */
-static void disagree(onebit_comm_t comm, void *context) {
-  const bool other = onebit_comm_rank(comm) == 1;
-  const struct {
-    const char *name;
-    onebit_zero_one_adam_options_t options;
-  } differing[] = {
-      {"beta1", ZERO_ONE(.beta1 = other ? 0.8 : 0.9)},
-      {"beta2", ZERO_ONE(.beta2 = other ? 0.8 : 0.9)},
-      {"epsilon", ZERO_ONE(.epsilon = other ? 1e-6 : 1e-8)},
-      {"no_bias_correction", ZERO_ONE(.no_bias_correction = other)},
-      {"variance_freeze_step", ZERO_ONE(.variance_freeze_step = 10 + other)},
-      {"variance_update_scaler", ZERO_ONE(.variance_update_scaler = 10 + other)},
-      {"local_step_scaler", ZERO_ONE(.local_step_scaler = 10 + other)},
-      {"local_step_clipper", ZERO_ONE(.local_step_clipper = 10 + other)},
-      {"profile", ZERO_ONE(.common.profile = other ? ONEBIT_PROFILE_DEEPSPEED : 0)},
-  };
-  float parameter[10] = {0}, gradient[10] = {0};
-  onebit_tensor_t tensor = {parameter, gradient, 10, 0, 0, 0};
-  onebit_optimizer_t optimizer;
-  (void)context;
-  for (size_t k = 0; k < sizeof differing / sizeof differing[0]; k++) {
-    check_case("another %s", differing[k].name);
-    CHECK_STATUS(onebit_zero_one_adam_create(comm, &tensor, 1, &differing[k].options, &optimizer),
-                 ONEBIT_ERROR_MISMATCH);
-    CHECK_WORDS(differing[k].name);
-  }
-  onebit_status_t status = other ? onebit_adam_create(comm, &tensor, 1, NULL, &optimizer)
-                                 : onebit_zero_one_adam_create(comm, &tensor, 1, NULL, &optimizer);
-  CHECK_STATUS(status, ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("kind of optimizer");
-}
-
-Test(zero_one_rules, ranks_at_odds) { on_ranks(3, disagree, NULL); }
-
-/* --- Memory */
-
-/* For every n, the n-th allocation of a creation fails. */
-Test(zero_one_rules, out_of_memory) {
-  float parameters[100] = {0}, gradients[100] = {0};
-  onebit_tensor_t tensors[] = {{parameters, gradients, 60, 0, 0, 0},
-                               {parameters + 60, gradients + 60, 40, 0, 0, 1}};
-  for (int deepspeed = 0; deepspeed < 2; deepspeed++) {
-    onebit_zero_one_adam_options_t options = zero_one_options(10);
-    options.common.profile = deepspeed ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
-    onebit_status_t status = ONEBIT_ERROR_MEMORY;
-    onebit_comm_t comm;
-    long n = 0;
-    cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
-    while (status == ONEBIT_ERROR_MEMORY && n < 1000) {
-      onebit_optimizer_t optimizer = NULL;
-      ob_memory_fail_at(++n);
-      status = onebit_zero_one_adam_create(comm, tensors, 2, &options, &optimizer);
-      ob_memory_fail_at(0);
-      CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
-      onebit_optimizer_destroy(optimizer);
-    }
-    CHECK_STATUS(status, ONEBIT_OK);
-    CHECK(n > 30, "only %ld allocations failed", n - 1);
-    onebit_comm_destroy(comm);
-  }
-  checks_must_hold();
-}
-
-/* Steps of all kinds allocate nothing. */
-static void step_without_memory(onebit_comm_t comm, void *context) {
-  float *parameters = allocate(COUNT, 4), *gradients = allocate(COUNT, 4);
-  onebit_tensor_t tensor = {parameters, gradients, COUNT, 0, 0, 0};
-  onebit_optimizer_t optimizer;
-  fill_input(gradients, ONEBIT_FLOAT32, COUNT, onebit_comm_rank(comm), 0);
-  CHECK_STATUS(onebit_zero_one_adam_create(comm, &tensor, 1, context, &optimizer), ONEBIT_OK);
-  ob_memory_fail_at(1);
-  for (int step = 0; step < 40; step++)
-    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
-  ob_memory_fail_at(0);
-  onebit_optimizer_destroy(optimizer);
-  free(parameters);
-  free(gradients);
-}
-
-Test(zero_one_rules, steps_allocate_nothing) {
-  onebit_zero_one_adam_options_t options = zero_one_options(10);
-  on_ranks(1, step_without_memory, &options);
 }

@@ -1,0 +1,294 @@
+/*
+ * Options of every optimizer: each wrong once, each another one on one rank; handles that are not
+ * there; and memory that is not there, when one is made and in its steps.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "optimizers/optimizer.h"
+#include "tests/support.h"
+#include "tests/support_optimizers.h"
+
+TestSuite(arguments_optimizers, .timeout = 60);
+
+#define COUNT 700
+
+/* Two tensors and an empty one. Where several ranks share the arrays no step is made. */
+static onebit_status_t create(onebit_comm_t comm, const struct any_case *what,
+                              onebit_optimizer_t *optimizer) {
+  static float parameter[COUNT], gradient[COUNT];
+  onebit_tensor_t tensors[] = {{parameter, gradient, 300, 0.01f, 0, 0},
+                               {NULL, NULL, 0, 0, 0, 0},
+                               {parameter + 300, gradient + 300, COUNT - 300, 0, 0, 0}};
+  fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, 0);
+  return ob_optimizer_create(comm, what->method, what->options, tensors, 3, optimizer);
+}
+
+static void check_refused(onebit_comm_t comm, const struct any_case *what, onebit_status_t wanted,
+                          const char *words) {
+  onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)what;
+  CHECK_STATUS(create(comm, what, &optimizer), wanted);
+  CHECK_WORDS(words);
+  CHECK(optimizer == NULL, "a failed creation left an optimizer");
+}
+
+static onebit_comm_t self(void) {
+  onebit_comm_t comm;
+  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  return comm;
+}
+
+#define DEEPSPEED .common.profile = ONEBIT_PROFILE_DEEPSPEED
+static const struct {
+  struct any_case what;
+  const char *name, *value;
+} wrong_options[] = {
+    {{ANY(adam, .beta1 = 1)}, "beta1", "1"},
+    {{ANY(adam, .beta1 = -0.5)}, "beta1", "-0.5"},
+    {{ANY(adam, .beta1 = NAN)}, "beta1", "nan"},
+    {{ANY(adam, .beta2 = 1.5)}, "beta2", "1.5"},
+    {{ANY(adam, .beta2 = -1)}, "beta2", "-1"},
+    {{ANY(adam, .beta2 = NAN)}, "beta2", "nan"},
+    {{ANY(adam, .epsilon = -1)}, "epsilon", "-1"},
+    {{ANY(adam, .epsilon = INFINITY)}, "epsilon", "inf"},
+    {{ANY(adam, .epsilon = NAN)}, "epsilon", "nan"},
+    {{ANY(adam, .freeze_threshold = 1)}, "freeze_threshold", "1"},
+    {{ANY(adam, .freeze_threshold = -0.1)}, "freeze_threshold", "-0.1"},
+    {{ANY(adam, .freeze_threshold = NAN)}, "freeze_threshold", "nan"},
+    {{ANY(adam, .common.profile = (onebit_profile_t)2)}, "profile", "2"},
+    {{ANY(adam, .common.scale = (onebit_scale_t)5)}, "scale", "5"},
+    {{ANY(adam, .common.block_size = 40)}, "block_size", "40"},
+    {{ANY(adam, .common.chunk_size = 100)}, "chunk_size", "100"},
+    {{ANY(adam, .common.threads = -4)}, "threads", "-4"},
+    {{ANY(adam, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
+    {{ANY(adam, .common.gradient_dtype = (onebit_dtype_t)3)}, "gradient_dtype", "3"},
+    {{ANY(adam, .common.parameter_dtype = (onebit_dtype_t)77)}, "parameter_dtype", "77"},
+    {{ANY(adam, .common.gradient_factor = -1)}, "gradient_factor", "-1"},
+    {{ANY(adam, .common.gradient_factor = INFINITY)}, "gradient_factor", "inf"},
+    {{ANY(adam, .common.gradient_factor = NAN)}, "gradient_factor", "nan"},
+    {{ANY(adam, .common.gradient_factor = 1e60)}, "gradient_factor", "1e+60"}, /* as a float */
+    {{ANY(adam, .common.gradient_factor = 1e-60)}, "gradient_factor", "1e-60"},
+    {{ANY(adam, .common.clip_norm = -0.5)}, "clip_norm", "-0.5"},
+    {{ANY(adam, .common.clip_norm = NAN)}, "clip_norm", "nan"},
+    {{ANY(adam, .common.clip_norm = INFINITY)}, "clip_norm", "inf"},
+    {{ANY(adam, .common.initial_loss_scale = 0.5)}, "initial_loss_scale", "0.5"},
+    {{ANY(adam, .common.initial_loss_scale = -8)}, "initial_loss_scale", "-8"},
+    {{ANY(adam, .common.initial_loss_scale = NAN)}, "initial_loss_scale", "nan"},
+    {{ANY(adam, .common.initial_loss_scale = 1e20)}, "initial_loss_scale", "1e+20"}, /* > 2^64 */
+    {{ANY(adam, .common.initial_loss_scale = 16, .common.min_loss_scale = 32)},
+     "min_loss_scale",
+     "32"},
+    {{ANY(adam, .common.min_loss_scale = -1)}, "min_loss_scale", "-1"},
+    {{ANY(adam, .common.min_loss_scale = NAN)}, "min_loss_scale", "nan"},
+    {{ANY(adam, DEEPSPEED, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE)}, "profile", "scale"},
+
+    {{ANY(lamb, .beta1 = 1)}, "beta1", "1"},
+    {{ANY(lamb, .beta2 = -1)}, "beta2", "-1"},
+    {{ANY(lamb, .epsilon = NAN)}, "epsilon", "nan"},
+    {{ANY(lamb, .freeze_threshold = 1)}, "freeze_threshold", "1"},
+    {{ANY(lamb, .max_coefficient = -10)}, "max_coefficient", "-10"},
+    {{ANY(lamb, .max_coefficient = NAN)}, "max_coefficient", "nan"},
+    {{ANY(lamb, .max_coefficient = INFINITY)}, "max_coefficient", "inf"},
+    {{ANY(lamb, .min_coefficient = -0.01)}, "min_coefficient", "-0.01"},
+    {{ANY(lamb, .min_coefficient = 11)}, "min_coefficient", "11"},
+    {{ANY(lamb, .max_coefficient = 0.001)}, "max_coefficient", "0.001"},
+    {{ANY(lamb, .coefficient_beta = 1)}, "coefficient_beta", "1"},
+    {{ANY(lamb, .coefficient_beta = -0.9)}, "coefficient_beta", "-0.9"},
+    {{ANY(lamb, .max_factor = -4)}, "max_factor", "-4"},
+    {{ANY(lamb, .min_factor = NAN)}, "min_factor", "nan"},
+    {{ANY(lamb, .min_factor = 5)}, "min_factor", "5"},
+    {{ANY(lamb, .max_factor = 0.4)}, "max_factor", "0.4"},
+    {{ANY(lamb, .factor_change = 1)}, "factor_change", "1"},
+    {{ANY(lamb, .factor_change = 1.5)}, "factor_change", "1.5"},
+    {{ANY(lamb, .factor_change = -0.1)}, "factor_change", "-0.1"},
+    {{ANY(lamb, .factor_change = NAN)}, "factor_change", "nan"},
+    {{ANY(lamb, .common.block_size = 40)}, "block_size", "40"},
+    {{ANY(lamb, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
+
+    {{ANY(efficient_adam, .beta1 = 1)}, "beta1 is 1", ""},
+    {{ANY(efficient_adam, .beta2 = -1)}, "beta2 is -1", ""},
+    {{ANY(efficient_adam, .epsilon = NAN)}, "epsilon is nan", ""},
+    {{ANY(efficient_adam, .gain = -2)}, "gain is -2", ""},
+    {{ANY(efficient_adam, .trust_ratio = 1, .min_ratio = -1)}, "min_ratio is -1", ""},
+    {{ANY(efficient_adam, .trust_ratio = 1, .max_ratio = NAN)}, "max_ratio is nan", ""},
+    {{ANY(efficient_adam, .trust_ratio = 1, .min_ratio = 3, .max_ratio = 2)},
+     "min_ratio is 3, more than max_ratio, which is 2",
+     ""},
+
+    {{ANY(zero_one_adam, .beta1 = 1)}, "beta1", "1"},
+    {{ANY(zero_one_adam, .beta1 = NAN)}, "beta1", "nan"},
+    {{ANY(zero_one_adam, .beta2 = -1)}, "beta2", "-1"},
+    {{ANY(zero_one_adam, .epsilon = INFINITY)}, "epsilon", "inf"},
+    {{ANY(zero_one_adam, .common.block_size = 40)}, "block_size", "40"},
+    {{ANY(zero_one_adam, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
+    {{ANY(zero_one_adam, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER)}, "schedule", "ALLGATHER"},
+    {{ANY(zero_one_adam, .common.gradient_factor = -2)}, "gradient_factor", "-2"},
+
+    {{ANY(momentum, .momentum = 1)}, "momentum", "1"},
+    {{ANY(momentum, .momentum = -0.5)}, "momentum", "-0.5"},
+    {{ANY(momentum, .momentum = NAN)}, "momentum", "nan"},
+    {{ANY(momentum, .common.block_size = 40)}, "block_size", "40"},
+    {{ANY(momentum, .common.gradient_factor = -2)}, "gradient_factor", "-2"},
+
+    {{ANY(lion, .beta1 = 1)}, "beta1", "1"},
+    {{ANY(lion, .beta2 = -0.5)}, "beta2", "-0.5"},
+    {{ANY(lion, .beta3 = NAN)}, "beta3", "nan"},
+    {{ANY(lion, .epsilon = -1)}, "epsilon", "-1"},
+    {{ANY(lion, .common.block_size = 40)}, "block_size", "40"},
+};
+
+Test(arguments_optimizers, options) {
+  onebit_comm_t comm = self();
+  for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
+    check_case("%s, wrong %s", wrong_options[k].what.method->name, wrong_options[k].name);
+    check_refused(comm, &wrong_options[k].what, ONEBIT_ERROR_ARGUMENT, wrong_options[k].name);
+    CHECK_WORDS(wrong_options[k].value);
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+static const struct {
+  struct any_case what;
+  const char *words;
+} wrong_together[] = {{{ANY(momentum, DEEPSPEED)}, "DEEPSPEED"},
+                      {{ANY(lion, DEEPSPEED)}, "DEEPSPEED"},
+                      {{ANY(efficient_adam, DEEPSPEED)}, "ONEBIT_PROFILE_DEEPSPEED"},
+                      {{ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = 9)},
+                       "warmup_steps is 9, with trust_ratio"}};
+
+Test(arguments_optimizers, options_that_do_not_go_together) {
+  onebit_comm_t comm = self();
+  for (size_t k = 0; k < sizeof wrong_together / sizeof wrong_together[0]; k++)
+    check_refused(comm, &wrong_together[k].what, ONEBIT_ERROR_UNSUPPORTED, wrong_together[k].words);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+Test(arguments_optimizers, create) {
+  onebit_comm_t comm = self();
+  onebit_optimizer_t optimizer;
+  for (size_t k = 0; ob_methods[k]; k++) {
+    const struct any_case what = {ob_methods[k], NULL};
+    check_case("%s", ob_methods[k]->name);
+    check_refused(NULL, &what, ONEBIT_ERROR_ARGUMENT, "comm is NULL");
+    CHECK_STATUS(create(comm, &what, NULL), ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS("optimizer is NULL");
+    CHECK_STATUS(ob_optimizer_create(comm, ob_methods[k], NULL, NULL, 1, &optimizer),
+                 ONEBIT_ERROR_ARGUMENT);
+    CHECK_WORDS("tensors is NULL");
+    if (ob_methods[k]->lamb) { /* has numbers of its own for each tensor */
+      CHECK_STATUS(ob_optimizer_create(comm, ob_methods[k], NULL, NULL, SIZE_MAX, &optimizer),
+                   ONEBIT_ERROR_MEMORY);
+      CHECK_WORDS("tensors");
+    }
+    CHECK_STATUS(create(comm, &what, &optimizer), ONEBIT_OK);
+    onebit_optimizer_destroy(optimizer);
+    struct any_options options = any_options_of(ob_methods[k], NULL);
+    for (size_t size = 0; size <= 7; size += 7) {
+      memcpy(options.memory, &size, sizeof size);
+      check_refused(comm, &(struct any_case){ob_methods[k], options.memory}, ONEBIT_ERROR_ARGUMENT,
+                    size ? "options->size is 7" : "options->size is 0");
+    }
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
+/* --- One rank has another option, or another optimizer: all learn of it, with its name. */
+
+static void check_disagreement(onebit_comm_t comm, int culprit, const struct any_case *its,
+                               const struct any_case *others, const char *name) {
+  check_case("rank %d has another %s of %s", culprit, name, others->method->name);
+  check_refused(comm, onebit_comm_rank(comm) == culprit ? its : others, ONEBIT_ERROR_MISMATCH,
+                name);
+}
+
+/* Of each row of its options: another number, which all kinds can have. */
+static void disagree_on(onebit_comm_t comm, int culprit, const struct ob_method *method) {
+  for (size_t k = 0; k < method->option_count; k++) {
+    const char *name = method->options[k].name;
+    struct any_options here = any_options_of(method, NULL), there = here;
+    /* shards = 1 is no other number where there is one rank; a ratio counts with trust ratios */
+    bool ratio = strcmp(name, "min_ratio") == 0 || strcmp(name, "max_ratio") == 0;
+    any_set(&here, "trust_ratio", ratio);
+    any_set(&there, "trust_ratio", ratio);
+    any_set(&there, name, method->options[k].kind <= OB_OPTION_POSITIVE ? 0.55 : 1);
+    if (strcmp(name, "trust_ratio") == 0)
+      name = "kind of optimizer";
+    check_disagreement(comm, culprit, &(struct any_case){method, there.memory},
+                       &(struct any_case){method, here.memory}, name);
+  }
+}
+
+static const struct any_case deepspeed[] = {
+    {ANY(adam, DEEPSPEED)}, {ANY(lamb, DEEPSPEED)}, {ANY(zero_one_adam, DEEPSPEED)}};
+
+static void disagree(onebit_comm_t comm, void *context) {
+  const int culprit = *(const int *)context;
+  for (size_t k = 0; ob_methods[k]; k++) {
+    const struct any_case others = {ob_methods[k], NULL};
+    disagree_on(comm, culprit, ob_methods[k]);
+    check_disagreement(comm, culprit, &(struct any_case){ob_methods[k ? 0 : 1], NULL}, &others,
+                       "kind of optimizer");
+  }
+  for (size_t k = 0; k < sizeof deepspeed / sizeof deepspeed[0]; k++)
+    check_disagreement(comm, culprit, &deepspeed[k], &(struct any_case){deepspeed[k].method, NULL},
+                       "profile");
+  meet(comm);
+}
+
+Test(arguments_optimizers, other_options_on_one_rank) {
+  for (int rank = 0; rank < 3; rank++)
+    on_ranks(3, disagree, &rank);
+}
+
+/* --- Every allocation of a creation fails once; steps of all stages allocate nothing. */
+
+static void create_until_it_works(onebit_comm_t comm, const struct any_case *what) {
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  long n = 0;
+  while (status == ONEBIT_ERROR_MEMORY && n < 1000) {
+    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)comm;
+    check_case("%s: allocation %ld fails", what->method->name, ++n);
+    ob_memory_fail_at(n);
+    status = create(comm, what, &optimizer);
+    ob_memory_fail_at(0);
+    CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+    onebit_optimizer_destroy(optimizer);
+  }
+  CHECK_STATUS(status, ONEBIT_OK);
+  CHECK(n > 20, "only %ld allocations failed", n - 1);
+}
+
+static void step_without_memory(onebit_comm_t comm, const struct any_case *what) {
+  onebit_optimizer_t optimizer = NULL;
+  CHECK_STATUS(create(comm, what, &optimizer), ONEBIT_OK);
+  for (int step = 0; step < 40; step++) {
+    ob_memory_fail_at(1);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+    ob_memory_fail_at(0);
+  }
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(arguments_optimizers, without_memory) {
+  onebit_comm_t comm = self();
+  for (size_t k = 0; ob_methods[k]; k++)
+    for (int form = 0; form < (ob_methods[k]->not_deepspeeds ? 2 : 3); form++) {
+      struct any_options options = any_options_of(ob_methods[k], NULL);
+      any_count(&options, "freeze_step", 3);
+      any_count(&options, "variance_freeze_step", 10);
+      any_count(&options, "variance_update_scaler", 2);
+      any_count(&options, "local_step_scaler", 3);
+      any_common(&options)->block_size = form == 1 ? ONEBIT_BLOCK_BUFFER : 0;
+      any_common(&options)->profile = form == 2 ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
+      const struct any_case what = {ob_methods[k], options.memory};
+      create_until_it_works(comm, &what);
+      step_without_memory(comm, &what);
+    }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
