@@ -17,7 +17,16 @@
 #include <mpi-ext.h>
 #endif
 
+#include "base/find_mpi.h"
 #include "onebit/status.h"
+
+#ifdef OPEN_MPI
+#define OB_MPI_KIND OB_MPI_OPENMPI
+#elif defined(MPI_ABI_VERSION) && !defined(MPICH_VERSION)
+#define OB_MPI_KIND OB_MPI_STANDARD
+#else
+#define OB_MPI_KIND OB_MPI_MPICH
+#endif
 
 /* Of every MPI library since MPI 3: without one of these it is not used. */
 #define OB_MPI_REQUIRED(X)                                                                         \
@@ -85,7 +94,6 @@
   X(PMPI_Error_string)                                                                             \
   X(PMPI_Finalize)                                                                                 \
   X(PMPI_Finalized)                                                                                \
-  X(PMPI_Get_library_version)                                                                      \
   X(PMPI_Grequest_complete)                                                                        \
   X(PMPI_Grequest_start)                                                                           \
   X(PMPI_Group_free)                                                                               \
@@ -179,13 +187,8 @@
   X(PMPI_Request_c2f)                                                                              \
   X(PMPI_Request_f2c)                                                                              \
   X(PMPI_Type_f2c)
-#ifdef MPIX_C_FLOAT16 /* Open MPI 5's */
-#define OB_MPI_SHORT_FLOAT(X) X(ompi_mpi_short_float)
-#else
-#define OB_MPI_SHORT_FLOAT(X)
-#endif
+#define OB_MPI_OPTIONAL_VARIABLES(X) X(ompi_mpi_short_float) /* Open MPI 5's */
 #define OB_MPI_VARIABLES(X)                                                                        \
-  OB_MPI_SHORT_FLOAT(X)                                                                            \
   X(ompi_mpi_byte)                                                                                 \
   X(ompi_mpi_char)                                                                                 \
   X(ompi_mpi_comm_null)                                                                            \
@@ -213,6 +216,7 @@
   X(ompi_request_null)
 #else
 #define OB_MPI_REQUIRED_HERE(X)
+#define OB_MPI_OPTIONAL_VARIABLES(X)
 #define OB_MPI_VARIABLES(X)
 #endif
 
@@ -223,6 +227,7 @@ struct ob_mpi_table {
   OB_MPI_REQUIRED(OB_MPI_DECLARED)
   OB_MPI_REQUIRED_HERE(OB_MPI_DECLARED)
   OB_MPI_OPTIONAL(OB_MPI_WRITTEN)
+  OB_MPI_OPTIONAL_VARIABLES(OB_MPI_ADDRESS)
   OB_MPI_VARIABLES(OB_MPI_ADDRESS)
 };
 
@@ -308,7 +313,6 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Error_string            (ob_mpi()->PMPI_Error_string)
 #define PMPI_Finalize                (ob_mpi()->PMPI_Finalize)
 #define PMPI_Finalized               (ob_mpi()->PMPI_Finalized)
-#define PMPI_Get_library_version     (ob_mpi()->PMPI_Get_library_version)
 #define PMPI_Grequest_complete       (ob_mpi()->PMPI_Grequest_complete)
 #define PMPI_Grequest_start          (ob_mpi()->PMPI_Grequest_start)
 #define PMPI_Group_free              (ob_mpi()->PMPI_Group_free)

@@ -13,7 +13,8 @@ static const struct launcher {
   const char *sign; /* set by this launcher and by no other that has the same variables */
   bool open_mpi;    /* it starts ranks of Open MPI; otherwise of MPICH's relatives */
 } launchers[] = {{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", true},
-                 {"PMI_SIZE", "MPI_LOCALNRANKS", false}};
+                 {"PMI_SIZE", "MPI_LOCALNRANKS", false},
+                 {"MPI_LOCALNRANKS", "MPI_LOCALNRANKS", false}}; /* of this host: -pmi-port */
 
 static int number(const char *name) {
   const char *text = getenv(name);
@@ -35,12 +36,6 @@ int ob_launch_rank(void) {
   return 0;
 }
 
-#ifdef OPEN_MPI
-static const bool is_open_mpi = true;
-#else
-static const bool is_open_mpi = false;
-#endif
-
 static bool is_alone(void) {
   MPI_Comm parent = MPI_COMM_NULL;
   int size = 1;
@@ -49,16 +44,27 @@ static bool is_alone(void) {
   return size == 1 && parent == MPI_COMM_NULL;
 }
 
+bool ob_launch_is_foreign(char *text, size_t bytes) {
+  const struct launcher *launcher = find();
+  const struct ob_mpi_found *mpi = ob_mpi_find();
+  if (!launcher || number(launcher->size) < 2 || !mpi || launcher->open_mpi == mpi->is_open_mpi ||
+      !getenv(launcher->sign))
+    return false;
+  snprintf(text, bytes,
+           "the launcher has started %d ranks (%s): it is %s, and the program runs with %s",
+           number(launcher->size), launcher->size,
+           launcher->open_mpi ? "Open MPI's" : "that of MPICH or a relative", mpi->version);
+  return true;
+}
+
 onebit_status_t ob_launch_check(MPI_Comm comm) {
   static atomic_flag said = ATOMIC_FLAG_INIT;
+  char text[256];
   const struct launcher *launcher = find();
   if (!launcher || number(launcher->size) < 2 || comm == MPI_COMM_SELF || !is_alone())
     return ONEBIT_OK;
-  if (launcher->open_mpi != is_open_mpi && getenv(launcher->sign))
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "the launcher has started %d ranks (%s), each of which is alone in "
-                    "MPI_COMM_WORLD: it is not the launcher of %s",
-                    number(launcher->size), launcher->size, ob_mpi_version());
+  if (ob_launch_is_foreign(text, sizeof text))
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s; each rank is alone in MPI_COMM_WORLD", text);
   if (!atomic_flag_test_and_set(&said))
     fprintf(stderr,
             "onebit: the launcher has started %d ranks (%s), and this one is alone in "

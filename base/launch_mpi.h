@@ -2,10 +2,16 @@
 #ifndef OB_BASE_LAUNCH_MPI_H
 #define OB_BASE_LAUNCH_MPI_H
 
+#include <stddef.h>
+
 #include "base/bound_mpi.h"
 
 /* This process's rank as its launcher says in the environment; 0 where that says nothing. */
 int ob_launch_rank(void);
+
+/* Whether the launcher is another MPI's, and has started several ranks; then text says so. Before
+ * MPI_Init too, in which MPICH 5 ends such a program. */
+bool ob_launch_is_foreign(char *text, size_t bytes);
 
 /* Called while MPI runs, with a communicator of the program's. The launcher of one MPI starts a
  * program of another as so many jobs of one rank each, all of which compute something and succeed.

@@ -27,7 +27,7 @@ $(BUILD)/python/libonebit_python.so: $(LIBRARY) bindings/python/library.map
 # another; the package refuses it (onebit/mpi.py).
 MPI_KIND = $(if $(shell $(CC) $(MPI_CFLAGS) -E -dM -include mpi.h -x c /dev/null | \
   grep 'define OPEN_MPI '),openmpi,mpich)
-python-mpi: $(call objects,base/bound_mpi.c base/launch_mpi.c collectives/transports/end_mpi.c \
+python-mpi: $(call objects,base/*_mpi.c collectives/transports/end_mpi.c \
   collectives/transports/transport_mpi.c) $(PYTHON_LIBRARY) bindings/python/mpi.map
 	$(Q)mkdir -p $(BUILD)/python
 	$(Q)$(call LINK_PYTHON,libonebit_$(MPI_KIND).so) -Wl,--version-script=bindings/python/mpi.map \

@@ -121,7 +121,9 @@ MPI_Op ob_mpi_average(void) {
 
 /* MPI has no type for half that every library has; those that are there are of its elements. */
 static bool is_mpis_half(MPI_Datatype type) {
-#if defined(MPIX_C_FLOAT16)
+#if defined(OPEN_MPI)
+  return ob_mpi()->ompi_mpi_short_float && type == (MPI_Datatype)ob_mpi()->ompi_mpi_short_float;
+#elif defined(MPIX_C_FLOAT16)
   return type == MPIX_C_FLOAT16;
 #else
   (void)type;

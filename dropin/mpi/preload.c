@@ -139,7 +139,15 @@ static void start_unless_foreign(void) {
             onebit_last_error());
 }
 
+/* MPI_Init may not return. */
+static void warn_of_launcher(void) {
+  char text[256];
+  if (ob_launch_rank() == 0 && ob_launch_is_foreign(text, sizeof text))
+    fprintf(stderr, "onebit %s: %s\n", onebit_version(), text);
+}
+
 OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {
+  warn_of_launcher();
   int code = PMPI_Init(argc, argv);
   if (code == MPI_SUCCESS)
     start_unless_foreign();
@@ -147,6 +155,7 @@ OB_PRELOAD_VISIBLE int MPI_Init(int *argc, char ***argv) {
 }
 
 OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+  warn_of_launcher();
   int code = PMPI_Init_thread(argc, argv, required, provided);
   if (code == MPI_SUCCESS)
     start_unless_foreign();

@@ -6,10 +6,10 @@
 
 #include "tests/preload/program.h"
 
-#if defined(OPEN_MPI)
+#if defined(OPEN_MPI) && OMPI_MAJOR_VERSION < 5
 #include <mpi-ext.h>
 #define PERSISTENT(arguments) MPIX_Allreduce_init arguments
-#elif defined(MPICH_NUMVERSION) && MPICH_NUMVERSION >= 40000000
+#elif defined(OPEN_MPI) || MPI_VERSION >= 4
 #define PERSISTENT(arguments) MPI_Allreduce_init arguments
 #endif
 
