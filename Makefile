@@ -22,8 +22,11 @@
 #   make check SAN=address,undefined BUILD=build-asan
 
 # MPI=0: without MPI, the programs run their ranks as threads. MPICC is only asked for MPI's flags.
+# MPICC_ALSO="mpicc.mpich mpicc_abi": the shared libraries work with their MPIs too, whichever a
+# process has (dropin/kinds/rules.mk); programs, examples and tests are for MPICC's.
 MPI      ?= 1
 MPICC    ?= mpicc
+MPICC_ALSO ?=
 MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
 # CUDA=1: with the GPU code, for CUDA_ARCHS and the PTX of the last of them; where nvcc is found that
 # is the default. CUDA=0: without. CUDA=emulated: the GPU code too is compiled for this processor,
@@ -83,7 +86,8 @@ comma    := ,
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes
 ifneq ($(has_mpi),)
 MPI_SHOW   = $(shell $(MPICC) -show)
-MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
+MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(call mpi_includes,$(MPI_SHOW))
+mpi_includes = $(patsubst -I%,-isystem %,$(filter -I% -DMPI_ABI,$(1)))
 MPI_LIBS   = $(filter -L% -l% -Wl$(comma)%,$(MPI_SHOW))
 endif
 CUDA_CFLAGS = # exported: a make that this one starts may be without CUDA
@@ -162,6 +166,7 @@ LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),
               $(if $(has_cuda),$(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/libonebit.so.$(VERSION)
+LINKED   := $(STATIC)
 PROGRAMS := $(addprefix $(BUILD)/onebit-,bench info relay replay tune)
 SCRIPTS  := tools/netlab tools/onebit
 # A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
@@ -211,10 +216,11 @@ $(STATIC): $(LIBRARY)
 
 # What leaves the shared library is decided in onebit.map; all else is hidden, and what is not is
 # bound inside, too.
-$(SHARED): $(LIBRARY) onebit.map
+include dropin/kinds/rules.mk
+$(SHARED): $(SHARED_OBJECTS) $(SHARED_MAP)
 	$(call say,LD)
-	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=onebit.map -Wl,-Bsymbolic-functions \
-	  $(DEFINED) $(NODELETE) $(ALL_LDFLAGS) -o $@ $(LIBRARY) $(LIBRARY_LIBS)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=$(SHARED_MAP) -Wl,-Bsymbolic-functions \
+	  $(DEFINED) $(NODELETE) $(ALL_LDFLAGS) -o $@ $(SHARED_OBJECTS) $(LIBRARY_LIBS)
 	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
 
 include dropin/rules.mk
@@ -223,7 +229,7 @@ $(SHARED) $(PRELOAD) $(PROGRAMS): $(EMULATION_ARCHIVE)
 # A program: its own objects, the option table and the static library.
 OPTIONS := $(call objects,tools/options.c)
 $(PROGRAMS): $(OPTIONS)
-link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC)
+link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LINKED)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
@@ -280,6 +286,7 @@ check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults
 	$(MAKE) installed-check TESTS=check-commands
+	tests/scripts/check-mpis
 	.ci/run check-full asan-long tsan-long valgrind-long clang-asan gpu-full gpu-alone
 faults: $(FAULTS)
 	$< --jobs 12

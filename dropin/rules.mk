@@ -10,14 +10,14 @@ PRELOAD := $(if $(has_mpi),$(BUILD)/libonebit-mpi.so) $(if $(has_nccl),$(BUILD)/
 $(BUILD)/release/libonebit.so: $(SHARED)
 	$(call say,LD)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) -shared -Wl,-soname,$(notdir $(SHARED)) -Wl,--version-script=onebit.map \
-	  $(ALL_LDFLAGS) -o $@ $(LIBRARY)
-$(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOADED_MPI) dropin/mpi/preload.map \
+	$(Q)$(CC) -shared -Wl,-soname,$(notdir $(SHARED)) -Wl,--version-script=$(SHARED_MAP) \
+	  $(ALL_LDFLAGS) -o $@ $(SHARED_OBJECTS)
+$(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOAD_OBJECTS) dropin/mpi/preload.map \
   $(BUILD)/release/libonebit.so
 	$(call say,LD)
 	$(Q)$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script=dropin/mpi/preload.map \
 	  -Wl,-rpath,'$$ORIGIN' -Wl,--filter=$(notdir $(SHARED)) $(DEFINED) $(NODELETE) \
-	  $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) -L$(BUILD)/release -lonebit -lm -ldl
+	  $(ALL_LDFLAGS) -o $@ $(filter %.o %.part,$^) -L$(BUILD)/release -lonebit -lm -ldl
 
 # Before NCCL: the library once more, without MPI. It is preloaded into processes that have no MPI,
 # no CUDA and no NCCL, or load them later, as Python's modules do. libonebit.so would bring all

@@ -1,4 +1,4 @@
-# The tests: included by the Makefile. Needs `objects`, `link`, STATIC, what is on, and the objects
+# The tests: included by the Makefile. Needs `objects`, `link`, LINKED, what is on, and the objects
 # of the programs and examples that tests link. tests/gpu/rules.mk has those that want a GPU.
 
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -17,7 +17,7 @@ HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behavi
 
 tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS)
 
-$(UNIT) $(RANKED): %: %.o $(HARNESS) $(STATIC) $(EMULATION_ARCHIVE)
+$(UNIT) $(RANKED): %: %.o $(HARNESS) $(LINKED) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
 $(DIGEST): $(BUILD)/tests/codec_cases.o $(BUILD)/tests/golden_cases.o

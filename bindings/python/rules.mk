@@ -4,7 +4,8 @@
 #   python-library   the library without MPI, stripped: with MPI=0
 #   python-mpi       the transport over MPI, for the ABI of MPICC's mpi.h: with MPI=1. The library of
 #                    PYTHON_LIBRARY gets it at run time, and it finds MPI in the process: so one
-#                    wheel has one for Open MPI and one for MPICH, and needs neither.
+#                    wheel has one for Open MPI, one for MPICH and one for the ABI of MPI 5 (MPI_KIND
+#                    in dropin/kinds/rules.mk), and needs none of them.
 #   wheel            the wheels as PyPI takes them, and the source distribution, in WHEELS
 
 PYTHON_LIBRARY ?= $(BUILD)/python/libonebit_python.so
@@ -23,10 +24,6 @@ $(BUILD)/python/libonebit_python.so: $(LIBRARY) bindings/python/library.map
 	$(Q)$(call LINK_PYTHON,$(@F)) -Wl,--version-script=bindings/python/library.map -o $@ $(LIBRARY) \
 	  $(LIBRARY_LIBS)
 
-# Every library but Open MPI has MPICH's ABI (Intel MPI, MVAPICH, Cray MPICH). That of MPI 5 has
-# another; the package refuses it (onebit/mpi.py).
-MPI_KIND = $(if $(shell $(CC) $(MPI_CFLAGS) -E -dM -include mpi.h -x c /dev/null | \
-  grep 'define OPEN_MPI '),openmpi,mpich)
 python-mpi: $(call objects,base/*_mpi.c collectives/transports/end_mpi.c \
   collectives/transports/transport_mpi.c) $(PYTHON_LIBRARY) bindings/python/mpi.map
 	$(Q)mkdir -p $(BUILD)/python

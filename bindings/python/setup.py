@@ -78,7 +78,7 @@ def links_openmp():
 
 def mpi_wrappers():
     named = os.environ.get("MPICCS")
-    names = ["mpicc.openmpi", "mpicc.mpich", "mpicc"] if named is None else named.split()
+    names = ["mpicc.openmpi", "mpicc.mpich", "mpicc_abi", "mpicc"] if named is None else named.split()
     found = {}
     for name in names:
         path = shutil.which(name)

@@ -19,12 +19,14 @@ extern "C" {
  *              program; the caller keeps it and may free it
  *   comm       out: the communicator; NULL when the call fails
  * The library is linked to no MPI: it uses that of the process, which must be a shared library of
- * the kind (Open MPI, or MPICH and its relatives) whose mpi.h onebit was built with.
+ * a kind that onebit was built for: Open MPI, MPICH and its relatives, or the ABI of MPI 5. One
+ * built for several takes the handle of each under this one symbol, as that one's mpi.h passes it
+ * (an int or a pointer): the MPI library of the process says which it is.
  * MPI must be initialised; for use from several threads at once with MPI_THREAD_MULTIPLE.
  * Errors, the same on all ranks: ONEBIT_ERROR_ARGUMENT (mpi_comm is MPI_COMM_NULL or an
  * inter-communicator, MPI is not initialised or already finalised, comm is NULL),
- * ONEBIT_ERROR_UNSUPPORTED (the process has no MPI library, or one of the other kind; or the
- * launcher of the other kind has started it, so that ranks are alone in MPI_COMM_WORLD),
+ * ONEBIT_ERROR_UNSUPPORTED (the process has no MPI library, or one of another kind; or the
+ * launcher of another MPI has started it, so that ranks are alone in MPI_COMM_WORLD),
  * ONEBIT_ERROR_MEMORY, ONEBIT_ERROR_TRANSPORT (MPI's own error). */
 onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *comm);
 

@@ -35,12 +35,6 @@ def _function(kind):
     """onebit_comm_create_mpi: the library's, or of the part of the package that is for this kind and
     belongs to the package's library."""
     library = _native.library()
-    if kind == "standard":
-        raise Error(
-            Status.ERROR_UNSUPPORTED,
-            "mpi4py runs over the ABI of MPI 5 (libmpi_abi), which onebit does not know yet: use an "
-            "mpi4py over Open MPI's or MPICH's own (MPI4PY_MPIABI)",
-        )
     if hasattr(library, "onebit_comm_create_mpi"):
         return library.onebit_comm_create_mpi
     path = part_path(kind)

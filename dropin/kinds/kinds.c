@@ -1,0 +1,48 @@
+/*
+ * One library for MPIs of several ABIs (rules.mk beside this): the names that programs know. A call
+ * goes on to the part for the MPI library that the process has.
+ *
+ * MPICH's handles are ints, those of others pointers; on the machines that onebit is for either is
+ * an argument of the integer class, in a register or in a word of the stack, wherever the caller's
+ * mpi.h and the part's agree on it. So arguments are passed on as words, as many as any of the
+ * calls has, and what a call does not have is not looked at. None is a floating-point number.
+ */
+#define _GNU_SOURCE /* RTLD_NEXT */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/find_mpi.h"
+
+typedef uintptr_t word;
+_Static_assert(sizeof(word) == 8, "a register holds an int and a pointer alike");
+typedef word entry(word, word, word, word, word, word, word, word, word, word);
+
+enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDARD };
+
+/* Open MPI's part has entries of Fortran's, where others' call C's: then MPI's own is next. Without
+ * a part for the process's MPI any other's is called, which finds that out, and says so. */
+static entry *choose(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
+  const struct ob_mpi_found *found = ob_mpi_find();
+  entry *next = NULL;
+  if (found && parts[found->kind])
+    return parts[found->kind];
+  void *address = found && has[found->kind] ? dlsym(RTLD_NEXT, name) : NULL;
+  memcpy(&next, &address, sizeof next); /* C knows no cast from void * to a function's address */
+  for (int kind = 0; !next; kind++)
+    next = parts[kind];
+  return next;
+}
+
+#define DECLARE(kind, name)  entry kind##_##name __attribute__((weak));
+#define PART(kind, name)     [kind] = kind##_##name,
+#define IS_THERE(kind, name) [kind] = true,
+#define ENTRY(name)                                                                                \
+  PARTS(DECLARE, name)                                                                             \
+  entry name;                                                                                      \
+  word name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j) {      \
+    static entry *const parts[OB_MPI_KINDS] = {PARTS(PART, name)};                                 \
+    static const bool has[OB_MPI_KINDS] = {PARTS(IS_THERE, name)};                                 \
+    return choose(parts, has, #name)(a, b, c, d, e, f, g, h, i, j);                                \
+  }
+#include OB_ENTRIES
