@@ -101,4 +101,8 @@ void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
 /* Zeroed memory that a test shares with the ranks it starts next, until the test ends. */
 void *gpu_area(size_t bytes);
 
+/* A new directory, which goes when the test ends. */
+enum { GPU_PATH = 64 };
+void gpu_directory(char path[GPU_PATH]);
+
 #endif

@@ -2,10 +2,13 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +24,11 @@ static struct {
 } areas[MOST_AREAS];
 static size_t area_count;
 
+static struct {
+  char root[32]; /* "": none is made yet */
+  unsigned count;
+} directories;
+
 int gpu_limit(void) {
   const char *text = getenv("ONEBIT_TEST_LIMIT");
   long seconds = text ? strtol(text, NULL, 10) : 0;
@@ -31,7 +39,16 @@ void gpu_ranks_begin(const char *program, const char *test) {
   gpu_running = (struct running){program, test, 0};
 }
 
+static int remove_one(const char *path, const struct stat *facts, int type, struct FTW *place) {
+  (void)facts, (void)type, (void)place;
+  return remove(path);
+}
+
 void gpu_ranks_end(void) {
+  if (directories.root[0])
+    CHECK(nftw(directories.root, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "%s is left",
+          directories.root);
+  directories.root[0] = 0;
   for (size_t i = 0; i < area_count; i++) {
     munmap(areas[i].memory, areas[i].bytes);
     close(areas[i].file);
@@ -62,6 +79,15 @@ void *gpu_area(size_t bytes) {
   areas[area_count].bytes = bytes;
   areas[area_count++].memory = memory;
   return memory;
+}
+
+void gpu_directory(char path[GPU_PATH]) {
+  if (!directories.root[0]) {
+    strcpy(directories.root, "/tmp/onebit-gpu-XXXXXX");
+    CHECK(mkdtemp(directories.root), "no directory can be made");
+  }
+  snprintf(path, GPU_PATH, "%s/%u", directories.root, directories.count++);
+  CHECK(mkdir(path, 0700) == 0, "%s cannot be made", path);
 }
 
 size_t gpu_area_files(int files[MOST_AREAS]) {

@@ -66,7 +66,7 @@ struct record {
   onebit_status_t status[MOST_RANKS][STEPS];
   onebit_outer_info_t info[MOST_RANKS][STEPS];
   float consensus[MOST_RANKS][ELEMENTS];
-  char directory[64]; /* for what is saved */
+  char directory[GPU_PATH]; /* for what is saved */
 };
 
 /* --- A rank's ----------------------------------------------------------------------------------*/
@@ -267,10 +267,8 @@ static struct record *take_records(bool area) {
   struct record *records =
       area ? gpu_area(CASES * sizeof *records) : gpu_allocate(CASES, sizeof *records);
   for (size_t k = 0; k < CASES; k++)
-    if (cases[k].traits & SAVED && !records[k].directory[0]) {
-      strcpy(records[k].directory, "/tmp/onebit-gpu-XXXXXX");
-      CHECK(mkdtemp(records[k].directory), "no directory can be made for a checkpoint");
-    }
+    if (cases[k].traits & SAVED && !records[k].directory[0])
+      gpu_directory(records[k].directory);
   return records;
 }
 

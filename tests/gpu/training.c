@@ -136,17 +136,12 @@ static void fetch(struct learner *learner, int attempt) {
     learner_fetch(learner, attempt, stream_of(learner, attempt));
 }
 
-static void make_directory(struct training_record *record) {
-  strcpy(record->directory, "/tmp/onebit-gpu-XXXXXX");
-  CHECK(mkdtemp(record->directory), "there is no room for a checkpoint");
-}
-
 void training_record_case(const struct training_case *what, onebit_comm_t comm, int rank, int size,
                           struct training_record *record) {
   struct learner learner;
   check_case("%s, rank %d of %d on the host", what->name, rank, size);
   if (rank == 0 && what->traits & SAVED_ANEW)
-    make_directory(record);
+    gpu_directory(record->directory);
   if (!learner_open(&learner, what, comm, rank, size, false))
     return;
   for (int attempt = 0; attempt < training_attempts(what); attempt++) {

@@ -57,7 +57,7 @@ struct training_record {
   onebit_status_t status[TRAINING_RANKS][TRAINING_MOST];
   onebit_optimizer_info_t info[TRAINING_RANKS][TRAINING_MOST];
   double numbers[TRAINING_RANKS][TRAINING_TENSORS][2]; /* of 1-bit LAMB, in the end */
-  char directory[64];                                  /* for what is saved */
+  char directory[GPU_PATH];                            /* for what is saved */
 };
 
 /* A rank's tensors, and the optimizer of them: sizes around a word and a block, and none; on a
