@@ -182,17 +182,6 @@ static void give_gradients(const struct zero_one_case *what, onebit_optimizer_t 
   }
 }
 
-static onebit_status_t make_step(const struct zero_one_case *what, onebit_optimizer_t optimizer,
-                                 int call) {
-  float rate = adam_learning_rate(call);
-  if (what->parts) {
-    CHECK_STATUS(onebit_optimizer_begin(optimizer, rate), ONEBIT_OK);
-    for (size_t k = what->tensors->count; k-- > 0;)
-      CHECK_STATUS(onebit_optimizer_ready(optimizer, k), ONEBIT_OK);
-  }
-  return onebit_optimizer_step(optimizer, rate);
-}
-
 /* The caller's parameters are the oracle's, rounded to their type. */
 static void check_parameters(const struct zero_one_run *run, const void *parameters, int rank,
                              int call) {
@@ -231,7 +220,8 @@ static void make_steps(const struct zero_one_run *run, onebit_optimizer_t optimi
     for (size_t i = 0; i < run->total; i++)
       oracle_store(gradients, i, what->options.common.gradient_dtype, exact[i]);
     give_gradients(what, optimizer, tensors, rank, call);
-    CHECK_STATUS(make_step(what, optimizer, call), run->moments[call].statuses[rank]);
+    CHECK_STATUS(adam_step_in_parts(optimizer, what->tensors->count, what->parts, call),
+                 run->moments[call].statuses[rank]);
     check_parameters(run, parameters, rank, call);
     check_info(run, optimizer, rank, call);
   }

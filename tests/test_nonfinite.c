@@ -206,48 +206,18 @@ Test(nonfinite, every_place_with_every_codec) {
   }
 }
 
-/* The optimizer: bad gradients between good ones, in warm-up and in the compressed stage. */
-static void check_adam(int size, const onebit_adam_options_t *options) {
-  for (int k = 0; k < POISONS - 1; k++) {
-    struct adam_case what = {
-        .size = size, .steps = 8, .options = *options, .tensors = &adam_tensors_odd};
-    what.poison = poison_value((enum poison)k, ONEBIT_FLOAT32);
-    what.poisoned_rank = k % size;
-    struct adam_run run = adam_prepare(&what);
-    on_ranks(size, adam_on_rank, &run);
-    adam_release(&run);
-  }
-}
-
-Test(nonfinite, adam_steps_are_skipped) {
-  for (int size = 1; size <= 4; size++) {
-    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-    options.freeze_step = 4;
-    check_adam(size, &options);
-    options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    check_adam(size, &options);
-  }
-}
-
 /* Finite gradients whose squares are not, or whose sum over the ranks is not: neither stage can
  * have them, and in several tensors' own exchanges (profile deepspeed) none may be applied when one
  * is skipped. */
-static void check_overflow(int size, onebit_profile_t profile, float poison) {
-  struct adam_case what = {
-      .size = size, .steps = 8, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = &adam_tensors_odd};
-  what.options.freeze_step = 4;
-  what.options.common.profile = profile;
-  what.poison = poison;
-  what.poisoned_rank = size - 1;
-  struct adam_run run = adam_prepare(&what);
-  on_ranks(size, adam_on_rank, &run);
-  adam_release(&run);
-}
-
 Test(nonfinite, adam_skips_gradients_that_overflow) {
-  for (int size = 1; size <= 4; size++)
-    for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= ONEBIT_PROFILE_DEEPSPEED; profile++) {
-      check_overflow(size, (onebit_profile_t)profile, 1e22f);
-      check_overflow(size, (onebit_profile_t)profile, -3e38f);
-    }
+  for (int k = 0; k < 16; k++) {
+    struct adam_case what = {
+        .steps = 8, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = &adam_tensors_odd};
+    what.size = 1 + k / 4;
+    what.options.freeze_step = 4;
+    what.options.common.profile = k % 2 ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
+    what.poison = k / 2 % 2 ? 1e22f : -3e38f;
+    what.poisoned_rank = what.size - 1;
+    adam_check(&what);
+  }
 }

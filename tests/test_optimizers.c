@@ -227,6 +227,7 @@ Test(optimizers, skipped_steps_change_nothing) {
     for (int rank = 0; rank < 3; rank++)
       for (int from = 0; from <= 6; from += 6) {
         struct adam_case what = kinds[k];
+        what.size = 1 + rank + (int)k % 2;
         what.poison = poisons[rank];
         what.poisoned_rank = rank;
         what.poisoned_from = from;

@@ -31,11 +31,13 @@ static struct zero_one_case case_of(const struct adam_tensors *tensors) {
       .steps = 30, .options = zero_one_options(10), .tensors = tensors, .still = true};
 }
 
-Test(zero_one, several_tensors_of_odd_sizes) { check_on_groups(case_of(&adam_tensors_odd)); }
-Test(zero_one, one_tensor) { check_on_groups(case_of(&adam_tensors_one)); }
-Test(zero_one, whole_words_and_blocks) { check_on_groups(case_of(&adam_tensors_many_words)); }
-Test(zero_one, fewer_elements_than_ranks) { check_on_groups(case_of(&adam_tensors_tiny)); }
-Test(zero_one, no_tensors) { check_on_groups(case_of(&adam_tensors_none)); }
+Test(zero_one, any_tensors) {
+  static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_one,
+                                                     &adam_tensors_many_words, &adam_tensors_tiny,
+                                                     &adam_tensors_none};
+  for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
+    check_on_groups(case_of(lists[k]));
+}
 
 Test(zero_one, profile_deepspeed) {
   struct zero_one_case what = case_of(&adam_tensors_odd);
@@ -43,6 +45,40 @@ Test(zero_one, profile_deepspeed) {
   check_on_groups(what);
   what.tensors = &adam_tensors_none;
   check_on_groups(what);
+}
+
+/* Each alone, and then all of them. */
+Test(zero_one, options_are_heeded) {
+  enum { BLOCKS, BUFFER, UNCORRECTED, FORGETFUL, BETAS, ALL };
+  for (int changed = BLOCKS; changed <= ALL; changed++) {
+    struct zero_one_case what = case_of(&adam_tensors_odd);
+    if (changed == BLOCKS || changed == ALL) {
+      what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+      what.options.common.block_size = 64;
+      what.options.common.chunk_size = 128;
+    }
+    if (changed == BUFFER)
+      what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
+    what.options.no_bias_correction = changed == UNCORRECTED || changed == ALL;
+    what.options.common.no_error_feedback = changed == FORGETFUL || changed == ALL;
+    if (changed == BETAS || changed == ALL) {
+      what.options.beta1 = 0.8;
+      what.options.beta2 = 0.95;
+      what.options.epsilon = 1e-3;
+    }
+    check_on_groups(what);
+  }
+}
+
+Test(zero_one, every_codec_and_any_number_of_threads) {
+  for (size_t c = 0; c < test_codecs_count; c++)
+    for (int k = 0; k < 6 && use_codec(test_codecs[c]); k++) {
+      struct zero_one_case what = case_of(&adam_tensors_odd);
+      what.size = 3;
+      what.options.common.threads = 1 + k / 2;
+      what.options.common.profile = k % 2 ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
+      check_case_of_zero_one(&what);
+    }
 }
 
 /* After one step, never in this run, and after a step in bits. */
@@ -73,55 +109,6 @@ Test(zero_one, other_intervals) {
     check_case_of_zero_one(&what);
     what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     check_case_of_zero_one(&what);
-  }
-}
-
-Test(zero_one, mean_absolute_in_small_blocks) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  what.options.common.block_size = 64;
-  what.options.common.chunk_size = 128;
-  check_on_groups(what);
-}
-
-Test(zero_one, one_scale_a_buffer) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check_on_groups(what);
-}
-
-Test(zero_one, without_bias_correction) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.no_bias_correction = 1;
-  check_on_groups(what);
-}
-
-Test(zero_one, without_error_feedback) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.common.no_error_feedback = 1;
-  check_on_groups(what);
-}
-
-Test(zero_one, other_betas_and_epsilon) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.beta1 = 0.8;
-  what.options.beta2 = 0.95;
-  what.options.epsilon = 1e-3;
-  check_on_groups(what);
-}
-
-Test(zero_one, every_codec_and_any_number_of_threads) {
-  for (size_t c = 0; c < test_codecs_count; c++) {
-    if (!use_codec(test_codecs[c]))
-      continue;
-    for (int threads = 1; threads <= 3; threads++) {
-      struct zero_one_case what = case_of(&adam_tensors_odd);
-      what.size = 3;
-      what.options.common.threads = threads;
-      check_case_of_zero_one(&what);
-      what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-      check_case_of_zero_one(&what);
-    }
   }
 }
 
@@ -175,20 +162,13 @@ Test(zero_one, tensors_that_stay_uncompressed) {
     for (int poisoned = 0; poisoned < 2; poisoned++) {
       struct zero_one_case what = case_of(&adam_tensors_odd);
       what.options.common.profile = deepspeed ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
-      what.uncompressed = true;
-      what.options.common.dense_below = 32;
+      what.uncompressed = true; /* some of them and the small ones, or all */
+      what.options.common.dense_below = poisoned && !deepspeed ? 100000 : 32;
       what.poison = poisoned ? NAN : 0.0f;
       what.size = 3;
       what.steps = 50;
       check_case_of_zero_one(&what);
     }
-}
-
-Test(zero_one, all_tensors_uncompressed) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.common.dense_below = 100000;
-  what.size = 3;
-  check_case_of_zero_one(&what);
 }
 
 Test(zero_one, ranks_without_a_gradient) {
