@@ -3,6 +3,18 @@
 #include "tests/gpu/harness.h"
 #include "tests/gpu/kernel_test.h"
 
+/* A test of a kernel: what it must equal, its launch, and the cases. */
+#define KERNEL(kernel, on_host, launch, ...)                                                       \
+  static cudaError_t launch_##kernel(struct scene *scene, size_t chunk) {                          \
+    (void)chunk;                                                                                   \
+    return launch;                                                                                 \
+  }                                                                                                \
+  static void kernel(void) {                                                                       \
+    static const struct kernel_test test = {                                                       \
+        .host = on_host, .device = launch_##kernel, __VA_ARGS__};                                  \
+    kernel_walk(&test);                                                                            \
+  }
+
 /* --- Compress */
 
 static void compress_values(struct scene *scene, size_t chunk) {
@@ -27,10 +39,6 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
   else
     scene_compress(scene, chunk);
   kernel_expect_flags(scene, false);
-}
-
-static cudaError_t compress_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_compress(scene->device, scene->source, chunk, 0);
 }
 
 /* Where the new residual of an element is NaN, its bit is that NaN's sign, which is not defined.
@@ -63,19 +71,13 @@ static void even_out_compress(struct scene *scene) {
   }
 }
 
-static void compress(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = (1u << SCENE_MODES) - 1,
-                .one_scale = true,
-                .momentum = true,
-                .from_values = true,
-                .weighed = true},
-      .host = compress_on_host,
-      .device = compress_on_device,
-      .even_out = even_out_compress,
-  };
-  kernel_walk(&test);
-}
+KERNEL(compress, compress_on_host, ob_cuda_compress(scene->device, scene->source, chunk, 0),
+       .cases = {.modes = (1u << SCENE_MODES) - 1,
+                 .one_scale = true,
+                 .momentum = true,
+                 .from_values = true,
+                 .weighed = true},
+       .even_out = even_out_compress)
 
 /* --- Reduce, and the one scale */
 
@@ -84,32 +86,17 @@ static void reduce_on_host(struct scene *scene, size_t chunk) {
   kernel_expect_flags(scene, true);
 }
 
-static cudaError_t reduce_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_reduce(scene->device, chunk, 0);
-}
-
-static void reduce(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
-                .one_scale = true,
-                .momentum = true,
-                .served = true},
-      .host = reduce_on_host,
-      .device = reduce_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(reduce, reduce_on_host, ob_cuda_reduce(scene->device, chunk, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED),
+                 .one_scale = true,
+                 .momentum = true,
+                 .served = true})
 
 static void finish_worker_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
   ob_executor_host.run[OB_STEP_FINISH_WORKER](&scene->host, 0, true);
   scene->state->worker_scale = scene->host.worker_scale;
   kernel_expect_flags(scene, false);
-}
-
-static cudaError_t finish_worker_on_device(struct scene *scene, size_t chunk) {
-  (void)chunk;
-  return ob_cuda_finish(scene->device, false, 0);
 }
 
 static void finish_server_on_host(struct scene *scene, size_t chunk) {
@@ -119,67 +106,30 @@ static void finish_server_on_host(struct scene *scene, size_t chunk) {
   kernel_expect_flags(scene, true);
 }
 
-static cudaError_t finish_server_on_device(struct scene *scene, size_t chunk) {
-  (void)chunk;
-  return ob_cuda_finish(scene->device, true, 0);
-}
+KERNEL(finish_worker, finish_worker_on_host, ob_cuda_finish(scene->device, false, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_WHOLE),
+                 .only_one_scale = true},
+       .once = true)
 
-static void finish_worker(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_WHOLE),
-                .only_one_scale = true},
-      .once = true,
-      .host = finish_worker_on_host,
-      .device = finish_worker_on_device,
-  };
-  kernel_walk(&test);
-}
-
-static void finish_server(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .only_one_scale = true},
-      .once = true,
-      .host = finish_server_on_host,
-      .device = finish_server_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(finish_server, finish_server_on_host, ob_cuda_finish(scene->device, true, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED), .only_one_scale = true},
+       .once = true)
 
 /* --- Results to outputs */
 
 static void apply_on_host(struct scene *scene, size_t chunk) { scene_apply(scene, chunk); }
 
-static cudaError_t store_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_store(scene->device, scene->outputs, chunk, 0);
-}
+KERNEL(store, apply_on_host, ob_cuda_store(scene->device, scene->outputs, chunk, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_GATHERED) |
+                          MODE(SCENE_GATHERED_ROTATED),
+                 .one_scale = true,
+                 .momentum = true,
+                 .stop = true})
 
-static void store(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_PADDED) | MODE(SCENE_GATHERED) |
-                         MODE(SCENE_GATHERED_ROTATED),
-                .one_scale = true,
-                .momentum = true,
-                .stop = true},
-      .host = apply_on_host,
-      .device = store_on_device,
-  };
-  kernel_walk(&test);
-}
-
-static cudaError_t sum_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_sum(scene->device, scene->outputs, chunk, 0);
-}
-
-static void sum(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_SCATTER) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
-                .one_scale = true,
-                .stop = true},
-      .host = apply_on_host,
-      .device = sum_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(sum, apply_on_host, ob_cuda_sum(scene->device, scene->outputs, chunk, 0),
+       .cases = {.modes = MODE(SCENE_SCATTER) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
+                 .one_scale = true,
+                 .stop = true})
 
 /* --- Dense messages */
 
@@ -188,54 +138,24 @@ static void load_on_host(struct scene *scene, size_t chunk) {
   kernel_expect_flags(scene, false);
 }
 
-static cudaError_t load_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_load(scene->device, scene->source, chunk, 0);
-}
-
-static void load(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_SHIFTED) | MODE(SCENE_WHOLE) |
-                         MODE(SCENE_ROTATED),
-                .dense = true},
-      .host = load_on_host,
-      .device = load_on_device,
-  };
-  kernel_walk(&test);
-}
-
-static cudaError_t mean_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_mean(scene->device, chunk, 0);
-}
+KERNEL(load, load_on_host, ob_cuda_load(scene->device, scene->source, chunk, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_SHIFTED) | MODE(SCENE_WHOLE) |
+                          MODE(SCENE_ROTATED),
+                 .dense = true})
 
 static void mean_on_host(struct scene *scene, size_t chunk) {
   scene_reduce(scene, chunk);
   kernel_expect_flags(scene, false);
 }
 
-static void mean(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
-                .dense = true},
-      .host = mean_on_host,
-      .device = mean_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(mean, mean_on_host, ob_cuda_mean(scene->device, chunk, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
+                 .dense = true})
 
-static cudaError_t convert_on_device(struct scene *scene, size_t chunk) {
-  return ob_cuda_convert(scene->device, scene->outputs, chunk, 0);
-}
-
-static void convert(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
-                .dense = true,
-                .stop = true},
-      .host = apply_on_host,
-      .device = convert_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(convert, apply_on_host, ob_cuda_convert(scene->device, scene->outputs, chunk, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE) | MODE(SCENE_ROTATED),
+                 .dense = true,
+                 .stop = true})
 
 /* --- The state */
 
@@ -250,20 +170,8 @@ static void begin_on_host(struct scene *scene, size_t chunk) {
   state->failed = state->not_finite = -1;
 }
 
-static cudaError_t begin_on_device(struct scene *scene, size_t chunk) {
-  (void)chunk;
-  return ob_cuda_begin(scene->device, 0);
-}
-
-static void begin(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE), .stop = true},
-      .once = true,
-      .host = begin_on_host,
-      .device = begin_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(begin, begin_on_host, ob_cuda_begin(scene->device, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE), .stop = true}, .once = true)
 
 static void commit_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
@@ -273,20 +181,11 @@ static void commit_on_host(struct scene *scene, size_t chunk) {
   scene->state->residual_flags = scene->state->server_flags;
 }
 
-static cudaError_t commit_on_device(struct scene *scene, size_t chunk) {
-  (void)chunk;
-  return ob_cuda_commit(scene->device, false, 0);
-}
-
-static void commit(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE), .one_scale = true, .stop = true},
-      .once = true,
-      .host = commit_on_host,
-      .device = commit_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(commit, commit_on_host, ob_cuda_commit(scene->device, false, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE),
+                 .one_scale = true,
+                 .stop = true},
+       .once = true)
 
 /* Without error feedback what was kept is forgotten. */
 static void forget_on_host(struct scene *scene, size_t chunk) {
@@ -300,20 +199,11 @@ static void forget_on_host(struct scene *scene, size_t chunk) {
   }
 }
 
-static cudaError_t forget_on_device(struct scene *scene, size_t chunk) {
-  (void)chunk;
-  return ob_cuda_commit(scene->device, true, 0);
-}
-
-static void forget(void) {
-  static const struct kernel_test test = {
-      .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE), .one_scale = true, .stop = true},
-      .once = true,
-      .host = forget_on_host,
-      .device = forget_on_device,
-  };
-  kernel_walk(&test);
-}
+KERNEL(forget, forget_on_host, ob_cuda_commit(scene->device, true, 0),
+       .cases = {.modes = MODE(SCENE_EXCHANGE) | MODE(SCENE_WHOLE),
+                 .one_scale = true,
+                 .stop = true},
+       .once = true)
 
 static const struct gpu_test tests[] = {
     {"compress", compress, false},
