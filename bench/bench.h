@@ -57,7 +57,7 @@ struct bench_options {
   bool sized; /* -m was given */
   size_t iterations, warmups, checked_warmups;
   size_t tests; /* in the computation beside a nonblocking collective */
-  bool full, tails, check, no_dense, json, csv, timeline;
+  bool full, tails, check, no_dense, json, csv, timeline, processor_time;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
   int bits; /* an element; 0: 1 */
@@ -213,14 +213,15 @@ void bench_compute(size_t units);
 double bench_link_sent(const char *interface);
 
 /* The table of memories: whose buffers, and whose clock. start and stop surround what is timed; a
- * device's events say when it was over, the host's clock when the calls returned. */
+ * device's events say when it was over, the host's clock when the calls returned; or time on the
+ * processor, of all threads. */
 struct bench_space {
   const struct ob_memory *memory;
   int (*start)(struct bench_device *device, double *seconds);
   int (*stop)(struct bench_device *device, double *seconds); /* since start, which gave a mark */
 };
 
-extern const struct bench_space bench_space_host, bench_space_cuda;
+extern const struct bench_space bench_space_host, bench_space_processor, bench_space_cuda;
 
 /* bench_fill's numbers, in a dtype, to that memory. An exit status. */
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,

@@ -172,6 +172,8 @@ static const struct tool_option rows[] = {
     {"json", 0, TOOL_FLAG, AT(json), NULL, "a JSON object a line, instead of the table", .low = 0},
     {"csv", 0, TOOL_FLAG, AT(csv), NULL, "the same fields with commas, under their names",
      .low = 0},
+    {"processor-time", 0, TOOL_FLAG, AT(processor_time), NULL,
+     "times are those that all threads spend on the processor", .groups = BENCH_CODEC | BENCH_ADAM},
     {"timeline", 0, TOOL_FLAG, AT(timeline), NULL,
      "after each size, where the time of one more call goes, by rank and step",
      .groups = BENCH_COLLECTIVES},
@@ -251,7 +253,8 @@ static bool make_sense(const struct bench_benchmark *benchmark, const struct ben
       {options->sockets && cuda, "--transport sockets", "not with -d cuda"},
       {options->connections && !options->sockets, "--connections", "needs --transport sockets"},
       {cuda && (options->compare_count || options->timeline || options->link), "-d cuda",
-       "not with --compare, --timeline and --link"}};
+       "not with --compare, --timeline and --link"},
+      {cuda && options->processor_time, "--processor-time", "not with -d cuda"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
     if (rules[k].wrong) {
       snprintf(error, TOOL_ERROR, "%s: %s", rules[k].what, rules[k].why);

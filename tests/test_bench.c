@@ -67,7 +67,8 @@ Test(bench, sizes_have_a_default_on_either_side) {
 
 Test(bench, streams_are_a_list) {
   struct bench_options options;
-  cr_assert(parse("codec", "--streams 3,16", &options, NULL));
+  cr_assert(parse("codec", "--streams 3,16 --processor-time", &options, NULL));
+  cr_expect(options.processor_time);
   cr_expect_eq(options.stream_count, 2);
   cr_expect(options.streams[0] == 3 && options.streams[1] == 16);
 }
@@ -253,6 +254,7 @@ Test(bench, wrong_command_lines_get_words) {
       {"allreduce", "--streams 2"},
       {"codec", "--ranks 2"},
       {"codec", "-c"},
+      {"allreduce", "--processor-time"},
       {"codec", "--threads 2"},
       {"codec", "--streams 0"},
       {"codec", "--streams 2,"},
