@@ -13,6 +13,7 @@
 #include "base/handles.h"
 #include "cuda/bucket.h"
 #include "onebit/cuda.h"
+#include "optimizers/metrics.h"
 
 /* --- The two streams ---------------------------------------------------------------------------*/
 
@@ -86,7 +87,11 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
   ob_step_check_form(optimizer, true);
   if (!optimizer->step.open)
     OB_TRY(check_capture(optimizer, stream));
-  return ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
+  onebit_status_t status =
+      ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
+  if (!ob_cuda_is_capturing(stream))
+    ob_metrics_step(optimizer, learning_rate);
+  return status;
 }
 
 onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, float learning_rate,

@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "optimizers/config.h"
+#include "optimizers/metrics.h"
 
 #define LISTED(name) &ob_method_##name,
 const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
@@ -344,7 +345,7 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   OB_TRY(keep_list(optimizer, tensors, ntensors));
   OB_TRY(ob_freeze_create(optimizer));
   optimizer->loss_scale = ob_given_or(optimizer->options.initial_loss_scale, 1);
-  return ONEBIT_OK;
+  return ob_metrics_open(optimizer);
 }
 
 /* --- What depends on the communicator */
@@ -491,6 +492,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   ob_handle_retire(optimizer);
   ob_optimizer_abandon(optimizer);
   ob_optimizer_strip(optimizer);
+  ob_metrics_close(optimizer);
   ob_part_release(optimizer->held);
   ob_release(optimizer->own);
   ob_release(optimizer->list);

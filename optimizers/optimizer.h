@@ -205,6 +205,7 @@ struct onebit_optimizer {
   /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
    * what they skip. */
   uint64_t skipped_by_norm;
+  struct ob_metrics *metrics; /* NULL: this rank writes none */
   uint64_t own_bytes;
 };
 

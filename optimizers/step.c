@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/log.h"
-#include "optimizers/optimizer.h"
+#include "optimizers/metrics.h"
 
 /* The status from now on, with the latest error message. An error counts more than a skip, and what
  * came first more than what followed: with the same statuses of the buckets, all ranks come to the
@@ -398,9 +398,11 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   ob_step_check_form(optimizer, false);
-  if (!optimizer->deferred)
-    return ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
-  return step_and_wait(optimizer, learning_rate);
+  onebit_status_t status = optimizer->deferred
+                               ? step_and_wait(optimizer, learning_rate)
+                               : ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
+  ob_metrics_step(optimizer, learning_rate);
+  return status;
 }
 
 void ob_optimizer_abandon(onebit_optimizer_t optimizer) {

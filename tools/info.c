@@ -1,6 +1,7 @@
 /*
  * onebit-info: what this build of the library is, and what it would do on this machine now.
  */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,6 +89,11 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
     if ((status = ob_log_asked(&level)) == ONEBIT_OK && !text)
       snprintf(value, capacity, "WARN");
     break;
+  case OB_KNOB_METRICS_EVERY:
+    if ((status = ob_knob_number(knob, 1, INT_MAX, 10, &on)) == ONEBIT_OK)
+      snprintf(value, capacity, "%d", on);
+    break;
+  case OB_KNOB_METRICS:
   case OB_KNOB_DEBUG_FILE:
   case OB_KNOB_TUNING: /* a file that cannot be used is no wrong value: print_tuning says it */
   case OB_KNOB_REPORT:

@@ -1,0 +1,205 @@
+/* Metrics of a training, as CSV or as TensorBoard's events. */
+#define _POSIX_C_SOURCE 200809L
+#include "optimizers/metrics.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/events.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/knobs.h"
+#include "base/log.h"
+#include "base/memory.h"
+
+enum { DEFAULT_EVERY = 10, PATH = 1024 };
+
+struct ob_metrics {
+  FILE *file;
+  bool events;
+  uint64_t every, calls;
+  double row_began; /* the clock, when the latest row was written */
+  double elements;
+  onebit_optimizer_statistics_t before; /* of the latest row */
+};
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* --- Rows */
+
+enum { COLUMNS = 16 };
+static const char *const names[COLUMNS] = {
+    "seconds",        "library_seconds", "compress_seconds", "network_seconds",
+    "update_seconds", "bytes",           "compression",      "bits",
+    "residual_ratio", "residual_norm",   "momentum_norm",    "gradient_norm",
+    "learning_rate",  "loss_scale",      "skipped",          "compressed"};
+
+/* Seconds and bytes are means of the steps since the latest row. */
+static void fill(const struct onebit_optimizer *optimizer, const struct ob_metrics *metrics,
+                 const onebit_optimizer_statistics_t *all, float rate, double row[COLUMNS]) {
+  const onebit_optimizer_statistics_t *before = &metrics->before;
+  const double steps = (double)metrics->every, ranks = optimizer->comm->size;
+  const double sent =
+      (double)(all->dense_bytes + all->bits_bytes - before->dense_bytes - before->bits_bytes);
+  /* What a ring's allreduce of float32 sends. */
+  const double dense = 2 * (ranks - 1) / ranks * 4 * metrics->elements;
+  const double values[COLUMNS] = {(ob_seconds() - metrics->row_began) / steps,
+                                  (all->seconds - before->seconds) / steps,
+                                  (all->compress_seconds - before->compress_seconds) / steps,
+                                  (all->network_seconds - before->network_seconds) / steps,
+                                  (all->update_seconds - before->update_seconds) / steps,
+                                  sent / steps,
+                                  sent > 0 ? dense * steps / sent : (double)NAN,
+                                  all->info.bits,
+                                  all->residual_ratio,
+                                  all->info.residual_norm,
+                                  all->info.momentum_norm,
+                                  all->info.gradient_norm,
+                                  optimizer->rate ? (double)NAN : (double)rate,
+                                  all->info.loss_scale,
+                                  (double)all->info.skipped,
+                                  all->info.stage == ONEBIT_STAGE_COMPRESSED};
+  memcpy(row, values, sizeof values);
+}
+
+static bool write_csv(FILE *file, uint64_t step, const double row[COLUMNS]) {
+  char text[OB_JSON_NUMBER];
+  fprintf(file, "%" PRIu64, step);
+  for (size_t k = 0; k < COLUMNS; k++)
+    fprintf(file, ",%s", isfinite(row[k]) ? ob_json_number(text, row[k]) : "");
+  fputc('\n', file);
+  return fflush(file) == 0 && !ferror(file);
+}
+
+static bool write_heading(const struct ob_metrics *metrics) {
+  if (metrics->events)
+    return ob_events_begin(metrics->file, now());
+  fputs("step", metrics->file);
+  for (size_t k = 0; k < COLUMNS; k++)
+    fprintf(metrics->file, ",%s", names[k]);
+  fputc('\n', metrics->file);
+  return fflush(metrics->file) == 0;
+}
+
+/* TensorBoard draws what is finite. */
+static bool write_events(FILE *file, uint64_t step, const double row[COLUMNS]) {
+  char full[COLUMNS][OB_EVENTS_NAME];
+  const char *named[COLUMNS];
+  double values[COLUMNS];
+  size_t count = 0;
+  for (size_t k = 0; k < COLUMNS; k++)
+    if (isfinite(row[k])) {
+      snprintf(full[count], sizeof full[count], "onebit/%s", names[k]);
+      named[count] = full[count];
+      values[count++] = row[k];
+    }
+  return ob_events_write(file, now(), step, named, values, count);
+}
+
+void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate) {
+  struct ob_metrics *metrics = optimizer->metrics;
+  onebit_optimizer_statistics_t all = {.size = sizeof all};
+  double row[COLUMNS];
+  if (!metrics)
+    return;
+  if (metrics->calls++ == 0) /* when the first step began, not when the optimizer was made */
+    metrics->row_began = ob_seconds() - optimizer->times.all;
+  if (metrics->calls % metrics->every != 0)
+    return;
+  const char *why = NULL;
+  if (onebit_optimizer_get_statistics(optimizer, &all) != ONEBIT_OK) {
+    why = onebit_last_error();
+  } else {
+    fill(optimizer, metrics, &all, learning_rate, row);
+    bool good = metrics->events ? write_events(metrics->file, all.info.steps, row)
+                                : write_csv(metrics->file, all.info.steps, row);
+    why = good ? NULL : strerror(errno);
+    metrics->before = all;
+    metrics->row_began = ob_seconds();
+  }
+  if (!why)
+    return;
+  ob_log(OB_LOG_WARN, optimizer->comm->rank, "ONEBIT_METRICS: no rows from step %" PRIu64 " on: %s",
+         optimizer->steps, why);
+  ob_metrics_close(optimizer);
+}
+
+/* --- The file */
+
+/* How many optimizers of this process have had the file's name: the later ones' gets a number. */
+static unsigned count_name(const char *path) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static struct {
+    uint64_t name;
+    unsigned times;
+  } known[256];
+  const uint64_t name = ob_hash(OB_HASH_START, path, strlen(path));
+  size_t k = 0;
+  pthread_mutex_lock(&lock);
+  while (k < sizeof known / sizeof known[0] - 1 && known[k].times && known[k].name != name)
+    k++;
+  known[k].name = name;
+  unsigned times = ++known[k].times;
+  pthread_mutex_unlock(&lock);
+  return times;
+}
+
+/* run.csv, run-2.csv ... */
+static bool name_file(const char *pattern, int rank, char path[PATH]) {
+  char first[PATH];
+  if (!ob_expand_path(pattern, rank, first, sizeof first))
+    return false;
+  const unsigned times = count_name(first);
+  const char *slash = strrchr(first, '/'), *dot = strrchr(first, '.');
+  const size_t stem = dot && dot > slash ? (size_t)(dot - first) : strlen(first);
+  int length = times > 1 ? snprintf(path, PATH, "%.*s-%u%s", (int)stem, first, times, first + stem)
+                         : snprintf(path, PATH, "%s", first);
+  return length < PATH;
+}
+
+static onebit_status_t open_file(const char *pattern, int rank, struct ob_metrics *metrics) {
+  char path[PATH];
+  errno = ENAMETOOLONG;
+  bool named = name_file(pattern, rank, path);
+  metrics->file = named ? fopen(path, "we") : NULL;
+  metrics->events = named && strstr(path, "tfevents");
+  if (metrics->file && write_heading(metrics))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_FILE, "%s=%.200s: %s", ob_knob_label(OB_KNOB_METRICS), pattern,
+                  strerror(errno));
+}
+
+onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer) {
+  const char *pattern = ob_knob_text(OB_KNOB_METRICS);
+  int every;
+  OB_TRY(ob_knob_number(OB_KNOB_METRICS_EVERY, 1, INT_MAX, DEFAULT_EVERY, &every));
+  if (!pattern || (optimizer->comm->rank != 0 && !strstr(pattern, "%r")))
+    return ONEBIT_OK;
+  struct ob_metrics *metrics = ob_allocate(1, sizeof *metrics);
+  if (!metrics)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for ONEBIT_METRICS");
+  metrics->every = (uint64_t)every;
+  for (size_t t = 0; t < optimizer->list_count; t++)
+    metrics->elements += (double)optimizer->list[t].count;
+  optimizer->metrics = metrics;
+  return open_file(pattern, optimizer->comm->rank, metrics);
+}
+
+void ob_metrics_close(onebit_optimizer_t optimizer) {
+  if (optimizer->metrics && optimizer->metrics->file)
+    fclose(optimizer->metrics->file);
+  ob_release(optimizer->metrics);
+  optimizer->metrics = NULL;
+}

@@ -1,0 +1,215 @@
+/* ONEBIT_METRICS: rows of a training as CSV and as TensorBoard's events, and what is refused. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "onebit/onebit.h"
+#include "tests/support.h"
+
+TestSuite(metrics, .timeout = 60);
+
+enum { RANKS = 2, STEPS = 7, COUNT = 64, COLUMNS = 17 };
+
+static char directory[] = "/tmp/onebit-metrics-XXXXXX";
+static onebit_optimizer_statistics_t told[STEPS]; /* of rank 0, behind each step */
+
+static onebit_optimizer_t make_adam(onebit_comm_t comm, float *parameter, float *gradient,
+                                    onebit_status_t wanted) {
+  const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  options.freeze_step = 2;
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
+  return optimizer;
+}
+
+/* The third step is skipped. */
+static void train(onebit_comm_t comm, void *context) {
+  static _Thread_local float parameter[COUNT], gradient[COUNT];
+  (void)context;
+  onebit_optimizer_t optimizer = make_adam(comm, parameter, gradient, ONEBIT_OK);
+  for (int step = 0; step < STEPS; step++) {
+    onebit_optimizer_statistics_t now = {.size = sizeof now};
+    for (int i = 0; i < COUNT; i++)
+      gradient[i] = (float)(i - 20 + 3 * step) * 0.01f;
+    gradient[0] = step == 2 ? INFINITY : 1;
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.5f), step == 2 ? ONEBIT_SKIPPED : ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_get_statistics(optimizer, &now), ONEBIT_OK);
+    if (onebit_comm_rank(comm) == 0)
+      told[step] = now;
+  }
+  onebit_optimizer_destroy(optimizer);
+}
+
+static const char *file_in(const char *name) {
+  static char path[160];
+  snprintf(path, sizeof path, "%s/%s", directory, name);
+  return path;
+}
+
+static size_t read_file(const char *name, unsigned char *data, size_t size) {
+  FILE *file = fopen(file_in(name), "rb");
+  cr_assert(file, "%s", name);
+  size_t count = fread(data, 1, size - 1, file);
+  data[count] = 0;
+  fclose(file);
+  unlink(file_in(name));
+  return count;
+}
+
+static void train_into(const char *name) {
+  cr_assert(mkdtemp(directory));
+  setenv("ONEBIT_METRICS", file_in(name), 1);
+  setenv("ONEBIT_METRICS_EVERY", "3", 1);
+  on_ranks(RANKS, train, NULL);
+}
+
+static double mean_bytes(int from, int to) {
+  const double before = from < 0 ? 0 : (double)(told[from].dense_bytes + told[from].bits_bytes);
+  return ((double)(told[to].dense_bytes + told[to].bits_bytes) - before) / 3;
+}
+
+/* --- CSV */
+
+static void check_csv(const char *name) {
+  static unsigned char text[1 << 13];
+  read_file(name, text, sizeof text);
+  char *line = strtok((char *)text, "\n");
+  cr_assert(line && strncmp(line, "step,seconds,library_seconds,", 29) == 0, "%s", line);
+  for (int row = 0; row < 2; row++) {
+    double value[COLUMNS];
+    const int latest = 3 * row + 2;
+    char *at = line = strtok(NULL, "\n");
+    cr_assert(line);
+    for (int k = 0; k < COLUMNS; k++, at += *at == ',')
+      value[k] = strtod(at, &at);
+    cr_expect(*at == '\0', "more than %d columns: %s", COLUMNS, line);
+    const double bytes = mean_bytes(latest - 3, latest);
+    cr_expect_eq(value[0], (double)told[latest].info.steps, "%s", line);
+    cr_expect(value[1] >= value[2] && value[2] > 0 && value[2] >= value[4], "times: %s", line);
+    cr_expect(fabs(value[6] - bytes) < 1e-6 * bytes, "%g bytes: %s", bytes, line);
+    cr_expect(fabs(value[7] - COUNT * 4 / bytes) < 1e-6, "compression: %s", line);
+    cr_expect(value[8] == 1 && value[13] == 0.5 && value[14] == 1, "%s", line);
+    cr_expect(value[15] == 1 && value[16] == 1, "skipped, compressed: %s", line);
+    if (!strstr(name, "1."))
+      cr_expect(fabs(value[10] - told[latest].info.residual_norm) < 1e-6, "residual: %s", line);
+  }
+  cr_expect_null(strtok(NULL, "\n"));
+}
+
+Test(metrics, rank_0_writes_rows_as_csv) {
+  train_into("run.csv");
+  on_ranks(RANKS, train, NULL); /* a second training does not take the first one's file */
+  check_csv("run.csv");
+  check_csv("run-2.csv");
+  cr_expect(rmdir(directory) == 0, "more files than these");
+}
+
+Test(metrics, each_rank_writes_a_file_of_its_own) {
+  train_into("run.%r.csv");
+  check_csv("run.0.csv");
+  check_csv("run.1.csv");
+  cr_expect(rmdir(directory) == 0, "more files than these");
+}
+
+/* --- Events */
+
+static uint64_t fixed(const unsigned char *at, int size) {
+  uint64_t value = 0;
+  for (int k = size; k-- > 0;)
+    value = value << 8 | at[k];
+  return value;
+}
+
+/* CRC-32C by its polynomial, from the highest bit on: another way than the library's. */
+static uint32_t crc(const void *data, size_t count) {
+  const unsigned char *byte = data;
+  uint32_t sum = 0xffffffff, result = 0;
+  for (size_t k = 0; k < 8 * count; k++) {
+    const uint32_t bit = byte[k / 8] >> (k % 8) & 1;
+    sum = sum << 1 ^ ((sum >> 31 ^ bit) ? 0x1edc6f41 : 0);
+  }
+  for (int k = 0; k < 32; k++)
+    result |= (~sum >> k & 1) << (31 - k);
+  return result;
+}
+
+static uint32_t masked(const void *data, size_t count) {
+  const uint32_t sum = crc(data, count);
+  return (sum >> 15 | sum << 17) + 0xa282ead8;
+}
+
+/* The simple_value whose tag is `name`; -1: there is none. */
+static double value_of(const unsigned char *event, size_t size, const char *name) {
+  for (size_t k = 0; k + strlen(name) + 5 <= size; k++)
+    if (memcmp(event + k, name, strlen(name)) == 0 && event[k + strlen(name)] == 0x15) {
+      const uint32_t bits = (uint32_t)fixed(event + k + strlen(name) + 1, 4);
+      float value;
+      memcpy(&value, &bits, sizeof value);
+      return (double)value;
+    }
+  return -1;
+}
+
+static void check_event(const unsigned char *event, size_t size, int row) {
+  const int latest = 3 * row + 2;
+  const double bytes = mean_bytes(latest - 3, latest);
+  cr_expect_eq(event[0], 0x09);
+  cr_expect(event[9] == 0x10 && event[10] == told[latest].info.steps, "step %d", event[10]);
+  cr_expect(event[11] == 0x2a && (event[12] & 0x7f) + (event[13] << 7) == (int)size - 14,
+            "its summary has %d bytes of %zu", (event[12] & 0x7f) + (event[13] << 7), size);
+  cr_expect(fabs(value_of(event, size, "onebit/bytes") - bytes) < 1e-6 * bytes);
+  cr_expect_eq(value_of(event, size, "onebit/learning_rate"), 0.5);
+  cr_expect_eq(value_of(event, size, "onebit/skipped"), 1);
+  cr_expect_eq(value_of(event, size, "onebit/residual_norm"),
+               (double)(float)told[latest].info.residual_norm);
+}
+
+Test(metrics, events_are_records_of_tensorboards) {
+  static unsigned char data[1 << 13];
+  cr_assert_eq(crc("123456789", 9), 0xe3069283); /* the check value of CRC-32C */
+  train_into("events.out.tfevents.1");
+  size_t count = read_file("events.out.tfevents.1", data, sizeof data), at = 0;
+  for (int record = 0; record < 3; record++) {
+    const size_t size = (size_t)fixed(data + at, 8);
+    const unsigned char *event = data + at + 12;
+    cr_assert(at + size + 16 <= count, "record %d", record);
+    cr_expect_eq(fixed(data + at + 8, 4), masked(data + at, 8));
+    cr_expect_eq(fixed(event + size, 4), masked(event, size));
+    if (record == 0)
+      cr_expect(size == 24 && memcmp(event + 9,
+                                     "\x1a\x0d"
+                                     "brain.Event:2",
+                                     15) == 0);
+    else
+      check_event(event, size, record - 1);
+    at += size + 16;
+  }
+  cr_expect_eq(at, count);
+  cr_expect(rmdir(directory) == 0, "more files than this");
+}
+
+/* --- What is wrong */
+
+static void make_in_vain(onebit_comm_t comm, void *wanted) {
+  float parameter[COUNT] = {0}, gradient[COUNT] = {0};
+  const onebit_status_t status = *(const onebit_status_t *)wanted;
+  const bool mine = onebit_comm_rank(comm) == 0 || status == ONEBIT_ERROR_ARGUMENT;
+  CHECK(!make_adam(comm, parameter, gradient, mine ? status : ONEBIT_ERROR_PEER), "made");
+  CHECK_WORDS(mine ? "ONEBIT_METRICS" : "rank 0");
+}
+
+Test(metrics, what_cannot_be_written_fails_on_all_ranks) {
+  onebit_status_t file = ONEBIT_ERROR_FILE, argument = ONEBIT_ERROR_ARGUMENT;
+  setenv("ONEBIT_METRICS", "/nowhere/at.all", 1);
+  on_ranks(RANKS, make_in_vain, &file);
+  setenv("ONEBIT_METRICS", "/dev/full", 1);
+  on_ranks(RANKS, make_in_vain, &file);
+  setenv("ONEBIT_METRICS_EVERY", "0", 1);
+  on_ranks(RANKS, make_in_vain, &argument);
+}
