@@ -507,6 +507,7 @@ static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_blo
 static void pass_block(const struct step *step, size_t b, const struct ob_block *block) {
   const struct ob_pass_sink *sink = step->sink;
   struct ob_pass_run run = {.kind = sink->kind,
+                            .stream = step->work->stream,
                             .count = block->valid,
                             .copy_dtype = sink->copy_dtype,
                             .gradient_dtype = sink->gradient_dtype,

@@ -117,6 +117,7 @@ struct ob_store_run {
 /* A pass of an optimizer (passes.h). */
 struct ob_pass_run {
   enum ob_pass_kind kind;
+  bool stream; /* as above, for what is written and not read */
   size_t count;
   float *arrays[OB_ARRAYS]; /* those that the pass reads or writes */
   float *parameter;

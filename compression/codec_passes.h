@@ -5,8 +5,11 @@
  * in passes.h.
  */
 struct pass_group {
-  float *at[OB_SLOTS];
+  float *at[OB_SLOTS], *array[OB_SLOTS];
+  bool streams[OB_SLOTS];
   float small[OB_SLOTS][OB_LANES] __attribute__((aligned(64)));
+  float quotient[OB_LANES] __attribute__((aligned(64)));
+  float sum[OB_SUMS][OB_LANES] __attribute__((aligned(64)));
 };
 
 /* The same for all passes: not worth a copy in each. */
@@ -46,19 +49,47 @@ SHARED void pass_store_copy(const float *from, const struct ob_pass_run *run, si
 
 /* The float array of a slot, or NULL where there is none. */
 FIXED float *pass_array(const struct ob_pass_run *run, int slot) {
+  if (slot == OB_GRADIENT && run->gradient_dtype == ONEBIT_FLOAT32)
+    return (float *)run->gradient; /* which no pass writes */
   return slot < OB_ARRAYS ? run->arrays[slot] : slot == OB_PARAMETER ? run->parameter : NULL;
+}
+
+/* What a pass writes and does not read goes past the caches: a line that is only written is not
+ * read first. */
+FIXED bool pass_only_writes(enum ob_pass_kind kind, int slot) {
+  return OB_MASK(slot) & ob_pass_writes(kind) & ~ob_pass_reads(kind);
+}
+
+FIXED bool pass_streams(const struct ob_pass_run *run, enum ob_pass_kind kind, int slot) {
+  const float *array = pass_array(run, slot);
+  return pass_only_writes(kind, slot) && run->stream && array && (uintptr_t)array % sizeof(V) == 0;
+}
+
+/* Where whole groups of each slot are: in its array, or in a small one, which begins with zeros. */
+FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
+                      enum ob_pass_kind kind) {
+  const unsigned used = ob_pass_reads(kind) | ob_pass_writes(kind);
+  OB_UNROLLED
+  for (int slot = 0; slot < OB_SLOTS; slot++)
+    if (used & OB_MASK(slot)) {
+      group->streams[slot] = pass_streams(run, kind, slot);
+      group->array[slot] = group->streams[slot] ? NULL : pass_array(run, slot);
+      memset(group->small[slot], 0, sizeof group->small[slot]);
+    }
 }
 
 FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
                      enum ob_pass_kind kind, size_t first, size_t count) {
   const unsigned reads = ob_pass_reads(kind), used = reads | ob_pass_writes(kind);
-  for (int slot = 0; slot < OB_SLOTS; slot++) {
-    float *array = pass_array(run, slot);
-    group->at[slot] = count == OB_LANES && array ? array + first : group->small[slot];
-    if (used & OB_MASK(slot) && array && count < OB_LANES)
-      memcpy(group->small[slot], array + first, count * sizeof *array);
-  }
-  if (reads & OB_MASK(OB_GRADIENT))
+  OB_UNROLLED
+  for (int slot = 0; slot < OB_SLOTS; slot++)
+    if (used & OB_MASK(slot)) {
+      float *array = group->array[slot];
+      group->at[slot] = count == OB_LANES && array ? array + first : group->small[slot];
+      if (array && count < OB_LANES)
+        memcpy(group->small[slot], array + first, count * sizeof *array);
+    }
+  if (reads & OB_MASK(OB_GRADIENT) && !group->array[OB_GRADIENT])
     pass_load_gradient(group->small[OB_GRADIENT], run, first, count);
   if (reads & OB_MASK(OB_MESSAGE))
     pass_load_message(group->small[OB_MESSAGE], run->message, first / OB_LANES, run->width,
@@ -71,21 +102,39 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
       group->small[OB_LAST][i] = run->last_values[first + i];
 }
 
+/* ob_pass_quotient of a group, whose messages are signs: `of` has it for each pair of them. */
+FIXED void pass_load_quotient(struct pass_group *group, const struct ob_pass_run *run,
+                              enum ob_pass_kind kind, size_t first, const float of[4]) {
+  const bool two = ob_pass_reads(kind) & OB_MASK(OB_LAST);
+  const uint32_t now = run->message[first / OB_LANES], last = two ? run->last[first / OB_LANES] : 0;
+  const float plus_plus = of[0], minus_plus = of[1], plus_minus = of[2], minus_minus = of[3];
+  OB_INDEPENDENT
+  for (unsigned i = 0; i < OB_LANES; i++) {
+    const float plus = now >> i & 1 ? minus_plus : plus_plus,
+                minus = now >> i & 1 ? minus_minus : plus_minus;
+    group->quotient[i] = two && last >> i & 1 ? minus : plus;
+  }
+}
+
 FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *run,
                       enum ob_pass_kind kind, size_t first, size_t count) {
   const unsigned writes = ob_pass_writes(kind);
+  OB_UNROLLED
   for (int slot = 0; slot <= OB_PARAMETER; slot++) {
-    float *array = pass_array(run, slot);
-    if (writes & OB_MASK(slot) && array && count < OB_LANES)
+    float *array = writes & OB_MASK(slot) ? pass_array(run, slot) : NULL;
+    if (array && count < OB_LANES)
       memcpy(array + first, group->small[slot], count * sizeof *array);
+    else if (pass_only_writes(kind, slot) && group->streams[slot])
+      for (int k = 0; k < GROUP; k++)
+        v_stream(array + first + k * VL, v_load(group->small[slot] + k * VL));
   }
   if (writes & OB_MASK(OB_PARAMETER) && run->copy)
     pass_store_copy(group->at[OB_PARAMETER], run, first, count);
 }
 
 /* Elements past the end are zeros, and whatever comes of them stays here; they add nothing. */
-FIXED void pass_elements(enum ob_pass_kind kind, const struct pass_group *group,
-                         const struct ob_pass_factors *factors, float sums[OB_SUMS][OB_LANES]) {
+FIXED void pass_elements(enum ob_pass_kind kind, bool divided, struct pass_group *group,
+                         const struct ob_pass_factors *factors) {
   const unsigned reads = ob_pass_reads(kind), writes = ob_pass_writes(kind),
                  summed = ob_pass_sums(kind);
   float *at[OB_SLOTS];
@@ -96,46 +145,122 @@ FIXED void pass_elements(enum ob_pass_kind kind, const struct pass_group *group,
     struct ob_element e;
     for (int slot = 0; slot < OB_SLOTS; slot++)
       e.at[slot] = reads & OB_MASK(slot) ? at[slot][i] : 0;
-    e = ob_pass_element(kind, e, factors);
+    e = divided ? ob_pass_divided(kind, e, group->quotient[i], factors)
+                : ob_pass_element(kind, e, factors);
     for (int slot = 0; slot <= OB_PARAMETER; slot++)
       if (writes & OB_MASK(slot))
         at[slot][i] = e.at[slot];
-    for (int k = 0; k < OB_LARGEST; k++)
+    for (int k = 0; k < OB_SUMS; k++)
       if (summed & OB_MASK(k))
-        sums[k][i] += e.sum[k];
-    if (summed & OB_MASK(OB_LARGEST))
-      sums[OB_LARGEST][i] =
-          e.sum[OB_LARGEST] < sums[OB_LARGEST][i] ? e.sum[OB_LARGEST] : sums[OB_LARGEST][i];
+        group->sum[k][i] = e.sum[k];
   }
 }
 
-FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind) {
-  struct pass_group group;
-  float sums[OB_SUMS][OB_LANES];
-  const struct ob_pass_factors factors = run->factors;
-  memset(&group, 0, sizeof group);
+/* Lanes of sums stay in registers: in memory each group would wait for the one before. */
+FIXED void pass_add(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
+                    enum ob_pass_kind kind) {
+  OB_UNROLLED
   for (int k = 0; k < OB_SUMS; k++)
-    for (int lane = 0; lane < OB_LANES; lane++)
-      sums[k][lane] = ob_sum_start(k);
-  for (size_t i = 0; i < run->count; i += OB_LANES) {
-    const size_t count = smaller(OB_LANES, run->count - i);
-    pass_read(&group, run, kind, i, count);
-    pass_elements(kind, &group, &factors, sums);
-    pass_write(&group, run, kind, i, count);
-  }
+    if (ob_pass_sums(kind) & OB_MASK(k))
+      for (int j = 0; j < GROUP; j++) {
+        const V more = v_load(group->sum[k] + j * VL);
+        lanes[k][j] = k == OB_LARGEST ? v_smaller(more, lanes[k][j]) : v_add(lanes[k][j], more);
+      }
+}
+
+FIXED void pass_group_run(struct pass_group *group, const struct ob_pass_run *run,
+                          enum ob_pass_kind kind, bool divided, const float quotients[4],
+                          const struct ob_pass_factors *factors, V lanes[OB_SUMS][GROUP],
+                          size_t first, size_t count) {
+  pass_read(group, run, kind, first, count);
+  if (divided)
+    pass_load_quotient(group, run, kind, first, quotients);
+  pass_elements(kind, divided, group, factors);
+  pass_add(lanes, group, kind);
+  pass_write(group, run, kind, first, count);
+}
+
+FIXED void pass_end(struct ob_pass_run *run, enum ob_pass_kind kind, V lanes[OB_SUMS][GROUP]) {
+  float min[OB_LANES];
+  OB_UNROLLED
   for (int k = 0; k < OB_LARGEST; k++)
-    run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? ob_sum_lanes(sums[k]) : 0;
-  float min = sums[OB_LARGEST][0];
+    run->sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? group_total(lanes[k]) : 0;
+  run->sums[OB_LARGEST] = 0;
+  if (!(ob_pass_sums(kind) & OB_MASK(OB_LARGEST)))
+    return;
+  group_store(lanes[OB_LARGEST], min, 0, ONEBIT_FLOAT32);
   for (int lane = 1; lane < OB_LANES; lane++)
-    min = sums[OB_LARGEST][lane] < min ? sums[OB_LARGEST][lane] : min;
-  run->sums[OB_LARGEST] = 1 / min;
+    min[0] = min[lane] < min[0] ? min[lane] : min[0];
+  run->sums[OB_LARGEST] = 1 / min[0];
+}
+
+FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool divided) {
+  struct pass_group group;
+  V lanes[OB_SUMS][GROUP];
+  float quotients[4];
+  const struct ob_pass_factors factors = run->factors;
+  size_t i = 0;
+  OB_UNROLLED
+  for (int k = 0; k < OB_SUMS; k++)
+    group_set(lanes[k], ob_sum_start(k));
+  for (int k = 0; k < 4; k++)
+    quotients[k] = ob_pass_quotient(kind, k & 1 ? -run->message_scale : run->message_scale,
+                                    k & 2 ? -run->last_scale : run->last_scale, &factors);
+  pass_begin(&group, run, kind);
+  for (; i + OB_LANES <= run->count; i += OB_LANES)
+    pass_group_run(&group, run, kind, divided, quotients, &factors, lanes, i, OB_LANES);
+  if (i < run->count)
+    pass_group_run(&group, run, kind, divided, quotients, &factors, lanes, i, run->count - i);
+  pass_end(run, kind, lanes);
+}
+
+/* SQUARES, which only reads, and is short: its sums stay in registers. */
+FIXED void squares_run(struct ob_pass_run *run, onebit_dtype_t dtype) {
+  V group[GROUP], lanes[GROUP];
+  const V factor = v_set(run->factors.gradient_factor);
+  group_set(lanes, 0);
+  for (size_t i = 0; i < run->count; i += OB_LANES) {
+    if (i + OB_LANES <= run->count)
+      group_load(group, run->gradient, i, dtype);
+    else
+      part_load(group, run->gradient, i, run->count, dtype);
+    for (int k = 0; k < GROUP; k++) {
+      group[k] = v_mul(factor, group[k]);
+      lanes[k] = v_add(lanes[k], v_mul(group[k], group[k]));
+    }
+  }
+  run->sums[0] = group_total(lanes);
+}
+
+static void squares(struct ob_pass_run *run) {
+  memset(run->sums, 0, sizeof run->sums);
+  if (!run->gradient)
+    return;
+  if (run->gradient_dtype == ONEBIT_FLOAT32)
+    squares_run(run, ONEBIT_FLOAT32);
+  else if (run->gradient_dtype == ONEBIT_BFLOAT16)
+    squares_run(run, ONEBIT_BFLOAT16);
+  else
+    squares_run(run, ONEBIT_FLOAT16);
+}
+
+static bool is_of_signs(const struct ob_pass_run *run) {
+  const bool two = ob_pass_reads(run->kind) & OB_MASK(OB_LAST);
+  return run->width == 1 && (!two || (run->last && run->last_width == 1));
 }
 
 #define PASS(name)                                                                                 \
   case OB_PASS_##name:                                                                             \
-    pass_run(run, OB_PASS_##name);                                                                 \
+    if (ob_pass_has_quotient(OB_PASS_##name) && is_of_signs(run))                                  \
+      pass_run(run, OB_PASS_##name, true);                                                         \
+    else                                                                                           \
+      pass_run(run, OB_PASS_##name, false);                                                        \
     break;
 static void pass(struct ob_pass_run *run) {
+  if (run->kind == OB_PASS_SQUARES) {
+    squares(run);
+    return;
+  }
   switch (run->kind) {
     OB_PASS_KINDS(PASS)
   case OB_PASSES:

@@ -12,6 +12,7 @@
  *   v_with_sign(magnitude, signs)             the magnitude, which is not negative, with the sign
  *                                             bits of the other
  *   v_larger(a, b)                            the larger magnitude; of a NaN and a number either
+ *   v_smaller(a, b)                           a where a < b, else b
  *   v_if_zero(a, yes, no)                     yes in lanes where a is zero
  *   v_root_guess                              the first guess of ob_reciprocal_root
  *   v_load_bfloat16 v_load_float16            as numerics.h converts
@@ -33,11 +34,14 @@
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline
 
-/* The loop that follows may become vectors: its iterations do not depend on each other. */
+/* The loop that follows may become vectors: its iterations do not depend on each other. Or it is
+ * over slots, of which the compiler knows what a pass has of each. */
 #ifdef __clang__
 #define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define OB_UNROLLED    _Pragma("unroll")
 #else
 #define OB_INDEPENDENT _Pragma("GCC ivdep")
+#define OB_UNROLLED    _Pragma("GCC unroll 16")
 #endif
 
 FIXED size_t smaller(size_t a, size_t b) { return a < b ? a : b; }

@@ -275,15 +275,15 @@ OB_INLINE float ob_zero_one_sent(float moved, float denominator, float gradient)
   return ob_choose(ob_is_finite(square), sent, square - square);
 }
 
-/* --- 1-bit LAMB: from two momenta, the one before times beta1, to the fresh variance and the sums;
- * returns the update */
+/* --- 1-bit LAMB: from the momentum, and what it says that the gradient was, to the fresh variance
+ * and the sums; returns the update */
 
-OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float before,
+OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float gradient,
                                 const struct ob_pass_factors *f) {
   const struct ob_adam_factors *adam = &f->adam;
   const float v = e->at[OB_VARIANCE];
   float *const w = &e->at[OB_FRESH];
-  *w = ob_adam_variance(*w, (now - before) / adam->one_minus_beta1, adam);
+  *w = ob_adam_variance(*w, gradient, adam);
   const float q = ob_bounded(now * adam->momentum_factor * v, f->bound),
               u = q + f->weight_decay * e->at[OB_PARAMETER];
   e->sum[1] = q * q;
@@ -293,9 +293,24 @@ OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float before,
   return u;
 }
 
-/* One element of a pass; what it does not read is zero. */
-OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_element e,
-                                            const struct ob_pass_factors *f) {
+/* --- A pass */
+
+/* What a pass divides of its messages alone, the one before times beta1: of signs that is one of
+ * few values a block, and a loop over elements need not divide. */
+OB_INLINE int ob_pass_has_quotient(enum ob_pass_kind kind) {
+  return kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_ZERO_ONE_MET;
+}
+
+OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float last,
+                                 const struct ob_pass_factors *f) {
+  if (kind == OB_PASS_LAMB_FRESH)
+    return (message - last) / f->adam.one_minus_beta1;
+  return kind == OB_PASS_ZERO_ONE_MET && f->rate_sum > 0 ? -(message / f->rate_sum) : 0;
+}
+
+/* One element of a pass, with that; what it does not read is zero. */
+OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_element e,
+                                            float quotient, const struct ob_pass_factors *f) {
   const struct ob_adam_factors *adam = &f->adam;
   float *const m = &e.at[OB_MOMENTUM], *const v = &e.at[OB_VARIANCE], *const w = &e.at[OB_FRESH],
                *const a = &e.at[OB_ANCHOR], *const d = &e.at[OB_MOVED],
@@ -375,12 +390,12 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     *v = ob_adam_reciprocal(*v, f->keep_zero, adam);
     break;
   case OB_PASS_LAMB_FRESH:
-    ob_lamb_freshen(&e, e.at[OB_MESSAGE], e.at[OB_LAST], f);
+    ob_lamb_freshen(&e, e.at[OB_MESSAGE], quotient, f);
     break;
   case OB_PASS_LAMB_FROZEN: {
     const float before = *m;
     *m = ob_adam_frozen_momentum(*m, g, adam);
-    *s = ob_lamb_freshen(&e, *m, before, f);
+    *s = ob_lamb_freshen(&e, *m, (*m - before) / adam->one_minus_beta1, f);
     *m = adam->beta1 * *m;
     break;
   }
@@ -412,7 +427,7 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     break;
   }
   case OB_PASS_ZERO_ONE_MET:
-    *m = f->rate_sum > 0 ? -(e.at[OB_MESSAGE] / f->rate_sum) : 0;
+    *m = quotient;
     *p = *a + ob_bounded(e.at[OB_MESSAGE] / *v, f->bound * f->rate_sum) - f->anchor_decay * *a;
     *a = *p;
     *d = 0;
@@ -429,6 +444,11 @@ OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_el
     break;
   }
   return e;
+}
+
+OB_INLINE struct ob_element ob_pass_element(enum ob_pass_kind kind, struct ob_element e,
+                                            const struct ob_pass_factors *f) {
+  return ob_pass_divided(kind, e, ob_pass_quotient(kind, e.at[OB_MESSAGE], e.at[OB_LAST], f), f);
 }
 
 #ifdef __cplusplus

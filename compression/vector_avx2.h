@@ -14,6 +14,7 @@ static inline V v_mul(V a, V b) { return _mm256_mul_ps(a, b); }
 static inline V sign_bits(void) { return _mm256_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm256_andnot_ps(sign_bits(), a); }
 
+static inline V v_smaller(V a, V b) { return _mm256_min_ps(a, b); }
 static inline V v_larger(V a, V b) {
   return _mm256_castsi256_ps(
       _mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(v_abs(b))));

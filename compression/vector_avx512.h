@@ -14,6 +14,7 @@ static inline V v_mul(V a, V b) { return _mm512_mul_ps(a, b); }
 static inline V sign_bits(void) { return _mm512_set1_ps(-0.0f); }
 static inline V v_abs(V a) { return _mm512_andnot_ps(sign_bits(), a); }
 
+static inline V v_smaller(V a, V b) { return _mm512_min_ps(a, b); }
 static inline V v_larger(V a, V b) { return _mm512_range_ps(a, b, 0xb); } /* no sign, of max |x| */
 
 static inline V v_if_zero(V a, V yes, V no) {

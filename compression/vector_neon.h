@@ -13,6 +13,7 @@ static inline V v_sub(V a, V b) { return vsubq_f32(a, b); }
 static inline V v_mul(V a, V b) { return vmulq_f32(a, b); }
 static inline V v_abs(V a) { return vabsq_f32(a); }
 
+static inline V v_smaller(V a, V b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 static inline V v_larger(V a, V b) { return vmaxq_f32(a, vabsq_f32(b)); }
 
 static inline V v_if_zero(V a, V yes, V no) { return vbslq_f32(vceqzq_f32(a), yes, no); }

@@ -14,6 +14,7 @@ static inline V v_if_zero(V a, V yes, V no) { return ob_choose(a == 0, yes, no);
 static inline V v_root_guess(V a) { return ob_root_guess(a); }
 static inline V v_abs(V a) { return ob_float_of(ob_bits_of(a) & ~OB_SIGN_BIT); }
 
+static inline V v_smaller(V a, V b) { return a < b ? a : b; }
 static inline V v_larger(V a, V b) { return v_abs(b) > a ? v_abs(b) : a; }
 
 static inline V v_with_sign(V magnitude, V signs) {

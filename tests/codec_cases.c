@@ -432,6 +432,7 @@ static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
       p = floats_create(c, 12), copy = input_create(c, 13), g = input_create(c, 9),
       bits = fields_create(c->count, width, 14), last = bits_create(c->count, 15);
   struct ob_pass_run run = {.kind = kind,
+                            .stream = c->values != VALUES_EDGES,
                             .width = width,
                             .last_width = 1,
                             .count = c->count,
