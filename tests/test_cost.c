@@ -293,6 +293,21 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
 }
 
+/* Of a mean of all ranks' messages, the less of writing it and of reading them costs nothing. */
+Test(cost, a_mean_costs_writing_or_reading) {
+  struct ob_cost_task task = some_task(1 << 20, 4, 1);
+  struct ob_costs costs = some_costs(), none = costs;
+  none.apply = none.reduce_stream = 0;
+  double before = ob_cost_seconds(&none, &task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS, 65536);
+  for (int reading = 0; reading < 2; reading++) {
+    costs.apply = reading ? 1e-9 : 3e-9;
+    costs.reduce_stream = 0.5e-9;
+    double seconds =
+        ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS, 65536);
+    cr_expect_float_eq(seconds - before, (1 << 20) * (reading ? 4 * 0.5e-9 : 3e-9), 1e-9);
+  }
+}
+
 /* On one host a wait is worth a few messages; where ranks wait for a core, more of them. */
 Test(cost, on_one_host_a_few_ranks_send_at_once) {
   static const struct {

@@ -139,6 +139,10 @@ double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *p
   return first + (1 - 1 / parts->pieces) * remainder + parts->after;
 }
 
+double ob_cost_of_mean(const struct ob_cost_model *model) {
+  return larger(model->costs->apply, model->ranks * model->costs->reduce_stream);
+}
+
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
                            double segment, double peers, double before, double after) {
   const struct ob_costs *costs = model->costs;

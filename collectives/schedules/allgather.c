@@ -66,7 +66,7 @@ static double bits_cost(const struct ob_cost_model *model, const struct ob_phase
   double n = (double)model->task->elements;
   double decode = model->task->operation == ONEBIT_ALLGATHER
                       ? model->ranks * costs->apply /* each to an output of its own */
-                      : costs->apply + model->ranks * costs->reduce_stream;
+                      : ob_cost_of_mean(model);
   struct ob_call_parts parts = {
       .wire = ob_phase_wire(model, phase, true),
       .cores = model->codec * n * costs->compress + ob_phase_work(model, phase),

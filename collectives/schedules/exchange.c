@@ -78,8 +78,7 @@ static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
       .wire = ob_phase_wire(model, &phase, true),
       .cores =
           model->codec * segment * model->ranks * costs->compress + ob_phase_work(model, &phase),
-      .after = model->codec * segment * (costs->apply + model->ranks * costs->reduce_stream) +
-               ob_phase_latency(model, &phase),
+      .after = model->codec * segment * ob_cost_of_mean(model) + ob_phase_latency(model, &phase),
       .pieces = ob_phase_pieces(model, &phase),
   };
   return ob_overlapped(costs, &parts);
