@@ -46,7 +46,7 @@ enum { CALL, STREAM };
 /* The calls of a plan, and what is dense: of an allreduce the same by the library, NCCL's own. */
 static int add_ways(struct bench_case *test) {
   const struct bench_options *options = test->options;
-  struct bench_variant dense = {options->variant.schedule, ONEBIT_WIRE_DENSE};
+  struct bench_variant dense = {.schedule = options->variant.schedule, .wire = ONEBIT_WIRE_DENSE};
   struct bench_way *way = bench_case_add(test, "call", run_call);
   test->rounds.entries[CALL].waits = true;
   BENCH_TRY(
