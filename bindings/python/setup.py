@@ -33,7 +33,7 @@ PACKAGE = TOP / "bindings/python"
 SOURCES = (
     "Makefile CHANGELOG.md LICENSE onebit.map onebit.pc.in include base compression collectives"
     " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
-    " packaging/install.mk tests/rules.mk tests/gpu/rules.mk"
+    " packaging/install.mk docs/site/rules.mk tests/rules.mk tests/gpu/rules.mk"
 ).split()
 # Also the tree of the source distribution, which setuptools makes in the current directory.
 LEFT_OUT = re.compile(
