@@ -151,7 +151,7 @@ Test(waits, the_timeout_is_read) {
 Test(waits, absence_counts_as_a_second) {
   struct ob_watch watch = {0};
   cr_assert(ob_watch_count(&watch));
-  watch.seen -= 3600;
+  watch.seen /= 2; /* of the seconds since the machine was started, of which there are some */
   cr_assert(ob_watch_count(&watch));
   cr_assert(watch.waited >= 1 && watch.waited <= 1.01, "%g", watch.waited);
 }
