@@ -102,19 +102,23 @@ static bool to_be_applied(const struct onebit_plan *plan) {
   return plan->call.hold && plan->status == ONEBIT_OK;
 }
 
-/* Of one copy, the residual has changed with the first message. Where results may have been
+/* Of one copy, the residuals have changed with the first message. Where results may have been
  * written over the input already, no rank's input is at fault: the messages have left, and what
  * they do not say is the residual now. */
 static void undo(onebit_plan_t plan) {
-  if (plan->apply_early_ok)
-    ob_residual_commit(&plan->worker);
-  else
-    ob_residual_undo(&plan->worker, &plan->geometry.layout, plan->call.source.inputs,
-                     plan->options.dtype);
+  if (plan->apply_early_ok && ob_residual_has_changed(&plan->worker))
+    ob_residual_commit(&plan->worker), ob_residual_commit(&plan->server);
+  else if (plan->executor->undo)
+    plan->executor->undo(plan);
+}
+
+void ob_plan_revoke(onebit_plan_t plan) {
+  if (to_be_applied(plan))
+    undo(plan);
 }
 
 static void end_call(onebit_plan_t plan) {
-  if (plan->status != ONEBIT_OK && plan->worker.changed)
+  if (plan->status != ONEBIT_OK)
     undo(plan);
   if (plan->host.shared.base)
     ob_host_end(plan);
@@ -151,8 +155,12 @@ void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
 
 /* As after a transport that has failed: nothing can follow. */
 void ob_plan_abandon(onebit_plan_t plan) {
-  if (!plan || !plan->in_flight)
+  if (!plan)
     return;
+  if (!plan->in_flight) {
+    ob_plan_revoke(plan);
+    return;
+  }
   ob_engine_remove(plan->comm->engine, plan);
   ob_steps_give_up(plan);
   plan->in_flight = false;

@@ -46,6 +46,10 @@ struct ob_executor {
   onebit_status_t (*begin)(struct onebit_plan *plan);
   void (*end)(struct onebit_plan *plan);
 
+  /* Of residuals of one copy, after a call that is not to be: they are as they were, to two
+   * roundings. NULL: there are two. */
+  void (*undo)(struct onebit_plan *plan);
+
   /* Around steps: makes the plan's device current for this thread, and then the one before. NULL on
    * the host. */
   int (*enter)(const struct onebit_plan *plan);

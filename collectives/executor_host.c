@@ -227,6 +227,38 @@ static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
+static void undo_compress(struct onebit_plan *plan, size_t chunk) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  for (size_t member = 0; member < (geometry->whole ? 1 : geometry->members); member++) {
+    const size_t segment = ob_segment_of(geometry, member);
+    struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
+    struct ob_view momentum = {0};
+    if (plan->call.source.momentum)
+      momentum = view_last(plan, segment, chunk);
+    ob_undo_compress(&plan->work, &plan->call.source, &plan->worker, &shape, &momentum);
+  }
+}
+
+static void undo_reduce(struct onebit_plan *plan, size_t chunk) {
+  struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
+  view_workers(plan, chunk, &shape);
+  ob_undo_reduce(&plan->work, plan->views, &plan->server, &shape);
+}
+
+static void undo_residual(struct onebit_plan *plan, struct ob_residual *residual,
+                          void (*of_chunk)(struct onebit_plan *plan, size_t chunk)) {
+  if (!ob_residual_has_changed(residual))
+    return;
+  for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
+    of_chunk(plan, chunk);
+  ob_residual_undone(residual);
+}
+
+static void undo(struct onebit_plan *plan) {
+  undo_residual(plan, &plan->worker, undo_compress);
+  undo_residual(plan, &plan->server, undo_reduce);
+}
+
 static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (ob_is_dense(plan))
@@ -265,6 +297,7 @@ const struct ob_executor ob_executor_host = {
     .messages = &ob_memory_host,
     .shares_memory = true,
     .check = ob_executor_check_host,
+    .undo = undo,
     .run = {[OB_STEP_HOST_PUT] = ob_host_put,
             [OB_STEP_HOST_BARRIER] = ob_host_barrier,
             [OB_STEP_HOST_COMPRESS] = compress_host_mean,

@@ -99,7 +99,7 @@ static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
 }
 
 /* What levels leave is not what one addition would undo. */
-static onebit_status_t check_copies(const onebit_plan_options_t *options) {
+static onebit_status_t resolve_copies(onebit_plan_options_t *options) {
   if (options->residual_copies < 0 || options->residual_copies > 2)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies is %d, not 1 or 2, or 0 for 2",
                     options->residual_copies);
@@ -108,6 +108,8 @@ static onebit_status_t check_copies(const onebit_plan_options_t *options) {
                     "residual_copies is 1, max_bits is %d: that is for one "
                     "bit only",
                     options->max_bits);
+  if (!options->residual_copies)
+    options->residual_copies = 2;
   return ONEBIT_OK;
 }
 
@@ -140,7 +142,7 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
     shape->options.max_bits = shape->options.bits;
   OB_TRY(check_bits(&shape->options, "bits", shape->options.bits));
   OB_TRY(check_ladder(&shape->options));
-  OB_TRY(check_copies(&shape->options));
+  OB_TRY(resolve_copies(&shape->options));
   if (shape->options.threads == 0)
     OB_TRY(ob_knob_number(OB_KNOB_THREADS, 1, MAX_THREADS, 1, &shape->options.threads));
   resolve_block(shape);

@@ -50,15 +50,14 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   }
   const struct ob_memory *memory = plan->executor->residuals;
   const struct ob_layout *layout = &plan->geometry.layout;
-  if (plan->options.residual_copies == 1)
-    OB_TRY(ob_residual_create_alone(&plan->worker, layout, first, end, work->one_scale));
-  else
-    OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
-                              memory));
+  const int copies = plan->options.residual_copies;
+  OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
+                            copies, memory));
   first = end = 0;
   if (plan->sizes.reduces)
     ob_plan_segment(plan, &first, &end);
-  OB_TRY(ob_residual_create(&plan->server, layout, first, end, work->one_scale, false, memory));
+  OB_TRY(ob_residual_create(&plan->server, layout, first, end, work->one_scale, false,
+                            shape->serving.rule == OB_SERVE_MEAN ? copies : 2, memory));
   plan->server.serving = shape->serving;
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT && plan->options.bits == 1) {
     plan->server.result_dtype = work->output_dtype;
@@ -146,6 +145,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->max_width = (unsigned)plan->options.max_bits;
   work->measured = plan->options.max_bits > plan->options.bits;
   work->threads = shape->options.threads;
+  work->undoes = plan->options.residual_copies == 1;
   work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
   work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&
                                        work->dtype != ONEBIT_FLOAT32);
@@ -170,8 +170,8 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
-/* One copy takes the call's input to undo it: of a device's kernels, and where a host's ranks add
- * theirs up, that is not at hand. */
+/* One copy takes what the call was given to undo it: of a device's kernels, and where a host's
+ * ranks add theirs up, that is not at hand. */
 static onebit_status_t check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))

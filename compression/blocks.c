@@ -39,7 +39,9 @@ size_t ob_work_wide(const struct ob_work *work) {
   size_t block = work->layout->block;
   size_t levels = work->max_width > 1 ? threads * scratch_of_levels(work) : 0;
   size_t dense = work->half || work->bounded ? (threads > sums ? threads : sums) * block : 0;
-  return levels > dense ? levels : dense;
+  size_t undo = work->undoes ? 2 * block + block / OB_LANES : 0;
+  size_t one_bit = undo > dense ? undo : dense;
+  return levels > one_bit ? levels : one_bit;
 }
 
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
@@ -290,52 +292,64 @@ static void point_to_moments(const struct step *step, const struct ob_block *blo
   run->moment = step->source->moment;
 }
 
+static struct ob_compress_run compress_run_of(const struct step *step, size_t b,
+                                              const struct ob_block *block) {
+  const struct ob_work *work = step->work;
+  const struct ob_source *source = step->source;
+  const struct ob_residual *residual = step->residual;
+  const size_t word = block->word - step->first_word;
+  const bool factor_applied = source->values || source->moment_rule;
+  const float weight = factor_applied ? source->weight : source->weight * source->factor;
+  const float scaling = source->scalings ? source->scalings[block->piece] : 1;
+  struct ob_compress_run run = {
+      .count = block->count,
+      .valid = block->valid,
+      .input =
+          source->values ? (const void *)(source->values + word * OB_LANES) : input_of(step, block),
+      .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
+      .rule = work->rule,
+      .stream = work->stream && !is_measured(residual, b) && !residual->changed,
+      .momentum_bits = source->momentum ? fields_at(step, step->last, block) : NULL,
+      .momentum_width = source->momentum ? step->last->width : 1,
+      .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
+      .decay = scaling == 0 ? 1 : source->decay,
+      .weight = scaling == 0 ? 0 : weight,
+      .scaling = scaling == 0 ? 1 : scaling,
+      .momentum_in_residual = source->momentum_in_residual,
+      .reciprocals =
+          source->reciprocals ? source->reciprocals + residual_at(residual, block) : NULL,
+      .moment_rule = source->moment_rule,
+      .residual = residual_values(residual, residual->now, block),
+      .residual_scale = residual_scale(residual, b),
+      .residual_out = residual_values(residual, !residual->now, block),
+  };
+  if (run.moment_rule)
+    point_to_moments(step, block, &run);
+  return run;
+}
+
+static void note_changed(const struct ob_residual *residual, size_t b) {
+  if (residual->changed)
+    residual->changed[b - residual->first] = true;
+}
+
 static void compress_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
-  const struct ob_source *source = step->source;
   struct levels levels = {0};
-  const bool factor_applied = source->values || source->moment_rule;
-  const float weight = factor_applied ? source->weight : source->weight * source->factor;
   size_t piece = 0;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t word = block.word - step->first_word;
-    const float scaling = source->scalings ? source->scalings[block.piece] : 1;
-    struct ob_compress_run run = {
-        .count = block.count,
-        .valid = block.valid,
-        .input = source->values ? (const void *)(source->values + word * OB_LANES)
-                                : input_of(step, &block),
-        .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
-        .rule = work->rule,
-        .stream = work->stream && !is_measured(step->residual, b) && !step->residual->changed,
-        .momentum_bits = source->momentum ? fields_at(step, step->last, &block) : NULL,
-        .momentum_width = source->momentum ? step->last->width : 1,
-        .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
-        .decay = scaling == 0 ? 1 : source->decay,
-        .weight = scaling == 0 ? 0 : weight,
-        .scaling = scaling == 0 ? 1 : scaling,
-        .momentum_in_residual = source->momentum_in_residual,
-        .reciprocals =
-            source->reciprocals ? source->reciprocals + residual_at(step->residual, &block) : NULL,
-        .moment_rule = source->moment_rule,
-        .residual = residual_values(step->residual, step->residual->now, &block),
-        .residual_scale = residual_scale(step->residual, b),
-        .residual_out = residual_values(step->residual, !step->residual->now, &block),
-        .bits = fields_at(step, step->out, &block),
-    };
-    if (run.moment_rule)
-      point_to_moments(step, &block, &run);
-    if (step->residual->changed)
-      step->residual->changed[b - step->residual->first] = true;
+    struct ob_compress_run run = compress_run_of(step, b, &block);
+    note_changed(step->residual, b);
     if (step->out->width == 1) {
+      run.bits = fields_at(step, step->out, &block);
       set_scale(step, b, block.count, work->codec->compress(&run));
       if (is_measured(step->residual, b))
         measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
-    run.residual_out = scratch_for(step, thread), run.bits = NULL;
+    run.residual_out = scratch_for(step, thread);
     run.stream = false, run.rule = ONEBIT_SCALE_RMS;
     levels.compress = &run;
     level_block(step, &levels, b, &block, thread);
@@ -368,37 +382,46 @@ static void gather_streams(const struct step *step, size_t b, const struct ob_bl
   }
 }
 
+/* `words` and `scales` are the thread's scratch. */
+static struct ob_reduce_run reduce_run_of(const struct step *step, size_t b,
+                                          const struct ob_block *block, int thread) {
+  const struct ob_work *work = step->work;
+  const struct ob_residual *residual = step->residual;
+  const uint32_t **words = work->words + (size_t)thread * work->streams;
+  float *scales = work->scales + (size_t)thread * work->streams;
+  gather_streams(step, b, block, words, scales);
+  return (struct ob_reduce_run){
+      .count = block->count,
+      .streams = work->streams,
+      .width = step->in->width,
+      .bits = words,
+      .scales = scales,
+      .serving = residual->serving,
+      .rule = work->rule,
+      .stream = work->stream && !is_measured(residual, b) && !residual->changed,
+      .residual = residual_values(residual, residual->now, block),
+      .residual_scale = residual_scale(residual, b),
+      .residual_out = residual_values(residual, !residual->now, block),
+  };
+}
+
 static void reduce_body(void *context, size_t first, size_t end, int thread) {
   struct step *step = context;
   struct ob_work *work = step->work;
   struct levels levels = {0};
-  const uint32_t **words = work->words + (size_t)thread * work->streams;
-  float *scales = work->scales + (size_t)thread * work->streams;
   size_t piece = 0;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    gather_streams(step, b, &block, words, scales);
-    struct ob_reduce_run run = {
-        .count = block.count,
-        .streams = work->streams,
-        .width = step->in->width,
-        .bits = words,
-        .scales = scales,
-        .serving = step->residual->serving,
-        .rule = work->rule,
-        .stream = work->stream && !is_measured(step->residual, b),
-        .residual = residual_values(step->residual, step->residual->now, &block),
-        .residual_scale = residual_scale(step->residual, b),
-        .residual_out = residual_values(step->residual, !step->residual->now, &block),
-        .out = fields_at(step, step->out, &block),
-    };
+    struct ob_reduce_run run = reduce_run_of(step, b, &block, thread);
+    note_changed(step->residual, b);
     if (step->out->width == 1) {
+      run.out = fields_at(step, step->out, &block);
       set_scale(step, b, block.count, work->codec->reduce(&run));
       if (is_measured(step->residual, b))
         measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
-    run.residual_out = scratch_for(step, thread), run.out = NULL;
+    run.residual_out = scratch_for(step, thread);
     run.stream = false, run.rule = ONEBIT_SCALE_RMS;
     levels.reduce = &run;
     level_block(step, &levels, b, &block, thread);
@@ -567,6 +590,76 @@ void ob_residual_commit(struct ob_residual *residual) {
   residual->now = !residual->now;
   if (residual->changed)
     memset(residual->changed, 0, residual->blocks);
+}
+
+/* What the element was before `added`; or what it is, where nothing was added. A sum that is not
+ * finite says nothing any more: then it is zero. */
+static float undone(float value, float scale, float added, bool changed) {
+  if (!changed || !ob_is_finite(added))
+    return ob_residual_of(value, scale);
+  const float before = value - added;
+  return ob_is_finite(before) ? before : 0;
+}
+
+/* What the call has added to a block's errors, as the codec adds it to none. The scratch has a
+ * block of zeros, one for this, and its signs. */
+static void find_added(const struct step *step, size_t b, const struct ob_block *block) {
+  const struct ob_work *work = step->work;
+  const size_t full = work->layout->block;
+  float *const zeros = work->wide, *const added = zeros + full;
+  uint32_t *const signs = (uint32_t *)(void *)(added + full);
+  memset(zeros, 0, full * sizeof *zeros);
+  if (step->source) {
+    struct ob_compress_run run = compress_run_of(step, b, block);
+    run.residual = zeros, run.residual_scale = 0, run.residual_out = added, run.bits = signs;
+    work->codec->compress(&run);
+    return;
+  }
+  struct ob_reduce_run run = reduce_run_of(step, b, block, 0);
+  run.residual = zeros, run.residual_scale = 0, run.residual_out = added, run.out = signs;
+  work->codec->reduce(&run);
+}
+
+static void undo(struct step step) {
+  const struct ob_residual *residual = step.residual;
+  const struct ob_layout *layout = step.work->layout;
+  const size_t first = step.shape->first;
+  const float *const added = step.work->wide + layout->block;
+  size_t piece = 0;
+  step.first_word = ob_layout_word(layout, first);
+  for (size_t b = first; b < first + step.shape->blocks; b++) {
+    const struct ob_block block = ob_layout_block(layout, b, &piece);
+    const bool changed = residual->changed[b - residual->first];
+    float *const values = residual_values(residual, residual->now, &block);
+    const float scale = residual_scale(residual, b);
+    if (changed)
+      find_added(&step, b, &block);
+    for (size_t i = 0; i < block.count; i++)
+      values[i] = undone(values[i], scale, changed ? added[i] : 0, changed);
+  }
+}
+
+void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
+                      struct ob_residual *residual, const struct ob_message_shape *shape,
+                      const struct ob_view *last) {
+  undo((struct step){
+      .work = work, .shape = shape, .source = source, .residual = residual, .last = last});
+}
+
+void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
+                    const struct ob_message_shape *shape) {
+  undo((struct step){.work = work, .shape = shape, .in = in, .residual = residual});
+}
+
+bool ob_residual_has_changed(const struct ob_residual *residual) {
+  return residual->changed && memchr(residual->changed, true, residual->blocks);
+}
+
+/* The values are the errors themselves: one scale of all blocks could not be that of some. */
+void ob_residual_undone(struct ob_residual *residual) {
+  const size_t scales = residual->one_scale ? 1 : residual->blocks;
+  memset(residual->scales[residual->now], 0, scales * sizeof(float));
+  memset(residual->changed, 0, residual->blocks);
 }
 
 bool ob_residual_large(const struct ob_residual *residual) {

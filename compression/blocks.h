@@ -10,12 +10,12 @@
  * skipped or failed call leaves the error as it was, to the bit. Where an optimizer has moments of
  * this rank's own gradients, they change in compress too, and lie beside: two copies likewise.
  *
- * With one copy compress works in place, which takes as long as memory allows, and a call that is
- * not to be is undone: e is c - x, of the input x that the caller still holds. That is not exact,
- * since the sum c = e + x was rounded, but to that rounding and the difference's own. Nothing else
- * would be exact and as small: what the sum has lost are low bits of e, as many as x has larger
- * ones, so of some elements all. Where x is not finite, compress leaves the element as it was, to
- * the bit.
+ * With one copy compress and reduce work in place, which takes as long as memory allows, and a call
+ * that is not to be is undone: e is c - x, where x is made once more, of the input that the caller
+ * still holds or of the messages that are still there. That is not exact, since the sum c = e + x
+ * was rounded, but to that rounding and the difference's own. Nothing else would be exact and as
+ * small: what the sum has lost are low bits of e, as many as x has larger ones, so of some elements
+ * all. Where x is not finite, compress leaves the element as it was, to the bit.
  */
 #ifndef OB_COMPRESSION_BLOCKS_H
 #define OB_COMPRESSION_BLOCKS_H
@@ -42,8 +42,8 @@ struct ob_residual {
   const struct ob_memory *memory; /* where the arrays are */
   int now;                        /* which copy is the current one */
   float *values[2];               /* of one copy, both are that */
-  bool *changed;    /* of one copy: which blocks this call has compressed; NULL: there are two */
-  float *scales[2]; /* one a block, or one in all */
+  bool *changed;        /* of one copy: which blocks this call has changed; NULL: there are two */
+  float *scales[2];     /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
   /* The error is stored as it is, of messages of more than one bit; a scale is only its size. */
   bool eager[2];
@@ -56,17 +56,10 @@ struct ob_residual {
   struct ob_serving serving;
 };
 
+/* copies: 1, in memory of the host alone, or 2. Moments have two in any case. */
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
                                    size_t first, size_t end, bool one_scale, bool moments,
-                                   const struct ob_memory *memory);
-/* The same with one copy, in memory of the host and without moments. */
-onebit_status_t ob_residual_create_alone(struct ob_residual *residual,
-                                         const struct ob_layout *layout, size_t first, size_t end,
-                                         bool one_scale);
-/* Of one copy, after a call that has ended badly: as it was before, as exactly as is said above,
- * by inputs[piece] of dtype. */
-void ob_residual_undo(struct ob_residual *residual, const struct ob_layout *layout,
-                      const void *const *inputs, onebit_dtype_t dtype);
+                                   int copies, const struct ob_memory *memory);
 void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
 /* The moments stay. Errors: those of the memory, which the host's has not. */
@@ -100,6 +93,7 @@ struct ob_work {
   bool one_scale;     /* one for all blocks: known when the last is compressed (ob_finish) */
   unsigned max_width; /* of messages of bits */
   bool measured;      /* residuals have norms */
+  bool undoes;        /* residuals have one copy */
   bool stream;        /* the buffers exceed the caches */
   /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
    * of the input must have a finite sum of squares. */
@@ -158,6 +152,18 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
  * `out`. */
 void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums);
+
+/* Of one copy, whether the call has changed a block of it; of two, false. */
+bool ob_residual_has_changed(const struct ob_residual *residual);
+/* After a call that is not to be: the blocks of `shape` that it has changed become the
+ * errors before, as exactly as is said above, by what the call was given; others the errors that
+ * they are. Once that is done of all blocks, ob_residual_undone. One thread at a time. */
+void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
+                      struct ob_residual *residual, const struct ob_message_shape *shape,
+                      const struct ob_view *last);
+void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
+                    const struct ob_message_shape *shape);
+void ob_residual_undone(struct ob_residual *residual);
 
 /* The one scale, from the sums of all blocks of the residuals, for the residuals; the caller
  * puts the returned scale into the messages. */

@@ -44,10 +44,10 @@ static bool allocate_scales(struct ob_residual *residual, int copy) {
 
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
                                    size_t first, size_t end, bool one_scale, bool moments,
-                                   const struct ob_memory *memory) {
+                                   int copies, const struct ob_memory *memory) {
   describe(residual, layout, first, end, one_scale, memory);
   for (int copy = 0; copy < 2; copy++) {
-    residual->values[copy] = allocate_values(residual, copy);
+    residual->values[copy] = copy < copies ? allocate_values(residual, copy) : residual->values[0];
     if (!residual->values[copy] || !allocate_scales(residual, copy))
       return no_memory(residual);
     if (moments)
@@ -55,17 +55,9 @@ onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob
     if (moments && !residual->moments[copy])
       return no_memory(residual);
   }
-  return ONEBIT_OK;
-}
-
-onebit_status_t ob_residual_create_alone(struct ob_residual *residual,
-                                         const struct ob_layout *layout, size_t first, size_t end,
-                                         bool one_scale) {
-  describe(residual, layout, first, end, one_scale, &ob_memory_host);
-  residual->changed = ob_allocate(residual->blocks, sizeof *residual->changed);
-  residual->values[0] = residual->values[1] = allocate_values(residual, 0);
-  bool scales = allocate_scales(residual, 0) && allocate_scales(residual, 1);
-  return residual->changed && residual->values[0] && scales ? ONEBIT_OK : no_memory(residual);
+  if (copies == 1)
+    residual->changed = ob_allocate(residual->blocks, sizeof *residual->changed);
+  return copies > 1 || residual->changed ? ONEBIT_OK : no_memory(residual);
 }
 
 void ob_residual_destroy(struct ob_residual *residual) {
@@ -171,35 +163,4 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
     status = residual->memory->copy(residual->values[residual->now], values, value_bytes(residual));
   ob_residual_end_view(residual, values, scales);
   return status;
-}
-
-/* What the element was before `input` was added; or what it is, of one that no input was added to.
- * A sum that is not finite says nothing any more: then it is zero. */
-static float undone(float value, float scale, float input, bool changed) {
-  if (!changed || !ob_is_finite(input))
-    return ob_residual_of(value, scale);
-  const float before = value - input;
-  return ob_is_finite(before) ? before : 0;
-}
-
-/* All of it becomes the error itself: one scale of all blocks could not be that of some. */
-void ob_residual_undo(struct ob_residual *residual, const struct ob_layout *layout,
-                      const void *const *inputs, onebit_dtype_t dtype) {
-  float *const scales = residual->scales[residual->now];
-  size_t piece = 0;
-  if (!memchr(residual->changed, true, residual->blocks))
-    return;
-  for (size_t b = 0; b < residual->blocks; b++) {
-    const struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
-    const float scale = scales[residual->one_scale ? 0 : b];
-    float *const values = values_of(residual, residual->values[0], &block);
-    for (size_t i = 0; i < block.count; i++) {
-      const bool given = i < block.valid && inputs[block.piece];
-      values[i] = undone(values[i], scale,
-                         given ? ob_load(inputs[block.piece], block.offset + i, dtype) : 0,
-                         residual->changed[b]);
-    }
-  }
-  memset(scales, 0, scale_bytes(residual));
-  memset(residual->changed, 0, residual->blocks);
 }

@@ -80,10 +80,59 @@ static onebit_status_t no_memory(const struct ob_layout *layout) {
                   layout->words * OB_LANES);
 }
 
+/* Whether the residual has no second copy for the mean gradient of dense steps to be in. */
+static bool lacks_scratch(const struct onebit_optimizer *optimizer,
+                          const struct ob_bucket *bucket) {
+  return optimizer->options.residual_copies == 1 && !bucket->uncompressed;
+}
+
 /* The slots that are arrays of the bucket's own. */
 static unsigned arrays_of(const struct onebit_optimizer *optimizer,
                           const struct ob_bucket *bucket) {
-  return optimizer->method->arrays | (bucket->uncompressed ? optimizer->method->dense_arrays : 0);
+  return optimizer->method->arrays | (bucket->uncompressed ? optimizer->method->dense_arrays : 0) |
+         (lacks_scratch(optimizer, bucket) ? OB_MASK(OB_SCRATCH) : 0);
+}
+
+static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  float *const means = bucket->arrays[OB_SCRATCH];
+  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  for (size_t k = 0; k < layout->pieces; k++)
+    bucket->means[k] = means && !optimizer->method->sharded
+                           ? means + layout->piece[k].first_word * OB_LANES
+                           : NULL;
+}
+
+/* Whether a method that has no such array always sends gradients dense now, or may come to. */
+static bool wants_scratch(const struct onebit_optimizer *optimizer) {
+  return optimizer->method->arrays & OB_MASK(OB_SCRATCH) || !ob_optimizer_is_frozen(optimizer) ||
+         !ob_optimizer_compresses(optimizer);
+}
+
+static onebit_status_t fit_scratch(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
+                                   bool wanted) {
+  const struct ob_memory *memory = bucket->bits->executor->residuals;
+  const size_t size = OB_LANES * sizeof(float);
+  float **const scratch = &bucket->arrays[OB_SCRATCH];
+  if (!lacks_scratch(optimizer, bucket) || wanted == !!*scratch)
+    return ONEBIT_OK;
+  if (wanted) {
+    *scratch = allocate_from(optimizer, memory, bucket->words, size);
+    if (!*scratch)
+      return no_memory(&bucket->bits->geometry.layout);
+  } else {
+    memory->release(*scratch);
+    optimizer->own_bytes -= bucket->words * size;
+    *scratch = NULL;
+  }
+  point_to_means(optimizer, bucket);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_buckets_fit_scratch(onebit_optimizer_t optimizer, bool warm) {
+  const bool wanted = warm || wants_scratch(optimizer);
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    OB_TRY(fit_scratch(optimizer, &optimizer->buckets[u], wanted));
+  return ONEBIT_OK;
 }
 
 /* The arrays that are as long as the layout, and the sums. */
@@ -96,7 +145,7 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_b
   bucket->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : bucket->bits->worker.values[0];
   bucket->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : bucket->bits->worker.values[1];
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (own & OB_MASK(slot)) {
+    if (own & OB_MASK(slot) && (slot != OB_SCRATCH || wants_scratch(optimizer))) {
       bucket->arrays[slot] = allocate_from(optimizer, memory, bucket->words, size);
       if (!bucket->arrays[slot])
         return no_memory(layout);
@@ -142,7 +191,9 @@ static onebit_status_t allocate_bucket(onebit_optimizer_t optimizer, struct ob_b
       !bucket->factors || !bucket->weight_decays || !bucket->learning_rates || !bucket->scalings ||
       !bucket->tensor_of)
     return no_memory(&bucket->bits->geometry.layout);
-  return allocate_arrays(optimizer, bucket);
+  OB_TRY(allocate_arrays(optimizer, bucket));
+  point_to_means(optimizer, bucket);
+  return ONEBIT_OK;
 }
 
 /* --- Where pieces lie */
@@ -177,8 +228,6 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
   const onebit_tensor_t *tensor = &tensors[t];
   if (piece->valid)
     locate_arrays(optimizer, bucket, k, tensor, offset);
-  if (!optimizer->method->sharded)
-    bucket->means[k] = bucket->arrays[OB_SCRATCH] + piece->first_word * OB_LANES;
   bucket->factors[k] = tensor->learning_rate_factor;
   bucket->weight_decays[k] = tensor->weight_decay;
   bucket->scalings[k] = 1;
@@ -190,8 +239,6 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
 
 /* Padding that is no tensor's: its momentum stays as it is. */
 static void locate_padding(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k) {
-  bucket->means[k] =
-      bucket->arrays[OB_SCRATCH] + bucket->bits->geometry.layout.piece[k].first_word * OB_LANES;
   bucket->factors[k] = 1;
   bucket->tensor_of[k] = optimizer->tensor_count;
 }
@@ -237,6 +284,7 @@ static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_
   dense->segment_pieces = NULL;
   dense->options.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
   dense->options.bits = dense->options.max_bits = bits ? bits : 1;
+  dense->options.residual_copies = 2;
   dense->options.scale = ONEBIT_SCALE_RMS;
   dense->options.profile = ONEBIT_PROFILE_DEFAULT;
 }
@@ -252,7 +300,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
   bits.momentum = method->momentum || (method->serve_rule && bucket->uncompressed);
   bits.moments = method->moments && !bucket->uncompressed;
   if (bucket->uncompressed)
-    bits.options.bits = bits.options.max_bits = 1;
+    bits.options.bits = bits.options.max_bits = 1, bits.options.residual_copies = 2;
   bits.serving =
       (struct ob_serving){.rule = method->serve_rule, .lion = ob_lion_factors_of(optimizer)};
   bits.refused = dense.refused = &optimizer->refused;

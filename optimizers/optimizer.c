@@ -47,6 +47,7 @@ const struct ob_option ob_common_options[] = {
     WHOLE(OB_OPTION_CHOICE, warmup_bits, 0),
     WHOLE(OB_OPTION_CHOICE, bits, 0),
     WHOLE(OB_OPTION_CHOICE, max_bits, 0),
+    WHOLE(OB_OPTION_CHOICE, residual_copies, 0),
 };
 /* clang-format on */
 enum { COMMON = sizeof ob_common_options / sizeof ob_common_options[0] };
@@ -110,6 +111,7 @@ static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
   plan.no_error_feedback = options->no_error_feedback;
   plan.bits = options->bits;
   plan.max_bits = options->max_bits;
+  plan.residual_copies = options->residual_copies;
   plan.threads = options->threads;
   plan.device = options->device;
   return ob_plan_resolve(&plan, shape);
@@ -311,6 +313,17 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   return ONEBIT_OK;
 }
 
+/* Whether there can be one copy of the residuals: what a call was given must still be there at its
+ * end. Shards send what is in arrays that pass on, and 1-bit LAMB's first compressed step goes on
+ * from momentum that the residuals have. */
+static onebit_status_t check_copies(const struct ob_recipe *recipe) {
+  const bool shards = recipe->method->plans, lamb = recipe->asked == &ob_method_lamb;
+  if (recipe->common.residual_copies != 1 || !(shards || lamb))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1: not %s",
+                  shards ? "with shards" : "of 1-bit LAMB");
+}
+
 /* Whether there can be more than one bit. What trust ratios say of a step's norm is of signs. */
 static onebit_status_t check_bits(const struct ob_recipe *recipe, int bits, int max_bits) {
   const struct ob_method *method = recipe->method;
@@ -338,8 +351,10 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
   OB_TRY(resolve_plan(&optimizer->options, &shape));
   optimizer->options.bits = shape.options.bits;
   optimizer->options.max_bits = shape.options.max_bits;
+  optimizer->options.residual_copies = shape.options.residual_copies;
   OB_TRY(check_warmup(recipe));
   OB_TRY(check_bits(recipe, shape.options.bits, shape.options.max_bits));
+  OB_TRY(check_copies(recipe));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(check_tensors(optimizer, tensors, ntensors));
   OB_TRY(keep_list(optimizer, tensors, ntensors));

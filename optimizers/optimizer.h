@@ -245,6 +245,10 @@ onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
                                   size_t *counts);
 void ob_buckets_destroy(struct onebit_optimizer *optimizer);
 bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor);
+/* Of one copy of the residuals: an array for the mean gradient while there are dense steps, or
+ * `warm`, and none else. Errors: ONEBIT_ERROR_MEMORY, of wanting one. */
+onebit_status_t ob_buckets_fit_scratch(struct onebit_optimizer *optimizer, bool warm);
+
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
                                         const void *gradient);
 /* The list's factor and weight decay of the tensor come into force. */

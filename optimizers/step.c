@@ -247,10 +247,11 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
   const uint64_t before = optimizer->frozen_at;
   if (optimizer->method->advance)
     OB_TRY(optimizer->method->advance(optimizer));
-  if (optimizer->frozen_at != before)
-    ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu",
-           optimizer->method->name, (unsigned long long)optimizer->frozen_at);
-  return ONEBIT_OK;
+  if (optimizer->frozen_at == before)
+    return ONEBIT_OK;
+  ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
+         (unsigned long long)optimizer->frozen_at);
+  return ob_buckets_fit_scratch(optimizer, false);
 }
 
 /* Whether the latest step, which all ranks count, is one that this rank alone did not make. */
@@ -293,8 +294,10 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }
 
-/* Exchanges may be on a stream, though nothing comes of them. */
+/* Exchanges may be on a stream, though nothing comes of them; nor of those that were held. */
 static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    ob_plan_revoke(optimizer->buckets[u].bits);
   if (optimizer->step.on_stream)
     note(&optimizer->step, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {

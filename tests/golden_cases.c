@@ -48,8 +48,9 @@ static bool exchange_create(struct exchange *exchange, size_t index, const struc
                                     .threads = 1};
   made = made && ob_work_create(&exchange->work, RANKS, RANKS) == ONEBIT_OK;
   for (int k = 0; made && k <= SERVER; k++) {
-    made = ob_residual_create(&exchange->residuals[k], &exchange->layout, 0,
-                              exchange->layout.blocks, false, false, &ob_memory_host) == ONEBIT_OK;
+    made =
+        ob_residual_create(&exchange->residuals[k], &exchange->layout, 0, exchange->layout.blocks,
+                           false, false, 2, &ob_memory_host) == ONEBIT_OK;
     exchange->messages[k] = calloc(1, ob_message_bytes(&exchange->shape));
     made = made && exchange->messages[k];
   }

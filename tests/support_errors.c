@@ -276,6 +276,7 @@ static const struct {
     {"warmup_bits", 2, COUNT, 0, 0, ADAM(.common.warmup_bits = 4)},
     {"bits", 2, COUNT, 0, 0, ADAM(.common.bits = 4)},
     {"max_bits", 2, COUNT, 0, 0, ADAM(.common.max_bits = 8)},
+    {"residual_copies", 2, COUNT, 0, 0, ADAM(.common.residual_copies = 1)},
     {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_STEP)},
     {"shards", 2, COUNT, 0, 0, ADAM(.shards = ONEBIT_SHARDS_PARAMETERS)},
     {"profile", 2, COUNT, 0, 0,

@@ -53,6 +53,8 @@ static void wrong_common(const struct wrong_scene *scene) {
   COMMON("warmup_bits is -8", .warmup_bits = -8);
   COMMON("bits is 3", .bits = 3);
   COMMON("max_bits is -1", .max_bits = -1);
+  COMMON("residual_copies is 3", .residual_copies = 3);
+  COMMON("residual_copies is 1, max_bits is 2", .residual_copies = 1, .bits = 2);
 }
 
 void wrong_creations(const struct wrong_scene *scene) {

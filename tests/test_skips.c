@@ -238,6 +238,16 @@ Test(skips, leave_no_trace_with_clipping) {
   check_all(&common, 1);
 }
 
+/* Nothing has been compressed when the norm is known: one copy of the residuals is enough. */
+Test(skips, leave_no_trace_with_clipping_and_one_copy) {
+  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
+  common.clip_norm = 10;
+  common.residual_copies = 1;
+  for (size_t k = 0; k < OPTIMIZERS; k++)
+    if (!strstr(optimizers[k].name, "shards") && strcmp(optimizers[k].name, "lamb") != 0)
+      check_optimizer(k, &common, 0);
+}
+
 /* A compressed warm-up has a residual of its own, in every bucket. */
 Test(skips, leave_no_trace_in_a_compressed_warm_up) {
   static const char *const names[] = {"adam", "adam that freezes by itself", "lamb", "momentum"};

@@ -137,12 +137,19 @@ typedef struct onebit_optimizer_options {
    * default, with a scale a block; not of shards, nor of Efficient-Adam with trust_ratio. Memory:
    * messages are for max_bits. Where a bucket stands is in the statistics and in checkpoints. */
   int bits, max_bits;
+  /* Copies of the residuals, as in onebit_plan_options_t; default 2. With one, 4 bytes a parameter
+   * and 4 / size less, and a step that is skipped or fails brings them back to two roundings, where
+   * with two they are as they were to the bit. Clipping and loss scaling know of gradients that are
+   * not finite before anything is compressed: the step that they skip changes nothing either way.
+   * One takes one bit, memory of the host, a schedule that is not hierarchical; not shards, nor
+   * 1-bit LAMB. 1-bit Adam and momentum SGD have the second array until the warm-up ends. */
+  int residual_copies;
 } onebit_optimizer_options_t;
 
 /* clang-format off */
 #define ONEBIT_OPTIMIZER_OPTIONS_INIT \
   { ONEBIT_PROFILE_DEFAULT, ONEBIT_SCALE_RMS, 0, 0, 0, 0, 0, ONEBIT_SCHEDULE_AUTOMATIC, \
-    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    ONEBIT_DEVICE_HOST, ONEBIT_FLOAT32, ONEBIT_FLOAT32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* clang-format on */
 
 /* One step: reads the gradients, exchanges, updates the parameters. Collective.

@@ -130,13 +130,13 @@ typedef struct onebit_plan_options {
    * on some rank, and half as many when those would do on all of them: docs/ladder.md. What it
    * takes: as `bits` of more than one, and not no_error_feedback. */
   int max_bits;
-  /* Copies of the residual of what this rank sends, 1 or 2; default 2. With two, a call that is
-   * skipped or fails leaves it as it was, to the bit. With one, 4 bytes an element less and a
-   * faster compression, it comes back to two roundings of float32, of the sum with the input and of
-   * the difference that undoes it; elements whose input was not finite do to the bit, and after
-   * ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT it may be that of the call. What one takes: one
-   * bit, memory of the host, and not ONEBIT_SCHEDULE_HIERARCHICAL. Ranks need not agree: results
-   * of calls that are made do not depend on it. */
+  /* Copies of the residuals, 1 or 2; default 2. With two, a call that is skipped or fails leaves
+   * them as they were, to the bit. With one, faster and smaller by 4 + 4 / size bytes an element,
+   * they come back to two roundings of float32, of the sum with the input and of the difference
+   * that undoes it; of what this rank sends, elements whose input was not finite do to the bit, and
+   * after ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT they may be those of the call. What one
+   * takes: one bit, memory of the host, and not ONEBIT_SCHEDULE_HIERARCHICAL. Ranks need not agree:
+   * results of calls that are made do not depend on it. */
   int residual_copies;
 } onebit_plan_options_t;
 
@@ -156,8 +156,9 @@ typedef struct onebit_plan_options {
  *   options   how, or NULL for the defaults; not kept
  *   plan      out: the plan; NULL when the call fails
  * Memory, in bytes an element of the send buffer: 8 for the residual (two copies, so that a
- * skipped call leaves it as it was; 4 with residual_copies 1) and 8 / size for the one of the
- * segment that the rank serves, 3/8 for messages of one bit, and so many times that for more bits.
+ * skipped call leaves it as it was) and 8 / size for the one of the segment that the rank serves,
+ * of both half with residual_copies 1, 3/8 for messages of one bit, and so many times that for more
+ * bits.
  * Errors: ONEBIT_ERROR_ARGUMENT (no communicator, an option out of range, a count whose buffers
  * could not be addressed, an unknown ONEBIT_CODEC or ONEBIT_THREADS in the environment),
  * ONEBIT_ERROR_MISMATCH (ranks differ; the message says where), ONEBIT_ERROR_MEMORY,

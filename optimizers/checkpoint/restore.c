@@ -303,6 +303,7 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts.list[loading->parts.own >= 0 ? loading->parts.own : 0];
   loading->stage = stage_of(loading);
+  OB_TRY(ob_buckets_fit_scratch(optimizer, loading->stage == OB_STAGE_WARMUP));
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
   OB_TRY(restore_ladders(loading));
@@ -314,5 +315,6 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   restore_counts(loading);
   OB_TRY(ob_optimizer_accept(optimizer));
   set_ladders(loading);
+  OB_TRY(ob_buckets_fit_scratch(optimizer, false));
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

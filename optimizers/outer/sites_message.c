@@ -48,7 +48,7 @@ static onebit_status_t make_longer(struct ob_sites *sites, const struct ob_layou
   struct ob_residual *none = &sites->none;
   sites->outer->own_bytes -= none->memory ? ob_residual_bytes(none) : 0;
   ob_residual_destroy(none);
-  OB_TRY(ob_residual_create(none, layout, 0, layout->blocks, false, false, &ob_memory_host));
+  OB_TRY(ob_residual_create(none, layout, 0, layout->blocks, false, false, 2, &ob_memory_host));
   sites->outer->own_bytes += ob_residual_bytes(none);
   return ONEBIT_OK;
 }
@@ -77,7 +77,7 @@ static onebit_status_t create_part(struct ob_site_part *part, struct ob_sites *s
     OB_TRY(make_longer(sites, &part->layout));
   if (!is_own)
     return ONEBIT_OK;
-  OB_TRY(ob_residual_create(&part->server, &part->layout, 0, part->layout.blocks, false, false,
+  OB_TRY(ob_residual_create(&part->server, &part->layout, 0, part->layout.blocks, false, false, 2,
                             &ob_memory_host));
   sites->outer->own_bytes += ob_residual_bytes(&part->server);
   return ONEBIT_OK;

@@ -207,6 +207,7 @@ class _OptimizerOptions(TypedDict, total=False):
     warmup_bits: int
     bits: int
     max_bits: int
+    residual_copies: int
 
 class _EfficientAdamOptions(_OptimizerOptions, total=False):
     beta1: float

@@ -253,6 +253,7 @@ class OptimizerOptions(Structure):
         ("warmup_bits", c_int),
         ("bits", c_int),
         ("max_bits", c_int),
+        ("residual_copies", c_int),
     ]
 
 
