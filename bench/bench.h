@@ -60,7 +60,8 @@ struct bench_options {
   bool full, tails, check, no_dense, json, csv, timeline, processor_time;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
-  int bits; /* an element; 0: 1 */
+  int bits;            /* an element; 0: 1 */
+  int residual_copies; /* 0: the library's default */
   onebit_dtype_t dtype;
   onebit_device_t device; /* where the buffers are */
   int threads;

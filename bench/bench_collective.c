@@ -37,6 +37,7 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
   options.schedule = variant.schedule;
   options.wire = variant.wire;
   options.bits = variant.wire == ONEBIT_WIRE_BITS ? test->options->bits : 0;
+  options.residual_copies = test->options->residual_copies;
   options.device = device;
   return options;
 }

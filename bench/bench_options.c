@@ -148,6 +148,8 @@ static const struct tool_option rows[] = {
     {"scale", 0, TOOL_CHOICE, AT(scale), "NAME", "rms, mean-absolute or largest",
      .names = bench_scales},
     {"bits", 0, TOOL_INTEGER, AT(bits), "N", "bits an element: 1, 2, 4 or 8", .low = 1},
+    {"residual-copies", 0, TOOL_INTEGER, AT(residual_copies), "N",
+     "copies of the residuals, 1 or 2: how a plan or an optimizer keeps them", .low = 1},
     {"dtype", 0, TOOL_CHOICE, AT(dtype), "NAME",
      "float32, bfloat16 or float16, of the compressed buffers",
      .names = bench_dtypes, .groups = BENCH_RANKED | BENCH_CODEC},

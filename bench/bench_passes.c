@@ -61,7 +61,8 @@ int bench_run_compress(const struct bench_entry *entry) {
       .moment = {f->beta2, f->one_minus_beta2, f->epsilon, .now = 0.0625f, .before = 0.1875f}};
   for (int copy = 0; copy < 2; copy++)
     residual->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
-  passes->work.stream = !pass->in_place && passes->plan->work.stream != pass->otherwise;
+  passes->work.stream =
+      !residual->changed && !pass->in_place && passes->plan->work.stream != pass->otherwise;
   compress(passes, &source, residual);
   residual->moments[0] = residual->moments[1] = NULL;
   return BENCH_OK;
@@ -166,6 +167,7 @@ int bench_run_apply(const struct bench_entry *entry) {
 LOOP(run_triad, bench_triad_loop(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], 0.5f, passes->count))
 LOOP(run_triad_apart, bench_triad_apart_loop(arrays[BENCH_OUTPUT], arrays[BENCH_PARAMETERS],
                                              arrays[BENCH_GRADIENT], 0.5f, passes->count))
+LOOP(run_write, bench_write_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
 LOOP(run_memcpy,
      memcpy(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], passes->count * sizeof(float)))
 
@@ -177,22 +179,25 @@ const struct bench_pass
     /* b and a in, a out */
     bench_triad = {"triad", run_triad, .floats = 3},
     bench_triad_apart = {"triad, third array", run_triad_apart, .floats = 3},
+    bench_write = {"write", run_write, .floats = 1},
     bench_memcpy = {"memcpy", run_memcpy, .floats = 2},
     /* input and residual in; residual and bit out */
-    bench_compress = {"compress", bench_run_compress, .inputs = 1, .floats = 2, .bits = 1},
+    bench_compress = {"compress", bench_run_compress, .inputs = 1, .floats = 2, .bits = 1,
+                      .like = &bench_triad_apart},
     bench_compress_in_place = {"compress in place", bench_run_compress, .inputs = 1, .floats = 2,
-                               .bits = 1, .in_place = true},
+                               .bits = 1, .like = &bench_triad, .in_place = true},
     bench_compress_other = {"compress, other stores", bench_run_compress, .inputs = 1, .floats = 2,
                             .bits = 1, .otherwise = true},
     /* the momentum's bit in, besides */
     bench_compress_momentum = {"compress momentum", bench_run_compress, .inputs = 1, .floats = 2,
-                               .bits = 2, .momentum = true},
+                               .bits = 2, .like = &bench_triad_apart, .momentum = true},
     /* a bit of each stream and the residual in; residual and bit out */
     bench_reduce = {"reduce", bench_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
                     .streams = true},
     /* a bit in, a value of the dtype out */
-    bench_store = {"store", run_store, .inputs = 1, .bits = 1},
-    bench_apply = {"adam apply", bench_run_apply, .kinds = {OB_PASS_APPLY}, .frozen = true},
+    bench_store = {"store", run_store, .inputs = 1, .bits = 1, .like = &bench_write},
+    bench_apply = {"adam apply", bench_run_apply, .kinds = {OB_PASS_APPLY}, .frozen = true,
+                   .like = &bench_triad},
     /* The dense step, on blocks, as the library's warm-up does it. */
     bench_adam = {"dense adam", bench_run_pass, .kinds = {OB_PASS_ADAM}};
 /* clang-format on */
@@ -282,6 +287,7 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
   wanted.wire = wire;
   wanted.scale = options->scale;
   wanted.bits = wire == ONEBIT_WIRE_BITS ? options->bits : 0;
+  wanted.residual_copies = options->residual_copies;
   wanted.block_size = options->block_size;
   wanted.chunk_size = options->chunk_size;
   if (!wanted.chunk_size && wanted.device == ONEBIT_DEVICE_CUDA)

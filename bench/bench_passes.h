@@ -50,6 +50,7 @@ struct bench_pass {
   bench_timed *run;     /* its context is a struct bench_passes */
   onebit_dtype_t dtype; /* of the input; on a device */
   double inputs, floats, bits, scales;
+  const struct bench_pass *like; /* a plain loop that reads and writes as it does; NULL: none */
   struct {
     double floats, bits, scales;
   } each;
@@ -66,9 +67,9 @@ struct bench_pass {
   enum ob_serve_rule serve_rule;
 };
 
-extern const struct bench_pass bench_triad, bench_triad_apart, bench_memcpy, bench_compress,
-    bench_compress_momentum, bench_compress_in_place, bench_compress_other, bench_reduce,
-    bench_store, bench_apply, bench_adam, bench_step;
+extern const struct bench_pass bench_triad, bench_triad_apart, bench_write, bench_memcpy,
+    bench_compress, bench_compress_momentum, bench_compress_in_place, bench_compress_other,
+    bench_reduce, bench_store, bench_apply, bench_adam, bench_step;
 
 /* An exit status; `passes` is safe to destroy in any case. streams: the most in any pass. */
 int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
@@ -102,9 +103,10 @@ extern const struct ob_lion_factors bench_lion_factors;
 #define BENCH_LEARNING_RATE 1e-6f /* moves parameters little however long the benchmark runs */
 
 /* The baselines: to[i] = b[i] + s * a[i], in place with the widest vectors of this processor, and
- * in an array of its own. */
+ * in an array of its own; and to[i] = s. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count);
+void bench_write_loop(float *to, float s, size_t count);
 const char *bench_triad_width(void);
 
 #endif

@@ -162,6 +162,20 @@ static void put_ratio(struct bench_table *table, const struct bench_sheet *sheet
   bench_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
 }
 
+/* Against a plain loop with the same traffic; what writes residuals in place has that of the triad.
+ */
+static void put_loop(struct bench_table *table, const struct bench_sheet *sheet,
+                     const struct bench_entry *own) {
+  const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
+  const struct bench_pass *like = own->pass->like;
+  if (like == &bench_triad_apart && sheet->passes->plan->worker.changed)
+    like = &bench_triad;
+  for (size_t k = 0; like && k < sheet->rounds.count; k++)
+    if (sheet->rounds.entries[k].pass == like)
+      loop = &sheet->rounds.entries[k];
+  put_ratio(table, sheet, "loop", loop, own, own->bytes / loop->bytes);
+}
+
 static void put_comparisons(struct bench_table *table, const struct row *row) {
   const struct bench_sheet *sheet = row->sheet;
   const struct bench_entry *own = row->entry, *copy = sheet->rounds.entries;
@@ -171,6 +185,8 @@ static void put_comparisons(struct bench_table *table, const struct row *row) {
   } else
     for (size_t k = 0; k < sheet->list->copies; k++, copy++)
       put_ratio(table, sheet, copy->name, copy, own, own->bytes / copy->bytes);
+  if (sheet->list->copies && !sheet->job->device)
+    put_loop(table, sheet, own);
   if (sheet->list->dense)
     put_ratio(table, sheet, "dense", own, bench_sheet_dense(sheet), 1);
   else if (sheet->job->device)

@@ -111,12 +111,13 @@ static const struct bench_list adam_list = {NULL, 0, 2, 2,
     {&fused_adam, &bench_adam, &bench_step, &bench_compress_momentum, &bench_apply,
      &bench_reduce}};
 
-/* The third shows what a pass like compress can reach, which writes the residual to a second array:
- * not all of a triad. The last two are what the library could do instead of what is planned. */
-static const struct bench_list codec_list = {NULL, 2, 0, 0,
-    {&bench_triad, &bench_memcpy, &bench_triad_apart, &bench_compress, &bench_compress_momentum,
-     &bench_reduce, &bench_store, &bench_apply, &bench_adam, &bench_compress_other,
-     &bench_compress_in_place}};
+/* The second shows what a pass like compress can reach, which writes the residual to a second
+ * array: not all of a triad; the third what one can that only writes. The last two are what the
+ * library could do instead of what is planned. */
+static const struct bench_list codec_list = {NULL, 1, 0, 0,
+    {&bench_triad, &bench_triad_apart, &bench_write, &bench_memcpy, &bench_compress,
+     &bench_compress_momentum, &bench_reduce, &bench_store, &bench_apply, &bench_adam,
+     &bench_compress_other, &bench_compress_in_place}};
 /* clang-format on */
 
 /* --- Rows */
@@ -161,8 +162,9 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
     bench_sheet_notes(&sheet, about,
                       list->parts ? "of dense: time against the better one of two dense steps, of "
                                     "the same round, median"
-                                  : "GB/s: what the pass must move. of triad, of memcpy: bytes a "
-                                    "second, against the baseline of the same round, median");
+                                  : "GB/s: what the pass must move. of triad, of loop: bytes a "
+                                    "second, against the triad loop of the same round, and against "
+                                    "a plain loop that reads and writes likewise, median");
   if (status == BENCH_OK) {
     (list->name ? print_sums : print_entries)(&sheet);
     (list->name ? print_entries : print_sums)(&sheet);
@@ -230,43 +232,71 @@ static int measure_adam(struct bench_job *job, struct bench_passes *passes) {
 struct memory {
   const struct ob_method *method;
   const char *name;
-  double dense, bytes;
+  double dense, bytes, shared;
 };
 
-static const struct memory memories[] = {{&ob_method_efficient_adam, "Efficient-Adam", 12, 0},
-                                         {&ob_method_adam, "1-bit Adam", 12, 0},
-                                         {&ob_method_lamb, "1-bit LAMB", 12, 0},
-                                         {&ob_method_zero_one_adam, "0/1 Adam", 12, 0},
-                                         {&ob_method_momentum, "1-bit momentum SGD", 8, 0},
-                                         {&ob_method_lion, "Lion", 8, 0}};
+static const struct memory memories[] = {{&ob_method_efficient_adam, "Efficient-Adam", 12, 0, 0},
+                                         {&ob_method_adam, "1-bit Adam", 12, 0, 0},
+                                         {&ob_method_lamb, "1-bit LAMB", 12, 0, 0},
+                                         {&ob_method_zero_one_adam, "0/1 Adam", 12, 0, 0},
+                                         {&ob_method_momentum, "1-bit momentum SGD", 8, 0, 0},
+                                         {&ob_method_lion, "Lion", 8, 0, 0}};
 
 static void memory_fields(struct bench_table *table, const void *row) {
   const struct memory *memory = row;
   bench_text(table, "optimizer", "Memory", -30, memory->name);
   bench_number(table, "memory_bytes_per_parameter", "B/param.", 11, 2, memory->bytes);
-  bench_number(table, "shared_bytes_per_parameter", "of P ranks", 12, 0, 8);
+  bench_number(table, "shared_bytes_per_parameter", "of P ranks", 12, 0, memory->shared);
   bench_number(table, "dense_bytes_per_parameter", "dense", 11, 0, memory->dense);
 }
 
-/* On arrays that there are. In CSV these are columns of another table, with heads of its own. */
-static int print_memory(struct bench_table *table, const struct bench_passes *passes) {
+/* The defaults, but for what the benchmark's options say, and a warm-up of one step. */
+static void fill_options(const struct ob_method *method, const struct bench_options *options,
+                         unsigned char *given) {
+  const size_t one = 1;
+  memcpy(given, &method->options_size, sizeof method->options_size);
+  for (size_t k = 0; k < method->option_count; k++)
+    if (strcmp(method->options[k].name, "freeze_step") == 0)
+      memcpy(given + method->options[k].from, &one, sizeof one);
+  memcpy(given + method->common_at + offsetof(onebit_optimizer_options_t, residual_copies),
+         &options->residual_copies, sizeof options->residual_copies);
+}
+
+/* In its compressed stage. Methods that the options are not for: not a number. */
+static int weigh(const struct ob_method *method, const struct bench_options *options,
+                 const struct bench_passes *passes, double *bytes) {
   onebit_tensor_t tensor = {.parameter = passes->arrays[BENCH_PARAMETERS],
                             .gradient = passes->arrays[BENCH_GRADIENT],
                             .count = passes->count};
+  _Alignas(double) unsigned char given[512] = {0};
+  onebit_optimizer_t optimizer = NULL;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  fill_options(method, options, given);
+  onebit_status_t status = ob_optimizer_create(passes->comm, method, given, &tensor, 1, &optimizer);
+  *bytes = NAN;
+  if (status == ONEBIT_ERROR_UNSUPPORTED)
+    return BENCH_OK;
+  if (status == ONEBIT_OK)
+    status = onebit_optimizer_step(optimizer, 0);
+  if (status == ONEBIT_OK)
+    status = onebit_optimizer_get_info(optimizer, &info);
+  onebit_optimizer_destroy(optimizer);
+  *bytes = (double)info.memory_bytes / (double)passes->count;
+  return bench_status(status, method->name);
+}
+
+/* On arrays that there are. In CSV these are columns of another table, with heads of its own. */
+static int print_memory(struct bench_job *job, const struct bench_passes *passes) {
+  struct bench_table *table = job->table;
   table->headed = false;
   bench_note(table, "Memory, bytes a parameter: what one rank alone takes, of it what all P ranks "
                     "share between them,\n# and a dense step with a buffer for the mean gradient");
   for (size_t k = 0; k < sizeof memories / sizeof memories[0]; k++) {
     struct memory memory = memories[k];
-    onebit_optimizer_t optimizer = NULL;
-    onebit_optimizer_info_t info = {.size = sizeof info};
-    BENCH_TRY(
-        bench_status(ob_optimizer_create(passes->comm, memory.method, NULL, &tensor, 1, &optimizer),
-                     memory.name));
-    onebit_optimizer_get_info(optimizer, &info);
-    onebit_optimizer_destroy(optimizer);
-    memory.bytes = (double)info.memory_bytes / (double)passes->count;
-    bench_print_row(table, memory_fields, &memory);
+    memory.shared = job->options->residual_copies == 1 && !memory.method->serve_rule ? 4 : 8;
+    BENCH_TRY(weigh(memory.method, job->options, passes, &memory.bytes));
+    if (!isnan(memory.bytes))
+      bench_print_row(table, memory_fields, &memory);
   }
   return BENCH_OK;
 }
@@ -281,7 +311,7 @@ static int measure_optimizers(struct bench_job *job, struct bench_passes *passes
   BENCH_TRY(bench_passes_extend(passes));
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++)
     BENCH_TRY(measure_list(job, passes, &steps[k]));
-  return job->last ? print_memory(job->table, passes) : BENCH_OK;
+  return job->last ? print_memory(job, passes) : BENCH_OK;
 }
 
 /* --- Sizes */

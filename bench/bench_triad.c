@@ -41,6 +41,17 @@ void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, 
     to[i] = b[i] + s * a[i];
 }
 
+/* Past the caches likewise: what memory allows to a pass that only writes. */
+void bench_write_loop(float *to, float s, size_t count) {
+  size_t i = 0;
+#if defined(__x86_64__)
+  for (; i + 4 <= count; i += 4)
+    _mm_stream_ps(to + i, _mm_set1_ps(s));
+#endif
+  for (; i < count; i++)
+    to[i] = s;
+}
+
 const char *bench_triad_width(void) {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512f") ? "512 bits"
