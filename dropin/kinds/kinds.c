@@ -5,7 +5,8 @@
  * MPICH's handles are ints, those of others pointers; on the machines that onebit is for either is
  * an argument of the integer class, in a register or in a word of the stack, wherever the caller's
  * mpi.h and the part's agree on it. So arguments are passed on as words, as many as any of the
- * calls has, and what a call does not have is not looked at. None is a floating-point number.
+ * calls has (13: MPI_T_pvar_get_info), and what a call does not have is not looked at. None is a
+ * floating-point number.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
@@ -16,7 +17,7 @@
 
 typedef uintptr_t word;
 _Static_assert(sizeof(word) == 8, "a register holds an int and a pointer alike");
-typedef word entry(word, word, word, word, word, word, word, word, word, word);
+typedef word entry(word, word, word, word, word, word, word, word, word, word, word, word, word);
 
 enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDARD };
 
@@ -40,9 +41,10 @@ static entry *choose(entry *const parts[OB_MPI_KINDS], const bool *has, const ch
 #define ENTRY(name)                                                                                \
   PARTS(DECLARE, name)                                                                             \
   entry name;                                                                                      \
-  word name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j) {      \
+  word name(word a, word b, word c, word d, word e, word f, word g, word h, word i, word j,        \
+            word k, word l, word m) {                                                              \
     static entry *const parts[OB_MPI_KINDS] = {PARTS(PART, name)};                                 \
     static const bool has[OB_MPI_KINDS] = {PARTS(IS_THERE, name)};                                 \
-    return choose(parts, has, #name)(a, b, c, d, e, f, g, h, i, j);                                \
+    return choose(parts, has, #name)(a, b, c, d, e, f, g, h, i, j, k, l, m);                       \
   }
 #include OB_ENTRIES
