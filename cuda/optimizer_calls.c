@@ -90,7 +90,7 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
   onebit_status_t status =
       ob_optimizer_note(optimizer, ob_optimizer_step_on(optimizer, learning_rate, true, stream));
   if (!ob_cuda_is_capturing(stream))
-    ob_metrics_step(optimizer, learning_rate);
+    ob_metrics_step(optimizer, learning_rate, status);
   return status;
 }
 

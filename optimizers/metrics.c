@@ -108,11 +108,11 @@ static bool write_events(FILE *file, uint64_t step, const double row[COLUMNS]) {
   return ob_events_write(file, now(), step, named, values, count);
 }
 
-void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate) {
+void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status) {
   struct ob_metrics *metrics = optimizer->metrics;
   onebit_optimizer_statistics_t all = {.size = sizeof all};
   double row[COLUMNS];
-  if (!metrics)
+  if (!metrics || (status < ONEBIT_OK && status != ONEBIT_SKIPPED))
     return;
   if (metrics->calls++ == 0) /* when the first step began, not when the optimizer was made */
     metrics->row_began = ob_seconds() - optimizer->times.all;

@@ -10,9 +10,10 @@
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE, ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer);
 
-/* A call of step has ended: writes a row where one is due. What cannot be written is warned of,
- * once, and the metrics end. */
-void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate);
+/* A call of step has ended with that status: writes a row where one is due. One that failed is no
+ * step, and its error message stays. What cannot be written is warned of, once, and the metrics
+ * end. */
+void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
 
 void ob_metrics_close(onebit_optimizer_t optimizer);
 

@@ -404,7 +404,7 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
   onebit_status_t status = optimizer->deferred
                                ? step_and_wait(optimizer, learning_rate)
                                : ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
-  ob_metrics_step(optimizer, learning_rate);
+  ob_metrics_step(optimizer, learning_rate, status);
   return status;
 }
 

@@ -117,6 +117,32 @@ Test(metrics, each_rank_writes_a_file_of_its_own) {
   cr_expect(rmdir(directory) == 0, "more files than these");
 }
 
+/* A step that fails is none of those that a row is of, and what it says stays. */
+static void fail_between(onebit_comm_t comm, void *context) {
+  static _Thread_local float parameter[COUNT], gradient[COUNT];
+  static const float rates[] = {0.5f, NAN, NAN, 0.5f};
+  (void)context;
+  onebit_optimizer_t optimizer = make_adam(comm, parameter, gradient, ONEBIT_OK);
+  for (int k = 0; k < 4; k++)
+    CHECK_STATUS(onebit_optimizer_step(optimizer, rates[k]),
+                 rates[k] > 0 ? ONEBIT_OK : ONEBIT_ERROR_ARGUMENT);
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(metrics, steps_that_fail_are_left_out) {
+  static unsigned char text[1 << 13];
+  cr_assert(mkdtemp(directory));
+  setenv("ONEBIT_METRICS", file_in("run.csv"), 1);
+  setenv("ONEBIT_METRICS_EVERY", "2", 1);
+  on_ranks(RANKS, fail_between, NULL);
+  read_file("run.csv", text, sizeof text);
+  const char *row = strchr((char *)text, '\n');
+  cr_assert(row);
+  cr_expect(strncmp(row, "\n2,", 3) == 0 && strchr(row + 1, '\n') == row + strlen(row) - 1, "%s",
+            (char *)text);
+  cr_expect(rmdir(directory) == 0);
+}
+
 /* --- Events */
 
 static uint64_t fixed(const unsigned char *at, int size) {
