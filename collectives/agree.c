@@ -169,5 +169,6 @@ onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
     OB_TRY(exchange(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
   for (int rank = 0; rank < comm->size; rank++)
     comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
+  ob_comm_log(comm);
   return ONEBIT_OK;
 }

@@ -86,10 +86,13 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   }
   if (rank == 0)
     ob_config_warn(rank);
-  ob_log(OB_LOG_INFO, rank, "communicator of %d ranks on %d hosts over %s", size, comm->hosts.count,
-         transport->name);
   *result = comm;
   return ONEBIT_OK;
+}
+
+void ob_comm_log(onebit_comm_t comm) {
+  ob_log(OB_LOG_INFO, comm->rank, "communicator of %d ranks on %d hosts over %s", comm->size,
+         comm->hosts.count, comm->transport->name);
 }
 
 /* What still needs the transport's state. */

@@ -56,6 +56,9 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
                                const int *host_of, void *state, struct ob_engine *engine,
                                onebit_comm_t *comm);
 
+/* Says with ONEBIT_DEBUG=INFO that it is made, once its hosts are known. */
+void ob_comm_log(onebit_comm_t comm);
+
 /* Memory for the names of the hosts (ob_agree_names). ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_comm_make_names(onebit_comm_t comm);
 

@@ -126,6 +126,24 @@ Test(sockets, schedules_equal_the_oracle) {
   walk(cases, count, 4, 2, 8);
 }
 
+static void do_nothing(onebit_comm_t comm, void *context) { (void)comm, (void)context; }
+
+Test(sockets, info_counts_the_hosts) {
+  char text[1024] = "", path[] = "/tmp/onebit-log-XXXXXX";
+  int file = mkstemp(path);
+  setenv("ONEBIT_DEBUG", "INFO", 1);
+  setenv("ONEBIT_DEBUG_FILE", path, 1);
+  on_sockets(3, 3, 1, do_nothing, NULL);
+  cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
+  unlink(path);
+  for (int rank = 0; rank < 3; rank++) {
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, " rank %d: communicator of 3 ranks on 3 hosts over sockets\n",
+             rank);
+    cr_expect(strstr(text, wanted), "%s", text);
+  }
+}
+
 static void in_flight(rank_body *scenario) {
   struct flight *flight = flight_prepare(3);
   on_sockets(3, 1, 2, scenario, flight);

@@ -72,6 +72,7 @@ static onebit_status_t create_members(struct group *group, const int *host_of, i
         ob_comm_create(&ob_transport_loopback, rank, size, host_of, group, NULL, &comms[rank]);
     if (status == ONEBIT_OK) {
       comms[rank]->host_names = group->host_names;
+      ob_comm_log(comms[rank]);
       continue;
     }
     for (int made = 0; made < rank; made++) {

@@ -55,5 +55,7 @@ const struct ob_transport ob_transport_self = {
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm) {
   if (!comm)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
-  return ob_comm_create(&ob_transport_self, 0, 1, NULL, NULL, NULL, comm);
+  OB_TRY(ob_comm_create(&ob_transport_self, 0, 1, NULL, NULL, NULL, comm));
+  ob_comm_log(*comm);
+  return ONEBIT_OK;
 }
