@@ -9,7 +9,8 @@
 
 #include "base/error.h"
 
-enum { MAX_DEPTH = 32 };
+/* 17 digits tell a double from its neighbours. */
+enum { MAX_DEPTH = 32, MAX_NUMBER = 60 };
 
 struct reader {
   const char *name;
@@ -123,12 +124,15 @@ static onebit_status_t read_number(struct reader *reader, const char **text) {
   }
   if (!good)
     return wrong(reader, "a value");
+  if (reader->write - *text > MAX_NUMBER)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: %.20s...: a number of more than %d characters",
+                    reader->name, reader->line, *text, MAX_NUMBER);
   *reader->write++ = '\0';
   return ONEBIT_OK;
 }
 
 double ob_json_real_of(const char *text) {
-  char local[64] = "";
+  char local[MAX_NUMBER + 8] = ""; /* a point may have several bytes */
   size_t whole = strcspn(text, ".");
   if (text[whole])
     snprintf(local, sizeof local, "%.*s%s%s", (int)whole, text, localeconv()->decimal_point,

@@ -81,6 +81,8 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
       {"{\"a\":-}", "expected a value, not '}'"},
       {"{\"a\":1.}", "expected a value, not '}'"},
       {"{\"a\":1e}", "expected a value, not '}'"},
+      {"{\"a\":\n0.123456789012345678901234567890123456789012345678901234567890e-1}",
+       "f:2: 0.123456789012345678...: a number of more than 60 characters"},
       {"{\"a\":tru}", "expected a value, not 't'"},
       {"{\"a\":\"x\n\"}", "expected \" at the end of a text, not such a character"},
       {"{\"a\":\"x", "expected \" at the end of a text, not the end of the file"},
