@@ -150,7 +150,9 @@ static onebit_status_t check_key(const struct ob_json_value *value) {
                  ? ONEBIT_OK
                  : ob_config_wrong(value, "not a text, a number, true or false");
   if (strcmp(value->key, "optimizer") == 0)
-    return value->kind == OB_JSON_OBJECT ? ONEBIT_OK : ob_config_wrong(value, "not an object");
+    return value->kind == OB_JSON_OBJECT || value->kind == OB_JSON_NULL
+               ? ONEBIT_OK
+               : ob_config_wrong(value, "not an object");
   if (strcmp(value->key, "gradient_clipping") == 0 || ob_config_without_effect(value->key, false))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_ARGUMENT,

@@ -76,7 +76,7 @@ onebit_status_t ob_option_file_open(struct ob_option_file *file) {
   *file = (struct ob_option_file){0};
   OB_TRY(ob_config_check());
   const struct ob_json_value *section = ob_config_find(NULL, "optimizer"), *value = NULL;
-  if (!section)
+  if (!section || section->kind == OB_JSON_NULL)
     return ONEBIT_OK;
   while ((value = ob_config_next(section, value)))
     if (strcmp(value->key, "type") == 0)
@@ -104,7 +104,9 @@ const struct ob_json_value *ob_option_in_file(const struct ob_option_file *file,
   while (file->params && (value = ob_config_next(file->params, value)))
     if (names(value->key, row->name) && value->kind != OB_JSON_NULL)
       return value;
-  return strcmp(row->name, "clip_norm") == 0 ? ob_config_find(NULL, "gradient_clipping") : NULL;
+  if (strcmp(row->name, "clip_norm") == 0)
+    value = ob_config_find(NULL, "gradient_clipping");
+  return value && value->kind != OB_JSON_NULL ? value : NULL;
 }
 
 /* DeepSpeed's freeze_step counts a first call that makes no step, which only its profile has. */

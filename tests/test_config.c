@@ -280,6 +280,21 @@ Test(config, deepspeeds_profile_has_its_count) {
   checks_must_hold();
 }
 
+Test(config, null_is_as_if_the_key_were_not_there) {
+  write_file(
+      "{\"gradient_clipping\": null, \"threads\": null,\n\"optimizer\": {\"type\": \"adam\", "
+      "\"params\": {\"beta1\": null, \"beta2\": 0.5}}}");
+  onebit_optimizer_t adam = make_adam(NULL, ONEBIT_OK);
+  CHECK(adam && adam->moments.beta1 == 0.9 && adam->moments.beta2 == 0.5 &&
+            adam->options.clip_norm == 0,
+        "other options");
+  onebit_optimizer_destroy(adam);
+  onebit_comm_destroy(comm);
+  expect_said(program(0, "onebit-info"), ":2 without effect\n");
+  unlink(path);
+  checks_must_hold();
+}
+
 Test(config, each_optimizers_section_is_its_own) {
   write_file("{\"optimizer\": {\"type\": \"ZeroOneAdam\", \"params\": {\"var_freeze_step\": 17,"
              "\"var_update_scaler\": 3, \"local_step_scaler\": 9, \"local_step_clipper\": 2}}}");

@@ -143,8 +143,8 @@ static void print_value(const struct ob_option_file *file, const struct ob_json_
   int given = print_given(file, value, ob_common_options, ob_common_option_count);
   if (method)
     given += print_given(file, value, method->options, method->option_count);
-  if (why)
-    printf("without effect%s%s", *why ? ": " : "", why);
+  if (why || value->kind == OB_JSON_NULL)
+    printf("without effect%s%s", why && *why ? ": " : "", why ? why : "");
   else if (!given)
     printf("wrong");
   printf("\n");
