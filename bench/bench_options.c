@@ -254,8 +254,9 @@ static bool make_sense(const struct bench_benchmark *benchmark, const struct ben
       {options->sockets && options->ranks, "--transport sockets", "not with --ranks"},
       {options->sockets && cuda, "--transport sockets", "not with -d cuda"},
       {options->connections && !options->sockets, "--connections", "needs --transport sockets"},
-      {cuda && (options->compare_count || options->timeline || options->link), "-d cuda",
-       "not with --compare, --timeline and --link"},
+      {options->cores && !(options->rate > 0), "--cores", "needs --rate"},
+      {cuda && (options->compare_count || options->timeline || options->link || options->rate > 0),
+       "-d cuda", "not with --compare, --timeline, --link and --rate"},
       {cuda && options->processor_time, "--processor-time", "not with -d cuda"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
     if (rules[k].wrong) {

@@ -192,6 +192,7 @@ Test(bench, wrong_command_lines_get_words) {
       {"allreduce", "--schedule exchange:dense"},
       {"allreduce", "--wire 16"},
       {"allreduce", "--compare ,"},
+      {"allreduce", "--cores 2"},
       {"allreduce", "--compare exchange:0"},
       {"allreduce", "--compare exchange:64:dense"},
       {"allreduce", "--compare exchange:dense:64:64"},
