@@ -1,112 +1,16 @@
-/* The loop over the blocks of a message, once for each step. */
-#include "compression/blocks.h"
-
+/* Compressing and reducing, block by block; and undoing either. */
 #include <string.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "compression/block_step.h"
 
-#include "base/error.h"
-#include "base/memory.h"
-
-void ob_parallel(int threads, size_t first, size_t end,
-                 void (*body)(void *context, size_t first, size_t end, int thread), void *context) {
-#ifdef _OPENMP
-  if (threads > 1 && end - first > 1) {
-#pragma omp parallel num_threads(threads)
-    {
-      size_t count = end - first, thread = (size_t)omp_get_thread_num();
-      size_t team = (size_t)omp_get_num_threads();
-      body(context, first + count * thread / team, first + count * (thread + 1) / team,
-           (int)thread);
-    }
-    return;
-  }
-#endif
-  (void)threads;
-  body(context, first, end, 0);
-}
-
-/* Floats: the values of a block that wait for their scale. */
-static size_t scratch_of_levels(const struct ob_work *work) {
-  const size_t block = work->layout->block;
-  return block + (work->measured ? ob_measure_scratch(block) : 0);
-}
-
-size_t ob_work_wide(const struct ob_work *work) {
-  size_t threads = (size_t)work->threads, sums = work->max_streams + 1;
-  size_t block = work->layout->block;
-  size_t levels = work->max_width > 1 ? threads * scratch_of_levels(work) : 0;
-  size_t dense = work->half || work->bounded ? (threads > sums ? threads : sums) * block : 0;
-  size_t undo = work->undoes ? 2 * block + block / OB_LANES : 0;
-  size_t one_bit = undo > dense ? undo : dense;
-  return levels > one_bit ? levels : one_bit;
-}
-
-onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
-  size_t slots = streams * (size_t)work->threads;
-  work->streams = streams;
-  work->max_streams = max_streams;
-  work->words = ob_allocate(slots, sizeof *work->words);
-  work->scales = ob_allocate(slots, sizeof *work->scales);
-  work->values = ob_allocate(max_streams, sizeof *work->values);
-  work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
-  if (!work->words || !work->scales || !work->values || !work->wide)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
-  return ONEBIT_OK;
-}
-
-void ob_work_destroy(struct ob_work *work) {
-  ob_release((void *)work->words);
-  ob_release(work->scales);
-  ob_release((void *)work->values);
-  ob_release(work->wide);
-}
-
-/* One step on one message, as the threads see it. */
-struct step {
-  struct ob_work *work;
-  const struct ob_message_shape *shape;
-  size_t first_word; /* of the message */
-  const struct ob_view *in, *last;
-  struct ob_view *out;
-  struct ob_residual *residual;
-  double *sums;
-  const struct ob_source *source;
-  const struct ob_pass_sink *sink;
-  void *const *outputs;
-};
-
-static void run_step(struct step *step,
-                     void (*body)(void *context, size_t first, size_t end, int thread)) {
-  const struct ob_message_shape *shape = step->shape;
-  step->first_word = ob_layout_word(step->work->layout, shape->first);
-  ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
-}
-
-static onebit_dtype_t input_dtype(const struct step *step) {
+static onebit_dtype_t input_dtype(const struct ob_block_step *step) {
   return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
 }
 
 /* The piece's element where the block begins. */
-static const char *input_of(const struct step *step, const struct ob_block *block) {
+static const char *input_of(const struct ob_block_step *step, const struct ob_block *block) {
   const char *base = step->source->inputs[block->piece];
   return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
-}
-
-/* Where it goes: there, or among the values of the message. */
-static void *output_of(const struct step *step, const struct ob_block *block) {
-  size_t size = ob_dtype_size(step->work->output_dtype);
-  if (step->out)
-    return step->out->values + (block->word - step->first_word) * OB_LANES;
-  char *base = step->outputs[block->piece]; /* NULL: of no elements */
-  return base ? base + block->offset * size : NULL;
-}
-
-/* What a message's sign bits stand for in this block, or what its levels are multiplied with. */
-static float scale_of(const struct step *step, const struct ob_view *view, size_t block) {
-  return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
 }
 
 static void note_scale(struct ob_work *work, float scale) {
@@ -114,15 +18,9 @@ static void note_scale(struct ob_work *work, float scale) {
     atomic_store_explicit(&work->large, true, memory_order_relaxed);
 }
 
-/* The words of a message where the block begins. */
-static uint32_t *fields_at(const struct step *step, const struct ob_view *view,
-                           const struct ob_block *block) {
-  return view->words + (block->word - step->first_word) * view->width;
-}
-
 /* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
  * waits for ob_finish. A scale that is not finite never leaves: the flag does. */
-static void set_scale(struct step *step, size_t block, size_t count, float sum) {
+static void set_scale(struct ob_block_step *step, size_t block, size_t count, float sum) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
   if (work->one_scale) {
@@ -157,8 +55,8 @@ static float residual_scale(const struct ob_residual *residual, size_t block) {
 }
 
 /* Where compress and reduce write the new values of a block of levels. */
-static float *scratch_for(const struct step *step, int thread) {
-  return step->work->wide + (size_t)thread * scratch_of_levels(step->work);
+static float *scratch_for(const struct ob_block_step *step, int thread) {
+  return step->work->wide + (size_t)thread * ob_scratch_of_levels(step->work);
 }
 
 /* --- Measuring */
@@ -168,8 +66,8 @@ static bool is_measured(const struct ob_residual *residual, size_t b) {
 }
 
 /* After a block was quantised; `values`: compensated, `error`: what is left, or NULL. */
-static void measure(const struct step *step, size_t b, const struct ob_block *block, int thread,
-                    const float *values, const float *error) {
+static void measure(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                    int thread, const float *values, const float *error) {
   const struct ob_work *work = step->work;
   const struct ob_residual *residual = step->residual;
   const struct ob_measure_run run = {
@@ -204,7 +102,8 @@ struct levels {
   struct ob_quantise_run last; /* of the block before: count is 0 where there is none */
 };
 
-static void quantise_part(const struct step *step, struct ob_quantise_run run, size_t first) {
+static void quantise_part(const struct ob_block_step *step, struct ob_quantise_run run,
+                          size_t first) {
   if (first >= run.count)
     return;
   run.first = first;
@@ -213,7 +112,7 @@ static void quantise_part(const struct step *step, struct ob_quantise_run run, s
 }
 
 /* The new values of the elements first .. end - 1. */
-static void find_part(const struct step *step, const struct levels *levels, size_t first,
+static void find_part(const struct ob_block_step *step, const struct levels *levels, size_t first,
                       size_t end) {
   const struct ob_codec *codec = step->work->codec;
   if (levels->compress) {
@@ -227,7 +126,7 @@ static void find_part(const struct step *step, const struct levels *levels, size
 
 /* The run that makes levels in the message, and the new residual, of the values that the lanes are
  * of. */
-static struct ob_quantise_run quantise_run(const struct step *step, size_t b,
+static struct ob_quantise_run quantise_run(const struct ob_block_step *step, size_t b,
                                            const struct ob_block *block, const float *values,
                                            struct ob_lanes *lanes) {
   struct ob_work *work = step->work;
@@ -249,18 +148,18 @@ static struct ob_quantise_run quantise_run(const struct step *step, size_t b,
       .scale = scale,
       .stream = work->stream && !is_measured(residual, b),
       .residual_out = residual_values(residual, !residual->now, block),
-      .fields = fields_at(step, step->out, block),
+      .fields = ob_block_fields(step, step->out, block),
   };
 }
 
 /* The block before becomes levels. */
-static void finish_levels(const struct step *step, struct levels *levels) {
+static void finish_levels(const struct ob_block_step *step, struct levels *levels) {
   for (size_t i = 0; i < levels->last.count; i += PART)
     quantise_part(step, levels->last, i);
   levels->last.count = 0;
 }
 
-static void level_block(const struct step *step, struct levels *levels, size_t b,
+static void level_block(const struct ob_block_step *step, struct levels *levels, size_t b,
                         const struct ob_block *block, int thread) {
   struct ob_lanes lanes = {{0}, {0}};
   if (levels->compress)
@@ -282,7 +181,7 @@ static void level_block(const struct step *step, struct levels *levels, size_t b
 }
 
 /* The moments of the block: what the run reads, and what it writes. */
-static void point_to_moments(const struct step *step, const struct ob_block *block,
+static void point_to_moments(const struct ob_block_step *step, const struct ob_block *block,
                              struct ob_compress_run *run) {
   const struct ob_residual *residual = step->residual;
   const size_t at = residual_at(residual, block);
@@ -292,7 +191,7 @@ static void point_to_moments(const struct step *step, const struct ob_block *blo
   run->moment = step->source->moment;
 }
 
-static struct ob_compress_run compress_run_of(const struct step *step, size_t b,
+static struct ob_compress_run compress_run_of(const struct ob_block_step *step, size_t b,
                                               const struct ob_block *block) {
   const struct ob_work *work = step->work;
   const struct ob_source *source = step->source;
@@ -309,9 +208,9 @@ static struct ob_compress_run compress_run_of(const struct step *step, size_t b,
       .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
       .rule = work->rule,
       .stream = work->stream && !is_measured(residual, b) && !residual->changed,
-      .momentum_bits = source->momentum ? fields_at(step, step->last, block) : NULL,
+      .momentum_bits = source->momentum ? ob_block_fields(step, step->last, block) : NULL,
       .momentum_width = source->momentum ? step->last->width : 1,
-      .momentum_scale = source->momentum ? scale_of(step, step->last, b) : 0,
+      .momentum_scale = source->momentum ? ob_block_scale(step, step->last, b) : 0,
       .decay = scaling == 0 ? 1 : source->decay,
       .weight = scaling == 0 ? 0 : weight,
       .scaling = scaling == 0 ? 1 : scaling,
@@ -334,7 +233,7 @@ static void note_changed(const struct ob_residual *residual, size_t b) {
 }
 
 static void compress_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
+  struct ob_block_step *step = context;
   struct ob_work *work = step->work;
   struct levels levels = {0};
   size_t piece = 0;
@@ -343,7 +242,7 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
     struct ob_compress_run run = compress_run_of(step, b, &block);
     note_changed(step->residual, b);
     if (step->out->width == 1) {
-      run.bits = fields_at(step, step->out, &block);
+      run.bits = ob_block_fields(step, step->out, &block);
       set_scale(step, b, block.count, work->codec->compress(&run));
       if (is_measured(step->residual, b))
         measure(step, b, &block, thread, run.residual_out, NULL);
@@ -360,36 +259,25 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
 void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
                         struct ob_residual *residual, const struct ob_message_shape *shape,
                         const struct ob_view *last, struct ob_view *out, double *sums) {
-  struct step step = {.work = work,
-                      .shape = shape,
-                      .source = source,
-                      .residual = residual,
-                      .last = last,
-                      .out = out,
-                      .sums = sums};
+  struct ob_block_step step = {.work = work,
+                               .shape = shape,
+                               .source = source,
+                               .residual = residual,
+                               .last = last,
+                               .out = out,
+                               .sums = sums};
   residual->eager[!residual->now] = out->width > 1;
-  run_step(&step, compress_body);
-}
-
-/* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the
- * scales. */
-static void gather_streams(const struct step *step, size_t b, const struct ob_block *block,
-                           const uint32_t **words, float *scales) {
-  const float weight = (float)(1.0 / (double)step->work->streams);
-  for (size_t s = 0; s < step->work->streams; s++) {
-    words[s] = fields_at(step, &step->in[s], block);
-    scales[s] = scale_of(step, &step->in[s], b) * weight;
-  }
+  ob_block_step_run(&step, compress_body);
 }
 
 /* `words` and `scales` are the thread's scratch. */
-static struct ob_reduce_run reduce_run_of(const struct step *step, size_t b,
+static struct ob_reduce_run reduce_run_of(const struct ob_block_step *step, size_t b,
                                           const struct ob_block *block, int thread) {
   const struct ob_work *work = step->work;
   const struct ob_residual *residual = step->residual;
   const uint32_t **words = work->words + (size_t)thread * work->streams;
   float *scales = work->scales + (size_t)thread * work->streams;
-  gather_streams(step, b, block, words, scales);
+  ob_block_streams(step, b, block, words, scales);
   return (struct ob_reduce_run){
       .count = block->count,
       .streams = work->streams,
@@ -406,7 +294,7 @@ static struct ob_reduce_run reduce_run_of(const struct step *step, size_t b,
 }
 
 static void reduce_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
+  struct ob_block_step *step = context;
   struct ob_work *work = step->work;
   struct levels levels = {0};
   size_t piece = 0;
@@ -415,7 +303,7 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
     struct ob_reduce_run run = reduce_run_of(step, b, &block, thread);
     note_changed(step->residual, b);
     if (step->out->width == 1) {
-      run.out = fields_at(step, step->out, &block);
+      run.out = ob_block_fields(step, step->out, &block);
       set_scale(step, b, block.count, work->codec->reduce(&run));
       if (is_measured(step->residual, b))
         measure(step, b, &block, thread, run.residual_out, NULL);
@@ -431,10 +319,10 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
 
 void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums) {
-  struct step step = {
+  struct ob_block_step step = {
       .work = work, .shape = shape, .in = in, .residual = residual, .out = out, .sums = sums};
   residual->eager[!residual->now] = out->width > 1;
-  run_step(&step, reduce_body);
+  ob_block_step_run(&step, reduce_body);
 }
 
 float ob_finish(struct ob_work *work, struct ob_residual *residual, const double *sums) {
@@ -451,146 +339,7 @@ float ob_finish(struct ob_work *work, struct ob_residual *residual, const double
   return ob_serve_scale(residual->serving.rule, scale);
 }
 
-static void sum_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  const uint32_t **words = work->words + (size_t)thread * work->streams;
-  float *scales = work->scales + (size_t)thread * work->streams;
-  size_t piece = 0;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    gather_streams(step, b, &block, words, scales);
-    struct ob_sum_run run = {.count = block.count,
-                             .streams = work->streams,
-                             .width = step->in->width,
-                             .bits = words,
-                             .scales = scales,
-                             .output = output_of(step, &block),
-                             .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
-    work->codec->sum(&run);
-  }
-}
-
-void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
-                   const struct ob_message_shape *shape, void *const *outputs) {
-  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  run_step(&step, sum_body);
-}
-
-void ob_sum_values(struct ob_work *work, const struct ob_view *in,
-                   const struct ob_message_shape *shape, struct ob_view *out) {
-  struct step step = {.work = work, .shape = shape, .in = in, .out = out};
-  run_step(&step, sum_body);
-}
-
-static void store_body(void *context, size_t first, size_t end, int thread) {
-  struct step *step = context;
-  struct ob_work *work = step->work;
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    struct ob_store_run run = {.count =
-                                   block.valid, /* padding has no place in the caller's buffer */
-                               .stream = work->stream,
-                               .width = step->in->width,
-                               .bits = fields_at(step, step->in, &block),
-                               .scale = scale_of(step, step->in, b),
-                               .output = output_of(step, &block),
-                               .dtype = work->output_dtype};
-    work->codec->store(&run);
-  }
-}
-
-void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
-                     const struct ob_message_shape *shape, void *const *outputs) {
-  struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  run_step(&step, store_body);
-}
-
-static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
-                            struct ob_pass_run *run) {
-  size_t at = (block->word - sink->first_word) * OB_LANES;
-  for (int slot = 0; slot < OB_ARRAYS; slot++)
-    run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
-  if (sink->masters)
-    run->parameter = sink->masters + at;
-  else if (sink->parameters && sink->parameters[block->piece])
-    run->parameter = sink->parameters[block->piece] + block->offset;
-  if (sink->copies && sink->copies[block->piece])
-    run->copy =
-        (char *)sink->copies[block->piece] + block->offset * ob_dtype_size(sink->copy_dtype);
-  if (sink->gradients && sink->gradients[block->piece])
-    run->gradient = (const char *)sink->gradients[block->piece] +
-                    block->offset * ob_dtype_size(sink->gradient_dtype);
-  if (sink->last_values)
-    run->last_values = sink->last_values + at;
-}
-
-static void pass_block(const struct step *step, size_t b, const struct ob_block *block) {
-  const struct ob_pass_sink *sink = step->sink;
-  struct ob_pass_run run = {.kind = sink->kind,
-                            .stream = step->work->stream,
-                            .count = block->valid,
-                            .copy_dtype = sink->copy_dtype,
-                            .gradient_dtype = sink->gradient_dtype,
-                            .factors = sink->factors};
-  run.factors.learning_rate = sink->learning_rates[block->piece];
-  run.factors.weight_decay = sink->weight_decays[block->piece];
-  run.factors.scaling = sink->scalings ? sink->scalings[block->piece] : 1;
-  const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
-  run.factors.rate_sum = sink->factors.rate_sum * of_rates;
-  run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
-  point_to_arrays(sink, block, &run);
-  if (step->in) {
-    run.width = step->in->width;
-    run.message = fields_at(step, step->in, block);
-    run.message_scale = ob_pass_scale(sink->kind, scale_of(step, step->in, b), &run.factors);
-  }
-  if (step->last) {
-    run.last_width = step->last->width;
-    run.last = fields_at(step, step->last, block);
-    run.last_scale = scale_of(step, step->last, b) / run.factors.scaling * sink->last_decay;
-  }
-  step->work->codec->pass(&run);
-  for (int k = 0; k < OB_SUMS; k++)
-    if (sink->sums[k])
-      sink->sums[k][b] = (double)run.sums[k];
-}
-
-static void pass_body(void *context, size_t first, size_t end, int thread) {
-  const struct step *step = context;
-  const struct ob_pass_sink *sink = step->sink;
-  const unsigned uses = ob_pass_reads(sink->kind) | ob_pass_writes(sink->kind);
-  size_t piece = 0;
-  (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
-    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block.piece];
-    if (block.valid && !padding)
-      pass_block(step, b, &block);
-    else
-      for (int k = 0; k < OB_SUMS; k++)
-        if (sink->sums[k])
-          sink->sums[k][b] = 0;
-  }
-}
-
-void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
-                    const struct ob_message_shape *shape, const struct ob_pass_sink *sink) {
-  const struct ob_message_shape all = {.blocks = work->layout->blocks};
-  struct step step = {
-      .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
-  run_step(&step, pass_body);
-}
-
-/* --- After a call */
-
-void ob_residual_commit(struct ob_residual *residual) {
-  residual->now = !residual->now;
-  if (residual->changed)
-    memset(residual->changed, 0, residual->blocks);
-}
+/* --- Undoing a call: of one copy of the residuals */
 
 /* What the element was before `added`; or what it is, where nothing was added. A sum that is not
  * finite says nothing any more: then it is zero. */
@@ -603,7 +352,7 @@ static float undone(float value, float scale, float added, bool changed) {
 
 /* What the call has added to a block's errors, as the codec adds it to none. The scratch has a
  * block of zeros, one for this, and its signs. */
-static void find_added(const struct step *step, size_t b, const struct ob_block *block) {
+static void find_added(const struct ob_block_step *step, size_t b, const struct ob_block *block) {
   const struct ob_work *work = step->work;
   const size_t full = work->layout->block;
   float *const zeros = work->wide, *const added = zeros + full;
@@ -620,7 +369,7 @@ static void find_added(const struct step *step, size_t b, const struct ob_block 
   work->codec->reduce(&run);
 }
 
-static void undo(struct step step) {
+static void undo(struct ob_block_step step) {
   const struct ob_residual *residual = step.residual;
   const struct ob_layout *layout = step.work->layout;
   const size_t first = step.shape->first;
@@ -642,30 +391,11 @@ static void undo(struct step step) {
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
                       struct ob_residual *residual, const struct ob_message_shape *shape,
                       const struct ob_view *last) {
-  undo((struct step){
+  undo((struct ob_block_step){
       .work = work, .shape = shape, .source = source, .residual = residual, .last = last});
 }
 
 void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                     const struct ob_message_shape *shape) {
-  undo((struct step){.work = work, .shape = shape, .in = in, .residual = residual});
-}
-
-bool ob_residual_has_changed(const struct ob_residual *residual) {
-  return residual->changed && memchr(residual->changed, true, residual->blocks);
-}
-
-/* The values are the errors themselves: one scale of all blocks could not be that of some. */
-void ob_residual_undone(struct ob_residual *residual) {
-  const size_t scales = residual->one_scale ? 1 : residual->blocks;
-  memset(residual->scales[residual->now], 0, scales * sizeof(float));
-  memset(residual->changed, 0, residual->blocks);
-}
-
-bool ob_residual_large(const struct ob_residual *residual) {
-  size_t scales = residual->one_scale ? 1 : residual->blocks;
-  for (size_t b = 0; b < scales; b++)
-    if (residual->scales[residual->now][b] >= OB_LARGE_SCALE)
-      return true;
-  return false;
+  undo((struct ob_block_step){.work = work, .shape = shape, .in = in, .residual = residual});
 }

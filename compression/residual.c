@@ -1,4 +1,4 @@
-/* The residuals: two copies, the lazy error, and the error in the open. */
+/* The residuals: two copies or one, the lazy error, and the error in the open. */
 #include <string.h>
 
 #include "base/error.h"
@@ -163,4 +163,31 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
     status = residual->memory->copy(residual->values[residual->now], values, value_bytes(residual));
   ob_residual_end_view(residual, values, scales);
   return status;
+}
+
+/* --- After a call */
+
+void ob_residual_commit(struct ob_residual *residual) {
+  residual->now = !residual->now;
+  if (residual->changed)
+    memset(residual->changed, 0, residual->blocks);
+}
+
+bool ob_residual_has_changed(const struct ob_residual *residual) {
+  return residual->changed && memchr(residual->changed, true, residual->blocks);
+}
+
+/* The values are the errors themselves: one scale of all blocks could not be that of some. */
+void ob_residual_undone(struct ob_residual *residual) {
+  const size_t scales = residual->one_scale ? 1 : residual->blocks;
+  memset(residual->scales[residual->now], 0, scales * sizeof(float));
+  memset(residual->changed, 0, residual->blocks);
+}
+
+bool ob_residual_large(const struct ob_residual *residual) {
+  size_t scales = residual->one_scale ? 1 : residual->blocks;
+  for (size_t b = 0; b < scales; b++)
+    if (residual->scales[residual->now][b] >= OB_LARGE_SCALE)
+      return true;
+  return false;
 }

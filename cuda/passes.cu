@@ -73,7 +73,7 @@ static __device__ inline bool has(float *const *arrays, int slot) {
   return slot != OB_MOVED || arrays[OB_MOVED];
 }
 
-/* --- Where things are, as blocks.c has it */
+/* --- Where things are, as apply.c has it */
 
 template <enum ob_pass_kind kind>
 static __device__ inline void point_to_arrays(const struct ob_cuda_pass &pass,

@@ -1,0 +1,144 @@
+/* What comes of messages: sums of them, stores, and passes of optimizers, block by block. */
+#include "compression/block_step.h"
+
+/* Where it goes: there, or among the values of the message. */
+static void *output_of(const struct ob_block_step *step, const struct ob_block *block) {
+  size_t size = ob_dtype_size(step->work->output_dtype);
+  if (step->out)
+    return step->out->values + (block->word - step->first_word) * OB_LANES;
+  char *base = step->outputs[block->piece]; /* NULL: of no elements */
+  return base ? base + block->offset * size : NULL;
+}
+
+static void sum_body(void *context, size_t first, size_t end, int thread) {
+  struct ob_block_step *step = context;
+  struct ob_work *work = step->work;
+  const uint32_t **words = work->words + (size_t)thread * work->streams;
+  float *scales = work->scales + (size_t)thread * work->streams;
+  size_t piece = 0;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    ob_block_streams(step, b, &block, words, scales);
+    struct ob_sum_run run = {.count = block.count,
+                             .streams = work->streams,
+                             .width = step->in->width,
+                             .bits = words,
+                             .scales = scales,
+                             .output = output_of(step, &block),
+                             .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
+    work->codec->sum(&run);
+  }
+}
+
+void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, void *const *outputs) {
+  struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  ob_block_step_run(&step, sum_body);
+}
+
+void ob_sum_values(struct ob_work *work, const struct ob_view *in,
+                   const struct ob_message_shape *shape, struct ob_view *out) {
+  struct ob_block_step step = {.work = work, .shape = shape, .in = in, .out = out};
+  ob_block_step_run(&step, sum_body);
+}
+
+static void store_body(void *context, size_t first, size_t end, int thread) {
+  struct ob_block_step *step = context;
+  struct ob_work *work = step->work;
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(work->layout, b, &piece);
+    struct ob_store_run run = {.count =
+                                   block.valid, /* padding has no place in the caller's buffer */
+                               .stream = work->stream,
+                               .width = step->in->width,
+                               .bits = ob_block_fields(step, step->in, &block),
+                               .scale = ob_block_scale(step, step->in, b),
+                               .output = output_of(step, &block),
+                               .dtype = work->output_dtype};
+    work->codec->store(&run);
+  }
+}
+
+void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
+                     const struct ob_message_shape *shape, void *const *outputs) {
+  struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  ob_block_step_run(&step, store_body);
+}
+
+static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
+                            struct ob_pass_run *run) {
+  size_t at = (block->word - sink->first_word) * OB_LANES;
+  for (int slot = 0; slot < OB_ARRAYS; slot++)
+    run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
+  if (sink->masters)
+    run->parameter = sink->masters + at;
+  else if (sink->parameters && sink->parameters[block->piece])
+    run->parameter = sink->parameters[block->piece] + block->offset;
+  if (sink->copies && sink->copies[block->piece])
+    run->copy =
+        (char *)sink->copies[block->piece] + block->offset * ob_dtype_size(sink->copy_dtype);
+  if (sink->gradients && sink->gradients[block->piece])
+    run->gradient = (const char *)sink->gradients[block->piece] +
+                    block->offset * ob_dtype_size(sink->gradient_dtype);
+  if (sink->last_values)
+    run->last_values = sink->last_values + at;
+}
+
+static void pass_block(const struct ob_block_step *step, size_t b, const struct ob_block *block) {
+  const struct ob_pass_sink *sink = step->sink;
+  struct ob_pass_run run = {.kind = sink->kind,
+                            .stream = step->work->stream,
+                            .count = block->valid,
+                            .copy_dtype = sink->copy_dtype,
+                            .gradient_dtype = sink->gradient_dtype,
+                            .factors = sink->factors};
+  run.factors.learning_rate = sink->learning_rates[block->piece];
+  run.factors.weight_decay = sink->weight_decays[block->piece];
+  run.factors.scaling = sink->scalings ? sink->scalings[block->piece] : 1;
+  const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
+  run.factors.rate_sum = sink->factors.rate_sum * of_rates;
+  run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
+  point_to_arrays(sink, block, &run);
+  if (step->in) {
+    run.width = step->in->width;
+    run.message = ob_block_fields(step, step->in, block);
+    run.message_scale = ob_pass_scale(sink->kind, ob_block_scale(step, step->in, b), &run.factors);
+  }
+  if (step->last) {
+    run.last_width = step->last->width;
+    run.last = ob_block_fields(step, step->last, block);
+    run.last_scale = ob_block_scale(step, step->last, b) / run.factors.scaling * sink->last_decay;
+  }
+  step->work->codec->pass(&run);
+  for (int k = 0; k < OB_SUMS; k++)
+    if (sink->sums[k])
+      sink->sums[k][b] = (double)run.sums[k];
+}
+
+static void pass_body(void *context, size_t first, size_t end, int thread) {
+  const struct ob_block_step *step = context;
+  const struct ob_pass_sink *sink = step->sink;
+  const unsigned uses = ob_pass_reads(sink->kind) | ob_pass_writes(sink->kind);
+  size_t piece = 0;
+  (void)thread;
+  for (size_t b = first; b < end; b++) {
+    struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
+    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block.piece];
+    if (block.valid && !padding)
+      pass_block(step, b, &block);
+    else
+      for (int k = 0; k < OB_SUMS; k++)
+        if (sink->sums[k])
+          sink->sums[k][b] = 0;
+  }
+}
+
+void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
+                    const struct ob_message_shape *shape, const struct ob_pass_sink *sink) {
+  const struct ob_message_shape all = {.blocks = work->layout->blocks};
+  struct ob_block_step step = {
+      .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
+  ob_block_step_run(&step, pass_body);
+}

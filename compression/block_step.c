@@ -1,0 +1,87 @@
+/* What the loops over the blocks of a message have in common: their threads and memory. */
+#include "compression/block_step.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/error.h"
+#include "base/memory.h"
+
+void ob_parallel(int threads, size_t first, size_t end,
+                 void (*body)(void *context, size_t first, size_t end, int thread), void *context) {
+#ifdef _OPENMP
+  if (threads > 1 && end - first > 1) {
+#pragma omp parallel num_threads(threads)
+    {
+      size_t count = end - first, thread = (size_t)omp_get_thread_num();
+      size_t team = (size_t)omp_get_num_threads();
+      body(context, first + count * thread / team, first + count * (thread + 1) / team,
+           (int)thread);
+    }
+    return;
+  }
+#endif
+  (void)threads;
+  body(context, first, end, 0);
+}
+
+size_t ob_scratch_of_levels(const struct ob_work *work) {
+  const size_t block = work->layout->block;
+  return block + (work->measured ? ob_measure_scratch(block) : 0);
+}
+
+size_t ob_work_wide(const struct ob_work *work) {
+  size_t threads = (size_t)work->threads, sums = work->max_streams + 1;
+  size_t block = work->layout->block;
+  size_t levels = work->max_width > 1 ? threads * ob_scratch_of_levels(work) : 0;
+  size_t dense = work->half || work->bounded ? (threads > sums ? threads : sums) * block : 0;
+  size_t undo = work->undoes ? 2 * block + block / OB_LANES : 0;
+  size_t one_bit = undo > dense ? undo : dense;
+  return levels > one_bit ? levels : one_bit;
+}
+
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
+  size_t slots = streams * (size_t)work->threads;
+  work->streams = streams;
+  work->max_streams = max_streams;
+  work->words = ob_allocate(slots, sizeof *work->words);
+  work->scales = ob_allocate(slots, sizeof *work->scales);
+  work->values = ob_allocate(max_streams, sizeof *work->values);
+  work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
+  if (!work->words || !work->scales || !work->values || !work->wide)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
+  return ONEBIT_OK;
+}
+
+void ob_work_destroy(struct ob_work *work) {
+  ob_release((void *)work->words);
+  ob_release(work->scales);
+  ob_release((void *)work->values);
+  ob_release(work->wide);
+}
+
+void ob_block_step_run(struct ob_block_step *step,
+                       void (*body)(void *context, size_t first, size_t end, int thread)) {
+  const struct ob_message_shape *shape = step->shape;
+  step->first_word = ob_layout_word(step->work->layout, shape->first);
+  ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
+}
+
+uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
+                          const struct ob_block *block) {
+  return view->words + (block->word - step->first_word) * view->width;
+}
+
+float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block) {
+  return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
+}
+
+void ob_block_streams(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                      const uint32_t **words, float *scales) {
+  const float weight = (float)(1.0 / (double)step->work->streams);
+  for (size_t s = 0; s < step->work->streams; s++) {
+    words[s] = ob_block_fields(step, &step->in[s], block);
+    scales[s] = ob_block_scale(step, &step->in[s], b) * weight;
+  }
+}

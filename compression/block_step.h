@@ -1,0 +1,42 @@
+/*
+ * What the loops over the blocks of a message have in common (blocks.h): one step on one message,
+ * as the threads see it, and where a block is in it.
+ */
+#ifndef OB_COMPRESSION_BLOCK_STEP_H
+#define OB_COMPRESSION_BLOCK_STEP_H
+
+#include "compression/blocks.h"
+
+struct ob_block_step {
+  struct ob_work *work;
+  const struct ob_message_shape *shape;
+  size_t first_word; /* of the message */
+  const struct ob_view *in, *last;
+  struct ob_view *out;
+  struct ob_residual *residual;
+  double *sums;
+  const struct ob_source *source;
+  const struct ob_pass_sink *sink;
+  void *const *outputs;
+};
+
+/* On all blocks of the shape, cut among the threads of the work. */
+void ob_block_step_run(struct ob_block_step *step,
+                       void (*body)(void *context, size_t first, size_t end, int thread));
+
+/* Floats of a thread: the values of a block that wait for their scale. */
+size_t ob_scratch_of_levels(const struct ob_work *work);
+
+/* The words of a message where the block begins. */
+uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
+                          const struct ob_block *block);
+
+/* What a message's sign bits stand for in this block, or what its levels are multiplied with. */
+float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block);
+
+/* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the
+ * scales. */
+void ob_block_streams(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                      const uint32_t **words, float *scales);
+
+#endif
