@@ -24,7 +24,7 @@
 # MPI=0: without MPI, the programs run their ranks as threads. MPICC is only asked for MPI's flags.
 # MPICC_ALSO="mpicc.mpich mpicc_abi": the shared libraries work with their MPIs too, whichever a
 # process has (dropin/kinds/rules.mk); programs, examples and tests are for MPICC's.
-MPI      ?= 1
+MPI      ?= $(if $(is_darwin),0,1)
 MPICC    ?= mpicc
 MPICC_ALSO ?=
 MPIRUN   ?= $(subst mpicc,mpirun,$(MPICC))
@@ -44,13 +44,16 @@ ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && ec
 NCCL_HOME ?=
 NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(addsuffix /include/nccl.h,\
               $(NCCL_HOME) $(CUDA_HOME) /usr)),$(filter-out 0,$(CUDA)),0))
+# SYSTEM=Darwin, which is uname's on a Mac: the library for processors, onebit-info and the trainings of
+# examples/, with GNU make 4 and clang, without MPI (docs/packages.md).
+SYSTEM   ?= $(shell uname -s)
 # FORTRAN=0: without the Fortran module; that is also what happens where $(MPIFC) is not found.
 MPIFC    ?= $(subst mpicc,mpifort,$(MPICC))
 FORTRAN  ?= $(strip $(if $(filter 1,$(MPI)),\
               $(shell $(MPIFC) --version >/dev/null 2>&1 && echo 1 || echo 0),0))
 # Sanitizers: address,undefined or thread, which does not understand OpenMP's barriers.
 SAN      ?=
-OPENMP   ?= $(if $(findstring thread,$(SAN)),0,1)
+OPENMP   ?= $(if $(is_darwin)$(findstring thread,$(SAN)),0,1)
 WERROR   ?= 0
 V        ?= 0
 CFLAGS   ?= -O3 -g
@@ -64,6 +67,7 @@ JOBS     ?= 1
 BENCH    ?=
 
 # What of it is on: empty where it is not.
+is_darwin   := $(filter Darwin,$(SYSTEM))
 has_mpi     := $(filter 1,$(MPI))
 has_cuda    := $(filter-out 0,$(CUDA))
 has_nccl    := $(filter 1,$(NCCL))
@@ -75,7 +79,9 @@ warns_are_errors := $(filter 1,$(WERROR))
 
 VERSION  := $(shell awk '/define ONEBIT_VERSION_/ { printf "%s%s", dot, $$3; dot = "." }' \
               include/onebit/status.h)
-SONAME   := libonebit.so.$(firstword $(subst ., ,$(VERSION)))
+# libonebit.so.1.2.3, and libonebit.1.2.3.dylib
+so_name   = libonebit.$(if $(is_darwin),$(1:%=%.)dylib,so$(1:%=.%))
+SONAME   := $(call so_name,$(firstword $(subst ., ,$(VERSION))))
 Q        := $(if $(filter 1,$(V)),,@)
 say       = $(if $(filter 1,$(V)),,@printf '  %-8s%s\n' $(1) $@)
 comma    := ,
@@ -126,7 +132,8 @@ NO_VECTORS = $(if $(SAN)$(filter -O0 -O1 -Og,$(CFLAGS)),-Wno-pass-failed)
 ALL_CFLAGS = -std=c11 -I. -Iinclude $(MPI_CFLAGS) $(CUDA_CFLAGS) $(CPPFLAGS) $(WARNINGS) \
   $(if $(warns_are_errors),-Werror) $(CFLAGS) -fno-fast-math -ffp-contract=off \
   -fno-math-errno -fno-trapping-math -fPIC \
-  -fno-semantic-interposition -pthread $(if $(has_openmp),-fopenmp,-Wno-unknown-pragmas) \
+  $(if $(is_darwin),-D_DARWIN_C_SOURCE,-fno-semantic-interposition) \
+  -pthread $(if $(has_openmp),-fopenmp,-Wno-unknown-pragmas) \
   $(NO_VECTORS) $(SAN_FLAGS)
 ifneq ($(is_emulated),)
 include tests/emulation/rules.mk
@@ -141,7 +148,7 @@ DEFINED = $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
 NODELETE = -Wl,-z,nodelete
 # Before glibc 2.34 shared memory and dlsym are in libraries of their own. The library is linked to no
 # MPI, and finds that of the process (base/bound_mpi.h); a program that calls MPI is linked to one.
-LIBRARY_LIBS = $(CUDA_LIBS) -lm -lrt -ldl
+LIBRARY_LIBS = $(CUDA_LIBS) -lm$(if $(is_darwin),, -lrt) -ldl
 LIBS         = $(MPI_LIBS) $(LIBRARY_LIBS)
 
 # --- What is built
@@ -153,22 +160,23 @@ main_of   = $(notdir $(basename $(wildcard $(1))))
 only_mpi := $(if $(has_mpi),,%_mpi.o)
 only_cuda := $(if $(has_cuda),,%_cuda.o)
 only_nccl := $(if $(has_nccl),,%_nccl.o)
+only_its_system := $(if $(is_darwin),$(call objects,collectives/transports/*sockets*.c),%_darwin.o)
 
 # What stands before MPI or NCCL in a program that knows nothing of onebit: no part of the library.
 RULES    := $(call objects,dropin/rules*.c)
 PRELOADED := $(call objects,dropin/preload.c dropin/report*.c) $(RULES)
 PRELOADED_MPI := $(call objects,dropin/mpi/preload*.c)
 PRELOADED_NCCL := $(call objects,dropin/nccl/*.c)
-LIBRARY  := $(filter-out $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),\
+LIBRARY  := $(filter-out $(only_its_system) $(only_mpi) $(only_nccl) $(PRELOADED) $(PRELOADED_MPI),\
               $(call objects,base/*.c compression/*.c collectives/*.c collectives/*/*.c \
                 optimizers/*.c optimizers/*/*.c dropin/*.c $(if $(has_mpi),dropin/mpi/*.c) \
                 $(if $(has_cuda),cuda/*.c)) \
               $(if $(has_cuda),$(call objects_cu,cuda/*.cu)))
 STATIC   := $(BUILD)/libonebit.a
-SHARED   := $(BUILD)/libonebit.so.$(VERSION)
+SHARED   := $(BUILD)/$(call so_name,$(VERSION))
 LINKED   := $(STATIC)
-PROGRAMS := $(addprefix $(BUILD)/onebit-,bench info relay replay tune)
-SCRIPTS  := tools/netlab tools/onebit
+PROGRAMS := $(addprefix $(BUILD)/onebit-,info $(if $(is_darwin),,bench relay replay tune))
+SCRIPTS  := $(if $(is_darwin),,tools/netlab tools/onebit)
 # A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
 FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
@@ -202,6 +210,11 @@ $(BUILD)/compression/codec_avx2.o: ISA = $(if $(X86),-mavx2 -mf16c)
 $(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c)
 
+ifneq ($(is_darwin),)
+$(addprefix $(BUILD)/collectives/,shared.o transports/loopback_group.o transports/transport_loopback.o): \
+  OWN_CFLAGS = -include base/darwin.h
+endif
+
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC)
 	$(Q)mkdir -p $(@D); $(CC) $(ALL_CFLAGS) $(ISA) $(OWN_CFLAGS) -MMD -MP -c -o $@ $<
@@ -217,11 +230,14 @@ $(STATIC): $(LIBRARY)
 # What leaves the shared library is decided in onebit.map; all else is hidden, and what is not is
 # bound inside, too.
 include dropin/kinds/rules.mk
+LINK_SHARED = $(if $(is_darwin),-dynamiclib -Wl$(comma)-install_name$(comma)$(LIBDIR)/$(SONAME) \
+  -Wl$(comma)-exported_symbol$(comma)'_onebit_*' -Wl$(comma)-exported_symbol$(comma)'_ONEBIT_*',\
+  -shared -Wl$(comma)-soname$(comma)$(SONAME) -Wl$(comma)--version-script=$(SHARED_MAP) \
+  -Wl$(comma)-Bsymbolic-functions $(DEFINED) $(NODELETE))
 $(SHARED): $(SHARED_OBJECTS) $(SHARED_MAP)
 	$(call say,LD)
-	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=$(SHARED_MAP) -Wl,-Bsymbolic-functions \
-	  $(DEFINED) $(NODELETE) $(ALL_LDFLAGS) -o $@ $(SHARED_OBJECTS) $(LIBRARY_LIBS)
-	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/libonebit.so
+	$(Q)$(CC) $(LINK_SHARED) $(ALL_LDFLAGS) -o $@ $(SHARED_OBJECTS) $(LIBRARY_LIBS)
+	$(Q)ln -sf $(@F) $(BUILD)/$(SONAME); ln -sf $(SONAME) $(BUILD)/$(call so_name)
 
 include dropin/rules.mk
 $(SHARED) $(PRELOAD) $(PROGRAMS): $(EMULATION_ARCHIVE)

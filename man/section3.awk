@@ -234,7 +234,7 @@ function print_page(    n, k, part) {
   printf ".nh\n.ad l\n.SH NAME\n"
   n = split(page names, part, /, /)
   line = ""
-  for (k = 1; k <= n; k++) printf "%s%s", part[k], k < n ? ",\n" : "\n"
+  for (k = 1; k <= n; k++) printf "%s%s", part[k], (k < n ? ",\n" : "\n")
   printf "\\- %s\n", purpose()
   printf ".SH SYNOPSIS\n.nf\n.B #include <onebit/%s>\n", header
   if (synopsis != "") printf ".PP\n%s", synopsis

@@ -34,8 +34,8 @@ INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(
   $(foreach file,$(DOCUMENTS),$(FILLED)/$(file):$(DOCDIR)/$(file)) \
   $(foreach file,$(BESIDE),$(file):$(DOCDIR)/$(file))
 # Links: TARGET:NAME, the target beside the name.
-INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/libonebit.so \
-  $(addprefix onebit:$(COMPLETIONDIR)/onebit-,$(patsubst $(BUILD)/onebit-%,%,$(PROGRAMS)) netlab)
+INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/$(call so_name) \
+  $(addprefix onebit:$(COMPLETIONDIR)/onebit-,$(patsubst $(BUILD)/onebit-%,%,$(PROGRAMS)) $(if $(is_darwin),,netlab))
 
 # What a path is when one stands in the directory of the other: ../../include. awk's work, since
 # realpath is not everywhere; paths outside PREFIX stay as they are.

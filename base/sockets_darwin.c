@@ -1,0 +1,11 @@
+/* The transport over sockets waits by Linux's epoll: a build for macOS has threads, and custom. */
+#include "base/error.h"
+#include "onebit/sockets.h"
+
+onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
+                                           onebit_comm_t *comm) {
+  (void)options;
+  if (comm)
+    *comm = NULL;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "sockets: not in a build for macOS");
+}
