@@ -1,8 +1,8 @@
 # The examples: included by the Makefile. Needs `objects`, `link`, STATIC and what is on.
 
 TRAININGS := $(addprefix $(BUILD)/examples/,train_text train_images train_words)
-EXAMPLES  := $(TRAININGS) $(if $(has_mpi),$(addprefix $(BUILD)/examples/,adam allreduce mpi_calls survive \
-               train_plain))
+EXAMPLES  := $(TRAININGS) $(addprefix $(BUILD)/examples/,$(if $(is_darwin),,outer) \
+               $(if $(has_mpi),adam allreduce custom mpi_calls survive train_plain $(if $(has_nccl),stream)))
 ZLIB_LIBS   = $(if $(has_zlib),-lz)
 ZLIB_CFLAGS = $(if $(has_zlib),-DEXAMPLES_HAVE_ZLIB=1)
 

@@ -55,7 +55,8 @@ MANUAL     := $(wildcard man/*.[17])
 MAN_FILLED  = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@DATE@|$(MAN_DATE)|'
 MAN3        = $(filter-out %/onebit.h,$(wildcard include/onebit/*.h))
 # From the shortest on: a page shows the first that calls a function of it.
-MAN3_EXAMPLES := $(addprefix examples/,minimal.c allreduce.c adam.c mpi_calls.c)
+MAN3_EXAMPLES := $(addprefix examples/,minimal.c allreduce.c adam.c mpi_calls.c counters.c outer.c custom.c \
+  stream.c survive.c)
 $(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment.awk base/knobs.c
 	$(call say,MAN)
 	@set -e; rm -rf $(@D); mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7; \
