@@ -21,16 +21,20 @@ bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs)
   char found[OB_TUNING_PATH_CAPACITY];
   const char *path = options->tuning ? options->tuning : ob_tuning_path(found) ? found : "none";
   enum ob_tuning_state state = OB_TUNING_OFF;
-  if (strcmp(path, "none") == 0)
-    ob_costs_default("avx2", costs);
-  else
+  ob_costs_default("avx2", costs);
+  if (strcmp(path, "none") != 0)
     state = ob_tuning_read(path, &anywhere, costs, NULL);
   if (options->tuning && state != OB_TUNING_READ && state != OB_TUNING_OFF) {
     tune_complain("--tuning: %s", costs->source + strlen("defaults: "));
     return false;
   }
-  if (state != OB_TUNING_READ)
+  if (state != OB_TUNING_READ) { /* why the file was not read stays */
+    char source[sizeof costs->source];
+    memcpy(source, costs->source, sizeof source);
+    ob_costs_default("avx2", costs);
+    memcpy(costs->source, source, sizeof source);
     reach_link(costs);
+  }
   /* What whole calls took is of one network and one number of hosts: not what is asked for. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
