@@ -221,6 +221,13 @@ static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_buc
   return status;
 }
 
+/* Kernels are given it with each launch. */
+static void serve(struct ob_bucket *bucket) {
+  struct onebit_plan *plan = bucket->bits;
+  plan->device->kernel.server.serving = plan->server.serving;
+  plan->device->host.host.server.serving = plan->server.serving;
+}
+
 /* --- What the host learns ----------------------------------------------------------------------*/
 
 static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, bool to_host) {
@@ -330,6 +337,7 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
                                                                  .lamb = ob_cuda_step_lamb,
                                                                  .repoint = repoint,
                                                                  .reweigh = reweigh,
+                                                                 .serve = serve,
                                                                  .counts = counts,
                                                                  .finish = ob_cuda_step_finish,
                                                                  .wait = wait_for_passes,

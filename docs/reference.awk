@@ -219,7 +219,7 @@ function linked(text, result, name) {
 }
 
 function is_parameter(text, statement, name) {
-  if (statement !~ /\(/ || text !~ /^ +[a-z_]+(, [a-z_]+)*  +[^ ]/) return ""
+  if (statement !~ /\(/ || text !~ /^ +[a-z_][a-z0-9_]*(, [a-z_][a-z0-9_]*)*  +[^ ]/) return ""
   name = text
   sub(/^ +/, "", name)
   sub(/  .*/, "", name)
@@ -238,7 +238,7 @@ function present(names, statement, part, count, i, found) {
 }
 
 function parameter_text(text) {
-  sub(/^ +[a-z_]+(, [a-z_]+)*  +/, "", text)
+  sub(/^ +[a-z_][a-z0-9_]*(, [a-z_][a-z0-9_]*)*  +/, "", text)
   return text
 }
 

@@ -275,6 +275,15 @@ onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t te
   return ONEBIT_OK;
 }
 
+/* What servers do goes by the betas of now. */
+void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    bucket->bits->server.serving.lion = ob_lion_factors_of(optimizer);
+    optimizer->executor->serve(bucket);
+  }
+}
+
 /* Dense messages; or of a warm-up that is compressed, which has no momentum to send yet. */
 static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                       struct ob_plan_shape *dense) {

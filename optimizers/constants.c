@@ -1,9 +1,10 @@
 /*
- * Factors of the learning rate and weight decays, which the caller may change between steps.
+ * Factors of the learning rate, weight decays and beta1, which the caller may change between steps.
  *
- * Both are only used where parameters are moved. 0/1 Adam's ranks make several steps apart from
- * each other, and then one on the sum of their rates: there a factor must be the same from one
- * synchronisation to the next, and a new one waits for it.
+ * The first two are only used where parameters are moved. 0/1 Adam's ranks make several steps apart
+ * from each other, and then one on the sum of their rates: there a factor must be the same from one
+ * synchronisation to the next, and a new one waits for it. At the freeze momentum is multiplied by
+ * beta1, as the first compressed step wants it: a new one waits for the step after that.
  */
 #include "base/error.h"
 #include "base/handles.h"
@@ -14,7 +15,20 @@ static bool must_wait(const struct onebit_optimizer *optimizer) {
   return optimizer->method->adds_rates && optimizer->method->adds_rates(optimizer);
 }
 
+static bool beta1_must_wait(const struct onebit_optimizer *optimizer) {
+  return optimizer->method->momentum && optimizer->frozen_at &&
+         optimizer->steps == optimizer->frozen_at && ob_optimizer_compresses(optimizer);
+}
+
+static void apply_beta1(struct onebit_optimizer *optimizer) {
+  if (optimizer->moments.beta1 == optimizer->beta1 || beta1_must_wait(optimizer))
+    return;
+  optimizer->moments.beta1 = optimizer->beta1;
+  ob_buckets_set_serving(optimizer);
+}
+
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer) {
+  apply_beta1(optimizer);
   if (!optimizer->constants_wait || must_wait(optimizer))
     return ONEBIT_OK;
   optimizer->constants_wait = false;
@@ -31,7 +45,7 @@ void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, co
   call->agreed_name = name;
   if (optimizer->constants == 0)
     return;
-  call->agreed_name = "learning_rate, or a factor of it or weight decay that was set (their "
+  call->agreed_name = "learning_rate, or a factor of it, weight decay or beta1 that was set (their "
                       "fingerprint)";
   call->agreed_whole = true;
 }
@@ -45,12 +59,21 @@ static uint32_t fingerprint(const struct onebit_optimizer *optimizer, size_t ten
   return (uint32_t)(hash ^ hash >> 32);
 }
 
-static onebit_status_t check(onebit_optimizer_t optimizer, size_t tensor, const char *name,
-                             float value) {
+static uint32_t fingerprint_of_beta1(double beta1) {
+  const uint64_t hash = ob_hash(OB_HASH_START, &beta1, sizeof beta1);
+  return (uint32_t)(hash ^ hash >> 32);
+}
+
+static onebit_status_t check_optimizer(onebit_optimizer_t optimizer) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->step.open)
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
-  OB_TRY(ob_optimizer_catch_up(optimizer));
+  return ob_optimizer_catch_up(optimizer);
+}
+
+static onebit_status_t check(onebit_optimizer_t optimizer, size_t tensor, const char *name,
+                             float value) {
+  OB_TRY(check_optimizer(optimizer));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);
@@ -83,4 +106,13 @@ onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, 
                                                   float weight_decay) {
   OB_TRY(check(optimizer, tensor, "weight_decay", weight_decay));
   return set(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
+}
+
+onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1) {
+  OB_TRY(check_optimizer(optimizer));
+  OB_TRY(ob_check_fraction("beta1", beta1));
+  optimizer->constants ^= fingerprint_of_beta1(optimizer->beta1) ^ fingerprint_of_beta1(beta1);
+  optimizer->beta1 = beta1;
+  apply_beta1(optimizer);
+  return ONEBIT_OK;
 }

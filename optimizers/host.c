@@ -53,5 +53,6 @@ const struct ob_optimizer_executor ob_optimizer_executor_host = {.check = check_
                                                                  .lamb = ob_lamb_on_host,
                                                                  .repoint = no_piece,
                                                                  .reweigh = no_piece,
+                                                                 .serve = nothing,
                                                                  .finish = not_needed,
                                                                  .wait = not_needed};

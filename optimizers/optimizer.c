@@ -254,8 +254,9 @@ static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_co
 
 onebit_status_t ob_optimizer_agree(onebit_optimizer_t optimizer, onebit_comm_t comm,
                                    onebit_status_t status) {
-  const struct ob_recipe recipe = {
+  struct ob_recipe recipe = {
       .asked = optimizer->asked, .method = optimizer->method, .moments = optimizer->moments};
+  recipe.moments.beta1 = optimizer->beta1;
   return agree(optimizer, comm, &recipe, status, optimizer->list, optimizer->list_count);
 }
 
@@ -463,6 +464,7 @@ static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *reci
   optimizer->method = recipe->method;
   optimizer->asked = recipe->asked;
   optimizer->moments = recipe->moments;
+  optimizer->beta1 = recipe->moments.beta1;
   optimizer->own = recipe->own;
   optimizer->own_bytes = sizeof *optimizer;
   return optimizer;

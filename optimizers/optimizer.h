@@ -132,6 +132,8 @@ struct ob_optimizer_executor {
   /* And so are its factor and weight decay. */
   onebit_status_t (*reweigh)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              size_t piece);
+  /* And so are the factors that the bucket's servers go by. */
+  void (*serve)(struct ob_bucket *bucket);
   /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
   /* All of a step is on its stream; a step without one is over when this returns. */
@@ -188,9 +190,11 @@ struct onebit_optimizer {
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
-  /* Of the factors and weight decays that were set since the ranks agreed on them: 0 where none
-   * was. Whether some wait for a synchronisation. */
+  /* Of the factors, weight decays and beta1 that were set since the ranks agreed on them: 0 where
+   * none was. Whether some wait for a synchronisation. As it was set last: that of moments follows
+   * where it may. */
   uint32_t constants;
+  double beta1;
   bool constants_wait;
   /* Scratch of checkpoints, one a tensor; NULL where buckets do not move between widths. */
   struct ob_ladder_state *ladders;
@@ -253,6 +257,7 @@ onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size
                                         const void *gradient);
 /* The list's factor and weight decay of the tensor come into force. */
 onebit_status_t ob_buckets_set_constants(struct onebit_optimizer *optimizer, size_t tensor);
+void ob_buckets_set_serving(struct onebit_optimizer *optimizer); /* beta1 of now */
 
 /* --- A step (step.c) */
 
@@ -276,7 +281,7 @@ bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
                                         float learning_rate);
 
-/* Factors and weight decays (constants.c): those that wait come into force, where they may. What
+/* Factors, weight decays and beta1 (constants.c): what waits comes into force, where it may. What
  * the ranks must agree on in a call of the step being made: a rate, of that name, and these. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,

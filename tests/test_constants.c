@@ -1,6 +1,7 @@
 /*
- * Factors of the learning rate and weight decays that change between steps: a tensor makes the
- * steps, to the bit, that an optimizer of it alone makes with the rate times the factor.
+ * Factors of the learning rate, weight decays and beta1 that change between steps: a tensor makes
+ * the steps, to the bit, that an optimizer of it alone makes with the rate times the factor; and an
+ * optimizer those of one that was made with that beta1.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 
 #include "tests/oracle.h"
 #include "tests/support.h"
+#include "tests/support_checkpoint.h"
 #include "tests/support_optimizers.h"
 
 TestSuite(constants, .timeout = 120);
@@ -137,3 +139,134 @@ static void differ(onebit_comm_t comm, void *context) {
 }
 
 Test(constants, that_differ_are_found) { on_ranks(3, differ, (void *)(uintptr_t)&optimizers[5]); }
+
+/* --- beta1 -------------------------------------------------------------------------------------*/
+
+/* One tensor, and its optimizer with that beta1. */
+struct one {
+  struct arrays arrays;
+  onebit_optimizer_t optimizer;
+};
+
+static struct one *make_one(onebit_comm_t comm, const struct any_case *what, double beta1) {
+  struct one *one = allocate(1, sizeof *one);
+  struct any_options options = any_options_of(what->method, what->options);
+  any_set(&options, "beta1", beta1);
+  any_set(&options, "momentum", beta1);
+  fill(one->arrays.parameter, 1);
+  const onebit_tensor_t tensor = tensor_of(&one->arrays, 0.25F, 1);
+  CHECK_STATUS(any_create(&options, comm, &tensor, 1, &one->optimizer), ONEBIT_OK);
+  return one;
+}
+
+static void drop_one(struct one *one) {
+  onebit_optimizer_destroy(one->optimizer);
+  free(one);
+}
+
+static void step_one(struct one *one, int rank, int step) {
+  fill(one->arrays.gradient, 100 * step + rank);
+  CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_OK);
+}
+
+static void check_same(const char *what, const struct one *a, const struct one *b) {
+  CHECK_BITS(what, a->arrays.parameter, b->arrays.parameter, COUNT, ONEBIT_FLOAT32);
+}
+
+static struct saved_parts parts;
+
+/* `to` goes on from where `from` is. */
+static void copy_state(onebit_comm_t comm, const struct one *from, struct one *to) {
+  struct trainee trainee = {.rank = onebit_comm_rank(comm), .optimizer = from->optimizer};
+  trainee_save(&trainee, comm, &parts);
+  trainee.optimizer = to->optimizer;
+  CHECK_STATUS(trainee_load(&trainee, &parts), ONEBIT_OK);
+  meet(comm);
+  if (trainee.rank == 0)
+    free_parts(&parts);
+  meet(comm);
+}
+
+/* Set before the first step, and again after so many. */
+static void set_beta1_after(onebit_comm_t comm, const struct any_case *what, int steps) {
+  const int rank = onebit_comm_rank(comm);
+  struct one *changed = make_one(comm, what, 0.9), *first = make_one(comm, what, 0.8),
+             *second = make_one(comm, what, 0.7);
+  CHECK_STATUS(onebit_optimizer_set_beta1(changed->optimizer, 0.8), ONEBIT_OK);
+  for (int step = 0; step < steps; step++) {
+    step_one(changed, rank, step);
+    step_one(first, rank, step);
+    check_same("before", changed, first);
+  }
+  copy_state(comm, first, second);
+  CHECK_STATUS(onebit_optimizer_set_beta1(changed->optimizer, 0.7), ONEBIT_OK);
+  for (int step = steps; step < STEPS; step++) {
+    step_one(changed, rank, step);
+    step_one(second, rank, step);
+    check_same("after", changed, second);
+  }
+  if (steps < STEPS) { /* or it is of no effect */
+    for (int step = steps; step < STEPS; step++)
+      step_one(first, rank, step);
+    CHECK(memcmp(first->arrays.parameter, changed->arrays.parameter, sizeof(float) * COUNT) != 0,
+          "beta1 changes nothing");
+  }
+  drop_one(changed);
+  drop_one(first);
+  drop_one(second);
+}
+
+static void beta1_in_the_warmup(onebit_comm_t comm, void *context) {
+  set_beta1_after(comm, context, 2);
+}
+
+static void beta1_when_frozen(onebit_comm_t comm, void *context) {
+  set_beta1_after(comm, context, 7);
+}
+
+/* Right after the freeze, which is after step 4, it waits for a step. */
+static void beta1_at_the_freeze(onebit_comm_t comm, void *context) {
+  const int rank = onebit_comm_rank(comm);
+  struct one *early = make_one(comm, context, 0.9), *late = make_one(comm, context, 0.9);
+  for (int step = 0; step < STEPS; step++) {
+    if (step == 4)
+      CHECK_STATUS(onebit_optimizer_set_beta1(early->optimizer, 0.5), ONEBIT_OK);
+    if (step == 5)
+      CHECK_STATUS(onebit_optimizer_set_beta1(late->optimizer, 0.5), ONEBIT_OK);
+    step_one(early, rank, step);
+    step_one(late, rank, step);
+    check_same("at the freeze", early, late);
+  }
+  drop_one(early);
+  drop_one(late);
+}
+
+Test(constants, beta1_changes) {
+  for (int k = 0; k < OPTIMIZERS; k++) {
+    on_ranks(3, beta1_in_the_warmup, (void *)(uintptr_t)&optimizers[k]);
+    on_ranks(3, beta1_when_frozen, (void *)(uintptr_t)&optimizers[k]);
+  }
+  on_ranks(1, beta1_when_frozen, (void *)(uintptr_t)&optimizers[0]);
+}
+
+Test(constants, beta1_waits_for_the_second_compressed_step) {
+  static const int with_momentum[] = {0, 2, 3};
+  for (int k = 0; k < 3; k++)
+    on_ranks(3, beta1_at_the_freeze, (void *)(uintptr_t)&optimizers[with_momentum[k]]);
+}
+
+static void beta1_differs(onebit_comm_t comm, void *context) {
+  const int rank = onebit_comm_rank(comm);
+  struct one *one = make_one(comm, context, 0.9);
+  step_one(one, rank, 0);
+  CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, rank == 1 ? 0.8 : 0.7), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_ERROR_MISMATCH);
+  CHECK_WORDS("beta1 that was set");
+  CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, 0.9), ONEBIT_OK);
+  step_one(one, rank, 1);
+  drop_one(one);
+}
+
+Test(constants, beta1_that_differs_is_found) {
+  on_ranks(3, beta1_differs, (void *)(uintptr_t)&optimizers[0]);
+}

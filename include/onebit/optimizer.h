@@ -165,7 +165,8 @@ typedef struct onebit_optimizer_options {
  * that exchanges something.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
  * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks, or what
- * onebit_optimizer_set_learning_rate_factor and onebit_optimizer_set_weight_decay were given),
+ * onebit_optimizer_set_learning_rate_factor, onebit_optimizer_set_weight_decay and
+ * onebit_optimizer_set_beta1 were given),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
@@ -229,6 +230,20 @@ onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t opt
                                                           size_t tensor, float factor);
 onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
                                                   float weight_decay);
+
+/* From the next step on beta1, of momentum SGD `momentum`, is this, as schedules change it along
+ * with the learning rate. Local and without a message, but the ranks must give the same, between
+ * the same steps: the next step says so where they do not (a step whose rate is in memory of the
+ * device does not look). A step's bias correction is that of its beta1, for all steps, as in
+ * PyTorch. Right after the freeze it waits for the second compressed step: the momentum of the
+ * first is multiplied by the old one already. Checkpoints do not have it: before loading one set
+ * what the latest step had. A step that a CUDA graph has captured keeps its own. Not while a step
+ * is open; waits for steps on streams.
+ *   optimizer   the optimizer
+ *   beta1       in (0, 1)
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a number out of range), ONEBIT_ERROR_BUSY (a step is open),
+ * ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1);
 
 /* Whether all ranks have the same parameters, to the bit: they start from the same, and stay the
  * same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts its

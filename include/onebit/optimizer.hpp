@@ -51,6 +51,7 @@ public:
   void set_weight_decay(std::size_t tensor, float weight_decay) {
     check(onebit_optimizer_set_weight_decay(get(), tensor, weight_decay));
   }
+  void set_beta1(double beta1) { check(onebit_optimizer_set_beta1(get(), beta1)); }
   void set_compare_interval(std::uint64_t steps) {
     check(onebit_optimizer_set_compare_interval(get(), steps));
   }

@@ -212,6 +212,8 @@ static void steps_as_in_c(communicator &comm, Create create, const Options &opti
   optimizer.set_gradient(0, nullptr);
   optimizer.set_learning_rate_factor(0, 0.5F);
   optimizer.set_weight_decay(0, 0.1F);
+  optimizer.set_beta1(0.95);
+  EXPECT(thrown([&] { optimizer.set_beta1(1); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(thrown([&] { optimizer.set_weight_decay(0, -1); }) == ONEBIT_ERROR_ARGUMENT);
   EXPECT(optimizer.step(0.01F) == ONEBIT_OK);
 }

@@ -528,6 +528,7 @@ STATUS_FUNCTIONS = {
     "onebit_optimizer_set_gradient": [HANDLE, c_size_t, c_void_p],
     "onebit_optimizer_set_learning_rate_factor": [HANDLE, c_size_t, c_float],
     "onebit_optimizer_set_weight_decay": [HANDLE, c_size_t, c_float],
+    "onebit_optimizer_set_beta1": [HANDLE, c_double],
     "onebit_optimizer_move": [HANDLE, HANDLE],
     "onebit_optimizer_shrink": [HANDLE, OUT],
     "onebit_optimizer_compare": [HANDLE],

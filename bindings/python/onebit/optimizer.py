@@ -165,6 +165,10 @@ class Optimizer(Stateful):
         function = _native.library().onebit_optimizer_set_weight_decay
         check(function(self.handle, tensor, weight_decay))
 
+    def set_beta1(self, beta1):
+        """From the next step on beta1, of `Momentum` its momentum; the same on all ranks."""
+        check(_native.library().onebit_optimizer_set_beta1(self.handle, beta1))
+
     def compare(self):
         """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
         have the same parameters. Collective. The first step does it by itself."""
