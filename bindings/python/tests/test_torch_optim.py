@@ -91,6 +91,39 @@ def test_steps_are_those_of_torch(made):
             assert torch.allclose(mine, one, atol=1e-6), (kind, mine, one)
 
 
+def test_gradients_may_lie_otherwise(made):
+    """Parameters or gradients that are not in the order of their elements."""
+    import torch
+
+    torch.manual_seed(0)
+    values, gradient = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    last = torch.channels_last
+    results = []
+    for way in "contiguous", "parameter", "gradient", "both":
+        one = torch.nn.Parameter(values.clone())
+        one.grad = gradient.clone()
+        if way in ("parameter", "both"):
+            one = torch.nn.Parameter(values.to(memory_format=last))
+            one.grad = gradient.clone()
+        if way in ("gradient", "both"):
+            one.grad = gradient.to(memory_format=last)
+        optimizer = onebit.torch.Adam([one], lr=0.1, comm=made()[0].comm)
+        optimizer.step()
+        results.append(one.detach().contiguous())
+    assert all(torch.equal(results[0], one) for one in results)
+
+
+def test_empty_parameters(made):
+    import torch
+
+    empty = torch.nn.Parameter(torch.empty(0, 3))
+    empty.grad = torch.empty(0, 3)
+    optimizer = onebit.torch.Adam([empty], comm=made()[0].comm)
+    optimizer.step()
+    none = [torch.nn.Parameter(torch.ones(3), requires_grad=False)]
+    onebit.torch.Adam(none, comm=optimizer.comm).step()
+
+
 def test_what_is_refused(made):
     import torch
 
@@ -99,7 +132,7 @@ def test_what_is_refused(made):
         "no such variant": {"amsgrad": True},
         "not recorded by autograd": {"differentiable": True},
         "wait for other ranks": {"capturable": True},
-        "betas is": {"betas": (0.0, 0.9)},
+        "betas of group 0 is": {"betas": (0.0, 0.9)},
         "eps is": {"eps": 0},
         "lr of group 0 is nan": {"lr": float("nan")},
         "weight_decay of group 0": {"weight_decay": -1},
@@ -118,9 +151,10 @@ def test_what_is_refused(made):
     optimizer, parameters = made("Adam")
     with pytest.raises(onebit.Error, match="cannot be added"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, 10)
-    with pytest.raises(onebit.Error, match="cycle_momentum=False"):
+    optimizer.param_groups[0]["betas"] = (0.9, 0.99)
+    with pytest.raises(onebit.Error, match="only the first can change"):
         optimizer.step()
-    assert schedule.get_last_lr()
-    with pytest.raises(onebit.Error, match="is not contiguous"):
+    with pytest.raises(onebit.Error, match="state of another optimizer"):
+        made("Adam")[0].load_state_dict(torch.optim.Adam(parameters).state_dict())
+    with pytest.raises(onebit.Error, match="is not dense"):
         onebit.torch.Adam([torch.nn.Parameter(torch.ones(4, 4)[:, :2])], comm=optimizer.comm)

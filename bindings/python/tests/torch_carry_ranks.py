@@ -123,6 +123,8 @@ def hook(rank, size):
     assert same(comm, rank, Run(comm, {}, **coupled), **coupled) == 0
     changes(comm, rank)
     unused(comm, rank)
+    frozen(comm, rank)
+    images(comm, rank)
     accumulation(comm, rank)
     half(comm, rank)
     comm.close()
@@ -187,6 +189,66 @@ def unused(comm, rank):
     run = Run(comm, {"find_unused_parameters": True})
     same(comm, rank, run, one_step=step_of)
     network = usual
+
+
+def with_network(make, call):
+    global network
+    usual, network = network, make
+    try:
+        call()
+    finally:
+        network = usual
+
+
+def frozen(comm, rank):
+    """A layer that is not trained keeps its parameters, decays or not; one that is not trained any
+    more likewise; and one that was not must not be later."""
+    make = network
+
+    def first_frozen():
+        module = make()
+        module[0].requires_grad_(False)
+        return module
+
+    def call():
+        run = Run(comm, {}, weight_decay=0.5)
+        assert len(run.optimizer._parameters) == 6
+        before = [one.clone() for one in run.module[0].parameters()]
+        assert same(comm, rank, run, weight_decay=0.5) == 3
+        assert all(map(torch.equal, before, run.module[0].parameters()))
+        run = Run(comm, weight_decay=0.5)
+        run.step(rank, 0)
+        run.module[6].requires_grad_(False)
+        before = run.bits()
+        run.step(rank, 1)
+        changed = before != run.bits()
+        assert changed.any() and not changed[-161:].any()
+        run.module[6].requires_grad_(True)
+        before = run.bits()
+        run.step(rank, 2)
+        assert (before != run.bits())[-161:].any()
+        run.module[0].requires_grad_(True)
+        expect("had requires_grad=False when the optimizer", lambda: run.step(rank, 3))
+        run.close()
+
+    with_network(first_frozen, call)
+
+
+def images(comm, rank):
+    """Parameters in channels_last, as they are the fastest for convolutions."""
+    def convolutions():
+        torch.manual_seed(3)
+        return nn.Sequential(
+            nn.Unflatten(1, (5, 2, 2)), nn.Conv2d(5, 16, 2, padding=1), nn.Tanh(),
+            nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(8, 1),
+        ).to(memory_format=torch.channels_last)
+
+    def call():
+        assert not network()[3].weight.is_contiguous()
+        for view in False, True:
+            assert same(comm, rank, Run(comm, {"gradient_as_bucket_view": view})) == 3
+
+    with_network(convolutions, call)
 
 
 def accumulation(comm, rank):
@@ -312,9 +374,11 @@ def errors(rank, size):
     run = Run(comm, {})
     for step in range(5):
         run.step(rank, step)
-    run.optimizer.param_groups[0]["betas"] = (0.8, 0.999) if rank == 0 else (0.9, 0.999)
+    run.optimizer.param_groups[0]["betas"] = (0.9, 0.99) if rank == 0 else (0.9, 0.999)
     loss_of(run.model, rank, 5)
-    expect("cycle_momentum=False" if rank == 0 else "ERROR_PEER", run.optimizer.step)
+    expect("only the first can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
+    run.optimizer.param_groups[0]["betas"] = (0.8 + 0.01 * rank, 0.999)
+    raises(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 that was set")
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
     run.step(rank, 6)
     assert alike(run.bits())
@@ -376,6 +440,7 @@ def schedulers(rank, size):
         lambda one: of.PolynomialLR(one, 5), lambda one: of.CosineAnnealingWarmRestarts(one, 3),
         lambda one: of.CyclicLR(one, [1e-4, 1e-3], [1e-2, 1e-3], 2, cycle_momentum=False),
         lambda one: of.OneCycleLR(one, [1e-2, 2e-3], 10, cycle_momentum=False),
+        lambda one: of.OneCycleLR(one, [1e-2, 2e-3], 10),
         lambda one: of.ReduceLROnPlateau(one, patience=1),
         lambda one: of.ChainedScheduler([of.StepLR(one, 2), of.ExponentialLR(one, 0.9)]),
         lambda one: of.SequentialLR(
@@ -436,7 +501,10 @@ def states(rank, size):
         run = Run(comm, {}, kind=kind, **options)
         for step in range(6):
             run.step(rank, step)
-        run.optimizer.param_groups[0]["lr"] = 0.004
+        group = run.optimizer.param_groups[0]
+        group["lr"] = 0.004
+        changed = {"momentum": 0.8} if "momentum" in group else {"betas": (0.8, group["betas"][1])}
+        group.update(changed)
         memory = io.BytesIO()
         torch.save(run.optimizer.state_dict(), memory)
         for step in range(6, 9):
@@ -449,7 +517,8 @@ def states(rank, size):
             for one in again.module.parameters():
                 one.zero_()
         again.optimizer.load_state_dict(loaded)
-        assert again.optimizer.param_groups[0]["lr"] == 0.004
+        assert {**again.optimizer.param_groups[0], **changed, "lr": 0.004, "params": 0} == {
+            **again.optimizer.param_groups[0], "params": 0}
         for step in range(6, 9):
             again.step(rank, step)
         assert torch.equal(run.bits(), again.bits()), kind

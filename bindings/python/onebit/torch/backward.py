@@ -112,6 +112,8 @@ class Backward:
         if bucket.index() == 0:
             self._begin()
         for parameter, view in zip(bucket.parameters(), bucket.gradients()):
+            if parameter.stride() != view.stride():  # the bucket has them as the parameter has
+                view = view.as_strided(parameter.size(), parameter.stride())
             self._add(self._number_of(parameter), view)
         if bucket.is_last() and self.overlap:
             self._when_it_ends()

@@ -33,7 +33,8 @@ _given_away._wrapped_by_lr_sched = _given_away._with_counter = True
 def _check(optimizer):
     if type(optimizer) not in _KEYS:
         raise wrong(
-            f"the optimizer is a {type(optimizer).__name__}, not torch.optim's AdamW, Adam or SGD"
+            f"the optimizer is a {type(optimizer).__name__}, not torch.optim's AdamW, Adam or SGD: "
+            "for others register onebit.torch.allreduce_hook"
         )
     if optimizer.state:
         raise wrong("the optimizer has made steps, or loaded some: give it before the first")

@@ -65,17 +65,35 @@ _TOLERANCE = 1e-6
 
 class _Rates(NamedTuple):
     """Of a step: its learning rate, and of each group the factor of it (None: as it was, where the
-    rate is 0) and the weight decay."""
+    rate is 0) and the weight decay; the first of all groups' betas, or their momentum."""
 
     rate: float
     factors: Any
     decays: Any
+    beta1: float
+
+
+def _strides(tensor):
+    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]
+
+
+def _flat(tensor):
+    """Its elements in the order of its memory; None unless they lie there without gaps."""
+    if tensor.is_contiguous():
+        return tensor.flatten()
+    end = 1
+    for stride, size in sorted(_strides(tensor)):
+        if stride != end:
+            return None
+        end *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class _Optimizer(torch.optim.Optimizer):
     """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, and groups may have an
     lr and a weight_decay of their own, and change them before any step, as all of
-    torch.optim.lr_scheduler do; betas, eps and momentum are those of all groups, for good.
+    torch.optim.lr_scheduler do; so may the first of betas and momentum, in all groups alike. The
+    second of betas and eps are those of all groups, for good.
 
     weight_decay: decoupled, as in AdamW; with decoupled_weight_decay=False times the parameter
         added to its gradient, as in torch's Adam and SGD
@@ -89,7 +107,10 @@ class _Optimizer(torch.optim.Optimizer):
         nesterov, dampening: refused where they ask for something
     options: those of the onebit optimizer by name (include/onebit/*.h): freeze_step, block_size, ...
 
-    A parameter without gradient (None) counts as one whose gradient is zeros on this rank.
+    A parameter without gradient (None) counts as one whose gradient is zeros on this rank. One that
+    has requires_grad=False when the optimizer is made is left out, for good; one that gets it later
+    stays where it is meanwhile. Parameters may lie otherwise than in the order of their elements
+    (torch.channels_last), without gaps.
 
     status: of the latest step, `Status.OK`, or `Status.SKIPPED` where some rank's gradient was not
         finite and nothing was changed
@@ -173,22 +194,34 @@ class _Optimizer(torch.optim.Optimizer):
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
-            if name not in ("lr", "weight_decay", "uncompressed", "foreach", "fused")
+            if name not in ("lr", "weight_decay", "uncompressed", "foreach", "fused", "betas",
+                            "momentum")
         }
         self._uncompressed = [bool(group["uncompressed"]) for group in self.param_groups]
         rates = self._wanted_rates()
-        self._factors = [1.0 if one is None else one for one in rates.factors]
-        self._decays = list(rates.decays)
-        self._parameters = [one for group in self.param_groups for one in group["params"]]
-        tensors = [
-            onebit.Tensor(one.detach(), None, decay, factor, uncompressed)
-            for group, decay, factor, uncompressed in zip(
-                self.param_groups, self._decays, self._factors, self._uncompressed
-            )
-            for one in group["params"]
-        ]
+        self._beta1 = rates.beta1
+        # Of each tensor of the library's: its parameter, the number of its group, its factor and
+        # its weight decay. Those that are not trained have none.
+        self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
+        for number, group in enumerate(self.param_groups):
+            factor, decay = rates.factors[number], rates.decays[number]
+            factor = 1.0 if factor is None else factor
+            for one in group["params"]:
+                if not one.requires_grad:
+                    self._frozen.append(one)
+                    continue
+                self._parameters.append(one)
+                self._group_of.append(number)
+                self._known.append((factor, decay))
+                array = _flat(one.detach())
+                if array is None:
+                    raise wrong(f"parameter {len(tensors)} is not dense: elements overlap, or "
+                                "others lie between them")
+                uncompressed = self._uncompressed[number]
+                tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = [one.data_ptr() for one in self._parameters]
         self._addresses = [None] * len(tensors)
+        self._copies = []  # of gradients that lie otherwise than their parameters, for one step
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # factors that are 0
@@ -222,18 +255,35 @@ class _Optimizer(torch.optim.Optimizer):
             if group.get(name, value) != value:
                 raise wrong(
                     f"{name} of group {number} is {group[name]}, and {value} for all groups since "
-                    "the optimizer was made: it cannot change (a scheduler's cycle_momentum=False)"
+                    "the optimizer was made: it cannot change"
                 )
             if value and name in _WHY_NOT:
                 raise wrong(f"{name} is {value}: {_WHY_NOT[name]}")
         if bool(group["uncompressed"]) != self._uncompressed[number]:
             raise wrong(f"uncompressed of group {number} cannot change")
 
+    def _beta1_of(self, number, group):
+        if "momentum" in self.defaults:
+            name, beta1, rest, fixed = "momentum", group["momentum"], (), ()
+        else:
+            name, (beta1, *rest), (_, *fixed) = "betas", group["betas"], self.defaults["betas"]
+        if not 0 < beta1 < 1:
+            raise wrong(f"{name} of group {number} is {group[name]}: greater than 0, and below 1")
+        if list(rest) != list(fixed):
+            raise wrong(f"betas of group {number} are {group['betas']}, and {self.defaults['betas']} "
+                        "when the optimizer was made: only the first can change")
+        return float(beta1)
+
     def _wanted_rates(self):
         """What the groups ask of the next step."""
-        rates = []
+        rates, beta1 = [], None
         for number, group in enumerate(self.param_groups):
             self._check_group(number, group)
+            own = self._beta1_of(number, group)
+            if beta1 not in (None, own):
+                raise wrong(f"group {number} has betas or momentum of {own}, the groups before it of "
+                            f"{beta1}: all must have the same")
+            beta1 = own
             for name in "lr", "weight_decay":
                 if not 0 <= float(group[name]) < math.inf:
                     raise wrong(f"{name} of group {number} is {group[name]}, not finite, from 0 on")
@@ -244,24 +294,25 @@ class _Optimizer(torch.optim.Optimizer):
             rate,
             [one / rate if rate else None for one in rates],
             [float(group["weight_decay"]) * decoupled for group in self.param_groups],
+            beta1,
         )
 
     def _set_rates(self, rates):
-        """Factors and weight decays that have changed."""
-        first = 0
-        for number, group in enumerate(self.param_groups):
+        """Factors, weight decays and the momentum that have changed."""
+        if rates.beta1 != self._beta1:
+            self.onebit.set_beta1(rates.beta1)
+            self._beta1 = rates.beta1
+        for tensor, (one, number) in enumerate(zip(self._parameters, self._group_of)):
+            known, known_decay = self._known[tensor]
             factor, decay = rates.factors[number], rates.decays[number]
-            tensors = range(first, first + len(group["params"]))
-            first = tensors.stop
-            known = self._factors[number]
+            if not one.requires_grad:  # any more: it stays where it is
+                factor = decay = 0.0
             if factor is not None and abs(factor - known) > _TOLERANCE * known:
-                for tensor in tensors:
-                    self.onebit.set_learning_rate_factor(tensor, factor)
-                self._factors[number] = factor
-            if decay != self._decays[number]:
-                for tensor in tensors:
-                    self.onebit.set_weight_decay(tensor, decay)
-                self._decays[number] = decay
+                self.onebit.set_learning_rate_factor(tensor, factor)
+                known = factor
+            if decay != known_decay:
+                self.onebit.set_weight_decay(tensor, decay)
+            self._known[tensor] = known, decay
 
     # --- DistributedDataParallel -----------------------------------------------------------------
 
@@ -299,9 +350,13 @@ class _Optimizer(torch.optim.Optimizer):
         """The library reads that gradient from now on."""
         if gradient is not None and gradient.layout != torch.strided:
             raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
+        parameter = self._parameters[number]
+        if gradient is not None and _strides(gradient) != _strides(parameter):
+            gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+            self._copies.append(gradient)
         address = None if gradient is None else gradient.data_ptr()
-        if address is None or address != self._addresses[number] or not gradient.is_contiguous():
-            self.onebit.set_gradient(number, gradient)
+        if address is None or address != self._addresses[number]:
+            self.onebit.set_gradient(number, gradient if gradient is None else _flat(gradient))
             self._addresses[number] = address
             # Whose memory it is need not outlive the step: the next one looks at all again.
             self.onebit._gradients[number] = None
@@ -331,6 +386,11 @@ class _Optimizer(torch.optim.Optimizer):
                     f"parameter {number} has moved to other memory (model.to(), Accelerator.prepare "
                     "and the like): make the optimizer after that"
                 )
+        if any(one.grad is not None for one in self._frozen):
+            raise wrong(
+                "a parameter has a gradient that had requires_grad=False when the optimizer was "
+                "made: make it after that has changed, or before the parameter is frozen"
+            )
 
     def _exchange(self):
         try:
@@ -356,6 +416,7 @@ class _Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.status = self._exchange()
+        self._copies.clear()
         if self._backward is not None:
             self._backward.over()
         return loss
@@ -370,11 +431,12 @@ class _Optimizer(torch.optim.Optimizer):
 
     def state_dict(self):
         """As torch's, and of this rank: `part`, its part of the state as a tensor of bytes, `rank`
-        and `ranks`. Local: each rank saves its own."""
+        and `ranks`, and `beta1` of the latest step. Local: each rank saves its own."""
         part = torch.frombuffer(bytearray(self.onebit.save()), dtype=torch.uint8)
         return {
-            **super().state_dict(), "part": part, "rank": self.comm.rank, "ranks": self.comm.size
-        }
+            **super().state_dict(), "part": part, "rank": self.comm.rank, "ranks": self.comm.size,
+            "beta1": self._beta1,
+        }  # fmt: skip
 
     def load_state_dict(self, state_dict):
         """Takes the state, parameters too: each rank from its own of as many ranks, and then goes
@@ -385,6 +447,8 @@ class _Optimizer(torch.optim.Optimizer):
         try:
             dicts = state_dict if several else [state_dict]
             first = dicts[0]
+            if any("part" not in one for one in dicts):
+                raise wrong("state_dict is the state of another optimizer: it has no `part`")
             parts = [one["part"].contiguous().numpy().tobytes() for one in dicts]
             if not several:
                 self._check_own(first)
@@ -401,7 +465,8 @@ class _Optimizer(torch.optim.Optimizer):
         self.param_groups = groups  # which schedulers of another optimizer may have (compress)
         try:
             # Before the state: between two synchronisations of 0/1 Adam factors wait.
-            self._set_rates(self._wanted_rates())
+            rates = self._wanted_rates()
+            self._set_rates(rates._replace(beta1=first.get("beta1", rates.beta1)))
             self.onebit.load(parts)
         except Exception:
             for group, before in zip(self.param_groups, mine):
