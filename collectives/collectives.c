@@ -74,6 +74,15 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   return ONEBIT_OK;
 }
 
+/* Of several requests any may be the next that goes on. */
+static void back_off(onebit_plan_t plan, unsigned idle) {
+  const struct ob_transport *transport = plan->comm->transport;
+  if (transport->await && ob_engine_only(plan->comm->engine, plan->comm))
+    transport->await(plan->comm, 1e-3);
+  else
+    ob_backoff(idle);
+}
+
 /* Walks to the end of the list, or with `wait` false as far as it goes. While the plan waits for a
  * message it moves the other requests in flight: one of them may be what a peer waits for before it
  * answers, so then nobody may block. */
@@ -91,7 +100,7 @@ static bool walk(onebit_plan_t plan, bool wait) {
     if (ob_engine_advance(engine) || moved)
       idle = 0;
     else if (wait)
-      ob_backoff(idle);
+      back_off(plan, idle);
     if (!wait)
       return false;
   }

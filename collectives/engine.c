@@ -92,6 +92,15 @@ bool ob_engine_await(struct ob_engine *engine) {
   return go;
 }
 
+bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm) {
+  pthread_mutex_lock(&engine->lock);
+  const struct onebit_plan *plan = engine->first;
+  while (plan && plan->comm == comm && !plan->host.shared.base)
+    plan = plan->next;
+  pthread_mutex_unlock(&engine->lock);
+  return !plan;
+}
+
 bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan) {
   pthread_mutex_lock(&engine->lock);
   bool alone = engine->first == plan && !plan->next;

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+struct onebit_comm;
 struct onebit_plan;
 
 struct ob_engine {
@@ -40,6 +41,9 @@ bool ob_engine_await(struct ob_engine *engine);
 
 /* Whether this plan is the only one in flight. */
 bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan);
+
+/* Whether all in flight wait for messages of this communicator, and for nothing else. */
+bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 
 /* Claims the plan for this thread, to move it; gives it free again. */
 bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan);

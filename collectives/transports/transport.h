@@ -52,6 +52,9 @@ struct ob_transport {
   /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when it is not. Waits for that
    * about `seconds` at most; 0: not at all. */
   onebit_status_t (*test)(struct ob_batch *batch, double seconds);
+  /* Waits about `seconds` at most until something has come for whatever batch of the communicator,
+   * or can be sent. NULL: only one batch at a time can be waited for. */
+  void (*await)(onebit_comm_t comm, double seconds);
   /* The first rank whose message is not here yet, or that has not taken what is sent to it; -1: no
    * rank. NULL: it cannot be known. */
   int (*peer_awaited)(struct ob_batch *batch);

@@ -152,6 +152,13 @@ static onebit_status_t test(struct ob_batch *base, double seconds) {
   return status;
 }
 
+static void await_any(onebit_comm_t comm, double seconds) {
+  struct ob_sockets *sockets = state_of(comm);
+  lock(sockets);
+  ob_sockets_move(sockets, seconds);
+  unlock(sockets);
+}
+
 static int peer_awaited(struct ob_batch *base) {
   struct ob_sockets *sockets = state_of(base->comm);
   lock(sockets);
@@ -195,6 +202,7 @@ const struct ob_transport ob_transport_sockets = {
     .batch_destroy = batch_destroy,
     .begin = begin,
     .test = test,
+    .await = await_any,
     .peer_awaited = peer_awaited,
     .health = health,
     .abort = abort_for_all,
