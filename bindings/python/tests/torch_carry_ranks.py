@@ -524,6 +524,17 @@ def states(rank, size):
         assert torch.equal(run.bits(), again.bits()), kind
         everyone = [None] * size
         dist.all_gather_object(everyone, loaded)
+        before = again.bits()
+        again.optimizer.consolidate_state_dict()
+        whole = [again.optimizer.state_dict()] if rank == 0 else [None]
+        assert ("part" in again.optimizer.state_dict()) == (rank > 0)
+        dist.broadcast_object_list(whole)  # one file, that all read
+        run.step(rank, 9), again.step(rank, 9)
+        assert "part" in again.optimizer.state_dict()
+        again.optimizer.load_state_dict(whole[0])
+        assert torch.equal(before, again.bits())
+        again.step(rank, 9)
+        assert torch.equal(run.bits(), again.bits()), kind
         wrong = {**loaded, "rank": 0}
         if rank == 1:
             raises(Status.ERROR_ARGUMENT, lambda: again.optimizer.load_state_dict(wrong), "its own")

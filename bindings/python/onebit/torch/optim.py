@@ -73,6 +73,10 @@ class _Rates(NamedTuple):
     beta1: float
 
 
+def _as_bytes(part):
+    return torch.frombuffer(bytearray(part), dtype=torch.uint8)
+
+
 def _strides(tensor):
     return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]
 
@@ -221,6 +225,7 @@ class _Optimizer(torch.optim.Optimizer):
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = [one.data_ptr() for one in self._parameters]
         self._addresses = [None] * len(tensors)
+        self._parts = None  # of all ranks, for the next state_dict
         self._copies = []  # of gradients that lie otherwise than their parameters, for one step
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._clips = options.get("clip_norm") is not None
@@ -270,8 +275,9 @@ class _Optimizer(torch.optim.Optimizer):
         if not 0 < beta1 < 1:
             raise wrong(f"{name} of group {number} is {group[name]}: greater than 0, and below 1")
         if list(rest) != list(fixed):
-            raise wrong(f"betas of group {number} are {group['betas']}, and {self.defaults['betas']} "
-                        "when the optimizer was made: only the first can change")
+            raise wrong(f"betas of group {number} are {group['betas']}, and "
+                        f"{self.defaults['betas']} when the optimizer was made: only the first can "
+                        "change")
         return float(beta1)
 
     def _wanted_rates(self):
@@ -281,7 +287,7 @@ class _Optimizer(torch.optim.Optimizer):
             self._check_group(number, group)
             own = self._beta1_of(number, group)
             if beta1 not in (None, own):
-                raise wrong(f"group {number} has betas or momentum of {own}, the groups before it of "
+                raise wrong(f"betas or momentum of group {number} is {own}, of those before "
                             f"{beta1}: all must have the same")
             beta1 = own
             for name in "lr", "weight_decay":
@@ -417,6 +423,7 @@ class _Optimizer(torch.optim.Optimizer):
                 loss = closure()
         self.status = self._exchange()
         self._copies.clear()
+        self._parts = None
         if self._backward is not None:
             self._backward.over()
         return loss
@@ -429,27 +436,35 @@ class _Optimizer(torch.optim.Optimizer):
 
     # --- State -----------------------------------------------------------------------------------
 
+    def consolidate_state_dict(self, to=0):
+        """The next `state_dict` of rank `to` is of all ranks, as with torch's
+        ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
+        parts = gather(self.comm, self.onebit.save())
+        self._parts = parts if self.comm.rank == to else None
+
     def state_dict(self):
         """As torch's, and of this rank: `part`, its part of the state as a tensor of bytes, `rank`
-        and `ranks`, and `beta1` of the latest step. Local: each rank saves its own."""
-        part = torch.frombuffer(bytearray(self.onebit.save()), dtype=torch.uint8)
-        return {
-            **super().state_dict(), "part": part, "rank": self.comm.rank, "ranks": self.comm.size,
-            "beta1": self._beta1,
-        }  # fmt: skip
+        and `ranks`, and `beta1` of the latest step. Local: each rank saves its own, or one rank
+        all after `consolidate_state_dict`, and then has `parts`."""
+        if self._parts is None:
+            own = {"part": _as_bytes(self.onebit.save()), "rank": self.comm.rank}
+        else:
+            own = {"parts": [_as_bytes(one) for one in self._parts]}
+        return {**super().state_dict(), **own, "ranks": self.comm.size, "beta1": self._beta1}
 
     def load_state_dict(self, state_dict):
         """Takes the state, parameters too: each rank from its own of as many ranks, and then goes
-        on to the bit; or all ranks from a list of all that were saved, in the order of their ranks,
-        however many these were. Collective."""
+        on to the bit; or all ranks from one that was consolidated, or a list of all that were
+        saved, in the order of their ranks, however many these were. Collective."""
         reason, parts, first = None, [], None
-        several = isinstance(state_dict, (list, tuple))
+        several = isinstance(state_dict, (list, tuple)) or "parts" in state_dict
         try:
-            dicts = state_dict if several else [state_dict]
+            dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
             first = dicts[0]
-            if any("part" not in one for one in dicts):
+            if any("part" not in one and "parts" not in one for one in dicts):
                 raise wrong("state_dict is the state of another optimizer: it has no `part`")
-            parts = [one["part"].contiguous().numpy().tobytes() for one in dicts]
+            tensors = first["parts"] if "parts" in first else [one["part"] for one in dicts]
+            parts = [one.contiguous().numpy().tobytes() for one in tensors]
             if not several:
                 self._check_own(first)
             self._check_groups(first["param_groups"])
