@@ -52,7 +52,8 @@ struct ob_compress_run {
   float factor;
   struct ob_moment_factors moment;
   onebit_scale_t rule;
-  bool stream; /* the residuals are larger than the caches: write them past the caches */
+  bool stream;         /* the residuals are larger than the caches: write them past the caches */
+  bool stream_moments; /* likewise */
   const uint32_t *momentum_bits; /* NULL: RAW */
   unsigned momentum_width;
   float momentum_scale, decay, scaling;

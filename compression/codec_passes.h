@@ -27,10 +27,13 @@ SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run
   group_store(group, to, 0, ONEBIT_FLOAT32);
 }
 
-FIXED void pass_load_message(float to[OB_LANES], const uint32_t *words, size_t word, unsigned width,
-                             float scale, size_t count) {
+FIXED void pass_load_message(float to[OB_LANES], const uint32_t *words, size_t word, bool signs,
+                             unsigned width, float scale, size_t count) {
   V group[GROUP];
-  group_of_any(group, words, word, width, scale);
+  if (signs)
+    group_signed(words[word], v_set(scale), group);
+  else
+    group_of_any(group, words, word, width, scale);
   group_store(group, to, 0, ONEBIT_FLOAT32);
   for (size_t i = count; i < OB_LANES; i++)
     to[i] = 0;
@@ -79,7 +82,7 @@ FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
 }
 
 FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
-                     enum ob_pass_kind kind, size_t first, size_t count) {
+                     enum ob_pass_kind kind, bool signs, size_t first, size_t count) {
   const unsigned reads = ob_pass_reads(kind), used = reads | ob_pass_writes(kind);
   OB_UNROLLED
   for (int slot = 0; slot < OB_SLOTS; slot++)
@@ -92,10 +95,10 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
   if (reads & OB_MASK(OB_GRADIENT) && !group->array[OB_GRADIENT])
     pass_load_gradient(group->small[OB_GRADIENT], run, first, count);
   if (reads & OB_MASK(OB_MESSAGE))
-    pass_load_message(group->small[OB_MESSAGE], run->message, first / OB_LANES, run->width,
+    pass_load_message(group->small[OB_MESSAGE], run->message, first / OB_LANES, signs, run->width,
                       run->message_scale, count);
   if (reads & OB_MASK(OB_LAST) && run->last)
-    pass_load_message(group->small[OB_LAST], run->last, first / OB_LANES, run->last_width,
+    pass_load_message(group->small[OB_LAST], run->last, first / OB_LANES, signs, run->last_width,
                       run->last_scale, count);
   else if (reads & OB_MASK(OB_LAST))
     for (size_t i = 0; i < count; i++)
@@ -169,10 +172,11 @@ FIXED void pass_add(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
 }
 
 FIXED void pass_group_run(struct pass_group *group, const struct ob_pass_run *run,
-                          enum ob_pass_kind kind, bool divided, const float quotients[4],
+                          enum ob_pass_kind kind, bool signs, const float quotients[4],
                           const struct ob_pass_factors *factors, V lanes[OB_SUMS][GROUP],
                           size_t first, size_t count) {
-  pass_read(group, run, kind, first, count);
+  const bool divided = signs && ob_pass_has_quotient(kind);
+  pass_read(group, run, kind, signs, first, count);
   if (divided)
     pass_load_quotient(group, run, kind, first, quotients);
   pass_elements(kind, divided, group, factors);
@@ -194,7 +198,7 @@ FIXED void pass_end(struct ob_pass_run *run, enum ob_pass_kind kind, V lanes[OB_
   run->sums[OB_LARGEST] = 1 / min[0];
 }
 
-FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool divided) {
+FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool signs) {
   struct pass_group group;
   V lanes[OB_SUMS][GROUP];
   float quotients[4];
@@ -208,9 +212,9 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool divide
                                     k & 2 ? -run->last_scale : run->last_scale, &factors);
   pass_begin(&group, run, kind);
   for (; i + OB_LANES <= run->count; i += OB_LANES)
-    pass_group_run(&group, run, kind, divided, quotients, &factors, lanes, i, OB_LANES);
+    pass_group_run(&group, run, kind, signs, quotients, &factors, lanes, i, OB_LANES);
   if (i < run->count)
-    pass_group_run(&group, run, kind, divided, quotients, &factors, lanes, i, run->count - i);
+    pass_group_run(&group, run, kind, signs, quotients, &factors, lanes, i, run->count - i);
   pass_end(run, kind, lanes);
 }
 
@@ -244,6 +248,8 @@ static void squares(struct ob_pass_run *run) {
     squares_run(run, ONEBIT_FLOAT16);
 }
 
+/* Whether all messages that the pass reads are of signs, as nearly always: then it has a loop of
+ * its own, without a call. */
 static bool is_of_signs(const struct ob_pass_run *run) {
   const bool two = ob_pass_reads(run->kind) & OB_MASK(OB_LAST);
   return run->width == 1 && (!two || (run->last && run->last_width == 1));
@@ -251,7 +257,7 @@ static bool is_of_signs(const struct ob_pass_run *run) {
 
 #define PASS(name)                                                                                 \
   case OB_PASS_##name:                                                                             \
-    if (ob_pass_has_quotient(OB_PASS_##name) && is_of_signs(run))                                  \
+    if (ob_pass_reads(OB_PASS_##name) & OB_MASK(OB_MESSAGE) && is_of_signs(run))                   \
       pass_run(run, OB_PASS_##name, true);                                                         \
     else                                                                                           \
       pass_run(run, OB_PASS_##name, false);                                                        \

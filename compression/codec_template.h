@@ -198,7 +198,7 @@ FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size
             now = v_add(v_mul(v_set(f.beta2), before), square),
             mean = v_add(v_mul(v_set(f.now), now), v_mul(v_set(f.before), before));
     group[k] = v_mul(gradient, v_reciprocal_root(v_add(mean, min)));
-    v_store_moment(run->moments_out + at, now, error[k], run->stream);
+    v_store_moment(run->moments_out + at, now, error[k], run->stream_moments);
   }
 }
 
@@ -223,17 +223,25 @@ FIXED void group_weigh(V group[GROUP], V weight, const float *reciprocals, size_
 /* group = scaling * (decay * momentum + group); the product with the momentum's sign is that of the
  * magnitude. */
 FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, size_t word,
-                          float decayed, V scaling) {
+                          bool levels, float decayed, V scaling) {
   V momentum[GROUP];
-  group_of_any(momentum, run->momentum_bits, word, run->momentum_width, decayed);
+  if (levels)
+    levels_of_any(momentum, run->momentum_bits + run->momentum_width * word, run->momentum_width,
+                  decayed);
+  else
+    group_signed(run->momentum_bits[word], v_set(decayed), momentum);
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
 
+/* The momentum that a run has: none, in bits, or in levels, which are called for and so are the
+ * exception: a copy of the loop for each type of input. */
+enum momentum { NONE, SIGNS, LEVELS };
+
 /* A run is copied, here and below: what a vector is stored to may be any object whose address is
  * known elsewhere, so that the compiler would read all of it again after each. */
 FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype,
-                         onebit_scale_t rule, bool momentum, bool moments) {
+                         onebit_scale_t rule, enum momentum momentum, bool moments) {
   const struct ob_compress_run copy = *all, *const run = &copy;
   V group[GROUP], error[GROUP], input[GROUP], stored[GROUP];
   struct sums sums = sums_begin(run->lanes);
@@ -258,7 +266,7 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
     if (residual_first)
       group_compensate(group, error);
     if (momentum)
-      group_momentum(group, run, i / OB_LANES, decayed, scaling);
+      group_momentum(group, run, i / OB_LANES, momentum == LEVELS, decayed, scaling);
     if (momentum && !whole) /* padding has no momentum */
       group_cut(group, given > i ? given - i : 0);
     group_copy(input, group);
@@ -275,8 +283,8 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
   return sums_end(&sums, run->lanes);
 }
 
-FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule, bool momentum,
-                           bool moments) {
+FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rule,
+                           enum momentum momentum, bool moments) {
   switch (run->dtype) {
   case ONEBIT_BFLOAT16:
     return compress_run(run, ONEBIT_BFLOAT16, rule, momentum, moments);
@@ -289,13 +297,15 @@ FIXED float compress_dtype(const struct ob_compress_run *run, onebit_scale_t rul
 
 FIXED float compress_rule(const struct ob_compress_run *run, onebit_scale_t rule) {
   if (run->moment_rule)
-    return run->momentum_bits ? compress_dtype(run, rule, true, true)
-                              : compress_dtype(run, rule, false, true);
-  return run->momentum_bits ? compress_dtype(run, rule, true, false)
-                            : compress_dtype(run, rule, false, false);
+    return run->momentum_bits ? compress_dtype(run, rule, SIGNS, true)
+                              : compress_dtype(run, rule, NONE, true);
+  return run->momentum_bits ? compress_dtype(run, rule, SIGNS, false)
+                            : compress_dtype(run, rule, NONE, false);
 }
 
 static float compress(const struct ob_compress_run *run) {
+  if (run->momentum_bits && run->momentum_width > 1)
+    return compress_dtype(run, run->rule, LEVELS, run->moment_rule);
   return run->rule == ONEBIT_SCALE_RMS ? compress_rule(run, ONEBIT_SCALE_RMS)
                                        : compress_rule(run, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
