@@ -81,6 +81,12 @@ FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
     }
 }
 
+/* Whether a pass reads so few arrays that it gains from asking for them. */
+FIXED bool pass_prefetches(enum ob_pass_kind kind) {
+  const unsigned arrays = 2 * OB_MASK(OB_GRADIENT) - 1; /* messages come behind these */
+  return __builtin_popcount(ob_pass_reads(kind) & arrays) <= 2;
+}
+
 FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
                      enum ob_pass_kind kind, bool signs, size_t first, size_t count) {
   const unsigned reads = ob_pass_reads(kind), used = reads | ob_pass_writes(kind);
@@ -89,6 +95,8 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
     if (used & OB_MASK(slot)) {
       float *array = group->array[slot];
       group->at[slot] = count == OB_LANES && array ? array + first : group->small[slot];
+      if (array && count == OB_LANES && pass_prefetches(kind))
+        group_prefetch(array + first);
       if (array && count < OB_LANES)
         memcpy(group->small[slot], array + first, count * sizeof *array);
     }

@@ -33,6 +33,8 @@ FIXED float reduce_run(const struct ob_reduce_run *all, onebit_scale_t rule, uns
   const V scale = v_set(run->residual_scale);
   struct sums sums = sums_begin(run->lanes);
   for (size_t i = run->first; i < run->count; i += OB_LANES) {
+    group_prefetch(run->residual + i);
+    streams_prefetch(run->bits, run->streams, i, width);
     group_sum(total, i / OB_LANES, run->streams, width, run->bits, run->scales);
     group_error(error, run->residual + i, scale);
     group_compensate(total, error);
