@@ -232,6 +232,8 @@ FIXED void squares_run(struct ob_pass_run *run, onebit_dtype_t dtype) {
   const V factor = v_set(run->factors.gradient_factor);
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
+    if (dtype == ONEBIT_FLOAT32)
+      group_prefetch((const float *)run->gradient + i);
     if (i + OB_LANES <= run->count)
       group_load(group, run->gradient, i, dtype);
     else
