@@ -164,12 +164,8 @@ void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
 
 /* As after a transport that has failed: nothing can follow. */
 void ob_plan_abandon(onebit_plan_t plan) {
-  if (!plan)
+  if (!plan || !plan->in_flight)
     return;
-  if (!plan->in_flight) {
-    ob_plan_revoke(plan);
-    return;
-  }
   ob_engine_remove(plan->comm->engine, plan);
   ob_steps_give_up(plan);
   plan->in_flight = false;

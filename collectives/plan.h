@@ -181,12 +181,12 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
  * is not done. */
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait);
 
-/* A call that was held and ended well will not be applied. One that was applied, or that there was
- * not, is as it is. */
+/* A call that was held and ended well will not be applied; its input is still there. Nothing is
+ * done for one that was applied, or where there was none. */
 void ob_plan_revoke(onebit_plan_t plan);
 
-/* Ends a call that may be in flight, without its messages, or revokes one that is held: then the
- * plan can only be destroyed. NULL is fine. */
+/* Ends a call that may be in flight, without its messages: then the plan can only be destroyed.
+ * NULL is fine. */
 void ob_plan_abandon(onebit_plan_t plan);
 
 /* A collective of a plan on a device, on this stream of it; the errors are the collectives', and

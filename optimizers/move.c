@@ -38,6 +38,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   struct ob_part *part;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  ob_step_revoke(optimizer); /* of a step that was open */
   ob_optimizer_abandon_plans(optimizer);
   ob_comm_keep(comm);
   if (optimizer->latest)

@@ -320,6 +320,8 @@ onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
 
 /* Ends an open step as one that has failed, and tells the other ranks. */
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
+/* Exchanges of the step that are through, and wait to be applied, will not be. */
+void ob_step_revoke(struct onebit_optimizer *optimizer);
 
 /* What gradients of the step being made are multiplied with (weigh.c): collective where there is
  * clipping, and then `status` is how this rank fares so far, with the latest words. Sets

@@ -294,10 +294,14 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
   return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }
 
-/* Exchanges may be on a stream, though nothing comes of them; nor of those that were held. */
-static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
+void ob_step_revoke(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     ob_plan_revoke(optimizer->buckets[u].bits);
+}
+
+/* Exchanges may be on a stream, though nothing comes of them. */
+static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
+  ob_step_revoke(optimizer);
   if (optimizer->step.on_stream)
     note(&optimizer->step, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {
