@@ -271,7 +271,7 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
   ob_block_step_run(&step, compress_body);
 }
 
-/* `words` and `scales` are the thread's scratch. */
+/* Its words and scales are in the thread's scratch. */
 static struct ob_reduce_run reduce_run_of(const struct ob_block_step *step, size_t b,
                                           const struct ob_block *block, int thread) {
   const struct ob_work *work = step->work;

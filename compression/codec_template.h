@@ -258,8 +258,8 @@ FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, siz
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
 
-/* The momentum that a run has: none, in bits, or in levels, which are called for and so are the
- * exception: a copy of the loop for each type of input. */
+/* The momentum that a run has: none, signs, or levels. Levels are rare: all widths and rules share
+ * one loop for each type of input, which decodes them by a call. */
 enum momentum { NONE, SIGNS, LEVELS };
 
 /* A run is copied, here and below: what a vector is stored to may be any object whose address is

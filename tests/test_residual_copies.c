@@ -225,7 +225,7 @@ static struct kept_errors errors_of(const struct trainee *trainee, size_t bucket
 }
 
 /* A value that is not finite, which is in the last bucket that is sent: the others have ended well
- * by then. Of 0/1 Adam's local steps only the rank that has it learns. */
+ * by then. */
 static void step_badly(struct trainee *trainee, int rank) {
   struct kept_errors before[TENSORS];
   const size_t buckets = trainee->optimizer->bucket_count;
