@@ -139,8 +139,8 @@ typedef struct onebit_optimizer_options {
   int bits, max_bits;
   /* Copies of the residuals, as in onebit_plan_options_t; default 2. With one, 4 bytes a parameter
    * and 4 / size less, and a step that is skipped or fails brings them back to two roundings, where
-   * with two they are as they were to the bit. Clipping and loss scaling know of gradients that are
-   * not finite before anything is compressed: the step that they skip changes nothing either way.
+   * with two they are as they were to the bit. With clip_norm gradients that are not finite are
+   * known before anything is compressed, and the step that is skipped changes nothing either way.
    * One takes one bit, memory of the host, a schedule that is not hierarchical; not shards, nor
    * 1-bit LAMB. 1-bit Adam and momentum SGD have the second array until the warm-up ends. */
   int residual_copies;
