@@ -76,7 +76,7 @@ static inline uint32_t group_signs(const V group[2]) {
 }
 
 /* Lane i shifts its bit of the word up to the sign; magnitude | (shifted & sign bit) is one ternary
- * operation. */
+ * operation, which overwrites its first operand. */
 static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
   const __m512i all = _mm512_set1_epi32((int)word), size = _mm512_castps_si512(magnitude);
   const __m512i sign = _mm512_set1_epi32((int)OB_SIGN_BIT);
@@ -84,8 +84,8 @@ static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
       _mm512_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16);
   const __m512i high = _mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i first = _mm512_sllv_epi32(all, low), second = _mm512_sllv_epi32(all, high);
-  group[0] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(size, first, sign, 0xf8));
-  group[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(size, second, sign, 0xf8));
+  group[0] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(first, size, sign, 0xec));
+  group[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(second, size, sign, 0xec));
 }
 
 /* Levels of 2 and 4 bits times the scale, by the code, which is in the low bits of each lane: those

@@ -49,15 +49,17 @@ static inline uint32_t group_signs(const V group[OB_LANES]) {
          bits_of_bytes(negative + 16) << 16 | bits_of_bytes(negative + 24) << 24;
 }
 
-/* A comparison with a table of single bits, since few portable targets shift each lane by its own
+/* The sign bits of four elements, by their bits: few portable targets shift each lane by its own
  * amount. */
 static inline void group_signed(uint32_t word, V magnitude, V group[OB_LANES]) {
-  static const uint32_t bit[OB_LANES] = {
-      1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
-      1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
-      1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
-      1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
-  const uint32_t plus = ob_bits_of(magnitude), minus = plus | OB_SIGN_BIT;
-  for (int i = 0; i < OB_LANES; i++)
-    group[i] = ob_float_of((word & bit[i]) == bit[i] ? minus : plus);
+#define ROW(bits)                                                                                  \
+  { (bits & 1u) << 31, (bits & 2u) << 30, (bits & 4u) << 29, (bits & 8u) << 28 }
+  static const uint32_t signs[16][4] = {ROW(0),  ROW(1),  ROW(2),  ROW(3), ROW(4),  ROW(5),
+                                        ROW(6),  ROW(7),  ROW(8),  ROW(9), ROW(10), ROW(11),
+                                        ROW(12), ROW(13), ROW(14), ROW(15)};
+#undef ROW
+  const uint32_t plus = ob_bits_of(magnitude);
+  for (int four = 0; four < OB_LANES / 4; four++)
+    for (int i = 0; i < 4; i++)
+      group[4 * four + i] = ob_float_of(plus | signs[word >> 4 * four & 15][i]);
 }
