@@ -81,10 +81,10 @@ FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
     }
 }
 
-/* Whether a pass reads so few arrays that it gains from asking for them. */
+/* Whether a pass gains from asking for its arrays: where it decodes a message it is busy enough to
+ * fall behind them. */
 FIXED bool pass_prefetches(enum ob_pass_kind kind) {
-  const unsigned arrays = 2 * OB_MASK(OB_GRADIENT) - 1; /* messages come behind these */
-  return __builtin_popcount(ob_pass_reads(kind) & arrays) <= 2;
+  return ob_pass_reads(kind) & OB_MASK(OB_MESSAGE);
 }
 
 FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,

@@ -48,15 +48,16 @@
  *
  * Left to itself a processor stops at the end of a page, and a pass waits at the beginning of each:
  * of several messages, which advance by a bit an element, most of the time. Asking for lines that
- * are far enough ahead helps reduce, and passes of one or two arrays; not compress, nor where there
- * are more arrays (docs/measured/2026-11-24-speed.md). What lies there does not matter. */
+ * are far enough ahead helps where there is much to compute besides: in reduce, in passes that
+ * decode messages, and in compress with moments. Where there is little it only takes time
+ * (docs/measured/2026-11-24-speed.md). What lies there does not matter. */
 FIXED void prefetch(const void *from, size_t ahead) {
   __builtin_prefetch((const void *)((uintptr_t)from + ahead));
 }
 
 FIXED void group_prefetch(const float *group) {
   for (size_t at = 0; at < OB_LANES * sizeof *group; at += 64)
-    prefetch(group + at / sizeof *group, 8192); /* two pages */
+    prefetch(group + at / sizeof *group, 4096); /* a page */
 }
 
 /* The lines of each stream that begin 2,048 elements from here, when it is time for the next. */
@@ -209,6 +210,14 @@ FIXED V v_reciprocal_root(V value) {
   return v_mul(guess, v_mul(v_set(OB_ROOT_FACTOR), v_sub(v_set(OB_ROOT_TERM), square)));
 }
 
+FIXED void group_prefetch_moments(const struct ob_compress_run *run, onebit_dtype_t dtype,
+                                  size_t first) {
+  group_prefetch(run->residual + first);
+  prefetch(run->moments + first, 2048);
+  if (dtype == ONEBIT_FLOAT32 && run->input)
+    group_prefetch((const float *)run->input + first);
+}
+
 /* ob_moment_input of the group; the moments, like the residuals, fill whole words. */
 FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
                          const V error[GROUP]) {
@@ -277,6 +286,8 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
   const size_t given = smaller(run->count, run->valid);
   for (size_t i = run->first; i < run->count; i += OB_LANES) {
     const bool whole = i + OB_LANES <= given;
+    if (moments)
+      group_prefetch_moments(run, dtype, i);
     group_error(error, run->residual + i, scale);
     if (!run->input)
       group_set(group, 0);
