@@ -114,16 +114,15 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
 }
 
 /* ob_pass_quotient of a group, whose messages are signs: `of` has it for each pair of them. */
-FIXED void pass_load_quotient(struct pass_group *group, const struct ob_pass_run *run,
-                              enum ob_pass_kind kind, size_t first, const float of[4]) {
+FIXED void pass_load_quotient(struct pass_group *group, enum ob_pass_kind kind, const float of[4]) {
   const bool two = ob_pass_reads(kind) & OB_MASK(OB_LAST);
-  const uint32_t now = run->message[first / OB_LANES], last = two ? run->last[first / OB_LANES] : 0;
   const float plus_plus = of[0], minus_plus = of[1], plus_minus = of[2], minus_minus = of[3];
   OB_INDEPENDENT
   for (unsigned i = 0; i < OB_LANES; i++) {
-    const float plus = now >> i & 1 ? minus_plus : plus_plus,
-                minus = now >> i & 1 ? minus_minus : plus_minus;
-    group->quotient[i] = two && last >> i & 1 ? minus : plus;
+    const bool now = ob_bits_of(group->small[OB_MESSAGE][i]) >> 31,
+               last = two && ob_bits_of(group->small[OB_LAST][i]) >> 31;
+    group->quotient[i] = ob_choose(last, ob_choose(now, minus_minus, plus_minus),
+                                   ob_choose(now, minus_plus, plus_plus));
   }
 }
 
@@ -186,7 +185,7 @@ FIXED void pass_group_run(struct pass_group *group, const struct ob_pass_run *ru
   const bool divided = signs && ob_pass_has_quotient(kind);
   pass_read(group, run, kind, signs, first, count);
   if (divided)
-    pass_load_quotient(group, run, kind, first, quotients);
+    pass_load_quotient(group, kind, quotients);
   pass_elements(kind, divided, group, factors);
   pass_add(lanes, group, kind);
   pass_write(group, run, kind, first, count);
