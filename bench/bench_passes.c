@@ -167,6 +167,9 @@ int bench_run_apply(const struct bench_entry *entry) {
 LOOP(run_triad, bench_triad_loop(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], 0.5f, passes->count))
 LOOP(run_triad_apart, bench_triad_apart_loop(arrays[BENCH_OUTPUT], arrays[BENCH_PARAMETERS],
                                              arrays[BENCH_GRADIENT], 0.5f, passes->count))
+LOOP(run_scale, bench_scale_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
+LOOP(run_scale_apart,
+     bench_scale_apart_loop(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], 0.5f, passes->count))
 LOOP(run_write, bench_write_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
 LOOP(run_memcpy,
      memcpy(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], passes->count * sizeof(float)))
@@ -179,6 +182,8 @@ const struct bench_pass
     /* b and a in, a out */
     bench_triad = {"triad", run_triad, .floats = 3},
     bench_triad_apart = {"triad, third array", run_triad_apart, .floats = 3},
+    bench_scale = {"scale", run_scale, .floats = 2},
+    bench_scale_apart = {"scale, second array", run_scale_apart, .floats = 2},
     bench_write = {"write", run_write, .floats = 1},
     bench_memcpy = {"memcpy", run_memcpy, .floats = 2},
     /* input and residual in; residual and bit out */
@@ -193,7 +198,7 @@ const struct bench_pass
                                .bits = 2, .like = &bench_triad_apart, .momentum = true},
     /* a bit of each stream and the residual in; residual and bit out */
     bench_reduce = {"reduce", bench_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
-                    .streams = true},
+                    .like = &bench_scale_apart, .streams = true},
     /* a bit in, a value of the dtype out */
     bench_store = {"store", run_store, .inputs = 1, .bits = 1, .like = &bench_write},
     bench_apply = {"adam apply", bench_run_apply, .kinds = {OB_PASS_APPLY}, .frozen = true,

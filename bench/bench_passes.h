@@ -67,9 +67,9 @@ struct bench_pass {
   enum ob_serve_rule serve_rule;
 };
 
-extern const struct bench_pass bench_triad, bench_triad_apart, bench_write, bench_memcpy,
-    bench_compress, bench_compress_momentum, bench_compress_in_place, bench_compress_other,
-    bench_reduce, bench_store, bench_apply, bench_adam, bench_step;
+extern const struct bench_pass bench_triad, bench_triad_apart, bench_scale, bench_scale_apart,
+    bench_write, bench_memcpy, bench_compress, bench_compress_momentum, bench_compress_in_place,
+    bench_compress_other, bench_reduce, bench_store, bench_apply, bench_adam, bench_step;
 
 /* An exit status; `passes` is safe to destroy in any case. streams: the most in any pass. */
 int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
@@ -106,6 +106,8 @@ extern const struct ob_lion_factors bench_lion_factors;
  * in an array of its own; and to[i] = s. */
 void bench_triad_loop(float *a, const float *b, float s, size_t count);
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count);
+void bench_scale_loop(float *a, float s, size_t count);
+void bench_scale_apart_loop(float *to, const float *a, float s, size_t count);
 void bench_write_loop(float *to, float s, size_t count);
 const char *bench_triad_width(void);
 

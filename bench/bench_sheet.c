@@ -168,8 +168,10 @@ static void put_loop(struct bench_table *table, const struct bench_sheet *sheet,
                      const struct bench_entry *own) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
   const struct bench_pass *like = own->pass->like;
-  if (like == &bench_triad_apart && sheet->passes->plan->worker.changed)
-    like = &bench_triad;
+  if (sheet->passes->plan->worker.changed)
+    like = like == &bench_triad_apart   ? &bench_triad
+           : like == &bench_scale_apart ? &bench_scale
+                                        : like;
   for (size_t k = 0; like && k < sheet->rounds.count; k++)
     if (sheet->rounds.entries[k].pass == like)
       loop = &sheet->rounds.entries[k];

@@ -111,13 +111,13 @@ static const struct bench_list adam_list = {NULL, 0, 2, 2,
     {&fused_adam, &bench_adam, &bench_step, &bench_compress_momentum, &bench_apply,
      &bench_reduce}};
 
-/* The second shows what a pass like compress can reach, which writes the residual to a second
- * array: not all of a triad; the third what one can that only writes. The last two are what the
- * library could do instead of what is planned. */
+/* The plain loops show what memory allows to passes like compress, reduce and store, with a second
+ * array for residuals and in place. The last two are what the library could do instead of what is
+ * planned. */
 static const struct bench_list codec_list = {NULL, 1, 0, 0,
-    {&bench_triad, &bench_triad_apart, &bench_write, &bench_memcpy, &bench_compress,
-     &bench_compress_momentum, &bench_reduce, &bench_store, &bench_apply, &bench_adam,
-     &bench_compress_other, &bench_compress_in_place}};
+    {&bench_triad, &bench_triad_apart, &bench_scale, &bench_scale_apart, &bench_write,
+     &bench_memcpy, &bench_compress, &bench_compress_momentum, &bench_reduce, &bench_store,
+     &bench_apply, &bench_adam, &bench_compress_other, &bench_compress_in_place}};
 /* clang-format on */
 
 /* --- Rows */

@@ -41,6 +41,31 @@ void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, 
     to[i] = b[i] + s * a[i];
 }
 
+/* One array less: a[i] = s * a[i]. */
+BENCH_INSIDE void scale(float *a, float s, size_t count) {
+  size_t i = 0;
+  for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
+    vector *to = (vector *)(a + i);
+    to[0] = s * to[0];
+    to[1] = s * to[1];
+  }
+  for (; i < count; i++)
+    a[i] = s * a[i];
+}
+
+BENCH_WIDTHS(scale_loop, scale, (float *a, float s, size_t count), (a, s, count))
+
+/* Likewise, into an array of its own. */
+void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
+  size_t i = 0;
+#if defined(__x86_64__)
+  for (; i + 4 <= count; i += 4)
+    _mm_stream_ps(to + i, _mm_mul_ps(_mm_set1_ps(s), _mm_load_ps(a + i)));
+#endif
+  for (; i < count; i++)
+    to[i] = s * a[i];
+}
+
 /* Past the caches likewise: what memory allows to a pass that only writes. */
 void bench_write_loop(float *to, float s, size_t count) {
   size_t i = 0;
