@@ -8,6 +8,14 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+int ob_processors(void) {
+#ifdef _OPENMP
+  return omp_get_num_procs();
+#else
+  return 0;
+#endif
+}
+
 void ob_parallel(int threads, size_t first, size_t end,
                  void (*body)(void *context, size_t first, size_t end, int thread), void *context) {
 #ifdef _OPENMP

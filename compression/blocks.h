@@ -230,6 +230,9 @@ void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float fac
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 
+/* Processors that the calling thread may use, by its binding; 0: there are no threads here. */
+int ob_processors(void);
+
 /* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
 void ob_parallel(int threads, size_t first, size_t end,
                  void (*body)(void *context, size_t first, size_t end, int thread), void *context);

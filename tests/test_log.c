@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "base/log.h"
 #include "onebit/onebit.h"
@@ -32,7 +35,7 @@ static void train(onebit_comm_t comm, void *context) {
 }
 
 /* What two ranks say at a level, "" for none. */
-static const char *said_at(const char *level) {
+static const char *said_by(rank_body *body, void *context, const char *level) {
   static char text[1 << 14], path[] = "/tmp/onebit-log-XXXXXX", pattern[64], host[64] = "",
                              named[160];
   close(mkstemp(path));
@@ -43,7 +46,7 @@ static const char *said_at(const char *level) {
   if (*level)
     setenv("ONEBIT_DEBUG", level, 1);
   setenv("ONEBIT_DEBUG_FILE", pattern, 1);
-  on_ranks(RANKS, train, NULL);
+  on_ranks(RANKS, body, context);
   FILE *file = fopen(named, "r");
   if (!file) { /* another rank was the first */
     named[strlen(named) - 3] = '1';
@@ -56,6 +59,8 @@ static const char *said_at(const char *level) {
   return text;
 }
 
+static const char *said_at(const char *level) { return said_by(train, NULL, level); }
+
 static int times(const char *text, const char *part) {
   int found = 0;
   for (; (text = strstr(text, part)); text++)
@@ -66,6 +71,28 @@ static int times(const char *text, const char *part) {
 Test(log, warn_is_the_default_and_says_nothing_of_what_goes_well) {
   cr_expect_str_eq(said_at(""), "");
 }
+
+#ifdef _OPENMP
+static void plan_with_threads(onebit_comm_t comm, void *processors) {
+  for (int more = 0; more < 3; more++) {
+    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+    onebit_plan_t plan = NULL;
+    options.threads = *(int *)processors + more;
+    CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
+    onebit_plan_destroy(plan);
+  }
+}
+
+Test(log, threads_without_processors_are_warned_of_once) {
+  int processors = omp_get_num_procs();
+  char wanted[80];
+  snprintf(wanted, sizeof wanted, "threads is %d, but this rank is bound to %d processor",
+           processors + 1, processors);
+  const char *said = said_by(plan_with_threads, &processors, "");
+  cr_expect_eq(times(said, "threads is"), 1, "%s", said);
+  cr_expect_eq(times(said, wanted), 1, "%s", said);
+}
+#endif
 
 Test(log, info_says_what_is_decided) {
   const char *text = said_at("INFO");
