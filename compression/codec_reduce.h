@@ -75,7 +75,12 @@ static float reduce_lion(const struct ob_reduce_run *run) {
   group_set(lanes, 0);
   for (size_t i = 0; i < run->count; i += OB_LANES) {
     const size_t left = run->count - i;
-    group_sum_of_any(mean, i / OB_LANES, run);
+    group_prefetch(run->residual + i);
+    streams_prefetch(run->bits, run->streams, i, run->width);
+    if (run->width == 1)
+      group_sum(mean, i / OB_LANES, run->streams, 1, run->bits, run->scales);
+    else
+      group_sum_of_any(mean, i / OB_LANES, run);
     if (left < OB_LANES)
       group_cut(mean, left);
     const uint32_t signs = group_lion(mean, run, i, lanes);
