@@ -52,13 +52,13 @@ bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs)
 }
 
 void tune_rate_text(double bytes_a_second, char text[24]) {
-  double bits = 8 * bytes_a_second;
+  double bits = 8 * bytes_a_second, unit = bits < 1e9 ? 1e6 : bits < 1e12 ? 1e9 : 1e12;
   if (isinf(bits))
     snprintf(text, 24, "none: always");
   else if (bits == 0)
     snprintf(text, 24, "none: never");
   else
-    snprintf(text, 24, bits < 1e9 ? "%.3g Mbit/s" : "%.3g Gbit/s", bits / (bits < 1e9 ? 1e6 : 1e9));
+    snprintf(text, 24, "%.3g %cbit/s", bits / unit, unit == 1e6 ? 'M' : unit == 1e9 ? 'G' : 'T');
 }
 
 static void print_assumptions(const struct ob_costs *costs, const struct tune_training *training) {
