@@ -138,14 +138,15 @@ static onebit_status_t allocate_lists(struct onebit_plan *plan) {
 }
 
 /* Launchers bind a rank to one core unless told otherwise. Two threads there took 1.5 times as long
- * as one (64 MiB, one rank). */
-static void warn_of_binding(const struct onebit_plan *plan, int threads) {
+ * as one (64 MiB, one rank). A device has no such threads. */
+static void warn_of_sharing(const struct onebit_plan *plan, int threads) {
   static atomic_flag warned = ATOMIC_FLAG_INIT;
   const int processors = ob_processors();
-  if (processors > 0 && threads > processors && !atomic_flag_test_and_set(&warned))
+  if (plan->options.device == ONEBIT_DEVICE_HOST && processors > 0 && threads > processors &&
+      !atomic_flag_test_and_set(&warned))
     ob_log(OB_LOG_WARN, plan->comm->rank,
-           "threads is %d, but this rank is bound to %d processor%s, where they take turns: "
-           "mpirun --bind-to none or srun --cpus-per-task %d gives it more",
+           "threads is %d, but this rank may use %d processor%s, on which they take turns. If the "
+           "host has more: mpirun --bind-to none, or srun --cpus-per-task %d",
            threads, processors, processors == 1 ? "" : "s", threads);
 }
 
@@ -159,7 +160,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   work->max_width = (unsigned)plan->options.max_bits;
   work->measured = plan->options.max_bits > plan->options.bits;
   work->threads = shape->options.threads;
-  warn_of_binding(plan, work->threads);
+  warn_of_sharing(plan, work->threads);
   work->undoes = plan->options.residual_copies == 1;
   work->stream = plan->geometry.layout.elements * sizeof(float) >= STREAM_BYTES;
   work->half = plan->geometry.half || (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL &&

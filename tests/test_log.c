@@ -86,7 +86,7 @@ static void plan_with_threads(onebit_comm_t comm, void *processors) {
 Test(log, threads_without_processors_are_warned_of_once) {
   int processors = omp_get_num_procs();
   char wanted[80];
-  snprintf(wanted, sizeof wanted, "threads is %d, but this rank is bound to %d processor",
+  snprintf(wanted, sizeof wanted, "threads is %d, but this rank may use %d processor",
            processors + 1, processors);
   const char *said = said_by(plan_with_threads, &processors, "");
   cr_expect_eq(times(said, "threads is"), 1, "%s", said);

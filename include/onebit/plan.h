@@ -118,7 +118,7 @@ typedef struct onebit_plan_options {
   /* Nonzero: forget the error after each call. A control for experiments, not for use. */
   int no_error_feedback;
   /* OpenMP threads that compress and reduce; default: ONEBIT_THREADS, or 1. No bit of any result
-   * depends on it. A rank that is bound to fewer processors warns of it, once. */
+   * depends on it. A rank that may use fewer processors warns of it, once. */
   int threads;
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
   onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
