@@ -344,6 +344,9 @@ Test(tune, predicts) {
     expect_said(said, tune_method_names[m]);
   expect_said(said, "941 Mbit/s of payload");
   expect_said(said, "\n1024 ");
+  said = program(0, "onebit-tune --predict --parameters 340M --hosts 16 --compute 0.250 "
+                    "--bandwidth 100gbit --latency 20us --tuning none");
+  expect_said(said, " 1.02 Tbit/s");
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
   /* What the best of Open MPI's algorithms reached on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
