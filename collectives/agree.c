@@ -146,6 +146,8 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot(comm, comm->rank);
   char what[64];
+  /* First: of an agreement that failed, the message in `mine` may still be under way. */
+  OB_TRY(ob_comm_check(comm));
   snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
            ++comm->agreements);
   *mine = (struct proposal){
@@ -153,7 +155,6 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
   seal(comm, mine);
-  OB_TRY(ob_comm_check(comm));
   if (comm->size > 1)
     OB_TRY(exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
   return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
