@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/machine.h"
 #include "collectives/cost/model.h"
 
 TestSuite(cost, .timeout = 60);
@@ -325,6 +326,26 @@ Test(cost, on_one_host_a_few_ranks_send_at_once) {
     costs.oversubscribed = cases[k].cores > 0 ? 2e-6 : 0;
     cr_expect_eq(ob_cost_rounds_pay(&costs, &task), cases[k].rounds, "case %zu", k);
   }
+}
+
+Test(cost, hosts_of_one_machine_share_its_cores) {
+  struct ob_costs costs = some_costs(), measured = costs;
+  struct ob_cost_task task = some_task(8192, 16, 1);
+  ob_costs_of_one_machine(&costs);
+  cr_expect_eq(costs.cores_shared, ob_machine_processors());
+  cr_expect(strstr(costs.source, "; all hosts share "), "%s", costs.source);
+  costs.cores_shared = 1; /* whatever this machine has */
+  cr_expect_gt(
+      ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536),
+      4 * ob_cost_seconds(&measured, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536));
+  measured.hosts = 16;
+  costs = measured;
+  ob_costs_of_one_machine(&costs);
+  cr_expect(memcmp(&costs, &measured, sizeof costs) == 0);
+  costs.hosts = 0;
+  memset(costs.source, 'x', sizeof costs.source - 1);
+  ob_costs_of_one_machine(&costs);
+  cr_expect_eq(strlen(costs.source), sizeof costs.source - 1);
 }
 
 Test(cost, defaults_are_for_every_codec) {

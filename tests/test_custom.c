@@ -3,11 +3,13 @@
  * bit; and whatever these functions do, each rank gets a status, none hangs, and no operation is
  * forgotten.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/machine.h"
 #include "base/memory.h"
 #include "tests/support_custom.h"
 #include "tests/support_errors.h"
@@ -77,10 +79,24 @@ static void describes_itself(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
   CHECK(strcmp(info.transport, "custom") == 0, "transport \"%s\"", info.transport);
+  CHECK(!ob_machine_number() || strstr(onebit_plan_explain(plan), "; all hosts share "), "%s",
+        onebit_plan_explain(plan));
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-Test(custom, says_who_is_there) { on_custom(4, 2, describes_itself, NULL); }
+static void is_one_host(onebit_comm_t comm, void *context) {
+  onebit_plan_t plan = NULL;
+  (void)context;
+  CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_OK);
+  CHECK(!strstr(onebit_plan_explain(plan), "share"), "%s", onebit_plan_explain(plan));
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(custom, says_who_is_there) {
+  setenv("ONEBIT_TUNING", "none", 1);
+  on_custom(4, 2, describes_itself, NULL);
+  on_custom(4, 1, is_one_host, NULL);
+}
 
 /* --- Wrong arguments ---------------------------------------------------------------------------*/
 

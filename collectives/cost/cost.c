@@ -1,8 +1,10 @@
 /* The cost model: default costs, and the seconds and bytes of a call. */
 #include "collectives/cost/cost.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "base/machine.h"
 #include "collectives/schedules/schedule.h"
 
 /* --- Defaults */
@@ -55,6 +57,15 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->mpi_byte = 2e-9;
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
   strncpy(costs->source, "defaults: a gigabit Ethernet between hosts", sizeof costs->source - 1);
+}
+
+void ob_costs_of_one_machine(struct ob_costs *costs) {
+  size_t length = strlen(costs->source);
+  if (costs->hosts > 0)
+    return;
+  costs->cores_shared = ob_machine_processors();
+  snprintf(costs->source + length, sizeof costs->source - length, "; all hosts share %g cores",
+           costs->cores_shared);
 }
 
 /* --- Seconds and bytes */

@@ -77,7 +77,7 @@ struct ob_costs {
   /* Seconds that a wait for another rank takes longer for each rank that shares its core. */
   double oversubscribed;
   double cores_per_host; /* 0: as many as ranks */
-  double cores_shared;   /* cores that all hosts share, as emulated hosts do; 0: each has its own */
+  double cores_shared;   /* cores that all hosts share, being one machine; 0: each has its own */
   double hosts, ranks_per_host; /* what was measured; 0: nothing was */
   double residual; /* of the fit: root mean square of log(predicted/measured); 0: none */
   struct ob_cost_measured measured;
@@ -114,6 +114,10 @@ struct ob_cost_choice {
 /* A gigabit Ethernet between hosts, shared memory inside, and what that codec does on one core of a
  * server. NULL or an unknown codec: the portable one's. */
 void ob_costs_default(const char *codec, struct ob_costs *costs);
+
+/* All hosts are one machine, as containers and emulated hosts may be. Where costs were measured
+ * they say so already, and stay. */
+void ob_costs_of_one_machine(struct ob_costs *costs);
 
 /* How many times longer than alone a rank's work takes, since ranks share cores: 1 or more. */
 double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/machine.h"
 #include "base/memory.h"
 #include "collectives/cost/tuning.h"
 #include "collectives/watch.h"
@@ -33,14 +34,23 @@ static onebit_status_t find_hosts(onebit_comm_t comm) {
   return status;
 }
 
+/* Whether all ranks have told of the same machine, which serves several hosts. */
+static bool on_one_machine(onebit_comm_t comm) {
+  uint64_t first = ob_agree_note(comm, 0);
+  int rank = 1;
+  while (rank < comm->size && ob_agree_note(comm, rank) == first)
+    rank++;
+  return first && rank == comm->size && comm->hosts.count > 1;
+}
+
 /* All ranks choose by the costs of rank 0, so that they choose alike. */
-static onebit_status_t find_costs(onebit_comm_t comm, void (*fit)(onebit_comm_t comm)) {
+static onebit_status_t find_costs(onebit_comm_t comm) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;
   if (comm->rank == 0)
     ob_tuning_find(&comm->costs);
-  if (comm->rank == 0 && fit)
-    fit(comm);
+  if (comm->rank == 0 && on_one_machine(comm))
+    ob_costs_of_one_machine(&comm->costs);
   for (int peer = 1; comm->rank == 0 && peer < comm->size; peer++)
     batch->send[batch->sends++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, peer};
   if (comm->rank != 0)
@@ -54,10 +64,10 @@ static onebit_status_t find_costs(onebit_comm_t comm, void (*fit)(onebit_comm_t 
 }
 
 onebit_status_t ob_settle(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
-                          size_t count, const char *host, void (*fit)(onebit_comm_t comm)) {
+                          size_t count, const char *host) {
   OB_TRY(ob_agree_noting(comm, status, terms, count, host_number(host)));
-  OB_TRY(ob_agree(comm, find_hosts(comm), NULL, 0));
-  status = find_costs(comm, fit);
+  OB_TRY(ob_agree_noting(comm, find_hosts(comm), NULL, 0, ob_machine_number()));
+  status = find_costs(comm);
   if (status == ONEBIT_ERROR_TRANSPORT)
     return status;
   const struct ob_term costs = {"what rank 0 has sent of its costs (its fingerprint)",

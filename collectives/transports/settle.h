@@ -6,9 +6,8 @@
 
 /* Collective, in creation: the ranks agree on `terms`, find out who shares a host, take rank 0's
  * costs, and tell each other the names of their hosts. `status` is how this rank fares so far;
- * `host` NULL: what gethostname says. comm->host_names has memory already. `fit` changes rank 0's
- * costs before they are sent; NULL: nothing does. */
+ * `host` NULL: what gethostname says. comm->host_names has memory already. */
 onebit_status_t ob_settle(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
-                          size_t count, const char *host, void (*fit)(onebit_comm_t comm));
+                          size_t count, const char *host);
 
 #endif

@@ -297,7 +297,7 @@ static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t statu
                                        const char *host) {
   const struct ob_term terms[] = {{"size", (uint64_t)comm->size},
                                   {"largest_tag", (uint64_t)comm->largest_tag}};
-  return ob_settle(comm, status, terms, sizeof terms / sizeof terms[0], host, NULL);
+  return ob_settle(comm, status, terms, sizeof terms / sizeof terms[0], host);
 }
 
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,

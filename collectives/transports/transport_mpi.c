@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/launch_mpi.h"
+#include "base/machine.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
@@ -260,7 +261,7 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
 /* What MPI may still write to when a wait for it has taken too long: then it is kept. */
 struct creation {
   MPI_Comm mpi, host;
-  int status, worst, first;
+  int first, own[3], minimum[3];
   int *host_of;
   struct ob_costs costs;
 };
@@ -304,25 +305,40 @@ static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_com
   return ONEBIT_OK;
 }
 
-/* All ranks take the worst of their statuses. */
+/* All ranks take the worst of their statuses, and find out whether one machine has them all: then
+ * the least number is the largest too. */
 static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
-  creation->status = mine;
-  MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(&creation->status, &creation->worst, 1, MPI_INT,
-                                              MPI_MIN, creation->mpi, &request));
+  int machine = (int)(ob_machine_number() % INT_MAX);
+  creation->own[0] = mine;
+  creation->own[1] = machine;
+  creation->own[2] = -machine;
+  MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(creation->own, creation->minimum, 3, MPI_INT, MPI_MIN,
+                                              creation->mpi, &request));
   OB_TRY(ob_mpi_wait(&request, "creation of a communicator: agreement"));
-  onebit_status_t worst = (onebit_status_t)creation->worst;
+  onebit_status_t worst = (onebit_status_t)creation->minimum[0];
   if (mine == ONEBIT_OK && worst != ONEBIT_OK)
     return ob_error(worst, "another rank reports %s", onebit_status_string(worst));
   return mine;
 }
 
+/* Whether all ranks are on one machine, which serves several hosts. */
+static bool on_one_machine(const struct creation *creation, int size) {
+  const int *minimum = creation->minimum, *host_of = creation->host_of;
+  int rank = 1;
+  while (rank < size && host_of[rank] == host_of[0])
+    rank++;
+  return minimum[1] > 0 && minimum[1] == -minimum[2] && rank < size;
+}
+
 /* All ranks choose by the costs of rank 0, so that they choose alike. */
-static onebit_status_t find_costs(struct creation *creation, int rank) {
+static onebit_status_t find_costs(struct creation *creation, int rank, int size) {
   struct ob_costs *costs = &creation->costs;
   MPI_Request request;
   if (rank == 0)
     ob_tuning_find(costs);
+  if (rank == 0 && on_one_machine(creation, size))
+    ob_costs_of_one_machine(costs);
   MPI_TRY(MPI_Ibcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, creation->mpi, &request));
   return ob_mpi_wait(&request, "creation of a communicator: the costs of rank 0");
 }
@@ -339,7 +355,7 @@ static onebit_status_t create(struct creation *creation, bool wanted, onebit_com
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
   OB_TRY(agree(creation, status));
   OB_TRY(find_hosts(creation, rank));
-  OB_TRY(find_costs(creation, rank));
+  OB_TRY(find_costs(creation, rank, size));
   status = wanted ? create_local(creation->mpi, creation->host_of, comm)
                   : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (*comm)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/machine.h"
 #include "base/memory.h"
 #include "compression/codec.h"
 
@@ -113,18 +114,11 @@ static void time_some(const struct arrays *arrays, bool asked, bool quick, doubl
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
-/* Whether all ranks run on one kernel, whatever the names of their hosts, as in containers and
- * emulated clusters, whose hosts share its cores. Told by the boot ID of Linux; elsewhere every
- * host counts as a machine. */
+/* Whether all ranks are on one machine, whatever the names of their hosts. */
 static bool one_machine(void) {
-  char boot[2][64], own[64] = "";
-  FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
-  bool known = file && fgets(own, sizeof own, file);
-  if (file)
-    fclose(file);
-  MPI_Allreduce(own, boot[0], sizeof own, MPI_SIGNED_CHAR, MPI_MIN, MPI_COMM_WORLD);
-  MPI_Allreduce(own, boot[1], sizeof own, MPI_SIGNED_CHAR, MPI_MAX, MPI_COMM_WORLD);
-  return tune_all_well(known) && memcmp(boot[0], boot[1], sizeof own) == 0;
+  uint64_t own = ob_machine_number(), first = own;
+  MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+  return tune_all_well(own != 0 && own == first);
 }
 
 static void set_codec_costs(struct tune_run *run, const double *alone, const double *host) {
@@ -137,8 +131,7 @@ static void set_codec_costs(struct tune_run *run, const double *alone, const dou
   costs->load = costs->convert = alone[COPY];
   costs->add = alone[COPY] / 2; /* reads, and hardly writes */
   costs->cores_per_host = slowdown > SHARING ? run->cluster.max_ranks / slowdown : 0;
-  costs->cores_shared =
-      run->cluster.hosts > 1 && one_machine() ? (double)sysconf(_SC_NPROCESSORS_ONLN) : 0;
+  costs->cores_shared = run->cluster.hosts > 1 && one_machine() ? ob_machine_processors() : 0;
 }
 
 static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
