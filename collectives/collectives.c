@@ -1,5 +1,6 @@
 /* The public collectives: checks, and the ways to walk a plan's steps. */
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -83,20 +84,19 @@ static void back_off(onebit_plan_t plan, unsigned idle) {
     ob_backoff(idle);
 }
 
-/* Walks to the end of the list, or with `wait` false as far as it goes. While the plan waits for a
- * message it moves the other requests in flight: one of them may be what a peer waits for before it
- * answers, so then nobody may block. */
+/* Walks to the end of the list, or with `wait` false as far as it goes; true: to the end, and the
+ * plan is claimed. While it waits for a message it moves the other requests in flight: one of them
+ * may be what a peer waits for before it answers, so then nobody may block. */
 static bool walk(onebit_plan_t plan, bool wait) {
   struct ob_engine *engine = plan->comm->engine;
   for (unsigned idle = 0;; idle++) {
-    bool moved = false, done = false;
-    if (ob_engine_claim(engine, plan)) {
-      moved = ob_steps_walk(plan, wait && ob_engine_alone(engine, plan));
-      done = plan->step >= plan->stop;
+    bool moved = false, alone;
+    if (ob_engine_claim(engine, plan, &alone)) {
+      moved = ob_steps_walk(plan, wait && alone);
+      if (plan->step >= plan->stop)
+        return true;
       ob_engine_free(engine, plan);
     }
-    if (done)
-      return true;
     if (ob_engine_advance(engine) || moved)
       idle = 0;
     else if (wait)
@@ -142,6 +142,7 @@ static void log_call(onebit_plan_t plan) {
          plan->call_bytes, 1e3 * (ob_seconds() - plan->began), onebit_status_string(plan->status));
 }
 
+/* Of a plan that is claimed. */
 static onebit_status_t leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
   plan->in_flight = false;
@@ -166,6 +167,8 @@ void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
 void ob_plan_abandon(onebit_plan_t plan) {
   if (!plan || !plan->in_flight)
     return;
+  for (bool alone; !ob_engine_claim(plan->comm->engine, plan, &alone);)
+    sched_yield();
   ob_engine_remove(plan->comm->engine, plan);
   ob_steps_give_up(plan);
   plan->in_flight = false;
@@ -179,9 +182,12 @@ static onebit_status_t end_outcome(onebit_plan_t plan) {
 }
 
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
-  if (!walk(plan, wait) || !ob_steps_settled(plan, wait))
+  if (!walk(plan, wait))
     return ONEBIT_IN_PROGRESS;
-  return leave(plan);
+  if (ob_steps_settled(plan, wait))
+    return leave(plan);
+  ob_engine_free(plan->comm->engine, plan);
+  return ONEBIT_IN_PROGRESS;
 }
 
 onebit_status_t ob_plan_put(onebit_plan_t plan) {

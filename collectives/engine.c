@@ -2,8 +2,6 @@
  * unclaimed plan leaves the list, so a thread that holds a claim can go on to the next one. */
 #include "collectives/engine.h"
 
-#include <sched.h>
-
 #include "collectives/plan.h"
 #include "collectives/steps.h"
 
@@ -16,10 +14,11 @@ void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan) {
+bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan, bool *alone) {
   pthread_mutex_lock(&engine->lock);
   bool got = !plan->claimed;
   plan->claimed = true;
+  *alone = engine->first == plan && !plan->next;
   pthread_mutex_unlock(&engine->lock);
   return got;
 }
@@ -31,8 +30,6 @@ void ob_engine_free(struct ob_engine *engine, struct onebit_plan *plan) {
 }
 
 void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan) {
-  while (!ob_engine_claim(engine, plan))
-    sched_yield();
   pthread_mutex_lock(&engine->lock);
   struct onebit_plan **link = &engine->first;
   while (*link != plan)
@@ -99,11 +96,4 @@ bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm) {
     plan = plan->next;
   pthread_mutex_unlock(&engine->lock);
   return !plan;
-}
-
-bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan) {
-  pthread_mutex_lock(&engine->lock);
-  bool alone = engine->first == plan && !plan->next;
-  pthread_mutex_unlock(&engine->lock);
-  return alone;
 }

@@ -27,7 +27,7 @@ struct ob_engine {
 
 void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan);
 
-/* Waits until no other thread moves the plan, and takes it off. */
+/* Takes the plan off, which this thread has claimed. */
 void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan);
 
 /* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
@@ -39,14 +39,12 @@ bool ob_engine_busy(struct ob_engine *engine);
 /* Waits until one is, or until the engine's thread is to stop: then false. */
 bool ob_engine_await(struct ob_engine *engine);
 
-/* Whether this plan is the only one in flight. */
-bool ob_engine_alone(struct ob_engine *engine, const struct onebit_plan *plan);
-
 /* Whether all in flight wait for messages of this communicator, and for nothing else. */
 bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 
-/* Claims the plan for this thread, to move it; gives it free again. */
-bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan);
+/* Claims the plan for this thread, to move it, and says whether it is the only one in flight; gives
+ * it free again. Each is one turn of the lock: a small call is 0.4 microseconds in all. */
+bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan, bool *alone);
 void ob_engine_free(struct ob_engine *engine, struct onebit_plan *plan);
 
 #endif

@@ -175,7 +175,7 @@ void ob_mpi_abort(onebit_comm_t comm, const char *text) {
   atomic_store(&state->to_tell, true);
   if (!state->multiple)
     MPI_Is_thread_main(&main_thread);
-  if (state->multiple || (main_thread && atomic_load(&state->inside) == 0))
+  if (state->multiple || (main_thread && !atomic_load(&state->inside)))
     tell(comm);
   pthread_mutex_unlock(&state->lock);
 }

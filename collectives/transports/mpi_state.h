@@ -13,7 +13,7 @@ struct ob_mpi_state {
   MPI_Comm comm;
   int end_tag;          /* of messages that tell of the end; no batch has it */
   bool multiple;        /* MPI may be called by several threads at once */
-  atomic_int inside;    /* threads that are in MPI */
+  atomic_bool inside;   /* a thread is in MPI; means nothing if several may be */
   atomic_bool to_tell;  /* the others have not been told of the end yet */
   pthread_mutex_t lock; /* of what follows */
   MPI_Request *told;    /* one a rank */

@@ -183,9 +183,9 @@ static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
 
 static onebit_status_t test(struct ob_batch *base, double seconds) {
   struct ob_mpi_state *state = state_of(base->comm);
-  atomic_fetch_add_explicit(&state->inside, 1, memory_order_relaxed);
+  atomic_store_explicit(&state->inside, true, memory_order_relaxed);
   onebit_status_t status = test_inside((struct mpi_batch *)base, seconds);
-  atomic_fetch_sub_explicit(&state->inside, 1, memory_order_relaxed);
+  atomic_store_explicit(&state->inside, false, memory_order_relaxed);
   return status;
 }
 
