@@ -89,7 +89,9 @@ comma    := ,
 # --- Flags. What asks an installed tool is expanded late, in the recipes: `make deps demo` must be
 # --- able to start on a machine that has none of the tools yet.
 
-WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes
+# A constant of an enum without a name is a number here, beside floats too: clang warns from 19 on.
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes \
+  -Wno-enum-float-conversion
 ifneq ($(has_mpi),)
 MPI_SHOW   = $(shell $(MPICC) -show)
 MPI_CFLAGS = -DONEBIT_HAVE_MPI=1 $(call mpi_includes,$(MPI_SHOW))

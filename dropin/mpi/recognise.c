@@ -40,8 +40,8 @@ static void refuse(struct ob_candidate *candidate, enum ob_finding finding,
   candidate->refusals++;
   candidate->reason = OB_REASON_UNLIKE;
   candidate->wait = is_final(finding) || candidate->refusals >= MAX_REFUSALS
-                        ? 0
-                        : FIRST_WAIT << 2 * (candidate->refusals - 1);
+                        ? 0u
+                        : (unsigned)FIRST_WAIT << 2 * (candidate->refusals - 1);
   ob_record_finding(record, (int)finding);
   enter(candidate, OB_CANDIDATE_DENSE);
 }

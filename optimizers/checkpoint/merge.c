@@ -165,9 +165,9 @@ static onebit_status_t lay_out(struct ob_merge *merge) {
   enum ob_stage stage = (enum ob_stage)header->stage;
   part->header = *header;
   part->header.sections = part->header.bytes = 0;
-  part->front = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sections);
+  part->front = ob_allocate((size_t)OB_SAVED_END * OB_SPACES, sizeof *part->sections);
   part->sections = (const void *)part->front;
-  part->sound = ob_allocate(OB_SAVED_END * OB_SPACES, sizeof *part->sound);
+  part->sound = ob_allocate((size_t)OB_SAVED_END * OB_SPACES, sizeof *part->sound);
   if (!part->front || !part->sound)
     return no_memory();
   add(part, OB_SAVED_NORMS, OB_ELEMENTS, header->window);

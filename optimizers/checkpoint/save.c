@@ -146,7 +146,7 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
 
 static onebit_status_t list_sections(struct ob_saving *saving) {
   const struct ob_part_header *header = &saving->header;
-  size_t max = OB_SAVED_END * OB_SPACES * (saving->map.count + 1);
+  size_t max = (size_t)OB_SAVED_END * OB_SPACES * (saving->map.count + 1);
   saving->sections = ob_allocate(max, sizeof *saving->sections);
   if (!saving->sections)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu sections", max);
