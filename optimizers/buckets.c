@@ -1,11 +1,9 @@
-/* Buckets: which tensors are exchanged together, and the memory of that. */
+/* Buckets: which tensors are exchanged together, their plans, and where their pieces lie. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/bucket_memory.h"
 #include "optimizers/fused.h"
 #include "optimizers/optimizer.h"
-
-/* Elements that are converted to master values at a time. */
-#define MASTERS_AT_ONCE ((size_t)65536)
 
 /* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
 static bool separate(const struct onebit_optimizer *optimizer) {
@@ -66,133 +64,6 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
     optimizer->buckets[tensor->bucket].filled += tensor->count > 0;
     optimizer->buckets[tensor->bucket].uncompressed = ob_is_uncompressed(optimizer, &tensors[t]);
   }
-  return ONEBIT_OK;
-}
-
-static void *allocate_from(onebit_optimizer_t optimizer, const struct ob_memory *memory,
-                           size_t count, size_t size) {
-  optimizer->own_bytes += count * size;
-  return memory->allocate(count, size);
-}
-
-static onebit_status_t no_memory(const struct ob_layout *layout) {
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the state of %zu parameters",
-                  layout->words * OB_LANES);
-}
-
-/* Whether the residual has no second copy for the mean gradient of dense steps to be in. */
-static bool lacks_scratch(const struct onebit_optimizer *optimizer,
-                          const struct ob_bucket *bucket) {
-  return optimizer->options.residual_copies == 1 && !bucket->uncompressed;
-}
-
-/* The slots that are arrays of the bucket's own. */
-static unsigned arrays_of(const struct onebit_optimizer *optimizer,
-                          const struct ob_bucket *bucket) {
-  return optimizer->method->arrays | (bucket->uncompressed ? optimizer->method->dense_arrays : 0) |
-         (lacks_scratch(optimizer, bucket) ? OB_MASK(OB_SCRATCH) : 0);
-}
-
-static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  float *const means = bucket->arrays[OB_SCRATCH];
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
-  for (size_t k = 0; k < layout->pieces; k++)
-    bucket->means[k] = means && !optimizer->method->sharded
-                           ? means + layout->piece[k].first_word * OB_LANES
-                           : NULL;
-}
-
-/* Whether a method that has no such array always sends gradients dense now, or may come to. */
-static bool wants_scratch(const struct onebit_optimizer *optimizer) {
-  return optimizer->method->arrays & OB_MASK(OB_SCRATCH) || !ob_optimizer_is_frozen(optimizer) ||
-         !ob_optimizer_compresses(optimizer);
-}
-
-static onebit_status_t fit_scratch(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
-                                   bool wanted) {
-  const struct ob_memory *memory = bucket->bits->executor->residuals;
-  const size_t size = OB_LANES * sizeof(float);
-  float **const scratch = &bucket->arrays[OB_SCRATCH];
-  if (!lacks_scratch(optimizer, bucket) || wanted == !!*scratch)
-    return ONEBIT_OK;
-  if (wanted) {
-    *scratch = allocate_from(optimizer, memory, bucket->words, size);
-    if (!*scratch)
-      return no_memory(&bucket->bits->geometry.layout);
-  } else {
-    memory->release(*scratch);
-    optimizer->own_bytes -= bucket->words * size;
-    *scratch = NULL;
-  }
-  point_to_means(optimizer, bucket);
-  return ONEBIT_OK;
-}
-
-onebit_status_t ob_buckets_fit_scratch(onebit_optimizer_t optimizer, bool warm) {
-  const bool wanted = warm || wants_scratch(optimizer);
-  for (size_t u = 0; u < optimizer->bucket_count; u++)
-    OB_TRY(fit_scratch(optimizer, &optimizer->buckets[u], wanted));
-  return ONEBIT_OK;
-}
-
-/* The arrays that are as long as the layout, and the sums. */
-static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
-  const struct ob_memory *memory = bucket->bits->executor->residuals;
-  const unsigned own = arrays_of(optimizer, bucket);
-  const size_t size = OB_LANES * sizeof(float);
-  /* Not where they are replaced: what is there is released, whatever came in between. */
-  bucket->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : bucket->bits->worker.values[0];
-  bucket->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : bucket->bits->worker.values[1];
-  for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (own & OB_MASK(slot) && (slot != OB_SCRATCH || wants_scratch(optimizer))) {
-      bucket->arrays[slot] = allocate_from(optimizer, memory, bucket->words, size);
-      if (!bucket->arrays[slot])
-        return no_memory(layout);
-    }
-  if (optimizer->options.parameter_dtype != ONEBIT_FLOAT32) {
-    bucket->masters = allocate_from(optimizer, memory, bucket->words, size);
-    if (!bucket->masters)
-      return no_memory(layout);
-  }
-  for (int k = 0; k < OB_SUMS; k++) {
-    bucket->sums[k] = allocate_from(optimizer, memory, layout->blocks, sizeof(double));
-    if (!bucket->sums[k])
-      return no_memory(layout);
-  }
-  return ONEBIT_OK;
-}
-
-static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
-  size_t first = 0, end = layout->blocks;
-  if (optimizer->method->sharded)
-    ob_plan_segment(bucket->bits, &first, &end);
-  bucket->first_block = first;
-  bucket->blocks = end - first;
-  bucket->first_word = ob_layout_word(layout, first);
-  bucket->words = ob_layout_word(layout, end) - bucket->first_word;
-}
-
-/* Everything of a bucket but its plans. */
-static onebit_status_t allocate_bucket(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
-  size_t pieces = bucket->bits->geometry.layout.pieces;
-  set_extent(optimizer, bucket);
-  bucket->parameters = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->parameters);
-  bucket->copies = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->copies);
-  bucket->gradients = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->gradients);
-  bucket->means = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->means);
-  bucket->factors = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->weight_decays = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->learning_rates = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->scalings = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->tensor_of = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->tensor_of);
-  if (!bucket->parameters || !bucket->copies || !bucket->gradients || !bucket->means ||
-      !bucket->factors || !bucket->weight_decays || !bucket->learning_rates || !bucket->scalings ||
-      !bucket->tensor_of)
-    return no_memory(&bucket->bits->geometry.layout);
-  OB_TRY(allocate_arrays(optimizer, bucket));
-  point_to_means(optimizer, bucket);
   return ONEBIT_OK;
 }
 
@@ -324,63 +195,12 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &bucket->dense));
   }
   bucket->bits->clocked = bucket->dense->clocked = true;
-  return ob_agree(optimizer->comm, allocate_bucket(optimizer, bucket), NULL, 0);
-}
-
-/* Master values of `count` elements that lie in the kind of memory that the bucket's arrays are in;
- * `room` on the host is for MASTERS_AT_ONCE, in their type and then as float32. */
-static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dtype, float *master,
-                               const uint16_t *parameter, size_t count, float *buffer) {
-  uint16_t *given = (uint16_t *)(void *)(buffer + MASTERS_AT_ONCE);
-  for (size_t at = 0; at < count; at += MASTERS_AT_ONCE) {
-    size_t some = count - at < MASTERS_AT_ONCE ? count - at : MASTERS_AT_ONCE;
-    OB_TRY(memory->copy(given, parameter + at, some * sizeof *given));
-    for (size_t i = 0; i < some; i++)
-      buffer[i] = ob_load(given, i, dtype);
-    OB_TRY(memory->copy(master + at, buffer, some * sizeof *buffer));
-  }
-  return ONEBIT_OK;
-}
-
-/* Of a piece, what the bucket has master values of. */
-static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
-                                  struct ob_bucket *bucket, size_t k, float *buffer) {
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
-  const struct ob_piece *piece = &layout->piece[k];
-  size_t first = bucket->first_block, last = first + bucket->blocks;
-  first = piece->first_block > first ? piece->first_block : first;
-  last = piece[1].first_block < last ? piece[1].first_block : last;
-  if (!bucket->copies[k] || first >= last)
-    return ONEBIT_OK;
-  size_t begin = (first - piece->first_block) * layout->block;
-  size_t end = (last - piece->first_block) * layout->block;
-  size_t word = ob_layout_word(layout, first) - bucket->first_word;
-  end = end < piece->valid ? end : piece->valid;
-  return convert(bucket->bits->executor->residuals, optimizer->options.parameter_dtype,
-                 bucket->masters + word * OB_LANES, (const uint16_t *)bucket->copies[k] + begin,
-                 end > begin ? end - begin : 0, buffer);
-}
-
-static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
-                                    struct ob_bucket *bucket, float *buffer) {
-  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
-    OB_TRY(fill_piece(optimizer, bucket, k, buffer));
-  return ONEBIT_OK;
-}
-
-/* This happens once: the host converts for a device too, a part at a time. */
-static onebit_status_t make_masters(const struct onebit_optimizer *optimizer,
-                                    struct ob_bucket *bucket) {
-  float *buffer = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
-  onebit_status_t status =
-      buffer ? fill_masters(optimizer, bucket, buffer) : no_memory(&bucket->bits->geometry.layout);
-  ob_release(buffer);
-  return status;
+  return ob_agree(optimizer->comm, ob_bucket_allocate(optimizer, bucket), NULL, 0);
 }
 
 /* What is left once the bucket's pieces are placed: collective. */
 static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
-  onebit_status_t status = bucket->masters ? make_masters(optimizer, bucket) : ONEBIT_OK;
+  onebit_status_t status = bucket->masters ? ob_bucket_make_masters(optimizer, bucket) : ONEBIT_OK;
   if (status == ONEBIT_OK)
     status = optimizer->executor->create(optimizer, bucket);
   return ob_agree(optimizer->comm, status, NULL, 0);
@@ -456,34 +276,14 @@ onebit_status_t ob_buckets_create(onebit_optimizer_t optimizer, const onebit_ten
   return ONEBIT_OK;
 }
 
-static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  const struct ob_memory *memory = bucket->bits ? bucket->bits->executor->residuals : NULL;
-  for (int slot = 0; memory && slot < OB_ARRAYS; slot++)
-    if (arrays_of(optimizer, bucket) & OB_MASK(slot))
-      memory->release(bucket->arrays[slot]);
-  for (int k = 0; memory && k < OB_SUMS; k++)
-    memory->release(bucket->sums[k]);
-  if (memory)
-    memory->release(bucket->masters);
-}
-
 static void destroy_bucket(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (optimizer->executor)
     optimizer->executor->destroy(bucket);
-  release_arrays(optimizer, bucket);
+  ob_bucket_release(optimizer, bucket);
   onebit_plan_destroy(bucket->parameters_back);
   onebit_plan_destroy(bucket->steps_back);
   onebit_plan_destroy(bucket->dense);
   onebit_plan_destroy(bucket->bits);
-  ob_release(bucket->parameters);
-  ob_release(bucket->copies);
-  ob_release((void *)bucket->gradients);
-  ob_release(bucket->means);
-  ob_release(bucket->factors);
-  ob_release(bucket->weight_decays);
-  ob_release(bucket->learning_rates);
-  ob_release(bucket->scalings);
-  ob_release(bucket->tensor_of);
 }
 
 void ob_buckets_destroy(onebit_optimizer_t optimizer) {

@@ -1,0 +1,174 @@
+/* Checks of what an optimizer is made from. */
+#include "optimizers/arguments.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+
+/* --- Options -----------------------------------------------------------------------------------*/
+
+static onebit_status_t check_loss_scale(const onebit_optimizer_options_t *options) {
+  double first = options->initial_loss_scale, min = options->min_loss_scale;
+  if (first != 0 && !(first >= 1 && first >= min && first <= OB_MAX_LOSS_SCALE))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "initial_loss_scale is %g, not from 1 and from min_loss_scale, %g, to 2^64",
+                    first, min);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_check_common(const onebit_optimizer_options_t *options) {
+  OB_TRY(check_loss_scale(options));
+  if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: what is compressed "
+                    "together is decided there, leave it 0",
+                    options->bucket_size);
+  return ONEBIT_OK;
+}
+
+/* Whether its warm-up can be compressed. Profile deepspeed's is dense, and shards' plans are their
+ * own; a variance that changes all along (0/1 Adam) has no warm-up, nor has none at all. */
+static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
+  const struct ob_method *method = recipe->method;
+  int bits = recipe->common.warmup_bits;
+  if (bits == 0)
+    return ONEBIT_OK;
+  if (bits != 4 && bits != 8)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "warmup_bits is %d, not 0, 4 or 8", bits);
+  if (recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, warmup_bits is %d: the warm-up is dense "
+                    "there, leave it 0",
+                    bits);
+  if (method->exchange != ob_freeze_exchange || recipe->moments.no_warmup || method->plans)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "warmup_bits is %d: it is for a warm-up, of 1-bit Adam without shards, "
+                    "1-bit LAMB, momentum SGD and Efficient-Adam",
+                    bits);
+  return ONEBIT_OK;
+}
+
+/* Whether there can be one copy of the residuals: what a call was given must still be there at its
+ * end. Shards send what is in arrays that pass on, and 1-bit LAMB's first compressed step goes on
+ * from momentum that the residuals have. */
+static onebit_status_t check_copies(const struct ob_recipe *recipe) {
+  const bool shards = recipe->method->plans, lamb = recipe->asked == &ob_method_lamb;
+  if (recipe->common.residual_copies != 1 || !(shards || lamb))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1: not %s",
+                  shards ? "with shards" : "of 1-bit LAMB");
+}
+
+/* Whether there can be more than one bit. What trust ratios say of a step's norm is of signs. */
+static onebit_status_t check_bits(const struct ob_recipe *recipe, int bits, int max_bits) {
+  const struct ob_method *method = recipe->method;
+  const bool shards = method->plans, ratios = method->moments && method->lamb;
+  if (max_bits == 1)
+    return ONEBIT_OK;
+  if (shards || ratios)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "bits is %d, max_bits is %d: not with %s", bits,
+                    max_bits, shards ? "shards" : "trust_ratio");
+  if (recipe->common.device != ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
+                    "of the host",
+                    bits, max_bits);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int max_bits) {
+  OB_TRY(check_warmup(recipe));
+  OB_TRY(check_bits(recipe, bits, max_bits));
+  return check_copies(recipe);
+}
+
+/* --- Tensors -----------------------------------------------------------------------------------*/
+
+static onebit_status_t check_number(const char *name, size_t tensor, float value) {
+  if (!(value >= 0) || isinf(value))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is %g, not a finite number from 0 on",
+                    tensor, name, (double)value);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_check_array(const struct ob_optimizer_executor *executor, const char *name,
+                               size_t tensor, const void *array, onebit_dtype_t dtype) {
+  char full[64];
+  if (!array)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is NULL", tensor, name);
+  if ((uintptr_t)array % ob_dtype_size(dtype))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is %p, not aligned to %s", tensor, name,
+                    array, dtype == ONEBIT_FLOAT32 ? "float" : "2 bytes");
+  snprintf(full, sizeof full, "tensors[%zu].%s", tensor, name);
+  return executor->check(full, array);
+}
+
+struct extent {
+  uintptr_t first, end;
+  size_t tensor;
+};
+
+static int by_address(const void *a, const void *b) {
+  uintptr_t x = ((const struct extent *)a)->first, y = ((const struct extent *)b)->first;
+  return (x > y) - (x < y);
+}
+
+static struct extent extent_of(const void *array, size_t count, onebit_dtype_t dtype,
+                               size_t tensor) {
+  uintptr_t first = (uintptr_t)array;
+  return (struct extent){first, array ? first + count * ob_dtype_size(dtype) : first, tensor};
+}
+
+static onebit_status_t check_apart(const onebit_optimizer_options_t *options,
+                                   const onebit_tensor_t *tensors, size_t count) {
+  struct extent *extents = ob_allocate(2 * count, sizeof *extents);
+  if (!extents)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %zu tensors", count);
+  for (size_t k = 0; k < count; k++) {
+    extents[2 * k] = extent_of(tensors[k].parameter, tensors[k].count, options->parameter_dtype, k);
+    extents[2 * k + 1] =
+        extent_of(tensors[k].gradient, tensors[k].count, options->gradient_dtype, k);
+  }
+  qsort(extents, 2 * count, sizeof *extents, by_address);
+  onebit_status_t status = ONEBIT_OK;
+  uintptr_t end = 0;
+  for (size_t i = 0, last = 0; i < 2 * count && status == ONEBIT_OK; i++) {
+    if (extents[i].end == extents[i].first)
+      continue;
+    if (extents[i].first < end)
+      status = ob_error(ONEBIT_ERROR_ARGUMENT, "arrays of tensors[%zu] and tensors[%zu] overlap",
+                        extents[last].tensor, extents[i].tensor);
+    end = extents[i].end;
+    last = i;
+  }
+  ob_release(extents);
+  return status;
+}
+
+onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
+                                 const onebit_tensor_t *tensors, size_t count) {
+  const onebit_optimizer_options_t *options = &optimizer->options;
+  if (count && !tensors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors is NULL");
+  size_t total = 0;
+  for (size_t k = 0; k < count; k++) {
+    if (tensors[k].count > SIZE_MAX / 64 - total)
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].count is %zu: too large to address", k,
+                      tensors[k].count);
+    total += tensors[k].count;
+    if (tensors[k].count) {
+      OB_TRY(ob_check_array(optimizer->executor, "parameter", k, tensors[k].parameter,
+                            options->parameter_dtype));
+      if (tensors[k].gradient)
+        OB_TRY(ob_check_array(optimizer->executor, "gradient", k, tensors[k].gradient,
+                              options->gradient_dtype));
+    }
+    OB_TRY(check_number("weight_decay", k, tensors[k].weight_decay));
+    OB_TRY(check_number("learning_rate_factor", k, tensors[k].learning_rate_factor));
+  }
+  return check_apart(options, tensors, count);
+}
