@@ -1,15 +1,11 @@
 /* Cases for the codecs: the product of the lists below. */
-#define _DEFAULT_SOURCE
 #include "tests/codec_cases.h"
-#include "base/memory.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include "base/memory.h"
+#include "tests/codec_arrays.h"
 #include "tests/codec_values.h"
 
 static const size_t counts[] = {0,    1,    31,   32,   33,   63,   64,    65,
@@ -17,14 +13,7 @@ static const size_t counts[] = {0,    1,    31,   32,   33,   63,   64,    65,
 static const char *const dtypes[] = {"float32", "bfloat16", "float16"};
 static const char *const values[] = {"gradients", "edges", "overflow", "nan", "large"};
 
-enum {
-  count_count = 16,
-  dtype_count = 3,
-  value_count = VALUES_KINDS,
-  stream_count = 3,
-  kernel_count = 17,
-  all_count = kernel_count + OB_PASSES
-};
+enum { count_count = 16, dtype_count = 3, value_count = VALUES_KINDS, stream_count = 3 };
 
 struct codec_case {
   size_t count;
@@ -32,92 +21,11 @@ struct codec_case {
   enum codec_values values;
 };
 
-/* Memory that ends at an inaccessible page. */
-struct guarded_array {
-  void *data, *mapping;
-  size_t mapped;
-};
-
-static struct guarded_array array_create(size_t bytes) {
-  size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page + page;
-  char *mapping = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED || mprotect(mapping + whole - page, page, PROT_NONE)) {
-    perror("guarded memory");
-    exit(2);
-  }
-  return (struct guarded_array){mapping + whole - page - bytes, mapping, whole};
-}
-
-static void array_destroy(struct guarded_array *array) { munmap(array->mapping, array->mapped); }
-
 static struct guarded_array input_create(const struct codec_case *c, uint32_t salt) {
   struct guarded_array array = array_create(c->count * ob_dtype_size(c->dtype));
   for (size_t i = 0; i < c->count; i++)
     ob_store(array.data, i, c->dtype, value_at(i, salt, c->values));
   return array;
-}
-
-static size_t words_of(size_t count) { return (count + OB_LANES - 1) / OB_LANES; }
-
-/* Float32 arrays in whole words, as residuals lie; finite whatever the case's values. */
-static struct guarded_array words_create(size_t count, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(float));
-  for (size_t i = 0; i < count; i++)
-    ((float *)array.data)[i] = value_at(i, salt, VALUES_GRADIENTS);
-  return array;
-}
-
-/* Moments, as they lie beside them: some are zero, as before the first gradient. */
-static struct guarded_array moments_create(size_t count, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * OB_LANES * sizeof(uint16_t));
-  for (size_t i = 0; i < count; i++) {
-    float value = i % 5 == 2 ? 0 : value_at(i, salt, VALUES_GRADIENTS);
-    ((uint16_t *)array.data)[i] = ob_to_bfloat16(value * value);
-  }
-  return array;
-}
-
-static struct guarded_array fields_create(size_t count, unsigned width, uint32_t salt) {
-  struct guarded_array array = array_create(words_of(count) * width * sizeof(uint32_t));
-  for (size_t w = 0; w < words_of(count) * width; w++)
-    ((uint32_t *)array.data)[w] = scramble((uint32_t)w + salt);
-  return array;
-}
-
-static struct guarded_array bits_create(size_t count, uint32_t salt) {
-  return fields_create(count, 1, salt);
-}
-
-struct result {
-  unsigned char *bytes;
-  size_t size;
-};
-
-static void keep(struct result *result, const void *data, size_t size) {
-  result->bytes = realloc(result->bytes, result->size + size + 1);
-  if (size)
-    memcpy(result->bytes + result->size, data, size);
-  result->size += size;
-}
-
-/* The payload of a NaN is not defined, so a sum that is one is kept as "not finite". */
-static void keep_sum(struct result *result, float sum) {
-  float residual = ob_is_finite(sum) ? sum : INFINITY;
-  keep(result, &residual, sizeof residual);
-}
-
-static void keep_array(struct result *result, struct guarded_array *array, size_t size) {
-  keep(result, array->data, size);
-  array_destroy(array);
-}
-
-/* Processors make NaNs of different signs, so all are kept as one. */
-static void keep_numbers(struct result *result, struct guarded_array *array, size_t count) {
-  float *numbers = array->data;
-  for (size_t i = 0; i < count; i++)
-    if (isnan(numbers[i]))
-      numbers[i] = NAN;
-  keep_array(result, array, count * sizeof *numbers);
 }
 
 /* With values that are not finite the new residuals are discarded by the library, and only the
@@ -147,10 +55,10 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
       .residual_out = out.data,
       .bits = bits.data,
   };
-  keep_sum(result, codec->compress(&run));
+  result_add_sum(result, codec->compress(&run));
   bool finite = c->values != VALUES_NAN;
-  keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
-  keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
+  result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
+  result_add_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
   array_destroy(&input);
   array_destroy(&residual);
   array_destroy(&last);
@@ -173,8 +81,8 @@ static void run_in_place(const struct codec_case *c, const struct ob_codec *code
                                       .residual_scale = 0.21f,
                                       .residual_out = residual.data,
                                       .bits = bits.data};
-  keep_sum(result, codec->compress(&run));
-  keep_array(result, &residual, words_of(c->count) * OB_LANES * sizeof(float));
+  result_add_sum(result, codec->compress(&run));
+  result_add_array(result, &residual, words_of(c->count) * OB_LANES * sizeof(float));
   array_destroy(&bits);
   array_destroy(&input);
 }
@@ -215,11 +123,11 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
       .residual_out = out.data,
       .bits = bits.data,
   };
-  keep_sum(result, codec->compress(&run));
+  result_add_sum(result, codec->compress(&run));
   bool finite = c->values != VALUES_NAN && c->values != VALUES_OVERFLOW;
-  keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
-  keep_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
-  keep_array(result, &next, finite ? words_of(c->count) * OB_LANES * sizeof(uint16_t) : 0);
+  result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
+  result_add_array(result, &bits, finite ? words_of(c->count) * sizeof(uint32_t) : 0);
+  result_add_array(result, &next, finite ? words_of(c->count) * OB_LANES * sizeof(uint16_t) : 0);
   array_destroy(&input);
   array_destroy(&residual);
   array_destroy(&last);
@@ -253,9 +161,9 @@ static void run_lion(const struct codec_case *c, const struct ob_codec *codec, s
                               .residual_scale = 0.3f,
                               .residual_out = out.data,
                               .out = word.data};
-  keep_sum(result, codec->reduce(&run));
-  keep_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
-  keep_array(result, &word, words_of(c->count) * sizeof(uint32_t));
+  result_add_sum(result, codec->reduce(&run));
+  result_add_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
+  result_add_array(result, &word, words_of(c->count) * sizeof(uint32_t));
   array_destroy(&residual);
   for (size_t s = 0; s < count; s++)
     array_destroy(&bits[s]);
@@ -289,10 +197,10 @@ static void run_streams(const struct codec_case *c, const struct ob_codec *codec
   if (sum)
     codec->sum(&total);
   else
-    keep_sum(result, codec->reduce(&reduce));
-  keep_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
-  keep_array(result, &word, words_of(c->count) * sizeof(uint32_t));
-  keep_array(result, &plain, c->count * ob_dtype_size(c->dtype));
+    result_add_sum(result, codec->reduce(&reduce));
+  result_add_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
+  result_add_array(result, &word, words_of(c->count) * sizeof(uint32_t));
+  result_add_array(result, &plain, c->count * ob_dtype_size(c->dtype));
   array_destroy(&residual);
   for (size_t s = 0; s < count; s++)
     array_destroy(&bits[s]);
@@ -309,11 +217,9 @@ static void run_store(const struct codec_case *c, const struct ob_codec *codec,
                              out.data,
                              c->dtype};
   codec->store(&run);
-  keep_array(result, &out, c->count * ob_dtype_size(c->dtype));
+  result_add_array(result, &out, c->count * ob_dtype_size(c->dtype));
   array_destroy(&bits);
 }
-
-static const unsigned widths[] = {2, 4, 8};
 
 /* A block's values become levels, as blocks.c has it. */
 static void quantise_case(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
@@ -331,10 +237,10 @@ static void quantise_case(const struct codec_case *c, const struct ob_codec *cod
       .residual_out = out.data,
       .fields = fields.data};
   codec->quantise(&run);
-  keep_sum(result, largest);
-  keep_sum(result, run.scale);
-  keep_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
-  keep_array(result, &fields, finite ? words_of(c->count) * width * sizeof(uint32_t) : 0);
+  result_add_sum(result, largest);
+  result_add_sum(result, run.scale);
+  result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
+  result_add_array(result, &fields, finite ? words_of(c->count) * width * sizeof(uint32_t) : 0);
 }
 
 /* The error is kept as such: its scale is 0. The momentum is of the same width. */
@@ -359,7 +265,7 @@ static void run_compress_levels(const struct codec_case *c, const struct ob_code
                                 .residual_out = kept.data,
                                 .bits = bits.data};
   const float sum = codec->compress(&run);
-  keep_sum(result, sum);
+  result_add_sum(result, sum);
   for (int rule = ONEBIT_SCALE_RMS; rule <= ONEBIT_SCALE_LARGEST; rule++)
     if (rule != ONEBIT_SCALE_MEAN_ABSOLUTE)
       quantise_case(c, codec, width, (onebit_scale_t)rule, stream, kept.data, sum, result);
@@ -399,12 +305,12 @@ static void run_streams_of_levels(const struct codec_case *c, const struct ob_co
                                c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
                                stored.data,
                                c->dtype};
-  keep_sum(result, codec->reduce(&reduce));
+  result_add_sum(result, codec->reduce(&reduce));
   codec->sum(&total);
   codec->store(&store);
-  keep_array(result, &kept, words_of(c->count) * OB_LANES * sizeof(float));
-  keep_array(result, &plain, c->count * ob_dtype_size(c->dtype));
-  keep_array(result, &stored, c->count * ob_dtype_size(c->dtype));
+  result_add_array(result, &kept, words_of(c->count) * OB_LANES * sizeof(float));
+  result_add_array(result, &plain, c->count * ob_dtype_size(c->dtype));
+  result_add_array(result, &stored, c->count * ob_dtype_size(c->dtype));
   array_destroy(&residual);
   array_destroy(&bits);
   for (size_t s = 0; s < count; s++)
@@ -469,12 +375,12 @@ static void run_pass(const struct codec_case *c, const struct ob_codec *codec,
   }
   codec->pass(&run);
   for (int k = 0; k < OB_SUMS; k++)
-    keep_sum(result, run.sums[k]);
+    result_add_sum(result, run.sums[k]);
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    keep_numbers(result, &arrays[slot], c->count);
+    result_add_numbers(result, &arrays[slot], c->count);
   bool finite = c->values == VALUES_GRADIENTS;
-  keep_array(result, &copy, finite ? c->count * ob_dtype_size(c->dtype) : 0);
-  keep_numbers(result, &p, c->count);
+  result_add_array(result, &copy, finite ? c->count * ob_dtype_size(c->dtype) : 0);
+  result_add_numbers(result, &p, c->count);
   array_destroy(&g);
   array_destroy(&bits);
   array_destroy(&last);
@@ -485,92 +391,68 @@ static void run_dense(const struct codec_case *c, const struct ob_codec *codec,
   struct guarded_array a = input_create(c, 15), x = floats_create(c, 16), y = floats_create(c, 17),
                        out = input_create(c, 18);
   bool finite = codec->load(a.data, c->dtype, 0.7f, c->count, x.data);
-  keep(result, &finite, sizeof finite);
+  result_add(result, &finite, sizeof finite);
   if (finite) {
     const float *inputs[3] = {x.data, y.data, x.data};
     bool small = codec->mean(inputs, 3, 1 / 3.0f, c->count, y.data);
-    keep(result, &small, sizeof small);
+    result_add(result, &small, sizeof small);
     codec->convert(x.data, c->count, out.data, c->dtype);
   }
-  keep_array(result, &y, finite ? c->count * sizeof(float) : 0);
-  keep_array(result, &out, finite ? c->count * ob_dtype_size(c->dtype) : 0);
+  result_add_array(result, &y, finite ? c->count * sizeof(float) : 0);
+  result_add_array(result, &out, finite ? c->count * ob_dtype_size(c->dtype) : 0);
   array_destroy(&a);
   array_destroy(&x);
 }
 
-static const char *const kernels[kernel_count] = {"compress-rms",
-                                                  "compress-mean-absolute",
-                                                  "compress-momentum",
-                                                  "compress-stream",
-                                                  "reduce",
-                                                  "sum",
-                                                  "store",
-                                                  "dense",
-                                                  "compress-moments",
-                                                  "compress-moments-streaming",
-                                                  "compress-moments-alone",
-                                                  "reduce-lion",
-                                                  "levels-2",
-                                                  "levels-4",
-                                                  "levels-8",
-                                                  "reduce-lion-levels",
-                                                  "compress-in-place"};
 #define NAMED(name) "pass " #name,
 static const char *const passes[] = {OB_PASS_KINDS(NAMED)};
 
-static void run_kernel(size_t kernel, const struct codec_case *c, const struct ob_codec *codec,
-                       struct result *result) {
-  switch (kernel) {
-  case 0:
-    run_compress(c, codec, false, ONEBIT_SCALE_RMS, false, result);
-    break;
-  case 1:
-    run_compress(c, codec, false, ONEBIT_SCALE_MEAN_ABSOLUTE, false, result);
-    break;
-  case 2:
-    run_compress(c, codec, true, ONEBIT_SCALE_RMS, false, result);
-    break;
-  case 3:
-    run_compress(c, codec, true, ONEBIT_SCALE_MEAN_ABSOLUTE, true, result);
-    break;
-  case 4:
-  case 5:
-    for (int s = 0; s < stream_count; s++)
-      run_streams(c, codec, streams[s], kernel == 5, result);
-    break;
-  case 6:
-    run_store(c, codec, result);
-    break;
-  case 7:
-    run_dense(c, codec, result);
-    break;
-  case 8:
-  case 9:
-    run_moments(c, codec, kernel == 9, true, result);
-    break;
-  case 10:
-    run_moments(c, codec, true, false, result);
-    break;
-  case 11:
-    for (int s = 0; s < stream_count; s++)
-      run_lion(c, codec, streams[s], 1, result);
-    break;
-  case 12:
-  case 13:
-  case 14:
-    run_levels(c, codec, widths[kernel - 12], result);
-    break;
-  case 15:
-    for (int w = 0; w < 3; w++)
-      run_lion(c, codec, 2, widths[w], result);
-    break;
-  case 16:
-    run_in_place(c, codec, result);
-    break;
-  default:
-    run_pass(c, codec, (enum ob_pass_kind)(kernel - kernel_count), result);
+typedef void run_case(const struct codec_case *c, const struct ob_codec *codec,
+                      struct result *result);
+
+#define RUN(name, ...)                                                                             \
+  static void name(const struct codec_case *c, const struct ob_codec *codec,                       \
+                   struct result *result) {                                                        \
+    __VA_ARGS__;                                                                                   \
   }
-}
+RUN(compress_rms, run_compress(c, codec, false, ONEBIT_SCALE_RMS, false, result))
+RUN(compress_mean, run_compress(c, codec, false, ONEBIT_SCALE_MEAN_ABSOLUTE, false, result))
+RUN(compress_momentum, run_compress(c, codec, true, ONEBIT_SCALE_RMS, false, result))
+RUN(compress_stream, run_compress(c, codec, true, ONEBIT_SCALE_MEAN_ABSOLUTE, true, result))
+RUN(reduce, for (int s = 0; s < stream_count; s++) run_streams(c, codec, streams[s], false, result))
+RUN(sum, for (int s = 0; s < stream_count; s++) run_streams(c, codec, streams[s], true, result))
+RUN(moments, run_moments(c, codec, false, true, result))
+RUN(moments_streaming, run_moments(c, codec, true, true, result))
+RUN(moments_alone, run_moments(c, codec, true, false, result))
+RUN(lion, for (int s = 0; s < stream_count; s++) run_lion(c, codec, streams[s], 1, result))
+RUN(levels_2, run_levels(c, codec, 2, result))
+RUN(levels_4, run_levels(c, codec, 4, result))
+RUN(levels_8, run_levels(c, codec, 8, result))
+RUN(lion_levels, for (unsigned w = 2; w <= 8; w *= 2) run_lion(c, codec, 2, w, result))
+
+static const struct {
+  const char *name;
+  run_case *run;
+} kernels[] = {
+    {"compress-rms", compress_rms},
+    {"compress-mean-absolute", compress_mean},
+    {"compress-momentum", compress_momentum},
+    {"compress-stream", compress_stream},
+    {"reduce", reduce},
+    {"sum", sum},
+    {"store", run_store},
+    {"dense", run_dense},
+    {"compress-moments", moments},
+    {"compress-moments-streaming", moments_streaming},
+    {"compress-moments-alone", moments_alone},
+    {"reduce-lion", lion},
+    {"levels-2", levels_2},
+    {"levels-4", levels_4},
+    {"levels-8", levels_8},
+    {"reduce-lion-levels", lion_levels},
+    {"compress-in-place", run_in_place},
+};
+enum { kernel_count = sizeof kernels / sizeof kernels[0], all_count = kernel_count + OB_PASSES };
 
 size_t codec_kernels_count(void) { return all_count; }
 
@@ -590,15 +472,18 @@ void codec_case_name(size_t index, char *name, size_t size) {
   size_t kernel;
   struct codec_case c = case_at(index, &kernel);
   snprintf(name, size, "%s/%s/%s/%zu",
-           kernel < kernel_count ? kernels[kernel] : passes[kernel - kernel_count], dtypes[c.dtype],
-           values[c.values], c.count);
+           kernel < kernel_count ? kernels[kernel].name : passes[kernel - kernel_count],
+           dtypes[c.dtype], values[c.values], c.count);
 }
 
 size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char **bytes) {
   size_t kernel;
   struct codec_case c = case_at(index, &kernel);
   struct result result = {NULL, 0};
-  run_kernel(kernel, &c, codec, &result);
+  if (kernel < kernel_count)
+    kernels[kernel].run(&c, codec, &result);
+  else
+    run_pass(&c, codec, (enum ob_pass_kind)(kernel - kernel_count), &result);
   *bytes = result.bytes;
   return result.size;
 }

@@ -20,7 +20,7 @@ tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS)
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(LINKED) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
-$(DIGEST): $(BUILD)/tests/codec_cases.o $(BUILD)/tests/golden_cases.o
+$(DIGEST): $(addprefix $(BUILD)/tests/,codec_cases.o codec_arrays.o golden_cases.o)
 $(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
