@@ -5,11 +5,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/machine.h"
 #include "collectives/cost/tuning.h"
 #include "collectives/plan.h"
 #include "collectives/progress.h"
@@ -258,7 +258,7 @@ static void print_threads(void) {
 #else
   printf("threads           built without OpenMP, so plans compress with one thread; ");
 #endif
-  printf("%ld processors; ", sysconf(_SC_NPROCESSORS_ONLN));
+  printf("%d processors; ", ob_machine_processors());
   if (good)
     printf("a plan that does not say asks for %s\n", threads);
   else

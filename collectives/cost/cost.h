@@ -115,8 +115,8 @@ struct ob_cost_choice {
  * server. NULL or an unknown codec: the portable one's. */
 void ob_costs_default(const char *codec, struct ob_costs *costs);
 
-/* All hosts are one machine, as containers and emulated hosts may be. Where costs were measured
- * they say so already, and stay. */
+/* All hosts are one machine, as containers and emulated hosts may be: sets cores_shared, and says
+ * so in `source`. Costs that were measured have it already, and stay as they are. */
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
 /* How many times longer than alone a rank's work takes, since ranks share cores: 1 or more. */

@@ -261,7 +261,9 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
 /* What MPI may still write to when a wait for it has taken too long: then it is kept. */
 struct creation {
   MPI_Comm mpi, host;
-  int first, own[3], minimum[3];
+  int first;
+  /* What ranks agree on: the status, the machine's number, and that times -1. */
+  int own[3], minimum[3];
   int *host_of;
   struct ob_costs costs;
 };
@@ -309,10 +311,7 @@ static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_com
  * the least number is the largest too. */
 static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
-  int machine = (int)(ob_machine_number() % INT_MAX);
   creation->own[0] = mine;
-  creation->own[1] = machine;
-  creation->own[2] = -machine;
   MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(creation->own, creation->minimum, 3, MPI_INT, MPI_MIN,
                                               creation->mpi, &request));
   OB_TRY(ob_mpi_wait(&request, "creation of a communicator: agreement"));
@@ -350,6 +349,8 @@ static onebit_status_t create(struct creation *creation, bool wanted, onebit_com
   onebit_status_t status = ONEBIT_OK;
   MPI_TRY(MPI_Comm_rank, (creation->mpi, &rank));
   MPI_TRY(MPI_Comm_size, (creation->mpi, &size));
+  creation->own[1] = (int)(ob_machine_number() % INT_MAX);
+  creation->own[2] = -creation->own[1];
   creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
   if (!creation->host_of)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/machine.h"
 #include "tools/doctor/doctor.h"
 
 /* --- The host ----------------------------------------------------------------------------------*/
@@ -63,7 +64,7 @@ void doctor_read_host(struct doctor_host *host) {
   struct ifaddrs *all;
   memset(host, 0, sizeof *host);
   gethostname(host->name, sizeof host->name - 1);
-  host->cpus_online = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  host->cpus_online = ob_machine_processors();
   if (getifaddrs(&all) != 0)
     return;
   for (struct ifaddrs *entry = all; entry; entry = entry->ifa_next)
