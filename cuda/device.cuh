@@ -25,6 +25,7 @@
 
 #include "compression/codec.h"
 #include "cuda/kernels.h"
+#include "cuda/load.h"
 
 /* Arrays in registers need every index known when compiling. */
 #ifdef __CUDACC__
@@ -42,6 +43,13 @@ constexpr unsigned tile_elements = fours_a_tile * 4 * OB_LANES, tile_words = 16;
 constexpr unsigned all_lanes = 0xffffffffu;
 
 /* --- Launching */
+
+/* By the address of this kernel the host finds the module that the file's kernels are in. */
+static __global__ void module_kernel() {}
+
+static const struct module_of_file {
+  module_of_file() { ob_cuda_add_module((const void *)module_kernel); }
+} module_of_file;
 
 /* The first statement of a kernel that is launched early: its thread blocks may come to the device
  * before the kernel ahead of it on the stream has ended, and wait here until it has, and until all

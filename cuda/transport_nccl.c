@@ -19,6 +19,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/watch.h"
+#include "cuda/load.h"
 #include "cuda/nccl_state.h"
 
 /* Messages of the host: sent from `memory`, and received behind that; `there` has the endpoints of
@@ -346,9 +347,12 @@ static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size
   NCCL_TRY(state, ncclCommCount(state->comm, size));
   NCCL_TRY(state, ncclCommCuDevice(state->comm, &state->device));
   int before = ob_cuda_enter(state->device);
+  onebit_status_t status = ob_cuda_load_kernels();
   cudaError_t error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
+  if (status == ONEBIT_OK && error != cudaSuccess)
+    status = ob_cuda_error(error, "cudaStreamCreateWithFlags");
   ob_cuda_leave(before);
-  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "cudaStreamCreateWithFlags");
+  return status;
 }
 
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *result) {
