@@ -125,11 +125,15 @@ class Optimizer(Stateful):
         """One step: OK, or SKIPPED and nothing is changed. Collective. With device="cuda" it is put on
         torch's current stream (of other arrays on the default one), and over NCCL it is OK at once:
         `synchronize` has the status."""
+        return self._on_stream("step", learning_rate)
+
+    def _on_stream(self, call, argument):
+        """A call of the library, with device="cuda" its form on torch's current stream."""
+        function, arguments = f"onebit_optimizer_{call}", [self.handle, argument]
         if self._on_device:
-            stream = current_stream(self._parameters[0]) if self._parameters else None
-            function = _native.library().onebit_optimizer_step_stream
-            return check(function(self.handle, learning_rate, stream))
-        return check(_native.library().onebit_optimizer_step(self.handle, learning_rate))
+            function += "_stream"
+            arguments.append(current_stream(self._parameters[0]) if self._parameters else None)
+        return check(getattr(_native.library(), function)(*arguments))
 
     def synchronize(self):
         """With device="cuda": waits until the steps are through, and returns the status of the first
@@ -138,11 +142,11 @@ class Optimizer(Stateful):
 
     def begin(self, learning_rate):
         """Opens a step whose gradients become final one by one (`ready`); `step` ends it."""
-        check(_native.library().onebit_optimizer_begin(self.handle, learning_rate))
+        self._on_stream("begin", learning_rate)
 
     def ready(self, tensor):
         """This rank's gradient of tensor number `tensor` is final."""
-        check(_native.library().onebit_optimizer_ready(self.handle, tensor))
+        self._on_stream("ready", tensor)
 
     def set_gradient(self, tensor, gradient):
         """From the next step on the gradient of tensor number `tensor` is in this array; None: this

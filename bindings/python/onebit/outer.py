@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from onebit import _native
 from onebit._native import Device, Dtype, OuterRule, Status
-from onebit.buffers import buffer_of
+from onebit.buffers import buffer_of, wait_for_torch
 from onebit.communicator import Communicator
 from onebit.errors import check, last_message, wrong
 from onebit.stateful import Stateful
@@ -91,10 +91,12 @@ class Outer(Stateful):
     def step(self, weight: float = 1.0) -> Status:
         """Counts a local step, which with `weighted` counts as `weight` says, and exchanges what is
         due: OK; or SKIPPED, and nothing of that exchange is applied."""
+        wait_for_torch(self._parameters)
         return check(_native.library().onebit_outer_step(self.handle, weight))
 
     def synchronize(self) -> Status:
         """Exchanges everything, and makes the parameters equal on all ranks. Collective."""
+        wait_for_torch(self._parameters)
         return check(_native.library().onebit_outer_synchronize(self.handle))
 
     def consensus(self, number: int, out: Any) -> Any:

@@ -6,7 +6,7 @@ import sys
 
 from onebit import _native
 from onebit._native import Device, Dtype, Operation, Status
-from onebit.buffers import buffer_of, current_stream
+from onebit.buffers import buffer_of, current_stream, wait_for_torch
 from onebit.errors import check, wrong
 
 _CALLS = {
@@ -139,6 +139,7 @@ class Plan:
         function = getattr(_native.library(), _CALLS[operation][1])
         handle = ctypes.c_void_p()
         plan = self.handle
+        wait_for_torch(buffers)
         check(function(buffers[0].address, buffers[1].address, plan, ctypes.byref(handle)))
         self._request = Request(self, handle, buffers)
         return self._request

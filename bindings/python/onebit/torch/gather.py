@@ -10,12 +10,17 @@ from onebit.plan import Plan
 _PIECE = 2**20
 
 
+def _place(comm):
+    """Options of a plan whose messages comm can move: NCCL's are in memory of a device."""
+    return {"device": "cuda"} if comm.transport == "nccl" else {}
+
+
 def agree(comm, reason):
     """Raises reason, unless it is None; where another rank has one, `Error` (ERROR_PEER).
     Collective."""
     try:
         # Refused by the library, which tells all ranks.
-        Plan(comm, 1, bits=1 if reason is None else 3).close()
+        Plan(comm, 1, bits=1 if reason is None else 3, **_place(comm)).close()
     except Error:
         if reason is None:
             raise
@@ -25,10 +30,13 @@ def agree(comm, reason):
 
 def _gather(comm, values):
     """The float32 of all ranks, which have as many."""
-    everyone = torch.empty(comm.size * values.numel())
-    with Plan(comm, values.numel(), operation="allgather", wire="dense") as plan:
-        plan.allgather(values, everyone)
-    return everyone.view(comm.size, -1)
+    place = _place(comm)
+    everyone = torch.empty(comm.size * values.numel(), **place)
+    with Plan(comm, values.numel(), operation="allgather", wire="dense", **place) as plan:
+        plan.allgather(values.to(everyone.device), everyone)
+        if place:
+            plan.synchronize()
+    return everyone.cpu().view(comm.size, -1)
 
 
 def gather(comm, part):
