@@ -41,8 +41,8 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
   kernel_expect_flags(scene, false);
 }
 
-/* Where the new residual of an element is NaN, its bit is that NaN's sign, which is not defined.
- * The message is not applied. */
+/* Where the new residual of an element is NaN, its bit is that NaN's sign, which is not defined:
+ * infinity times 0 is negative on x86 and positive on a GPU. The message is not applied. */
 static void forget_bits(struct scene *scene, unsigned char *message, size_t share, size_t chunk) {
   const struct onebit_plan *plan = &scene->host;
   const struct ob_residual *residual = &plan->worker;
@@ -60,8 +60,6 @@ static void forget_bits(struct scene *scene, unsigned char *message, size_t shar
 
 static void even_out_compress(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
-  if (scene->what->values != VALUES_NAN)
-    return;
   for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++) {
     if (plan->geometry.whole)
       forget_bits(scene, ob_result_of(plan, plan->geometry.member, chunk), 0, chunk);

@@ -37,17 +37,18 @@ static float scale_of(const struct learner *learner) {
   return (float)scale;
 }
 
-/* On two streams nothing else may put the steps in order: then gradients stay the same. */
+/* On two streams nothing else may put the steps in order: then gradients stay the same. Each
+ * element is stored once: a copy of the same gradients to the device may still be reading them. */
 static void fill_gradients(const struct learner *learner, int attempt, void *gradients) {
   const uint32_t time = learner->what->form == TWO_STREAMS ? 0 : (uint32_t)attempt;
   const onebit_dtype_t dtype = learner->gradient_dtype;
   const float scale = scale_of(learner);
+  const bool poisoned = learner->what->poison >> attempt & 1 && learner->rank == learner->size - 1;
   for (size_t i = 0; i < TRAINING_ELEMENTS; i++) {
     const float value = drawn((uint32_t)learner->rank + 1, time, (uint32_t)i);
-    ob_store(gradients, i, dtype, i % 13 == 5 ? 0.0f : value * scale);
+    const float ordinary = i % 13 == 5 ? 0.0f : value * scale;
+    ob_store(gradients, i, dtype, poisoned && i == 1234 ? NAN : ordinary);
   }
-  if (learner->what->poison >> attempt & 1 && learner->rank == learner->size - 1)
-    ob_store(gradients, 1234, dtype, NAN);
 }
 
 /* --- Memory */
