@@ -6,6 +6,7 @@
 #endif
 
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "base/memory.h"
 
 int ob_processors(void) {
@@ -22,6 +23,7 @@ void ob_parallel(int threads, size_t first, size_t end,
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
     {
+      OB_FLOAT_SCOPE; /* a thread of the team may be the program's */
       size_t count = end - first, thread = (size_t)omp_get_thread_num();
       size_t team = (size_t)omp_get_num_threads();
       body(context, first + count * thread / team, first + count * (thread + 1) / team,

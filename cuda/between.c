@@ -3,6 +3,7 @@
  * next call follows it.
  */
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "base/handles.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"
@@ -52,6 +53,7 @@ static onebit_status_t reset(const struct onebit_plan *plan, cudaStream_t stream
 }
 
 onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
+  OB_FLOAT_SCOPE;
   OB_TRY(check_plan(plan));
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = reset(plan, stream);
@@ -71,6 +73,7 @@ static onebit_status_t scale(const struct onebit_plan *plan, void *recvbuf, floa
 
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
                                            cudaStream_t stream) {
+  OB_FLOAT_SCOPE;
   OB_TRY(check_plan(plan));
   if (result_count(plan) == 0)
     return ONEBIT_OK;

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -356,6 +357,7 @@ static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size
 }
 
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *result) {
+  OB_FLOAT_SCOPE;
   int rank, size;
   if (result)
     *result = NULL;

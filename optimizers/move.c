@@ -12,6 +12,7 @@
  * with the optimizer (`held`), and the next call begins from there.
  */
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "base/handles.h"
 #include "collectives/agree.h"
 #include "optimizers/checkpoint/checkpoint.h"
@@ -35,6 +36,7 @@ static onebit_status_t rebuild(onebit_optimizer_t optimizer) {
 }
 
 onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm) {
+  OB_FLOAT_SCOPE;
   struct ob_part *part;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
@@ -98,6 +100,7 @@ static onebit_status_t move(void *optimizer, onebit_comm_t comm) {
 /* A rank that has come through a move in which others have failed shrinks the same communicator as
  * these, when it calls this: the latest. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
+  OB_FLOAT_SCOPE;
   if (survivors)
     *survivors = NULL;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));

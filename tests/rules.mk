@@ -17,9 +17,20 @@ HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behavi
 
 tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS)
 
-$(UNIT) $(RANKED): %: %.o $(HARNESS) $(LINKED) $(EMULATION_ARCHIVE)
+# Public calls are made in many floating-point environments (tests/support_floats.h), where the
+# linker can put something before a function.
+WRAPPED := $(if $(is_darwin),,$(BUILD)/tests/wrapped_calls)
+$(BUILD)/tests/wrapped_calls.c: tests/wrap_calls.awk $(lastword $(sort $(wildcard tests/abi/*.txt))) \
+  $(STATIC)
+	$(Q)mkdir -p $(@D); nm $(STATIC) 2>/dev/null >$@.names
+	$(Q)awk -v list=1 -f $< $@.names $(word 2,$^) >$(@:.c=.options)
+	$(Q)awk -f $< $@.names $(word 2,$^) >$@
+$(BUILD)/tests/wrapped_calls.o: $(BUILD)/tests/wrapped_calls.c
+	$(call say,CC)
+	$(Q)$(CC) $(ALL_CFLAGS) -c -o $@ $<
+$(UNIT) $(RANKED): %: %.o $(HARNESS) $(WRAPPED:=.o) $(LINKED) $(EMULATION_ARCHIVE)
 	$(call say,LD)
-	$(link) -lcriterion $(OWN_LIBS) $(LIBS)
+	$(link) $(WRAPPED:%=@%.options) -lcriterion $(OWN_LIBS) $(LIBS)
 $(DIGEST): $(addprefix $(BUILD)/tests/,codec_cases.o codec_arrays.o golden_cases.o)
 $(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)

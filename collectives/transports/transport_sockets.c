@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "base/memory.h"
 #include "collectives/transports/settle.h"
 #include "collectives/transports/sockets_state.h"
@@ -273,6 +274,7 @@ static onebit_status_t create(const onebit_sockets_options_t *options, double ti
 
 onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
                                            onebit_comm_t *result) {
+  OB_FLOAT_SCOPE;
   onebit_sockets_options_t own = ONEBIT_SOCKETS_OPTIONS_INIT;
   struct ob_sockets *sockets;
   onebit_comm_t comm = NULL;

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "base/knobs.h"
 #include "base/launch_mpi.h"
 #include "dropin/mpi/preload_flights.h"
@@ -113,6 +114,7 @@ static void settle(void) {
 
 /* From MPI_Finalize. */
 static void end(void) {
+  OB_FLOAT_SCOPE;
   int rank = 0, size = 1;
   ob_preload_close();
   ob_flights_finish();
@@ -131,6 +133,7 @@ static void end(void) {
 
 static bool started;
 static void start_unless_foreign(void) {
+  OB_FLOAT_SCOPE;
   started = ob_mpi_bind() == ONEBIT_OK;
   if (started)
     settle();

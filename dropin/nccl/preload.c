@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "dropin/report.h"
 
 /* ---- The start ---- */
@@ -38,6 +39,7 @@ static onebit_status_t read_settings(void) {
 }
 
 static void start(void) {
+  OB_FLOAT_SCOPE;
   ob_counters_start(ob_seconds());
   check_driver();
   if (read_settings() != ONEBIT_OK)
@@ -103,6 +105,7 @@ static void report(const onebit_counters_t *counters) {
 
 /* A process that was forked from this one has nothing to say. */
 static bool end_well(void) {
+  OB_FLOAT_SCOPE;
   onebit_counters_t counters = {.size = sizeof counters};
   if (!ranks || process != getpid())
     return true;
@@ -252,6 +255,7 @@ static ncclResult_t run_in_group(const struct ob_nccl_call *call,
 }
 
 static ncclResult_t run(const struct ob_nccl_call *call) {
+  OB_FLOAT_SCOPE;
   struct ob_nccl_decision decision = decide(call);
   if (decision.reason != OB_REASON_NONE)
     ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);

@@ -9,7 +9,9 @@
  *  - In place: allreduce with sendbuf == recvbuf; allgather with sendbuf == recvbuf + rank * count;
  *    reduce-scatter with recvbuf == sendbuf + rank * count. Any other overlap is an error.
  *  - The result has the same bits on every rank (allreduce, allgather), with every codec and any
- *    number of threads.
+ *    number of threads, in whatever floating-point environment the program has set: traps,
+ *    rounding and flush-to-zero are not in force within a call, and are afterwards what they were
+ *    before, with the flags of exceptions.
  *  - Not-a-number and infinity never enter the residual. If the input of any rank holds one, or
  *    holds values so large that the sum of their squares overflows float32, every rank gets
  *    ONEBIT_SKIPPED from that very call, and recvbuf and residuals are as they were. (With

@@ -27,7 +27,8 @@ extern "C" {
  *    up those behind it.
  *  - They are called by the threads that use the communicator and what was made on it, also by
  *    several at once if the program does so, and with ONEBIT_PROGRESS=thread by one of the
- *    library's. They must not call the library for this communicator.
+ *    library's. They must not call the library for this communicator. Their floating-point
+ *    environment is the library's, the default one.
  *  - They return 0, or a code below 0 that is the transport's own: a failure. The first failure on
  *    a rank ends the communicator there: the call in hand and all later ones are an
  *    ONEBIT_ERROR_TRANSPORT, what is still under way is cancelled as it is met, and `abort` is

@@ -2,6 +2,7 @@
 #include "onebit/adam.h"
 
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "optimizers/optimizer.h"
 
 static bool sends_step(const struct onebit_optimizer *optimizer) {
@@ -70,5 +71,6 @@ const struct ob_method ob_method_adam = {.name = "adam",
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_adam_options_t *options,
                                    onebit_optimizer_t *optimizer) {
+  OB_FLOAT_SCOPE;
   return ob_optimizer_create(comm, &ob_method_adam, options, tensors, ntensors, optimizer);
 }

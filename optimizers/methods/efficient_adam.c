@@ -3,6 +3,7 @@
 #include "onebit/efficient_adam.h"
 
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "optimizers/methods/lamb.h"
 #include "optimizers/sections.h"
 
@@ -169,6 +170,7 @@ onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_te
                                              size_t ntensors,
                                              const onebit_efficient_adam_options_t *options,
                                              onebit_optimizer_t *optimizer) {
+  OB_FLOAT_SCOPE;
   return ob_optimizer_create(comm, &ob_method_efficient_adam, options, tensors, ntensors,
                              optimizer);
 }

@@ -3,6 +3,7 @@
 #include "onebit/momentum.h"
 
 #include "base/error.h"
+#include "base/float_environment.h"
 #include "optimizers/optimizer.h"
 
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -67,5 +68,6 @@ const struct ob_method ob_method_momentum = {
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,
                                        onebit_optimizer_t *optimizer) {
+  OB_FLOAT_SCOPE;
   return ob_optimizer_create(comm, &ob_method_momentum, options, tensors, ntensors, optimizer);
 }

@@ -1,10 +1,12 @@
 /*
  * MPI programs that know nothing of onebit, for tests/scripts/check-preload: `program CASE`. Each
  * checks its sums, which must be right whether something is preloaded or not. "Exact" values are of
- * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them.
+ * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them. All run
+ * with traps, as `gfortran -ffpe-trap=invalid,zero,overflow` sets them before main.
  */
-#define _GNU_SOURCE /* RTLD_DEFAULT */
+#define _GNU_SOURCE /* RTLD_DEFAULT, feenableexcept */
 #include <dlfcn.h>
+#include <fenv.h>
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -347,6 +349,21 @@ static void threads(void) {
     MPI_Comm_free(&comm[t]);
 }
 
+/* A layer that got no gradient: blocks of zeros among others. */
+static void zeros(void) {
+  enum { ZEROS = COUNT + 3 };
+  static float values[ZEROS], sums[ZEROS];
+  unsigned state = 5 + (unsigned)rank;
+  for (int step = 0; step < 100; step++) {
+    for (int i = 0; i < ZEROS; i++)
+      values[i] = i > 5000 && i < 14000 ? 0 : (float)(rand_r(&state) % 2001 - 1000) / 1000.0F;
+    MPI_Allreduce(values, sums, ZEROS, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 7500; i < 11500; i++)
+      if (sums[i] != 0)
+        fail("zeros", step, i, (double)sums[i], 0);
+  }
+}
+
 static const struct {
   const char *name;
   void (*run)(void);
@@ -369,10 +386,14 @@ static const struct {
              {"persistent", persistent},
              {"long-counts", long_counts},
              {"beyond-int", beyond_int},
+             {"zeros", zeros},
              {"threads", threads}};
+
+static const int traps = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW;
 
 int main(int argc, char **argv) {
   int level = MPI_THREAD_SINGLE, ran = 0;
+  feenableexcept(traps);
   /* "threads CASE..." asks for them; without, as most programs do, not. */
   if (argc > 1 && !strcmp(argv[1], "threads"))
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
@@ -385,6 +406,8 @@ int main(int argc, char **argv) {
       if (!strcmp(argv[a], cases[i].name))
         cases[i].run(), ran++;
   MPI_Finalize();
+  if (fegetexcept() != traps || fegetround() != FE_TONEAREST)
+    return 4;
   if (rank == 0 && ran == argc - 1)
     printf("%d done\n", ran);
   return ran == argc - 1 ? 0 : 2;

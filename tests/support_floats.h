@@ -1,0 +1,33 @@
+/*
+ * Floating-point environments that a program may have set. Every call of a public function that a
+ * test makes is made in one of them, by turns: tests/wrap_calls.awk writes what stands before each
+ * function, and tests/rules.mk links it. So all suites show that results do not depend on it, that
+ * nothing traps, and that the environment afterwards is what it was before.
+ */
+#ifndef SUPPORT_FLOATS_H
+#define SUPPORT_FLOATS_H
+
+#include <stdbool.h>
+
+#include "base/float_environment.h"
+
+struct float_mode {
+  const char *name;
+  struct ob_float_environment environment;
+};
+
+extern const struct float_mode float_modes[];
+extern const unsigned float_modes_count; /* the first is the default one */
+
+struct ob_float_environment float_environment(void);
+bool float_environments_equal(const struct ob_float_environment *one,
+                              const struct ob_float_environment *other);
+
+/* Around a call. One that the test itself makes in an environment of its own choice stays in it. */
+struct float_call {
+  struct ob_float_environment before, during;
+};
+struct float_call float_call_begin(void);
+void float_call_end(const struct float_call *call, const char *name);
+
+#endif

@@ -1,0 +1,177 @@
+/*
+ * Results have the same bits in any floating-point environment of a rank's program, with every
+ * codec, width and type, and of every optimizer; and the program finds its own environment again,
+ * with its flags. Every other suite meets the environments by turns, too: support_floats.h.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "tests/support.h"
+#include "tests/support_floats.h"
+#include "tests/support_optimizers.h"
+
+TestSuite(float_environment, .timeout = 300);
+
+enum { RANKS = 2, COUNT = 3 * 2048 + 777, STEPS = 4 };
+
+struct modes {
+  unsigned mode; /* of rank 1 */
+  onebit_plan_options_t plan;
+  const struct any_case *optimizer;
+  void *result[RANKS];
+};
+
+/* Normal numbers, and some that are, or become when they are scaled, subnormal. */
+static float value(size_t i, int rank, int step) {
+  static const float magnitudes[] = {1, 1e-37f, 1e-39f, 1e-5f};
+  return magnitudes[i / 2048 % 4] * input_value(i, rank, step);
+}
+
+static void store(void *buffer, onebit_dtype_t dtype, int rank, int step) {
+  if (dtype != ONEBIT_FLOAT32)
+    fill_input(buffer, dtype, COUNT, rank, step);
+  for (size_t i = 0; dtype == ONEBIT_FLOAT32 && i < COUNT; i++)
+    ((float *)buffer)[i] = value(i, rank, step);
+}
+
+/* What is set for a call is there afterwards. */
+static struct ob_float_environment enter(const struct modes *modes, int rank) {
+  const struct ob_float_environment own = float_environment();
+  if (rank == 1)
+    ob_float_leave(&float_modes[modes->mode].environment);
+  return own;
+}
+
+static void leave(const struct modes *modes, int rank, const struct ob_float_environment *own) {
+  const struct ob_float_environment after = float_environment();
+  ob_float_leave(own);
+  if (rank == 1)
+    CHECK(float_environments_equal(&after, &float_modes[modes->mode].environment),
+          "the environment %s is another afterwards", float_modes[modes->mode].name);
+}
+
+/* OpenMP's threads of this rank are the program's, which has begun them. */
+static void begin_team(const struct modes *modes, int rank) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(modes->plan.threads)
+  if (rank == 1 && omp_get_thread_num() > 0)
+    ob_float_leave(&float_modes[modes->mode].environment);
+#else
+  (void)modes, (void)rank;
+#endif
+}
+
+static void reduce_on_rank(onebit_comm_t comm, void *context) {
+  const struct modes *modes = context;
+  const int rank = onebit_comm_rank(comm);
+  void *input = allocate(COUNT, dtype_size(modes->plan.dtype));
+  onebit_plan_t plan = NULL;
+  onebit_request_t request;
+  begin_team(modes, rank);
+  struct ob_float_environment own = enter(modes, rank);
+  onebit_status_t status = onebit_plan_create(comm, COUNT, &modes->plan, &plan);
+  leave(modes, rank, &own);
+  CHECK_STATUS(status, ONEBIT_OK);
+  for (int step = 0; step < STEPS && status == ONEBIT_OK; step++) {
+    store(input, modes->plan.dtype, rank, step);
+    own = enter(modes, rank);
+    status = step % 2 ? onebit_iallreduce(input, modes->result[rank], plan, &request)
+                      : onebit_allreduce(input, modes->result[rank], plan);
+    if (step % 2 && status == ONEBIT_OK)
+      status = onebit_wait(&request);
+    leave(modes, rank, &own);
+    CHECK_STATUS(status, ONEBIT_OK);
+  }
+  onebit_plan_destroy(plan);
+  free(input);
+}
+
+static void train_on_rank(onebit_comm_t comm, void *context) {
+  const struct modes *modes = context;
+  const int rank = onebit_comm_rank(comm);
+  float *gradient = allocate(COUNT, sizeof *gradient);
+  onebit_tensor_t tensor = {modes->result[rank], gradient, COUNT, 0.01f, 0, 0};
+  const struct any_options options =
+      any_options_of(modes->optimizer->method, modes->optimizer->options);
+  onebit_optimizer_t optimizer = NULL;
+  for (size_t i = 0; i < COUNT; i++)
+    ((float *)modes->result[rank])[i] = value(i, 0, 99);
+  onebit_status_t status = any_create(&options, comm, &tensor, 1, &optimizer);
+  CHECK_STATUS(status, ONEBIT_OK);
+  for (int step = 0; step < 3 * STEPS && status == ONEBIT_OK; step++) {
+    store(gradient, ONEBIT_FLOAT32, rank, step);
+    const struct ob_float_environment own = enter(modes, rank);
+    status = onebit_optimizer_step(optimizer, 0.01f);
+    leave(modes, rank, &own);
+    CHECK_STATUS(status, ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+  free(gradient);
+}
+
+/* Both ranks' results equal those of the default environment. */
+static void in_every_mode(struct modes *modes, rank_body *body, const char *what) {
+  const onebit_dtype_t dtype = modes->plan.dtype;
+  void *wanted = NULL;
+  for (modes->mode = 0; modes->mode < float_modes_count; modes->mode++) {
+    for (int rank = 0; rank < RANKS; rank++)
+      modes->result[rank] = allocate(COUNT, dtype_size(dtype));
+    check_case("%s, %d bits, %s, rank 1 %s", what, modes->plan.bits, dtype_name(dtype),
+               float_modes[modes->mode].name);
+    on_ranks(RANKS, body, modes);
+    wanted = wanted ? wanted : modes->result[0];
+    for (int rank = RANKS; rank-- > 0;) {
+      CHECK_BITS("result", modes->result[rank], wanted, COUNT, dtype);
+      if (modes->result[rank] != wanted)
+        free(modes->result[rank]);
+    }
+  }
+  free(wanted);
+  checks_must_hold();
+}
+
+Test(float_environment, collectives_of_every_codec_width_and_type) {
+  static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
+  for (size_t c = 0; c < test_codecs_count; c++)
+    for (int bits = 0; bits <= 8 && use_codec(test_codecs[c]); bits += bits ? bits : 1)
+      for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
+        struct modes modes = {.plan = ONEBIT_PLAN_OPTIONS_INIT};
+        modes.plan.dtype = dtypes[d];
+        modes.plan.bits = bits;
+        modes.plan.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
+        modes.plan.threads = d == 0 ? 2 : 1;
+        in_every_mode(&modes, reduce_on_rank, test_codecs[c]);
+      }
+}
+
+static const struct any_case optimizers[] = {
+    {ANY(adam, .freeze_step = 5)},
+    {ANY(lamb, .freeze_step = 5)},
+    {ANY(momentum, .warmup_steps = 5)},
+    {ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
+         .local_step_scaler = 2, .local_step_clipper = 4)},
+    {ANY(efficient_adam, .trust_ratio = 1)},
+    {ANY(lion, .beta2 = 0.9)},
+};
+
+Test(float_environment, every_optimizer) {
+  for (size_t k = 0; k < sizeof optimizers / sizeof optimizers[0]; k++) {
+    struct modes modes = {.optimizer = &optimizers[k]};
+    in_every_mode(&modes, train_on_rank, optimizers[k].method->name);
+  }
+}
+
+/* A progress thread begins with the environment of who begins it. */
+Test(float_environment, progress_thread) {
+  struct modes modes = {.plan = ONEBIT_PLAN_OPTIONS_INIT};
+  modes.plan.bits = 8;
+  modes.plan.threads = 1;
+  cr_assert_eq(setenv("ONEBIT_PROGRESS", "thread", 1), 0);
+  in_every_mode(&modes, reduce_on_rank, "with a thread of its own");
+}
