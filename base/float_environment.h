@@ -56,18 +56,4 @@ static inline void ob_float_leave(const struct ob_float_environment *found) {
 #endif
 }
 
-/* Until the end of the block, however it is left. Every public function that computes begins with
- * it, and so does what a thread of the library's own, or of OpenMP's, runs. */
-#define OB_FLOAT_SCOPE                                                                             \
-  struct ob_float_environment ob_float_found __attribute__((cleanup(ob_float_leave))) =            \
-      ob_float_enter()
-
-/* Within such a block, a statement in the program's environment. */
-#define OB_FLOAT_OF_PROGRAM(statement)                                                             \
-  do {                                                                                             \
-    ob_float_leave(&ob_float_found);                                                               \
-    statement;                                                                                     \
-    ob_float_found = ob_float_enter();                                                             \
-  } while (0)
-
 #endif

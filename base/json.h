@@ -1,4 +1,4 @@
-/* JSON as text: the same in every locale. */
+/* JSON as text. Numbers have the point of the locale in which calls compute (call_scope.h). */
 #ifndef OB_BASE_JSON_H
 #define OB_BASE_JSON_H
 
@@ -9,13 +9,9 @@
 /* Bytes of the longest number, with its terminating zero. */
 enum { OB_JSON_NUMBER = 32 };
 
-/* Writes 9 significant digits of the value into `text`, with a point whatever decimal point the
- * program's locale has; "null" for a value that is not finite. Returns `text`. */
+/* Writes 9 significant digits of the value into `text`; "null" for a value that is not finite.
+ * Returns `text`. */
 const char *ob_json_number(char text[OB_JSON_NUMBER], double value);
-
-/* Puts a point in place of a locale's decimal point, of one or several bytes, which is all there
- * can be in a number besides digits, signs and an e. */
-void ob_json_set_point(char *number);
 
 /* A value in the making: begins as {.file = ...}. Commas are the writer's. Keys are written as they
  * are; NULL is for elements of an array, and for the outermost value. */

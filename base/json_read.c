@@ -1,7 +1,6 @@
 /* Reading JSON. Texts are written over what has been read, which is never shorter. */
 #include "base/json_read.h"
 
-#include <locale.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,15 +128,6 @@ static onebit_status_t read_number(struct reader *reader, const char **text) {
                     reader->name, reader->line, *text, MAX_NUMBER);
   *reader->write++ = '\0';
   return ONEBIT_OK;
-}
-
-double ob_json_real_of(const char *text) {
-  char local[MAX_NUMBER + 8] = ""; /* a point may have several bytes */
-  size_t whole = strcspn(text, ".");
-  if (text[whole])
-    snprintf(local, sizeof local, "%.*s%s%s", (int)whole, text, localeconv()->decimal_point,
-             text + whole + 1);
-  return strtod(text[whole] ? local : text, NULL);
 }
 
 /* --- Values */

@@ -32,9 +32,6 @@ struct ob_json_value {
 onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value *values,
                              size_t capacity, size_t *count);
 
-/* The number that a text of such a value is, whatever decimal point the program's locale has. */
-double ob_json_real_of(const char *text);
-
 /* "an object", "a number" ... */
 const char *ob_json_kind_name(enum ob_json_kind kind);
 

@@ -1,11 +1,11 @@
 /* The transport over sockets waits by Linux's epoll: a build for macOS has threads, and custom. */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "onebit/sockets.h"
 
 onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
                                            onebit_comm_t *comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   (void)options;
   if (comm)
     *comm = NULL;

@@ -1,8 +1,8 @@
 /* Widths of several plans by a budget of bytes. */
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "collectives/plan.h"
 
@@ -82,7 +82,7 @@ static void end(const onebit_plan_t *plans, size_t count) {
 }
 
 onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check(plans, count, budget));
   double dense = 0;
   for (size_t i = 0; i < count; i++)

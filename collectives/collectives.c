@@ -3,9 +3,9 @@
 #include <sched.h>
 #include <stdio.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -356,43 +356,43 @@ static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t p
 }
 
 onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE));
   return ob_plan_test(plan, true);
 }
 
 onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER));
   return ob_plan_test(plan, true);
 }
 
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER));
   return ob_plan_test(plan, true);
 }
 
 onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_request_t *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return begin(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE, request);
 }
 
 onebit_status_t onebit_iallgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_request_t *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return begin(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER, request);
 }
 
 onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                        onebit_request_t *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return begin(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER, request);
 }
 
 static onebit_status_t end(onebit_request_t *request, bool wait) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!request)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
   if (!*request)
@@ -410,7 +410,7 @@ onebit_status_t onebit_test(onebit_request_t *request) { return end(request, fal
 onebit_status_t onebit_wait(onebit_request_t *request) { return end(request, true); }
 
 onebit_status_t onebit_progress(onebit_comm_t comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   ob_engine_advance(comm->engine);
   return ONEBIT_OK;

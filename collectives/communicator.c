@@ -4,9 +4,9 @@
 #include <limits.h>
 #include <stdio.h>
 
+#include "base/call_scope.h"
 #include "base/config.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -139,7 +139,7 @@ static bool is_comm(onebit_comm_t comm) {
 }
 
 void onebit_comm_destroy(onebit_comm_t comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!comm || !is_comm(comm))
     return;
   ob_handle_retire(comm);
@@ -214,7 +214,7 @@ onebit_status_t ob_comm_health(onebit_comm_t comm) {
 }
 
 onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   char text[64];
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   snprintf(text, sizeof text, "rank %d called onebit_comm_abort", comm->rank);
@@ -223,7 +223,7 @@ onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
 }
 
 onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   char text[64];
   if (survivors)
     *survivors = NULL;

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -240,7 +240,7 @@ void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *s
 }
 
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   const struct ob_ladder *ladder = &plan->ladder;
   if (plan->in_flight)

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/knobs.h"
 #include "base/log.h"
@@ -175,7 +175,7 @@ static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ran
 
 onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (plan)
     *plan = NULL;
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
@@ -197,7 +197,7 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
 }
 
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!plan)
     return ONEBIT_OK;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
@@ -208,7 +208,7 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
 }
 
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (!info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");

@@ -1,8 +1,8 @@
 /* The residual of a plan, for its owner: out, in, and set back. */
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "collectives/plan.h"
 
@@ -25,7 +25,7 @@ static bool keeps_nothing(const struct onebit_plan *plan) {
 }
 
 onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
@@ -53,7 +53,7 @@ static bool any_large(const float *values, size_t count) {
 
 onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *worker,
                                             const float *server) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
@@ -78,7 +78,7 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan) {
 }
 
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_idle(plan));
   if (keeps_nothing(plan))
     return ONEBIT_OK;
@@ -89,7 +89,7 @@ onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
 }
 
 onebit_status_t onebit_plan_reset(onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(onebit_plan_reset_residual(plan));
   return ob_plan_accept(plan);
 }

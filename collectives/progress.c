@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/knobs.h"
 #include "base/memory.h"
 #include "collectives/engine.h"
@@ -34,7 +34,7 @@ onebit_status_t ob_progress_wanted(bool *wanted) {
 }
 
 static void *move_requests(void *argument) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_engine *engine = argument;
   for (unsigned idle = 0; ob_engine_await(engine);) {
     idle = ob_engine_advance(engine) ? 0 : idle + 1;

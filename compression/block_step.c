@@ -23,11 +23,13 @@ void ob_parallel(int threads, size_t first, size_t end,
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
     {
-      OB_FLOAT_SCOPE; /* a thread of the team may be the program's */
+      /* A thread of the team may be the program's. */
+      const struct ob_float_environment found = ob_float_enter();
       size_t count = end - first, thread = (size_t)omp_get_thread_num();
       size_t team = (size_t)omp_get_num_threads();
       body(context, first + count * thread / team, first + count * (thread + 1) / team,
            (int)thread);
+      ob_float_leave(&found);
     }
     return;
   }

@@ -2,8 +2,8 @@
  * What is put on a stream between the calls of a plan. It follows the plan's last call, and its
  * next call follows it.
  */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"
@@ -53,7 +53,7 @@ static onebit_status_t reset(const struct onebit_plan *plan, cudaStream_t stream
 }
 
 onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_plan(plan));
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = reset(plan, stream);
@@ -73,7 +73,7 @@ static onebit_status_t scale(const struct onebit_plan *plan, void *recvbuf, floa
 
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
                                            cudaStream_t stream) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_plan(plan));
   if (result_count(plan) == 0)
     return ONEBIT_OK;

@@ -1,6 +1,6 @@
 /* The public calls on streams. */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "collectives/plan.h"
 #include "cuda/device.h"
@@ -8,24 +8,24 @@
 
 onebit_status_t onebit_allreduce_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                         cudaStream_t stream) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_collective_put(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE, stream);
 }
 
 onebit_status_t onebit_allgather_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                         cudaStream_t stream) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_collective_put(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER, stream);
 }
 
 onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                              cudaStream_t stream) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_collective_put(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER, stream);
 }
 
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
@@ -34,7 +34,7 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
 
 /* What the device publishes at the end of each call lies in memory of the host. */
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (!made || !skipped)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", made ? "skipped" : "made");

@@ -12,9 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -357,7 +357,7 @@ static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size
 }
 
 onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *result) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int rank, size;
   if (result)
     *result = NULL;

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 #include "dropin/elements.h"
 #include "onebit/counters.h"
@@ -203,7 +203,7 @@ static void sum_record(const struct ob_record *record, onebit_counters_t *sum) {
 }
 
 onebit_status_t onebit_counters_get(onebit_counters_t *counters) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!counters)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "counters is NULL");
   if (counters->size != sizeof *counters)

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -109,7 +109,7 @@ bool ob_optimizer_compares(struct onebit_optimizer *optimizer) {
 }
 
 onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_status_t status = ONEBIT_OK;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_optimizer_check_held(optimizer));
@@ -122,7 +122,7 @@ onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer) {
 
 onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimizer,
                                                       uint64_t steps) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (steps && optimizer->deferred)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -131,7 +132,7 @@ onebit_status_t ob_option_number(const struct ob_option_file *file, const struct
   if (given->kind != OB_JSON_REAL && !truth)
     return ob_config_wrong(value,
                            row->kind == OB_OPTION_FLAG ? "neither true nor false" : "not a number");
-  *number = truth ? given->kind == OB_JSON_TRUE : ob_json_real_of(given->text);
+  *number = truth ? given->kind == OB_JSON_TRUE : strtod(given->text, NULL);
   /* Larger ones no double holds exactly. */
   double max = row->kind == OB_OPTION_COUNT ? 0x1p53 : 0x1p31 - 1;
   if (row->kind > OB_OPTION_POSITIVE &&

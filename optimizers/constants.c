@@ -6,8 +6,8 @@
  * synchronisation to the next, and a new one waits for it. At the freeze momentum is multiplied by
  * beta1, as the first compressed step wants it: a new one waits for the step after that.
  */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "optimizers/optimizer.h"
@@ -99,20 +99,20 @@ static onebit_status_t set(onebit_optimizer_t optimizer, size_t tensor, float *c
 
 onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t optimizer,
                                                           size_t tensor, float factor) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check(optimizer, tensor, "factor", factor));
   return set(optimizer, tensor, &optimizer->list[tensor].learning_rate_factor, factor);
 }
 
 onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
                                                   float weight_decay) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check(optimizer, tensor, "weight_decay", weight_decay));
   return set(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
 }
 
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_optimizer(optimizer));
   OB_TRY(ob_check_fraction("beta1", beta1));
   optimizer->constants ^= fingerprint_of_beta1(optimizer->beta1) ^ fingerprint_of_beta1(beta1);

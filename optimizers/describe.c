@@ -3,8 +3,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/json.h"
 #include "onebit/statistics.h"
 
@@ -127,7 +127,7 @@ static void put_text(struct line *line, const onebit_optimizer_statistics_t *sta
 
 onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_format_t format,
                                           char *buffer, size_t size, size_t *length) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_optimizer_statistics_t statistics = {.size = sizeof statistics};
   struct line line = {.buffer = buffer, .size = size};
   if (format != ONEBIT_FORMAT_TEXT && format != ONEBIT_FORMAT_JSON)

@@ -1,8 +1,8 @@
 /* What an optimizer has to tell about itself. */
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "optimizers/norms.h"
 
@@ -64,7 +64,7 @@ static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer
 
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");

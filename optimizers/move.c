@@ -11,8 +11,8 @@
  * Up to the merge nothing changes. From then on the part is the state: what fails later leaves it
  * with the optimizer (`held`), and the next call begins from there.
  */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "collectives/agree.h"
 #include "optimizers/checkpoint/checkpoint.h"
@@ -36,7 +36,7 @@ static onebit_status_t rebuild(onebit_optimizer_t optimizer) {
 }
 
 onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_t comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_part *part;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
@@ -100,7 +100,7 @@ static onebit_status_t move(void *optimizer, onebit_comm_t comm) {
 /* A rank that has come through a move in which others have failed shrinks the same communicator as
  * these, when it calls this: the latest. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (survivors)
     *survivors = NULL;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -346,7 +346,7 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
 }
 
 void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!optimizer || ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer") != ONEBIT_OK)
     return;
   ob_handle_retire(optimizer);
@@ -367,7 +367,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
 
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->step.open)
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");

@@ -6,9 +6,9 @@
  * in one order on all ranks, that of a step in one go, however their tensors become ready: a bucket
  * leaves when it is full and those that come before it have left.
  */
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "optimizers/optimizer.h"
 
@@ -56,7 +56,7 @@ onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learni
 }
 
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   return ob_optimizer_begin_on(optimizer, learning_rate, false);
 }
@@ -125,7 +125,7 @@ onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tenso
 }
 
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   return ob_optimizer_ready_on(optimizer, tensor, false, NULL);
 }

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "optimizers/norms.h"
 
@@ -42,7 +42,7 @@ static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, 
 
 onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
                                                 onebit_optimizer_statistics_t *statistics) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_idle(optimizer));
   OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
   onebit_optimizer_info_t info = {.size = sizeof info};
@@ -75,7 +75,7 @@ static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, si
 
 onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
                                                        onebit_tensor_statistics_t *statistics) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_idle(optimizer));
   OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
   if (tensor >= optimizer->tensor_count)
@@ -167,7 +167,7 @@ static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) 
 }
 
 onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check_idle(optimizer));
   OB_TRY(ob_optimizer_catch_up(optimizer));
   struct finding error = {0, 0}, bounded = {0, 0};

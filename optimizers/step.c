@@ -8,9 +8,9 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/log.h"
 #include "optimizers/metrics.h"
@@ -404,7 +404,7 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
 }
 
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   ob_step_check_form(optimizer, false);
   onebit_status_t status = optimizer->deferred

@@ -11,8 +11,8 @@
  */
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "optimizers/optimizer.h"
 
@@ -142,7 +142,7 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 }
 
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!scale)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is NULL");

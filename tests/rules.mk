@@ -17,8 +17,8 @@ HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behavi
 
 tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS)
 
-# Public calls are made in many floating-point environments (tests/support_floats.h), where the
-# linker can put something before a function.
+# Public calls are made in many floating-point environments, and in a locale with a decimal comma
+# (tests/support_floats.h), where the linker can put something before a function.
 WRAPPED := $(if $(is_darwin),,$(BUILD)/tests/wrapped_calls)
 $(BUILD)/tests/wrapped_calls.c: tests/wrap_calls.awk $(lastword $(sort $(wildcard tests/abi/*.txt))) \
   $(STATIC)
@@ -28,6 +28,10 @@ $(BUILD)/tests/wrapped_calls.c: tests/wrap_calls.awk $(lastword $(sort $(wildcar
 $(BUILD)/tests/wrapped_calls.o: $(BUILD)/tests/wrapped_calls.c
 	$(call say,CC)
 	$(Q)$(CC) $(ALL_CFLAGS) -c -o $@ $<
+COMMA := $(BUILD)/tests/locales/comma
+$(COMMA): tests/locale_comma
+	$(Q)mkdir -p $(@D); localedef -c -i $< $@ >/dev/null 2>&1 || touch $@
+$(UNIT) $(RANKED): | $(COMMA)
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(WRAPPED:=.o) $(LINKED) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(WRAPPED:%=@%.options) -lcriterion $(OWN_LIBS) $(LIBS)

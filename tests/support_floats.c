@@ -1,9 +1,12 @@
-/* Floating-point environments, and calls in each of them by turns. */
+/* Floating-point environments, a locale, and calls in them. */
+#define _POSIX_C_SOURCE 200809L
 #include "tests/support_floats.h"
 
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Flags are set in some, as a program finds them that has not cleared them. */
 const struct float_mode float_modes[] = {
@@ -51,6 +54,23 @@ static bool is_default(const struct ob_float_environment *environment) {
 #endif
 }
 
+/* The locale that tests/rules.mk makes beside the program. */
+static locale_t comma;
+__attribute__((constructor)) static void open_locale(void) {
+  char path[4096];
+  ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof "/locales");
+  while (length > 0 && path[length - 1] != '/')
+    length--;
+  if (length <= 0)
+    return;
+  strcpy(path + length, "locales");
+  setenv("LOCPATH", path, 1);
+  comma = newlocale(LC_NUMERIC_MASK, "comma", (locale_t)0);
+  unsetenv("LOCPATH");
+}
+
+bool comma_locale_is_there(void) { return comma != (locale_t)0; }
+
 /* Not all of them, where a processor lacks traps, or an emulator all but rounding. */
 struct float_call float_call_begin(void) {
   static _Thread_local unsigned calls;
@@ -58,14 +78,16 @@ struct float_call float_call_begin(void) {
   if (is_default(&call.before))
     ob_float_leave(&float_modes[calls++ % float_modes_count].environment);
   call.during = float_environment();
+  call.locale = (void *)uselocale(comma);
   return call;
 }
 
 void float_call_end(const struct float_call *call, const char *name) {
   const struct ob_float_environment after = float_environment();
+  const locale_t locale = uselocale((locale_t)call->locale);
   ob_float_leave(&call->before);
-  if (float_environments_equal(&call->during, &after))
+  if (float_environments_equal(&call->during, &after) && (!comma || locale == comma))
     return;
-  fprintf(stderr, "%s left another floating-point environment than it found\n", name);
+  fprintf(stderr, "%s left another floating-point environment or locale than it found\n", name);
   abort();
 }

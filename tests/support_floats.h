@@ -1,8 +1,9 @@
 /*
- * Floating-point environments that a program may have set. Every call of a public function that a
- * test makes is made in one of them, by turns: tests/wrap_calls.awk writes what stands before each
- * function, and tests/rules.mk links it. So all suites show that results do not depend on it, that
- * nothing traps, and that the environment afterwards is what it was before.
+ * Floating-point environments that a program may have set, and a locale whose decimal point is a
+ * comma. Every call of a public function that a test makes is made in that locale and in one of
+ * these environments, by turns: tests/wrap_calls.awk writes what stands before each function, and
+ * tests/rules.mk links it. So all suites show that results do not depend on them, that nothing
+ * traps, and that they are afterwards what they were before.
  */
 #ifndef SUPPORT_FLOATS_H
 #define SUPPORT_FLOATS_H
@@ -26,7 +27,10 @@ bool float_environments_equal(const struct ob_float_environment *one,
 /* Around a call. One that the test itself makes in an environment of its own choice stays in it. */
 struct float_call {
   struct ob_float_environment before, during;
+  void *locale;
 };
+/* False where there is no localedef. */
+bool comma_locale_is_there(void);
 struct float_call float_call_begin(void);
 void float_call_end(const struct float_call *call, const char *name);
 

@@ -2,7 +2,6 @@
  * is said with its line. A process reads one file: each case is a test of its own. */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
-#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,14 +107,6 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
   CHECK_STATUS(ob_json_read("f", deep, many, 64, &count), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("more than 32 arrays and objects in each other");
   checks_must_hold();
-}
-
-Test(config, numbers_have_a_point_in_every_locale) {
-  cr_expect_eq(ob_json_real_of("-12.5e-1"), -1.25);
-  if (!setlocale(LC_NUMERIC, "de_DE.UTF-8") && !setlocale(LC_NUMERIC, "de_DE"))
-    return; /* where there is no other locale the rest cannot fail */
-  cr_expect_eq(ob_json_real_of("-12.5e-1"), -1.25);
-  cr_expect_eq(ob_json_real_of("7"), 7);
 }
 
 /* --- Variables */

@@ -1,12 +1,15 @@
 /*
  * Results have the same bits in any floating-point environment of a rank's program, with every
  * codec, width and type, and of every optimizer; and the program finds its own environment again,
- * with its flags. Every other suite meets the environments by turns, too: support_floats.h.
+ * with its flags. Numbers have a point in its environment variables and in JSON, whatever its
+ * locale. Every other suite meets the environments by turns, and the locale, too: support_floats.h.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -14,6 +17,7 @@
 
 #include "tests/support.h"
 #include "tests/support_floats.h"
+#include "tests/support_json.h"
 #include "tests/support_optimizers.h"
 
 TestSuite(float_environment, .timeout = 300);
@@ -174,4 +178,35 @@ Test(float_environment, progress_thread) {
   modes.plan.threads = 1;
   cr_assert_eq(setenv("ONEBIT_PROGRESS", "thread", 1), 0);
   in_every_mode(&modes, reduce_on_rank, "with a thread of its own");
+}
+
+Test(float_environment, numbers_have_a_point_in_a_locale_with_a_comma) {
+  static char config[] = "/tmp/onebit-XXXXXX", text[4096];
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  float parameters[4] = {0.5f}, gradients[4] = {0.25f};
+  const onebit_tensor_t tensor = {parameters, gradients, 4, 0, 0, 0};
+  onebit_comm_t comm;
+  onebit_optimizer_t optimizer;
+  size_t length;
+  if (!comma_locale_is_there())
+    cr_skip_test("no localedef here, which makes the locale");
+  FILE *file = fdopen(mkstemp(config), "w");
+  fputs("{\"timeout\": 2.5, \"optimizer\": {\"type\": \"OneBitAdam\", \"params\": {\"betas\": "
+        "[0.5, 0.75]}}}",
+        file);
+  fclose(file);
+  cr_assert_eq(setenv("ONEBIT_CONFIG", config, 1) | setenv("ONEBIT_TIMEOUT", "0.5", 1), 0);
+  options.common.initial_loss_scale = 1.5;
+  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  cr_assert_eq(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK, "%s",
+               onebit_last_error());
+  cr_expect_eq(onebit_optimizer_step(optimizer, 0.125f), ONEBIT_OK);
+  cr_expect_eq(onebit_optimizer_describe(optimizer, ONEBIT_FORMAT_JSON, text, sizeof text, &length),
+               ONEBIT_OK);
+  cr_expect(json_is_valid(text), "%s", text);
+  cr_expect_eq(onebit_optimizer_set_beta1(optimizer, -0.5), ONEBIT_ERROR_ARGUMENT);
+  cr_expect(strstr(onebit_last_error(), "-0.5"), "%s", onebit_last_error());
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  unlink(config);
 }

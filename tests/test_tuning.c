@@ -1,7 +1,6 @@
 /* The tuning file: what is written is read, and nothing that a file may hold does harm. */
 #define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
-#include <locale.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,19 +110,6 @@ Test(tuning, a_file_is_a_regular_one) {
     irregular_remove(kind, path);
   }
   rmdir(directory);
-}
-
-Test(tuning, does_not_depend_on_the_locale) {
-  struct ob_costs costs, wanted = odd_costs();
-  const char *locales[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8"};
-  for (size_t k = 0; k < 3; k++) {
-    setlocale(LC_ALL, locales[k]); /* those that are not installed change nothing */
-    char *text = good_file();
-    cr_expect(strstr(text, "\nhosts 3.00000000e+00 "), "%s", text);
-    cr_assert_eq(parse(text, strlen(text), &here, &costs), OB_TUNING_READ);
-    expect_same_numbers(&costs, &wanted);
-    free(text);
-  }
 }
 
 Test(tuning, names_the_damaged_line) {

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,49 +33,12 @@ static enum ob_tuning_state refuse(struct ob_costs *costs, const struct ob_tunin
 
 /* --- Numbers */
 
-/* The exponent of a number, after its e. */
-static bool exponent_of(const char *text, int *exponent) {
-  bool negative = *text == '-';
-  if (*text == '-' || *text == '+')
-    text++;
-  if (!*text)
-    return false;
-  for (*exponent = 0; *text >= '0' && *text <= '9' && *exponent < 1000; text++)
-    *exponent = 10 * *exponent + (*text - '0');
-  if (negative)
-    *exponent = -*exponent;
-  return !*text;
-}
-
-static double scaled(double digits, int exponent) {
-  for (; exponent > 0 && digits > 0 && digits < 1e300; exponent--)
-    digits *= 10;
-  if (exponent > 0 && digits > 0)
-    return -1; /* no number that could be meant */
-  double divisor = 1;
-  for (; exponent < 0 && divisor < 1e300; exponent++)
-    divisor *= 10;
-  return exponent < 0 ? 0 : digits / divisor;
-}
-
 bool ob_tuning_number(const char *text, double *value) {
-  double digits = 0;
-  int count = 0, decimals = 0, exponent = 0;
-  bool point = false;
-  for (; (*text >= '0' && *text <= '9') || (*text == '.' && !point); text++) {
-    point |= *text == '.';
-    if (*text == '.')
-      continue;
-    digits = 10 * digits + (*text - '0');
-    decimals += point;
-    count++;
-  }
-  if (count == 0 || count > 40 || (*text && *text != 'e' && *text != 'E'))
+  char *end;
+  if (strspn(text, "0123456789.eE+-") != strlen(text) || !strchr("0123456789.", *text))
     return false;
-  if (*text && !exponent_of(text + 1, &exponent))
-    return false;
-  *value = scaled(digits, exponent - decimals);
-  return *value >= 0;
+  *value = strtod(text, &end);
+  return end > text && !*end && isfinite(*value);
 }
 
 /* --- Lines */

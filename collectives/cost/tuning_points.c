@@ -92,7 +92,6 @@ void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,
 
 /* --- Writing */
 
-/* Whole numbers have no point, which would be the locale's. */
 static void write_factors(FILE *file, const struct ob_cost_candidate *candidate,
                           const struct ob_cost_curve *curve) {
   for (size_t i = 0; i < (size_t)curve->count; i++) {

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 #include "collectives/transports/loopback.h"
 #include "collectives/watch.h"
@@ -99,7 +99,7 @@ static onebit_status_t create(int size, const int *host_of, onebit_comm_t *comms
 }
 
 onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_comm_t *comms) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!comms)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comms is NULL");
   if (size < 1 || size > 4096)
@@ -117,7 +117,7 @@ onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_co
 }
 
 onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return onebit_comm_create_loopback_hosts(size, 1, comms);
 }
 

@@ -2,8 +2,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
 #include "collectives/transports/settle.h"
@@ -303,7 +303,7 @@ static onebit_status_t wait_for_others(onebit_comm_t comm, onebit_status_t statu
 
 onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *callbacks, int rank,
                                           int size, onebit_comm_t *result) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_comm_t comm;
   if (result)
     *result = NULL;

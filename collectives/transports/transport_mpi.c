@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 #include "base/bound_mpi.h"
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/launch_mpi.h"
 #include "base/machine.h"
 #include "base/memory.h"
@@ -390,7 +390,7 @@ static onebit_status_t duplicate(MPI_Comm mpi_comm, struct creation *creation) {
 }
 
 onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (result)
     *result = NULL;
   OB_TRY(check_usable(mpi_comm));

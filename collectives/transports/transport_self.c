@@ -1,6 +1,6 @@
 /* One rank: there is nobody to send to, so every batch is empty and complete. */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "collectives/communicator.h"
 
 static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
@@ -54,7 +54,7 @@ const struct ob_transport ob_transport_self = {
 };
 
 onebit_status_t onebit_comm_create_self(onebit_comm_t *comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!comm)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   OB_TRY(ob_comm_create(&ob_transport_self, 0, 1, NULL, NULL, NULL, comm));

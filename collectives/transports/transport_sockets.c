@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 #include "collectives/transports/settle.h"
 #include "collectives/transports/sockets_state.h"
@@ -274,7 +274,7 @@ static onebit_status_t create(const onebit_sockets_options_t *options, double ti
 
 onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
                                            onebit_comm_t *result) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_sockets_options_t own = ONEBIT_SOCKETS_OPTIONS_INIT;
   struct ob_sockets *sockets;
   onebit_comm_t comm = NULL;

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/float_environment.h"
+#include "base/call_scope.h"
 #include "dropin/elements.h"
 #include "dropin/mpi/call.h"
 
@@ -34,7 +34,7 @@ static onebit_dtype_t own_dtype(MPI_Datatype type) {
 
 /* An MPI_User_function. */
 static void add(void *from, void *to, int *count, MPI_Datatype *type) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   ob_elements_add(own_dtype(*type), to, from, (size_t)*count);
 }
 
@@ -187,7 +187,7 @@ static MPI_Op dense_op(const struct ob_mpi_call *call) {
 }
 
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_dtype_t dtype;
   if (call->operation == ONEBIT_ALLGATHER || !is_average(call->op) || size == 1)
     return MPI_SUCCESS;

@@ -2,8 +2,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"
@@ -136,7 +136,7 @@ int ob_call_run(const struct ob_mpi_call *call) {
 
 int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                      MPI_Op op, MPI_Comm comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
   int code = ob_call_check(&call, count);
   return code == MPI_SUCCESS ? ob_call_run(&call) : code;
@@ -144,7 +144,7 @@ int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype
 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, datatype, op};
   int code = ob_call_check(&call, recvcount);
   return code == MPI_SUCCESS ? ob_call_run(&call) : code;
@@ -152,7 +152,7 @@ int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcoun
 
 int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, void *recvbuf,
                      int recvcount, MPI_Datatype recvtype, MPI_Comm comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLGATHER, comm, sendbuf, recvbuf, 0, recvtype, MPI_OP_NULL};
   int code = ob_call_check(&call, recvcount);
   if (code != MPI_SUCCESS)
@@ -166,7 +166,7 @@ int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, 
 }
 
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int code = check_comm(comm);
   if (code != MPI_SUCCESS)
     return code;

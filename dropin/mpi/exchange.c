@@ -3,8 +3,8 @@
  */
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/knobs.h"
 #include "base/memory.h"
 #include "dropin/counters.h"
@@ -234,7 +234,7 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
 }
 
 int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (ob_queues_in_flight() == 0)
     return run_alone(exchange, call, withdraw);
   struct ob_operation *operation = NULL;

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/knobs.h"
 #include "base/launch_mpi.h"
 #include "dropin/mpi/preload_flights.h"
@@ -114,7 +114,7 @@ static void settle(void) {
 
 /* From MPI_Finalize. */
 static void end(void) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int rank = 0, size = 1;
   ob_preload_close();
   ob_flights_finish();
@@ -133,7 +133,7 @@ static void end(void) {
 
 static bool started;
 static void start_unless_foreign(void) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   started = ob_mpi_bind() == ONEBIT_OK;
   if (started)
     settle();

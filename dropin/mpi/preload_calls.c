@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
-#include "base/float_environment.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/preload_flights.h"
 
@@ -56,7 +56,7 @@ static int fail(const struct ob_mpi_call *call, int code) { /* most programs lea
 }
 
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   *decision = (struct ob_preload_decision){.withdraw = false};
   struct ob_followed followed = {.named = false};
   decision->reason = judge(call, &followed);
@@ -100,7 +100,7 @@ static void note(const struct ob_mpi_call *call, const struct ob_preload_decisio
 
 /* A blocking call that is not small. An MPI error code. */
 static int make_call(const struct ob_mpi_call *call) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_preload_decision decision;
   double begin = ob_seconds();
   int code = ob_preload_decide(call, &decision);
@@ -108,7 +108,7 @@ static int make_call(const struct ob_mpi_call *call) {
     return code;
   double start = ob_seconds();
   if (!decision.exchange) {
-    OB_FLOAT_OF_PROGRAM(code = ob_mpi_call_dense(call));
+    OB_CALL_OF_PROGRAM(code = ob_mpi_call_dense(call));
     ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
     ob_candidate_time(decision.candidate, false, ob_seconds() - start);
     return code;

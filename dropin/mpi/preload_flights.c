@@ -2,12 +2,11 @@
 #define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload_flights.h"
 
+#include "base/call_scope.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "base/float_environment.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_flight *flights; /* in the order of their beginning */
@@ -40,7 +39,7 @@ static int move(void) {
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
       pthread_mutex_trylock(&lock) != 0)
     return 0;
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   ob_flights_hold();
   struct ob_flight *done = move_all();
   pthread_mutex_unlock(&lock);

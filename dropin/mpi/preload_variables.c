@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/float_environment.h"
+#include "base/call_scope.h"
 #include "base/memory.h"
 #include "dropin/mpi/preload.h"
 #include "onebit/counters.h"
@@ -337,7 +337,7 @@ OB_PRELOAD_VISIBLE int MPI_T_pvar_session_free(MPI_T_pvar_session *session) {
 
 OB_PRELOAD_VISIBLE int MPI_T_pvar_read(MPI_T_pvar_session session, MPI_T_pvar_handle handle,
                                        void *buf) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int code;
   const struct variable *variable = of(session, handle, &code);
   if (!variable)

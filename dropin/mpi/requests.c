@@ -4,7 +4,7 @@
  */
 #include <pthread.h>
 
-#include "base/float_environment.h"
+#include "base/call_scope.h"
 #include "base/handles.h"
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"
@@ -115,7 +115,7 @@ static int begin(ONEBIT_Request request) {
 /* Without memory for a request the call is made all the same, since the other ranks make it. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
   int code = check(&call, count, request);
   if (code != MPI_SUCCESS)
@@ -134,7 +134,7 @@ int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatyp
 
 int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                           MPI_Op op, MPI_Comm comm, MPI_Info info, ONEBIT_Request *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
   (void)info;
   int code = check(&call, count, request);
@@ -145,7 +145,7 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
 }
 
 int ONEBIT_Start(ONEBIT_Request *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int code = ob_call_begin_mpi();
   if (code != MPI_SUCCESS)
     return code;
@@ -222,14 +222,14 @@ static int check_request(const ONEBIT_Request *request) {
 }
 
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   bool done;
   int code = check_request(request);
   return code == MPI_SUCCESS ? ask(request, true, &done, status) : code;
 }
 
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   bool done;
   int code = check_request(request);
   if (code != MPI_SUCCESS)
@@ -242,7 +242,7 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
 }
 
 int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int code = ob_call_begin_mpi(), worst = MPI_SUCCESS;
   if (code != MPI_SUCCESS)
     return code;
@@ -260,7 +260,7 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
 }
 
 int ONEBIT_Request_free(ONEBIT_Request *request) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   int code = check_request(request);
   if (code == MPI_SUCCESS)
     code = check_handle(*request);

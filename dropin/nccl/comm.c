@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "base/float_environment.h"
+#include "base/call_scope.h"
 #include "base/memory.h"
 #include "dropin/nccl/preload.h"
 #include "onebit/nccl.h"
@@ -167,7 +167,7 @@ enum { AT_ONCE = 64 };
 
 /* Whoever can not be asked is missed by the others, as if NCCL itself had failed. */
 ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_nccl_comm *asked[AT_ONCE];
   size_t several = 0;
   ob_nccl_start();

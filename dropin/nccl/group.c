@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "base/float_environment.h"
+#include "base/call_scope.h"
 #include "base/memory.h"
 #include "dropin/nccl/preload.h"
 
@@ -92,7 +92,7 @@ static void leave_comms(void) {
 }
 
 static ncclResult_t end(void) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_nccl_timer *timer = time_the_only();
   ncclResult_t result = ob_next_ncclGroupEnd();
   if (timer)

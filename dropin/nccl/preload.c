@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "dropin/report.h"
 
 /* ---- The start ---- */
@@ -39,7 +39,7 @@ static onebit_status_t read_settings(void) {
 }
 
 static void start(void) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   ob_counters_start(ob_seconds());
   check_driver();
   if (read_settings() != ONEBIT_OK)
@@ -105,7 +105,7 @@ static void report(const onebit_counters_t *counters) {
 
 /* A process that was forked from this one has nothing to say. */
 static bool end_well(void) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_counters_t counters = {.size = sizeof counters};
   if (!ranks || process != getpid())
     return true;
@@ -255,7 +255,7 @@ static ncclResult_t run_in_group(const struct ob_nccl_call *call,
 }
 
 static ncclResult_t run(const struct ob_nccl_call *call) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_nccl_decision decision = decide(call);
   if (decision.reason != OB_REASON_NONE)
     ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);

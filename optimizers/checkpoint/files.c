@@ -21,8 +21,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -247,7 +247,7 @@ static onebit_status_t write_optimizer(void *optimizer, const struct ob_sink *si
 }
 
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   const onebit_status_t status = ob_checkpoint_idle(optimizer);
   const struct ob_subject subject = {optimizer->comm, optimizer->method->name, optimizer->steps,
@@ -332,7 +332,7 @@ void ob_files_close(struct ob_opened *opened) {
 }
 
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_opened opened;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   onebit_status_t status = ob_files_open(&opened, ob_checkpoint_idle(optimizer), directory);

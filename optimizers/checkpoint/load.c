@@ -1,6 +1,6 @@
 /* Loading, which is collective: the checks, and then what restore.c does. */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -97,7 +97,7 @@ onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_pa
 
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
   return ob_checkpoint_load(optimizer, ONEBIT_OK, &sources);

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "onebit/checkpoint.h"
@@ -304,7 +304,7 @@ static onebit_status_t write(void *saving, const struct ob_sink *sink) {
 
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");

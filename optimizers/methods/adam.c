@@ -1,8 +1,8 @@
 /* 1-bit Adam: what is its own. */
 #include "onebit/adam.h"
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "optimizers/optimizer.h"
 
 static bool sends_step(const struct onebit_optimizer *optimizer) {
@@ -71,6 +71,6 @@ const struct ob_method ob_method_adam = {.name = "adam",
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_adam_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_optimizer_create(comm, &ob_method_adam, options, tensors, ntensors, optimizer);
 }

@@ -2,8 +2,8 @@
  * already: residuals are zeros, and so is the step of the messages before it. */
 #include "onebit/efficient_adam.h"
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "optimizers/methods/lamb.h"
 #include "optimizers/sections.h"
 
@@ -170,7 +170,7 @@ onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_te
                                              size_t ntensors,
                                              const onebit_efficient_adam_options_t *options,
                                              onebit_optimizer_t *optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_optimizer_create(comm, &ob_method_efficient_adam, options, tensors, ntensors,
                              optimizer);
 }

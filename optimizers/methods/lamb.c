@@ -14,8 +14,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 #include "optimizers/methods/lamb.h"
 
@@ -284,6 +284,6 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
 onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lamb_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_optimizer_create(comm, &ob_method_lamb, options, tensors, ntensors, optimizer);
 }

@@ -3,8 +3,8 @@
  * which ranks apply with OB_PASS_STEP. */
 #include "onebit/lion.h"
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "optimizers/optimizer.h"
 
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -50,6 +50,6 @@ const struct ob_method ob_method_lion = {
 onebit_status_t onebit_lion_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_lion_options_t *options,
                                    onebit_optimizer_t *optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_optimizer_create(comm, &ob_method_lion, options, tensors, ntensors, optimizer);
 }

@@ -2,8 +2,8 @@
  * values are zeros, and so is the momentum of the messages before it. */
 #include "onebit/momentum.h"
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "optimizers/optimizer.h"
 
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -68,6 +68,6 @@ const struct ob_method ob_method_momentum = {
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,
                                        onebit_optimizer_t *optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_optimizer_create(comm, &ob_method_momentum, options, tensors, ntensors, optimizer);
 }

@@ -17,8 +17,8 @@
 #include <float.h>
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 #include "optimizers/methods/zero_one_schedule.h"
 #include "optimizers/optimizer.h"
@@ -284,6 +284,6 @@ onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_ten
                                             size_t ntensors,
                                             const onebit_zero_one_adam_options_t *options,
                                             onebit_optimizer_t *optimizer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   return ob_optimizer_create(comm, &ob_method_zero_one_adam, options, tensors, ntensors, optimizer);
 }

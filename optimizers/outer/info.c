@@ -2,8 +2,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -11,7 +11,7 @@
 #include "optimizers/outer/outer.h"
 
 onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, float *values) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   if (tensor >= outer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
@@ -96,7 +96,7 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
 }
 
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   if (!info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
@@ -125,7 +125,7 @@ onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t 
 }
 
 onebit_status_t onebit_outer_check(onebit_outer_t outer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   onebit_outer_info_t info = {.size = sizeof info};
   OB_TRY(onebit_outer_get_info(outer, &info));
   const int wanted = ob_outer_bits_for(info.rule, info.momentum);

@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -329,14 +329,14 @@ static onebit_status_t check(onebit_outer_t outer) {
 
 onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,
                                   const size_t *bytes, int count) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check(outer));
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
   return load(outer, ONEBIT_OK, &sources);
 }
 
 onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct ob_opened opened;
   OB_TRY(check(outer));
   onebit_status_t status = ob_files_open(&opened, ONEBIT_OK, directory);

@@ -17,8 +17,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -259,7 +259,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
 }
 
 onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   if (!outer->sites || comm)
     OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
@@ -285,7 +285,7 @@ static onebit_status_t shrink_sites(struct onebit_outer *outer, onebit_comm_t *s
 
 /* As onebit_optimizer_shrink. */
 onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (survivors)
     *survivors = NULL;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));

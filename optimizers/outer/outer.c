@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -224,7 +224,7 @@ static onebit_status_t finish(struct onebit_outer *outer, onebit_status_t status
 onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                     size_t ntensors, const onebit_outer_options_t *options,
                                     onebit_outer_t *result) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (result)
     *result = NULL;
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
@@ -246,7 +246,7 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
                                           const onebit_outer_options_t *options,
                                           const onebit_sites_options_t *sites,
                                           onebit_outer_t *result) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (result)
     *result = NULL;
   OB_TRY(ob_handle_check(site, OB_HANDLE_COMM, "site"));
@@ -267,7 +267,7 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
 /* --- Ended -------------------------------------------------------------------------------------*/
 
 void onebit_outer_destroy(onebit_outer_t outer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   if (!outer || ob_handle_check(outer, OB_HANDLE_OUTER, "outer") != ONEBIT_OK)
     return;
   ob_handle_retire(outer);

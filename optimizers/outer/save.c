@@ -1,8 +1,8 @@
 /* A part of a checkpoint, of an outer step: what is docs/checkpoints.md's. */
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -280,7 +280,7 @@ static onebit_status_t write(void *context, const struct ob_sink *sink) {
 
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   struct saving saving;
   OB_TRY(check(outer));
   if (!bytes)
@@ -305,7 +305,7 @@ static onebit_status_t write_part(void *outer, const struct ob_sink *sink, uint6
 }
 
 onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *directory) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(check(outer));
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
   const onebit_status_t status = ob_outer_settle(outer);

@@ -1,8 +1,8 @@
 /* The outer step among sites: asked. */
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "optimizers/outer/sites.h"
 
@@ -76,7 +76,7 @@ const struct ob_outer_exchange ob_outer_sites = {.name = "sites",
                                                  .import_residual = import_residual};
 
 onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t *info) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   if (!info)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");

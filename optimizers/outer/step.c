@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/handles.h"
 #include "optimizers/outer/sites.h"
 
@@ -168,7 +168,7 @@ static onebit_status_t check_weight(const struct onebit_outer *outer, double wei
 /* Before a fragment that is due begins, its exchange before is applied. Delays are shorter than
  * rounds; but one that came from a checkpoint may have had a longer round. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   OB_TRY(ob_outer_check_attached(outer));
   const onebit_outer_options_t *options = &outer->options;
@@ -196,7 +196,7 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
 }
 
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
-  OB_FLOAT_SCOPE;
+  OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   OB_TRY(ob_outer_check_attached(outer));
   if (outer->sites)

@@ -1,8 +1,8 @@
 /*
  * MPI programs that know nothing of onebit, for tests/scripts/check-preload: `program CASE`. Each
  * checks its sums, which must be right whether something is preloaded or not. "Exact" values are of
- * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them. All run
- * with traps, as `gfortran -ffpe-trap=invalid,zero,overflow` sets them before main.
+ * one magnitude and the same on all ranks, so that one bit and a scale lose nothing of them. All
+ * run with traps, as `gfortran -ffpe-trap=invalid,zero,overflow` sets them before main.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, feenableexcept */
 #include <dlfcn.h>

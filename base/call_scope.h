@@ -1,0 +1,32 @@
+/*
+ * What a program's thread has set that would change what a call computes, reads or writes: the
+ * floating-point environment, and the locale, whose decimal point may be a comma. The library has
+ * its own for the time of a call, and gives back what it found.
+ */
+#ifndef OB_BASE_CALL_SCOPE_H
+#define OB_BASE_CALL_SCOPE_H
+
+#include "base/float_environment.h"
+
+struct ob_call_scope {
+  struct ob_float_environment floats;
+  void *locale;
+};
+
+struct ob_call_scope ob_call_enter(void);
+void ob_call_leave(const struct ob_call_scope *found);
+
+/* Until the end of the block, however it is left. Public functions begin with it, those that only
+ * return what a handle holds excepted, and so does what a thread of the library's own runs. */
+#define OB_CALL_SCOPE                                                                              \
+  struct ob_call_scope ob_call_found __attribute__((cleanup(ob_call_leave))) = ob_call_enter()
+
+/* Within such a block, a statement as the program would run it. */
+#define OB_CALL_OF_PROGRAM(statement)                                                              \
+  do {                                                                                             \
+    ob_call_leave(&ob_call_found);                                                                 \
+    statement;                                                                                     \
+    ob_call_found = ob_call_enter();                                                               \
+  } while (0)
+
+#endif
