@@ -28,7 +28,7 @@ extern "C" {
  *  - They are called by the threads that use the communicator and what was made on it, also by
  *    several at once if the program does so, and with ONEBIT_PROGRESS=thread by one of the
  *    library's. They must not call the library for this communicator. Their floating-point
- *    environment is the library's, the default one.
+ *    environment and their locale are the library's, the default ones.
  *  - They return 0, or a code below 0 that is the transport's own: a failure. The first failure on
  *    a rank ends the communicator there: the call in hand and all later ones are an
  *    ONEBIT_ERROR_TRANSPORT, what is still under way is cancelled as it is met, and `abort` is
