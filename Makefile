@@ -66,6 +66,19 @@ FUZZ_SECONDS ?= 600
 JOBS     ?= 1
 BENCH    ?=
 
+# Before anything is written: what neither make nor the shell would leave as it is. Paths of what is
+# installed may have blanks; $(BUILD) may not, since it begins the names of targets.
+hash     := \#
+opening  := (
+odd_characters = $(strip $(foreach odd,' " ` \ | & ; < > * ? [ ] : % $(hash),$(findstring $(odd),$(1))) \
+  $(findstring $$,$(subst $$$(opening),,$(2))))
+check_path = $(foreach odd,$(firstword $(call odd_characters,$($(1)),$(value $(1)))),$(error \
+  $(1)=$(value $(1)): a $(odd) cannot be in it))
+$(call check_path,BUILD)
+ifneq ($(words $(BUILD)),1)
+$(error BUILD=$(BUILD): a blank cannot be in it)
+endif
+
 # What of it is on: empty where it is not.
 is_darwin   := $(filter Darwin,$(SYSTEM))
 has_mpi     := $(filter 1,$(MPI))
@@ -310,7 +323,7 @@ faults: $(FAULTS)
 	$< --jobs 12
 # Of the tests that are built, and of what is installed.
 installed-check: all
-	@$(MAKE) -s install DESTDIR=$(abspath $(BUILD))/stage >/dev/null
+	@$(MAKE) -s install DESTDIR="$$(cd $(BUILD) && pwd)/stage" >/dev/null
 	@MPI_CFLAGS='$(MPI_CFLAGS)' tests/run $(TESTS)
 
 # Also where nobody has said -j: the first build is most of the time. Where nothing is built yet, it

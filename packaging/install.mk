@@ -1,6 +1,7 @@
 # What `make install` lays down, and `make uninstall` takes away again: one list for both. A file is
-# named as SOURCE:DESTINATION, and goes to $(DESTDIR)DESTINATION. Files with @NAMES@ to fill in are
-# made in $(BUILD)/install first.
+# named as "SOURCE:DESTINATION", and goes to $(DESTDIR)DESTINATION. The directories in destinations are
+# variables of the shell ("build/onebit-info:$BINDIR/onebit-info"), since a path may have blanks, where
+# make would cut it. Files with @NAMES@ to fill in are made in $(BUILD)/install first.
 #
 #   PREFIX   /usr/local          BINDIR, INCLUDEDIR, LIBDIR, MANDIR, DOCDIR, MODULEDIR, COMPLETIONDIR   under it
 #   LIBDIR   $(PREFIX)/lib       Debian's multiarch: LIBDIR=/usr/lib/x86_64-linux-gnu
@@ -14,28 +15,37 @@ MODULEDIR  ?= $(PREFIX)/share/modulefiles
 COMPLETIONDIR ?= $(PREFIX)/share/bash-completion/completions
 INSTALL    ?= install
 
+PATHS    := DESTDIR PREFIX BINDIR INCLUDEDIR LIBDIR MANDIR DOCDIR MODULEDIR COMPLETIONDIR
+$(foreach name,$(PATHS),$(call check_path,$(name)))
+set_paths = $(foreach name,$(PATHS),$(name)='$($(name))';)
+# For make's functions a path is one word while its blanks are hidden.
+empty    :=
+space    := $(empty) $(empty)
+hide      = $(subst $(space),|,$(1))
+show      = $(subst |,$(space),$(1))
+under_prefix = $(call show,$(patsubst $(call hide,$(PREFIX))/%,$${prefix}/%,$(call hide,$(1))))
+
 FILLED   := $(BUILD)/install
 CMAKEDIR  = $(LIBDIR)/cmake/onebit
-MODULE    = $(MODULEDIR)/onebit/$(VERSION)
 EXAMPLE_SOURCES := $(addprefix examples/,minimal.c allreduce.c allreduce.cpp adam.c train_plain.c average.f90)
 DOCUMENTS  := README.md CHANGELOG.md SECURITY.md $(wildcard docs/*.md docs/measured/*.md)
 BESIDE     := LICENSE $(wildcard docs/measured/*.svg) $(EXAMPLE_SOURCES)
 
-to = $(foreach file,$(2),$(file):$(1)/$(notdir $(file)))
-INSTALLED_PROGRAMS = $(call to,$(BINDIR),$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
-  $(script):$(BINDIR)/$(patsubst onebit-onebit,onebit,onebit-$(notdir $(script))))
-INSTALLED_SHARED   = $(call to,$(LIBDIR),$(SHARED) $(PRELOAD))
-INSTALLED_DATA     = $(call to,$(INCLUDEDIR)/onebit,$(HEADERS) $(filter %.mod,$(FORTRANS))) \
-  $(call to,$(LIBDIR),$(STATIC) $(filter %.a,$(FORTRANS))) \
-  $(FILLED)/onebit.pc:$(LIBDIR)/pkgconfig/onebit.pc \
-  $(if $(FORTRANS),$(FILLED)/onebit-fortran.pc:$(LIBDIR)/pkgconfig/onebit-fortran.pc) \
-  $(call to,$(CMAKEDIR),$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
-  $(FILLED)/modulefile:$(MODULE) packaging/completion/onebit:$(COMPLETIONDIR)/onebit \
-  $(foreach file,$(DOCUMENTS),$(FILLED)/$(file):$(DOCDIR)/$(file)) \
-  $(foreach file,$(BESIDE),$(file):$(DOCDIR)/$(file))
+to = $(foreach file,$(2),"$(file):$(1)/$(notdir $(file))")
+INSTALLED_PROGRAMS = $(call to,$$BINDIR,$(PROGRAMS)) $(foreach script,$(SCRIPTS),\
+  "$(script):$$BINDIR/$(patsubst onebit-onebit,onebit,onebit-$(notdir $(script)))")
+INSTALLED_SHARED   = $(call to,$$LIBDIR,$(SHARED) $(PRELOAD))
+INSTALLED_DATA     = $(call to,$$INCLUDEDIR/onebit,$(HEADERS) $(filter %.mod,$(FORTRANS))) \
+  $(call to,$$LIBDIR,$(STATIC) $(filter %.a,$(FORTRANS))) \
+  $(call to,$$LIBDIR/pkgconfig,$(addprefix $(FILLED)/,onebit.pc $(if $(FORTRANS),onebit-fortran.pc))) \
+  $(call to,$$LIBDIR/cmake/onebit,$(FILLED)/onebit-config.cmake $(FILLED)/onebit-config-version.cmake) \
+  "$(FILLED)/modulefile:$$MODULEDIR/onebit/$(VERSION)" $(call to,$$COMPLETIONDIR,packaging/completion/onebit) \
+  $(foreach file,$(DOCUMENTS),"$(FILLED)/$(file):$$DOCDIR/$(file)") \
+  $(foreach file,$(BESIDE),"$(file):$$DOCDIR/$(file)")
 # Links: TARGET:NAME, the target beside the name.
-INSTALLED_LINKS    = $(notdir $(SHARED)):$(LIBDIR)/$(SONAME) $(SONAME):$(LIBDIR)/$(call so_name) \
-  $(addprefix onebit:$(COMPLETIONDIR)/onebit-,$(patsubst $(BUILD)/onebit-%,%,$(PROGRAMS)) $(if $(is_darwin),,netlab))
+INSTALLED_LINKS    = "$(notdir $(SHARED)):$$LIBDIR/$(SONAME)" "$(SONAME):$$LIBDIR/$(call so_name)" \
+  $(foreach name,$(patsubst $(BUILD)/onebit-%,%,$(PROGRAMS)) $(if $(is_darwin),,netlab),\
+    "onebit:$$COMPLETIONDIR/onebit-$(name)")
 
 # What a path is when one stands in the directory of the other: ../../include. awk's work, since
 # realpath is not everywhere; paths outside PREFIX stay as they are.
@@ -44,7 +54,7 @@ relative = $(shell awk -v from='$(1)' -v to='$(2)' -v prefix='$(PREFIX)' 'BEGIN 
   n = split(substr(from, length(prefix) + 2), part, "/"); for (k = 1; k <= n; k++) up = up "/.."; \
   print "$(3)" up substr(to, length(prefix) + 1) }')
 # /usr never moves, and pkg-config leaves out its directories only where they are plainly named.
-PC_PREFIX = $(if $(filter /usr,$(PREFIX)),/usr,$(call \
+PC_PREFIX = $(if $(filter /usr,$(call hide,$(PREFIX))),/usr,$(call \
   relative,$(LIBDIR)/pkgconfig,$(PREFIX),$${pcfiledir}))
 # --- The manual: sections 1 and 7 are written in man/, section 3 is made of the headers. The list
 # --- has a line for each page of section 3 and each of its links: the header, and the name.
@@ -78,20 +88,20 @@ all: $(MAN_LIST)
 in_section = man$(subst .,,$(suffix $(1)))/$(1)
 pages_of = $(foreach page,$(notdir $(MANUAL)) $(shell awk -v of=' $(notdir $(1)) ' \
   'index(of, " " $$1 " ") { print $$2 ".3" }' $(MAN_LIST)),\
-  $(BUILD)/man/$(call in_section,$(page)):$(MANDIR)/$(call in_section,$(page)))
+  "$(BUILD)/man/$(call in_section,$(page)):$$MANDIR/$(call in_section,$(page))")
 
 # A program that links the static library needs what the library was linked with, but has its own
 # ideas of hardening and the like (LDFLAGS).
 PRIVATE = $(strip $(filter-out $(filter-out -L%,$(LDFLAGS)),$(ALL_LDFLAGS)) $(LIBRARY_LIBS))
-empty :=
-space := $(empty) $(empty)
+# Of pkg-config's blanks; sed takes one of the two away.
+escape = $(subst $(space),\\ ,$(1))
 FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@BINDIR@|$(BINDIR)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' \
   -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|g' -e 's|@MANDIR@|$(MANDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
   -e 's|@SONAME@|$(SONAME)|g' -e 's|@SHARED@|$(notdir $(SHARED))|g' -e 's|@PRIVATE@|$(PRIVATE)|g' \
   -e 's|@PRIVATE_LIST@|$(subst $(space),;,$(filter-out -Wl$(comma)--%as-needed,$(PRIVATE)))|g' \
-  -e 's|@PC_PREFIX@|$(PC_PREFIX)|g' \
-  -e 's|@PC_LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|g' \
-  -e 's|@PC_INCLUDEDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(INCLUDEDIR))|g' \
+  -e 's|@PC_PREFIX@|$(call escape,$(PC_PREFIX))|g' \
+  -e 's|@PC_LIBDIR@|$(call escape,$(call under_prefix,$(LIBDIR)))|g' \
+  -e 's|@PC_INCLUDEDIR@|$(call escape,$(call under_prefix,$(INCLUDEDIR)))|g' \
   -e 's|@CMAKE_LIBDIR@|$(call relative,$(CMAKEDIR),$(LIBDIR),$${_onebit_here})|g' \
   -e 's|@CMAKE_INCLUDEDIR@|$(call relative,$(CMAKEDIR),$(INCLUDEDIR),$${_onebit_here})|g' \
   -e 's|@WITH_MPI@|$(filter 1,$(MPI))|g' -e 's|@WITH_CUDA@|$(filter-out 0,$(CUDA))|g' \
@@ -115,23 +125,23 @@ $(FILLED)/%.md: %.md packaging/links.awk
 	@mkdir -p $(@D); rm -f $@; \
 	awk -v installed="$(DOCUMENTS) $(BESIDE)" -f packaging/links.awk $< >$@
 
-FILLED_FILES = $(foreach pair,$(filter $(FILLED)/%,$(INSTALLED_DATA)),\
-  $(firstword $(subst :, ,$(pair))))
-lay = @set -e; for pair in $(2); do from=$${pair%:*}; to=$(DESTDIR)$${pair\#*:}; \
+FILLED_FILES = $(patsubst "%,%,$(foreach pair,$(filter "$(FILLED)/%,$(INSTALLED_DATA)),\
+  $(firstword $(subst :, ,$(pair)))))
+lay = @set -e; $(set_paths) for pair in $(2); do from=$${pair%%:*}; to=$$DESTDIR$${pair\#*:}; \
   $(INSTALL) -d "$${to%/*}"; $(1) "$$from" "$$to"; done
 
 install: all $(FILLED_FILES)
 	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
 	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
 	$(call lay,ln -sf,$(INSTALLED_LINKS))
-	$(if $(DESTDIR)$(filter-out /usr /usr/local,$(PREFIX)),,@ldconfig 2>/dev/null || :)
+	$(if $(DESTDIR)$(filter-out /usr /usr/local,$(call hide,$(PREFIX))),,@ldconfig 2>/dev/null || :)
 
 # Headers of all builds, since this one may be another than the one that was installed. Directories
 # go only where they are onebit's own and nothing else is in them.
 UNINSTALLED = $(INSTALLED_PROGRAMS) $(INSTALLED_SHARED) $(INSTALLED_DATA) $(INSTALLED_LINKS) \
-  $(call to,$(INCLUDEDIR)/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
+  $(call to,$$INCLUDEDIR/onebit,$(wildcard include/onebit/*)) $(call pages_of,$(MAN3))
 uninstall: $(MAN_LIST)
-	@set -e; for pair in $(UNINSTALLED); do rm -f "$(DESTDIR)$${pair#*:}"; done
-	@for directory in $(INCLUDEDIR)/onebit $(CMAKEDIR) $(MODULEDIR)/onebit \
-	  $(addprefix $(DOCDIR)/,examples docs/measured docs) $(DOCDIR); do \
-	  rmdir "$(DESTDIR)$$directory" 2>/dev/null || :; done
+	@set -e; $(set_paths) for pair in $(UNINSTALLED); do rm -f "$$DESTDIR$${pair#*:}"; done
+	@$(set_paths) for directory in "$$INCLUDEDIR/onebit" "$$LIBDIR/cmake/onebit" "$$MODULEDIR/onebit" \
+	  "$$DOCDIR/examples" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
+	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done
