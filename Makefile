@@ -96,7 +96,14 @@ VERSION  := $(shell awk '/define ONEBIT_VERSION_/ { printf "%s%s", dot, $$3; dot
 so_name   = libonebit.$(if $(is_darwin),$(1:%=%.)dylib,so$(1:%=.%))
 SONAME   := $(call so_name,$(firstword $(subst ., ,$(VERSION))))
 Q        := $(if $(filter 1,$(V)),,@)
-say       = $(if $(filter 1,$(V)),,@printf '  %-8s%s\n' $(1) $@)
+say       = $(if $(filter 1,$(V)),,@printf '  %-8s%s\n' $(1) '$@$(if $(filter $(compilers),$(1)),$(progress))')
+# The first build tells how far it is. A make that only prints its commands counts them; later builds
+# compile what has changed.
+compilers := CC CU FC
+is_unbuilt := $(if $(wildcard $(BUILD)/libonebit.a),,1)
+progress  = $(if $(is_unbuilt),$(if $(COUNTING),,$(eval compiled += x) ($(words $(compiled)) of $(total))))
+total     = $(eval total := $(shell $(MAKE) -n COUNTING=1 $(MAKEOVERRIDES) $(filter-out deps,$(MAKECMDGOALS)) \
+  2>/dev/null | grep -cE "printf .*' ($(subst $(eval) ,|,$(compilers))) '"))$(total)
 comma    := ,
 
 # --- Flags. What asks an installed tool is expanded late, in the recipes: `make deps demo` must be
@@ -328,7 +335,6 @@ installed-check: all
 
 # Also where nobody has said -j: the first build is most of the time. Where nothing is built yet, it
 # is one without device code, which the demo does not use and which takes longer than all else.
-is_unbuilt = $(if $(wildcard $(BUILD)/libonebit.a),,1)
 demo_build = $(BUILD)$(if $(and $(has_cuda),$(is_unbuilt)),/demo/build)
 demo: $(BUILD)/flags
 	+$(Q)$(MAKE) $(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) $(demo_build)/examples/train_text \
@@ -350,20 +356,15 @@ reference:
 	@echo "$(BUILD)/reference/html/index.html"
 include docs/site/rules.mk
 
-# Debian's and Ubuntu's names.
-PACKAGES = gcc libc6-dev make pkgconf libcriterion-dev iproute2 zlib1g-dev \
-  $(if $(has_mpi),libopenmpi-dev openmpi-bin gfortran) $(EXTRA_PACKAGES)
+# Debian's and Ubuntu's names: what a build needs, and what it, or the demo, can do without. Tests are
+# needed where they are asked for.
+TEST_PACKAGES = libcriterion-dev pkgconf
+PACKAGES = gcc libc6-dev make $(if $(has_mpi),libopenmpi-dev openmpi-bin) \
+  $(if $(filter check check-long tests,$(MAKECMDGOALS)),$(TEST_PACKAGES)) $(EXTRA_PACKAGES)
+OPTIONAL_PACKAGES = $(filter-out $(PACKAGES),$(TEST_PACKAGES)) iproute2 zlib1g-dev \
+  $(if $(has_mpi),gfortran)
 deps:
-	@command -v dpkg-query >/dev/null || \
-	  { echo "deps: no dpkg here; please install what Debian calls $(PACKAGES)"; exit 0; }; \
-	for package in $(PACKAGES); do \
-	  case "$$(dpkg-query -W -f '$${db:Status-Status} ' $$package 2>/dev/null)" in \
-	    "installed "*) ;; *) missing="$$missing $$package" ;; esac; done; \
-	[ -n "$$missing" ] || { echo "deps: nothing is missing"; exit 0; }; \
-	echo "deps: installs with apt-get:$$missing"; \
-	apt="env DEBIAN_FRONTEND=noninteractive apt-get"; \
-	[ "$$(id -u)" = 0 ] || apt="sudo $$apt"; \
-	$$apt update -qq && $$apt install -y -qq --no-install-recommends $$missing </dev/null
+	@packaging/deps $(PACKAGES) -- $(OPTIONAL_PACKAGES)
 
 include packaging/install.mk
 include bindings/python/rules.mk

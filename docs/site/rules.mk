@@ -7,15 +7,20 @@ SPHINX_VENV  := $(BUILD)/site-venv
 SPHINX       ?= $(SPHINX_VENV)/bin/sphinx-build
 # An older one (Debian 12 has 5.3) warns of C++ namespaces that are in several headers.
 SPHINX_STRICT := $(if $(filter $(SPHINX_VENV)/%,$(SPHINX)),-W --keep-going)
-SITE_SOURCES := $(abspath $(BUILD))/site-sources
-SITE_XML     := $(abspath $(BUILD))/site-xml
-.PHONY: site
-$(SPHINX_VENV)/bin/sphinx-build:
+SITE_SOURCES := $(BUILD)/site-sources
+SITE_XML     := $(BUILD)/site-xml
+.PHONY: site site-tools
+# All that is missing is said before anything is installed.
+site-tools:
+	@missing=; command -v $(DOXYGEN) >/dev/null || missing=doxygen; \
+	$(if $(filter $(SPHINX_VENV)/%,$(SPHINX)),python3 -c 'import ensurepip' 2>/dev/null || \
+	  missing="$$missing python3-venv",command -v $(SPHINX) >/dev/null || missing="$$missing $(SPHINX)"); \
+	[ -z "$$missing" ] || { echo "site: missing: $$missing (Debian's names)" >&2; exit 1; }
+$(SPHINX_VENV)/bin/sphinx-build: | site-tools
 	@echo "site: installs Sphinx, furo, myst-parser and breathe from PyPI into $(SPHINX_VENV)"
 	$(Q)python3 -m venv $(SPHINX_VENV)
 	$(Q)$(SPHINX_VENV)/bin/pip install -q sphinx furo myst-parser breathe
-site: $(filter $(SPHINX_VENV)/%,$(SPHINX))
-	$(need_doxygen)
+site: site-tools $(filter $(SPHINX_VENV)/%,$(SPHINX))
 	$(Q)rm -rf $(SITE_SOURCES) $(SITE_XML) $(BUILD)/site
 	$(Q)mkdir -p $(SITE_SOURCES)/reference $(SITE_XML)
 	$(Q)tar -c --exclude=./.git --exclude='./build*' --exclude=./shared . | tar -x -C $(SITE_SOURCES)
@@ -26,7 +31,7 @@ site: $(filter $(SPHINX_VENV)/%,$(SPHINX))
 	  $(SITE_XML)/xml/*.xml
 	$(Q)for header in $(notdir $(wildcard include/onebit/*.h include/onebit/*.hpp)); do \
 	  printf '# %s\n\n```{doxygenfile} %s\n```\n' $$header $$header >$(SITE_SOURCES)/reference/$$header.md; done
-	$(Q)SOURCES=$(SITE_SOURCES) XML=$(SITE_XML)/xml VERSION=$(VERSION) $(SPHINX) -q $(SPHINX_STRICT) \
+	$(Q)top=$$(cd $(BUILD) && pwd) && SOURCES="$$top/site-sources" XML="$$top/site-xml/xml" VERSION=$(VERSION) $(SPHINX) -q $(SPHINX_STRICT) \
 	  -c docs/site -d $(SITE_XML)/trees $(SITE_SOURCES) $(BUILD)/site
 	$(Q)cp $(BUILD)/site/README.html $(BUILD)/site/index.html
 	@python3 docs/site/check.py $(BUILD)/site
