@@ -454,9 +454,10 @@ static const struct {
 };
 enum { kernel_count = sizeof kernels / sizeof kernels[0], all_count = kernel_count + OB_PASSES };
 
-size_t codec_kernels_count(void) { return all_count; }
-
-size_t codec_cases_count(void) { return all_count * count_count * dtype_count * value_count; }
+struct sample codec_cases_sample(void) {
+  const size_t sizes[] = {all_count, count_count, dtype_count, value_count};
+  return sample_product("codec", 1, sizes, sizeof sizes / sizeof sizes[0]);
+}
 
 static struct codec_case case_at(size_t index, size_t *kernel) {
   *kernel = index % all_count;

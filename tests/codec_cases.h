@@ -10,9 +10,10 @@
 #include <stddef.h>
 
 #include "compression/codec.h"
+#include "tests/support_sample.h"
 
-size_t codec_cases_count(void);
-size_t codec_kernels_count(void);
+/* The cases to walk. The caller frees the rows. */
+struct sample codec_cases_sample(void);
 
 /* Writes what the case is, as one word. */
 void codec_case_name(size_t index, char *name, size_t size);

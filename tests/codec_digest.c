@@ -1,8 +1,6 @@
 /* codec_digest NAME: walks the table of codec cases and prints a digest of what the codec wrote in
  * each, so that codecs of different processors can be compared: equal lines are equal bits. The
- * last lines are those of golden_digests.h. ONEBIT_TEST_STRIDE=5: every fifth case, which is each
- * kernel at each count with each type of buffer, once, since 5 divides none of their numbers but
- * that of the values, which change with the others. */
+ * last lines are those of golden_digests.h. ONEBIT_TEST_SHARE=5: a fifth of the cases. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,16 +16,16 @@ int main(int count, char **arguments) {
     fprintf(stderr, "usage: codec_digest CODEC%s%s\n", count == 2 ? ": " : "", onebit_last_error());
     return 2;
   }
-  const char *const text = getenv("ONEBIT_TEST_STRIDE");
-  const size_t stride = text && atoi(text) > 0 ? (size_t)atoi(text) : 1;
-  for (size_t i = 0; i < codec_cases_count(); i += stride) {
+  const struct sample sample = codec_cases_sample();
+  for (size_t i = 0; i < sample.count; i++) {
     char name[96];
     unsigned char *bytes;
-    codec_case_name(i, name, sizeof name);
-    size_t size = codec_case_run(i, codec, &bytes);
+    codec_case_name(sample.rows[i], name, sizeof name);
+    size_t size = codec_case_run(sample.rows[i], codec, &bytes);
     printf("%s %zu %016" PRIx64 "\n", name, size, ob_hash(OB_HASH_START, bytes, size));
     free(bytes);
   }
+  free(sample.rows);
   for (size_t i = 0; i < golden_count(); i++) {
     const struct golden made = golden_run(i, codec);
     printf("{\"%s\", 0x%016" PRIx64 ", 0x%016" PRIx64 ", 0x%016" PRIx64 "},\n", made.name,

@@ -21,19 +21,23 @@ Test(mpi_collectives, equal_the_oracle) {
   size_t count;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   struct collective_case *cases = collective_cases(size, FEW, &count);
-  for (size_t k = 0; k < count; k += test_stride()) {
-    struct collective_run run = collective_prepare(&cases[k]);
+  struct sample sample = collective_sample("mpi_collectives", 1, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
     on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, &run);
     collective_release(&run);
   }
+  free(sample.rows);
   free(cases);
   cases = schedule_cases(size, 1, FEW, &count); /* the ranks of a test are on one host */
-  for (size_t k = 0; k < count; k += test_stride()) {
-    struct collective_run run = collective_prepare(&cases[k]);
+  sample = collective_sample("mpi_schedules", 1, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
     on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, &run);
     on_mpi_ranks(MPI_COMM_WORLD, in_rounds, &run);
     collective_release(&run);
   }
+  free(sample.rows);
   free(cases);
   mpi_end();
 }

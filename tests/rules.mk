@@ -35,7 +35,7 @@ $(UNIT) $(RANKED): | $(COMMA)
 $(UNIT) $(RANKED): %: %.o $(HARNESS) $(WRAPPED:=.o) $(LINKED) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(WRAPPED:%=@%.options) -lcriterion $(OWN_LIBS) $(LIBS)
-$(DIGEST): $(addprefix $(BUILD)/tests/,codec_cases.o codec_arrays.o golden_cases.o)
+$(DIGEST): $(addprefix $(BUILD)/tests/,codec_cases.o codec_arrays.o golden_cases.o support_sample.o)
 $(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)

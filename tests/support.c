@@ -124,23 +124,6 @@ void meet(onebit_comm_t comm) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-size_t test_stride(void) {
-  const char *text = getenv("ONEBIT_TEST_STRIDE");
-  long stride = text ? strtol(text, NULL, 10) : 1;
-  return stride > 0 ? (size_t)stride : 1;
-}
-
-bool test_wanted(size_t number) {
-  size_t stride = test_thins() ? test_stride() : 1;
-  return number % stride == 3 % stride;
-}
-
-bool test_wanted_of(size_t row, size_t column) {
-  return test_thins() ? test_wanted(column) : (row + column) % test_stride() == 0;
-}
-
-bool test_thins(void) { return test_stride() > 5; }
-
 bool use_codec(const char *name) {
   onebit_comm_t comm;
   onebit_plan_t plan = NULL;

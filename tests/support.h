@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "onebit/onebit.h"
+#include "tests/support_sample.h"
 
 /* The sizes of group that the project promises to test, and the counts on the edges of words,
  * blocks and runs. */
@@ -65,19 +66,6 @@ void on_hosts(int size, int hosts, rank_body *body, void *context);
 
 /* Waits until all ranks of comm are here: a collective of its own on a dense plan of no element. */
 void meet(onebit_comm_t comm);
-
-/* Every how many cases of a long table to walk: ONEBIT_TEST_STRIDE, or 1. tests/run sets it. */
-size_t test_stride(void);
-
-/* Whether short lists are thinned, too: not with a stride of up to 5, which plain runs may have. */
-bool test_thins(void);
-
-/* Whether to walk entry `number` of a short list. However large the stride, entry 3 is walked,
- * which in lists of group sizes is one of several ranks. */
-bool test_wanted(size_t number);
-/* The same of a table with rows: along its diagonals, so that every row and every column has its
- * turn; test_thins leaves a column of it. */
-bool test_wanted_of(size_t row, size_t column);
 
 /* Whether plans can be made with this codec here; "" is the library's own choice. Leaves
  * ONEBIT_CODEC set to it when they can, and unset when they cannot. Call it while no other thread

@@ -1,5 +1,6 @@
 /* The table of cases of the collectives. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/support_collectives.h"
 
@@ -157,4 +158,78 @@ struct collective_case *schedule_cases(int size, int hosts, enum extent extent, 
     }
   *count = table.count;
   return table.cases;
+}
+
+/* --- Which of them to walk */
+
+static size_t place_in(const size_t *list, size_t count, size_t value) {
+  size_t k = 0;
+  while (k < count && list[k] != value)
+    k++;
+  return k;
+}
+
+/* What a message is made of: bits an element, or what is said instead of a number of them. */
+enum form { ONE_BIT, TWO_BITS, FOUR_BITS, EIGHT_BITS, DENSE, DEEPSPEED, NO_FEEDBACK };
+enum { NOTHING, PART_OF_A_BLOCK, WHOLE_BLOCKS, BLOCKS_AND_A_PART, LENGTHS };
+
+static enum form form_of(const onebit_plan_options_t *options) {
+  if (options->wire == ONEBIT_WIRE_DENSE)
+    return DENSE;
+  if (options->profile == ONEBIT_PROFILE_DEEPSPEED)
+    return DEEPSPEED;
+  if (options->no_error_feedback)
+    return NO_FEEDBACK;
+  return options->bits == 8   ? EIGHT_BITS
+         : options->bits == 4 ? FOUR_BITS
+         : options->bits == 2 ? TWO_BITS
+                              : ONE_BIT;
+}
+
+static size_t length_of(const struct collective_case *what) {
+  const size_t block = what->options.block_size;
+  if (what->count == 0)
+    return NOTHING;
+  if (block == ONEBIT_BLOCK_BUFFER || what->count < block)
+    return PART_OF_A_BLOCK;
+  return block && what->count % block == 0 ? WHOLE_BLOCKS : BLOCKS_AND_A_PART;
+}
+
+/* Of one bit an element: what goes with each other of operation, block size and length. */
+static size_t one_bit_blocks(const struct collective_case *what, enum form form, size_t block) {
+  const size_t operation = (size_t)what->options.operation;
+  return form == ONE_BIT ? 1 + (operation * (BLOCK_SIZES + 1) + block) * LENGTHS + length_of(what)
+                         : 0;
+}
+
+static void case_levels(const void *table, size_t row, size_t *levels) {
+  const struct collective_case *what = (const struct collective_case *)table + row;
+  const onebit_plan_options_t *options = &what->options;
+  const enum form form = form_of(options);
+  const size_t block = place_in(block_sizes, BLOCK_SIZES, options->block_size);
+  const size_t all[] = {
+      (size_t)options->operation,
+      form,
+      (size_t)options->schedule,
+      place_in(test_counts, test_counts_count, what->count),
+      block,
+      (size_t)options->scale,
+      (size_t)options->dtype,
+      place_in(chunk_sizes, sizeof chunk_sizes / sizeof chunk_sizes[0], options->chunk_size),
+      (size_t)options->threads,
+      (size_t)what->placement,
+      what->nonblocking,
+      one_bit_blocks(what, form, block)};
+  memcpy(levels, all, sizeof all);
+}
+
+struct sample collective_sample(const char *name, size_t thinner,
+                                const struct collective_case *cases, size_t count) {
+  return sample_of(&(struct sample_table){.name = name,
+                                          .rows = count,
+                                          .dimensions = 11,
+                                          .combinations = 1,
+                                          .thinner = thinner,
+                                          .levels = case_levels,
+                                          .table = cases});
 }

@@ -27,6 +27,12 @@ enum extent { EVERY_OPTION, COVERING, FEW };
 /* The cases for groups of `size`; the caller frees the array. */
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
 
+/* The cases to walk: each pair of values of two options; and of one bit an element each operation
+ * and block size with no element, a part of a block, whole blocks and more. The caller frees the
+ * rows. */
+struct sample collective_sample(const char *name, size_t thinner,
+                                const struct collective_case *cases, size_t count);
+
 /* The schedules of an allreduce other than the default one, for `size` ranks on `hosts` hosts; the
  * caller frees the array. */
 struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count);

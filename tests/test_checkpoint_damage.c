@@ -101,7 +101,7 @@ static void flip_every_bit(int steps, size_t freeze_step) {
   size_t bytes;
   unsigned char *part = save_small(saved, &bytes);
   struct unchanged unchanged = remember(other);
-  for (size_t bit = 0; bit < 8 * bytes; bit += test_stride()) {
+  for (size_t k = 0, bit; (bit = sample_turn(k)) < 8 * bytes; k++) {
     part[bit / 8] ^= (unsigned char)(1 << bit % 8);
     onebit_status_t status = load_small(other, part, bytes);
     if (!CHECK(status == ONEBIT_ERROR_CHECKPOINT, "bit %zu of %zu bytes: status %d", bit, bytes,
@@ -131,7 +131,7 @@ static void cut_everywhere(int steps, size_t freeze_step) {
   unsigned char *part = save_small(saved, &bytes);
   struct unchanged unchanged = remember(saved);
   char words[64];
-  for (size_t length = 0; length < bytes; length += test_stride()) {
+  for (size_t k = 0, length; (length = sample_turn(k)) < bytes; k++) {
     struct guarded cut = guarded_create(length, GUARD_ABOVE);
     memcpy(cut.data, part, length);
     CHECK_STATUS(load_small(saved, cut.data, length), ONEBIT_ERROR_CHECKPOINT);
@@ -197,13 +197,17 @@ static void harm_everywhere(int steps, size_t freeze_step) {
   size_t bytes;
   unsigned char *good = save_small(saved, &bytes), *part = allocate(1, bytes);
   size_t front = part_number(good, PART_FRONT);
-  for (size_t at = PART_VERSION; at < front; at += 4 * test_stride())
-    for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
-      try_harm(other, part, bytes, good, at, 4, numbers[k]);
-      if (at + 8 <= front)
-        try_harm(other, part, bytes, good, at, 8, numbers[k]);
-    }
+  const size_t sizes[] = {(front - PART_VERSION) / 4, sizeof numbers / sizeof numbers[0]};
+  const struct sample sample = sample_product("checkpoint_harm", 1, sizes, 2);
+  for (size_t k = 0; k < sample.count; k++) {
+    const size_t at = PART_VERSION + 4 * (sample.rows[k] % sizes[0]);
+    const uint64_t number = numbers[sample.rows[k] / sizes[0]];
+    try_harm(other, part, bytes, good, at, 4, number);
+    if (at + 8 <= front)
+      try_harm(other, part, bytes, good, at, 8, number);
+  }
   checks_must_hold();
+  free(sample.rows);
   free(good);
   free(part);
   free_small(saved);

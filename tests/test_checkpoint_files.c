@@ -161,7 +161,8 @@ static int save_in_child(enum disk_fault fault, long at) {
 static void crash_everywhere(enum disk_fault fault) {
   int seen[2] = {0, 0}, status = 9;
   begin();
-  for (long at = 1; status == 9; at += (long)test_stride()) {
+  for (size_t k = 0; status == 9; k++) {
+    const long at = 1 + (long)sample_turn(k);
     struct names first = start_anew();
     status = save_in_child(fault, at);
     check_case("fault %d at call %ld", (int)fault, at);
@@ -176,8 +177,8 @@ static void crash_everywhere(enum disk_fault fault) {
     checks_must_hold();
   }
   cr_log_info("%d points with the checkpoint before, %d with the new one", seen[0], seen[1]);
-  int stride = (int)test_stride();
-  CHECK(seen[0] * stride > 20 && seen[1] * stride > 3, "only %d and %d points", seen[0], seen[1]);
+  int share = (int)test_share();
+  CHECK(seen[0] * share > 20 && seen[1] * share > 3, "only %d and %d points", seen[0], seen[1]);
   end();
 }
 
@@ -193,7 +194,7 @@ Test(checkpoint_files, power_cut_after_a_name_has_changed, FORKS) {
 /* Saves one after the other, until it is killed from outside. */
 Test(checkpoint_files, killed_at_any_time, FORKS) {
   begin();
-  for (int turn = 0; turn < 15; turn += (int)test_stride()) {
+  for (int turn = 0; turn < 15; turn += (int)test_share()) {
     start_anew();
     int ready[2];
     char byte;
@@ -237,7 +238,8 @@ static void fail_everywhere(enum disk_fault fault, const char *reason) {
   int failures = 0;
   bool passed = false;
   begin();
-  for (long at = 1; !passed; at += (long)test_stride()) {
+  for (size_t k = 0; !passed; k++) {
+    const long at = 1 + (long)sample_turn(k);
     struct names first = start_anew();
     disk_begin(fault, at, directories.shadow);
     struct files_run run = run_files(AFTER);
@@ -257,7 +259,7 @@ static void fail_everywhere(enum disk_fault fault, const char *reason) {
     }
     checks_must_hold();
   }
-  CHECK(failures * (int)test_stride() > 20, "only %d calls have failed", failures);
+  CHECK(failures * (int)test_share() > 20, "only %d calls have failed", failures);
   end();
 }
 

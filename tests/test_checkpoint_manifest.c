@@ -158,14 +158,14 @@ Test(checkpoint_manifest, every_bit_that_flips_is_found) {
   fclose(file);
   run.steps = 0;
   run.wanted[0] = ONEBIT_ERROR_CHECKPOINT;
-  for (size_t bit = 0; bit < 8 * bytes; bit += test_stride()) {
+  for (size_t k = 0, bit; (bit = sample_turn(k)) < 8 * bytes; k++) {
     check_case("bit %zu of %zu bytes", bit, bytes);
     text[bit / 8] ^= (unsigned char)(1 << bit % 8);
     write_manifest(text, bytes);
     text[bit / 8] ^= (unsigned char)(1 << bit % 8);
     run_files(&run);
   }
-  for (size_t length = 0; length < bytes; length += test_stride()) {
+  for (size_t k = 0, length; (length = sample_turn(k)) < bytes; k++) {
     check_case("%zu of %zu bytes", length, bytes);
     write_manifest(text, length);
     run_files(&run);

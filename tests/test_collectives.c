@@ -26,12 +26,14 @@ static void next_codec(size_t number) {
 static void walk(int size, enum extent extent) {
   size_t count;
   struct collective_case *cases = collective_cases(size, extent, &count);
-  for (size_t k = 0; k < count; k += test_stride()) {
-    next_codec(k / test_stride());
-    struct collective_run run = collective_prepare(&cases[k]);
+  const struct sample sample = collective_sample("collectives", 1, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    next_codec(k);
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
     on_ranks(size, collective_on_rank, &run);
     collective_release(&run);
   }
+  free(sample.rows);
   free(cases);
 }
 
@@ -47,16 +49,21 @@ Test(collectives, sixteen_ranks) { walk(16, COVERING); }
 Test(collectives, every_codec_and_any_number_of_threads) {
   size_t count;
   struct collective_case *cases = collective_cases(2, COVERING, &count);
-  for (size_t k = 0; k < count; k += 5 * test_stride()) {
-    for (int threads = 1; threads <= 3; threads++) {
-      cases[k].options.threads = threads;
-      struct collective_run run = collective_prepare(&cases[k]);
-      for (size_t c = 0; c < test_codecs_count; c++)
-        if (use_codec(test_codecs[c]))
-          on_ranks(2, collective_on_rank, &run);
-      collective_release(&run);
-    }
+  struct collective_case *all = allocate(3 * count, sizeof *all);
+  for (size_t k = 0; k < 3 * count; k++) {
+    all[k] = cases[k / 3];
+    all[k].options.threads = 1 + (int)(k % 3);
   }
+  const struct sample sample = collective_sample("codecs", 5, all, 3 * count);
+  for (size_t k = 0; k < sample.count; k++) {
+    struct collective_run run = collective_prepare(&all[sample.rows[k]]);
+    for (size_t c = 0; c < test_codecs_count; c++)
+      if (use_codec(test_codecs[c]))
+        on_ranks(2, collective_on_rank, &run);
+    collective_release(&run);
+  }
+  free(sample.rows);
+  free(all);
   free(cases);
 }
 
@@ -64,8 +71,9 @@ Test(collectives, every_codec_and_any_number_of_threads) {
 Test(collectives, self_is_a_group_of_one) {
   size_t count;
   struct collective_case *cases = collective_cases(1, COVERING, &count);
-  for (size_t k = 0; k < count; k += 3 * test_stride()) {
-    struct collective_run run = collective_prepare(&cases[k]);
+  const struct sample sample = collective_sample("self", 3, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
     onebit_comm_t comm;
     cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
     collective_on_rank(comm, &run);
@@ -73,6 +81,7 @@ Test(collectives, self_is_a_group_of_one) {
     collective_release(&run);
     checks_must_hold();
   }
+  free(sample.rows);
   free(cases);
 }
 
@@ -111,12 +120,14 @@ Test(collectives, plans_tell_what_they_decided) {
 static void walk_schedules(int size, int hosts) {
   size_t count;
   struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);
-  for (size_t k = 0; k < count; k += test_stride()) {
-    next_codec(k / test_stride());
-    struct collective_run run = collective_prepare(&cases[k]);
+  const struct sample sample = collective_sample("schedules", 1, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    next_codec(k);
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
     on_hosts(size, hosts, collective_on_rank, &run);
     collective_release(&run);
   }
+  free(sample.rows);
   free(cases);
 }
 

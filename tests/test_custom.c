@@ -21,13 +21,15 @@ TestSuite(custom, .timeout = 120);
 #define MOST_ELEMENTS 5000
 
 static void walk(struct collective_case *cases, size_t count, int size, int hosts) {
-  for (size_t k = 0; k < count; k += test_stride()) {
-    if (cases[k].count > MOST_ELEMENTS)
+  const struct sample sample = collective_sample("custom", 1, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    if (cases[sample.rows[k]].count > MOST_ELEMENTS)
       continue;
-    struct collective_run run = collective_prepare(&cases[k]);
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
     on_custom(size, hosts, collective_on_rank, &run);
     collective_release(&run);
   }
+  free(sample.rows);
   free(cases);
 }
 
@@ -270,7 +272,7 @@ static void at_every_call(enum custom_call call, long limit) {
   long calls = with_fault(fault);
   if (calls > limit)
     calls = limit;
-  for (fault.at = 1; fault.at <= calls; fault.at += (long)test_stride())
+  for (size_t k = 0; (fault.at = 1 + (long)sample_turn(k)) <= calls; k++)
     with_fault(fault);
   checks_must_hold();
 }

@@ -291,7 +291,7 @@ static void replica_on_rank(onebit_comm_t comm, void *context) {
 Test(skips, replicas_stay_identical) {
   static struct replicas replicas;
   for (size_t k = 0; k < OPTIMIZERS; k++) {
-    int equal = 0, steps = LONG / (int)test_stride();
+    int equal = 0, steps = LONG / (int)test_share();
     replicas = (struct replicas){.what = {.optimizer = k}, .steps = steps};
     on_ranks(REPLICAS, replica_on_rank, &replicas);
     for (int step = 0; step < steps; step++) {

@@ -96,17 +96,17 @@ static void run_cases(onebit_comm_t comm, void *context) {
 
 /* All cases over one communicator. */
 static void walk(struct collective_case *cases, size_t count, int size, int hosts, int streams) {
-  struct collective_run *prepared = calloc(count, sizeof *prepared);
-  struct collective_run **runs = calloc(count + 1, sizeof *runs);
-  size_t chosen = 0;
-  for (size_t k = 0; k < count; k += test_stride()) {
-    prepared[chosen] = collective_prepare(&cases[k]);
-    runs[chosen] = &prepared[chosen];
-    chosen++;
+  const struct sample sample = collective_sample("sockets", 1, cases, count);
+  struct collective_run *prepared = calloc(sample.count, sizeof *prepared);
+  struct collective_run **runs = calloc(sample.count + 1, sizeof *runs);
+  for (size_t k = 0; k < sample.count; k++) {
+    prepared[k] = collective_prepare(&cases[sample.rows[k]]);
+    runs[k] = &prepared[k];
   }
   on_sockets(size, hosts, streams, run_cases, runs);
-  for (size_t k = 0; k < chosen; k++)
+  for (size_t k = 0; k < sample.count; k++)
     collective_release(&prepared[k]);
+  free(sample.rows);
   free(prepared);
   free(runs);
   free(cases);

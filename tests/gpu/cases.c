@@ -1,6 +1,7 @@
 /* The cases of the kernels' tests. */
 #include "tests/gpu/cases.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Element counts on the edges of words, of warps' turns and of blocks; and tensors of odd sizes,
@@ -40,7 +41,12 @@ static const size_t chunks[] = {1, 1, 2, 3, 5};
 #define ROUNDS        3 /* of the product, each with other options */
 #define LONG_ELEMENTS 10000
 
-size_t kernel_cases_count(void) { return COUNT(layouts) * COUNT(blocks) * COUNT(members) * ROUNDS; }
+struct sample kernel_cases_sample(const struct kernel_cases *of, size_t thinner) {
+  const size_t sizes[] = {COUNT(layouts), COUNT(blocks), COUNT(members), ROUNDS};
+  char name[32];
+  snprintf(name, sizeof name, "kernels-%x-%d", of->modes, (int)of->kind);
+  return sample_product(name, thinner, sizes, COUNT(sizes));
+}
 
 /* A number below `limit`, the same in every run (Knuth's multiplicative hash). */
 static size_t drawn(size_t number, size_t what, size_t limit) {

@@ -4,6 +4,7 @@
 #define ONEBIT_TESTS_GPU_CASES_H
 
 #include "tests/gpu/scene.h"
+#include "tests/support_sample.h"
 
 /* What a kernel is for. */
 struct kernel_cases {
@@ -15,7 +16,8 @@ struct kernel_cases {
 
 #define MODE(mode) (1u << (mode))
 
-size_t kernel_cases_count(void);
+/* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
+struct sample kernel_cases_sample(const struct kernel_cases *of, size_t thinner);
 
 /* Case number `index`; false where the kernel has no such case. */
 bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what);

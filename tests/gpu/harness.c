@@ -28,12 +28,6 @@ void gpu_suite_add(struct gpu_suite *suite) {
   *at = suite;
 }
 
-size_t gpu_stride(void) {
-  const char *text = getenv("ONEBIT_TEST_STRIDE");
-  long stride = text ? strtol(text, NULL, 10) : 1;
-  return stride > 0 ? (size_t)stride : 1;
-}
-
 void *gpu_allocate(size_t count, size_t size) {
   void *memory = calloc(count ? count : 1, size);
   if (!memory) {

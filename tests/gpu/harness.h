@@ -18,6 +18,7 @@
 #include <stddef.h>
 
 #include "onebit/onebit.h"
+#include "tests/support_sample.h"
 
 /* ---- Tests (harness.c) ---- */
 
@@ -38,9 +39,6 @@ struct gpu_suite {
   static struct gpu_suite gpu_suite = {name, tests, sizeof(tests) / sizeof(tests)[0], NULL};       \
   __attribute__((constructor)) static void gpu_suite_enter(void) { gpu_suite_add(&gpu_suite); }
 void gpu_suite_add(struct gpu_suite *suite);
-
-/* Every how many cases of a long table to walk: ONEBIT_TEST_STRIDE, or 1. */
-size_t gpu_stride(void);
 
 /* calloc that ends the program when there is no memory. */
 void *gpu_allocate(size_t count, size_t size);

@@ -1,6 +1,8 @@
 /* The walk over a kernel's cases. */
 #include "tests/gpu/kernel_test.h"
 
+#include <stdlib.h>
+
 #include "tests/gpu/harness.h"
 
 /* Enough for the longest dense messages of eight members. */
@@ -36,18 +38,19 @@ void kernel_walk(const struct kernel_test *test) {
   size_t walked = 0;
   if (!twin_create(&twin, ROOM))
     return;
-  const size_t step = gpu_stride() * (test->sparse ? test->sparse : 1);
-  for (size_t i = test->cases.kind % step; i < kernel_cases_count(); i += step) {
+  const struct sample sample = kernel_cases_sample(&test->cases, test->sparse);
+  for (size_t i = 0; i < sample.count; i++) {
     struct scene_case what;
     char words[240];
-    if (!kernel_case(&test->cases, i, &what))
+    if (!kernel_case(&test->cases, sample.rows[i], &what))
       continue;
     scene_describe(&what, words, sizeof words);
-    check_case("case %zu: %s", i, words);
+    check_case("case %zu: %s", sample.rows[i], words);
     run_case(test, &twin, &what);
     walked++;
   }
   check_case("%s", "");
-  CHECK(walked > 0, "the stride leaves no case");
+  CHECK(walked > 0, "the share leaves no case");
+  free(sample.rows);
   twin_destroy(&twin);
 }

@@ -68,9 +68,10 @@ static size_t digit(size_t *index, size_t radix) {
   return value;
 }
 
-size_t plan_cases_count(void) {
-  return COUNT(kinds) * COUNT(counts) * COUNT(blocks) * COUNT(scales) * COUNT(dtypes) *
-         COUNT(chunks) * COUNT(forgets) * PLACEMENTS;
+struct sample plan_cases_sample(const char *name, size_t thinner) {
+  const size_t sizes[] = {COUNT(kinds),  COUNT(counts), COUNT(blocks),  COUNT(scales),
+                          COUNT(dtypes), COUNT(chunks), COUNT(forgets), PLACEMENTS};
+  return sample_product(name, thinner, sizes, COUNT(sizes));
 }
 
 /* A message for every 64 of many elements is thousands of launches; and where threads are run one

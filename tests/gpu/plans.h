@@ -8,7 +8,8 @@
 #include "tests/gpu/part.h"
 
 /* The product of all options; case `index` of it. */
-size_t plan_cases_count(void);
+/* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
+struct sample plan_cases_sample(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);
 
 /* In words, for check_case. */

@@ -4,7 +4,7 @@
 
 GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests
 GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c) $(addprefix $(BUILD)/tests/support_,optimizers.o \
-                       wrong_calls.o wrong_headers.o)
+                       sample.o wrong_calls.o wrong_headers.o)
 GPU_TESTS_MODEL   := $(call objects,examples/transformer*.c) $(call objects_cu,examples/*.cu)
 
 .PHONY: gpu-tests

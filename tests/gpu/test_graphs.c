@@ -105,8 +105,9 @@ static void record_case(const struct training_case *what, const struct gpu_rank 
 
 static void record_cases(const struct gpu_rank *self, void *context) {
   struct long_record *records = context;
-  for (size_t k = 0; k < CASES; k += gpu_stride())
-    record_case(&cases[k], self, &records[k]);
+  for (size_t k = 0; k < CASES; k++)
+    if (sample_has(k, CASES))
+      record_case(&cases[k], self, &records[k]);
 }
 
 /* --- Rates in memory of the device */
@@ -245,8 +246,9 @@ static void replay_over_nccl(const struct gpu_rank *self, void *context) {
   struct training_nccl group;
   struct long_record *records = context;
   if (training_nccl_open(&group, self))
-    for (size_t k = 0; k < CASES; k += gpu_stride())
-      compare_case(&cases[k], group.comm, self, &records[k]);
+    for (size_t k = 0; k < CASES; k++)
+      if (sample_has(k, CASES))
+        compare_case(&cases[k], group.comm, self, &records[k]);
   training_nccl_close(&group);
 }
 
@@ -261,8 +263,9 @@ static void replay_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
   struct long_record *records = context;
   if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
-    for (size_t k = 0; k < CASES; k += gpu_stride())
-      compare_case(&cases[k], comm, self, &records[k]);
+    for (size_t k = 0; k < CASES; k++)
+      if (sample_has(k, CASES))
+        compare_case(&cases[k], comm, self, &records[k]);
   onebit_comm_destroy(comm);
 }
 

@@ -249,10 +249,13 @@ static void on_rank(const struct gpu_rank *self, const struct hosts_split *split
 
 static void has_the_bits_of_loopback(void) {
   struct record *records = gpu_area(HOSTS_MOST_RANKS * sizeof *records);
-  for (size_t k = 0; k < CASES * HOSTS_SPLITS; k += gpu_stride()) {
-    struct shared shared = {&cases[k / HOSTS_SPLITS], records};
-    hosts_run(&hosts_splits[k % HOSTS_SPLITS], on_rank, &shared);
+  const struct sample sample =
+      sample_product("hierarchical", 1, (const size_t[]){HOSTS_SPLITS, CASES}, 2);
+  for (size_t k = 0; k < sample.count; k++) {
+    struct shared shared = {&cases[sample.rows[k] / HOSTS_SPLITS], records};
+    hosts_run(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], on_rank, &shared);
   }
+  free(sample.rows);
 }
 
 /* What trouble comes to is as loopback has it; but that it is trouble at all is checked here. */

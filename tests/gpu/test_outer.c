@@ -273,14 +273,15 @@ static struct record *take_records(bool area) {
 }
 
 static void record_cases(const struct gpu_rank *self, void *records) {
-  for (size_t k = 0; k < CASES; k += gpu_stride())
-    run_case(&cases[k], self->comm, self->rank, self->size, false, (struct record *)records + k);
+  for (size_t k = 0; k < CASES; k++)
+    if (sample_has(k, CASES))
+      run_case(&cases[k], self->comm, self->rank, self->size, false, (struct record *)records + k);
 }
 
 /* NCCL cannot move an outer step. */
 static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self, void *records) {
-  for (size_t k = 0; k < CASES; k += gpu_stride())
-    if (!(cases[k].traits & MOVED) || comm->transport->host_messages)
+  for (size_t k = 0; k < CASES; k++)
+    if (sample_has(k, CASES) && (!(cases[k].traits & MOVED) || comm->transport->host_messages))
       run_case(&cases[k], comm, self->rank, self->size, true, (struct record *)records + k);
 }
 
@@ -299,8 +300,8 @@ static void over_loopback(void) {
 /* Odd ranks have a device, the others none. What is saved, all ranks of a device save. */
 static void compare_mixed(const struct gpu_rank *self, void *context) {
   struct record *records = context, *own = gpu_allocate(1, sizeof *own);
-  for (size_t k = 0; k < CASES; k += gpu_stride()) {
-    if (cases[k].traits & SAVED)
+  for (size_t k = 0; k < CASES; k++) {
+    if (!sample_has(k, CASES) || cases[k].traits & SAVED)
       continue;
     run_case(&cases[k], self->comm, self->rank, self->size, self->rank % 2,
              self->rank % 2 ? &records[k] : own);

@@ -2,10 +2,10 @@
  * Plans on a device: results, residuals and the plan's account of itself equal those of plans on
  * the host over loopback, in every bit, whatever the options and however the calls are made.
  *
- * Of the product of all options every 29th case is walked (every 307th on the emulated device),
- * times ONEBIT_TEST_STRIDE: a number that has no factor in common with any list of it, so that
- * every pair of options meets.
+ * Of the product of all options one case of 29 is walked (one of 307 on the emulated device), or a
+ * share of them, so that every pair of options meets.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,9 +13,9 @@
 
 enum { CALLS = 5, MOST_SIZE = 5 };
 #ifdef ONEBIT_EMULATED_CUDA
-#define STEP 307
+#define THINNER 307
 #else
-#define STEP 29
+#define THINNER 29
 #endif
 
 /* What one rank is left with after a case: the plan's account, and the traces of each call. */
@@ -26,8 +26,7 @@ struct record {
 
 struct walk {
   struct record *records; /* one a case and rank: what is expected */
-  size_t cases;
-  int size;
+  struct sample sample;
 };
 
 /* On a stream, at once, and as a request; then with other errors, and with none. */
@@ -82,10 +81,8 @@ static void walk_cases(const struct gpu_rank *self, const struct walk *walk, boo
   cudaStream_t stream;
   char words[160];
   CHECK_CUDA(cudaStreamCreate(&stream));
-  for (size_t i = 0; i < walk->cases; i++) {
-    /* The groups walk different cases. */
-    struct plan_case what =
-        plan_case_at((i * gpu_stride() * STEP + (size_t)walk->size) % plan_cases_count());
+  for (size_t i = 0; i < walk->sample.count; i++) {
+    struct plan_case what = plan_case_at(walk->sample.rows[i]);
     struct record *expected = &walk->records[i * MOST_SIZE + (size_t)self->rank];
     struct record got = {0};
     check_case("rank %d of %d, %s", self->rank, self->size,
@@ -109,12 +106,15 @@ static void on_some(const struct gpu_rank *self, void *context) {
   walk_cases(self, context, self->rank % 2 == 1, false);
 }
 
+/* The groups walk different cases. */
 static void walk_group(int size, plan_ranks *ranks, gpu_rank_body *body) {
-  const size_t step = gpu_stride() * STEP;
-  struct walk walk = {.size = size, .cases = (plan_cases_count() + step - 1) / step};
-  walk.records = gpu_area(walk.cases * MOST_SIZE * sizeof *walk.records);
+  char name[16];
+  snprintf(name, sizeof name, "plans-%d", size);
+  struct walk walk = {.sample = plan_cases_sample(name, THINNER)};
+  walk.records = gpu_area(walk.sample.count * MOST_SIZE * sizeof *walk.records);
   gpu_threads(size, on_host, &walk);
   ranks(size, body, &walk);
+  free(walk.sample.rows);
 }
 
 static void loopback(void) {

@@ -209,7 +209,7 @@ static void count_sizes(void) {
   printf("| call | ranks | elements | kernels | NCCL groups | copies | events | host waits |\n"
          "|---|---|---|---|---|---|---|---|\n");
   for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
-    if (ranks[i] > 8 && gpu_stride() > 1)
+    if (ranks[i] > 8 && test_share() > 1)
       break;
     pthread_barrier_init(&barrier, NULL, (unsigned)ranks[i]);
     (ranks[i] == 1 ? ranks_self : ranks_nccl)(ranks[i], count_rows, NULL);

@@ -224,7 +224,7 @@ static unsigned replay_count(void) {
 #else
   enum { REPLAYS = 1000 };
 #endif
-  return (unsigned)(REPLAYS / gpu_stride()) + SPOILT + 2;
+  return (unsigned)(REPLAYS / test_share()) + SPOILT + 2;
 }
 
 static void graphs_alone(void) {

@@ -61,14 +61,16 @@ struct run {
 
 static void record_cases(const struct gpu_rank *self, void *context) {
   struct run *run = context;
-  for (size_t k = 0; k < run->table->count; k += gpu_stride())
-    training_record_case(&run->table->cases[k], self->comm, self->rank, self->size,
-                         &run->records[k]);
+  for (size_t k = 0; k < run->table->count; k++)
+    if (sample_has(k, run->table->count))
+      training_record_case(&run->table->cases[k], self->comm, self->rank, self->size,
+                           &run->records[k]);
 }
 
 static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self, const struct run *run) {
-  for (size_t k = 0; k < run->table->count; k += gpu_stride())
-    training_compare_case(&run->table->cases[k], comm, self->rank, self->size, &run->records[k]);
+  for (size_t k = 0; k < run->table->count; k++)
+    if (sample_has(k, run->table->count))
+      training_compare_case(&run->table->cases[k], comm, self->rank, self->size, &run->records[k]);
 }
 
 /* Ranks of processes find the records in an area. */
@@ -101,10 +103,10 @@ static void check_own(const struct training_case *what, int rank, const struct t
 static void compare_mixed(const struct gpu_rank *self, void *context) {
   const struct run *run = context;
   struct training_record *own = gpu_allocate(1, sizeof *own);
-  for (size_t k = 0; k < run->table->count; k += gpu_stride()) {
+  for (size_t k = 0; k < run->table->count; k++) {
     const struct training_case *what = &run->table->cases[k];
     const struct training_record *record = &run->records[k];
-    if (what->traits & SAVED_ANEW)
+    if (!sample_has(k, run->table->count) || what->traits & SAVED_ANEW)
       continue;
     if (self->rank % 2) {
       training_compare_case(what, self->comm, self->rank, self->size, record);

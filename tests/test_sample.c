@@ -1,0 +1,133 @@
+/* Samples of long tables meet what they promise, whatever the seed. */
+#define _POSIX_C_SOURCE 200809L
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support_collectives.h"
+
+enum { SEEDS = 30 };
+
+/* Not in the account of tests/run. */
+static void use(size_t seed, size_t share) {
+  char text[24];
+  unsetenv("ONEBIT_TEST_SAMPLES");
+  snprintf(text, sizeof text, "%zu", seed);
+  setenv("ONEBIT_TEST_SEED", text, 1);
+  snprintf(text, sizeof text, "%zu", share);
+  setenv("ONEBIT_TEST_SHARE", text, 1);
+}
+
+static const size_t sizes[] = {7, 5, 4, 3, 2};
+enum { LISTS = 5, ROWS = 7 * 5 * 4 * 3 * 2, PAIRS = 35 + 28 + 21 + 14 + 20 + 15 + 10 + 12 + 8 + 6 };
+
+static size_t digit_of(size_t row, size_t list) {
+  for (size_t k = 0; k < list; k++)
+    row /= sizes[k];
+  return row % sizes[list];
+}
+
+/* Pairs of values that some row of the sample has, counted apart from how it was made. */
+static size_t pairs_in(const struct sample *sample) {
+  size_t met = 0;
+  for (size_t a = 0; a < LISTS; a++)
+    for (size_t b = a + 1; b < LISTS; b++) {
+      bool seen[7][7] = {{false}};
+      for (size_t k = 0; k < sample->count; k++) {
+        bool *flag = &seen[digit_of(sample->rows[k], a)][digit_of(sample->rows[k], b)];
+        met += !*flag;
+        *flag = true;
+      }
+    }
+  return met;
+}
+
+Test(sample, a_fifth_meets_every_pair) {
+  for (size_t seed = 1; seed <= SEEDS; seed++) {
+    use(seed, 5);
+    struct sample sample = sample_product("sample", 1, sizes, LISTS);
+    cr_expect_eq(sample.count, ROWS / 5, "%zu rows", sample.count);
+    cr_expect_eq(pairs_in(&sample), PAIRS, "seed %zu: %zu pairs of %d", seed, pairs_in(&sample),
+                 PAIRS);
+    free(sample.rows);
+    sample = sample_product("sample", 100, sizes, LISTS); /* wider than that share */
+    cr_expect(sample.count >= 35 && sample.count < 70, "%zu rows", sample.count);
+    cr_expect_eq(pairs_in(&sample), PAIRS);
+    free(sample.rows);
+  }
+}
+
+Test(sample, small_shares_meet_what_fits) {
+  use(1, 53);
+  struct sample sample = sample_product("sample", 1, sizes, LISTS);
+  cr_expect_eq(sample.count, (ROWS + 52) / 53);
+  cr_expect_gt(pairs_in(&sample), 7 * sample.count); /* of 10 that a row can have */
+  free(sample.rows);
+}
+
+Test(sample, all_of_it_where_all_is_asked_for) {
+  use(1, 1);
+  struct sample sample = sample_product("sample", 1, sizes, LISTS);
+  cr_expect_eq(sample.count, ROWS);
+  for (size_t k = 0; k < sample.count; k++)
+    cr_expect_eq(sample.rows[k], k);
+  free(sample.rows);
+}
+
+Test(sample, a_seed_is_a_sample) {
+  struct sample samples[3];
+  for (size_t k = 0; k < 3; k++) {
+    use(k == 2 ? 8 : 7, 5);
+    samples[k] = sample_product("sample", 1, sizes, LISTS);
+  }
+  const size_t bytes = samples[0].count * sizeof *samples[0].rows;
+  cr_expect_eq(memcmp(samples[0].rows, samples[1].rows, bytes), 0);
+  cr_expect_neq(memcmp(samples[0].rows, samples[2].rows, bytes), 0);
+  for (size_t k = 0; k < 3; k++)
+    free(samples[k].rows);
+}
+
+Test(sample, one_of_each_so_many_in_a_row) {
+  size_t met[5] = {0};
+  for (size_t seed = 0; seed < SEEDS; seed++) {
+    use(seed, 5);
+    for (size_t k = 0; k < 20; k++) {
+      cr_expect_eq(sample_turn(k) / 5, k);
+      met[sample_turn(k) % 5]++;
+    }
+  }
+  for (size_t k = 0; k < 5; k++)
+    cr_expect(met[k] > SEEDS * 2, "entry %zu of 5 is met %zu times of %d", k, met[k], SEEDS * 20);
+}
+
+Test(sample, some_of_any_list) {
+  for (size_t seed = 0; seed < SEEDS; seed++)
+    for (size_t count = 1; count < 20; count++) {
+      use(seed, 7);
+      size_t met = 0;
+      for (size_t k = 0; k < count; k++)
+        met += sample_has(k, count);
+      cr_expect_eq(met, (count + 6) / 7, "%zu of %zu", met, count);
+    }
+}
+
+/* What a stride of 5 over 5 block sizes never met. */
+Test(sample, default_blocks_are_met_by_many_elements) {
+  size_t count;
+  struct collective_case *cases = collective_cases(2, EVERY_OPTION, &count);
+  for (size_t seed = 1; seed <= SEEDS; seed++) {
+    use(seed, 5);
+    struct sample sample = collective_sample("collectives", 1, cases, count);
+    size_t met = 0;
+    for (size_t k = 0; k < sample.count; k++) {
+      const struct collective_case *what = &cases[sample.rows[k]];
+      met += what->options.operation == ONEBIT_ALLREDUCE && what->options.bits < 2 &&
+             what->options.wire == ONEBIT_WIRE_BITS && what->options.block_size == 2048 &&
+             what->count > 2048;
+    }
+    cr_expect(met > 0 && sample.count < count / 3, "seed %zu: %zu of %zu", seed, met, sample.count);
+    free(sample.rows);
+  }
+  free(cases);
+}
