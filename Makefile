@@ -310,7 +310,7 @@ help:
 gpu-check:
 	tests/gpu/run $(if $(is_emulated),--emulated --quick)
 kernels: $(call objects_cu,cuda/*.cu)
-	@tests/scripts/check-kernels
+	@tests/scripts/check-kernels || [ $$? = 77 ] # not here
 
 export BUILD CC CXX FOR_MPI FORTRAN MPI MPICC MPIFC MPIRUN NVCC CUDA NCCL NCCL_HOME CUDA_CFLAGS SAN VERSION
 # Of the tests only what is asked for is built; scripts that run programs say so by their names.

@@ -11,6 +11,9 @@
  * test a launch. */
 int mpi_begin(void);
 
+/* The same of a test that is about several ranks: where there is one, ends MPI and skips the test. */
+int mpi_begin_several(void);
+
 /* Finalises MPI and then checks_must_hold(). */
 void mpi_end(void);
 

@@ -26,6 +26,7 @@ static void compare(const struct ob_codec *codec, size_t index) {
 
 Test(codec, all_give_the_bits_of_scalar, .timeout = 300) {
   const struct sample sample = codec_cases_sample();
+  bool any = false;
   for (size_t row = 0; ob_codec_row(row); row++) {
     const struct ob_codec *codec = ob_codec_row(row);
     if (codec == &ob_codec_scalar)
@@ -34,10 +35,13 @@ Test(codec, all_give_the_bits_of_scalar, .timeout = 300) {
       printf("codec %s: not usable on this processor, not tested\n", codec->name);
       continue;
     }
+    any = true;
     for (size_t i = 0; i < sample.count; i++)
       compare(codec, sample.rows[i]);
   }
   free(sample.rows);
+  if (!any)
+    cr_skip_test("no codec but scalar is usable on this processor");
 }
 
 /* A vector from the definition: c = e + x, e = k - s * sign(k); a sum of lanes; bit 1 for a

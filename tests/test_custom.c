@@ -272,8 +272,9 @@ static void at_every_call(enum custom_call call, long limit) {
   long calls = with_fault(fault);
   if (calls > limit)
     calls = limit;
-  for (size_t k = 0; (fault.at = 1 + (long)sample_turn(k)) <= calls; k++)
-    with_fault(fault);
+  for (fault.at = 1; fault.at <= calls; fault.at++)
+    if (sample_has((size_t)fault.at - 1, (size_t)calls))
+      with_fault(fault);
   checks_must_hold();
 }
 

@@ -59,8 +59,13 @@ static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
   return onebit_zero_one_adam_create(comm, tensor, 1, &adam, optimizer);
 }
 
-/* How far from the optimum a run may end, as a part of where it began; 0: is not tried. */
+/* How far from the optimum a run may end, as a part of where it began, less than 1 of what moves at
+ * all; 0: is not tried. */
 typedef double limits[TASK_KINDS];
+
+/* It does not move: the variance was frozen before the first gradient came, and one bit has no zero
+ * (onebit/adam.h, onebit/zero_one_adam.h). Adam that is not sharded waits with the freeze. */
+#define STAYS 1
 
 static void hold(enum subject subject, const limits most) {
   for (int kind = 0; kind < TASK_KINDS; kind++) {
@@ -75,6 +80,8 @@ static void hold(enum subject subject, const limits most) {
     cr_expect_leq(end.largest, 1.1 * start, "%s: runs away, to %g", task.name, end.largest);
     cr_expect_leq(end.distance, most[kind] * start, "%s: ends at %g of %g", task.name, end.distance,
                   start);
+    cr_expect(most[kind] < STAYS || end.distance == start, "%s: moves, to %g of %g", task.name,
+              end.distance, start);
   }
 }
 
@@ -117,8 +124,8 @@ Test(divergence, exchanging_steps_stays) {
 
 Test(divergence, shards_stay) {
   static const limits most = {
-      [TASK_EMBEDDING] = 0.55, [TASK_SCALES] = 0.7,      [TASK_QUIET] = 0.35,
-      [TASK_ZEROS_FIRST] = 1,  [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
+      [TASK_EMBEDDING] = 0.55,    [TASK_SCALES] = 0.7,      [TASK_QUIET] = 0.35,
+      [TASK_ZEROS_FIRST] = STAYS, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
   };
   hold(ADAM_SHARDS, most);
 }
@@ -133,8 +140,8 @@ Test(divergence, one_bit_lamb_stays) {
 
 Test(divergence, zero_one_adam_stays) {
   static const limits most = {
-      [TASK_EMBEDDING] = 0.8, [TASK_SCALES] = 0.95,     [TASK_QUIET] = 0.4,
-      [TASK_ZEROS_FIRST] = 1, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.4,
+      [TASK_EMBEDDING] = 0.8,     [TASK_SCALES] = 0.95,     [TASK_QUIET] = 0.4,
+      [TASK_ZEROS_FIRST] = STAYS, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.4,
   };
   hold(ZERO_ONE_ADAM, most);
 }
