@@ -4,6 +4,7 @@
 #   make deps           installs what building and testing need (Debian, Ubuntu)
 #   make check          the tests; TESTS="codec mpi_plan" for a part
 #   make check-long     what CI has no time for, with sanitizers and without, about half an hour
+#   make mutants        breaks one line of the library at a time: which are noticed by no test, about an hour
 #   make faults         ranks that are killed, stop or leave, damaged messages: 2,500 jobs, about 20 minutes
 #   make installed-check TESTS="..."   those that are built, and that look at an installation
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
@@ -204,7 +205,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo help check check-long faults installed-check gpu-check kernels bench reference install \
+.PHONY: all tests deps demo help check check-long mutants faults installed-check gpu-check kernels bench reference install \
   uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
@@ -320,6 +321,8 @@ preload = $(if $(filter check-preload%,$(TESTS)),$(UNLINKED) $(UNLINKED_NCCL)) \
 TESTED  = $(if $(strip $(TESTS)),$(named) $(preload),tests)
 check: all $(TESTED)
 	@$(MAKE) -s installed-check
+mutants:
+	tests/mutation/run --complete
 check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults

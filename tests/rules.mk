@@ -69,6 +69,9 @@ $(BUILD)/tests/test_training_parts: $(addprefix $(BUILD)/examples/,text_options.
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
 $(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o transformer_math.o)
 
+# The codecs take a minute to compile, whose lines tests/mutation/run breaks.
+$(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)
+
 # The fault harness (tests/faults/faults.h): no test of Criterion's, since ranks are to be killed.
 $(FAULTS): $(call objects,tests/faults/*.c) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)

@@ -11,7 +11,7 @@
  * test a launch. */
 int mpi_begin(void);
 
-/* The same of a test that is about several ranks: where there is one, ends MPI and skips the test. */
+/* The same of a test that is about several ranks: one alone ends MPI, and the test is skipped. */
 int mpi_begin_several(void);
 
 /* Finalises MPI and then checks_must_hold(). */
