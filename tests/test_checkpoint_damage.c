@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_parts.h"
 
 TestSuite(checkpoint_damage, .timeout = 300);
@@ -88,6 +89,16 @@ static bool check_unchanged(const struct unchanged *unchanged) {
   free(part);
   return same && CHECK_BITS("parameters", unchanged->small->parameters, unchanged->parameters,
                             SMALL, ONEBIT_FLOAT32);
+}
+
+/* As docs/checkpoints.md has it: other checkpoints could not be loaded. */
+Test(checkpoint_damage, checksums_are_those_of_the_format) {
+  uint64_t words[6];
+  for (uint64_t i = 0; i < 6; i++)
+    words[i] = i * i + 1;
+  struct ob_checksum sum = ob_checksum_begin();
+  ob_checksum_add(&sum, words, sizeof words);
+  cr_expect_eq(ob_checksum_end(&sum), 0x8e96f72e3615cf06);
 }
 
 /* Each stage has sections of its own. */

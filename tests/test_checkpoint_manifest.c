@@ -132,6 +132,14 @@ Test(checkpoint_manifest, parts_that_are_others) {
   unlink(other);
   cr_assert(link(path, other) == 0);
   fail_to_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1: ");
+  directory_empty(directories.saved);
+  save(6); /* as long as that of another step */
+  snprintf(path, sizeof path, "%s/kept", directories.shadow);
+  cr_assert(rename(other, path) == 0);
+  directory_empty(directories.saved);
+  save(7);
+  cr_assert(rename(path, other) == 0);
+  fail_to_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1: not the part that the manifest names");
   end();
 }
 

@@ -175,7 +175,7 @@ Test(cost, one_scale_costs_the_overlap) {
 
 /* --- What was measured */
 
-enum { EXCHANGE_BITS = 0, ALLGATHER_BITS = 1 };
+enum { EXCHANGE_BITS = 0, ALLGATHER_BITS = 1, EXCHANGE_DENSE = 3 };
 
 static struct ob_costs corrected_costs(void) {
   struct ob_costs costs = some_costs();
@@ -264,9 +264,50 @@ Test(cost, messages_are_those_of_the_nearest_size) {
     ob_cost_choose(&costs, &task, &choice);
     cr_expect(chunk[k] == 0 || choice.chunk == chunk[k] * 65536, "%s", choice.text);
   }
+  task.bits = 8; /* as many bytes: fewer elements */
+  ob_cost_choose(&costs, &task, &choice);
+  cr_expect_eq(choice.chunk, 4 * 65536 / 8, "%s", choice.text);
   task.chunk = 4096;
   ob_cost_choose(&costs, &task, &choice);
   cr_expect_eq(choice.chunk, 4096, "what is asked for goes first");
+}
+
+/* Bits round: what is exact may be three per cent slower. */
+Test(cost, exact_sums_are_worth_three_per_cent) {
+  struct ob_costs costs = some_costs();
+  struct ob_cost_task task = some_task((size_t)1 << 22, 2, 1);
+  struct ob_cost_choice bits, dense, choice;
+  costs.hosts = 2;
+  costs.ranks_per_host = 1;
+  task.schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  ob_cost_choose(&costs, &task, &bits);
+  task.wire = ONEBIT_WIRE_DENSE;
+  ob_cost_choose(&costs, &task, &dense);
+  task.wire = ONEBIT_WIRE_BITS;
+  task.dense_allowed = true;
+  for (int percent = 101; percent <= 105; percent++) {
+    struct ob_costs corrected = costs;
+    ob_cost_add_point(&corrected.measured.factor[EXCHANGE_DENSE], 4096,
+                      percent / 100.0 * bits.seconds / dense.seconds);
+    ob_cost_choose(&corrected, &task, &choice);
+    cr_expect_eq(choice.wire, percent < 103 ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS, "%d: %s",
+                 percent, choice.text);
+  }
+}
+
+/* Where nothing else takes time: each rank's elements are reduced once, wherever. */
+Test(cost, reducing_counts_every_rank) {
+  struct ob_costs none = some_costs();
+  none.between.bandwidth = none.inside.bandwidth = 1e30;
+  struct ob_costs some = none;
+  some.reduce_stream += 1e-9;
+  double more[2];
+  for (int k = 0; k < 2; k++) {
+    struct ob_cost_task task = some_task((size_t)1 << 26, k ? 16 : 2, 1);
+    more[k] = ob_cost_seconds(&some, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536) -
+              ob_cost_seconds(&none, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536);
+  }
+  cr_expect_float_eq(more[1] / more[0], 1, 0.01, "%g and %g s", more[0], more[1]);
 }
 
 Test(cost, curves_ascend_and_are_bounded) {
