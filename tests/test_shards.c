@@ -49,6 +49,45 @@ Test(shards, automatic_freeze) {
   check_on_groups(what);
 }
 
+enum { ALONE = 33, ALONE_STEPS = 12 };
+
+/* What the freeze goes by, on a rank alone. */
+static void find_ratios(onebit_shards_t shards, double ratios[ALONE_STEPS]) {
+  float parameters[ALONE] = {0}, gradients[ALONE];
+  const onebit_tensor_t tensor = {.parameter = parameters, .gradient = gradients, .count = ALONE};
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_comm_t comm = NULL;
+  onebit_optimizer_t optimizer = NULL;
+  options.beta2 = 0.875;
+  options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
+  options.shards = shards;
+  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  for (int step = 0; step < ALONE_STEPS; step++) {
+    onebit_optimizer_info_t info = {.size = sizeof info};
+    fill_input(gradients, ONEBIT_FLOAT32, ALONE, 0, step);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    ratios[step] = info.variance_ratio;
+  }
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+}
+
+/* The sums of the shares travel as floats, and lose nothing. */
+Test(shards, sums_of_the_variance_are_exact) {
+  double whole[ALONE_STEPS], shared[ALONE_STEPS];
+  find_ratios(0, whole);
+  for (int m = 0; m < 2; m++) {
+    find_ratios(modes[m], shared);
+    for (int step = 0; step < ALONE_STEPS; step++)
+      CHECK(shared[step] == whole[step], "step %d: %.17g, not %.17g", step, shared[step],
+            whole[step]);
+  }
+  CHECK(whole[ALONE_STEPS - 1] > 0, "nothing was summed");
+  checks_must_hold();
+}
+
 Test(shards, buckets_in_any_form) {
   static const size_t sizes[] = {1, 1000, 5200};
   for (int form = 0; form < ADAM_FORMS; form++) {

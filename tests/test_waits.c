@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "collectives/communicator.h"
 #include "collectives/watch.h"
 #include "tests/support_waits.h"
 
@@ -154,6 +155,24 @@ Test(waits, absence_counts_as_a_second) {
   watch.seen /= 2; /* of the seconds since the machine was started, of which there are some */
   cr_assert(ob_watch_count(&watch));
   cr_assert(watch.waited >= 1 && watch.waited <= 1.01, "%g", watch.waited);
+}
+
+static void say_nothing(const void *waiter, struct ob_wait *wait) { (void)waiter, (void)wait; }
+
+Test(waits, late_is_after_the_timeout_and_the_grace) {
+  static const double waited[] = {9.9, 10.1};
+  ob_watch_notice = 1000;
+  for (int k = 0; k < 2; k++) {
+    struct ob_watch watch = {.waited = waited[k]};
+    onebit_comm_t comm = NULL;
+    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+    comm->timeout = 8;
+    check_case("%g s", waited[k]);
+    CHECK_STATUS(ob_watch_look(&watch, comm, 2, say_nothing, NULL),
+                 k ? ONEBIT_ERROR_TRANSPORT : ONEBIT_OK);
+    onebit_comm_destroy(comm);
+  }
+  checks_must_hold();
 }
 
 /* --- Survivors ---------------------------------------------------------------------------------*/
