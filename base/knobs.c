@@ -24,7 +24,7 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
                           "what moves requests in flight: calls of the library; or thread, one of "
                           "its own, which wants a core to spare"},
-    [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "1800",
+    [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "600",
                          "seconds that a rank waits for another before that is an error on all; "
                          "never: no limit"},
     [OB_KNOB_RULES] = {"ONEBIT_RULES", "allreduces from 64K on",

@@ -11,9 +11,9 @@
 #include "collectives/communicator.h"
 #include "collectives/progress.h"
 
-/* Half an hour, as NCCL's watchdog and Gloo in PyTorch have it by default: longer than a checkpoint
- * or an evaluation on one rank. */
-#define DEFAULT_TIMEOUT 1800.0
+/* As PyTorch's watchdog of NCCL has it: longer than a checkpoint or an evaluation on one rank, and
+ * not so long that the wait is taken for one that never ends. */
+#define DEFAULT_TIMEOUT 600.0
 /* A look costs a call of the clock and takes the communicator's state: a thousand a second are
  * nothing, and no timeout is finer. */
 #define LOOK_SECONDS 0.001
@@ -50,10 +50,16 @@ static void compose(onebit_comm_t comm, const char *verb, double seconds,
   snprintf(text, bytes, "%s: %s %.3g s for %s%s", wait->what, verb, seconds, whom, detail);
 }
 
-/* One a communicator in that time, however many calls are in flight. */
+/* Whether it is time for the next notice: after 10 s, a minute and five. */
+static bool is_due(const struct ob_watch *watch) {
+  static const double times[] = {1, 6, 30};
+  return watch->notices < 3 && watch->waited >= times[watch->notices] * ob_watch_notice;
+}
+
+/* One a communicator in 10 s, however many calls are in flight. */
 static void notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
-  watch->noticed = true;
+  watch->notices++;
   if (comm->noticed > 0 && watch->seen - comm->noticed < ob_watch_notice)
     return;
   comm->noticed = watch->seen;
@@ -74,7 +80,7 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
     return ONEBIT_OK;
   OB_TRY(ob_comm_health(comm));
   bool late = watch->waited >= comm->timeout + grace;
-  if (!late && (watch->noticed || watch->waited < ob_watch_notice))
+  if (!late && !is_due(watch))
     return ONEBIT_OK;
   struct ob_wait wait = {.peer = -1, .others = "other ranks"};
   describe(waiter, &wait);
@@ -85,14 +91,19 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
 }
 
 onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const char *what) {
+  return ob_watch_for(watch, timeout, what, "other ranks");
+}
+
+onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char *what,
+                             const char *whom) {
   if (!ob_watch_count(watch))
     return ONEBIT_OK;
   if (watch->waited >= timeout)
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: waited %.3g s for other ranks", what, timeout);
-  if (!watch->noticed && watch->waited >= ob_watch_notice) {
-    ob_log(OB_LOG_WARN, -1, "%s: waiting %.3g s for other ranks", what, watch->waited);
-    watch->noticed = true;
-  }
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: waited %.3g s for %s", what, timeout, whom);
+  if (!is_due(watch))
+    return ONEBIT_OK;
+  watch->notices++;
+  ob_log(OB_LOG_WARN, -1, "%s: waiting %.3g s for %s", what, watch->waited, whom);
   return ONEBIT_OK;
 }
 

@@ -1,9 +1,9 @@
 /*
  * Waits for other ranks. Every loop of collectives and optimizers that waits for one looks at the
- * clock here: once in a while it asks whether the communicator is still well, after ten seconds it
- * says on standard error whom it waits for, and after ONEBIT_TIMEOUT the wait is an error, and the
- * communicator is aborted, so that every other rank hears of it too. The drop-ins wait for what
- * they agree on in the same way.
+ * clock here: once in a while it asks whether the communicator is still well, after 10, 60 and 300
+ * seconds it says on standard error whom it waits for, and after ONEBIT_TIMEOUT the wait is an
+ * error, and the communicator is aborted, so that every other rank hears of it too. The drop-ins
+ * wait for what they agree on in the same way.
  */
 #ifndef OB_COLLECTIVES_WATCH_H
 #define OB_COLLECTIVES_WATCH_H
@@ -23,7 +23,7 @@ struct ob_watch {
   double waited; /* seconds; at most one of them between two looks, so that a process that was
                     stopped, or computed meanwhile, does not blame others for its own absence */
   double seen;   /* when it was last looked at, by ob_seconds; 0: not yet */
-  bool noticed;
+  int notices;   /* so far */
 };
 
 /* What a wait is for: "WHAT: waiting 10 s for rank PEER (DETAIL)". */
@@ -50,11 +50,14 @@ onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what);
 /* The same where there is no communicator yet: nothing has moved since the last look at what `what`
  * names. ONEBIT_ERROR_TRANSPORT: it took too long. */
 onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const char *what);
+/* And it is known for whom: "rank 2 to join". */
+onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char *what,
+                             const char *whom);
 
 /* ONEBIT_TIMEOUT in seconds, INFINITY for none. ONEBIT_ERROR_ARGUMENT: it is no such number. */
 onebit_status_t ob_watch_timeout(double *seconds);
 
-/* For tests: seconds until the notice. */
+/* For tests: seconds until the first notice; the others are 6 and 30 times as late. */
 extern double ob_watch_notice;
 
 #endif

@@ -127,6 +127,24 @@ Test(waits, a_notice_once) {
   cr_assert_null(strstr(strchr(text, '\n'), "onebit"), "twice: %s", text);
 }
 
+/* Three: at 1, 6 and 30 times the first. */
+Test(waits, notices_become_rarer) {
+  struct ob_watch watch = {0};
+  char text[512] = "", path[] = "/tmp/onebit-notice-XXXXXX";
+  int file = mkstemp(path), before = dup(2), lines = 0;
+  ob_watch_notice = 0.01;
+  dup2(file, 2);
+  while (ob_watch_for(&watch, 0.5, "a wait", "rank 7 to come") == ONEBIT_OK)
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+  dup2(before, 2);
+  cr_assert_str_eq(onebit_last_error(), "a wait: waited 0.5 s for rank 7 to come");
+  cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
+  unlink(path);
+  for (const char *at = text; (at = strstr(at, "a wait: waiting 0.")); at++)
+    lines++;
+  cr_assert_eq(lines, 3, "%s", text);
+}
+
 /* --- The knob ----------------------------------------------------------------------------------*/
 
 static void takes(const char *text, onebit_status_t wanted) {

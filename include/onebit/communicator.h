@@ -7,14 +7,14 @@
  * the library's own (onebit/sockets.h), and `custom`, over functions of the caller's
  * (onebit/custom.h). Plans and optimizers may outlive the handle they were made on.
  *
- * Waits: every wait for another rank is bounded. After 10 seconds without a sign a rank says on
- * standard error whom it waits for, once; after ONEBIT_TIMEOUT seconds (default 1800; 0 or `never`:
- * no limit) the call is an ONEBIT_ERROR_TRANSPORT that says so, and the communicator is aborted:
- * all calls on all of its ranks end, as after onebit_comm_abort. That holds also when ranks make
- * their calls in different orders, when one makes a call that others do not, and when one has died.
- * Time in which a process was stopped, or did not call the library, counts as a second at most.
- * Creation calls of MPI and NCCL themselves, and work of the program on its own streams of a
- * device, are theirs to bound.
+ * Waits: every wait for another rank is bounded. After 10, 60 and 300 seconds without a sign a rank
+ * says on standard error whom it waits for; after ONEBIT_TIMEOUT seconds (default 600; 0 or
+ * `never`: no limit) the call is an ONEBIT_ERROR_TRANSPORT that says so, and the communicator is
+ * aborted: all calls on all of its ranks end, as after onebit_comm_abort. That holds also when
+ * ranks make their calls in different orders, when one makes a call that others do not, and when
+ * one has died. Time in which a process was stopped, or did not call the library, counts as a
+ * second at most. Creation calls of MPI and NCCL themselves, and work of the program on its own
+ * streams of a device, are theirs to bound.
  *
  * Threads: different communicators may be used from different threads at once; plans of one
  * communicator too, when the communicator is not MPI or when MPI was initialised with

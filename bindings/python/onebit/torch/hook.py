@@ -68,7 +68,7 @@ class HookState:
         they are averaged, also in the warm-up. For Adam, AdamW and their like, whose steps do not
         change by it, but for the weight of epsilon, and of clipping and coupled weight decay, which
         see gradients of magnitude 1. None: with 1 and 2 bits, where such an optimizer is known
-    timeout: seconds that a rank waits for a message before that is an error; default 1800
+    timeout: seconds that a rank waits for a message before that is an error; default 600
     plan_options: as for `onebit.Plan` (scale, block_size, schedule, threads, chunk_size, ...)
 
     Buckets of another type than float32, bfloat16 and float16, sparse gradients, and steps where

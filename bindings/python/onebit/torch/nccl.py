@@ -85,7 +85,7 @@ def _end(comm):
 def create(kind, group, timeout):
     """A communicator (of class `kind`) over the processes of a group."""
     check_member(group)
-    timeout = 1800.0 if timeout is None else timeout
+    timeout = 600.0 if timeout is None else timeout
     if not 0 < timeout < 1e9:
         raise wrong(f"timeout is {timeout} seconds")
     meeting = Meeting(group, timeout)

@@ -242,7 +242,7 @@ TRANSPORTS = ("automatic", "sockets", "gloo")
 def create(kind, group, timeout, transport, streams):
     """A communicator (of class `kind`) over the processes of a group."""
     check_member(group)
-    timeout = 1800.0 if timeout is None else timeout
+    timeout = 600.0 if timeout is None else timeout
     if not 0 < timeout < 1e9:
         raise wrong(f"timeout is {timeout} seconds")
     if transport not in TRANSPORTS:
