@@ -27,6 +27,9 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "600",
                          "seconds that a rank waits for another before that is an error on all; "
                          "never: no limit"},
+    [OB_KNOB_JOB] = {"ONEBIT_JOB", "the launcher's number of the run, where it gives one",
+                     "sockets: a name of this job, the same on all its ranks, which keeps those of "
+                     "another job at the same port away"},
     [OB_KNOB_RULES] = {"ONEBIT_RULES", "allreduces from 64K on",
                        "preloaded: a file of rules, or rules: which calls are compressed"},
     [OB_KNOB_REPORT] = {"ONEBIT_REPORT", "1",

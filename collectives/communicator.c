@@ -7,6 +7,7 @@
 #include "base/call_scope.h"
 #include "base/config.h"
 #include "base/error.h"
+#include "base/forked.h"
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -63,6 +64,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   comm->transport = transport;
   comm->users = 1;
+  comm->forks = ob_forks();
   comm->rank = rank;
   comm->size = size;
   comm->state = state;
@@ -126,8 +128,13 @@ onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
   return comm;
 }
 
+static bool is_foreign(onebit_comm_t comm) {
+  return comm->transport->network && comm->forks != ob_forks();
+}
+
+/* In a forked child the memory stays: what is the parent's is not closed here. */
 void ob_comm_drop(onebit_comm_t comm) {
-  if (--comm->users > 0)
+  if (--comm->users > 0 || is_foreign(comm))
     return;
   close_comm(comm);
   comm->transport->destroy(comm);
@@ -198,15 +205,24 @@ void ob_comm_give_up(onebit_comm_t comm, const char *text) {
   end_for_all(comm, whole);
 }
 
+static onebit_status_t refuse_foreign(onebit_comm_t comm) {
+  if (!is_foreign(comm))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_TRANSPORT,
+                  "the communicator is of the process that this one was forked from: a child makes "
+                  "one of its own");
+}
+
 onebit_status_t ob_comm_check(onebit_comm_t comm) {
+  OB_TRY(refuse_foreign(comm));
   if (!atomic_load(&comm->end.set))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_TRANSPORT, "the communicator has failed before: %s", comm->end.text);
 }
 
 onebit_status_t ob_comm_health(onebit_comm_t comm) {
-  onebit_status_t status = ONEBIT_OK;
-  if (comm->transport->health && !atomic_load(&comm->end.set))
+  onebit_status_t status = refuse_foreign(comm);
+  if (status == ONEBIT_OK && comm->transport->health && !atomic_load(&comm->end.set))
     status = comm->transport->health(comm);
   if (atomic_load(&comm->end.set))
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", comm->end.text);
@@ -217,6 +233,7 @@ onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
   OB_CALL_SCOPE;
   char text[64];
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  OB_TRY(refuse_foreign(comm));
   snprintf(text, sizeof text, "rank %d called onebit_comm_abort", comm->rank);
   end_for_all(comm, text);
   return ONEBIT_OK;
@@ -230,6 +247,7 @@ onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors)
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   if (!survivors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
+  OB_TRY(refuse_foreign(comm));
   if (!comm->transport->shrink)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "over %s a communicator cannot go on without a rank: end the job, and start it "

@@ -29,6 +29,7 @@ struct ob_comm_end {
 struct onebit_comm {
   const struct ob_transport *transport;
   int rank, size;
+  unsigned forks; /* ob_forks() of the process that made it */
   struct ob_hosts hosts;
   struct ob_costs costs; /* by which plans choose; the same on all ranks */
   void *state;           /* the transport's */
@@ -79,8 +80,9 @@ void ob_comm_drop(onebit_comm_t comm);
 /* Gives back what ob_comm_create made, without the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
 
-/* ONEBIT_ERROR_TRANSPORT once the communicator is at its end. `check` is for what begins, `health`
- * for what waits: it also asks the transport. */
+/* ONEBIT_ERROR_TRANSPORT once the communicator is at its end, and in a process that was forked from
+ * the one that made it, where it goes over a network: its connections are the other's. `check` is
+ * for what begins, `health` for what waits: it also asks the transport. */
 onebit_status_t ob_comm_check(onebit_comm_t comm);
 onebit_status_t ob_comm_health(onebit_comm_t comm);
 

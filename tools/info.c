@@ -93,6 +93,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
     if ((status = ob_knob_number(knob, 1, INT_MAX, 10, &on)) == ONEBIT_OK)
       snprintf(value, capacity, "%d", on);
     break;
+  case OB_KNOB_JOB:
   case OB_KNOB_METRICS:
   case OB_KNOB_DEBUG_FILE:
   case OB_KNOB_TUNING: /* a file that cannot be used is no wrong value: print_tuning says it */

@@ -9,21 +9,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "base/forked.h"
+#include "collectives/transports/sockets_calls.h"
 
-#define BACKLOG 1024
+static bool is_number(const char *host) {
+  const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_flags = AI_NUMERICHOST};
+  struct addrinfo *found = NULL;
+  bool is = getaddrinfo(host, NULL, &wanted, &found) == 0;
+  if (is)
+    freeaddrinfo(found);
+  return is;
+}
 
 static onebit_status_t look_up(const char *host, const char *port, struct ob_address *address) {
   const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   struct addrinfo *found = NULL;
   int code = getaddrinfo(host, port, &wanted, &found);
+  if (code == EAI_SYSTEM)
+    return ob_net_failed("getaddrinfo");
   if (code != 0)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "sockets: \"%s\" is no address and no known name: %s",
                     host, gai_strerror(code));
   memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
   address->length = found->ai_addrlen;
+  address->named = !is_number(host) && strcmp(host, "localhost") != 0;
   freeaddrinfo(found);
   return ONEBIT_OK;
 }
@@ -67,17 +78,12 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
   return ONEBIT_OK;
 }
 
-static bool is_loopback(const struct ob_address *address) {
+bool ob_address_is_loopback(const struct ob_address *address) {
   const struct sockaddr_in *four = (const struct sockaddr_in *)&address->storage;
   const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address->storage;
   if (address->storage.ss_family == AF_INET)
     return ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
   return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
-}
-
-void ob_address_local(int file, struct ob_address *address) {
-  address->length = sizeof address->storage;
-  getsockname(file, (struct sockaddr *)&address->storage, &address->length);
 }
 
 /* The port is at the same place in both families. */
@@ -106,8 +112,8 @@ int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *addres
   if (!memchr(text, '\0', OB_ADDRESS_BYTES) || sscanf(text, "%63s %d", host, &port) != 2 ||
       port < 1 || port > 65535 || getaddrinfo(host, NULL, &wanted, &found) != 0)
     return 0;
+  *address = (struct ob_address){.length = found->ai_addrlen};
   memcpy(&address->storage, found->ai_addr, found->ai_addrlen);
-  address->length = found->ai_addrlen;
   freeaddrinfo(found);
   ob_address_set_port(address, port);
   return 1;
@@ -115,7 +121,7 @@ int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *addres
 
 static struct ob_address any_of(const struct ob_address *address) {
   struct ob_address any = *address;
-  if (is_loopback(address))
+  if (ob_address_is_loopback(address) && !address->named)
     return any;
   if (address->storage.ss_family == AF_INET)
     ((struct sockaddr_in *)&any.storage)->sin_addr.s_addr = htonl(INADDR_ANY);
@@ -127,16 +133,15 @@ static struct ob_address any_of(const struct ob_address *address) {
 int ob_address_listen(const struct ob_address *address) {
   const struct ob_address at = any_of(address);
   int yes = 1;
-  int file = socket(at.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int file = ob_net_socket(at.storage.ss_family);
   if (file < 0)
     return -1;
   /* Connections of a job that has ended keep a port for a minute. */
   setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (bind(file, (const struct sockaddr *)&at.storage, at.length) == 0 &&
-      listen(file, BACKLOG) == 0)
+  if (ob_net_bind(file, &at) == 0 && ob_net_listen(file) == 0)
     return file;
   int code = errno;
-  close(file);
+  ob_own_close(file);
   errno = code;
   return -1;
 }

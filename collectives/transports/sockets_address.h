@@ -3,6 +3,7 @@
 #define OB_COLLECTIVES_SOCKETS_ADDRESS_H
 
 #include <netinet/in.h>
+#include <stdbool.h>
 #include <sys/socket.h>
 
 #include "onebit/status.h"
@@ -12,13 +13,13 @@
 struct ob_address {
   struct sockaddr_storage storage;
   socklen_t length;
+  bool named; /* by a name that means this host to others too, whatever it means here */
 };
 
 /* "host:port" or "[host]:port", into what it resolves to. ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_address_resolve(const char *text, struct ob_address *address);
 
-/* The local end of a connection, or the port that a listener has got. */
-void ob_address_local(int file, struct ob_address *address);
+bool ob_address_is_loopback(const struct ob_address *address);
 
 int ob_address_port(const struct ob_address *address);
 void ob_address_set_port(struct ob_address *address, int port);
@@ -31,8 +32,8 @@ int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *addres
 /* A link-local address without an interface gets that of another one. */
 void ob_address_set_scope(struct ob_address *address, const struct ob_address *from);
 
-/* Listens, nonblocking, at the address's port: on all interfaces, unless the address is a loopback
- * one. -1, with errno. */
+/* Listens, nonblocking, at the address's port: on all interfaces, unless it is a loopback address
+ * by number. -1, with errno. */
 int ob_address_listen(const struct ob_address *address);
 
 #endif

@@ -476,5 +476,8 @@ void ob_sockets_move(struct ob_sockets *sockets, double seconds) {
   if (wait)
     pthread_mutex_lock(&sockets->lock);
   for (int i = 0; i < count; i++)
-    handle(events[i].data.ptr, events[i].events);
+    if (events[i].data.ptr == sockets)
+      ob_sockets_refuse(sockets);
+    else
+      handle(events[i].data.ptr, events[i].events);
 }

@@ -1,16 +1,16 @@
 /* The connections of a communicator: memory for them, taking them over, closing them. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "base/forked.h"
 #include "base/memory.h"
+#include "collectives/transports/sockets_calls.h"
 #include "collectives/transports/sockets_state.h"
 
 /* Linux 6.15: how long the system waits at most before it sends again, in milliseconds. Its own
@@ -35,6 +35,67 @@ static size_t stream_count(const struct ob_sockets *sockets) {
   return (size_t)sockets->size * ((size_t)sockets->streams + 1);
 }
 
+/* --- Those of this process --------------------------------------------------------------------*/
+
+static struct ob_sockets *first;
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void enlist(struct ob_sockets *sockets) {
+  pthread_mutex_lock(&list_lock);
+  sockets->next = first;
+  first = sockets;
+  pthread_mutex_unlock(&list_lock);
+}
+
+static void strike_off(struct ob_sockets *sockets) {
+  pthread_mutex_lock(&list_lock);
+  struct ob_sockets **at = &first;
+  while (*at && *at != sockets)
+    at = &(*at)->next;
+  if (*at)
+    *at = sockets->next;
+  pthread_mutex_unlock(&list_lock);
+}
+
+bool ob_sockets_is_foreign(const struct ob_sockets *sockets) {
+  return sockets->forks != ob_forks();
+}
+
+bool ob_sockets_is_member(const uint64_t key[2]) {
+  bool found = false;
+  pthread_mutex_lock(&list_lock);
+  for (const struct ob_sockets *one = first; one; one = one->next)
+    found |=
+        one->comm && !ob_sockets_is_foreign(one) && memcmp(one->key, key, sizeof one->key) == 0;
+  pthread_mutex_unlock(&list_lock);
+  return found;
+}
+
+static bool listens_at(const struct ob_sockets *sockets, const struct ob_address *at) {
+  struct ob_address own;
+  return !ob_sockets_is_foreign(sockets) && sockets->listener >= 0 &&
+         ob_net_getsockname(sockets->listener, &own) == 0 &&
+         ob_address_port(&own) == ob_address_port(at);
+}
+
+int ob_sockets_claim_listener(const struct ob_address *at) {
+  int file = -1;
+  pthread_mutex_lock(&list_lock);
+  for (struct ob_sockets *one = first; one && file < 0; one = one->next) {
+    pthread_mutex_lock(&one->lock);
+    if (listens_at(one, at)) {
+      file = one->listener;
+      one->listener = -1;
+      epoll_ctl(one->events, EPOLL_CTL_DEL, file, NULL);
+    }
+    pthread_mutex_unlock(&one->lock);
+  }
+  pthread_mutex_unlock(&list_lock);
+  return file;
+}
+
+/* --- Connections ------------------------------------------------------------------------------*/
+
 static void lay_out(struct ob_sockets *sockets) {
   for (int rank = 0; rank < sockets->size; rank++) {
     struct ob_sockets_link *link = &sockets->links[rank];
@@ -52,11 +113,15 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
   *result = NULL;
   if (!sockets)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
+  sockets->forks = ob_forks();
+  sockets->listener = -1;
   sockets->rank = rank;
   sockets->size = size;
   sockets->streams = streams;
   pthread_mutex_init(&sockets->lock, NULL);
-  sockets->events = epoll_create1(EPOLL_CLOEXEC);
+  enlist(sockets);
+  sockets->events = ob_net_epoll_create();
+  int code = sockets->events < 0 ? errno : 0;
   sockets->links = ob_allocate((size_t)size, sizeof *sockets->links);
   sockets->all_streams = ob_allocate(stream_count(sockets), sizeof *sockets->all_streams);
   if (sockets->events < 0 || !sockets->links || !sockets->all_streams) {
@@ -64,7 +129,10 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
       ob_release(sockets->all_streams);
     sockets->all_streams = NULL;
     ob_sockets_destroy(sockets);
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the connections with %d ranks", size);
+    errno = code;
+    return code
+               ? ob_net_failed("epoll_create")
+               : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the connections with %d ranks", size);
   }
   lay_out(sockets);
   *result = sockets;
@@ -78,12 +146,14 @@ static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   for (int i = 0; i < LAST_READS; i++)
     if (recv(stream->file, sockets->waste, sizeof sockets->waste, MSG_DONTWAIT) <= 0)
       break;
-  close(stream->file);
+  ob_own_close(stream->file);
 }
 
+/* A child's copy stays: its files are closed, and others have their numbers by now. */
 void ob_sockets_destroy(struct ob_sockets *sockets) {
-  if (!sockets)
+  if (!sockets || ob_sockets_is_foreign(sockets))
     return;
+  strike_off(sockets);
   for (size_t i = 0; sockets->all_streams && i < stream_count(sockets); i++)
     close_stream(sockets, &sockets->all_streams[i]);
   for (int rank = 0; sockets->links && rank < sockets->size; rank++) {
@@ -95,8 +165,8 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
     }
     ob_release(link->tags);
   }
-  if (sockets->events >= 0)
-    close(sockets->events);
+  ob_own_close(sockets->listener);
+  ob_own_close(sockets->events);
   pthread_mutex_destroy(&sockets->lock);
   ob_release(sockets->links);
   ob_release(sockets->all_streams);
@@ -156,15 +226,13 @@ static bool is_far(int file) {
          info.tcpi_rtt >= FAR_MICROSECONDS;
 }
 
-bool ob_sockets_adopt(struct ob_sockets *sockets, int rank, int number, int file) {
+onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int number, int file) {
   struct ob_stream *stream = &sockets->links[rank].streams[number];
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
-  if (stream->file >= 0 || fcntl(file, F_SETFL, fcntl(file, F_GETFL) | O_NONBLOCK) < 0)
-    return false;
   tune(file);
-  if (epoll_ctl(sockets->events, EPOLL_CTL_ADD, file, &event) < 0)
-    return false;
+  if (ob_net_epoll_add(sockets->events, file, &event) < 0)
+    return ob_net_failed("epoll_ctl");
   stream->file = file;
   stream->link->far |= is_far(file);
-  return true;
+  return ONEBIT_OK;
 }

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "collectives/communicator.h"
+#include "collectives/transports/sockets_address.h"
 #include "onebit/sockets.h"
 
 /* --- Messages in segments: sockets_segment.c ---------------------------------------------------*/
@@ -114,6 +115,10 @@ struct ob_sockets_link {
 };
 
 struct ob_sockets {
+  struct ob_sockets *next; /* of this process */
+  unsigned forks;          /* ob_forks() of the process that made it */
+  uint64_t key[2];         /* the same on all ranks, and another in each communicator */
+  int listener;            /* rank 0's, of a job that others could be taken for; -1: none */
   int rank, size, streams;
   onebit_comm_t comm; /* NULL until it is made */
   pthread_mutex_t lock;
@@ -130,9 +135,23 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
 /* Closes what is open. NULL is fine. */
 void ob_sockets_destroy(struct ob_sockets *sockets);
 
-/* A connection with a rank, from now on nonblocking: number `stream`, the last of which is the
- * control connection. False: there is one already, or the system refuses. */
-bool ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
+/* A connection with a rank, which does not block: number `stream`, the last of which is the control
+ * connection. ONEBIT_ERROR_TRANSPORT: the system refuses; the file is still the caller's. */
+onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
+
+/* Whether this process was forked from the one that made it: the connections are not its own. */
+bool ob_sockets_is_foreign(const struct ob_sockets *sockets);
+
+/* Whether this process has made a communicator of that key, and not destroyed it. */
+bool ob_sockets_is_member(const uint64_t key[2]);
+
+/* Rank 0 keeps the port of a job without an exact name while the communicator is there: ranks of
+ * another job, which come later, are refused and not joined by each other. */
+void ob_sockets_keep_listener(struct ob_sockets *sockets, int listener);
+/* What such a communicator of this process has at the address: it has it no more. -1: none has. */
+int ob_sockets_claim_listener(const struct ob_address *at);
+/* Refuses all who have come. The lock is held. */
+void ob_sockets_refuse(struct ob_sockets *sockets);
 
 /* Lets the connection take as much as its speed asks for. */
 void ob_stream_limit_unsent(struct ob_stream *stream);

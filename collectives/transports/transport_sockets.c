@@ -36,7 +36,7 @@ static void unlock(struct ob_sockets *sockets) { pthread_mutex_unlock(&sockets->
 
 static void cancel_all(struct sockets_batch *batch) {
   struct ob_sockets *sockets = state_of(batch->base.comm);
-  if (batch->open == 0)
+  if (batch->open == 0 || ob_sockets_is_foreign(sockets))
     return;
   lock(sockets);
   for (size_t i = 0; i < batch->base.capacity; i++) {

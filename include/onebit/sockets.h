@@ -7,19 +7,34 @@
  * How ranks find each other. Rank 0 listens at an address that all are told (`rendezvous`). Each
  * other rank listens at a port that the system chooses, at the address that reaches rank 0, and of
  * each two ranks the one with the higher number connects to the other, `streams` times and once
- * more for the end of the communicator: all ranks must be reachable from those above. Traffic is
- * neither encrypted nor authenticated: between sites it belongs into a tunnel. What connects
- * without the key that rank 0 draws for each communicator, a scanner or a rank of another job, is
- * turned away.
+ * more for the end of the communicator: all ranks must be reachable from those above. Where a name
+ * stands for a loopback address on rank 0's own host, as Debian has it (127.0.1.1), that is no
+ * hindrance. Traffic is neither encrypted nor authenticated: between sites it belongs into a
+ * tunnel.
+ *
+ * Whose job a rank is of is known by a name: the secret, else ONEBIT_JOB of the environment, else
+ * the number of the run that its launcher gives it (TORCHELASTIC_RUN_ID, unless it is "none",
+ * PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, PALS_APID, FLUX_JOB_ID, SLURM_JOB_ID with SLURM_STEP_ID,
+ * PBS_JOBID, LSB_JOBID). Rank 0 takes who proves that it has the name, a rank of another job is
+ * told so, and anything else at the port is turned away and takes no rank's place. Later
+ * connections have a key that rank 0 draws for each communicator. Two jobs without a name, or in
+ * one allocation without steps, cannot be told apart when they use one port at one time. There rank
+ * 0 waits 2 s for a rank that comes twice, by which it is seen, and keeps the port as long as the
+ * communicator: then it is an error, on all ranks that met, and no mean over both.
+ *
+ * A rank that ends while it joins can be started again. What a rank lacks, open files (whose soft
+ * limit is raised to the hard one), ports, memory, is an error at once, with the system's words,
+ * and on all ranks that rank 0 has heard of or hears of in the next 2 s.
  *
  * A message goes out in segments, each over the next connection that has space, so that
  * connections share a message by their speed, and a packet that is lost holds up one of them only.
  * The system sizes the buffers (net.ipv4.tcp_rmem, tcp_wmem). Ranks move messages whenever they
  * call the library; where exchanges run beside other work, ONEBIT_PROGRESS=thread moves them.
  *
- * A rank whose process has ended is found at once, since the system closes its connections; a host
- * that is gone without a word, after ONEBIT_TIMEOUT. One that comes back before that goes on where
- * it was.
+ * A rank whose process has ended is found at once, since the system closes its connections, which
+ * children that it has forked do not keep; a host that is gone without a word, after
+ * ONEBIT_TIMEOUT. One that comes back before that goes on where it was. A forked child cannot use
+ * the communicator: it makes its own.
  */
 #ifndef ONEBIT_SOCKETS_H
 #define ONEBIT_SOCKETS_H
@@ -47,8 +62,8 @@ typedef struct onebit_sockets_options {
   /* Ranks that give the same name share a host, and its /dev/shm. Default: what gethostname says.
    */
   const char *host;
-  /* What only ranks of this job know, to keep those of others away from rank 0's port. Default:
-   * none is wanted. The same on all ranks. */
+  /* What only ranks of this job know: the job's name, which is not sent. Default: another name, as
+   * above. The same on all ranks. */
   const char *secret;
   /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
    * counts. Default 16, and 8 of more than 32 ranks: each is an open file. By default, too, a rank
@@ -72,8 +87,9 @@ typedef struct onebit_sockets_options {
  * Errors: ONEBIT_ERROR_ARGUMENT (an option out of range, or missing here and in the environment; a
  * name that does not resolve; the other ranks get ONEBIT_ERROR_TRANSPORT after their timeout),
  * ONEBIT_ERROR_MISMATCH (ranks differ in their number of ranks), ONEBIT_ERROR_MEMORY,
- * ONEBIT_ERROR_TRANSPORT (the port is taken, two ranks have one number, another version of the
- * library, ranks that do not come within the timeout: the message names them). */
+ * ONEBIT_ERROR_TRANSPORT (the port is taken, two ranks have one number, another job has the port,
+ * another version of the library, what the system refuses to a rank, ranks that do not come within
+ * the timeout: the message names them). */
 onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
                                            onebit_comm_t *comm);
 

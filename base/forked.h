@@ -1,0 +1,20 @@
+/*
+ * What is this process's alone. A process that is forked from it has its open files too: as long as
+ * the child runs, the system closes no connection of a parent that was killed, and gives up no lock
+ * of it. So a child closes at once what is registered here, and what it has copied of objects of
+ * the parent is no use to it.
+ */
+#ifndef OB_BASE_FORKED_H
+#define OB_BASE_FORKED_H
+
+/* Registers an open file, and returns it; what is negative passes. */
+int ob_own_file(int file);
+
+/* Closes a file that is registered. Negative is fine. */
+void ob_own_close(int file);
+
+/* How often this process and those before it were forked since the library was loaded: an object
+ * that was made at another number is the parent's. */
+unsigned ob_forks(void);
+
+#endif

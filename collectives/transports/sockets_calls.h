@@ -1,0 +1,46 @@
+/*
+ * What connecting asks of the system. Each function does what the system call of its name does, and
+ * fails as that: with errno. The files that they open do not block, and are this process's alone
+ * (base/forked.h).
+ */
+#ifndef OB_COLLECTIVES_SOCKETS_CALLS_H
+#define OB_COLLECTIVES_SOCKETS_CALLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/epoll.h>
+#include <sys/types.h>
+
+#include "collectives/transports/sockets_address.h"
+
+int ob_net_socket(int family);
+int ob_net_bind(int file, const struct ob_address *at);
+int ob_net_listen(int file);
+int ob_net_accept(int listener);
+int ob_net_connect(int file, const struct ob_address *to);
+int ob_net_getsockname(int file, struct ob_address *own);
+ssize_t ob_net_send(int file, const void *data, size_t bytes);
+ssize_t ob_net_recv(int file, void *data, size_t bytes);
+int ob_net_epoll_create(void);
+int ob_net_epoll_add(int events, int file, struct epoll_event *event);
+int ob_net_getrandom(void *data, size_t bytes);
+
+/* Whether the error says that the other side is not there, or not yet, or that nothing has come;
+ * any other one is this process's or this host's own, and waiting does not help. */
+bool ob_net_is_absence(int code);
+
+/* "Too many open files: this process may have 16 (ulimit -n)". Returns `text`. */
+enum { OB_NET_REASON = 224 };
+const char *ob_net_reason(int code, char text[OB_NET_REASON]);
+
+/* A call has failed by errno: "sockets: accept: Too many open files: ...". */
+onebit_status_t ob_net_failed(const char *call);
+
+/* Raises the number of files that this process may open to what the administrator allows. */
+void ob_net_raise_limit(void);
+
+/* For tests: asked before each call, by its name; what it returns, if not 0, is the error with
+ * which the call fails. NULL: none does. */
+extern int (*ob_net_fault)(const char *call);
+
+#endif

@@ -1,0 +1,292 @@
+/* Rank 0's part of how ranks find each other: who joins, what they report, and what they are told.
+ * */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/forked.h"
+#include "collectives/transports/sockets_rendezvous.h"
+
+/* Ranks of two jobs without names cannot be told apart, but for that one comes too often. Those of
+ * a job start within so many seconds of each other, where no launcher gives them a name. */
+double ob_join_quiet = 2.0;
+double ob_join_last = 2.0;
+
+/* --- Who joins ---------------------------------------------------------------------------------*/
+
+static void refuse(const struct ob_visitor *visitor, onebit_status_t status, int for_now,
+                   const char *text) {
+  struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
+                             .version = OB_GREETING_VERSION,
+                             .status = status,
+                             .streams = for_now};
+  snprintf(answer.text, sizeof answer.text, "%s", text);
+  (void)!ob_send_all(visitor->file, &answer, sizeof answer);
+}
+
+static const char *name_of(const char *named) { return *named ? named : "nothing"; }
+
+static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
+  const char *named = visitor->greeting.named;
+  char text[256];
+  if (strncmp(named, state->job.named, sizeof state->job.named) == 0)
+    snprintf(text, sizeof text, "rank 0 at %.100s is of another job: its %s is another one",
+             state->options->rendezvous, name_of(named));
+  else
+    snprintf(text, sizeof text,
+             "rank 0 at %.80s is of another job, or is not told the same: there %s names the job, "
+             "here %.31s (ONEBIT_JOB on all ranks names it)",
+             state->options->rendezvous, name_of(state->job.named), name_of(named));
+  refuse(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
+}
+
+static bool challenge(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+  struct ob_answer answer = {
+      .magic = OB_GREETING_MAGIC, .version = OB_GREETING_VERSION, .status = ONEBIT_IN_PROGRESS};
+  if (ob_net_getrandom(visitor->nonce, sizeof visitor->nonce) != 0) {
+    state->refused = ob_net_failed("getrandom");
+    return false;
+  }
+  memcpy(answer.key, visitor->nonce, sizeof answer.key);
+  visitor->challenged = true;
+  return ob_send_all(visitor->file, &answer, sizeof answer);
+}
+
+/* False: it waits for more of the proof, or has ended. */
+static bool read_proof(struct ob_visitor *visitor) {
+  ssize_t got = ob_net_recv(visitor->file, (char *)visitor->proof + visitor->proof_done,
+                            sizeof visitor->proof - visitor->proof_done);
+  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+    ob_visitor_close(visitor);
+  visitor->proof_done += got > 0 ? (size_t)got : 0;
+  return visitor->proof_done == sizeof visitor->proof;
+}
+
+static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
+  uint64_t proof[2];
+  ob_job_prove(&state->job, visitor->nonce, proof);
+  return memcmp(proof, visitor->proof, sizeof proof) == 0;
+}
+
+/* Of a job that has no name of its own, or the rank 0 of which found the port taken: it cannot be
+ * known which of the two is of this job. */
+static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
+  int rank = visitor->greeting.rank;
+  char text[256];
+  snprintf(text, sizeof text, "there is a rank %d already", rank);
+  if (!state->job.exact) {
+    snprintf(text, sizeof text,
+             "a second rank %d has come to %.80s: two jobs use this port, or a rank was started "
+             "twice. Give each job another port, or a name of its own (ONEBIT_JOB)",
+             rank, state->options->rendezvous);
+    state->refused = ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: %s", text);
+  }
+  refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0, text);
+}
+
+static void refuse_size(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
+  char text[128];
+  snprintf(text, sizeof text, "the number of ranks differs: %d on rank 0, %d on rank %d",
+           state->size, visitor->greeting.size, visitor->greeting.rank);
+  if (state->job.exact)
+    state->refused = ob_error(ONEBIT_ERROR_MISMATCH, "sockets: %s", text);
+  refuse(visitor, ONEBIT_ERROR_MISMATCH, 0, text);
+}
+
+static void add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+  int rank = visitor->greeting.rank;
+  memcpy(state->addresses[rank], visitor->greeting.address, OB_ADDRESS_BYTES);
+  state->members[rank] = (struct ob_member){.file = visitor->file};
+  visitor->file = -1;
+}
+
+/* When rank 0 has failed, those who come are told. */
+bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+  struct ob_greeting *greeting = &visitor->greeting;
+  if (greeting->version != OB_GREETING_VERSION)
+    refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0, "rank 0 has another version of the library");
+  if (greeting->version != OB_GREETING_VERSION || greeting->kind != OB_JOIN)
+    return false;
+  greeting->named[sizeof greeting->named - 1] = '\0';
+  if (!visitor->challenged)
+    return challenge(state, visitor);
+  if (!read_proof(visitor))
+    return visitor->file >= 0;
+  if (!is_of_this_job(state, visitor))
+    refuse_other_job(state, visitor);
+  else if (state->verdict.status != ONEBIT_OK)
+    (void)!ob_send_all(visitor->file, &state->verdict, sizeof state->verdict);
+  else if (greeting->size != state->size || greeting->rank >= state->size)
+    refuse_size(state, visitor);
+  else if (greeting->rank == 0 || state->members[greeting->rank].file >= 0)
+    refuse_second(state, visitor);
+  else
+    add_member(state, visitor);
+  if (state->verdict.status != ONEBIT_OK && greeting->rank < state->size)
+    state->members[greeting->rank].connected = true; /* it has been told */
+  return false;
+}
+
+/* --- What they report --------------------------------------------------------------------------*/
+
+/* One that has not got the list, or not reported since, comes again, to be told. */
+static onebit_status_t lose_member(struct ob_rendezvous *state, int rank, bool joining) {
+  bool connected = state->members[rank].connected;
+  ob_own_close(state->members[rank].file);
+  state->members[rank] = (struct ob_member){.file = -1, .connected = connected};
+  if (joining)
+    return ONEBIT_OK; /* it may be started again */
+  return ob_error(ONEBIT_ERROR_TRANSPORT,
+                  "sockets: rank %d at %.63s has ended before all ranks were connected", rank,
+                  state->addresses[rank]);
+}
+
+static onebit_status_t read_member(struct ob_rendezvous *state, int rank, bool joining) {
+  struct ob_member *member = &state->members[rank];
+  size_t left = sizeof member->report - member->done;
+  if (member->file < 0 || left == 0)
+    return ONEBIT_OK;
+  ssize_t got = ob_net_recv(member->file, (char *)&member->report + member->done, left);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR))
+    return ONEBIT_OK;
+  if (got < 0 && !ob_net_is_absence(errno))
+    return ob_rendezvous_failed(state, "recv");
+  if (got <= 0)
+    return lose_member(state, rank, joining);
+  member->done += (size_t)got;
+  if (member->done < sizeof member->report)
+    return ONEBIT_OK;
+  member->connected = member->report.status == ONEBIT_OK;
+  return member->connected ? ONEBIT_OK : ob_rendezvous_hear(state, &member->report);
+}
+
+onebit_status_t ob_members_read(struct ob_rendezvous *state, bool joining) {
+  for (int rank = 1; rank < state->size; rank++)
+    OB_TRY(read_member(state, rank, joining));
+  return ONEBIT_OK;
+}
+
+int ob_members_first_apart(const struct ob_rendezvous *state) {
+  for (int rank = 1; rank < state->size; rank++)
+    if (!state->members[rank].connected)
+      return rank;
+  return -1;
+}
+
+/* --- What they are told ------------------------------------------------------------------------*/
+
+/* Their files are closed first, so that there are some for those who are to come. */
+static void tell_members(struct ob_rendezvous *state) {
+  for (int rank = 1; rank < state->size; rank++) {
+    struct ob_member *member = &state->members[rank];
+    if (member->file < 0)
+      continue;
+    if (!ob_send_all(member->file, &state->verdict, sizeof state->verdict) &&
+        !ob_net_is_absence(errno) && state->verdict.status == ONEBIT_OK)
+      state->refused = ob_rendezvous_failed(state, "send");
+    ob_own_close(member->file);
+    *member = (struct ob_member){.file = -1, .connected = true};
+  }
+}
+
+void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdict) {
+  double until = ob_seconds() + ob_join_last;
+  bool late = state->watch.waited >= state->timeout;
+  state->verdict = *verdict;
+  tell_members(state);
+  while (verdict->status != ONEBIT_OK && !late && state->listener >= 0 &&
+         ob_members_first_apart(state) > 0 && ob_seconds() < until) {
+    (void)ob_visitors_serve(state, ob_join_accept);
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+}
+
+/* --- All of it ---------------------------------------------------------------------------------*/
+
+/* "rank 2", "ranks 2, 5, 6 and 12 more"; false: all have joined. */
+static bool list_missing(const struct ob_rendezvous *state, char *text, size_t bytes) {
+  int missing = 0;
+  size_t length = 0;
+  for (int rank = 1; rank < state->size; rank++)
+    missing += state->members[rank].file < 0;
+  for (int rank = 1, listed = 0; rank < state->size && listed < 3; rank++)
+    if (state->members[rank].file < 0)
+      length += (size_t)snprintf(text + length, bytes - length, "%s%d",
+                                 listed++      ? ", "
+                                 : missing > 1 ? "ranks "
+                                               : "rank ",
+                                 rank);
+  if (missing > 3)
+    snprintf(text + length, bytes - length, " and %d more", missing - 3);
+  return missing > 0;
+}
+
+/* A communicator of this process that had the port lends it; what else has it is told, so that of
+ * two jobs neither goes on. */
+static onebit_status_t listen_at(struct ob_rendezvous *state) {
+  char reason[OB_NET_REASON];
+  state->listener = ob_address_listen(&state->at);
+  int code = errno;
+  if (state->listener < 0 && code == EADDRINUSE)
+    state->listener = ob_sockets_claim_listener(&state->at);
+  if (state->listener >= 0)
+    return ONEBIT_OK;
+  if (code == EADDRINUSE)
+    ob_join_claim(state);
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0 cannot listen at %.100s: %s",
+                  state->options->rendezvous, ob_net_reason(code, reason));
+}
+
+static onebit_status_t send_table(struct ob_rendezvous *state) {
+  const struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
+                                   .version = OB_GREETING_VERSION,
+                                   .streams = state->streams,
+                                   .key = {state->key[0], state->key[1]}};
+  size_t bytes = (size_t)state->size * OB_ADDRESS_BYTES;
+  for (int rank = 1; rank < state->size; rank++) {
+    int file = state->members[rank].file;
+    onebit_status_t status = ob_rendezvous_send(state, file, &answer, sizeof answer);
+    if (status == ONEBIT_OK)
+      status = ob_rendezvous_send(state, file, state->addresses, bytes);
+    if (status == ONEBIT_IN_PROGRESS) {
+      OB_TRY(read_member(state, rank, false)); /* it may have told why */
+      return lose_member(state, rank, false);
+    }
+    OB_TRY(status);
+  }
+  return ONEBIT_OK;
+}
+
+/* Ranks may leave again, and others come in their place, until the list is sent. */
+static onebit_status_t await_members(struct ob_rendezvous *state) {
+  char missing[96], what[160];
+  snprintf(what, sizeof what, "rank 0 at %.100s", state->options->rendezvous);
+  for (;;) {
+    OB_TRY(ob_members_read(state, true));
+    OB_TRY(ob_visitors_serve(state, ob_join_accept));
+    OB_TRY(state->refused);
+    if (!list_missing(state, missing, sizeof missing))
+      break;
+    strncat(missing, " to join", sizeof missing - strlen(missing) - 1);
+    OB_TRY(ob_rendezvous_pause(state, what, missing));
+  }
+  state->watch = (struct ob_watch){0};
+  state->complete = ob_seconds();
+  return ONEBIT_OK;
+}
+
+bool ob_join_is_quiet(const struct ob_rendezvous *state) {
+  double quiet = state->timeout / 2 < ob_join_quiet ? state->timeout / 2 : ob_join_quiet;
+  return state->job.exact || ob_seconds() >= state->complete + quiet;
+}
+
+onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
+  OB_TRY(listen_at(state));
+  OB_TRY(await_members(state));
+  if (ob_net_getrandom(state->key, sizeof state->key) != 0)
+    return ob_net_failed("getrandom");
+  return send_table(state);
+}

@@ -1,0 +1,221 @@
+/* How ranks 1 and up join rank 0. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/forked.h"
+#include "collectives/transports/sockets_rendezvous.h"
+
+/* A job that has ended keeps its port for a moment, one that runs for longer. */
+#define OTHER_JOB_SECONDS 5.0
+
+/* One attempt to connect. ONEBIT_IN_PROGRESS: not now, errno says why. */
+static onebit_status_t connect_root(struct ob_rendezvous *state) {
+  state->root = ob_net_socket(state->at.storage.ss_family);
+  if (state->root < 0)
+    return ob_rendezvous_failed(state, "socket");
+  while (ob_net_connect(state->root, &state->at) < 0 && errno != EISCONN) {
+    if (!ob_net_is_absence(errno))
+      return ob_rendezvous_failed(state, "connect");
+    if (errno != EINPROGRESS && errno != EALREADY)
+      return ONEBIT_IN_PROGRESS;
+    OB_TRY(ob_rendezvous_pause(state, state->options->rendezvous, "rank 0 to answer"));
+  }
+  return ONEBIT_OK;
+}
+
+/* Listens where the connection with rank 0 comes from. */
+static onebit_status_t open_own(struct ob_rendezvous *state, char text[OB_ADDRESS_BYTES]) {
+  struct ob_address own, bound;
+  char reason[OB_NET_REASON];
+  if (ob_net_getsockname(state->root, &own) < 0)
+    return ob_rendezvous_failed(state, "getsockname");
+  ob_address_set_port(&own, 0);
+  own.named = state->at.named;
+  state->own = own;
+  if (state->listener < 0)
+    state->listener = ob_address_listen(&own);
+  if (state->listener < 0)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: cannot listen at a port of its own: %s",
+                    ob_net_reason(errno, reason));
+  if (ob_net_getsockname(state->listener, &bound) < 0)
+    return ob_rendezvous_failed(state, "getsockname");
+  ob_address_set_port(&own, ob_address_port(&bound));
+  ob_address_print(&own, text);
+  return ONEBIT_OK;
+}
+
+/* What rank 0 refuses for now may be of a job that has just ended, or of this one's next
+ * communicator. */
+static onebit_status_t hear_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
+  answer->text[sizeof answer->text - 1] = '\0';
+  if (answer->streams != OB_ANSWER_FOR_NOW)
+    return ob_rendezvous_hear(state, answer);
+  state->verdict = *answer;
+  if (state->refused_since == 0)
+    state->refused_since = ob_seconds();
+  if (ob_seconds() - state->refused_since > OTHER_JOB_SECONDS && !ob_sockets_is_member(answer->key))
+    return ob_rendezvous_hear(state, answer);
+  nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+  return ONEBIT_IN_PROGRESS;
+}
+
+static onebit_status_t read_answer(struct ob_rendezvous *state, struct ob_answer *answer) {
+  OB_TRY(ob_rendezvous_receive(state, state->root, answer, sizeof *answer));
+  if (answer->magic != OB_GREETING_MAGIC)
+    *answer = (struct ob_answer){.status = ONEBIT_ERROR_TRANSPORT,
+                                 .streams = OB_ANSWER_FOR_NOW,
+                                 .text = "another program than rank 0 listens there"};
+  return answer->status < 0 ? hear_refusal(state, answer) : ONEBIT_OK;
+}
+
+static onebit_status_t prove(struct ob_rendezvous *state, const struct ob_answer *challenge) {
+  uint64_t proof[2];
+  if (challenge->status != ONEBIT_IN_PROGRESS)
+    return ONEBIT_IN_PROGRESS; /* no rank 0 */
+  ob_job_prove(&state->job, challenge->key, proof);
+  OB_TRY(ob_rendezvous_send(state, state->root, proof, sizeof proof));
+  state->joined = true;
+  return ONEBIT_OK;
+}
+
+/* Where rank 0's host has given its name to a loopback address, ranks there are reached as it. */
+static void reach_from_here(struct ob_rendezvous *state) {
+  for (int rank = 1; rank < state->size; rank++) {
+    struct ob_address listed, reached = state->at;
+    if (!ob_address_scan(state->addresses[rank], &listed) || !ob_address_is_loopback(&listed) ||
+        ob_address_is_loopback(&state->own))
+      continue;
+    ob_address_set_port(&reached, ob_address_port(&listed));
+    ob_address_print(&reached, state->addresses[rank]);
+  }
+  ob_address_print(&state->at, state->addresses[0]);
+}
+
+static onebit_status_t read_table(struct ob_rendezvous *state) {
+  struct ob_answer answer;
+  size_t bytes = (size_t)state->size * OB_ADDRESS_BYTES;
+  OB_TRY(read_answer(state, &answer));
+  if (answer.version != OB_GREETING_VERSION || answer.status != ONEBIT_OK || answer.streams < 1 ||
+      answer.streams > ONEBIT_SOCKETS_STREAMS)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0 has another version of the library");
+  state->streams = answer.streams;
+  memcpy(state->key, answer.key, sizeof state->key);
+  OB_TRY(ob_rendezvous_receive(state, state->root, state->addresses, bytes));
+  reach_from_here(state);
+  state->watch = (struct ob_watch){0};
+  return ONEBIT_OK;
+}
+
+/* With where this rank listens, unless it only comes to tell something. */
+static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
+  struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
+                                 .version = OB_GREETING_VERSION,
+                                 .kind = OB_JOIN,
+                                 .rank = state->rank,
+                                 .size = state->size};
+  memcpy(greeting.named, state->job.named, sizeof greeting.named);
+  if (listens)
+    OB_TRY(open_own(state, greeting.address));
+  return ob_rendezvous_send(state, state->root, &greeting, sizeof greeting);
+}
+
+static onebit_status_t enter(struct ob_rendezvous *state, bool listens) {
+  struct ob_answer answer;
+  onebit_status_t status = greet_root(state, listens);
+  if (status == ONEBIT_IN_PROGRESS) /* it may have been refused before */
+    shutdown(state->root, SHUT_WR);
+  else
+    OB_TRY(status);
+  OB_TRY(read_answer(state, &answer));
+  return prove(state, &answer);
+}
+
+static void close_root(struct ob_rendezvous *state) {
+  ob_own_close(state->root);
+  state->root = -1;
+  state->joined = false;
+}
+
+/* ONEBIT_IN_PROGRESS: rank 0 is not there yet, or something else is. */
+static onebit_status_t try_join(struct ob_rendezvous *state, int *reason) {
+  onebit_status_t status = connect_root(state);
+  *reason = status == ONEBIT_IN_PROGRESS ? errno : 0;
+  if (status == ONEBIT_OK)
+    status = enter(state, true);
+  if (status == ONEBIT_OK)
+    status = read_table(state);
+  if (status == ONEBIT_IN_PROGRESS)
+    close_root(state);
+  return status;
+}
+
+/* Rank 0 is not there, by errno; 0: what is there is another one, or none. */
+static onebit_status_t pause_for_root(struct ob_rendezvous *state, int code) {
+  char whom[384], at[OB_ADDRESS_BYTES], reason[OB_NET_REASON];
+  bool refused = state->refused_since > 0 && code == 0;
+  ob_address_print(&state->at, at);
+  if (refused)
+    snprintf(whom, sizeof whom, "rank 0: %s", state->verdict.text);
+  else
+    snprintf(whom, sizeof whom, "rank 0, which does not listen there (%.63s: %s)", at,
+             code ? ob_net_reason(code, reason) : "what does is no rank 0");
+  onebit_status_t status = ob_rendezvous_pause(state, state->options->rendezvous, whom);
+  return status != ONEBIT_OK && refused ? ob_rendezvous_hear(state, &state->verdict) : status;
+}
+
+onebit_status_t ob_join(struct ob_rendezvous *state) {
+  onebit_status_t status;
+  int code;
+  while ((status = try_join(state, &code)) == ONEBIT_IN_PROGRESS)
+    OB_TRY(pause_for_root(state, code));
+  state->verdict = (struct ob_answer){0};
+  return status;
+}
+
+onebit_status_t ob_verdict_read(struct ob_rendezvous *state) {
+  size_t left = sizeof state->verdict - state->verdict_done;
+  ssize_t got = ob_net_recv(state->root, (char *)&state->verdict + state->verdict_done, left);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR))
+    return ONEBIT_IN_PROGRESS;
+  if (got < 0 && !ob_net_is_absence(errno))
+    return ob_rendezvous_failed(state, "recv");
+  if (got <= 0)
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "sockets: rank 0 has ended before all ranks were connected");
+  state->verdict_done += (size_t)got;
+  if (state->verdict_done < sizeof state->verdict)
+    return ONEBIT_IN_PROGRESS;
+  return state->verdict.status == ONEBIT_OK ? ONEBIT_OK
+                                            : ob_rendezvous_hear(state, &state->verdict);
+}
+
+/* Rank 0 may be on its way. A report that fails is not reported. */
+void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report) {
+  double until = ob_seconds() + ob_join_last;
+  state->timeout = ob_join_last;
+  state->watch = (struct ob_watch){0};
+  while (!state->joined && !state->told && ob_seconds() < until) {
+    close_root(state);
+    if (connect_root(state) == ONEBIT_OK)
+      (void)enter(state, false);
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  }
+  if (state->joined)
+    (void)!ob_send_all(state->root, report, sizeof *report);
+}
+
+/* It joins as a second rank 0, by which a job that has no exact name fails. */
+void ob_join_claim(struct ob_rendezvous *state) {
+  struct ob_answer answer;
+  double timeout = state->timeout;
+  state->timeout = timeout < ob_join_last ? timeout : ob_join_last;
+  if (connect_root(state) == ONEBIT_OK && enter(state, false) == ONEBIT_OK)
+    (void)read_answer(state, &answer);
+  close_root(state);
+  state->timeout = timeout;
+}
