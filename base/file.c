@@ -1,4 +1,4 @@
-/* Reading a file of which anybody may have made something else. */
+/* Files of which anybody may have made something else. */
 #define _POSIX_C_SOURCE   200809L
 #define _FILE_OFFSET_BITS 64
 #include "base/file.h"
@@ -58,6 +58,34 @@ void ob_input_close(struct ob_input *input) {
   if (input->number >= 0)
     close(input->number);
   input->number = -1;
+}
+
+/* Only a FIFO's writes do not block. */
+static int check_output(int number) {
+  struct stat about;
+  if (fstat(number, &about) != 0)
+    return errno;
+  int flags = fcntl(number, F_GETFL);
+  if (flags < 0 || (!S_ISFIFO(about.st_mode) && fcntl(number, F_SETFL, flags & ~O_NONBLOCK) < 0))
+    return errno;
+  return 0;
+}
+
+int ob_output_open(FILE **file, const char *path, bool append) {
+  const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  int number;
+  *file = NULL;
+  do
+    number = open(path, flags | (append ? O_APPEND : O_TRUNC), 0666);
+  while (number < 0 && errno == EINTR);
+  if (number < 0)
+    return errno == ENXIO ? OB_INPUT_IRREGULAR : errno;
+  int code = check_output(number);
+  if (code == 0 && !(*file = fdopen(number, append ? "a" : "w")))
+    code = errno;
+  if (code != 0)
+    close(number);
+  return code;
 }
 
 const char *ob_input_reason(int code, char text[OB_INPUT_REASON]) {

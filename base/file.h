@@ -1,13 +1,15 @@
 /*
- * Reading a file of which anybody may have made something else: a FIFO, a device, a socket or a
+ * Files of which anybody may have made something else. For reading: a FIFO, a device, a socket or a
  * directory in its place is refused, and none makes the reader wait; a file that is shorter than
  * it was is an error, and no signal.
  */
 #ifndef OB_BASE_FILE_H
 #define OB_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 /* An open file. */
@@ -32,6 +34,11 @@ void ob_input_close(struct ob_input *input);
 /* Why, as text. Returns `text`. */
 enum { OB_INPUT_REASON = 96 };
 const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
+
+/* Opens a file for writing, at its beginning when that is new or is to be new, else at its end. A
+ * FIFO that nobody reads is refused, as it would wait for ever; where somebody reads, what he
+ * leaves in it too long is lost, with an error, and not waited for. What it returns is as above. */
+int ob_output_open(FILE **file, const char *path, bool append);
 
 /* The system's calls for these, which a test may replace. */
 struct ob_input_calls {

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/knobs.h"
 
 static const char *const names[] = {"WARN", "INFO", "TRACE"};
@@ -58,13 +59,13 @@ static onebit_status_t open_file(int rank) {
   char path[1024];
   if (!pattern || output)
     return ONEBIT_OK;
-  bool fits = ob_expand_path(pattern, rank, path, sizeof path);
-  if (!fits)
-    errno = ENAMETOOLONG;
-  FILE *file = fits ? fopen(path, "ae") : NULL;
-  if (!file)
+  char reason[OB_INPUT_REASON];
+  FILE *file = NULL;
+  int code = ob_expand_path(pattern, rank, path, sizeof path) ? ob_output_open(&file, path, true)
+                                                              : ENAMETOOLONG;
+  if (code != 0)
     return ob_error(ONEBIT_ERROR_FILE, "%s=%.200s: %s", ob_knob_label(OB_KNOB_DEBUG_FILE), pattern,
-                    strerror(errno));
+                    ob_input_reason(code, reason));
   setvbuf(file, NULL, _IOLBF, BUFSIZ);
   output = file;
   return ONEBIT_OK;

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/forked.h"
 #include "base/memory.h"
 
 /* A name in the system's one list of them. */
@@ -111,10 +112,10 @@ static onebit_status_t open_own(struct ob_shared *shared) {
   struct stat is = {0};
   while (is.st_nlink == 0) {
     if (shared->name)
-      close(shared->file);
+      ob_own_close(shared->file);
     uint64_t name = new_name();
     shared->name = 0;
-    shared->file = open_block(name, O_CREAT | O_EXCL);
+    shared->file = ob_own_file(open_block(name, O_CREAT | O_EXCL));
     if (shared->file < 0)
       return failed("shm_open", shared, errno);
     shared->name = name;
@@ -169,7 +170,7 @@ void ob_shared_hide(struct ob_shared *shared) {
   if (!shared->name)
     return;
   shm_unlink(path_of(shared->name).text);
-  close(shared->file);
+  ob_own_close(shared->file);
   shared->name = 0;
 }
 

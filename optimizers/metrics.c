@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/events.h"
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/knobs.h"
@@ -170,15 +171,16 @@ static bool name_file(const char *pattern, int rank, char path[PATH]) {
 }
 
 static onebit_status_t open_file(const char *pattern, int rank, struct ob_metrics *metrics) {
-  char path[PATH];
-  errno = ENAMETOOLONG;
-  bool named = name_file(pattern, rank, path);
-  metrics->file = named ? fopen(path, "we") : NULL;
-  metrics->events = named && strstr(path, "tfevents");
-  if (metrics->file && write_heading(metrics))
+  char path[PATH] = "", reason[OB_INPUT_REASON];
+  int code =
+      name_file(pattern, rank, path) ? ob_output_open(&metrics->file, path, false) : ENAMETOOLONG;
+  metrics->events = strstr(path, "tfevents");
+  if (code == 0 && !write_heading(metrics))
+    code = errno;
+  if (code == 0)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_FILE, "%s=%.200s: %s", ob_knob_label(OB_KNOB_METRICS), pattern,
-                  strerror(errno));
+                  ob_input_reason(code, reason));
 }
 
 onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer) {

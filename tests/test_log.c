@@ -1,17 +1,22 @@
 /* ONEBIT_DEBUG: what each level says, where it goes, and what is refused. */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
+#include "base/file.h"
 #include "base/log.h"
 #include "onebit/onebit.h"
 #include "tests/support.h"
+#include "tests/support_irregular.h"
 
 TestSuite(log, .timeout = 60);
 
@@ -130,6 +135,16 @@ Test(log, what_is_wrong_is_refused) {
   check_refused("ONEBIT_DEBUG_FILE", "/nowhere/at.all", ONEBIT_ERROR_FILE,
                 "ONEBIT_DEBUG_FILE=/nowhere/at.all: No such file");
   check_refused("ONEBIT_DEBUG_FILE", longer, ONEBIT_ERROR_FILE, "too long");
+  char path[] = "/tmp/onebit-log-XXXXXX";
+  for (enum irregular kind = A_FIFO; kind <= A_DIRECTORY; kind++) {
+    strcpy(path + sizeof path - 7, "XXXXXX");
+    close(mkstemp(path));
+    unlink(path);
+    irregular_make(kind, path);
+    check_refused("ONEBIT_DEBUG_FILE", path, ONEBIT_ERROR_FILE,
+                  kind == A_DIRECTORY ? "Is a directory" : "not a regular file");
+    irregular_remove(kind, path);
+  }
   checks_must_hold();
 }
 
@@ -139,4 +154,24 @@ Test(log, paths_are_expanded_or_too_long) {
   cr_expect(ob_expand_path("1234567", 0, path, sizeof path) && strcmp(path, "1234567") == 0);
   cr_expect_not(ob_expand_path("12345678", 0, path, sizeof path));
   cr_expect_not(ob_expand_path("12345%r", 123, path, sizeof path));
+}
+
+/* What a reader leaves in a FIFO too long is not waited for. */
+Test(log, a_fifo_with_a_reader_does_not_block) {
+  char directory[] = "/tmp/onebit-log-XXXXXX", path[64];
+  FILE *file;
+  cr_assert(mkdtemp(directory));
+  snprintf(path, sizeof path, "%s/fifo", directory);
+  cr_assert(mkfifo(path, 0600) == 0);
+  cr_expect_eq(ob_output_open(&file, path, true), OB_INPUT_IRREGULAR);
+  int reader = open(path, O_RDONLY | O_NONBLOCK);
+  cr_assert_eq(ob_output_open(&file, path, true), 0);
+  bool well = true;
+  for (int k = 0; k < 10000 && well; k++)
+    well = fprintf(file, "%0100d\n", k) > 0 && fflush(file) == 0;
+  cr_expect(!well && errno == EAGAIN);
+  fclose(file);
+  close(reader);
+  unlink(path);
+  rmdir(directory);
 }

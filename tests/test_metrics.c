@@ -10,6 +10,7 @@
 
 #include "onebit/onebit.h"
 #include "tests/support.h"
+#include "tests/support_irregular.h"
 
 TestSuite(metrics, .timeout = 60);
 
@@ -236,6 +237,14 @@ Test(metrics, what_cannot_be_written_fails_on_all_ranks) {
   on_ranks(RANKS, make_in_vain, &file);
   setenv("ONEBIT_METRICS", "/dev/full", 1);
   on_ranks(RANKS, make_in_vain, &file);
+  cr_assert(mkdtemp(directory));
+  for (enum irregular kind = A_FIFO; kind <= A_DIRECTORY; kind++) {
+    irregular_make(kind, file_in(irregular_names[kind]));
+    setenv("ONEBIT_METRICS", file_in(irregular_names[kind]), 1);
+    on_ranks(RANKS, make_in_vain, &file);
+    irregular_remove(kind, file_in(irregular_names[kind]));
+  }
+  rmdir(directory);
   setenv("ONEBIT_METRICS_EVERY", "0", 1);
   on_ranks(RANKS, make_in_vain, &argument);
 }
