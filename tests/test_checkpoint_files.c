@@ -2,17 +2,21 @@
  * Checkpoints in files: whatever happens while one is saved, what is loaded afterwards is the one
  * before or the new one, whole; and what is left lying about goes away with the next.
  */
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "tests/support_disk.h"
 #include "tests/support_parts.h"
 
@@ -299,5 +303,55 @@ Test(checkpoint_files, file_too_large, FORKS) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "nobody was told: %d", status);
   check_names(&first);
   CHECK(which_is_there() == 0, "another checkpoint");
+  end();
+}
+
+/* --- Others, at the same time */
+
+Test(checkpoint_files, one_of_two_savers_is_told) {
+  begin();
+  struct names first = start_anew();
+  int lock = open(directories.saved, O_RDONLY | O_DIRECTORY);
+  cr_assert(lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0);
+  struct files_run run = run_files(AFTER);
+  CHECK(run.status[0] == ONEBIT_ERROR_FILE && run.status[1] == ONEBIT_ERROR_PEER, "%d and %d",
+        (int)run.status[0], (int)run.status[1]);
+  CHECK(strstr(run.words[0], "another process is saving a checkpoint here"), "%s", run.words[0]);
+  free_parts(&run.parts);
+  close(lock);
+  check_names(&first);
+  CHECK(which_is_there() == 0, "another checkpoint");
+  save(AFTER);
+  CHECK(which_is_there() == 1, "another checkpoint");
+  end();
+}
+
+static struct ob_input_calls real_calls;
+static atomic_int turn;
+static const char *replaced_at; /* the file before whose first opening another one is saved */
+
+static int save_meanwhile(int directory, const char *path, int flags) {
+  if (strcmp(path, replaced_at) == 0 && atomic_fetch_add(&turn, 1) == 0) {
+    ob_input_calls = real_calls;
+    save(AFTER);
+  }
+  return real_calls.open(directory, path, flags);
+}
+
+/* Another process saves when one rank has read the manifest, or opened some parts, and the other
+ * ranks have or have not. */
+Test(checkpoint_files, a_load_beside_a_save) {
+  static const char *const files[] = {"part-1-0", "part-1-1", "part-1-2", "manifest"};
+  begin();
+  for (size_t k = 0; k < sizeof files / sizeof files[0]; k++) {
+    start_anew();
+    real_calls = ob_input_calls;
+    replaced_at = files[k];
+    atomic_store(&turn, 0);
+    ob_input_calls.open = save_meanwhile;
+    CHECK(which_is_there() == 1, "%s: another checkpoint", files[k]);
+    ob_input_calls = real_calls;
+    checks_must_hold();
+  }
   end();
 }

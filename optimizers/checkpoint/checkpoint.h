@@ -286,9 +286,15 @@ struct ob_opened {
 };
 
 /* Local; `status`: how this rank fares so far. Closed also after a failure. */
+/* Where one is saved meanwhile, that one is opened. */
 onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
                               const char *directory);
 void ob_files_close(struct ob_opened *opened);
+/* Whether ranks have failed to load because they have opened two checkpoints: it was saved between
+ * the one and the other, and they can look again. All ranks find alike. Term 1 of their agreement
+ * is the checkpoint's fingerprint. */
+enum { OB_FILES_TURNS = 5 };
+bool ob_files_differ(onebit_comm_t comm, onebit_status_t status);
 
 /* --- Loading */
 

@@ -12,17 +12,20 @@
  * Before the rename the old manifest names old parts, which nobody has touched; after it the new
  * one names new parts, which are on the disk.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* flock */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/forked.h"
 #include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
@@ -75,6 +78,7 @@ struct files {
   const struct ob_subject *subject;
   const char *path;
   struct ob_directory directory;
+  int lock; /* rank 0's file; -1: none */
   uint64_t generation;
   char name[OB_PART_NAME]; /* of this rank's part */
   struct ob_manifest manifest;
@@ -91,6 +95,17 @@ static onebit_status_t check(const char *directory) {
   return ONEBIT_OK;
 }
 
+/* Of two processes that save here, one is told. Some file systems have no locks for directories:
+ * there two parts of one name tell. */
+static onebit_status_t lock_directory(struct files *files) {
+  int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+  files->lock = ob_own_file(openat(files->directory.number, ".", flags));
+  if (files->lock < 0 || flock(files->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_FILE, "%s: another process is saving a checkpoint here",
+                  files->path);
+}
+
 /* Rank 0 says which generation this is. */
 static onebit_status_t begin(struct files *files, onebit_status_t status) {
   onebit_comm_t comm = files->subject->comm;
@@ -99,6 +114,8 @@ static onebit_status_t begin(struct files *files, onebit_status_t status) {
     status = check(files->path);
   if (comm->rank == 0 && status == ONEBIT_OK)
     status = make_directory(&files->directory, files->path);
+  if (comm->rank == 0 && status == ONEBIT_OK)
+    status = lock_directory(files);
   if (comm->rank == 0 && status == ONEBIT_OK)
     status = look_through(&files->directory, 0, &largest);
   OB_TRY(ob_agree_noting(comm, status, NULL, 0, largest + 1));
@@ -135,8 +152,10 @@ static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
   return write_file(files, files->name, checksum, NULL);
 }
 
+/* What a save that was killed has left is in its place. */
 static onebit_status_t write_manifest(const struct files *files) {
   char *text = ob_manifest_text(&files->manifest);
+  ob_file_remove(&files->directory, OB_MANIFEST_NEW);
   onebit_status_t status = text ? write_file(files, OB_MANIFEST_NEW, NULL, text)
                                 : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
   ob_release(text);
@@ -228,8 +247,9 @@ static onebit_status_t save(struct files *files, onebit_status_t status) {
 
 onebit_status_t ob_files_save(const struct ob_subject *subject, onebit_status_t status,
                               const char *directory) {
-  struct files files = {.subject = subject, .path = directory, .directory.number = -1};
+  struct files files = {.subject = subject, .path = directory, .directory.number = -1, .lock = -1};
   status = save(&files, status);
+  ob_own_close(files.lock);
   ob_directory_close(&files.directory);
   ob_release(files.manifest.parts);
   return status;
@@ -305,11 +325,8 @@ static onebit_status_t open_part(struct ob_opened *opened, int rank) {
                   name);
 }
 
-onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
-                              const char *directory) {
+static onebit_status_t open_all(struct ob_opened *opened, const char *directory) {
   *opened = (struct ob_opened){.directory.number = -1};
-  OB_TRY(status);
-  OB_TRY(check(directory));
   OB_TRY(ob_directory_open(&opened->directory, directory));
   OB_TRY(read_manifest(opened));
   size_t ranks = (size_t)opened->manifest.ranks;
@@ -323,6 +340,35 @@ onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
   return ONEBIT_OK;
 }
 
+/* Whether the manifest names another checkpoint by now. Keeps the message of what has failed. */
+static bool is_replaced(const struct ob_opened *opened) {
+  struct ob_opened now = {.directory = opened->directory};
+  char message[512];
+  snprintf(message, sizeof message, "%s", onebit_last_error());
+  bool replaced = opened->directory.number >= 0 && read_manifest(&now) == ONEBIT_OK &&
+                  now.manifest.generation != opened->manifest.generation;
+  ob_release(now.manifest.parts);
+  ob_error(ONEBIT_ERROR_FILE, "%s", message);
+  return replaced;
+}
+
+onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
+                              const char *directory) {
+  *opened = (struct ob_opened){.directory.number = -1};
+  OB_TRY(status);
+  OB_TRY(check(directory));
+  for (int turn = 1;; turn++) {
+    status = open_all(opened, directory);
+    if (status == ONEBIT_OK || turn == OB_FILES_TURNS || !is_replaced(opened))
+      return status;
+    ob_files_close(opened);
+  }
+}
+
+bool ob_files_differ(onebit_comm_t comm, onebit_status_t status) {
+  return status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(comm, 1);
+}
+
 void ob_files_close(struct ob_opened *opened) {
   for (int rank = 0; opened->parts && rank < opened->manifest.ranks; rank++)
     ob_stored_close(&opened->parts[rank]);
@@ -331,10 +377,8 @@ void ob_files_close(struct ob_opened *opened) {
   ob_release(opened->manifest.parts);
 }
 
-onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
-  OB_CALL_SCOPE;
+static onebit_status_t load_files(onebit_optimizer_t optimizer, const char *directory) {
   struct ob_opened opened;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   onebit_status_t status = ob_files_open(&opened, ob_checkpoint_idle(optimizer), directory);
   bool ready = status == ONEBIT_OK;
   const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
@@ -342,5 +386,14 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
   if (ready && status == ONEBIT_ERROR_CHECKPOINT)
     status = ob_error(status, "%s: %s", directory, onebit_last_error());
   ob_files_close(&opened);
+  return status;
+}
+
+onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
+  OB_CALL_SCOPE;
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  onebit_status_t status = load_files(optimizer, directory);
+  for (int turn = 1; turn < OB_FILES_TURNS && ob_files_differ(optimizer->comm, status); turn++)
+    status = load_files(optimizer, directory);
   return status;
 }

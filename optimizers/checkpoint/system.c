@@ -116,8 +116,9 @@ onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *
   file->directory = directory;
   snprintf(file->name, sizeof file->name, "%s", name);
   file->number = open_again(directory->number, name, flags);
-  if (file->number < 0 && errno == EEXIST && ob_system.unlink(directory->number, name) == 0)
-    file->number = open_again(directory->number, name, flags);
+  if (file->number < 0 && errno == EEXIST)
+    return ob_error(file_failed("open", file), "%s: another process is saving a checkpoint here",
+                    onebit_last_error());
   return file->number < 0 ? file_failed("open", file) : ONEBIT_OK;
 }
 

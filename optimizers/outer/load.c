@@ -335,10 +335,8 @@ onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts
   return load(outer, ONEBIT_OK, &sources);
 }
 
-onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
-  OB_CALL_SCOPE;
+static onebit_status_t load_files(struct onebit_outer *outer, const char *directory) {
   struct ob_opened opened;
-  OB_TRY(check(outer));
   onebit_status_t status = ob_files_open(&opened, ONEBIT_OK, directory);
   const bool ready = status == ONEBIT_OK;
   const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
@@ -346,5 +344,15 @@ onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *direct
   if (ready && status == ONEBIT_ERROR_CHECKPOINT)
     status = ob_error(status, "%s: %s", directory, onebit_last_error());
   ob_files_close(&opened);
+  return status;
+}
+
+onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
+  OB_CALL_SCOPE;
+  OB_TRY(check(outer));
+  onebit_status_t status = load_files(outer, directory);
+  for (int turn = 1; turn < OB_FILES_TURNS && !outer->sites && ob_files_differ(outer->comm, status);
+       turn++)
+    status = load_files(outer, directory);
   return status;
 }
