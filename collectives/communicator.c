@@ -87,6 +87,8 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
     ob_comm_release(comm);
     return status;
   }
+  if (transport->network && size > 1)
+    ob_presence_begin(&comm->presence, rank, size, transport->name);
   if (rank == 0)
     ob_config_warn(rank);
   *result = comm;
@@ -115,6 +117,7 @@ void ob_comm_release(onebit_comm_t comm) {
   if (!comm)
     return;
   close_comm(comm);
+  ob_presence_end(&comm->presence);
   ob_release(comm->host_names);
   ob_hosts_destroy(&comm->hosts);
   pthread_mutex_destroy(&comm->end.lock);

@@ -10,6 +10,7 @@
 #include "collectives/cost/cost.h"
 #include "collectives/engine.h"
 #include "collectives/hosts.h"
+#include "collectives/presence.h"
 #include "collectives/transports/transport.h"
 #include "onebit/communicator.h"
 
@@ -37,10 +38,11 @@ struct onebit_comm {
   uint32_t
       agreements; /* so far, failed ones too: all ranks take part in each, so all count alike */
   atomic_uint_fast64_t bytes_sent;
-  atomic_uint users;      /* the caller's handle, plans and optimizers: the last one ends it */
-  uint64_t plans;         /* so far, by which they are numbered on all ranks */
-  double timeout;         /* seconds of a wait; INFINITY: no limit */
-  _Atomic double noticed; /* when a wait was last told of on standard error */
+  atomic_uint users; /* the caller's handle, plans and optimizers: the last one ends it */
+  uint64_t plans;    /* so far, by which they are numbered on all ranks */
+  double timeout;    /* seconds of a wait; INFINITY: no limit */
+  struct ob_presence presence;
+  _Atomic double noticed;                 /* when a wait was last told of on standard error */
   char (*host_names)[OB_HOST_NAME_BYTES]; /* one a rank; NULL: not known */
   struct ob_comm_end end;
   struct ob_engine *engine; /* the requests that must move while one of them is waited for */

@@ -67,6 +67,12 @@ static void notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_w
   ob_log(OB_LOG_WARN, comm->rank, "%s", text);
 }
 
+static void show(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
+  char text[OB_END_BYTES];
+  compose(comm, "waiting", watch->waited, wait, text, sizeof text);
+  ob_presence_write(&comm->presence, watch->seen, text);
+}
+
 static onebit_status_t give_up(onebit_comm_t comm, double seconds, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
   compose(comm, "waited", seconds, wait, text, sizeof text);
@@ -80,13 +86,17 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
     return ONEBIT_OK;
   OB_TRY(ob_comm_health(comm));
   bool late = watch->waited >= comm->timeout + grace;
-  if (!late && !is_due(watch))
+  bool shown = ob_presence_is_due(&comm->presence, watch->waited, watch->seen);
+  if (!late && !shown && !is_due(watch))
     return ONEBIT_OK;
   struct ob_wait wait = {.peer = -1, .others = "other ranks"};
   describe(waiter, &wait);
   if (late)
     return give_up(comm, comm->timeout, &wait);
-  notice(watch, comm, &wait);
+  if (shown)
+    show(watch, comm, &wait);
+  if (is_due(watch))
+    notice(watch, comm, &wait);
   return ONEBIT_OK;
 }
 
@@ -100,6 +110,11 @@ onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char 
     return ONEBIT_OK;
   if (watch->waited >= timeout)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: waited %.3g s for %s", what, timeout, whom);
+  if (watch->presence && ob_presence_is_due(watch->presence, watch->waited, watch->seen)) {
+    char text[OB_END_BYTES];
+    snprintf(text, sizeof text, "%s: waiting %.3g s for %s", what, watch->waited, whom);
+    ob_presence_write(watch->presence, watch->seen, text);
+  }
   if (!is_due(watch))
     return ONEBIT_OK;
   watch->notices++;

@@ -14,6 +14,7 @@
 #include "onebit/communicator.h"
 
 struct ob_batch;
+struct ob_presence;
 
 /* Seconds that a transport waits at most before the watch is looked at again. */
 #define OB_WAIT_SLICE 0.02
@@ -24,6 +25,7 @@ struct ob_watch {
                     stopped, or computed meanwhile, does not blame others for its own absence */
   double seen;   /* when it was last looked at, by ob_seconds; 0: not yet */
   int notices;   /* so far */
+  struct ob_presence *presence; /* where there is no communicator yet; NULL: none */
 };
 
 /* What a wait is for: "WHAT: waiting 10 s for rank PEER (DETAIL)". */

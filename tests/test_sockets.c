@@ -240,7 +240,7 @@ Test(sockets, the_port_is_taken) {
   CHECK_WORDS("Address already in use: another program, or job, has this port");
   options.rank = 1; /* what listens there does not answer */
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
-  CHECK_WORDS("waited 0.2 s for the list of all ranks");
+  CHECK_WORDS("waited 0.2 s for rank 0's list of all ranks");
   close(keep);
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS("waited 0.2 s for rank 0, which does not listen there (127.0.0.1 ");

@@ -13,6 +13,8 @@
 #include "collectives/transports/sockets_rendezvous.h"
 
 #define PAUSE_NS 1000000
+/* Seconds that those who have joined wait longer than rank 0, which knows who is missing. */
+#define GRACE 1.0
 
 /* --- Small things ------------------------------------------------------------------------------*/
 
@@ -21,7 +23,7 @@ onebit_status_t ob_rendezvous_pause(struct ob_rendezvous *state, const char *wha
   char text[224];
   nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
   snprintf(text, sizeof text, "sockets: %s", what);
-  return ob_watch_for(&state->watch, state->timeout, text, whom);
+  return ob_watch_for(&state->watch, state->timeout + (state->joined ? GRACE : 0), text, whom);
 }
 
 const char *ob_rendezvous_plain(void) {
@@ -56,7 +58,7 @@ static onebit_status_t judge(struct ob_rendezvous *state, const char *call, ssiz
   if (moved > 0)
     return ONEBIT_OK;
   if (moved < 0 && (errno == EAGAIN || errno == EINTR))
-    return ob_rendezvous_pause(state, state->options->rendezvous, "the list of all ranks");
+    return ob_rendezvous_pause(state, state->options->rendezvous, "rank 0's list of all ranks");
   return moved == 0 || ob_net_is_absence(errno) ? ONEBIT_IN_PROGRESS
                                                 : ob_rendezvous_failed(state, call);
 }
@@ -268,6 +270,7 @@ static void leave(struct ob_rendezvous *state) {
     ob_visitor_close(&state->visitors[i]);
   for (int rank = 0; state->members && rank < state->size; rank++)
     ob_own_close(state->members[rank].file);
+  ob_presence_end(&state->presence);
   ob_own_close(state->root);
   ob_own_close(state->listener);
   ob_release(state->members);
@@ -304,6 +307,8 @@ static onebit_status_t run_rendezvous(struct ob_rendezvous *state) {
   }
   for (int rank = 0; rank < state->size; rank++)
     state->members[rank].file = -1;
+  ob_presence_begin(&state->presence, state->rank, state->size, "sockets");
+  state->watch.presence = &state->presence;
   onebit_status_t status = find_and_connect(state);
   if (status != ONEBIT_OK)
     tell(state, status);

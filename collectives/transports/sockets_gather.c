@@ -206,7 +206,7 @@ void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdic
 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
-/* "rank 2", "ranks 2, 5, 6 and 12 more"; false: all have joined. */
+/* "rank 2, rank 5, rank 6 and 12 more"; false: all have joined. */
 static bool list_missing(const struct ob_rendezvous *state, char *text, size_t bytes) {
   int missing = 0;
   size_t length = 0;
@@ -214,11 +214,8 @@ static bool list_missing(const struct ob_rendezvous *state, char *text, size_t b
     missing += state->members[rank].file < 0;
   for (int rank = 1, listed = 0; rank < state->size && listed < 3; rank++)
     if (state->members[rank].file < 0)
-      length += (size_t)snprintf(text + length, bytes - length, "%s%d",
-                                 listed++      ? ", "
-                                 : missing > 1 ? "ranks "
-                                               : "rank ",
-                                 rank);
+      length +=
+          (size_t)snprintf(text + length, bytes - length, "%srank %d", listed++ ? ", " : "", rank);
   if (missing > 3)
     snprintf(text + length, bytes - length, " and %d more", missing - 3);
   return missing > 0;
@@ -262,8 +259,7 @@ static onebit_status_t send_table(struct ob_rendezvous *state) {
 
 /* Ranks may leave again, and others come in their place, until the list is sent. */
 static onebit_status_t await_members(struct ob_rendezvous *state) {
-  char missing[96], what[160];
-  snprintf(what, sizeof what, "rank 0 at %.100s", state->options->rendezvous);
+  char missing[96];
   for (;;) {
     OB_TRY(ob_members_read(state, true));
     OB_TRY(ob_visitors_serve(state, ob_join_accept));
@@ -271,9 +267,9 @@ static onebit_status_t await_members(struct ob_rendezvous *state) {
     if (!list_missing(state, missing, sizeof missing))
       break;
     strncat(missing, " to join", sizeof missing - strlen(missing) - 1);
-    OB_TRY(ob_rendezvous_pause(state, what, missing));
+    OB_TRY(ob_rendezvous_pause(state, state->options->rendezvous, missing));
   }
-  state->watch = (struct ob_watch){0};
+  state->watch = (struct ob_watch){.presence = &state->presence};
   state->complete = ob_seconds();
   return ONEBIT_OK;
 }

@@ -107,7 +107,7 @@ static onebit_status_t read_table(struct ob_rendezvous *state) {
   memcpy(state->key, answer.key, sizeof state->key);
   OB_TRY(ob_rendezvous_receive(state, state->root, state->addresses, bytes));
   reach_from_here(state);
-  state->watch = (struct ob_watch){0};
+  state->watch = (struct ob_watch){.presence = &state->presence};
   return ONEBIT_OK;
 }
 
@@ -198,7 +198,7 @@ onebit_status_t ob_verdict_read(struct ob_rendezvous *state) {
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report) {
   double until = ob_seconds() + ob_join_last;
   state->timeout = ob_join_last;
-  state->watch = (struct ob_watch){0};
+  state->watch = (struct ob_watch){.presence = &state->presence};
   while (!state->joined && !state->told && ob_seconds() < until) {
     close_root(state);
     if (connect_root(state) == ONEBIT_OK)

@@ -85,6 +85,7 @@ struct ob_rendezvous {
   int rank, size, streams, listener;
   double timeout;
   struct ob_watch watch;
+  struct ob_presence presence;
   struct ob_address at;  /* where rank 0 listens, as this rank reaches it */
   struct ob_address own; /* as this rank reaches rank 0 */
   struct ob_job job;

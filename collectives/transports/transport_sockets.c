@@ -130,8 +130,9 @@ static onebit_status_t judge(const struct sockets_batch *batch) {
   if (batch->open == 0)
     return ONEBIT_OK;
   int lost = sockets->any_lost ? first_open(batch, true) : -1;
-  if (atomic_load(&comm->end.set))
-    return ended(comm);
+  if (atomic_load(&comm->end.set)) /* who has given up may have waited for one that waited, too */
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s; this rank waited for rank %d", comm->end.text,
+                    first_open(batch, false));
   if (lost < 0)
     return ONEBIT_IN_PROGRESS;
   const char *host = ob_comm_host_name(comm, lost);
