@@ -33,6 +33,7 @@ enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 enum transport {
   SOCKETS,   /* processes, connected by sockets: onebit_comm_create_custom */
   TWO_HOSTS, /* the same as two hosts, whose ranks share memory */
+  TCP,       /* processes: onebit_comm_create_sockets, the library's own connections */
   THREADS,   /* onebit_comm_create_loopback */
   MPI,       /* mpirun */
   NCCL,      /* on the emulated device: threads */
@@ -64,6 +65,9 @@ enum fault {
   REFUSED,    /* a wrong argument; then it makes the call again, as all do */
   INFINITE,   /* an input that is not finite; likewise */
   FULL_DISK,  /* no file can grow */
+  FORKED,     /* SIGKILL, while a child that it has forked lives on */
+  NO_FILES,   /* it may open no more files */
+  STRANGER,   /* before it comes, others connect to rank 0, and say this and that */
   /* To its messages: */
   LATE,      /* each comes some milliseconds late */
   HELD,      /* none leaves for SHORT_PAUSE, then all do: a link that was down */
@@ -73,11 +77,13 @@ enum fault {
   LONGER,    /* or longer */
   TWICE,     /* one comes twice */
   LOST,      /* one never comes */
+  RESET,     /* the connection is reset in place of one */
   FAULTS
 };
 
 enum moment {
   BEFORE_COMM,
+  JOINING, /* before a system call with which it connects */
   BEFORE_PLAN,
   FIRST_CALL, /* before it */
   MIDDLE_CALL,
@@ -110,6 +116,7 @@ struct record {
   _Atomic int paused; /* it has stopped itself, and wants to be continued after so many ms */
   pid_t process;
   int status, calls; /* the status that it has ended with, calls that ended well */
+  double ended;      /* when that was known */
   uint64_t hash;     /* of all results */
   char message[256];
 };
@@ -119,6 +126,8 @@ struct scene {
   struct row row;
   bool progress_thread;
   char directory[64]; /* for files */
+  int port;           /* rank 0's */
+  double struck;      /* when a rank was killed */
   struct record records[RANKS];
   unsigned char unique_id[256]; /* NCCL's */
 };
@@ -162,8 +171,10 @@ double participant_clock(void);
 /* ranks.c and its like: the ranks of a job, until all of them have ended. */
 void run_processes(struct scene *scene);
 void run_threads(struct scene *scene);
-connect_function connect_sockets, connect_threads;
+connect_function connect_sockets, connect_tcp, connect_threads;
 void sockets_open(void); /* before the processes are made */
+void tcp_choose_port(struct scene *scene);
+void tcp_come_as_stranger(const struct scene *scene, int rank);
 /* Whose transport is not in this build: NULL. */
 void run_mpi(struct scene *scene, const char *program, const char *path);
 int participant_mpi(struct scene *scene);

@@ -35,13 +35,16 @@ static struct {
   uint64_t expected[TRANSPORTS][WORKS]; /* the hash without a fault */
   struct {
     size_t runs, survived, told, hung, wrong, broken, left;
+    size_t killed;  /* over TCP, in the midst of calls */
+    double noticed; /* and until the last of the others had an error, at most */
   } counts;
 } faults = {.every = 1, .jobs = 6};
 
 /* A rank that is lost for good: at least one of the others names it. NCCL does not say which. */
 static bool is_lost(const struct row *row) {
   return row->promise == TELLS && row->transport != NCCL &&
-         (row->fault == KILLED || row->fault == LEFT || row->fault == SILENT);
+         (row->fault == KILLED || row->fault == FORKED || row->fault == LEFT ||
+          row->fault == SILENT || row->fault == NO_FILES);
 }
 
 static bool is_named(const struct scene *scene) {
@@ -136,8 +139,8 @@ static void continue_ranks(struct running *running) {
 
 /* Whether this rank is one that cannot be expected to end. */
 static bool is_gone(const struct row *row, int rank) {
-  return rank == row_victim(row) &&
-         (row->fault == KILLED || row->fault == LEFT || row->fault == SILENT);
+  return rank == row_victim(row) && (row->fault == KILLED || row->fault == FORKED ||
+                                     row->fault == LEFT || row->fault == SILENT);
 }
 
 /* Under an MPI that ends the job when it loses a rank, the launcher is what tells. */
@@ -155,7 +158,9 @@ static const char *judge_rank(const struct scene *scene, int rank, int exit_stat
     return record->hash == expected ? "survived" : "wrong";
   if (record->status > 0)
     return "left";
-  return strstr(record->message, "rank") || row->transport == NCCL ? "told" : "told nothing";
+  bool lacks = row->fault == NO_FILES && strstr(record->message, "Too many open files");
+  return strstr(record->message, "rank") || lacks || row->transport == NCCL ? "told"
+                                                                            : "told nothing";
 }
 
 static bool keeps_promise(enum promise promise, const char *verdict) {
@@ -171,6 +176,20 @@ static void explain(const struct scene *scene, const char *what) {
     const struct record *record = &scene->records[rank];
     printf("    rank %d: state %d, %s after %d calls: %s\n", rank, atomic_load(&record->state),
            onebit_status_string((onebit_status_t)record->status), record->calls, record->message);
+  }
+}
+
+/* The system tells of a process that is killed at once, over TCP: others need not wait. */
+static void measure_notice(const struct scene *scene) {
+  const struct row *row = &scene->row;
+  if (row->transport != TCP || (row->fault != KILLED && row->fault != FORKED) ||
+      row->moment <= JOINING || row->promise != TELLS)
+    return;
+  faults.counts.killed++;
+  for (int rank = 0; rank < RANKS; rank++) {
+    double seconds = scene->records[rank].ended - scene->struck;
+    if (rank != row_victim(row) && seconds > faults.counts.noticed)
+      faults.counts.noticed = seconds;
   }
 }
 
@@ -194,6 +213,7 @@ static void judge(const struct running *running, int exit_status, bool hung) {
   }
   if (!broken && is_lost(row) && !is_named(scene) && !is_told_by_launcher(scene, exit_status))
     broken = "unnamed";
+  measure_notice(scene);
   faults.counts.runs++;
   faults.counts.told += told > 0;
   faults.counts.survived += told == 0 && survived > 0;
@@ -213,7 +233,7 @@ static void remove_files(const char *directory) {
 static void end_job(struct running *running, int exit_status, bool hung) {
   bool others = kill(-running->process, hung ? SIGKILL : SIGTERM) == 0;
   faults.counts.left += !hung && others && running->scene->row.fault != SILENT &&
-                        running->scene->row.transport != MPI;
+                        running->scene->row.fault != FORKED && running->scene->row.transport != MPI;
   if (hung)
     waitpid(running->process, NULL, 0);
   judge(running, exit_status, hung);
@@ -307,6 +327,9 @@ static int run_table(void) {
          faults.counts.runs, participant_clock() - began, faults.counts.survived,
          faults.counts.told, faults.counts.hung, faults.counts.wrong, faults.counts.left,
          faults.counts.broken);
+  if (faults.counts.killed)
+    printf("over tcp %zu killed ranks were noticed by all others within %.3f s\n",
+           faults.counts.killed, faults.counts.noticed);
   return faults.counts.runs == 0 || faults.counts.hung || faults.counts.wrong ||
          faults.counts.left || faults.counts.broken;
 }

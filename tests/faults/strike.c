@@ -53,6 +53,20 @@ static void stay_silent(const struct participant *participant) {
   }
 }
 
+static void forbid_files(void) {
+  struct rlimit limit = {10, 10};
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* The harness ends the child, with the rest of the job's processes. */
+static void fork_and_end(struct participant *participant) {
+  if (participant->scene->row.fault == FORKED && fork() == 0)
+    for (;;)
+      pause();
+  participant->scene->struck = participant_clock();
+  raise(SIGKILL);
+}
+
 static void fill_disk(bool full) {
   struct rlimit limit = {full ? 64 : RLIM_INFINITY, RLIM_INFINITY};
   signal(SIGXFSZ, SIG_IGN);
@@ -79,7 +93,14 @@ bool strike(struct participant *participant, enum moment moment) {
   else
     switch (row->fault) {
     case KILLED:
-      raise(SIGKILL);
+    case FORKED:
+      fork_and_end(participant);
+      break;
+    case NO_FILES:
+      forbid_files();
+      break;
+    case STRANGER:
+      tcp_come_as_stranger(participant->scene, participant->rank);
       break;
     case PAUSED:
       pause_for(participant, SHORT_PAUSE);
@@ -140,8 +161,8 @@ enum fate strike_message(struct participant *participant, unsigned char *data, s
     return GOES;
   participant->struck = true;
   if (!fault_is_of_messages(fault)) { /* a fault of the rank, at this message */
-    if (fault == KILLED)
-      raise(SIGKILL);
+    if (fault == KILLED || fault == FORKED)
+      fork_and_end(participant);
     if (fault == PAUSED || fault == STOPPED)
       pause_for(participant, fault == PAUSED ? SHORT_PAUSE : LONG_PAUSE);
     if (fault == LEFT)

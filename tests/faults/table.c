@@ -3,15 +3,15 @@
 
 #include <stdio.h>
 
-static const char *const transports[] = {"sockets", "two-hosts", "threads", "mpi", "nccl"};
+static const char *const transports[] = {"sockets", "two-hosts", "tcp", "threads", "mpi", "nccl"};
 static const char *const works[] = {"exchange", "allgather", "hierarchical", "dense", "doubling",
                                     "scatter",  "training",  "local-steps",  "saving"};
-static const char *const faults[] = {"none",      "killed",  "paused",     "stopped", "left",
-                                     "silent",    "aborted", "other-plan", "refused", "infinite",
-                                     "full-disk", "late",    "held",       "cut",     "flipped",
-                                     "truncated", "longer",  "twice",      "lost"};
-static const char *const moments[] = {"before-comm", "before-plan", "first-call", "middle-call",
-                                      "begun",       "message",     "last"};
+static const char *const faults[] = {
+    "none",    "killed",   "paused",    "stopped", "left",     "silent",   "aborted", "other-plan",
+    "refused", "infinite", "full-disk", "forked",  "no-files", "stranger", "late",    "held",
+    "cut",     "flipped",  "truncated", "longer",  "twice",    "lost",     "reset"};
+static const char *const moments[] = {"before-comm", "joining", "before-plan", "first-call",
+                                      "middle-call", "begun",   "message",     "last"};
 
 const char *transport_name(enum transport transport) { return transports[transport]; }
 
@@ -27,7 +27,9 @@ bool fault_is_of_messages(enum fault fault) { return fault >= LATE; }
 /* Whether the transport can have the fault at all. Threads cannot be killed alone, and their
  * messages are copies of memory; over NCCL nobody sees a message. */
 static bool is_possible(enum transport transport, enum fault fault) {
-  bool processes = transport == SOCKETS || transport == TWO_HOSTS || transport == MPI;
+  bool processes = transport != THREADS && transport != NCCL;
+  if (fault == FORKED || fault == NO_FILES || fault == STRANGER || fault == RESET)
+    return transport == TCP;
   if (fault == KILLED || fault == FULL_DISK || fault_is_of_messages(fault))
     return processes;
   return transport != NCCL || (fault != REFUSED && fault != OTHER_PLAN);
@@ -56,6 +58,11 @@ static bool is_the_moment(enum work work, enum fault fault, enum moment moment) 
   case OTHER_PLAN:
     return (moment == FIRST_CALL || moment == MIDDLE_CALL) &&
            !(fault == OTHER_PLAN && is_training(work));
+  case NO_FILES:
+  case STRANGER:
+    return moment == BEFORE_COMM && work == EXCHANGE;
+  case RESET:
+    return moment == MESSAGE || moment == BEFORE_PLAN;
   case FULL_DISK:
     return work == SAVING && (moment == FIRST_CALL || moment == MIDDLE_CALL);
   case FLIPPED:
@@ -69,7 +76,7 @@ static bool is_the_moment(enum work work, enum fault fault, enum moment moment) 
   case CUT:
     return moment == MESSAGE || moment == BEFORE_COMM;
   case ABORTED:
-    return moment != BEFORE_COMM && moment != MESSAGE &&
+    return moment != BEFORE_COMM && moment != JOINING && moment != MESSAGE &&
            (moment != BEGUN || (!is_training(work) && work != SCATTER));
   default:
     return moment != BEGUN || (!is_training(work) && work != SCATTER);
@@ -83,6 +90,7 @@ static enum promise promise_of(const struct row *row) {
   case REFUSED:
   case INFINITE:
   case FULL_DISK:
+  case STRANGER:
   case LATE:
   case HELD:
     return SURVIVES;
@@ -100,9 +108,11 @@ static enum promise promise_of(const struct row *row) {
 }
 
 /* How many of a row, with another victim, message and bit. */
-static unsigned seeds_of(enum transport transport, enum fault fault) {
+static unsigned seeds_of(enum transport transport, enum fault fault, enum moment moment) {
   if (fault == NONE)
     return 1;
+  if (moment == JOINING) /* and another call */
+    return 12;
   if (transport == MPI)
     return fault == FLIPPED ? 2 : 1;
   return fault == FLIPPED ? 6 : 2;
@@ -116,12 +126,15 @@ bool table_row(size_t number, struct row *row) {
         for (int moment = 0; moment < MOMENTS; moment++) {
           bool hooked = transport != THREADS && transport != NCCL;
           /* Until NCCL has made its communicator, waits are its own. */
-          if ((moment == MESSAGE && !hooked) || (moment == BEFORE_COMM && transport == NCCL) ||
+          if ((moment == MESSAGE && !hooked) ||
+              (moment == JOINING && (transport != TCP || work != EXCHANGE)) ||
+              (moment == BEFORE_COMM && transport == NCCL) ||
               !is_done_there((enum transport)transport, (enum work)work) ||
               !is_possible((enum transport)transport, (enum fault)fault) ||
               !is_the_moment((enum work)work, (enum fault)fault, (enum moment)moment))
             continue;
-          unsigned seeds = seeds_of((enum transport)transport, (enum fault)fault);
+          unsigned seeds =
+              seeds_of((enum transport)transport, (enum fault)fault, (enum moment)moment);
           if (number < at + seeds) {
             *row = (struct row){(enum transport)transport,
                                 (enum work)work,

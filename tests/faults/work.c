@@ -269,6 +269,7 @@ void participant_run(struct participant *participant, connect_function *connect)
   bool left = false;
   atomic_store(&record->state, RUNNING);
   record->status = run(&job, connect, &left);
+  record->ended = participant_clock();
   record->hash = job.hash;
   snprintf(record->message, sizeof record->message, "%s", onebit_last_error());
   if (left)
