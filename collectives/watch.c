@@ -80,11 +80,25 @@ static onebit_status_t give_up(onebit_comm_t comm, double seconds, const struct 
   return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", text);
 }
 
+/* The communicator has failed. Who has given up may have waited for a rank that waited, too: which
+ * one this rank waited for leads to the one that is missing. */
+static onebit_status_t add_awaited(onebit_status_t status, ob_wait_describe *describe,
+                                   const void *waiter) {
+  struct ob_wait wait = {.peer = -1};
+  char message[2 * OB_END_BYTES];
+  snprintf(message, sizeof message, "%s", onebit_last_error());
+  describe(waiter, &wait);
+  return wait.peer < 0 ? ob_error(status, "%s", message)
+                       : ob_error(status, "%s; this rank waited for rank %d", message, wait.peer);
+}
+
 onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double grace,
                               ob_wait_describe *describe, const void *waiter) {
   if (!ob_watch_count(watch))
     return ONEBIT_OK;
-  OB_TRY(ob_comm_health(comm));
+  onebit_status_t health = ob_comm_health(comm);
+  if (health != ONEBIT_OK)
+    return add_awaited(health, describe, waiter);
   bool late = watch->waited >= comm->timeout + grace;
   bool shown = ob_presence_is_due(&comm->presence, watch->waited, watch->seen);
   if (!late && !shown && !is_due(watch))
