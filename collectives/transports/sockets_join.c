@@ -13,7 +13,23 @@
 /* A job that has ended keeps its port for a moment, one that runs for longer. */
 #define OTHER_JOB_SECONDS 5.0
 
-/* One attempt to connect. ONEBIT_IN_PROGRESS: not now, errno says why. */
+/* Rank 0 is not there, as the latest attempt has shown, or has not answered yet. */
+static onebit_status_t pause_for_root(struct ob_rendezvous *state) {
+  char whom[384], at[OB_ADDRESS_BYTES], reason[OB_NET_REASON];
+  bool refused = state->refused_since > 0;
+  ob_address_print(&state->at, at);
+  if (refused)
+    snprintf(whom, sizeof whom, "rank 0: %s", state->verdict.text);
+  else if (state->absence)
+    snprintf(whom, sizeof whom, "rank 0, which does not listen there (%.63s: %s)", at,
+             ob_net_reason(state->absence, reason));
+  else
+    snprintf(whom, sizeof whom, "rank 0 to answer (%.63s)", at);
+  onebit_status_t status = ob_rendezvous_pause(state, state->options->rendezvous, whom);
+  return status != ONEBIT_OK && refused ? ob_rendezvous_hear(state, &state->verdict) : status;
+}
+
+/* One attempt to connect. ONEBIT_IN_PROGRESS: not now. */
 static onebit_status_t connect_root(struct ob_rendezvous *state) {
   state->root = ob_net_socket(state->at.storage.ss_family);
   if (state->root < 0)
@@ -21,10 +37,14 @@ static onebit_status_t connect_root(struct ob_rendezvous *state) {
   while (ob_net_connect(state->root, &state->at) < 0 && errno != EISCONN) {
     if (!ob_net_is_absence(errno))
       return ob_rendezvous_failed(state, "connect");
-    if (errno != EINPROGRESS && errno != EALREADY)
+    if (errno != EINPROGRESS && errno != EALREADY) {
+      state->absence = errno;
+      state->refused_since = 0;
       return ONEBIT_IN_PROGRESS;
-    OB_TRY(ob_rendezvous_pause(state, state->options->rendezvous, "rank 0 to answer"));
+    }
+    OB_TRY(pause_for_root(state));
   }
+  state->absence = 0;
   return ONEBIT_OK;
 }
 
@@ -142,9 +162,8 @@ static void close_root(struct ob_rendezvous *state) {
 }
 
 /* ONEBIT_IN_PROGRESS: rank 0 is not there yet, or something else is. */
-static onebit_status_t try_join(struct ob_rendezvous *state, int *reason) {
+static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
-  *reason = status == ONEBIT_IN_PROGRESS ? errno : 0;
   if (status == ONEBIT_OK)
     status = enter(state, true);
   if (status == ONEBIT_OK)
@@ -154,25 +173,10 @@ static onebit_status_t try_join(struct ob_rendezvous *state, int *reason) {
   return status;
 }
 
-/* Rank 0 is not there, by errno; 0: what is there is another one, or none. */
-static onebit_status_t pause_for_root(struct ob_rendezvous *state, int code) {
-  char whom[384], at[OB_ADDRESS_BYTES], reason[OB_NET_REASON];
-  bool refused = state->refused_since > 0 && code == 0;
-  ob_address_print(&state->at, at);
-  if (refused)
-    snprintf(whom, sizeof whom, "rank 0: %s", state->verdict.text);
-  else
-    snprintf(whom, sizeof whom, "rank 0, which does not listen there (%.63s: %s)", at,
-             code ? ob_net_reason(code, reason) : "what does is no rank 0");
-  onebit_status_t status = ob_rendezvous_pause(state, state->options->rendezvous, whom);
-  return status != ONEBIT_OK && refused ? ob_rendezvous_hear(state, &state->verdict) : status;
-}
-
 onebit_status_t ob_join(struct ob_rendezvous *state) {
   onebit_status_t status;
-  int code;
-  while ((status = try_join(state, &code)) == ONEBIT_IN_PROGRESS)
-    OB_TRY(pause_for_root(state, code));
+  while ((status = try_join(state)) == ONEBIT_IN_PROGRESS)
+    OB_TRY(pause_for_root(state));
   state->verdict = (struct ob_answer){0};
   return status;
 }

@@ -99,6 +99,7 @@ struct ob_rendezvous {
   bool told;               /* the failure is another rank's, in its words */
   onebit_status_t refused; /* of a rank that shows that nothing can come of this */
   double complete;         /* rank 0: when all had joined */
+  int absence;             /* the errno of the latest attempt to reach rank 0 */
   double refused_since;    /* rank 0 is another job's since then; 0: it is not */
   struct ob_sockets *sockets;
   struct ob_visitor visitors[OB_VISITORS];
