@@ -9,24 +9,39 @@
 #include <sys/socket.h>
 
 #include "base/forked.h"
+#include "base/log.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
+/* A rank that comes late may be the one whose place another job's rank has got. */
+static void warn(struct ob_sockets *sockets) {
+  if (!sockets->warned)
+    ob_log(
+        OB_LOG_WARN, sockets->rank,
+        "sockets: a rank has come to this job's port when all %d had joined: if another job uses "
+        "the port, too, its ranks may be in this one (ONEBIT_JOB names a job)",
+        sockets->size);
+  sockets->warned = true;
+}
+
 /* Not before it has been read: what is not read makes a closed connection throw away the answer. */
-static void refuse_one(const struct ob_sockets *sockets, int file) {
+static void refuse_one(struct ob_sockets *sockets, int file) {
   struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                              .version = OB_GREETING_VERSION,
                              .status = ONEBIT_ERROR_TRANSPORT,
                              .streams = OB_ANSWER_FOR_NOW,
                              .key = {sockets->key[0], sockets->key[1]}};
-  char unread[sizeof(struct ob_greeting)];
+  struct ob_greeting greeting = {0};
   snprintf(answer.text, sizeof answer.text,
            "all %d ranks of the job at this port are connected already: another job uses it, or "
            "this rank was started again. Give each job another port, or a name of its own "
            "(ONEBIT_JOB)",
            sockets->size);
-  (void)!ob_net_recv(file, unread, sizeof unread);
+  (void)!ob_net_recv(file, &greeting, sizeof greeting);
   (void)!ob_send_all(file, &answer, sizeof answer);
   ob_own_close(file);
+  if (greeting.magic == OB_GREETING_MAGIC &&
+      memcmp(greeting.key, sockets->key, sizeof sockets->key) != 0) /* for the next one */
+    warn(sockets);
 }
 
 void ob_sockets_refuse(struct ob_sockets *sockets) {

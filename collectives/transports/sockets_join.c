@@ -139,6 +139,7 @@ static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
                                  .rank = state->rank,
                                  .size = state->size};
   memcpy(greeting.named, state->job.named, sizeof greeting.named);
+  ob_sockets_newest_key(greeting.key);
   if (listens)
     OB_TRY(open_own(state, greeting.address));
   return ob_rendezvous_send(state, state->root, &greeting, sizeof greeting);

@@ -41,7 +41,7 @@ enum ob_greeting_kind { OB_JOIN = 1, OB_STREAM = 2 };
 struct ob_greeting {
   uint32_t magic, version;
   int32_t kind, rank, size, stream;
-  uint64_t key[2]; /* the communicator's; JOIN: none */
+  uint64_t key[2]; /* the communicator's; JOIN: that of the newest one that it has, or none */
   char address[OB_ADDRESS_BYTES];
   char named[32]; /* ob_job's */
 };

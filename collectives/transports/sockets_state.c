@@ -71,6 +71,16 @@ bool ob_sockets_is_member(const uint64_t key[2]) {
   return found;
 }
 
+void ob_sockets_newest_key(uint64_t key[2]) {
+  pthread_mutex_lock(&list_lock);
+  for (const struct ob_sockets *one = first; one; one = one->next)
+    if (one->comm && !ob_sockets_is_foreign(one)) {
+      memcpy(key, one->key, sizeof one->key);
+      break;
+    }
+  pthread_mutex_unlock(&list_lock);
+}
+
 static bool listens_at(const struct ob_sockets *sockets, const struct ob_address *at) {
   struct ob_address own;
   return !ob_sockets_is_foreign(sockets) && sockets->listener >= 0 &&

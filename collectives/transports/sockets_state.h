@@ -124,6 +124,7 @@ struct ob_sockets {
   pthread_mutex_t lock;
   int events; /* of epoll */
   bool any_lost;
+  bool warned;                   /* of a rank that came to the listener */
   bool use_all;                  /* all streams carry messages, also where a link is not far */
   struct ob_sockets_link *links; /* one a rank */
   struct ob_stream *all_streams;
@@ -144,6 +145,9 @@ bool ob_sockets_is_foreign(const struct ob_sockets *sockets);
 
 /* Whether this process has made a communicator of that key, and not destroyed it. */
 bool ob_sockets_is_member(const uint64_t key[2]);
+
+/* The key of the newest one of this process; zeros: it has none. */
+void ob_sockets_newest_key(uint64_t key[2]);
 
 /* Rank 0 keeps the port of a job without an exact name while the communicator is there: ranks of
  * another job, which come later, are refused and not joined by each other. */
