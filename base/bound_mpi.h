@@ -37,10 +37,10 @@
   X(MPI_Comm_free)                                                                                 \
   X(MPI_Comm_get_attr)                                                                             \
   X(MPI_Comm_group)                                                                                \
-  X(MPI_Comm_idup)                                                                                 \
   X(MPI_Comm_rank)                                                                                 \
   X(MPI_Comm_set_errhandler)                                                                       \
   X(MPI_Comm_size)                                                                                 \
+  X(MPI_Comm_split)                                                                                \
   X(MPI_Comm_split_type)                                                                           \
   X(MPI_Comm_test_inter)                                                                           \
   X(MPI_Error_class)                                                                               \
@@ -76,7 +76,6 @@
   X(PMPI_Comm_call_errhandler)                                                                     \
   X(PMPI_Comm_create_keyval)                                                                       \
   X(PMPI_Comm_delete_attr)                                                                         \
-  X(PMPI_Comm_dup)                                                                                 \
   X(PMPI_Comm_free)                                                                                \
   X(PMPI_Comm_free_keyval)                                                                         \
   X(PMPI_Comm_get_attr)                                                                            \
@@ -84,11 +83,11 @@
   X(PMPI_Comm_get_name)                                                                            \
   X(PMPI_Comm_get_parent)                                                                          \
   X(PMPI_Comm_group)                                                                               \
-  X(PMPI_Comm_idup)                                                                                \
   X(PMPI_Comm_rank)                                                                                \
   X(PMPI_Comm_set_attr)                                                                            \
   X(PMPI_Comm_set_errhandler)                                                                      \
   X(PMPI_Comm_size)                                                                                \
+  X(PMPI_Comm_split)                                                                               \
   X(PMPI_Comm_test_inter)                                                                          \
   X(PMPI_Errhandler_free)                                                                          \
   X(PMPI_Error_string)                                                                             \
@@ -97,7 +96,8 @@
   X(PMPI_Grequest_complete)                                                                        \
   X(PMPI_Grequest_start)                                                                           \
   X(PMPI_Group_free)                                                                               \
-  X(PMPI_Group_translate_ranks)                                                                    \
+  X(PMPI_Group_intersection)                                                                       \
+  X(PMPI_Group_size)                                                                               \
   X(PMPI_Iallgather)                                                                               \
   X(PMPI_Iallreduce)                                                                               \
   X(PMPI_Ibcast)                                                                                   \
@@ -105,6 +105,8 @@
   X(PMPI_Init)                                                                                     \
   X(PMPI_Init_thread)                                                                              \
   X(PMPI_Initialized)                                                                              \
+  X(PMPI_Ireduce)                                                                                  \
+  X(PMPI_Ireduce_scatter)                                                                          \
   X(PMPI_Ireduce_scatter_block)                                                                    \
   X(PMPI_Isend)                                                                                    \
   X(PMPI_Lookup_name)                                                                              \
@@ -114,6 +116,8 @@
   X(PMPI_Publish_name)                                                                             \
   X(PMPI_Query_thread)                                                                             \
   X(PMPI_Recv_init)                                                                                \
+  X(PMPI_Reduce)                                                                                   \
+  X(PMPI_Reduce_scatter)                                                                           \
   X(PMPI_Reduce_scatter_block)                                                                     \
   X(PMPI_Request_free)                                                                             \
   X(PMPI_Request_get_status)                                                                       \
@@ -122,24 +126,12 @@
   X(PMPI_Startall)                                                                                 \
   X(PMPI_Status_set_cancelled)                                                                     \
   X(PMPI_Status_set_elements)                                                                      \
-  X(PMPI_T_category_get_info)                                                                      \
-  X(PMPI_T_category_get_pvars)                                                                     \
-  X(PMPI_T_pvar_get_info)                                                                          \
-  X(PMPI_T_pvar_get_num)                                                                           \
-  X(PMPI_T_pvar_handle_alloc)                                                                      \
-  X(PMPI_T_pvar_handle_free)                                                                       \
-  X(PMPI_T_pvar_read)                                                                              \
-  X(PMPI_T_pvar_readreset)                                                                         \
-  X(PMPI_T_pvar_reset)                                                                             \
-  X(PMPI_T_pvar_session_free)                                                                      \
-  X(PMPI_T_pvar_start)                                                                             \
-  X(PMPI_T_pvar_stop)                                                                              \
-  X(PMPI_T_pvar_write)                                                                             \
   X(PMPI_Test)                                                                                     \
   X(PMPI_Type_commit)                                                                              \
   X(PMPI_Type_contiguous)                                                                          \
   X(PMPI_Type_free)                                                                                \
   X(PMPI_Type_get_extent)                                                                          \
+  X(PMPI_Type_get_name)                                                                            \
   X(PMPI_Type_set_name)                                                                            \
   X(PMPI_Type_size)                                                                                \
   X(PMPI_Unpublish_name)                                                                           \
@@ -148,7 +140,6 @@
 /* NULL where the MPI library has none: MPI 3.1's and MPI 4's, and what belongs to one library. The
  * mpi.h of the build may have no declaration of them, so their types stand here. */
 #define OB_MPI_OPTIONAL(X)                                                                         \
-  X(PMPI_T_pvar_get_index, (const char *name, int var_class, int *pvar_index))                     \
   X(PMPI_Allreduce_c, (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm))           \
   X(PMPI_Iallreduce_c,                                                                             \
     (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Request *))              \
@@ -195,6 +186,7 @@
   X(ompi_mpi_comm_self)                                                                            \
   X(ompi_mpi_comm_world)                                                                           \
   X(ompi_mpi_datatype_null)                                                                        \
+  X(ompi_mpi_dblprec)                                                                              \
   X(ompi_mpi_double)                                                                               \
   X(ompi_mpi_errors_are_fatal)                                                                     \
   X(ompi_mpi_errors_return)                                                                        \
@@ -210,6 +202,7 @@
   X(ompi_mpi_op_sum)                                                                               \
   X(ompi_mpi_real)                                                                                 \
   X(ompi_mpi_real4)                                                                                \
+  X(ompi_mpi_real8)                                                                                \
   X(ompi_mpi_uint32_t)                                                                             \
   X(ompi_mpi_uint64_t)                                                                             \
   X(ompi_mpi_unsigned_long_long)                                                                   \
@@ -256,10 +249,10 @@ void *ob_mpi_symbol(const char *name);
 #define MPI_Comm_free                (ob_mpi()->MPI_Comm_free)
 #define MPI_Comm_get_attr            (ob_mpi()->MPI_Comm_get_attr)
 #define MPI_Comm_group               (ob_mpi()->MPI_Comm_group)
-#define MPI_Comm_idup                (ob_mpi()->MPI_Comm_idup)
 #define MPI_Comm_rank                (ob_mpi()->MPI_Comm_rank)
 #define MPI_Comm_set_errhandler      (ob_mpi()->MPI_Comm_set_errhandler)
 #define MPI_Comm_size                (ob_mpi()->MPI_Comm_size)
+#define MPI_Comm_split               (ob_mpi()->MPI_Comm_split)
 #define MPI_Comm_split_type          (ob_mpi()->MPI_Comm_split_type)
 #define MPI_Comm_test_inter          (ob_mpi()->MPI_Comm_test_inter)
 #define MPI_Error_class              (ob_mpi()->MPI_Error_class)
@@ -295,7 +288,6 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Comm_call_errhandler    (ob_mpi()->PMPI_Comm_call_errhandler)
 #define PMPI_Comm_create_keyval      (ob_mpi()->PMPI_Comm_create_keyval)
 #define PMPI_Comm_delete_attr        (ob_mpi()->PMPI_Comm_delete_attr)
-#define PMPI_Comm_dup                (ob_mpi()->PMPI_Comm_dup)
 #define PMPI_Comm_free               (ob_mpi()->PMPI_Comm_free)
 #define PMPI_Comm_free_keyval        (ob_mpi()->PMPI_Comm_free_keyval)
 #define PMPI_Comm_get_attr           (ob_mpi()->PMPI_Comm_get_attr)
@@ -303,11 +295,11 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Comm_get_name           (ob_mpi()->PMPI_Comm_get_name)
 #define PMPI_Comm_get_parent         (ob_mpi()->PMPI_Comm_get_parent)
 #define PMPI_Comm_group              (ob_mpi()->PMPI_Comm_group)
-#define PMPI_Comm_idup               (ob_mpi()->PMPI_Comm_idup)
 #define PMPI_Comm_rank               (ob_mpi()->PMPI_Comm_rank)
 #define PMPI_Comm_set_attr           (ob_mpi()->PMPI_Comm_set_attr)
 #define PMPI_Comm_set_errhandler     (ob_mpi()->PMPI_Comm_set_errhandler)
 #define PMPI_Comm_size               (ob_mpi()->PMPI_Comm_size)
+#define PMPI_Comm_split              (ob_mpi()->PMPI_Comm_split)
 #define PMPI_Comm_test_inter         (ob_mpi()->PMPI_Comm_test_inter)
 #define PMPI_Errhandler_free         (ob_mpi()->PMPI_Errhandler_free)
 #define PMPI_Error_string            (ob_mpi()->PMPI_Error_string)
@@ -316,7 +308,8 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Grequest_complete       (ob_mpi()->PMPI_Grequest_complete)
 #define PMPI_Grequest_start          (ob_mpi()->PMPI_Grequest_start)
 #define PMPI_Group_free              (ob_mpi()->PMPI_Group_free)
-#define PMPI_Group_translate_ranks   (ob_mpi()->PMPI_Group_translate_ranks)
+#define PMPI_Group_intersection      (ob_mpi()->PMPI_Group_intersection)
+#define PMPI_Group_size              (ob_mpi()->PMPI_Group_size)
 #define PMPI_Iallgather              (ob_mpi()->PMPI_Iallgather)
 #define PMPI_Iallreduce              (ob_mpi()->PMPI_Iallreduce)
 #define PMPI_Ibcast                  (ob_mpi()->PMPI_Ibcast)
@@ -324,6 +317,8 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Init                    (ob_mpi()->PMPI_Init)
 #define PMPI_Init_thread             (ob_mpi()->PMPI_Init_thread)
 #define PMPI_Initialized             (ob_mpi()->PMPI_Initialized)
+#define PMPI_Ireduce                 (ob_mpi()->PMPI_Ireduce)
+#define PMPI_Ireduce_scatter         (ob_mpi()->PMPI_Ireduce_scatter)
 #define PMPI_Ireduce_scatter_block   (ob_mpi()->PMPI_Ireduce_scatter_block)
 #define PMPI_Isend                   (ob_mpi()->PMPI_Isend)
 #define PMPI_Lookup_name             (ob_mpi()->PMPI_Lookup_name)
@@ -333,6 +328,8 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Publish_name            (ob_mpi()->PMPI_Publish_name)
 #define PMPI_Query_thread            (ob_mpi()->PMPI_Query_thread)
 #define PMPI_Recv_init               (ob_mpi()->PMPI_Recv_init)
+#define PMPI_Reduce                  (ob_mpi()->PMPI_Reduce)
+#define PMPI_Reduce_scatter          (ob_mpi()->PMPI_Reduce_scatter)
 #define PMPI_Reduce_scatter_block    (ob_mpi()->PMPI_Reduce_scatter_block)
 #define PMPI_Request_free            (ob_mpi()->PMPI_Request_free)
 #define PMPI_Request_get_status      (ob_mpi()->PMPI_Request_get_status)
@@ -341,29 +338,16 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Startall                (ob_mpi()->PMPI_Startall)
 #define PMPI_Status_set_cancelled    (ob_mpi()->PMPI_Status_set_cancelled)
 #define PMPI_Status_set_elements     (ob_mpi()->PMPI_Status_set_elements)
-#define PMPI_T_category_get_info     (ob_mpi()->PMPI_T_category_get_info)
-#define PMPI_T_category_get_pvars    (ob_mpi()->PMPI_T_category_get_pvars)
-#define PMPI_T_pvar_get_info         (ob_mpi()->PMPI_T_pvar_get_info)
-#define PMPI_T_pvar_get_num          (ob_mpi()->PMPI_T_pvar_get_num)
-#define PMPI_T_pvar_handle_alloc     (ob_mpi()->PMPI_T_pvar_handle_alloc)
-#define PMPI_T_pvar_handle_free      (ob_mpi()->PMPI_T_pvar_handle_free)
-#define PMPI_T_pvar_read             (ob_mpi()->PMPI_T_pvar_read)
-#define PMPI_T_pvar_readreset        (ob_mpi()->PMPI_T_pvar_readreset)
-#define PMPI_T_pvar_reset            (ob_mpi()->PMPI_T_pvar_reset)
-#define PMPI_T_pvar_session_free     (ob_mpi()->PMPI_T_pvar_session_free)
-#define PMPI_T_pvar_start            (ob_mpi()->PMPI_T_pvar_start)
-#define PMPI_T_pvar_stop             (ob_mpi()->PMPI_T_pvar_stop)
-#define PMPI_T_pvar_write            (ob_mpi()->PMPI_T_pvar_write)
 #define PMPI_Test                    (ob_mpi()->PMPI_Test)
 #define PMPI_Type_commit             (ob_mpi()->PMPI_Type_commit)
 #define PMPI_Type_contiguous         (ob_mpi()->PMPI_Type_contiguous)
 #define PMPI_Type_free               (ob_mpi()->PMPI_Type_free)
 #define PMPI_Type_get_extent         (ob_mpi()->PMPI_Type_get_extent)
+#define PMPI_Type_get_name           (ob_mpi()->PMPI_Type_get_name)
 #define PMPI_Type_set_name           (ob_mpi()->PMPI_Type_set_name)
 #define PMPI_Type_size               (ob_mpi()->PMPI_Type_size)
 #define PMPI_Unpublish_name          (ob_mpi()->PMPI_Unpublish_name)
 #define PMPI_Wait                    (ob_mpi()->PMPI_Wait)
-#define PMPI_T_pvar_get_index        (ob_mpi()->PMPI_T_pvar_get_index)
 #define PMPI_Allreduce_c             (ob_mpi()->PMPI_Allreduce_c)
 #define PMPI_Iallreduce_c            (ob_mpi()->PMPI_Iallreduce_c)
 #define PMPI_Allgather_c             (ob_mpi()->PMPI_Allgather_c)

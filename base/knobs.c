@@ -30,7 +30,10 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_JOB] = {"ONEBIT_JOB", "the launcher's number of the run, where it gives one",
                      "sockets: a name of this job, the same on all its ranks, which keeps those of "
                      "another job at the same port away"},
-    [OB_KNOB_RULES] = {"ONEBIT_RULES", "allreduces from 64K on",
+    [OB_KNOB_GRADIENTS] = {"ONEBIT_GRADIENTS", "0",
+                           "preloaded: 1: sums from 64 KiB on are gradients, and compressed; 0: "
+                           "only what rules name is, and the rest is watched"},
+    [OB_KNOB_RULES] = {"ONEBIT_RULES", "-",
                        "preloaded: a file of rules, or rules: which calls are compressed"},
     [OB_KNOB_REPORT] = {"ONEBIT_REPORT", "1",
                         "preloaded: 1: what was compressed, on standard error; 0: nothing; or a "
@@ -40,6 +43,8 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
                             "preloaded: 1: every rank has libonebit-mpi.so, where its launcher has "
                             "no name service to find that out by"},
+    [OB_KNOB_COMMAND] = {"ONEBIT_COMMAND", "-",
+                         "preloaded: what onebit run was given, for the report's last line"},
     [OB_KNOB_BITS] =
         {"ONEBIT_BITS", "8",
          "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "

@@ -1,10 +1,12 @@
 /* Records of what calls have gone through, and their sum. */
 #include "dropin/counters.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/call_scope.h"
 #include "base/clock.h"
@@ -28,8 +30,8 @@ struct ob_record *ob_counters_first(void) {
 
 static bool equal(const struct ob_record_of *one, const struct ob_record_of *other) {
   return one->communicator == other->communicator && one->comm_size == other->comm_size &&
-         one->operation == other->operation && one->dtype == other->dtype &&
-         one->count == other->count;
+         one->dtype == other->dtype && one->type == other->type && one->count == other->count &&
+         !strcmp(one->call, other->call);
 }
 
 struct ob_record *ob_counters_find(const struct ob_record_of *of) {
@@ -39,12 +41,15 @@ struct ob_record *ob_counters_find(const struct ob_record_of *of) {
   return NULL;
 }
 
-static struct ob_record *make(const struct ob_record_of *of, const char *name) {
+static struct ob_record *make(const struct ob_record_of *of, const char *communicator,
+                              const char *type, size_t bytes) {
   struct ob_record *record = ob_allocate(1, sizeof *record);
   if (!record)
     return NULL;
   record->of = *of;
-  snprintf(record->communicator, sizeof record->communicator, "%.31s", name);
+  record->bytes = bytes;
+  snprintf(record->communicator, sizeof record->communicator, "%.31s", communicator);
+  snprintf(record->type, sizeof record->type, "%.23s", type);
   record->next = ob_counters_first();
   atomic_store_explicit(&records, record, memory_order_release);
   return record;
@@ -55,7 +60,8 @@ static struct ob_record *make(const struct ob_record_of *of, const char *name) {
 enum { MAX_RECORDS = 1024 };
 
 static struct ob_record *others_record(void) {
-  static struct ob_record others = {.communicator = "tensors beyond those listed"};
+  static struct ob_record others = {
+      .communicator = "tensors beyond those listed", .type = "elements", .of.call = "call"};
   static bool listed;
   if (!listed) {
     others.next = ob_counters_first();
@@ -65,12 +71,13 @@ static struct ob_record *others_record(void) {
   return &others;
 }
 
-struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *name) {
+struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *communicator,
+                                   const char *type, size_t bytes) {
   static int made;
   pthread_mutex_lock(&making);
   struct ob_record *record = ob_counters_find(of);
   if (!record && made++ < MAX_RECORDS)
-    record = make(of, name);
+    record = make(of, communicator, type, bytes);
   if (!record)
     record = others_record();
   pthread_mutex_unlock(&making);
@@ -129,9 +136,38 @@ void ob_record_residual(struct ob_record *record, double error, double mean) {
     atomic_store(&record->max_residual_ratio, ratio);
 }
 
-void ob_record_finding(struct ob_record *record, int finding) {
-  if (record)
-    atomic_fetch_or(&record->findings, 1U << finding);
+static struct ob_record_shadow *shadow_of(struct ob_record *record, int tensor) {
+  struct ob_record_shadow *shadow = atomic_load(&record->shadows);
+  while (shadow && shadow->tensor != tensor)
+    shadow = shadow->next;
+  if (shadow || !(shadow = ob_allocate(1, sizeof *shadow)))
+    return shadow;
+  shadow->tensor = tensor;
+  shadow->next = atomic_load(&record->shadows);
+  atomic_store(&record->shadows, shadow);
+  return shadow;
+}
+
+void ob_record_shadowed(struct ob_record *record, int tensor, double error, double norm,
+                        bool refused) {
+  struct ob_record_shadow *shadow = record ? shadow_of(record, tensor) : NULL;
+  if (!shadow)
+    return;
+  size_t at = shadow->samples++ % OB_SHADOW_SAMPLES;
+  double ratio = norm > 0 ? sqrt(error / norm) : 0;
+  shadow->errors[at] = error;
+  shadow->norms[at] = norm;
+  shadow->refused |= refused;
+  shadow->largest = ratio > shadow->largest ? ratio : shadow->largest;
+}
+
+double ob_record_difference(const struct ob_record_shadow *shadow) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < OB_SHADOW_SAMPLES && i < shadow->samples; i++) {
+    error += shadow->errors[i];
+    norm += shadow->norms[i];
+  }
+  return norm > 0 ? sqrt(error / norm) : 0;
 }
 
 void ob_record_skipped(struct ob_record *record) {

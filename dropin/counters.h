@@ -20,14 +20,29 @@
 struct ob_record_of {
   uint64_t communicator; /* its handle, as a number: one that is freed and used again is the same */
   int comm_size;
-  onebit_operation_t operation;
-  onebit_dtype_t dtype;
+  const char *call;     /* "allreduce", "reduce" and the like */
+  onebit_dtype_t dtype; /* also those of dropin/elements.h */
+  uint64_t type;        /* of OB_OTHER_TYPE its handle, as a number */
   size_t count;
+};
+
+/* How far compressed sums of a tensor were from the exact ones (dropin/mpi/shadow.c): squares of
+ * the norms of the latest differences and sums. Written by the thread that calls. */
+#define OB_SHADOW_SAMPLES 64
+struct ob_record_shadow {
+  struct ob_record_shadow *next;
+  int tensor;
+  bool refused;
+  uint64_t samples;
+  double errors[OB_SHADOW_SAMPLES], norms[OB_SHADOW_SAMPLES];
+  double largest; /* of one sum, relative to its norm */
 };
 
 struct ob_record {
   struct ob_record *next;
   char communicator[32]; /* its name */
+  char type[24];         /* its name */
+  size_t bytes;          /* of a call */
   struct ob_record_of of;
   /* Written by the thread that calls, read by any. */
   _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
@@ -43,7 +58,7 @@ struct ob_record {
   _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
   /* Norm of the residual relative to that of the mean, as last sampled and at most. */
   _Atomic double residual_ratio, max_residual_ratio;
-  _Atomic uint32_t findings; /* a bit for each enum ob_finding that has spoken against it */
+  _Atomic(struct ob_record_shadow *) shadows; /* of its tensors, the latest first */
 };
 
 /* The seconds begin. */
@@ -51,9 +66,10 @@ void ob_counters_start(double now);
 
 /* The record of such calls, or NULL where none has been made. */
 struct ob_record *ob_counters_find(const struct ob_record_of *of);
-/* The same, or a new one with this name for the communicator; of very many, and where there is no
- * memory, one that is shared. */
-struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *name);
+/* The same, or a new one with these names for communicator and type, of so many bytes a call; of
+ * very many, and where there is no memory, one that is shared. */
+struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *communicator,
+                                   const char *type, size_t bytes);
 /* All of them, the latest first. */
 struct ob_record *ob_counters_first(void);
 
@@ -85,8 +101,12 @@ void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 /* A sample of the residual: its norm relative to that of the mean, in the same elements. */
 void ob_record_residual(struct ob_record *record, double error, double mean);
 
-/* What speaks against a gradient (enum ob_finding). */
-void ob_record_finding(struct ob_record *record, int finding);
+/* A compressed sum of a tensor beside the exact one, as squares of norms. */
+void ob_record_shadowed(struct ob_record *record, int tensor, double error, double norm,
+                        bool refused);
+
+/* The difference of the latest sums from the exact ones, relative to the sums' norm. */
+double ob_record_difference(const struct ob_record_shadow *shadow);
 
 /* A compressed call has given not-a-number, since a value was not finite. */
 void ob_record_skipped(struct ob_record *record);

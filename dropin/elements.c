@@ -1,6 +1,7 @@
 /* Loops over elements, written so that compilers make vectors of them: choices without branches. */
 #include "dropin/elements.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -49,7 +50,9 @@ static inline uint16_t narrow_float16(float value) {
 }
 
 size_t ob_elements_size(onebit_dtype_t dtype) {
-  return dtype == ONEBIT_FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+  return dtype == OB_DOUBLE        ? sizeof(double)
+         : dtype == ONEBIT_FLOAT32 ? sizeof(float)
+                                   : sizeof(uint16_t);
 }
 
 /* A loop for each type: the values a (of `to`) and b (of `from`) as floats. */
@@ -79,8 +82,11 @@ void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t 
     return;
   }
   const uint16_t *narrow = from;
+  const double *wide = from;
   for (size_t i = 0; i < count; i++)
-    to[i] = dtype == ONEBIT_BFLOAT16 ? wide_bfloat16(narrow[i]) : wide_float16(narrow[i]);
+    to[i] = dtype == OB_DOUBLE         ? (float)wide[i]
+            : dtype == ONEBIT_BFLOAT16 ? wide_bfloat16(narrow[i])
+                                       : wide_float16(narrow[i]);
 }
 
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
@@ -89,11 +95,33 @@ void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size
 }
 
 void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor) {
+  if (dtype == OB_DOUBLE) {
+    for (size_t i = 0; i < count; i++)
+      ((double *)to)[i] /= (double)divisor;
+    return;
+  }
   FOR_EACH(dtype, to, to, count, a / divisor);
 }
 
 void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count) {
   FOR_EACH(dtype, to, from, count, a + b);
+}
+
+bool ob_elements_narrow(float *to, const double *from, size_t count) {
+  double largest = 0;
+  bool finite = true;
+  for (size_t i = 0; i < count; i++) {
+    double magnitude = fabs(from[i]);
+    finite = finite && magnitude <= FLT_MAX;
+    largest = magnitude > largest ? magnitude : largest;
+    to[i] = (float)from[i];
+  }
+  return finite && (largest == 0 || largest >= FLT_MIN / FLT_EPSILON);
+}
+
+void ob_elements_widen(double *to, const float *from, size_t count, double factor) {
+  for (size_t i = 0; i < count; i++)
+    to[i] = (double)from[i] * factor;
 }
 
 double ob_elements_norm(const float *values, size_t count) {

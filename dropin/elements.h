@@ -1,13 +1,18 @@
 /*
- * Arithmetic on arrays of the three element types, in the type's own precision: each result is
+ * Arithmetic on arrays of the element types, in the type's own precision: each result is
  * rounded to it. For what MPI does not do: products with a number, and sums of types it lacks.
  */
 #ifndef OB_DROPIN_ELEMENTS_H
 #define OB_DROPIN_ELEMENTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "onebit/plan.h"
+
+/* Types that plans do not know: doubles travel as floats; any other is only counted. */
+#define OB_DOUBLE     ((onebit_dtype_t)3)
+#define OB_OTHER_TYPE ((onebit_dtype_t)4)
 
 size_t ob_elements_size(onebit_dtype_t dtype);
 
@@ -20,6 +25,13 @@ void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size
 
 /* to[i] = to[i] / divisor, of the types' quotients the nearest. */
 void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor);
+
+/* From doubles to floats. False: a value is not finite, or the largest is beyond what floats hold
+ * with their precision. */
+bool ob_elements_narrow(float *to, const double *from, size_t count);
+
+/* to[i] = from[i] * factor. */
+void ob_elements_widen(double *to, const float *from, size_t count, double factor);
 
 /* to[i] = to[i] + from[i]. */
 void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count);

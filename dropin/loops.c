@@ -1,12 +1,15 @@
 /* Loops of calls: found, entered, followed and left. */
 #include "dropin/loops.h"
 
+#include <string.h>
+
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
 
 struct position {
   uint64_t signature, exact; /* the call's own; and with what lies before it */
+  int tensor;
 };
 
 struct loop {
@@ -14,21 +17,28 @@ struct loop {
   bool ambiguous; /* its signatures alone would be a shorter one */
 };
 
+/* A call that was made while nothing was followed. */
+struct seen {
+  uint64_t signature, exact;
+  const void *sendbuf, *recvbuf;
+  int tensor;
+};
+
 #define MAX_LOOPS 16
 #define NO_LOOP   (-1)
 
-/* Learning: by signatures alone, and with the buffers of one side, which need repeat less. */
+/* Learning: by signatures alone, and with the buffers of one side. */
 enum { ALONE, SENT, RECEIVED, WAYS };
-#define BUFFER_REPEATS 3
 
 struct ob_loops {
   ob_loops_largest *largest;
   void *context;
-  struct ob_sequence *ways[WAYS];
-  size_t learned; /* calls since learning began */
   size_t repeats;
-  uint64_t before;      /* the calls since the last one that was looked at */
-  bool is_started;      /* there was a call: what lay before the first one says nothing */
+  size_t learned, next_look;            /* calls since learning began; when ranks agree next */
+  struct seen seen[OB_MAX_POSITIONS];   /* the latest, by their numbers */
+  unsigned run[WAYS][OB_MAX_POSITIONS]; /* so many of the latest equal those so many before */
+  uint64_t before;                      /* the calls since the last one that was looked at */
+  bool is_started;      /* there was a call; of the first it is not known what lies before it */
   int count, positions; /* loops; their calls together */
   struct loop loop[MAX_LOOPS];
   struct position position[OB_MAX_POSITIONS];
@@ -36,35 +46,38 @@ struct ob_loops {
   int left; /* the loop in which the last call was not what was to come */
 };
 
+static void start_learning(struct ob_loops *loops) {
+  if (loops->learned)
+    memset(loops->run, 0, sizeof loops->run);
+  loops->learned = 0;
+  loops->next_look = loops->repeats;
+}
+
 onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, void *context,
                                 struct ob_loops **result) {
   *result = NULL;
+  if (repeats < 2)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "repeats is %u, at least 2 show a loop", repeats);
   struct ob_loops *loops = ob_allocate(1, sizeof *loops);
-  onebit_status_t status =
-      loops ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for loops of calls");
-  for (int way = 0; way < WAYS && status == ONEBIT_OK; way++)
-    status = ob_sequence_create(way == ALONE ? repeats : BUFFER_REPEATS, &loops->ways[way]);
-  if (status != ONEBIT_OK) {
-    ob_loops_destroy(loops);
-    return status;
-  }
+  if (!loops)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for loops of calls");
   loops->largest = largest;
   loops->context = context;
   loops->repeats = repeats;
   loops->current = loops->left = NO_LOOP;
+  start_learning(loops);
   *result = loops;
   return ONEBIT_OK;
 }
 
-void ob_loops_destroy(struct ob_loops *loops) {
-  if (!loops)
-    return;
-  for (int way = 0; way < WAYS; way++)
-    ob_sequence_destroy(loops->ways[way]);
-  ob_release(loops);
-}
+void ob_loops_destroy(struct ob_loops *loops) { ob_release(loops); }
 
 static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value, sizeof value); }
+
+uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
+                            size_t count) {
+  return (uint64_t)count << 8 | (uint64_t)operation << 4 | (uint64_t)dtype << 1 | (uint64_t)sum;
+}
 
 void ob_loops_note(struct ob_loops *loops, uint64_t signature) {
   loops->before = mix(loops->before, signature);
@@ -72,18 +85,40 @@ void ob_loops_note(struct ob_loops *loops, uint64_t signature) {
 
 /* ---- Learning ---- */
 
-static bool learn(struct ob_loops *loops, uint64_t exact, const void *sendbuf,
-                  const void *recvbuf) {
-  loops->learned++;
-  ob_sequence_learn(loops->ways[SENT], exact, sendbuf, NULL);
-  ob_sequence_learn(loops->ways[RECEIVED], exact, NULL, recvbuf);
-  return ob_sequence_learn(loops->ways[ALONE], exact, NULL, NULL);
+static const struct seen *seen_before(const struct ob_loops *loops, size_t back) {
+  return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
-/* So many times a period of signatures must have come where buffers show none: one of a single call
- * may be of several tensors. */
+static void count_run(unsigned *run, bool same) { *run = same ? *run + 1 : 0; }
+
+/* The smallest length with which the latest calls have come `repeats` times, and half of all calls
+ * since learning began: two equal calls of a longer loop are none. 0: none. */
+static size_t length_of(const struct ob_loops *loops, int way) {
+  for (size_t length = 1; length < OB_MAX_POSITIONS && length < loops->learned; length++) {
+    size_t run = loops->run[way][length];
+    if (run >= (loops->repeats - 1) * length && 2 * (run + length) >= loops->learned)
+      return length;
+  }
+  return 0;
+}
+
+/* True where ranks, which find a loop of signatures alike, are to agree on its length. */
+static bool learn(struct ob_loops *loops, const struct seen *call) {
+  for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
+    const struct seen *then = seen_before(loops, back);
+    bool same = then->exact ? then->exact == call->exact : then->signature == call->signature;
+    count_run(&loops->run[ALONE][back], same);
+    count_run(&loops->run[SENT][back], same && then->sendbuf == call->sendbuf);
+    count_run(&loops->run[RECEIVED][back], same && then->recvbuf == call->recvbuf);
+  }
+  loops->seen[loops->learned++ % OB_MAX_POSITIONS] = *call;
+  return loops->learned >= loops->next_look && length_of(loops, ALONE);
+}
+
+/* So many calls must have come where buffers show no length: a loop of a single call may be of
+ * several tensors. */
 static size_t patience(const struct ob_loops *loops, size_t alone) {
-  return loops->repeats * alone * (alone == 1 ? 4 : 2);
+  return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
 /* The smallest for signatures, which all ranks find alike, or as many of them as some rank's
@@ -91,7 +126,7 @@ static size_t patience(const struct ob_loops *loops, size_t alone) {
 static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   size_t length[WAYS];
   for (int way = 0; way < WAYS; way++)
-    length[way] = ob_sequence_period(loops->ways[way], 1);
+    length[way] = length_of(loops, way);
   size_t buffers = length[SENT] > length[RECEIVED] ? length[SENT] : length[RECEIVED];
   int64_t all[] = {(int64_t)length[ALONE], -(int64_t)length[ALONE], (int64_t)buffers,
                    !length[SENT] || !length[RECEIVED]};
@@ -103,18 +138,17 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   return all[2] > all[0] && all[2] % all[0] == 0 ? (size_t)all[2] : *alone;
 }
 
-static uint64_t exact_of(const struct ob_loops *loops, size_t phase) {
-  uint64_t exact;
-  const void *nothing, *no_more;
-  ob_sequence_expected(loops->ways[ALONE], phase, &exact, &nothing, &no_more);
-  return exact;
+/* The call that the loop to be followed, of such a length, has in a phase: the next one is in phase
+ * 0. */
+static const struct seen *learned(const struct ob_loops *loops, int length, int phase) {
+  return seen_before(loops, (size_t)(length - phase));
 }
 
 /* Whether the calls to follow are those of a loop, from its phase `turn` on. */
 static bool is_turned(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
-        exact_of(loops, (size_t)i))
+        learned(loops, loop->length, i)->exact)
       return false;
   return true;
 }
@@ -135,8 +169,11 @@ static bool enter_new(struct ob_loops *loops, int length, bool ambiguous) {
   if (full)
     loops->count = loops->positions = 0;
   loops->loop[loops->count] = (struct loop){loops->positions, length, ambiguous};
-  for (int i = 0; i < length; i++)
-    loops->position[loops->positions + i] = (struct position){0, exact_of(loops, (size_t)i)};
+  for (int i = 0; i < length; i++) {
+    const struct seen *call = learned(loops, length, i);
+    loops->position[loops->positions + i] =
+        (struct position){call->signature, call->exact, call->tensor};
+  }
   loops->positions += length;
   loops->current = loops->count++;
   loops->phase = 0;
@@ -146,14 +183,14 @@ static bool enter_new(struct ob_loops *loops, int length, bool ambiguous) {
 bool ob_loops_look(struct ob_loops *loops) {
   bool full = false;
   size_t alone = 0, length = agree_on_length(loops, &alone);
+  loops->next_look = loops->learned + loops->learned / 2;
   if (!length)
     return false;
-  ob_sequence_follow(loops->ways[ALONE], length);
   if (length != alone || !enter_known(loops, (int)length))
     full = enter_new(loops, (int)length, length != alone);
   loops->matched = (int)length;
   loops->missed = 0;
-  loops->repeats = 2; /* as a sequence has it that has been followed */
+  loops->repeats = 2; /* the program is known to repeat its calls */
   return full;
 }
 
@@ -210,24 +247,37 @@ static int follow(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
   return OB_NO_POSITION;
 }
 
-static void forget(struct ob_loops *loops) {
-  for (int way = 0; way < WAYS && loops->learned; way++)
-    ob_sequence_forget(loops->ways[way]);
-  loops->learned = 0;
-}
-
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look) {
-  uint64_t exact = mix(loops->before, signature);
+  uint64_t exact = loops->is_started ? mix(loops->before, signature) : 0;
+  const struct seen call = {signature, exact, sendbuf, recvbuf, 0};
   int position = follow(loops, signature, exact);
   loops->before = 0;
-  *look = false;
-  if (position == OB_NO_POSITION && loops->is_started)
-    *look = learn(loops, exact, sendbuf, recvbuf);
-  else
-    forget(loops);
   loops->is_started = true;
+  *look = false;
+  if (position == OB_NO_POSITION)
+    *look = learn(loops, &call);
+  else
+    start_learning(loops);
   return position;
+}
+
+int *ob_loops_tensor(struct ob_loops *loops, int position) {
+  return &loops->position[position].tensor;
+}
+
+void ob_loops_set_last(struct ob_loops *loops, int tensor) {
+  if (loops->learned)
+    loops->seen[(loops->learned - 1) % OB_MAX_POSITIONS].tensor = tensor;
+}
+
+void ob_loops_drop(struct ob_loops *loops, int tensor) {
+  for (int i = 0; i < OB_MAX_POSITIONS; i++) {
+    if (loops->position[i].tensor == tensor)
+      loops->position[i].tensor = 0;
+    if (loops->seen[i].tensor == tensor)
+      loops->seen[i].tensor = 0;
+  }
 }
 
 void ob_loops_left(const struct ob_loops *loops, int *first, int *count) {
@@ -236,23 +286,31 @@ void ob_loops_left(const struct ob_loops *loops, int *first, int *count) {
   *count = loop ? loop->length : 0;
 }
 
-/* ---- What is asked of positions ---- */
-
-int ob_loops_next(const struct ob_loops *loops, int position) {
-  for (int l = 0; l < loops->count; l++) {
-    const struct loop *loop = &loops->loop[l];
-    int next = loop->first + (position - loop->first + 1) % loop->length;
-    if (position >= loop->first && position < loop->first + loop->length)
-      return next != position &&
-                     loops->position[next].signature == loops->position[position].signature
-                 ? next
-                 : OB_NO_POSITION;
+int ob_loops_find(const struct ob_loops *loops, uint64_t signature, int after) {
+  if (loops->current == NO_LOOP)
+    return OB_NO_POSITION;
+  const struct loop *loop = &loops->loop[loops->current];
+  int from = after == OB_NO_POSITION ? loops->phase : after + 1 - loop->first;
+  for (int i = 0; i < loop->length; i++) {
+    int position = loop->first + (from + i) % loop->length;
+    if (from >= 0 && loops->position[position].signature == signature)
+      return position;
   }
   return OB_NO_POSITION;
 }
 
-int64_t ob_loops_hash(const struct ob_loops *loops, int position) {
-  return (int64_t)(mix(loops->position[position].exact, (uint64_t)position) >> 1);
+#define STEADY_CALLS 8
+
+bool ob_buffers_move(struct ob_buffers *buffers, const void *sendbuf, const void *recvbuf) {
+  const bool same[2] = {buffers->sendbuf == sendbuf, buffers->recvbuf == recvbuf};
+  bool moved = false;
+  for (int side = 0; side < 2; side++) {
+    moved = moved || (!same[side] && buffers->steady[side] >= STEADY_CALLS);
+    buffers->steady[side] = same[side] ? buffers->steady[side] + 1 : 0;
+  }
+  buffers->sendbuf = sendbuf;
+  buffers->recvbuf = recvbuf;
+  return moved;
 }
 
 /* After so many steps a program of many tensors has repeated its calls, too. */

@@ -1,25 +1,31 @@
 /*
- * Which tensor a call is of, by its position: programs that allocate their buffers anew for each
- * call, and make other numbers of steps each time, repeat their calls in loops. A loop is a period
- * in the order of the calls on a communicator, with their counts, types and operations, and what
- * small sums lie between; several are known at once, and a program goes from one to another. A
- * position, a call of a loop, is a tensor. Buffers serve to find the period where calls are all
- * equal: a side that repeats on some rank is enough.
+ * Which tensor a call is of: its position in the order of calls. A call names buffers, which are
+ * one rank's, and may be others each time; what all ranks see alike is the order of the calls on a
+ * communicator, with their counts, types and operations, and the small sums between them. A program
+ * that trains repeats its calls in loops. Several loops are known at once, and a program goes from
+ * one to another. Buffers serve to find a loop's length where its calls are all equal: a side that
+ * repeats on some rank is enough.
  *
  * Where a call is not what was to come, the position is not certain before all calls of the loop
- * have come once, as they should: until then they have none. And what was kept of errors in the
- * loop is given up: the calls before may have been those of another loop that begins alike.
+ * have come once, as they should: until then they have none. What was kept of errors in the loop
+ * that was left is given up: the calls before may have been those of another loop that begins
+ * alike.
  *
- * Everything but what is said of buffers is the same on all ranks, as MPI demands it.
+ * Everything but what is said of buffers is the same on all ranks, as MPI and NCCL demand it.
  */
 #ifndef OB_DROPIN_LOOPS_H
 #define OB_DROPIN_LOOPS_H
 
-#include "dropin/reason.h"
-#include "dropin/sequence.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-/* Positions have numbers below this. */
-#define OB_MAX_POSITIONS OB_SEQUENCE_MAX_PERIOD
+#include "dropin/reason.h"
+#include "onebit/plan.h"
+#include "onebit/status.h"
+
+/* Positions have numbers below this; no loop is longer. */
+#define OB_MAX_POSITIONS 4096
 #define OB_NO_POSITION   (-1)
 
 struct ob_loops;
@@ -27,10 +33,15 @@ struct ob_loops;
 /* Of the ranks' values the largest, each; collective. False: it has failed. */
 typedef bool ob_loops_largest(void *context, int64_t *values, int count);
 
-/* Errors: as ob_sequence_create. */
+/* repeats: how often all calls of a loop must have come before it is followed, 2 or more.
+ * Errors: ONEBIT_ERROR_ARGUMENT (repeats), ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, void *context,
                                 struct ob_loops **loops);
 void ob_loops_destroy(struct ob_loops *loops);
+
+/* Equal for calls with the same operation, count, type and kind of result. */
+uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
+                            size_t count);
 
 /* A call that is not looked at: it tells those apart that come behind it. */
 void ob_loops_note(struct ob_loops *loops, uint64_t signature);
@@ -39,20 +50,37 @@ void ob_loops_note(struct ob_loops *loops, uint64_t signature);
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look);
 
-/* Of the last call: where it was not what was to come, the positions of the loop that it has left,
- * `count` of them from `first` on, else none. Calls of another loop that begins alike were taken
- * for theirs, so what is kept of their errors may be of other tensors. */
-void ob_loops_left(const struct ob_loops *loops, int *first, int *count);
-
 /* Agrees on a loop, if there is one. Collective. True where positions have got new meanings: there
  * was no space for more. */
 bool ob_loops_look(struct ob_loops *loops);
 
-/* The position behind this one in the loop, where it has the same signature; or OB_NO_POSITION. */
-int ob_loops_next(const struct ob_loops *loops, int position);
+/* What the caller keeps with a position: its tensor's number and one; 0: none yet. */
+int *ob_loops_tensor(struct ob_loops *loops, int position);
 
-/* Equal on ranks that are at the same position. */
-int64_t ob_loops_hash(const struct ob_loops *loops, int position);
+/* Of the last call, which had no position: its tensor, by what the ranks have agreed on otherwise.
+ * A loop that is found later has it for the position. */
+void ob_loops_set_last(struct ob_loops *loops, int tensor);
+
+/* There is no tensor of this number any more. */
+void ob_loops_drop(struct ob_loops *loops, int tensor);
+
+/* Of the last call: where it was not what was to come, the positions of the loop that it has left,
+ * `count` of them from `first` on, else none. */
+void ob_loops_left(const struct ob_loops *loops, int *first, int *count);
+
+/* Of a call that is not to be noted, such as one that a graph captures: the first position that has
+ * its signature in the loop that is followed, behind `after`, or from the next call on where that
+ * is OB_NO_POSITION. OB_NO_POSITION: none. All ranks find alike. */
+int ob_loops_find(const struct ob_loops *loops, uint64_t signature, int after);
+
+/* A rank's buffers of a tensor. A side that has been the same for eight calls should stay so: true
+ * where it does not, since what is kept of errors may be another tensor's then, and is to be given
+ * up. */
+struct ob_buffers {
+  const void *sendbuf, *recvbuf;
+  unsigned steady[2]; /* calls for which they have been the same */
+};
+bool ob_buffers_move(struct ob_buffers *buffers, const void *sendbuf, const void *recvbuf);
 
 /* Why a call without a position is dense. */
 enum ob_reason ob_loops_reason(const struct ob_loops *loops);

@@ -10,7 +10,8 @@
 #include "base/error.h"
 #include "base/knobs.h"
 
-struct ob_preload ob_preload = {.min_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX}};
+struct ob_preload ob_preload = {.min_count = {SIZE_MAX, SIZE_MAX, SIZE_MAX},
+                                .below = OB_REASON_SMALL};
 
 onebit_status_t ob_preload_read_settings(void) {
   int required = 0;
@@ -18,7 +19,7 @@ onebit_status_t ob_preload_read_settings(void) {
   OB_TRY(ob_knob_number(OB_KNOB_REQUIRE, 0, 1, 0, &required));
   ob_preload.required = required;
   OB_TRY(ob_rules_load(ob_knob_text(OB_KNOB_RULES), &ob_preload.rules));
-  return ob_rules_settle_bits(OB_SAFE_BITS, &ob_preload.rules);
+  return ob_rules_settle(OB_SAFE_BITS, &ob_preload.rules);
 }
 
 uint64_t ob_preload_hash(void) {
@@ -39,15 +40,24 @@ void ob_preload_close(void) {
     atomic_store(&ob_preload.min_count[operation], SIZE_MAX);
 }
 
+void ob_preload_refuse(const char *why) {
+  ob_preload.refused = why;
+  atomic_store(&ob_preload.below, why ? OB_REASON_REFUSED : OB_REASON_SMALL);
+}
+
 /* ---- The end of the process ---- */
 
 static bool (*judge)(void);
+static pid_t process;
 
-void ob_preload_judge_exit(bool (*went_well)(void)) { judge = went_well; }
+void ob_preload_judge_exit(bool (*went_well)(void)) {
+  judge = went_well;
+  process = getpid();
+}
 
 static void at_exit(int status, void *nothing) {
   (void)nothing;
-  if (!judge || judge() || status != 0)
+  if (!judge || process != getpid() || judge() || status != 0)
     return;
   fflush(NULL);
   _exit(EXIT_FAILURE);

@@ -18,6 +18,7 @@ struct ob_preload {
   atomic_size_t min_count[3]; /* by onebit_operation_t */
   struct ob_rules rules;
   const char *refused;  /* why nothing is compressed; NULL where something may be */
+  atomic_int below;     /* why those are passed on: enum ob_reason */
   atomic_bool required; /* ONEBIT_REQUIRE=1 */
   bool trusted;         /* every rank has the library, as ONEBIT_EVERY_RANK=1 says */
 };
@@ -32,12 +33,14 @@ onebit_status_t ob_preload_read_settings(void);
 /* Equal where rules and version of the library are: ranks compare it. */
 uint64_t ob_preload_hash(void);
 
-/* Lets calls through to where they may be compressed, and not any more. */
+/* Lets calls through to where they may be compressed, and not any more; or never, for this reason,
+ * whose text stays. */
 void ob_preload_open(void);
 void ob_preload_close(void);
+void ob_preload_refuse(const char *why);
 
-/* Asks at the end of the process, when all that the program does is done; where it says no, an exit
- * status of 0 becomes 1. */
+/* Asks at the end of this process, when all that the program does is done; where it says no, an
+ * exit status of 0 becomes 1. Processes that are forked from it are left alone. */
 void ob_preload_judge_exit(bool (*went_well)(void));
 
 /* Whether the call is too small to be looked at. Counting those costs a load and a store. A
@@ -45,7 +48,7 @@ void ob_preload_judge_exit(bool (*went_well)(void));
 static inline bool ob_preload_small(onebit_operation_t operation, size_t count) {
   bool small = count < atomic_load_explicit(&ob_preload.min_count[operation], memory_order_relaxed);
   if (small && operation == ONEBIT_ALLREDUCE)
-    ob_counters_pass(OB_REASON_SMALL);
+    ob_counters_pass((enum ob_reason)atomic_load_explicit(&ob_preload.below, memory_order_relaxed));
   return small;
 }
 

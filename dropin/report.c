@@ -1,14 +1,22 @@
 /* Who is told what, and where. */
+#define _POSIX_C_SOURCE 200809L
 #include "dropin/report.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/knobs.h"
+#include "dropin/elements.h"
 #include "dropin/preload.h"
 
 const char *ob_report_dtype(onebit_dtype_t dtype) {
-  return dtype == ONEBIT_FLOAT32 ? "float" : dtype == ONEBIT_BFLOAT16 ? "bfloat16" : "half";
+  return dtype == ONEBIT_FLOAT32    ? "float"
+         : dtype == OB_DOUBLE       ? "double"
+         : dtype == ONEBIT_BFLOAT16 ? "bfloat16"
+                                    : "half";
 }
 
 const char *ob_report_operation(onebit_operation_t operation) {
@@ -45,29 +53,30 @@ static const char *json_path(void) {
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;
 }
 
-static void print_plan(int size, const char *over, const char *call, bool recognises) {
-  const struct ob_bits bits = ob_preload.rules.bits;
-  const char *rules = ob_knob_text(OB_KNOB_RULES);
-  fprintf(stderr,
-          "onebit %s: preloaded, %d ranks over %s; results of compressed sums are approximate. "
-          "Compresses sums of floats to %s%s an element by %s %s",
-          onebit_version(), size, over, ob_report_bits(bits.max),
-          bits.min == bits.max ? "" : " or fewer", call,
-          recognises ? "that are like a gradient for some tens of steps, " : "");
-  if (rules)
-    fprintf(stderr, "as %s says (%zu rules, else from %zu bytes on)", rules, ob_preload.rules.rules,
-            ob_preload.rules.min_bytes);
-  else
-    fprintf(stderr, "from %zu bytes on", ob_preload.rules.min_bytes);
-  fprintf(stderr, ", once a step's calls have repeated %u times\n", ob_preload.rules.warmup);
+static void print_plan(int size, const char *over, const char *sums) {
+  const struct ob_rules *rules = &ob_preload.rules;
+  fprintf(stderr, "onebit %s: preloaded, %d ranks over %s. ", onebit_version(), size, over);
+  if (!ob_rules_ask(rules))
+    fprintf(stderr, "Watches the sums, and changes nothing");
+  else if (rules->gradients)
+    fprintf(stderr, "Compresses every %s from %zu KiB on, in %s%s (--gradients)", sums,
+            rules->min_bytes >> 10, ob_report_bits(rules->bits.max),
+            rules->bits.min == rules->bits.max ? "" : " or fewer");
+  if (rules->rules)
+    fprintf(stderr, "%s %zu rules of ONEBIT_RULES",
+            !ob_rules_ask(rules) ? ", by"
+            : rules->gradients   ? ", but for"
+                                 : "Compresses what is named by",
+            rules->rules);
+  fprintf(stderr, ".\n");
 }
 
 /* What is refused is said even where no report is wanted. */
-void ob_report_start(int size, const char *over, const char *call, bool recognises) {
+void ob_report_start(int size, const char *over, const char *sums) {
   if (ob_preload.refused)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);
-  else if (!is_off())
-    print_plan(size, over, call, recognises);
+  else if (!is_off() || ob_preload.required)
+    print_plan(size, over, sums);
 }
 
 double ob_report_max_residual_ratio(void) {
@@ -78,12 +87,34 @@ double ob_report_max_residual_ratio(void) {
   return max;
 }
 
+/* A FIFO that nobody reads would be waited for: without O_NONBLOCK, for ever. */
+static FILE *open_report(const char *path) {
+  struct stat status;
+  int file = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
+  if (file >= 0 && fstat(file, &status) == 0 && !S_ISREG(status.st_mode) &&
+      !S_ISCHR(status.st_mode)) {
+    close(file);
+    file = -1;
+    errno = ENXIO;
+  }
+  if (file >= 0 && ftruncate(file, 0) != 0 && errno != EINVAL) {
+    close(file);
+    return NULL;
+  }
+  return file >= 0 ? fdopen(file, "w") : NULL;
+}
+
 static void write_json(const char *path, const struct ob_report *report) {
-  FILE *file = fopen(path, "w");
-  if (file)
+  FILE *file = open_report(path);
+  bool written = file != NULL;
+  if (file) {
     ob_report_json(file, report);
-  if (!file || fclose(file) != 0)
-    fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s\n", path, strerror(errno));
+    written = !ferror(file);
+    written = fclose(file) == 0 && written;
+  }
+  if (!written)
+    fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s\n", path,
+            errno == ENXIO ? "not a regular file" : strerror(errno));
 }
 
 void ob_report_print(const struct ob_report *report) {

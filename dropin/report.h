@@ -22,16 +22,16 @@ struct ob_report {
   double seconds;            /* of the slowest rank */
   double seconds_saved;      /* the mean over the ranks */
   double max_residual_ratio; /* of any rank */
+  int hosts;                 /* 0: not known */
 };
 
 /* (elapsed + saved) / elapsed */
 double ob_report_factor(const struct ob_report *report);
 
 /* The line at the start: why nothing is compressed, or what will be. By one rank.
- *   over        what carries the bytes, as text
- *   call        the call that is compressed without a rule
- *   recognises  whether only what is like a gradient is, where no rule names it */
-void ob_report_start(int size, const char *over, const char *call, bool recognises);
+ *   over   what carries the bytes, as text
+ *   sums   what is compressed without a rule, as "MPI_Allreduce of float or double sums" */
+void ob_report_start(int size, const char *over, const char *sums);
 
 /* Prints the report, and what ONEBIT_REQUIRE makes of it. By one rank. */
 void ob_report_print(const struct ob_report *report);

@@ -1,7 +1,7 @@
 /* The report for a program: one JSON object. Names are those of the text's terms. */
 #include "base/json.h"
+#include "dropin/preload.h"
 #include "dropin/report.h"
-#include "dropin/watch.h"
 
 static void put_passed(struct ob_json *json, const uint64_t passed[OB_REASON_COUNT]) {
   ob_json_begin(json, "passed", '{');
@@ -11,11 +11,17 @@ static void put_passed(struct ob_json *json, const uint64_t passed[OB_REASON_COU
   ob_json_end(json, '}');
 }
 
-static void put_findings(struct ob_json *json, uint32_t findings) {
-  ob_json_begin(json, "findings", '[');
-  for (int finding = 1; finding < OB_FINDING_COUNT; finding++)
-    if (findings >> finding & 1U)
-      ob_json_string(json, NULL, ob_finding_text((enum ob_finding)finding));
+static void put_shadows(struct ob_json *json, struct ob_record_shadow *shadow) {
+  ob_json_begin(json, "shadows", '[');
+  for (; shadow; shadow = shadow->next) {
+    ob_json_begin(json, NULL, '{');
+    ob_json_integer(json, "tensor", (uint64_t)shadow->tensor);
+    ob_json_integer(json, "calls", shadow->samples);
+    ob_json_real(json, "difference", ob_record_difference(shadow));
+    ob_json_real(json, "max_difference", shadow->largest);
+    ob_json_integer(json, "exact_from_then_on", shadow->refused);
+    ob_json_end(json, '}');
+  }
   ob_json_end(json, ']');
 }
 
@@ -23,11 +29,12 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
   uint64_t passed[OB_REASON_COUNT];
   ob_report_passed(record, passed);
   ob_json_begin(json, NULL, '{');
-  ob_json_string(json, "operation", ob_report_operation(record->of.operation));
-  ob_json_string(json, "type", ob_report_dtype(record->of.dtype));
+  ob_json_string(json, "operation", record->of.call);
+  ob_json_string(json, "type", record->type);
   ob_json_string(json, "communicator", record->communicator);
   ob_json_integer(json, "ranks", (uint64_t)record->of.comm_size);
   ob_json_integer(json, "count", record->of.count);
+  ob_json_integer(json, "bytes", record->bytes);
   ob_json_integer(json, "calls", atomic_load(&record->calls));
   ob_json_integer(json, "compressed", atomic_load(&record->compressed));
   ob_json_integer(json, "not_a_number", atomic_load(&record->skipped));
@@ -45,7 +52,7 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
   ob_json_real(json, "residual_ratio", atomic_load(&record->residual_ratio));
   ob_json_real(json, "max_residual_ratio", atomic_load(&record->max_residual_ratio));
   put_passed(json, passed);
-  put_findings(json, atomic_load(&record->findings));
+  put_shadows(json, atomic_load(&record->shadows));
   ob_json_end(json, '}');
 }
 
@@ -54,6 +61,8 @@ void ob_report_json(FILE *file, const struct ob_report *report) {
   ob_json_begin(&json, NULL, '{');
   ob_json_string(&json, "version", onebit_version());
   ob_json_integer(&json, "ranks", (uint64_t)report->ranks);
+  if (ob_preload.refused)
+    ob_json_string(&json, "refused", ob_preload.refused);
   ob_json_integer(&json, "calls", report->own.calls);
   ob_json_integer(&json, "compressed", report->own.compressed);
   if (!report->own_only)

@@ -1,8 +1,11 @@
 /* The report for a person. */
 #include "dropin/report.h"
-#include "dropin/watch.h"
 
 #include <string.h>
+
+#include "collectives/cost/saving.h"
+#include "dropin/elements.h"
+#include "dropin/preload.h"
 
 enum { ROWS = 24 }; /* a program with more tensors has them in the JSON */
 
@@ -26,24 +29,27 @@ static void print_passed(FILE *file, const char *before, const uint64_t passed[O
     fputc('\n', file);
 }
 
-static void print_seconds(FILE *file, const struct ob_record *record) {
-  if (!atomic_load(&record->timed_dense) || !atomic_load(&record->timed_compressed))
-    return;
-  fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
-          ob_record_dense_seconds(record),
-          mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
+static void print_seconds(FILE *file, const struct ob_record *record,
+                          const struct ob_report *report) {
+  double dense = atomic_load(&record->seconds_dense);
+  if (atomic_load(&record->timed_compressed))
+    fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
+            ob_record_dense_seconds(record),
+            mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
+  else if (dense > 0 && report->seconds > 0)
+    fprintf(file, "    %.3f s, %.0f %% of the run\n", dense, 100 * dense / report->seconds);
 }
 
-static void print_findings(FILE *file, uint32_t findings) {
-  if (!findings)
-    return;
-  const char *before = "    not like a gradient: ";
-  for (int finding = 1; finding < OB_FINDING_COUNT; finding++)
-    if (findings >> finding & 1U) {
-      fprintf(file, "%s%s", before, ob_finding_text((enum ob_finding)finding));
-      before = "; ";
-    }
-  fputc('\n', file);
+static void print_shadows(FILE *file, struct ob_record_shadow *shadow) {
+  for (; shadow; shadow = shadow->next)
+    fprintf(file,
+            "    tensor %d: %.2g %% of the sum's norm off the exact sums over the last %llu that "
+            "were compared, %.2g %% at most%s\n",
+            shadow->tensor, 100 * ob_record_difference(shadow),
+            (unsigned long long)(shadow->samples < OB_SHADOW_SAMPLES ? shadow->samples
+                                                                     : OB_SHADOW_SAMPLES),
+            100 * shadow->largest,
+            shadow->refused ? ": more than error feedback promises, so exact from then on" : "");
 }
 
 static void print_bits(FILE *file, const struct ob_record *record) {
@@ -55,12 +61,12 @@ static void print_bits(FILE *file, const struct ob_record *record) {
           megabytes(atomic_load(&record->bytes_dense)));
 }
 
-static void print_record(FILE *file, const struct ob_record *record) {
+static void print_record(FILE *file, const struct ob_record *record,
+                         const struct ob_report *report) {
   unsigned long long compressed = (unsigned long long)atomic_load(&record->compressed);
-  fprintf(file, "  %s of %zu %s, %s of %d: %llu calls, %llu compressed",
-          ob_report_operation(record->of.operation), record->of.count,
-          ob_report_dtype(record->of.dtype), record->communicator, record->of.comm_size,
-          (unsigned long long)atomic_load(&record->calls), compressed);
+  fprintf(file, "  %s of %zu %s, %s of %d: %llu calls of %.2f MB, %llu compressed", record->of.call,
+          record->of.count, record->type, record->communicator, record->of.comm_size,
+          (unsigned long long)atomic_load(&record->calls), megabytes(record->bytes), compressed);
   if (compressed)
     print_bits(file, record);
   if (atomic_load(&record->max_residual_ratio) > 0)
@@ -70,11 +76,11 @@ static void print_record(FILE *file, const struct ob_record *record) {
     fprintf(file, "; %llu or more gave not-a-number, since a value was not finite",
             (unsigned long long)atomic_load(&record->skipped));
   fputc('\n', file);
-  print_seconds(file, record);
+  print_seconds(file, record, report);
   uint64_t passed[OB_REASON_COUNT];
   ob_report_passed(record, passed);
   print_passed(file, "    passed on: ", passed);
-  print_findings(file, atomic_load(&record->findings));
+  print_shadows(file, atomic_load(&record->shadows));
 }
 
 static void print_unseen(FILE *file, const struct ob_report *report) {
@@ -101,6 +107,45 @@ static void print_sum(FILE *file, const struct ob_report *report) {
   fprintf(file, "; estimated speed-up %.2fx %s (%.3f s %s instead of %.3f s)\n",
           ob_report_factor(report), report->calls, report->seconds, report->span,
           report->seconds + report->seconds_saved);
+  if (report->compressed && report->seconds_saved < 0)
+    fprintf(file, "  Compressing took longer than the network did: dense sums are the faster ones "
+                  "here.\n");
+}
+
+/* ---- Of a run that is only watched ---- */
+
+/* What compressing would have saved, of the seconds that were seen. */
+static double seconds_to_save(const struct ob_record *record, const struct ob_report *report) {
+  const struct ob_record_of *of = &record->of;
+  int bits = ob_preload.rules.bits.max;
+  if (!atomic_load(&record->dense[OB_REASON_WATCHED]) || of->dtype == OB_OTHER_TYPE)
+    return 0;
+  int hosts =
+      report->hosts > 0 && of->comm_size % report->hosts == 0 ? report->hosts : of->comm_size;
+  double part = ob_cost_part(hosts, of->comm_size, of->count, ob_elements_size(of->dtype), bits);
+  return part < 1 ? (1 - part) * atomic_load(&record->seconds_dense) : 0;
+}
+
+static void print_advice(FILE *file, const struct ob_report *report) {
+  const char *command = ob_knob_text(OB_KNOB_COMMAND);
+  double seconds = 0;
+  uint64_t watched = report->own.passed[OB_REASON_WATCHED];
+  for (struct ob_record *record = ob_counters_first(); record; record = record->next)
+    seconds += seconds_to_save(record, report);
+  if (!watched) {
+    fprintf(file,
+            "  No sum was seen that could be compressed: an MPI_Allreduce of float or double "
+            "from %zu KiB on (MPI_SUM).\n",
+            ob_preload.rules.min_bytes >> 10);
+    return;
+  }
+  fprintf(file,
+          "  %llu sums could be compressed, which saves about %.3f s of %.3f s (%.0f %%) by the "
+          "cost model. Where they are gradients that an optimizer averages over steps:\n"
+          "    onebit run --gradients -- %s\n",
+          (unsigned long long)watched, seconds, report->seconds,
+          report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
+          command ? command : "mpirun ... (or ONEBIT_GRADIENTS=1 for every rank)");
 }
 
 /* The fewest bits of what has been compressed, with what they mean to the program's optimizer. */
@@ -125,15 +170,19 @@ static void print_width(FILE *file) {
 
 void ob_report_text(FILE *file, const struct ob_report *report) {
   int rows = 0;
-  fprintf(file, "onebit: what was compressed, %s own calls\n",
+  if (ob_preload.refused)
+    fprintf(file, "onebit: nothing was compressed: %s\n", ob_preload.refused);
+  fprintf(file, "onebit: the sums that were seen, %s own calls\n",
           report->own_only ? "this rank's" : "rank 0's");
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
     if (++rows <= ROWS)
-      print_record(file, record);
+      print_record(file, record, report);
   if (rows > ROWS)
     fprintf(file, "  and %d more, which ONEBIT_REPORT=FILE.json has\n", rows - ROWS);
   print_unseen(file, report);
   print_sum(file, report);
   if (report->compressed)
     print_width(file);
+  else if (!ob_preload.refused && !ob_rules_ask(&ob_preload.rules))
+    print_advice(file, report);
 }

@@ -9,14 +9,13 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/knobs.h"
-
-static size_t size_of(onebit_dtype_t dtype) { return dtype == ONEBIT_FLOAT32 ? 4 : 2; }
+#include "dropin/elements.h"
 
 /* What `bytes` in a rule means: what a rank gives to such a call. */
 static uint64_t bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                          int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
-  return ranks * size_of(dtype) * count;
+  return ranks * ob_elements_size(dtype) * count;
 }
 
 static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebit_dtype_t dtype,
@@ -43,17 +42,21 @@ static const struct ob_rule *find(const struct ob_rules *rules, onebit_operation
   return NULL;
 }
 
-bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
-                       onebit_dtype_t dtype, size_t count, int comm_size) {
+enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t operation,
+                              onebit_dtype_t dtype, size_t count, int comm_size) {
   const struct ob_rule *rule = find(rules, operation, dtype, count, comm_size);
-  return rule ? rule->compress
-              : operation == ONEBIT_ALLREDUCE &&
-                    bytes_of(operation, dtype, count, comm_size) >= rules->min_bytes;
+  if (rule || operation != ONEBIT_ALLREDUCE)
+    return rule && rule->compress ? OB_REASON_NONE : OB_REASON_RULE;
+  if (bytes_of(operation, dtype, count, comm_size) < rules->min_bytes)
+    return OB_REASON_SMALL;
+  return rules->gradients ? OB_REASON_NONE : OB_REASON_WATCHED;
 }
 
-bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
-                   size_t count, int comm_size) {
-  return rules->all_sums || find(rules, operation, dtype, count, comm_size);
+bool ob_rules_ask(const struct ob_rules *rules) {
+  bool asks = rules->gradients;
+  for (size_t i = 0; i < rules->rules; i++)
+    asks = asks || rules->rule[i].compress;
+  return asks;
 }
 
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
@@ -69,7 +72,10 @@ bool ob_rules_move(const struct ob_rules *rules) {
   return moves;
 }
 
-onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules) {
+onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
+  int gradients = 0;
+  OB_TRY(ob_knob_number(OB_KNOB_GRADIENTS, 0, 1, 0, &gradients));
+  rules->gradients = gradients;
   OB_TRY(ob_knob_budget(&rules->budget));
   if (rules->bits.min == 0 && rules->budget > 0 && !ob_knob_text(OB_KNOB_BITS))
     rules->bits = (struct ob_bits){1, 8};
@@ -78,7 +84,7 @@ onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules) {
 
 /* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
 static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
-  return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / 4;
+  return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }
 
 size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation) {
@@ -105,7 +111,7 @@ static uint64_t mix_bits(uint64_t hash, struct ob_bits bits) {
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
   uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
   hash = ob_hash(mix_bits(hash, rules->bits), &rules->budget, sizeof rules->budget);
-  hash = rules->all_sums ? mix(hash, true) : hash;
+  hash = rules->gradients ? mix(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
@@ -139,8 +145,7 @@ static onebit_status_t load_file(const char *path, struct ob_rules *rules) {
 }
 
 static bool is_text(const char *value) {
-  static const char *const keywords[] = {"compress", "pass",      "least",
-                                         "warmup",   "recognise", "bits"};
+  static const char *const keywords[] = {"compress", "pass", "least", "warmup", "bits"};
   size_t length = strcspn(value, " \t\n;");
   for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++)
     if (strlen(keywords[i]) == length && !strncmp(keywords[i], value, length) && value[length])

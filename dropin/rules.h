@@ -7,11 +7,12 @@
  *   compress reduce-scatter,allgather bytes>=4M
  *   least    64K                                       # where no rule fits
  *   warmup   20
- *   recognise off                                      # as if a rule named all of those
  *   bits     4                                         # an element, where the rule has no bits=
  *                                                      # (or 1..8: as many as a tensor needs)
  *
- * docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the struct's.
+ * What no rule fits is compressed where the user says that the sums are gradients
+ * (ONEBIT_GRADIENTS=1). docs/preload.md has every word. Pure bookkeeping: no MPI, no memory but the
+ * struct's.
  */
 #ifndef OB_DROPIN_RULES_H
 #define OB_DROPIN_RULES_H
@@ -21,14 +22,15 @@
 #include <stdint.h>
 
 #include "base/knobs.h"
+#include "dropin/reason.h"
 #include "onebit/plan.h"
 #include "onebit/status.h"
 
-/* From 8 KiB on a compressed call is the faster one at 1 Gbit/s; but what is below 64 KiB is mostly
- * numbers that a program wants as they are, and little of its time. */
+/* Where ONEBIT_GRADIENTS=1. From 8 KiB on a compressed call is the faster one at 1 Gbit/s; but what
+ * is below 64 KiB is mostly numbers that a program wants as they are, and little of its time. */
 #define OB_RULES_MIN_BYTES ((size_t)64 << 10)
-/* Steps seen dense before the first compressed one: enough for a mean of the dense seconds. */
-#define OB_RULES_WARMUP 10
+/* Rounds of a loop that are seen dense before the first compressed one. */
+#define OB_RULES_WARMUP 2
 
 enum ob_rule_key { OB_RULE_BYTES, OB_RULE_COUNT, OB_RULE_COMM_SIZE, OB_RULE_KEYS };
 
@@ -51,11 +53,11 @@ struct ob_rule {
 struct ob_rules {
   struct ob_rule rule[OB_MAX_RULES];
   size_t rules;
-  size_t min_bytes;    /* bytes: allreduces that no rule fits are compressed from here on */
+  size_t min_bytes;    /* of allreduces that no rule fits; smaller ones are not looked at */
   unsigned warmup;     /* steps */
   struct ob_bits bits; /* where the rule that fits does not say; 0: ONEBIT_BITS says */
   double budget;       /* ONEBIT_BUDGET; 0: none */
-  bool all_sums;       /* what no rule fits is compressed without being recognised */
+  bool gradients;      /* ONEBIT_GRADIENTS: what no rule fits is compressed */
 };
 
 /* Reads rules.
@@ -71,21 +73,20 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
  * Errors: ONEBIT_ERROR_ARGUMENT as above, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 
-/* Sets `bits`, where no line of the rules has, from ONEBIT_BITS, or to `fallback`; and the budget,
- * with which that is 1 to 8.
+/* Sets what the environment says: ONEBIT_GRADIENTS; `bits`, where no line of the rules has, from
+ * ONEBIT_BITS, or to `fallback`; and the budget, with which that is 1 to 8.
  * Errors: ONEBIT_ERROR_ARGUMENT. */
-onebit_status_t ob_rules_settle_bits(int fallback, struct ob_rules *rules);
+onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules);
 
 /* Equal where the rules are: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
-/* Whether such a call may be compressed. */
-bool ob_rules_compress(const struct ob_rules *rules, onebit_operation_t operation,
-                       onebit_dtype_t dtype, size_t count, int comm_size);
+/* Whether such a call is to be compressed: OB_REASON_NONE, or why not. */
+enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t operation,
+                              onebit_dtype_t dtype, size_t count, int comm_size);
 
-/* Of one that may: whether it is to be, whatever its values are. */
-bool ob_rules_name(const struct ob_rules *rules, onebit_operation_t operation, onebit_dtype_t dtype,
-                   size_t count, int comm_size);
+/* Whether anything can be compressed: by ONEBIT_GRADIENTS or a rule. */
+bool ob_rules_ask(const struct ob_rules *rules);
 
 /* Bits of an element in a call that is compressed. */
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,

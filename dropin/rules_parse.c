@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "dropin/elements.h"
 #include "dropin/rules.h"
 
 struct word {
@@ -151,7 +152,8 @@ static const struct name operations[] = {
     {"all", 1U << ONEBIT_ALLREDUCE | 1U << ONEBIT_ALLGATHER | 1U << ONEBIT_REDUCE_SCATTER}};
 static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
                                      {"bfloat16", 1U << ONEBIT_BFLOAT16},
-                                     {"half", 1U << ONEBIT_FLOAT16}};
+                                     {"half", 1U << ONEBIT_FLOAT16},
+                                     {"double", 1U << OB_DOUBLE}};
 
 /* 0 where some name of the list is not in the table. */
 static unsigned bits_of(struct word list, const struct name *table, size_t rows) {
@@ -229,17 +231,6 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
 /* A warm-up of one step could not know a step's period. */
 enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
-static onebit_status_t parse_switch(struct reader *reader, struct word first) {
-  struct word word, more;
-  bool any = next_word(reader, &word);
-  if (!any || (!is(word, "on") && !is(word, "off")))
-    return wrong(reader, any ? word : first, "recognise wants on or off behind it");
-  if (next_word(reader, &more))
-    return wrong(reader, more, "one word is enough");
-  reader->rules->all_sums = is(word, "off");
-  return ONEBIT_OK;
-}
-
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {
   struct word word, more;
   if (!next_word(reader, &word))
@@ -266,10 +257,7 @@ static onebit_status_t parse_line(struct reader *reader, struct word first) {
   }
   if (is(first, "bits"))
     return parse_bits(reader, first);
-  if (is(first, "recognise"))
-    return parse_switch(reader, first);
-  return wrong(reader, first,
-               "a line begins with compress, pass, bits, least, warmup or recognise");
+  return wrong(reader, first, "a line begins with compress, pass, bits, least or warmup");
 }
 
 onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,

@@ -4,7 +4,7 @@
 UNIT     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 RANKED   := $(if $(has_mpi),$(patsubst %.c,$(BUILD)/%,$(wildcard tests/mpi_*.c)))
 # MPI and NCCL programs that know nothing of onebit.
-UNLINKED := $(if $(has_mpi),$(addprefix $(BUILD)/tests/preload/,program variables streams))
+UNLINKED := $(if $(has_mpi),$(addprefix $(BUILD)/tests/preload/,program streams))
 UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
 # Programs that are no tests: what tests/scripts/check-codecs and compare-builds compare, fuzzers.
 FAULTS    := $(BUILD)/tests/faults/faults

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dropin/elements.h"
 #include "dropin/rules.h"
 #include "tests/support.h"
 #include "tests/support_irregular.h"
@@ -20,20 +21,33 @@ static struct ob_rules parsed(const char *text) {
   return rules;
 }
 
-static bool floats(const struct ob_rules *rules, size_t count) {
-  return ob_rules_compress(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+static bool compresses(const struct ob_rules *rules, onebit_operation_t operation,
+                       onebit_dtype_t dtype, size_t count, int ranks) {
+  return ob_rules_judge(rules, operation, dtype, count, ranks) == OB_REASON_NONE;
 }
 
-Test(rules, without_any_large_allreduces_are_compressed) {
+static bool floats(const struct ob_rules *rules, size_t count) {
+  return compresses(rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4);
+}
+
+Test(rules, without_any_what_is_said_to_be_gradients_is_compressed) {
   struct ob_rules rules = parsed("");
+  const size_t count = OB_RULES_MIN_BYTES / 4;
+  cr_assert(!ob_rules_ask(&rules));
+  cr_assert_eq(ob_rules_judge(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count, 4),
+               OB_REASON_WATCHED);
+  rules.gradients = true;
+  cr_assert(ob_rules_ask(&rules));
+  cr_assert_eq(ob_rules_judge(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, count - 1, 4),
+               OB_REASON_SMALL);
+  cr_assert(compresses(&rules, ONEBIT_ALLREDUCE, OB_DOUBLE, count / 2, 4));
   cr_assert_eq(rules.min_bytes, OB_RULES_MIN_BYTES);
   cr_assert_eq(rules.warmup, OB_RULES_WARMUP);
   cr_assert(!floats(&rules, OB_RULES_MIN_BYTES / 4 - 1));
   cr_assert(floats(&rules, OB_RULES_MIN_BYTES / 4));
-  cr_assert(
-      !ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_MIN_BYTES / 4, 4));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1 << 30, 4));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1 << 30, 4));
+  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, OB_RULES_MIN_BYTES / 4, 4));
+  cr_assert(!compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1 << 30, 4));
+  cr_assert(!compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1 << 30, 4));
 }
 
 Test(rules, the_first_that_fits_decides) {
@@ -49,8 +63,8 @@ Test(rules, the_first_that_fits_decides) {
   cr_assert(!floats(&rules, 262143));
   cr_assert(!floats(&rules, 1000000));
   cr_assert(floats(&rules, 1000001));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_BFLOAT16, 1 << 29, 4));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, 1 << 28, 1));
+  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_BFLOAT16, 1 << 29, 4));
+  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT32, 1 << 28, 1));
 }
 
 Test(rules, every_sign_means_itself) {
@@ -77,18 +91,19 @@ Test(rules, every_sign_means_itself) {
 
 Test(rules, operations_and_types_are_lists) {
   struct ob_rules rules = parsed("compress allgather,reduce-scatter half,bfloat16\npass all");
-  cr_assert(ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT16, 1, 2));
-  cr_assert(ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_BFLOAT16, 1, 2));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1, 2));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, 1 << 30, 2));
+  cr_assert(ob_rules_ask(&rules));
+  cr_assert(compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT16, 1, 2));
+  cr_assert(compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_BFLOAT16, 1, 2));
+  cr_assert(!compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 1, 2));
+  cr_assert(!compresses(&rules, ONEBIT_ALLREDUCE, ONEBIT_FLOAT16, 1 << 30, 2));
 }
 
 Test(rules, bytes_are_what_a_rank_gives) {
   struct ob_rules rules = parsed("compress all bytes>=4K");
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1023, 4));
-  cr_assert(ob_rules_compress(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1024, 4));
-  cr_assert(!ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 255, 4));
-  cr_assert(ob_rules_compress(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
+  cr_assert(!compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1023, 4));
+  cr_assert(compresses(&rules, ONEBIT_ALLGATHER, ONEBIT_FLOAT32, 1024, 4));
+  cr_assert(!compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 255, 4));
+  cr_assert(compresses(&rules, ONEBIT_REDUCE_SCATTER, ONEBIT_FLOAT32, 256, 4));
 }
 
 /* Calls below the least count are never looked at: it must not be above any that is compressed. */
@@ -108,13 +123,13 @@ Test(rules, nothing_below_the_least_count_is_compressed) {
       cr_assert_geq(least, 1);
       for (size_t count = 1; count < least && count < 3000; count++)
         for (int dtype = ONEBIT_FLOAT32; dtype <= ONEBIT_FLOAT16; dtype++)
-          cr_assert(!ob_rules_compress(&rules, (onebit_operation_t)operation, (onebit_dtype_t)dtype,
-                                       count, 2),
-                    "%s: %zu", texts[i], count);
+          cr_assert(
+              !compresses(&rules, (onebit_operation_t)operation, (onebit_dtype_t)dtype, count, 2),
+              "%s: %zu", texts[i], count);
     }
   }
   struct ob_rules rules = parsed("");
-  cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLREDUCE), OB_RULES_MIN_BYTES / 4);
+  cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLREDUCE), OB_RULES_MIN_BYTES / 8);
   cr_assert_eq(ob_rules_min_count(&rules, ONEBIT_ALLGATHER), SIZE_MAX);
 }
 
@@ -126,22 +141,22 @@ static int bits_of_floats(const struct ob_rules *rules, size_t count) {
 Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   struct ob_rules rules =
       parsed("compress allreduce count=100 bits=2; compress allreduce count=200");
-  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 2);
   cr_assert_eq(bits_of_floats(&rules, 200), 8);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 8);
   rules = parsed("bits 4; compress allreduce count=100 bits=1");
   setenv("ONEBIT_BITS", "2", 1);
-  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 1);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 4);
   rules = parsed("");
-  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 2);
   cr_assert(!ob_rules_move(&rules));
   rules = parsed("compress allreduce count=100 bits=2..4; compress allreduce count=200 bits=auto");
   setenv("ONEBIT_BITS", "4..8", 1);
-  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(bits_of_floats(&rules, 100), 24);
   cr_assert_eq(bits_of_floats(&rules, 200), 18);
   cr_assert_eq(bits_of_floats(&rules, 1 << 20), 48);
@@ -149,14 +164,14 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   unsetenv("ONEBIT_BITS");
   setenv("ONEBIT_BUDGET", "1/20", 1);
   rules = parsed("");
-  cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_OK);
+  cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_OK);
   cr_assert_eq(rules.budget, 1.0 / 20);
   cr_assert_eq(bits_of_floats(&rules, 100), 18);
   static const char *const bad_budgets[] = {"0", "1/40", "2", "1/", "/20", "1/20x", "nan", "-0.1"};
   for (size_t i = 0; i < sizeof bad_budgets / sizeof bad_budgets[0]; i++) {
     setenv("ONEBIT_BUDGET", bad_budgets[i], 1);
     rules = parsed("");
-    cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad_budgets[i]);
+    cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad_budgets[i]);
   }
   unsetenv("ONEBIT_BUDGET");
   static const char *const bad[] = {"0",   "3",   "5",     "16",  "eight", "8..1", "1..3",
@@ -164,7 +179,7 @@ Test(rules, bits_are_the_rule_s_or_the_lines_or_the_variable_s) {
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     setenv("ONEBIT_BITS", bad[i], 1);
     rules = parsed("");
-    cr_assert_eq(ob_rules_settle_bits(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad[i]);
+    cr_assert_eq(ob_rules_settle(8, &rules), ONEBIT_ERROR_ARGUMENT, "%s", bad[i]);
     cr_assert(strstr(onebit_last_error(), "ONEBIT_BITS="), "%s", onebit_last_error());
   }
 }
@@ -178,7 +193,7 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"pass float", "f:1: 'pass': names no operation"},
       {"\n\n pass allreduce,allgahter", "f:3: 'allreduce,allgahter': neither an operation"},
       {"pass allreduce,", "f:1: 'allreduce,': neither"},
-      {"pass all double", "f:1: 'double': neither an operation, a type"},
+      {"pass all quad", "f:1: 'quad': neither an operation, a type"},
       {"pass all bites>=1M", "f:1: 'bites>=1M': neither"},
       {"pass all bytes", "f:1: 'bytes': neither"},
       {"pass all bytes>=", "f:1: 'bytes>=': a sign"},

@@ -59,6 +59,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   case OB_KNOB_EXPLAIN:
   case OB_KNOB_REQUIRE:
   case OB_KNOB_EVERY_RANK:
+  case OB_KNOB_GRADIENTS:
     if ((status = ob_knob_number(knob, 0, 1, 0, &on)) == ONEBIT_OK)
       snprintf(value, capacity, "%d", on);
     break;
@@ -98,6 +99,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   case OB_KNOB_DEBUG_FILE:
   case OB_KNOB_TUNING: /* a file that cannot be used is no wrong value: print_tuning says it */
   case OB_KNOB_REPORT:
+  case OB_KNOB_COMMAND:
   case OB_KNOB_COUNT:
     break;
   }

@@ -381,10 +381,15 @@ static void abandon(struct creation *creation, onebit_comm_t comm, onebit_status
     ob_release(creation->host_of);
 }
 
+/* MPI_Comm_dup would run the program's attribute callbacks, for a communicator that the program
+ * never made. MPI_Comm_split does not return while a rank is missing, so all of them come first. */
 static onebit_status_t duplicate(MPI_Comm mpi_comm, struct creation *creation) {
   MPI_Request request;
-  MPI_TRY(MPI_Comm_idup, (mpi_comm, &creation->mpi, &request));
+  int rank = 0;
+  MPI_TRY(MPI_Comm_rank, (mpi_comm, &rank));
+  MPI_TRY(MPI_Ibarrier, (mpi_comm, &request));
   OB_TRY(ob_mpi_wait(&request, "creation of a communicator: its duplicate"));
+  MPI_TRY(MPI_Comm_split, (mpi_comm, 0, rank, &creation->mpi));
   MPI_Comm_set_errhandler(creation->mpi, MPI_ERRORS_RETURN);
   return ONEBIT_OK;
 }

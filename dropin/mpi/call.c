@@ -141,6 +141,13 @@ static bool is_float(MPI_Datatype type) {
   return type == MPI_REAL && PMPI_Type_size(type, &bytes) == MPI_SUCCESS && bytes == 4;
 }
 
+static bool is_double(MPI_Datatype type) {
+  int bytes = 0;
+  return type == MPI_DOUBLE || type == MPI_REAL8 ||
+         (type == MPI_DOUBLE_PRECISION && PMPI_Type_size(type, &bytes) == MPI_SUCCESS &&
+          bytes == 8);
+}
+
 static bool is_own(MPI_Datatype type) {
   const struct handles *own = handles();
   return own != &none && type != MPI_DATATYPE_NULL &&
@@ -152,6 +159,8 @@ static bool find_dtype(MPI_Datatype type, onebit_dtype_t *dtype) {
     return false;
   if (is_float(type))
     *dtype = ONEBIT_FLOAT32;
+  else if (is_double(type))
+    *dtype = OB_DOUBLE;
   else if (is_mpis_half(type))
     *dtype = ONEBIT_FLOAT16;
   else if (is_own(type))
@@ -168,7 +177,9 @@ static bool is_average(MPI_Op op) {
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum) {
   *sum = false;
-  if (!find_dtype(call->datatype, dtype))
+  *dtype = OB_OTHER_TYPE;
+  if (!find_dtype(call->datatype, dtype) ||
+      (*dtype == OB_DOUBLE && call->operation != ONEBIT_ALLREDUCE))
     return OB_REASON_TYPE;
   if (call->operation != ONEBIT_ALLGATHER) {
     *sum = call->op == MPI_SUM;

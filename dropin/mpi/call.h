@@ -23,7 +23,7 @@ struct ob_mpi_call {
 };
 
 /* The type and operation in the library's terms, by which all ranks judge alike: buffers do not
- * matter. */
+ * matter. Of doubles sums only; OB_OTHER_TYPE where the type is none of the library's. */
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum);
 

@@ -4,6 +4,7 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "dropin/elements.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"
@@ -66,9 +67,13 @@ static int check_buffers(const struct ob_mpi_call *call) {
 static int check_kind(const struct ob_mpi_call *call) {
   onebit_dtype_t dtype;
   bool sum;
-  switch (ob_mpi_call_resolve(call, &dtype, &sum)) {
+  enum ob_reason reason = ob_mpi_call_resolve(call, &dtype, &sum);
+  if (reason == OB_REASON_NONE && dtype == OB_DOUBLE)
+    reason = OB_REASON_TYPE;
+  switch (reason) {
   case OB_REASON_TYPE:
-    return ob_call_failed(call->comm, MPI_ERR_TYPE, "datatype: %s", ob_reason_text(OB_REASON_TYPE));
+    return ob_call_failed(call->comm, MPI_ERR_TYPE,
+                          "datatype: the type is not float, bfloat16 or half");
   case OB_REASON_OPERATION:
     return ob_call_failed(call->comm, MPI_ERR_OP, "op: %s", ob_reason_text(OB_REASON_OPERATION));
   default:

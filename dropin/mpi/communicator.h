@@ -3,42 +3,41 @@
  * it, gone when the communicator is freed or MPI ends (MPI_Finalize frees MPI_COMM_SELF, whose
  * attributes are deleted first).
  *
- * Two things tell tensors apart, and all ranks come to the same answer: the phase in a period that
- * they follow, until one of its tensors has been withdrawn three times in a row; before that, where
- * a program asks for compression from the first call on, a message of 32 bytes; and never what one
- * rank alone sees of its buffers.
+ * A tensor is a position in the order of the calls (dropin/loops.h). Where a program asks for
+ * compression from the first call on, calls without a position are told apart by a message of 32
+ * bytes; never by what one rank alone sees of its buffers.
  */
 #ifndef OB_DROPIN_MPI_COMMUNICATOR_H
 #define OB_DROPIN_MPI_COMMUNICATOR_H
 
-#include "dropin/follow.h"
+#include "dropin/counters.h"
 #include "dropin/loops.h"
 #include "dropin/mpi/exchange.h"
-#include "dropin/mpi/recognise.h"
 
 struct ob_attached;
 
-/* Collective the first time, where `repeats` counts (ob_sequence_create). NULL where the ranks
+/* What a compressed call with a shadow takes along (dropin/mpi/shadow.c). */
+struct ob_shadow;
+
+/* Collective the first time, where `repeats` counts (ob_loops_create). NULL where the ranks
  * found that they can not, and for inter-communicators and single ranks: all of them find so. */
 struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
 
 /* A call as the preload library follows it. */
 struct ob_followed {
-  bool named;                     /* in: by a rule, so it is not watched */
-  struct ob_bits bits;            /* in: an element, where it is compressed */
-  double budget;                  /* in: of the bytes, for all tensors; 0: none */
-  struct ob_record *record;       /* in: or NULL */
-  struct ob_candidate *candidate; /* out: the tensor; NULL: not known */
-  bool withdraw;                  /* out: for ob_exchange_run */
-  enum ob_reason reason;          /* out: why it is dense */
-  bool failed;                    /* out: a rank has not come; onebit_last_error names it */
+  struct ob_bits bits;      /* in: an element, where it is compressed */
+  double budget;            /* in: of the bytes, for all tensors; 0: none */
+  enum ob_reason reason;    /* out: why it is dense */
+  int tensor;               /* out: its number, where it is compressed */
+  struct ob_shadow *shadow; /* out: of that tensor */
+  bool failed;              /* out: a rank has not come; onebit_last_error names it */
 };
 
 /* The preload library's way: the exchange for this call, or NULL for a dense one, with why. Seen
- * calls are learned; once all ranks follow, a call of a known position is watched, and compressed
- * where it is named or recognised. Collective at times, all ranks alike: also in a call that does
- * not block, when the ranks agree whether to follow or to compress and when a plan is made. Calls
- * that are not to be compressed, which all ranks must judge alike, are not to be given. */
+ * calls are learned; once all ranks follow, a call of a known position is compressed. Collective at
+ * times, all ranks alike: also in a call that does not block, when the ranks agree whether to
+ * follow and when a plan is made. Calls that are not to be compressed, which all ranks must judge
+ * alike, are not to be given. */
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        struct ob_followed *followed);
 

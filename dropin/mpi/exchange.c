@@ -28,7 +28,7 @@ static onebit_status_t make_plan(struct ob_exchange *exchange, struct ob_bits bi
   options.bits = bits.min;
   options.max_bits = bits.max;
   options.operation = exchange->operation;
-  options.dtype = exchange->dtype;
+  options.dtype = exchange->dtype == OB_DOUBLE ? ONEBIT_FLOAT32 : exchange->dtype;
   onebit_status_t status =
       onebit_plan_create(exchange->queue->comm, exchange->count, &options, &exchange->plan);
   if (status != ONEBIT_OK)
@@ -55,6 +55,7 @@ static void release(struct ob_exchange *exchange) {
     return;
   onebit_plan_destroy(exchange->plan);
   ob_release(exchange->part);
+  ob_release(exchange->narrow);
   ob_release(exchange);
 }
 
@@ -72,6 +73,10 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
     if (call->operation == ONEBIT_REDUCE_SCATTER) {
       exchange->part = ob_allocate(call->count, ob_elements_size(exchange->dtype));
       all = all && exchange->part;
+    }
+    if (exchange->dtype == OB_DOUBLE) {
+      exchange->narrow = ob_allocate(call->count, sizeof *exchange->narrow);
+      all = all && exchange->narrow;
     }
     exchange->tally.bytes_dense =
         ob_dense_bytes(call->operation, exchange->dtype, call->count, queue->size);
@@ -143,7 +148,10 @@ static struct buffers buffers_of(const struct ob_exchange *exchange,
 /* The sum is the mean times the ranks. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
   const void *result = buffers_of(exchange, call).receive;
-  if (exchange->sum)
+  if (exchange->dtype == OB_DOUBLE)
+    ob_elements_widen(call->recvbuf, exchange->narrow, exchange->count,
+                      exchange->sum ? (double)exchange->queue->size : 1);
+  else if (exchange->sum)
     ob_elements_multiply(exchange->dtype, call->recvbuf, result, exchange->count,
                          (float)exchange->queue->size);
   else if (result != call->recvbuf)
@@ -158,6 +166,10 @@ onebit_status_t ob_exchange_start(struct ob_operation *operation) {
   struct ob_exchange *exchange = operation->exchange;
   struct buffers buffers = buffers_of(exchange, &operation->call);
   onebit_request_t *request = &operation->request;
+  if (exchange->dtype == OB_DOUBLE) {
+    operation->withdraw |= !ob_elements_narrow(exchange->narrow, buffers.send, exchange->count);
+    buffers = (struct buffers){exchange->narrow, exchange->narrow};
+  }
   if (operation->withdraw)
     buffers = (struct buffers){NULL, NULL};
   note_bits(exchange);
@@ -186,6 +198,12 @@ unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange) {
       return withdrawals;
     ob_queues_backoff(idle);
   }
+}
+
+void ob_exchange_forgive(struct ob_exchange *exchange) {
+  ob_queues_lock();
+  exchange->withdrawals = 0;
+  ob_queues_unlock();
 }
 
 void ob_exchange_count_dense(struct ob_exchange *exchange) {

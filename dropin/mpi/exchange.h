@@ -63,6 +63,9 @@ const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
  * waits until those in flight are decided. */
 unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange);
 
+/* They count anew. */
+void ob_exchange_forgive(struct ob_exchange *exchange);
+
 /* Notes a call that the ranks knew beforehand to be dense. */
 void ob_exchange_count_dense(struct ob_exchange *exchange);
 

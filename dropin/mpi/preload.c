@@ -86,7 +86,26 @@ static void agree(int rank, int size, char message[MESSAGE_BYTES]) {
              "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
 }
 
-/* Once, from MPI_Init. Ranks that have no library are met by the name service alone. */
+/* Ranks that have no library are met by the name service alone; where there is none, the launcher
+ * is said to have given it to all (ONEBIT_EVERY_RANK=1). */
+static bool has_every_rank(int size, const struct ob_presence *presence,
+                           char message[MESSAGE_BYTES]) {
+  if (size == 1 || presence->found == OB_PRESENCE_ALL ||
+      (presence->found == OB_PRESENCE_UNKNOWN && every_rank))
+    return true;
+  if (presence->found == OB_PRESENCE_SOME)
+    snprintf(message, MESSAGE_BYTES, "rank %d of MPI_COMM_WORLD has no libonebit-mpi.so before MPI",
+             presence->missing);
+  else if (!message[0])
+    snprintf(message, MESSAGE_BYTES,
+             "the launcher has no name service (MPI_Publish_name), by which ranks find out whether "
+             "all have libonebit-mpi.so; if they have, ONEBIT_EVERY_RANK=1 says so");
+  return false;
+}
+
+static bool speaks;
+
+/* Once, from MPI_Init. */
 static void settle(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;
@@ -94,18 +113,16 @@ static void settle(void) {
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
   ob_counters_start(ob_seconds());
   ob_preload_judge_exit(went_well);
+  struct ob_presence presence = ob_presence_find(rank, size);
   if (find_settings() != ONEBIT_OK || ob_launch_check(MPI_COMM_WORLD) != ONEBIT_OK)
     snprintf(message, sizeof message, "%s", onebit_last_error());
-  bool served = size > 1 && ob_presence_begin(rank, message[0] ? message : NULL);
-  ob_preload.trusted = size == 1 || (!served && every_rank);
+  ob_preload.trusted = has_every_rank(size, &presence, message);
+  speaks = presence.speaks;
   if (ob_preload.trusted)
     agree(rank, size, message);
-  else if (!served && !message[0])
-    snprintf(message, sizeof message,
-             "the launcher has no name service (MPI_Publish_name), by which ranks find out whether "
-             "all have libonebit-mpi.so; if they have, ONEBIT_EVERY_RANK=1 says so");
-  ob_preload.refused = message[0] ? message : NULL;
-  ob_preload_report_start(rank, size);
+  ob_preload_refuse(message[0] ? message : NULL);
+  if (speaks)
+    ob_preload_report_start(size);
   if (message[0] && ob_preload.required)
     PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   if (!message[0])
@@ -115,17 +132,10 @@ static void settle(void) {
 /* From MPI_Finalize. */
 static void end(void) {
   OB_CALL_SCOPE;
-  int rank = 0, size = 1;
   ob_preload_close();
   ob_flights_finish();
-  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  PMPI_Comm_size(MPI_COMM_WORLD, &size);
-  struct ob_presence all = {true, rank == 0};
-  if (!ob_preload.trusted) {
-    all = ob_preload_world(size);
-    all.speaks |= all.agreed && rank == 0;
-  }
-  failed = !ob_preload_report_end(all.agreed, all.speaks) && ob_preload.required && all.speaks;
+  bool compressed = ob_preload_report_end(ob_preload.trusted, speaks);
+  failed = !compressed && ob_preload.required && speaks;
   ob_presence_end();
 }
 

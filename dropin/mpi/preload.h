@@ -25,23 +25,31 @@ int ob_preload_call(const struct ob_mpi_call *call);
 int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
 int ob_preload_init(const struct ob_mpi_call *call, MPI_Info info, MPI_Request *request);
 
-/* The line at the start, by rank 0; and the report. Says whether any rank has compressed anything.
+/* The line at the start, by one rank; and the report. Says whether any rank has compressed
+ * anything.
  */
-void ob_preload_report_start(int rank, int size);
+void ob_preload_report_start(int size);
 /* all: of all ranks, collective over MPI_COMM_WORLD; otherwise of this one. */
 bool ob_preload_report_end(bool all, bool prints);
 
 /* A decided call. Where exchange is NULL it is passed on, for `reason`. */
 struct ob_preload_decision {
   struct ob_exchange *exchange;
-  bool withdraw;
   enum ob_reason reason;
-  struct ob_record *record;       /* NULL: only counted by its reason */
-  struct ob_candidate *candidate; /* NULL: not followed */
+  struct ob_record *record; /* NULL: only counted by its reason */
+  int tensor, max_bits;     /* of it */
+  struct ob_shadow *shadow;
 };
 /* An MPI error code: where ranks have to agree first, one may not come within ONEBIT_TIMEOUT. Then
  * the call is not to be made, and the communicator's error handler has been called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
+
+/* Whether MPI would find an argument wrong that a compressed call would not: it is asked. */
+bool ob_preload_is_wrong(const struct ob_mpi_call *call);
+
+/* A call of a kind that is never compressed, as "reduce": where it is not small it is counted. */
+void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_Comm comm,
+                      double seconds);
 
 /* A call that is passed on at once: where others of its communicator are followed, it tells those
  * behind it apart. */
@@ -49,16 +57,5 @@ void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
 /* What the record learns of a compressed call, from its exchange as it was then. */
 void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally);
-
-/* After a compressed call of float32 has ended: of the record's 1st, 2nd, 4th, 8th ... one it takes
- * the norm of the plan's residual relative to that of the mean which the call has given, in the
- * same elements. So it costs a few passes over the buffer now and then, ever more rarely. */
-void ob_residual_sample(struct ob_record *record, const struct ob_mpi_call *call,
-                        onebit_plan_t plan);
-
-/* Whether the ranks of an intra-communicator all have the library and the same rules: all find the
- * same in the same call. OB_REASON_NONE: they have; OB_REASON_LEARNING, in its first calls; or
- * OB_REASON_REFUSED. */
-enum ob_reason ob_preload_settled(MPI_Comm comm, int size);
 
 #endif

@@ -4,41 +4,110 @@
 
 #include "base/call_scope.h"
 #include "base/clock.h"
+#include "dropin/elements.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/preload_flights.h"
+#include "dropin/mpi/shadow.h"
+#include "dropin/report.h"
 
-/* The record of calls like this one. A communicator's handle is a pointer or a number. */
-static struct ob_record *record_of(const struct ob_mpi_call *call, onebit_dtype_t dtype, int size) {
-  struct ob_record_of of = {0, size, call->operation, dtype, call->count};
-  memcpy(&of.communicator, &call->comm,
-         sizeof call->comm < sizeof of.communicator ? sizeof call->comm : sizeof of.communicator);
+/* A handle is a pointer or a number. */
+static uint64_t number_of(const void *handle, size_t bytes) {
+  uint64_t number = 0;
+  memcpy(&number, handle, bytes < sizeof number ? bytes : sizeof number);
+  return number;
+}
+
+static struct ob_record *make_record(const struct ob_record_of *of, MPI_Comm comm,
+                                     MPI_Datatype type, size_t bytes) {
+  char name[MPI_MAX_OBJECT_NAME], type_name[MPI_MAX_OBJECT_NAME];
+  int length = 0, type_length = 0;
+  bool named = PMPI_Comm_get_name(comm, name, &length) == MPI_SUCCESS && length;
+  bool type_named = of->dtype == OB_OTHER_TYPE &&
+                    PMPI_Type_get_name(type, type_name, &type_length) == MPI_SUCCESS && type_length;
+  return ob_counters_make(of, named ? name : "a communicator",
+                          of->dtype != OB_OTHER_TYPE ? ob_report_dtype(of->dtype)
+                          : type_named               ? type_name
+                                                     : "elements of a type without a name",
+                          bytes);
+}
+
+/* The record of calls like this one; NULL where it is below the size that is looked at. */
+static struct ob_record *record_of(const char *name, onebit_dtype_t dtype, size_t count,
+                                   MPI_Datatype type, MPI_Comm comm, int comm_size) {
+  int size = 0;
+  if (type == MPI_DATATYPE_NULL || PMPI_Type_size(type, &size) != MPI_SUCCESS ||
+      count * (size_t)size < ob_preload.rules.min_bytes)
+    return NULL;
+  struct ob_record_of of = {number_of(&comm, sizeof comm),
+                            comm_size,
+                            name,
+                            dtype,
+                            dtype == OB_OTHER_TYPE ? number_of(&type, sizeof type) : 0,
+                            count};
   struct ob_record *record = ob_counters_find(&of);
+  return record ? record : make_record(&of, comm, type, count * (size_t)size);
+}
+
+void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_Comm comm,
+                      double seconds) {
+  const struct ob_mpi_call call = {
+      .operation = ONEBIT_ALLREDUCE, .datatype = type, .op = MPI_SUM, .count = 1};
+  onebit_dtype_t dtype;
+  bool sum;
+  int size = 1;
+  if (count <= 0 || !ob_preload.rules.min_bytes || comm == MPI_COMM_NULL ||
+      PMPI_Comm_size(comm, &size) != MPI_SUCCESS || size < 2)
+    return;
+  ob_mpi_call_resolve(&call, &dtype, &sum);
+  struct ob_record *record = record_of(name, dtype, (size_t)count, type, comm, size);
   if (record)
-    return record;
-  char name[MPI_MAX_OBJECT_NAME];
-  int length = 0;
-  bool named = PMPI_Comm_get_name(call->comm, name, &length) == MPI_SUCCESS && length;
-  return ob_counters_make(&of, named ? name : "a communicator");
+    ob_record_pass(record, OB_REASON_CALL, seconds);
+}
+
+bool ob_preload_is_wrong(const struct ob_mpi_call *call) {
+  return call->comm == MPI_COMM_NULL || !call->sendbuf || !call->recvbuf ||
+         call->recvbuf == MPI_IN_PLACE || call->sendbuf == call->recvbuf ||
+         (MPI_Count)call->count < 0;
+}
+
+/* Ranks of another MPI_Init may have other rules, or nothing preloaded. */
+static bool is_within_world(MPI_Comm comm) {
+  MPI_Group group, world, both;
+  int size = 0, common = -1;
+  if (ob_attached_known(comm))
+    return true;
+  PMPI_Comm_group(comm, &group);
+  PMPI_Comm_group(MPI_COMM_WORLD, &world);
+  PMPI_Group_size(group, &size);
+  if (PMPI_Group_intersection(group, world, &both) == MPI_SUCCESS) {
+    PMPI_Group_size(both, &common);
+    PMPI_Group_free(&both);
+  }
+  PMPI_Group_free(&group);
+  PMPI_Group_free(&world);
+  return common == size;
 }
 
 /* What is decided without a word to other ranks, in the order of what it costs to find out. */
-static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_followed *followed) {
+static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record,
+                            struct ob_followed *followed) {
   onebit_dtype_t dtype;
   bool sum;
   int other = 1, size = 1;
+  const struct ob_rules *rules = &ob_preload.rules;
   enum ob_reason reason = ob_mpi_call_resolve(call, &dtype, &sum);
-  if (reason != OB_REASON_NONE)
-    return reason;
   if (PMPI_Comm_test_inter(call->comm, &other) != MPI_SUCCESS || other ||
       PMPI_Comm_size(call->comm, &size) != MPI_SUCCESS || size < 2)
-    return OB_REASON_ALONE;
-  if (!ob_rules_compress(&ob_preload.rules, call->operation, dtype, call->count, size))
-    return OB_REASON_RULE;
-  followed->named = ob_rules_name(&ob_preload.rules, call->operation, dtype, call->count, size);
-  followed->bits = ob_rules_bits(&ob_preload.rules, call->operation, dtype, call->count, size);
-  followed->record = record_of(call, dtype, size);
-  followed->budget = ob_preload.rules.budget;
-  return ob_preload_settled(call->comm, size);
+    return reason == OB_REASON_NONE ? OB_REASON_ALONE : reason;
+  *record = record_of(ob_report_operation(call->operation), dtype, call->count, call->datatype,
+                      call->comm, size);
+  if (reason == OB_REASON_NONE)
+    reason = ob_rules_judge(rules, call->operation, dtype, call->count, size);
+  if (reason != OB_REASON_NONE)
+    return reason;
+  followed->bits = ob_rules_bits(rules, call->operation, dtype, call->count, size);
+  followed->budget = rules->budget;
+  return is_within_world(call->comm) ? OB_REASON_NONE : OB_REASON_REFUSED;
 }
 
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm) {
@@ -57,10 +126,9 @@ static int fail(const struct ob_mpi_call *call, int code) { /* most programs lea
 
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision) {
   OB_CALL_SCOPE;
-  *decision = (struct ob_preload_decision){.withdraw = false};
-  struct ob_followed followed = {.named = false};
-  decision->reason = judge(call, &followed);
-  decision->record = followed.record;
+  *decision = (struct ob_preload_decision){.exchange = NULL};
+  struct ob_followed followed = {.failed = false};
+  decision->reason = judge(call, &decision->record, &followed);
   if (decision->reason != OB_REASON_NONE) {
     ob_preload_note(call->operation, call->count, call->comm);
     return MPI_SUCCESS;
@@ -71,9 +139,10 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   followed.reason = OB_REASON_REFUSED;
   if (attached)
     decision->exchange = ob_attached_follow(attached, call, &followed);
-  decision->withdraw = followed.withdraw;
   decision->reason = followed.reason;
-  decision->candidate = followed.candidate;
+  decision->tensor = followed.tensor;
+  decision->max_bits = followed.bits.max;
+  decision->shadow = followed.shadow;
   ob_flights_release();
   ob_record_decided(decision->record, ob_seconds() - start);
   return followed.failed ? fail(call, MPI_ERR_OTHER) : MPI_SUCCESS;
@@ -85,42 +154,47 @@ void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
     ob_record_moved(record);
 }
 
-/* What the record makes of a call that its exchange has done. */
-static void note(const struct ob_mpi_call *call, const struct ob_preload_decision *decision,
-                 uint64_t before, double seconds) {
+/* What the record makes of a call that its exchange has done. False: it was withdrawn. */
+static bool note(const struct ob_preload_decision *decision, uint64_t before, double seconds) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
   if (tally->compressed == before) {
     ob_record_pass(decision->record, OB_REASON_WITHDRAWN, seconds);
-    return;
+    return false;
   }
   ob_record_compressed(decision->record, seconds);
   ob_preload_sent(decision->record, tally);
-  ob_residual_sample(decision->record, call, ob_exchange_plan(decision->exchange));
+  return true;
+}
+
+static int run_compressed(const struct ob_mpi_call *call,
+                          const struct ob_preload_decision *decision) {
+  const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
+  const uint64_t before = tally->compressed;
+  const bool shadowed = ob_shadow_begin(decision->shadow, call);
+  double start = ob_seconds();
+  ob_flights_hold();
+  int code = ob_exchange_run(decision->exchange, call, false);
+  if (code == MPI_SUCCESS && note(decision, before, ob_seconds() - start) && shadowed)
+    ob_shadow_end(decision->shadow, call, decision->tensor,
+                  tally->bits < decision->max_bits ? 0 : tally->bits, decision->record);
+  ob_flights_release();
+  return code == MPI_SUCCESS ? code : fail(call, code);
 }
 
 /* A blocking call that is not small. An MPI error code. */
 static int make_call(const struct ob_mpi_call *call) {
   OB_CALL_SCOPE;
   struct ob_preload_decision decision;
-  double begin = ob_seconds();
+  if (ob_preload_is_wrong(call))
+    return ob_mpi_call_dense(call);
   int code = ob_preload_decide(call, &decision);
   if (code != MPI_SUCCESS)
     return code;
+  if (decision.exchange)
+    return run_compressed(call, &decision);
   double start = ob_seconds();
-  if (!decision.exchange) {
-    OB_CALL_OF_PROGRAM(code = ob_mpi_call_dense(call));
-    ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
-    ob_candidate_time(decision.candidate, false, ob_seconds() - start);
-    return code;
-  }
-  const uint64_t before = ob_exchange_tally(decision.exchange)->compressed;
-  ob_flights_hold();
-  code = ob_exchange_run(decision.exchange, call, decision.withdraw);
-  ob_flights_release();
-  if (code != MPI_SUCCESS)
-    return fail(call, code);
-  ob_candidate_time(decision.candidate, true, ob_seconds() - begin);
-  note(call, &decision, before, ob_seconds() - start);
+  OB_CALL_OF_PROGRAM(code = ob_mpi_call_dense(call));
+  ob_record_pass(decision.record, decision.reason, ob_seconds() - start);
   return code;
 }
 
@@ -130,7 +204,7 @@ OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int cou
     ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   }
-  if (count < 0 || comm == MPI_COMM_NULL)
+  if (count < 0)
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};
@@ -139,8 +213,12 @@ OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int cou
 
 OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int count,
                                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
-  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, (size_t)count) || count < 0 || comm == MPI_COMM_NULL)
-    return PMPI_Reduce_scatter_block(sendbuf, recvbuf, count, datatype, op, comm);
+  if (ob_preload_small(ONEBIT_REDUCE_SCATTER, (size_t)count) || count < 0) {
+    double start = ob_seconds();
+    int code = PMPI_Reduce_scatter_block(sendbuf, recvbuf, count, datatype, op, comm);
+    ob_preload_watch("reduce-scatter", count, datatype, comm, ob_seconds() - start);
+    return code;
+  }
   const struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm,     sendbuf, recvbuf,
                                    (size_t)count,         datatype, op};
   return make_call(&call);

@@ -11,6 +11,7 @@
  */
 #include <limits.h>
 
+#include "base/clock.h"
 #include "dropin/mpi/preload_flights.h"
 
 typedef uintptr_t any; /* a handle of any MPI library */
@@ -91,6 +92,46 @@ ENTRY(MPI_Allgather_c, (const void *sendbuf, MPI_Count sendcount, any sendtype, 
                                     (size_t)recvcount, (MPI_Datatype)recvtype, MPI_OP_NULL};
   return make_large(&large);
 }
+
+/* ---- Never compressed: counted, where there is much of it ---- */
+
+#define WATCHED(call, name, count, type, comm, parameters, types, ...)                             \
+  ENTRY(MPI_##call, parameters) {                                                                  \
+    double start = ob_seconds();                                                                   \
+    int code = WIDE(PMPI_##call, types)(__VA_ARGS__);                                              \
+    if (!ob_mpi_is_foreign() && code == MPI_SUCCESS)                                               \
+      ob_preload_watch(name, count, (MPI_Datatype)type, (MPI_Comm)comm, ob_seconds() - start);     \
+    return code;                                                                                   \
+  }
+WATCHED(Reduce, "reduce", count, type, comm,
+        (const void *sendbuf, void *recvbuf, int count, any type, any op, int root, any comm),
+        (const void *, void *, int, any, any, int, any), sendbuf, recvbuf, count, type, op, root,
+        comm)
+WATCHED(Bcast, "broadcast", count, type, comm,
+        (void *buffer, int count, any type, int root, any comm), (void *, int, any, int, any),
+        buffer, count, type, root, comm)
+WATCHED(Reduce_scatter, "reduce-scatter", *counts, type, comm,
+        (const void *sendbuf, void *recvbuf, const int *counts, any type, any op, any comm),
+        (const void *, void *, const int *, any, any, any), sendbuf, recvbuf, counts, type, op,
+        comm)
+WATCHED(Ireduce, "nonblocking reduce", count, type, comm,
+        (const void *sendbuf, void *recvbuf, int count, any type, any op, int root, any comm,
+         MPI_Request *request),
+        (const void *, void *, int, any, any, int, any, MPI_Request *), sendbuf, recvbuf, count,
+        type, op, root, comm, request)
+WATCHED(Ibcast, "nonblocking broadcast", count, type, comm,
+        (void *buffer, int count, any type, int root, any comm, MPI_Request *request),
+        (void *, int, any, int, any, MPI_Request *), buffer, count, type, root, comm, request)
+WATCHED(Ireduce_scatter, "nonblocking reduce-scatter", *counts, type, comm,
+        (const void *sendbuf, void *recvbuf, const int *counts, any type, any op, any comm,
+         MPI_Request *request),
+        (const void *, void *, const int *, any, any, any, MPI_Request *), sendbuf, recvbuf, counts,
+        type, op, comm, request)
+WATCHED(Ireduce_scatter_block, "nonblocking reduce-scatter", count, type, comm,
+        (const void *sendbuf, void *recvbuf, int count, any type, any op, any comm,
+         MPI_Request *request),
+        (const void *, void *, int, any, any, any, MPI_Request *), sendbuf, recvbuf, count, type,
+        op, comm, request)
 
 /* ---- Nonblocking ---- */
 

@@ -28,7 +28,7 @@ static MPI_Comm self; /* MPI_COMM_NULL where it could not be made */
 static int tags;
 
 static void make_self(void) {
-  if (PMPI_Comm_dup(MPI_COMM_SELF, &self) != MPI_SUCCESS)
+  if (PMPI_Comm_split(MPI_COMM_SELF, 0, 0, &self) != MPI_SUCCESS)
     self = MPI_COMM_NULL;
 }
 
@@ -120,7 +120,7 @@ static int make(const struct ob_mpi_call *what, MPI_Info info, struct persistent
 int ob_preload_init(const struct ob_mpi_call *what, MPI_Info info, MPI_Request *request) {
   struct persistent *call = NULL;
   if (!ob_preload_small(ONEBIT_ALLREDUCE, what->count) && what->count > 0 &&
-      (MPI_Count)what->count > 0 && what->comm != MPI_COMM_NULL && request && ob_flights_move())
+      !ob_preload_is_wrong(what) && request && ob_flights_move())
     call = ob_allocate(1, sizeof *call);
   if (call && make(what, info, call) == MPI_SUCCESS) {
     *request = call->handle;

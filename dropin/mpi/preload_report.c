@@ -1,10 +1,11 @@
 /* What the report is made of where MPI carries the bytes. */
+#include <stdlib.h>
+
 #include "dropin/mpi/preload.h"
 #include "dropin/report.h"
 
-void ob_preload_report_start(int rank, int size) {
-  if (rank == 0)
-    ob_report_start(size, ob_mpi_version(), "MPI_Allreduce", !ob_preload.rules.all_sums);
+void ob_preload_report_start(int size) {
+  ob_report_start(size, ob_mpi_version(), "MPI_Allreduce of float or double sums");
 }
 
 static void gather(struct ob_report *report) {
@@ -35,10 +36,19 @@ static void copy_own(struct ob_report *report) {
   report->max_residual_ratio = ob_report_max_residual_ratio();
 }
 
+/* By what the launcher says of the ranks on each host, where they are as many everywhere. */
+static int count_hosts(void) {
+  const char *text = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  int size = 1, local = atoi(text ? text : (text = getenv("MPI_LOCALNRANKS")) ? text : "0");
+  PMPI_Comm_size(MPI_COMM_WORLD, &size);
+  return local > 0 && size % local == 0 ? size / local : 0;
+}
+
 bool ob_preload_report_end(bool all, bool prints) {
   struct ob_report report = {.own_only = !all,
                              .calls = "in blocking calls",
                              .span = "from MPI_Init to MPI_Finalize",
+                             .hosts = count_hosts(),
                              .own = {.size = sizeof report.own}};
   onebit_counters_get(&report.own);
   if (all)

@@ -8,7 +8,7 @@ int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *cal
                    const struct ob_preload_decision *decision) {
   *flown = (struct ob_preload_flown){.record = decision->record};
   ob_flights_hold();
-  int code = ob_exchange_begin(decision->exchange, call, decision->withdraw, &flown->operation);
+  int code = ob_exchange_begin(decision->exchange, call, false, &flown->operation);
   flown->tally = *ob_exchange_tally(decision->exchange);
   ob_flights_release();
   return code;
@@ -74,7 +74,7 @@ static int compressed(const struct ob_mpi_call *what, const struct ob_preload_de
   if (!call || PMPI_Grequest_start(query, give_back, cancel, call, request) != MPI_SUCCESS) {
     ob_release(call);
     *request = MPI_REQUEST_NULL; /* it has ended already */
-    return ob_exchange_run(decision->exchange, what, decision->withdraw);
+    return ob_exchange_run(decision->exchange, what, false);
   }
   call->request = *request;
   call->flight.test = test;
@@ -87,7 +87,8 @@ static int compressed(const struct ob_mpi_call *what, const struct ob_preload_de
 
 static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
   struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
-  int code = ob_flights_move() ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
+  bool taken = !ob_preload_is_wrong(call) && ob_flights_move();
+  int code = taken ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
   if (code != MPI_SUCCESS)
     return code;
   if (decision.exchange)
@@ -110,7 +111,7 @@ OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int co
   bool small = ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count);
   if (small)
     ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
-  if (small || count < 0 || comm == MPI_COMM_NULL || !request)
+  if (small || count < 0 || !request)
     return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};

@@ -74,23 +74,18 @@ static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
                              : ONEBIT_ERROR_TRANSPORT;
 }
 
-static onebit_status_t duplicate(MPI_Comm comm, MPI_Comm *copy) {
-  MPI_Request request;
-  int code = PMPI_Comm_idup(comm, copy, &request);
-  if (code != MPI_SUCCESS)
-    return ob_mpi_failed("MPI_Comm_idup", code);
-  return ob_wait_moving(comm, &request, "MPI_Comm_idup") == MPI_SUCCESS ? ONEBIT_OK
-                                                                        : ONEBIT_ERROR_TRANSPORT;
-}
-
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
   struct ob_queue *queue = NULL;
   *result = NULL;
   OB_TRY(allocate_queue(comm, &queue));
   queue->dense = MPI_COMM_NULL;
   onebit_status_t status = onebit_comm_create_mpi(comm, &queue->comm);
+  /* All ranks are here. MPI_Comm_dup would run the program's attribute callbacks. */
+  int code = MPI_SUCCESS;
   if (status == ONEBIT_OK)
-    status = duplicate(comm, &queue->dense);
+    code = PMPI_Comm_split(comm, 0, onebit_comm_rank(queue->comm), &queue->dense);
+  if (code != MPI_SUCCESS)
+    status = ob_mpi_failed("MPI_Comm_split", code);
   if (status != ONEBIT_OK) {
     free_queue(queue);
     return status;

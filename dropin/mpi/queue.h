@@ -58,6 +58,7 @@ struct ob_exchange {
   size_t count;
   void *part;           /* of a reduce-scatter: room for a result that may not yet be
                                      * put where it belongs */
+  float *narrow;        /* of doubles: what the plan works on */
   size_t undecided;     /* operations in flight that its plan has not ended */
   unsigned withdrawals; /* of its latest calls, how many in a row went dense after all */
 };

@@ -80,11 +80,6 @@ bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) 
   return good;
 }
 
-bool ob_nccl_ask(struct ob_nccl_comm *comm, const int64_t *values, int count, cudaStream_t stream) {
-  return ob_nccl_ask_begin(comm, values, count, stream) && ob_nccl_ask_send(comm, count, stream) &&
-         ob_nccl_ask_end(comm, count, stream);
-}
-
 /* While NCCL waits for a rank that is gone, the event never comes. */
 static bool is_well(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
@@ -123,15 +118,8 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
   return error == cudaSuccess;
 }
 
-void ob_nccl_await_answer(struct ob_nccl_comm *comm) {
-  if (comm->asked && !ob_nccl_answer(comm, &comm->answer, 1))
-    comm->answer = 0;
-  comm->asked = false;
-}
-
-/* What was asked before lies in the same memory. */
 bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count) {
-  ob_nccl_await_answer(comm);
-  return ob_nccl_ask(comm, values, count, comm->agreement.stream) &&
-         ob_nccl_answer(comm, values, count);
+  cudaStream_t stream = comm->agreement.stream;
+  return ob_nccl_ask_begin(comm, values, count, stream) && ob_nccl_ask_send(comm, count, stream) &&
+         ob_nccl_ask_end(comm, count, stream) && ob_nccl_answer(comm, values, count);
 }

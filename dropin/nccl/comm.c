@@ -50,7 +50,7 @@ static void destroy(struct ob_nccl_comm *comm) {
   ob_nccl_tensors_destroy(comm);
   ob_agreement_destroy(&comm->agreement);
   ob_nccl_leave(scope);
-  ob_follower_destroy(comm->follower);
+  ob_loops_destroy(comm->loops);
   pthread_mutex_destroy(&comm->lock);
   ob_release(comm);
 }
@@ -74,12 +74,10 @@ static bool describe(struct ob_nccl_comm *comm) {
 }
 
 static bool prepare(struct ob_nccl_comm *comm) {
-  struct ob_follower_ranks ranks = ob_nccl_ranks;
-  ranks.context = comm;
   unsigned repeats = ob_nccl_wrong_settings() ? 2 : ob_preload.rules.warmup;
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
   bool good = ob_agreement_create(&comm->agreement) &&
-              ob_follower_create(repeats, &ranks, &comm->follower) == ONEBIT_OK;
+              ob_loops_create(repeats, ob_nccl_agree_on_loop, comm, &comm->loops) == ONEBIT_OK;
   ob_nccl_leave(scope);
   return good;
 }

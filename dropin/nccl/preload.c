@@ -7,6 +7,7 @@
 #include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "dropin/elements.h"
 #include "dropin/report.h"
 
 /* ---- The start ---- */
@@ -58,15 +59,14 @@ const char *ob_nccl_unusable(void) { return unusable[0] ? unusable : NULL; }
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool prints;
 static int ranks; /* of that communicator; 0: there has been none */
-static pid_t process;
 
 static void print_start(const struct ob_nccl_comm *comm, const char *refused) {
   char over[32];
   int version = 0;
   ob_next_ncclGetVersion(&version); /* 22809 is 2.28.9 */
   snprintf(over, sizeof over, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-  ob_preload.refused = refused;
-  ob_report_start(comm->size, over, "ncclAllReduce", false);
+  ob_preload_refuse(refused);
+  ob_report_start(comm->size, over, "ncclAllReduce of float, bfloat16 or half sums");
 }
 
 void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused) {
@@ -76,7 +76,6 @@ void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused) {
   if (!printed) {
     prints |= comm->rank == 0;
     ranks = comm->size;
-    process = getpid();
     if (wrong_here || (comm->rank == 0 && !(refused && !*refused)))
       print_start(comm, refused);
   }
@@ -103,11 +102,10 @@ static void report(const onebit_counters_t *counters) {
   ob_report_print(&report);
 }
 
-/* A process that was forked from this one has nothing to say. */
 static bool end_well(void) {
   OB_CALL_SCOPE;
   onebit_counters_t counters = {.size = sizeof counters};
-  if (!ranks || process != getpid())
+  if (!ranks)
     return true;
   onebit_counters_get(&counters);
   if (prints)
@@ -164,10 +162,16 @@ static bool is_captured(cudaStream_t stream) {
 
 static struct ob_record *record_of(const struct ob_nccl_call *call, onebit_dtype_t dtype,
                                    const struct ob_nccl_comm *comm) {
-  const struct ob_record_of of = {(uint64_t)(uintptr_t)call->comm, comm->size, call->operation,
-                                  dtype, call->count};
+  const struct ob_record_of of = {(uint64_t)(uintptr_t)call->comm,
+                                  comm->size,
+                                  ob_report_operation(call->operation),
+                                  dtype,
+                                  0,
+                                  call->count};
   struct ob_record *record = ob_counters_find(&of);
-  return record ? record : ob_counters_make(&of, "a communicator");
+  return record ? record
+                : ob_counters_make(&of, "a communicator", ob_report_dtype(dtype),
+                                   call->count * ob_elements_size(dtype));
 }
 
 static enum ob_reason judge(const struct ob_nccl_call *call, const struct ob_nccl_comm *comm,
@@ -179,26 +183,23 @@ static enum ob_reason judge(const struct ob_nccl_call *call, const struct ob_ncc
     return OB_REASON_ALONE;
   if (!comm || !comm->settled)
     return OB_REASON_REFUSED;
-  if (!ob_rules_compress(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size))
-    return OB_REASON_RULE;
-  return OB_REASON_NONE;
+  return ob_rules_judge(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size);
 }
 
 /* While a graph is captured ranks cannot ask each other, so what is compressed is what they have
- * agreed on before: a phase of the period that they follow, whose plan is made. They find the same
- * one, by the order of calls since the capture began. */
+ * agreed on before: a position in the loop that they follow, whose plan is made. They find the
+ * same one, by the order of calls since the capture began. */
 static void decide_captured(uint64_t signature, struct ob_nccl_decision *decision) {
   struct ob_nccl_comm *comm = decision->comm;
-  ptrdiff_t phase = ob_follower_find(comm->follower, signature, comm->captured_next);
-  int number = phase < 0 ? OB_NO_TENSOR : ob_follower_tensor(comm->follower, (size_t)phase);
+  int position = ob_loops_find(comm->loops, signature, comm->captured);
+  int number = position == OB_NO_POSITION ? 0 : *ob_loops_tensor(comm->loops, position);
   decision->reason = OB_REASON_CAPTURED;
-  if (number < 0)
+  if (number <= 0)
     return;
   decision->reason = OB_REASON_NONE;
   decision->captured = true;
-  decision->phase = (size_t)phase;
-  decision->record = comm->tensor[number]->record;
-  comm->captured_next = (size_t)phase + 1;
+  decision->position = comm->captured = position;
+  decision->record = comm->tensor[number - 1]->record;
 }
 
 static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
@@ -207,22 +208,23 @@ static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
   struct ob_nccl_kind kind;
   bool look;
   decision.reason = judge(call, comm, &kind);
+  if (decision.reason == OB_REASON_WATCHED)
+    decision.record = record_of(call, kind.dtype, comm);
   if (decision.reason != OB_REASON_NONE)
     return decision;
-  uint64_t signature = ob_follower_signature(call->operation, kind.dtype, kind.sum, call->count);
+  uint64_t signature = ob_loops_signature(call->operation, kind.dtype, kind.sum, call->count);
   if (is_captured(call->stream)) {
     decide_captured(signature, &decision);
     return decision;
   }
-  comm->captured_next = OB_FOLLOWER_NEXT;
+  comm->captured = OB_NO_POSITION;
   decision.record = record_of(call, kind.dtype, comm);
-  ptrdiff_t phase = ob_follower_phase(comm->follower, signature, call->sendbuf, call->recvbuf,
-                                      &look, &decision.same);
+  decision.position =
+      ob_loops_position(comm->loops, signature, call->sendbuf, call->recvbuf, &look);
+  ob_nccl_restart_left(comm, call->stream);
   comm->look |= look;
-  if (phase >= 0)
-    decision.phase = (size_t)phase;
-  else
-    decision.reason = ob_follower_reason(comm->follower);
+  if (decision.position == OB_NO_POSITION)
+    decision.reason = ob_loops_reason(comm->loops);
   return decision;
 }
 

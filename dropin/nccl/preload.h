@@ -6,13 +6,12 @@
  * turns out that it should not have been compressed. Instead:
  *
  *  - Which tensor a call is of follows from the order of calls alone, which is the same on all
- *    ranks (dropin/follow.h). A rank that finds other buffers than a period before gives up what it
- *    has kept of that tensor's error, on the stream, and goes on; where that happens often, ranks
- *    go back to dense calls.
+ *    ranks (dropin/loops.h). A rank whose buffers have been the same for long and are others gives
+ *    up what it has kept of that tensor's error, on the stream, and goes on.
  *  - Where a value is not finite, the result is not-a-number throughout, on all ranks.
  *
  * Ranks agree by NCCL calls of their own, for which the host waits: when a communicator is made,
- * when a period is looked for, and when a plan is made. Where several ranks are driven by one
+ * when a loop is looked for, and when a plan is made. Where several ranks are driven by one
  * thread, which could not wait for itself, nothing is compressed.
  */
 #ifndef OB_DROPIN_NCCL_PRELOAD_H
@@ -22,7 +21,7 @@
 #include <nccl.h>
 #include <pthread.h>
 
-#include "dropin/follow.h"
+#include "dropin/loops.h"
 #include "dropin/nccl/next.h"
 #include "dropin/preload.h"
 #include "onebit/onebit.h"
@@ -77,10 +76,9 @@ void ob_agreement_destroy(struct ob_agreement *agreement);
 
 /* ---- Communicators (comm.c) ---- */
 
-/* A call in the sequence that the ranks follow: a plan, and this rank's buffers. */
+/* A call in a loop that the ranks follow: a plan, and this rank's buffers. */
 struct ob_nccl_tensor {
-  uint64_t signature;
-  const void *sendbuf, *recvbuf;
+  struct ob_buffers buffers;
   struct ob_nccl_kind kind;
   onebit_operation_t operation;
   onebit_plan_t plan;
@@ -111,17 +109,12 @@ struct ob_nccl_comm {
   bool same_thread; /* with another rank of the same communicator */
   bool settled;     /* with all ranks; else nothing is compressed */
   struct ob_agreement agreement;
-  struct ob_follower *follower;
+  struct ob_loops *loops;
   bool look; /* once the program's group has ended */
   onebit_comm_t onebit;
   int tensors;
-  struct ob_nccl_tensor *tensor[OB_MAX_TENSORS];
-  /* Whether it is steady: compressed calls since ranks last asked each other, and those of them
-   * with other buffers than before; periods; whether an answer is on its way, and what it was. */
-  uint64_t calls, moved, periods;
-  size_t captured_next; /* the phase after that of the last call, which was captured */
-  bool asked;
-  int64_t answer;
+  struct ob_nccl_tensor *tensor[OB_MAX_POSITIONS];
+  int captured; /* the position of the last call, where that was captured */
   struct ob_nccl_timer timers[OB_TIMERS];
   unsigned timers_first, timers_used;
   pthread_mutex_t lock; /* of `aborted` */
@@ -144,33 +137,27 @@ struct ob_nccl_made {
  * time. Collective; not in a group. */
 ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count);
 
-/* This rank's values become the largest of all ranks': at once, or in two parts of which the first
- * does not wait. That is put on a stream of the program's, behind a call there, so that what the
- * program does next comes after it on all ranks: also a graph that it launches. Not while the
- * thread has a group open. False: NCCL or the device has failed. */
-bool ob_nccl_ask(struct ob_nccl_comm *comm, const int64_t *values, int count, cudaStream_t stream);
-bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
+/* This rank's values become the largest of all ranks'. Not while the thread has a group open.
+ * False: NCCL or the device has failed. */
 bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count);
-/* The first part in its own parts: the one in the middle may be in a group. */
+/* The same in parts: the one in the middle may be in a group, and the last one waits. */
 bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
                        cudaStream_t stream);
 bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
 bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
-/* Where comm->asked: the answer to that, which is comm->answer from now on. */
-void ob_nccl_await_answer(struct ob_nccl_comm *comm);
+bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 
 /* ---- Tensors (tensor.c) ---- */
 
-/* What the follower asks for. */
-extern const struct ob_follower_ranks ob_nccl_ranks;
+/* What the loops ask for: of a communicator's ranks the largest values. */
+bool ob_nccl_agree_on_loop(void *comm, int64_t *values, int count);
 
 /* What a call is to the ranks of its communicator. */
 struct ob_nccl_decision {
   struct ob_nccl_comm *comm; /* used; NULL where nothing is known of it */
   enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
-  size_t phase;              /* then; in the period that is followed */
+  int position;              /* then; in the loop that is followed */
   bool captured;             /* by a graph: nothing is asked, noted or timed */
-  bool same;                 /* this rank has the buffers that it had a period before */
   struct ob_record *record;  /* NULL: only counted by its reason */
 };
 
@@ -180,8 +167,11 @@ ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_d
 /* Counts what graphs have replayed since this was last called, where all that is known has come. */
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 
-/* Looks for a period. Collective; not in a group. */
+/* Looks for a loop. Collective; not in a group. */
 void ob_nccl_look(struct ob_nccl_comm *comm);
+
+/* Where a loop has been left, its tensors may have the errors of others: they are given up. */
+void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream);
 
 /* All that the tensors have. Local. */
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);

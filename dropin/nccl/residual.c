@@ -49,7 +49,7 @@ void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream) {
   struct ob_nccl_sample *sample = tensor->sample;
   if (!sample || (tensor->calls & (tensor->calls - 1)))
     return;
-  const float *from = (const float *)tensor->recvbuf + sample->first;
+  const float *from = (const float *)tensor->buffers.recvbuf + sample->first;
   if (cudaMemcpyAsync(sample->result, from, sample->count * sizeof *from, cudaMemcpyDeviceToHost,
                       stream) == cudaSuccess)
     sample->call = tensor->calls;

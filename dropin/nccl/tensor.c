@@ -1,4 +1,4 @@
-/* Plans for the calls of a period, what becomes of a call, and how long it took. */
+/* Plans for the calls of a loop, what becomes of a call, and how long it took. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -8,27 +8,11 @@
 #include "onebit/cuda.h"
 #include "onebit/nccl.h"
 
-/* ---- What the follower asks for ---- */
+#define FAILED_TENSOR (-1) /* of the loops' numbers */
 
-static bool largest(void *context, int64_t *values, int count) {
-  return ob_nccl_largest(context, values, count);
+bool ob_nccl_agree_on_loop(void *comm, int64_t *values, int count) {
+  return ob_nccl_largest(comm, values, count);
 }
-
-static int find(void *context, int first, uint64_t signature, const void *sendbuf,
-                const void *recvbuf) {
-  const struct ob_nccl_comm *comm = context;
-  for (int i = first; i < comm->tensors; i++) {
-    const struct ob_nccl_tensor *tensor = comm->tensor[i];
-    if (tensor && tensor->signature == signature && tensor->sendbuf == sendbuf &&
-        tensor->recvbuf == recvbuf)
-      return i;
-  }
-  return OB_NO_TENSOR;
-}
-
-const struct ob_follower_ranks ob_nccl_ranks = {.largest = largest, .find = find};
-
-/* ---- Making and giving back ---- */
 
 static void destroy(struct ob_nccl_tensor *tensor) {
   if (tensor) {
@@ -91,7 +75,6 @@ static struct ob_nccl_tensor *allocate(const struct ob_nccl_comm *comm,
     tensor = ob_allocate(1, sizeof *tensor);
   if (tensor)
     *tensor = (struct ob_nccl_tensor){
-        .signature = ob_follower_signature(call->operation, kind.dtype, kind.sum, call->count),
         .kind = kind,
         .operation = call->operation,
         .bytes_dense = ob_dense_bytes(call->operation, kind.dtype, call->count, comm->size),
@@ -104,73 +87,43 @@ static int free_number(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (!comm->tensor[i])
       return i;
-  return comm->tensors < OB_MAX_TENSORS ? comm->tensors++ : OB_FAILED_TENSOR;
+  return comm->tensors < OB_MAX_POSITIONS ? comm->tensors++ : FAILED_TENSOR;
 }
 
-/* Collective. Gives its number, or OB_FAILED_TENSOR on all ranks. */
+/* Collective. Gives its number, or FAILED_TENSOR on all ranks. */
 static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
                 struct ob_record *record) {
   int number = free_number(comm);
-  if (number == OB_FAILED_TENSOR)
+  if (number == FAILED_TENSOR)
     return number;
   struct ob_nccl_tensor *tensor = allocate(comm, call, record);
   int64_t missing = tensor == NULL;
   if (!ob_nccl_largest(comm, &missing, 1) || missing ||
       make_plan(comm, call, tensor) != ONEBIT_OK) {
     destroy(tensor);
-    return OB_FAILED_TENSOR;
+    return FAILED_TENSOR;
   }
   comm->tensor[number] = tensor;
   return number;
 }
 
-/* What no phase has any more, nor a graph, which may be launched as long as the communicator is
- * there. */
-static void prune(struct ob_nccl_comm *comm) {
-  bool wanted[OB_MAX_TENSORS] = {false};
-  for (size_t phase = 0; phase < ob_follower_period(comm->follower); phase++) {
-    int number = ob_follower_tensor(comm->follower, phase);
-    if (number >= 0)
-      wanted[number] = true;
-  }
+/* All but those that a graph has, which may be launched as long as the communicator is there. */
+static void drop_tensors(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
-    if (!wanted[i] && comm->tensor[i] && !comm->tensor[i]->captures) {
+    if (comm->tensor[i] && !comm->tensor[i]->captures) {
       ob_nccl_timers_drop(comm, comm->tensor[i]);
       destroy(comm->tensor[i]);
       comm->tensor[i] = NULL;
+      ob_loops_drop(comm->loops, i + 1);
     }
 }
 
 void ob_nccl_look(struct ob_nccl_comm *comm) {
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
   comm->look = false;
-  ob_follower_look(comm->follower);
-  if (ob_follower_period(comm->follower))
-    prune(comm);
-  comm->calls = comm->moved = comm->periods = 0;
+  if (ob_loops_look(comm->loops))
+    drop_tensors(comm);
   ob_nccl_leave(scope);
-}
-
-/* ---- Whether it is steady ---- */
-
-/* Asked from time to time, and answered when it is asked again: nobody waits for what is not long
- * there. */
-enum { PERIODS_BETWEEN = 16 };
-
-/* A rank with other buffers in more than one of so many calls wants to learn anew. */
-enum { MOVED_OF = 4 };
-
-static void check_steady(struct ob_nccl_comm *comm, cudaStream_t stream) {
-  const int64_t unsteady = comm->moved * MOVED_OF > comm->calls;
-  if (++comm->periods % PERIODS_BETWEEN != 0)
-    return;
-  ob_nccl_await_answer(comm);
-  if (comm->answer)
-    ob_follower_forget(comm->follower);
-  else
-    comm->asked = ob_nccl_ask(comm, &unsteady, 1, stream);
-  comm->answer = 0;
-  comm->calls = comm->moved = 0;
 }
 
 /* ---- A call ---- */
@@ -211,23 +164,31 @@ static onebit_status_t forget(const struct ob_nccl_tensor *tensor, cudaStream_t 
   return onebit_plan_reset_residual_stream(tensor->plan, stream);
 }
 
+void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream) {
+  int first, count;
+  ob_loops_left(comm->loops, &first, &count);
+  for (int position = first; position < first + count; position++) {
+    int number = *ob_loops_tensor(comm->loops, position);
+    if (number > 0 && !comm->tensor[number - 1]->captures)
+      forget(comm->tensor[number - 1], stream);
+  }
+}
+
 static bool has_buffers(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call) {
-  return tensor->sendbuf == call->sendbuf && tensor->recvbuf == call->recvbuf;
+  return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
 /* Each part also after another has failed: the others wait for the messages, and whatever recvbuf
  * held must not be taken for a result. A tensor that is in a graph keeps its buffers, and a call of
  * others neither finds its residual nor leaves one. */
 static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
-                             const struct ob_nccl_call *call, bool same) {
+                             const struct ob_nccl_call *call) {
   const bool foreign = tensor->captures && !has_buffers(tensor, call);
+  const bool moved =
+      !tensor->captures && ob_buffers_move(&tensor->buffers, call->sendbuf, call->recvbuf);
   ncclResult_t forgot = ncclSuccess;
-  if (tensor->captures ? foreign : !same && tensor->sendbuf)
+  if (foreign || moved)
     forgot = report_status(comm, forget(tensor, call->stream));
-  if (!tensor->captures) {
-    tensor->sendbuf = call->sendbuf;
-    tensor->recvbuf = call->recvbuf;
-  }
   tensor->calls++;
   ncclResult_t called = report_status(comm, put(tensor, call));
   ncclResult_t scaled = report_status(
@@ -244,7 +205,6 @@ static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_ten
  * there is one, since launches are not behind other streams. */
 static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
-  ob_nccl_await_answer(comm); /* that waits for the same event */
   struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
   onebit_status_t status = forget(tensor, comm->agreement.stream);
   if (cudaEventRecord(comm->agreement.done, comm->agreement.stream) != cudaSuccess ||
@@ -256,12 +216,14 @@ static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_ncc
 
 /* From the first graph with the tensor on it is of these buffers. */
 static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
-                                 size_t phase) {
-  struct ob_nccl_tensor *tensor = comm->tensor[ob_follower_tensor(comm->follower, phase)];
+                                 int position) {
+  struct ob_nccl_tensor *tensor = comm->tensor[*ob_loops_tensor(comm->loops, position) - 1];
   ncclResult_t forgot = ncclSuccess;
-  if (!tensor->captures && !has_buffers(tensor, call))
+  if (!tensor->captures && !has_buffers(tensor, call)) {
     forgot = report_status(comm, forget_now(comm, tensor));
-  ncclResult_t result = compress(comm, tensor, call, true);
+    tensor->buffers = (struct ob_buffers){call->sendbuf, call->recvbuf, {0, 0}};
+  }
+  ncclResult_t result = compress(comm, tensor, call);
   tensor->captures++;
   return result != ncclSuccess ? result : forgot;
 }
@@ -282,15 +244,13 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
 /* ---- Outside of graphs ---- */
 
 static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
-                                   const struct ob_nccl_call *call, bool same) {
+                                   const struct ob_nccl_call *call) {
   struct ob_nccl_timer *timer = ob_nccl_timer_begin(comm, tensor, tensor->record, call->stream);
-  ncclResult_t result = compress(comm, tensor, call, same);
+  ncclResult_t result = compress(comm, tensor, call);
   ob_nccl_sample_start(tensor, call->stream);
   ob_nccl_timer_end(timer, call->stream);
   if (result != ncclSuccess)
     return result;
-  comm->calls++;
-  comm->moved += !same;
   ob_record_compressed(tensor->record, OB_NOT_TIMED);
   ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   return ncclSuccess;
@@ -299,30 +259,28 @@ static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_ten
 static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
                                         const struct ob_nccl_decision *decision) {
   struct ob_nccl_comm *comm = decision->comm;
-  int number = ob_follower_tensor(comm->follower, decision->phase);
-  if (number == OB_NO_TENSOR) {
+  int *number = ob_loops_tensor(comm->loops, decision->position);
+  if (*number == 0) {
     double start = ob_seconds();
     struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
-    number = make(comm, call, decision->record);
+    int made = make(comm, call, decision->record);
     ob_nccl_leave(scope);
-    ob_follower_set(comm->follower, decision->phase, number);
+    *number = made == FAILED_TENSOR ? FAILED_TENSOR : made + 1;
     ob_record_decided(decision->record, ob_seconds() - start);
   }
-  return number >= 0 ? comm->tensor[number] : NULL;
+  return *number > 0 ? comm->tensor[*number - 1] : NULL;
 }
 
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
   if (decision->captured)
-    return run_captured(decision->comm, call, decision->phase);
+    return run_captured(decision->comm, call, decision->position);
   struct ob_nccl_tensor *tensor = tensor_of(call, decision);
   ncclResult_t result;
   if (tensor) {
-    result = run_compressed(decision->comm, tensor, call, decision->same);
+    result = run_compressed(decision->comm, tensor, call);
   } else {
     result = ob_nccl_dense(call);
     ob_record_pass(decision->record, OB_REASON_MEMORY, OB_NOT_TIMED);
   }
-  if (decision->phase == 0)
-    check_steady(decision->comm, call->stream);
   return result;
 }

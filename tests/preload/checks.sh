@@ -3,7 +3,7 @@
 # its exit in $status and what it says in $work/out and $work/err.
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 bad=0 tried=0 status=0
-unset LD_PRELOAD ONEBIT_RULES ONEBIT_REPORT ONEBIT_REQUIRE
+unset LD_PRELOAD ONEBIT_GRADIENTS ONEBIT_COMMAND ONEBIT_RULES ONEBIT_REPORT ONEBIT_REQUIRE
 export ONEBIT_TUNING=none
 
 # The path of a library in the build.

@@ -1,0 +1,129 @@
+/* Parts of sums, compressed and exact. */
+#include "dropin/mpi/shadow.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "dropin/elements.h"
+#include "dropin/mpi/queue.h"
+
+/* The first calls of a tensor have a shadow each, then one in so many: others each time, so that no
+ * rhythm of the program's hides from them. */
+enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
+
+/* Elements of a part: an eighth of the tensor, in blocks of a scale. */
+enum { BLOCK = 2048, MAX_PART = 8 * BLOCK };
+
+static size_t part_of(size_t count) {
+  size_t part = count / 8 / BLOCK * BLOCK;
+  part = part < BLOCK ? BLOCK : part > MAX_PART ? MAX_PART : part;
+  return part < count ? part : count;
+}
+
+size_t ob_shadow_bytes(const struct ob_mpi_call *call) {
+  return call->operation == ONEBIT_ALLREDUCE ? part_of(call->count) * sizeof(double) : 0;
+}
+
+static onebit_dtype_t dtype_of(const struct ob_mpi_call *call) {
+  onebit_dtype_t dtype;
+  bool sum;
+  ob_mpi_call_resolve(call, &dtype, &sum);
+  return dtype;
+}
+
+static uint64_t random_of(uint64_t call) { return ob_hash(OB_HASH_START, &call, sizeof call) >> 8; }
+
+bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
+  if (call->operation != ONEBIT_ALLREDUCE)
+    return false;
+  uint64_t number = shadow->calls++, random = random_of(number);
+  if (number >= FIRST_SHADOWS && random % BETWEEN != 0)
+    return false;
+  const size_t size = ob_elements_size(dtype_of(call)), part = part_of(call->count);
+  const void *input = call->sendbuf == MPI_IN_PLACE ? call->recvbuf : call->sendbuf;
+  shadow->first = (size_t)(random / BETWEEN) % ((call->count - part) / BLOCK + 1) * BLOCK;
+  memcpy(shadow->input, (const char *)input + shadow->first * size, part * size);
+  return true;
+}
+
+/* ---- Comparing ---- */
+
+struct difference {
+  double error, norm; /* squares: of the difference, and of the exact sum */
+};
+
+static struct difference compare(onebit_dtype_t dtype, const char *sum, const char *exact,
+                                 size_t count) {
+  enum { TOGETHER = 256 };
+  float a[TOGETHER], b[TOGETHER];
+  struct difference found = {0, 0};
+  for (size_t first = 0; first < count; first += TOGETHER) {
+    size_t elements = count - first < TOGETHER ? count - first : TOGETHER;
+    size_t at = first * ob_elements_size(dtype);
+    ob_elements_read(dtype, a, sum + at, elements);
+    ob_elements_read(dtype, b, exact + at, elements);
+    for (size_t i = 0; i < elements; i++) {
+      double error = (double)a[i] - (double)b[i];
+      found.error += error * error;
+      found.norm += (double)b[i] * (double)b[i];
+    }
+  }
+  return found;
+}
+
+/* What a sum may differ by, relative to its norm: several times what it does where calls are of one
+ * magnitude, which is 0.04 with 8 bits and about 1 with one. */
+static double bound_of(int bits) {
+  return bits == 0 ? INFINITY : bits >= 8 ? 0.25 : bits >= 4 ? 1 : bits >= 2 ? 2 : 4;
+}
+
+/* One call beyond the bound may be chance: an outlier among gradients came before it. */
+enum { MAX_OFFENCES = 2, MAX_BOUNDS = 4 };
+
+static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {
+  shadow->offences += ratio > bound;
+  return ratio > MAX_BOUNDS * bound || shadow->offences >= MAX_OFFENCES;
+}
+
+static void warn(const struct ob_mpi_call *call, int tensor, double ratio, double bound) {
+  int rank = 0;
+  PMPI_Comm_rank(call->comm, &rank);
+  if (rank == 0)
+    fprintf(stderr,
+            "onebit: warning: tensor %d, an allreduce of %zu elements, is exact from now on: a "
+            "compressed sum was off by %.0f %% of its norm, where error feedback promises %.0f %%. "
+            "It is not like a gradient that is averaged over steps. What it was before is "
+            "approximate: leave it out by a rule (pass allreduce count=%zu) and run again\n",
+            tensor, call->count, 100 * ratio, 100 * bound, call->count);
+}
+
+void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
+                   struct ob_record *record) {
+  const onebit_dtype_t dtype = dtype_of(call);
+  const size_t part = part_of(call->count);
+  struct ob_mpi_call exact = *call;
+  MPI_Request request;
+  int size = 1;
+  exact.sendbuf = MPI_IN_PLACE;
+  exact.recvbuf = shadow->input;
+  exact.count = part;
+  PMPI_Comm_size(call->comm, &size);
+  if (ob_mpi_call_begin(&exact, &request) != MPI_SUCCESS ||
+      ob_wait_moving(call->comm, &request, "the exact part of a compressed sum") != MPI_SUCCESS ||
+      ob_mpi_call_end(&exact, size) != MPI_SUCCESS)
+    return;
+  struct difference found =
+      compare(dtype, (const char *)call->recvbuf + shadow->first * ob_elements_size(dtype),
+              (const char *)shadow->input, part);
+  double bound = bound_of(bits), ratio = found.norm > 0    ? sqrt(found.error / found.norm)
+                                         : found.error > 0 ? INFINITY
+                                                           : 0;
+  int64_t refused = is_refused(shadow, ratio, bound);
+  if (ob_largest(call->comm, &refused, 1) == MPI_SUCCESS && refused)
+    shadow->refused = true;
+  ob_record_shadowed(record, tensor, found.error, found.norm, shadow->refused);
+  if (shadow->refused)
+    warn(call, tensor, ratio, bound);
+}

@@ -1,0 +1,35 @@
+/*
+ * Shadows: now and then a part of a compressed sum is made exactly beside it, and both are
+ * compared. Error feedback promises that a sum differs from the exact one by what rounding left out
+ * of the call before. Where that is much of the sum itself, since the call before was much larger,
+ * the sum is no gradient that is averaged over steps, and the tensor is exact from then on, on all
+ * ranks.
+ */
+#ifndef OB_DROPIN_MPI_SHADOW_H
+#define OB_DROPIN_MPI_SHADOW_H
+
+#include "dropin/counters.h"
+#include "dropin/mpi/call.h"
+
+/* Of a tensor. All zero at first; the same on all ranks but for the input. */
+struct ob_shadow {
+  uint64_t calls; /* compressed blocking ones */
+  unsigned offences;
+  bool refused;  /* it is exact from now on */
+  size_t first;  /* element of the part that is compared, where the call has a shadow */
+  double *input; /* of that part; ob_shadow_bytes */
+};
+
+/* Memory for the input of a tensor's shadow. */
+size_t ob_shadow_bytes(const struct ob_mpi_call *call);
+
+/* Before a compressed blocking call: whether it has a shadow, which all ranks find alike. Then its
+ * input is kept. */
+bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
+
+/* After that call. Collective. tensor: its number for messages; bits: of an element in the call,
+ * 0 where the tensor may have more, and so is not judged. */
+void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
+                   struct ob_record *record);
+
+#endif
