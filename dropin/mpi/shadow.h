@@ -13,11 +13,11 @@
 
 /* Of a tensor. All zero at first; the same on all ranks but for the input. */
 struct ob_shadow {
-  uint64_t calls; /* compressed blocking ones */
-  unsigned offences;
-  bool refused;  /* it is exact from now on */
-  size_t first;  /* element of the part that is compared, where the call has a shadow */
-  double *input; /* of that part; ob_shadow_bytes */
+  uint64_t calls;           /* compressed blocking ones */
+  unsigned offences, since; /* shadows beyond the bound, and since the last of them */
+  bool refused;             /* it is exact from now on */
+  size_t first;             /* element of the part that is compared, where the call has a shadow */
+  double *input;            /* of that part; ob_shadow_bytes */
 };
 
 /* Memory for the input of a tensor's shadow. */

@@ -406,6 +406,10 @@ static const struct {
              {"long-counts", long_counts},
              {"beyond-int", beyond_int},
              {"zeros", zeros},
+             {"attributes", attributes},
+             {"arguments", arguments},
+             {"forked", forked},
+             {"reduce-and-broadcast", reduce_and_broadcast},
              {"threads", threads}};
 
 static const int traps = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW;

@@ -24,5 +24,9 @@ void unfinished(void);
 void progress(void);
 void mixture(void);
 void persistent(void);
+void attributes(void);
+void arguments(void);
+void forked(void);
+void reduce_and_broadcast(void);
 
 #endif

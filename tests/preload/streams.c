@@ -10,35 +10,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COUNT = 20000 };
+#include "tests/preload/streams.h"
 
-static int rank, size;
+int rank, size;
+MPI_Comm comm;
 static uint64_t hash = 14695981039346656037U;
 static uint64_t state;
-static MPI_Comm comm; /* of the case */
 
-static double uniform(void) { /* splitmix64 */
+void seed(unsigned long long from) { state = from; }
+
+double uniform(void) { /* splitmix64 */
   uint64_t z = (state += 0x9e3779b97f4a7c15U);
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9U;
   z = (z ^ z >> 27) * 0x94d049bb133111ebU;
   return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
 }
 
-static float normal(void) {
+float normal(void) {
   double sum = -6;
   for (int i = 0; i < 12; i++)
     sum += uniform();
   return (float)sum;
 }
 
-static float *floats(size_t count) {
+float *floats(size_t count) {
   float *values = calloc(count, sizeof *values);
   if (!values)
     MPI_Abort(MPI_COMM_WORLD, 4);
   return values;
 }
 
-static void reduce(const float *from, float *to, int count) {
+void reduce(const float *from, float *to, int count) {
   MPI_Allreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm);
   for (int i = 0; i < count; i++) {
     uint32_t bits;
@@ -226,152 +228,6 @@ static void sparse(void) {
   }
 }
 
-/* ---- Trainings: a matrix learns a product from noisy samples ---- */
-
-enum { WIDE = 200, HIGH = 100, BATCH = 16 };
-
-struct learner {
-  float *weight, *truth, *mean, *square;
-  int step;
-};
-
-static struct learner learner_of(uint64_t seed) {
-  struct learner learner = {floats(COUNT), floats(COUNT), floats(COUNT), floats(COUNT), 0};
-  uint64_t before = state;
-  state = seed;
-  for (int i = 0; i < COUNT; i++)
-    learner.truth[i] = normal();
-  state = before;
-  return learner;
-}
-
-/* The gradient of a batch of this rank; gives its loss. */
-static float gradient_of(const struct learner *learner, float *gradient) {
-  float x[WIDE], loss = 0;
-  for (int sample = 0; sample < BATCH; sample++) {
-    for (int k = 0; k < WIDE; k++)
-      x[k] = normal();
-    for (int row = 0; row < HIGH; row++) {
-      float error = 0.5F * normal();
-      for (int k = 0; k < WIDE; k++)
-        error += (learner->weight[row * WIDE + k] - learner->truth[row * WIDE + k]) * x[k];
-      loss += error * error / (BATCH * HIGH);
-      for (int k = 0; k < WIDE; k++)
-        gradient[row * WIDE + k] += error * x[k] / BATCH;
-    }
-  }
-  return loss;
-}
-
-static void update(struct learner *learner, const float *sum, int adam) {
-  learner->step++;
-  for (int i = 0; i < COUNT; i++) {
-    float g = sum[i] / (float)size;
-    learner->mean[i] = 0.9F * learner->mean[i] + 0.1F * g;
-    learner->square[i] = 0.99F * learner->square[i] + 0.01F * g * g;
-    learner->weight[i] -=
-        adam ? 0.01F * learner->mean[i] / (sqrtf(learner->square[i]) + 1e-6F) : 0.02F * g;
-  }
-}
-
-static float train_step(struct learner *learner, int adam) {
-  float *gradient = floats(COUNT), *sum = floats(COUNT);
-  float loss = gradient_of(learner, gradient);
-  reduce(gradient, sum, COUNT);
-  update(learner, sum, adam);
-  float *spacer = malloc((size_t)(uniform() * 100000) + 1); /* buffers are elsewhere each time */
-  free(gradient), free(sum), free(spacer);
-  return loss;
-}
-
-static void print_loss(float loss) {
-  float mean = 0;
-  MPI_Allreduce(&loss, &mean, 1, MPI_FLOAT, MPI_SUM, comm);
-  if (rank == 0)
-    printf("loss %.4f\n", (double)(mean / (float)size));
-}
-
-static void train(int adam) {
-  struct learner learner = learner_of(7);
-  float last = 0;
-  for (int step = 0; step < 120; step++)
-    last = train_step(&learner, adam);
-  print_loss(last);
-}
-static void sgd(void) { train(0); }
-static void adam(void) { train(1); }
-
-/* Two tensors of one size in turn, as a policy and its critic are: each epoch makes other numbers
- * of steps of the first, and asks after each whether to go on. */
-static void policy(void) {
-  struct learner one = learner_of(7), other = learner_of(8);
-  float last = 0, bias[HIGH] = {0}, sum[HIGH];
-  for (int epoch = 0; epoch < 6; epoch++) {
-    for (int step = 0; step < 40 + epoch * 13 % 9; step++) {
-      float go_on = 1, all;
-      train_step(&one, 1);
-      MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
-    }
-    for (int step = 0; step < 50; step++) {
-      last = train_step(&other, 1);
-      MPI_Allreduce(bias, sum, HIGH, MPI_FLOAT, MPI_SUM, comm);
-    }
-  }
-  print_loss(last);
-}
-
-/* The largest sum of values of up to scale / 2, in buffers of its own. */
-static float largest_sum(float scale) {
-  float *values = floats(COUNT), *sum = floats(COUNT), largest = 0;
-  for (int i = 0; i < COUNT; i++)
-    values[i] = scale * (float)(uniform() - 0.5);
-  reduce(values, sum, COUNT);
-  for (int i = 0; i < COUNT; i++)
-    largest = fmaxf(largest, fabsf(sum[i]));
-  free(malloc((size_t)(uniform() * 100000) + 1));
-  free(values), free(sum);
-  return largest;
-}
-
-/* A policy and its critic with gradients a thousand times as large: the critic's first call comes
- * as one more of the policy's would, whose residual must not have the critic's error then. */
-static void critic(void) {
-  float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
-  for (int epoch = 0; epoch < 4; epoch++) {
-    for (int step = 0; step < 25 + epoch * 13 % 9; step++) {
-      MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
-      largest = fmaxf(largest, largest_sum(1));
-    }
-    MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
-    for (int step = 0; step < 25; step++) {
-      largest_sum(1000);
-      MPI_Allreduce(bias, sum, HIGH, MPI_FLOAT, MPI_SUM, comm);
-    }
-  }
-  if (rank == 0)
-    printf("largest sum of the policy's: %.2f times what there can be\n",
-           (double)(largest / (0.5F * (float)size)));
-}
-
-/* What is averaged are the weights, after some local steps. */
-static void averaging(void) {
-  struct learner learner = learner_of(7);
-  for (int round = 0; round < 100; round++) {
-    float *sum = floats(COUNT);
-    for (int step = 0; step < 2; step++) {
-      float *gradient = floats(COUNT);
-      gradient_of(&learner, gradient);
-      for (int i = 0; i < COUNT; i++)
-        learner.weight[i] -= 0.02F * gradient[i];
-      free(gradient);
-    }
-    reduce(learner.weight, sum, COUNT);
-    for (int i = 0; i < COUNT; i++)
-      learner.weight[i] = sum[i] / (float)size;
-    free(sum);
-  }
-}
-
 static const struct {
   const char *name;
   void (*run)(void);
@@ -385,6 +241,21 @@ static const struct {
              {"squares", squares},
              {"sparse", sparse},
              {"averaging", averaging},
+             {"gmres", gmres},
+             {"bicgstab", bicgstab},
+             {"lanczos", lanczos},
+             {"chebyshev", chebyshev},
+             {"moments", moments},
+             {"hybrid", hybrid},
+             {"ensemble", ensemble},
+             {"particles", particles},
+             {"sketch", sketch},
+             {"stacking", stacking},
+             {"mixture", mixture},
+             {"landweber", landweber},
+             {"network", network},
+             {"wide", wide},
+             {"whole", whole},
              {"sgd", sgd},
              {"adam", adam},
              {"policy", policy},

@@ -1,0 +1,46 @@
+/* What the files of `streams` have in common. */
+#ifndef ONEBIT_TESTS_PRELOAD_STREAMS_H
+#define ONEBIT_TESTS_PRELOAD_STREAMS_H
+
+#include <mpi.h>
+
+enum { COUNT = 20000 };
+
+extern int rank, size;
+extern MPI_Comm comm; /* of the case */
+
+/* Random numbers, from the same seed in each case: of this rank, or of all. */
+void seed(unsigned long long from);
+double uniform(void);
+float normal(void);
+
+float *floats(size_t count);
+
+/* The sum over the ranks; its bits are part of the program's output. */
+void reduce(const float *from, float *to, int count);
+
+/* Cases: programs that solve or sample something. */
+void gmres(void);
+void bicgstab(void);
+void lanczos(void);
+void chebyshev(void);
+void moments(void);
+void hybrid(void);
+void ensemble(void);
+void particles(void);
+void sketch(void);
+void stacking(void);
+void mixture(void);
+void landweber(void);
+
+/* Trainings; and averaging of weights. */
+void averaging(void);
+void sgd(void);
+void adam(void);
+void policy(void);
+void critic(void);
+void network(void);
+void wide(void);
+void whole(void);
+
+#endif

@@ -1,0 +1,241 @@
+/* Trainings, whose sums are gradients: cases of streams.c, each of which prints its loss. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/preload/streams.h"
+
+/* ---- Trainings: a matrix learns a product from noisy samples ---- */
+
+enum { WIDE = 200, HIGH = 100, BATCH = 16 };
+
+struct learner {
+  float *weight, *truth, *mean, *square;
+  int step;
+};
+
+static struct learner learner_of(unsigned number) {
+  struct learner learner = {floats(COUNT), floats(COUNT), floats(COUNT), floats(COUNT), 0};
+  seed(number);
+  for (int i = 0; i < COUNT; i++)
+    learner.truth[i] = normal();
+  seed((unsigned)rank + 1);
+  return learner;
+}
+
+/* The gradient of a batch of this rank; gives its loss. */
+static float gradient_of(const struct learner *learner, float *gradient) {
+  float x[WIDE], loss = 0;
+  for (int sample = 0; sample < BATCH; sample++) {
+    for (int k = 0; k < WIDE; k++)
+      x[k] = normal();
+    for (int row = 0; row < HIGH; row++) {
+      float error = 0.5F * normal();
+      for (int k = 0; k < WIDE; k++)
+        error += (learner->weight[row * WIDE + k] - learner->truth[row * WIDE + k]) * x[k];
+      loss += error * error / (BATCH * HIGH);
+      for (int k = 0; k < WIDE; k++)
+        gradient[row * WIDE + k] += error * x[k] / BATCH;
+    }
+  }
+  return loss;
+}
+
+static void update(struct learner *learner, const float *sum, int adam) {
+  learner->step++;
+  for (int i = 0; i < COUNT; i++) {
+    float g = sum[i] / (float)size;
+    learner->mean[i] = 0.9F * learner->mean[i] + 0.1F * g;
+    learner->square[i] = 0.99F * learner->square[i] + 0.01F * g * g;
+    learner->weight[i] -=
+        adam ? 0.01F * learner->mean[i] / (sqrtf(learner->square[i]) + 1e-6F) : 0.02F * g;
+  }
+}
+
+static float train_step(struct learner *learner, int adam) {
+  float *gradient = floats(COUNT), *sum = floats(COUNT);
+  float loss = gradient_of(learner, gradient);
+  reduce(gradient, sum, COUNT);
+  update(learner, sum, adam);
+  float *spacer = malloc((size_t)(uniform() * 100000) + 1); /* buffers are elsewhere each time */
+  free(gradient), free(sum), free(spacer);
+  return loss;
+}
+
+static void print_loss(float loss) {
+  float mean = 0;
+  MPI_Allreduce(&loss, &mean, 1, MPI_FLOAT, MPI_SUM, comm);
+  if (rank == 0)
+    printf("loss %.4f\n", (double)(mean / (float)size));
+}
+
+static void train(int adam) {
+  struct learner learner = learner_of(7);
+  float last = 0;
+  for (int step = 0; step < 120; step++)
+    last = train_step(&learner, adam);
+  print_loss(last);
+}
+void sgd(void) { train(0); }
+void adam(void) { train(1); }
+
+/* Two tensors of one size in turn, as a policy and its critic are: each epoch makes other numbers
+ * of steps of the first, and asks after each whether to go on. */
+void policy(void) {
+  struct learner one = learner_of(7), other = learner_of(8);
+  float last = 0, bias[HIGH] = {0}, sum[HIGH];
+  for (int epoch = 0; epoch < 6; epoch++) {
+    for (int step = 0; step < 40 + epoch * 13 % 9; step++) {
+      float go_on = 1, all;
+      train_step(&one, 1);
+      MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
+    }
+    for (int step = 0; step < 50; step++) {
+      last = train_step(&other, 1);
+      MPI_Allreduce(bias, sum, HIGH, MPI_FLOAT, MPI_SUM, comm);
+    }
+  }
+  print_loss(last);
+}
+
+/* The largest sum of values of up to scale / 2, in buffers of its own. */
+static float largest_sum(float scale) {
+  float *values = floats(COUNT), *sum = floats(COUNT), largest = 0;
+  for (int i = 0; i < COUNT; i++)
+    values[i] = scale * (float)(uniform() - 0.5);
+  reduce(values, sum, COUNT);
+  for (int i = 0; i < COUNT; i++)
+    largest = fmaxf(largest, fabsf(sum[i]));
+  free(malloc((size_t)(uniform() * 100000) + 1));
+  free(values), free(sum);
+  return largest;
+}
+
+/* A policy and its critic with gradients a thousand times as large: the critic's first call comes
+ * as one more of the policy's would, whose residual must not have the critic's error then. */
+void critic(void) {
+  float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
+  for (int epoch = 0; epoch < 4; epoch++) {
+    for (int step = 0; step < 25 + epoch * 13 % 9; step++) {
+      MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
+      largest = fmaxf(largest, largest_sum(1));
+    }
+    MPI_Allreduce(&go_on, &all, 1, MPI_FLOAT, MPI_SUM, comm);
+    for (int step = 0; step < 25; step++) {
+      largest_sum(1000);
+      MPI_Allreduce(bias, sum, HIGH, MPI_FLOAT, MPI_SUM, comm);
+    }
+  }
+  if (rank == 0)
+    printf("largest sum of the policy's: %.2f times what there can be\n",
+           (double)(largest / (0.5F * (float)size)));
+}
+
+/* What is averaged are the weights, after some local steps. */
+void averaging(void) {
+  struct learner learner = learner_of(7);
+  for (int round = 0; round < 100; round++) {
+    float *sum = floats(COUNT);
+    for (int step = 0; step < 2; step++) {
+      float *gradient = floats(COUNT);
+      gradient_of(&learner, gradient);
+      for (int i = 0; i < COUNT; i++)
+        learner.weight[i] -= 0.02F * gradient[i];
+      free(gradient);
+    }
+    reduce(learner.weight, sum, COUNT);
+    for (int i = 0; i < COUNT; i++)
+      learner.weight[i] = sum[i] / (float)size;
+    free(sum);
+  }
+}
+
+/* Two layers, whose gradients are in buffers of their own, with one size: a network learns what
+ * another one does. Samples are new each time, or the same. */
+struct network {
+  float *first, *second, *gradients[2], *sums[2];
+};
+
+static struct network network_of(unsigned number, float scale) {
+  struct network net = {floats(COUNT), floats(COUNT), {NULL}, {NULL}};
+  for (int layer = 0; layer < 2; layer++)
+    net.gradients[layer] = floats(COUNT), net.sums[layer] = floats(COUNT);
+  seed(number);
+  for (int i = 0; i < COUNT; i++)
+    net.first[i] = scale * normal() / 14, net.second[i] = scale * normal() / 10;
+  return net;
+}
+
+static void run_network(const struct network *net, const float *x, float *hidden, float *y) {
+  for (int h = 0; h < HIGH; h++) {
+    float sum = 0;
+    for (int k = 0; k < WIDE; k++)
+      sum += net->first[h * WIDE + k] * x[k];
+    hidden[h] = tanhf(sum);
+  }
+  for (int k = 0; k < WIDE; k++) {
+    y[k] = 0;
+    for (int h = 0; h < HIGH; h++)
+      y[k] += net->second[k * HIGH + h] * hidden[h];
+  }
+}
+
+static float learn_sample(struct network *net, const struct network *teacher) {
+  float x[WIDE], hidden[HIGH], y[WIDE], wanted[WIDE], back[HIGH] = {0}, loss = 0;
+  for (int k = 0; k < WIDE; k++)
+    x[k] = normal();
+  run_network(teacher, x, hidden, wanted);
+  run_network(net, x, hidden, y);
+  for (int k = 0; k < WIDE; k++) {
+    float error = y[k] - wanted[k];
+    loss += error * error / WIDE;
+    for (int h = 0; h < HIGH; h++) {
+      net->gradients[1][k * HIGH + h] += error * hidden[h] / BATCH;
+      back[h] += error * net->second[k * HIGH + h];
+    }
+  }
+  for (int h = 0; h < HIGH; h++)
+    for (int k = 0; k < WIDE; k++)
+      net->gradients[0][h * WIDE + k] += back[h] * (1 - hidden[h] * hidden[h]) * x[k] / BATCH;
+  return loss / BATCH;
+}
+
+static void sum_gradients(struct network *net, int as_doubles) {
+  static double mine[COUNT], all[COUNT];
+  for (int layer = 1; layer >= 0; layer--) {
+    float *gradient = net->gradients[layer], *sum = net->sums[layer];
+    if (!as_doubles) {
+      reduce(gradient, sum, COUNT);
+      continue;
+    }
+    for (int i = 0; i < COUNT; i++)
+      mine[i] = (double)gradient[i];
+    MPI_Allreduce(mine, all, COUNT, MPI_DOUBLE, MPI_SUM, comm);
+    for (int i = 0; i < COUNT; i++)
+      sum[i] = (float)all[i];
+  }
+}
+
+static void learn(int as_doubles, int same_samples) {
+  struct network net = network_of(3, 0.3F), teacher = network_of(4, 1);
+  float loss = 0;
+  for (int step = 0; step < 120; step++) {
+    loss = 0;
+    if (step == 0 || same_samples)
+      seed((unsigned)rank + 1);
+    for (int layer = 0; layer < 2; layer++)
+      memset(net.gradients[layer], 0, COUNT * sizeof(float));
+    for (int sample = 0; sample < BATCH; sample++)
+      loss += learn_sample(&net, &teacher);
+    sum_gradients(&net, as_doubles);
+    for (int i = 0; i < COUNT; i++) {
+      net.first[i] -= 0.02F * net.sums[0][i] / (float)size;
+      net.second[i] -= 0.02F * net.sums[1][i] / (float)size;
+    }
+  }
+  print_loss(loss);
+}
+void network(void) { learn(0, 0); }
+void wide(void) { learn(1, 0); }
+void whole(void) { learn(0, 1); }
