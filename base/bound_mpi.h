@@ -115,15 +115,11 @@
   X(PMPI_Op_free)                                                                                  \
   X(PMPI_Publish_name)                                                                             \
   X(PMPI_Query_thread)                                                                             \
-  X(PMPI_Recv_init)                                                                                \
   X(PMPI_Reduce)                                                                                   \
   X(PMPI_Reduce_scatter)                                                                           \
   X(PMPI_Reduce_scatter_block)                                                                     \
   X(PMPI_Request_free)                                                                             \
   X(PMPI_Request_get_status)                                                                       \
-  X(PMPI_Send)                                                                                     \
-  X(PMPI_Start)                                                                                    \
-  X(PMPI_Startall)                                                                                 \
   X(PMPI_Status_set_cancelled)                                                                     \
   X(PMPI_Status_set_elements)                                                                      \
   X(PMPI_Test)                                                                                     \
@@ -153,8 +149,6 @@
     (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Request *))              \
   X(PMPI_Allreduce_init,                                                                           \
     (const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Info, MPI_Request *))          \
-  X(PMPI_Allreduce_init_c,                                                                         \
-    (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Info, MPI_Request *))    \
   X(PMPIX_Allreduce_init,                                                                          \
     (const void *, void *, int, MPI_Datatype, MPI_Op, MPI_Comm, MPI_Info, MPI_Request *))          \
   X(MPIX_Query_cuda_support, (void))                                                               \
@@ -173,10 +167,8 @@
   X(OMPI_C_MPI_COMM_NULL_COPY_FN)                                                                  \
   X(OMPI_C_MPI_COMM_NULL_DELETE_FN)                                                                \
   X(PMPI_Comm_f2c)                                                                                 \
-  X(PMPI_Info_f2c)                                                                                 \
   X(PMPI_Op_f2c)                                                                                   \
   X(PMPI_Request_c2f)                                                                              \
-  X(PMPI_Request_f2c)                                                                              \
   X(PMPI_Type_f2c)
 #define OB_MPI_OPTIONAL_VARIABLES(X) X(ompi_mpi_short_float) /* Open MPI 5's */
 #define OB_MPI_VARIABLES(X)                                                                        \
@@ -327,15 +319,11 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Op_free                 (ob_mpi()->PMPI_Op_free)
 #define PMPI_Publish_name            (ob_mpi()->PMPI_Publish_name)
 #define PMPI_Query_thread            (ob_mpi()->PMPI_Query_thread)
-#define PMPI_Recv_init               (ob_mpi()->PMPI_Recv_init)
 #define PMPI_Reduce                  (ob_mpi()->PMPI_Reduce)
 #define PMPI_Reduce_scatter          (ob_mpi()->PMPI_Reduce_scatter)
 #define PMPI_Reduce_scatter_block    (ob_mpi()->PMPI_Reduce_scatter_block)
 #define PMPI_Request_free            (ob_mpi()->PMPI_Request_free)
 #define PMPI_Request_get_status      (ob_mpi()->PMPI_Request_get_status)
-#define PMPI_Send                    (ob_mpi()->PMPI_Send)
-#define PMPI_Start                   (ob_mpi()->PMPI_Start)
-#define PMPI_Startall                (ob_mpi()->PMPI_Startall)
 #define PMPI_Status_set_cancelled    (ob_mpi()->PMPI_Status_set_cancelled)
 #define PMPI_Status_set_elements     (ob_mpi()->PMPI_Status_set_elements)
 #define PMPI_Test                    (ob_mpi()->PMPI_Test)
@@ -355,7 +343,6 @@ void *ob_mpi_symbol(const char *name);
 #define PMPI_Reduce_scatter_block_c  (ob_mpi()->PMPI_Reduce_scatter_block_c)
 #define PMPI_Ireduce_scatter_block_c (ob_mpi()->PMPI_Ireduce_scatter_block_c)
 #define PMPI_Allreduce_init          (ob_mpi()->PMPI_Allreduce_init)
-#define PMPI_Allreduce_init_c        (ob_mpi()->PMPI_Allreduce_init_c)
 #define PMPIX_Allreduce_init         (ob_mpi()->PMPIX_Allreduce_init)
 #define MPIX_Query_cuda_support      (ob_mpi()->MPIX_Query_cuda_support)
 #define MPIX_GPU_query_support       (ob_mpi()->MPIX_GPU_query_support)
@@ -370,10 +357,8 @@ void *ob_mpi_symbol(const char *name);
 #define OMPI_C_MPI_COMM_NULL_COPY_FN   (ob_mpi()->OMPI_C_MPI_COMM_NULL_COPY_FN)
 #define OMPI_C_MPI_COMM_NULL_DELETE_FN (ob_mpi()->OMPI_C_MPI_COMM_NULL_DELETE_FN)
 #define PMPI_Comm_f2c                  (ob_mpi()->PMPI_Comm_f2c)
-#define PMPI_Info_f2c                  (ob_mpi()->PMPI_Info_f2c)
 #define PMPI_Op_f2c                    (ob_mpi()->PMPI_Op_f2c)
 #define PMPI_Request_c2f               (ob_mpi()->PMPI_Request_c2f)
-#define PMPI_Request_f2c               (ob_mpi()->PMPI_Request_f2c)
 #define PMPI_Type_f2c                  (ob_mpi()->PMPI_Type_f2c)
 #undef OMPI_PREDEFINED_GLOBAL
 #define OMPI_PREDEFINED_GLOBAL(type, global) ((type)ob_mpi()->global)

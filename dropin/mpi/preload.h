@@ -19,11 +19,9 @@ __typeof__(*PMPI_Allgather) MPI_Allgather;
 __typeof__(*PMPI_Iallreduce) MPI_Iallreduce;
 __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 
-/* The same, of calls with any count that are not small: blocking, nonblocking, and persistent ones,
- * which may be small too. An MPI error code. */
+/* The same, of calls with any count that are not small. An MPI error code. */
 int ob_preload_call(const struct ob_mpi_call *call);
 int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
-int ob_preload_init(const struct ob_mpi_call *call, MPI_Info info, MPI_Request *request);
 
 /* The line at the start, by one rank; and the report. Says whether any rank has compressed
  * anything.

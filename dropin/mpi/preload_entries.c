@@ -159,42 +159,18 @@ ENTRY(MPI_Iallreduce_c, (const void *sendbuf, void *recvbuf, MPI_Count count, an
   return ob_preload_begin(&large, request);
 }
 
-/* ---- Persistent ---- */
+/* ---- Persistent: MPI 4's name, and that of Open MPI 4's extension ---- */
 
-static int init_foreign(const void *sendbuf, void *recvbuf, int count, any datatype, any op,
-                        any comm, any info, MPI_Request *request) {
-  if (!PMPI_Allreduce_init && !PMPIX_Allreduce_init)
-    return MPI_ERR_OTHER;
-  return WIDE(PMPI_Allreduce_init ? PMPI_Allreduce_init : PMPIX_Allreduce_init,
-              (const void *, void *, int, any, any, any, any, MPI_Request *))(
-      sendbuf, recvbuf, count, datatype, op, comm, info, request);
-}
-
-/* MPI 4's name, and that of Open MPI 4's extension. */
 #define INIT(name)                                                                                 \
-  ENTRY(name, (const void *sendbuf, void *recvbuf, int count, any datatype, any op, any comm,      \
+  ENTRY(name, (const void *sendbuf, void *recvbuf, int count, any type, any op, any comm,          \
                any info, MPI_Request *request)) {                                                  \
-    if (ob_mpi_is_foreign())                                                                       \
-      return init_foreign(sendbuf, recvbuf, count, datatype, op, comm, info, request);             \
-    const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, (MPI_Comm)comm,         sendbuf,   recvbuf, \
-                                     (size_t)count,    (MPI_Datatype)datatype, (MPI_Op)op};        \
-    return ob_preload_init(&call, (MPI_Info)info, request);                                        \
+    if (!P##name) /* the program is of a newer MPI than its library */                             \
+      return MPI_ERR_OTHER;                                                                        \
+    if (!ob_mpi_is_foreign())                                                                      \
+      ob_preload_watch("persistent allreduce", count, (MPI_Datatype)type, (MPI_Comm)comm,          \
+                       OB_NOT_TIMED);                                                              \
+    return WIDE(P##name, (const void *, void *, int, any, any, any, any, MPI_Request *))(          \
+        sendbuf, recvbuf, count, type, op, comm, info, request);                                   \
   }
 INIT(MPI_Allreduce_init)
 INIT(MPIX_Allreduce_init)
-
-ENTRY(MPI_Allreduce_init_c, (const void *sendbuf, void *recvbuf, MPI_Count count, any datatype,
-                             any op, any comm, any info, MPI_Request *request)) {
-  if (is_int(count))
-    return ob_entry_MPI_Allreduce_init(sendbuf, recvbuf, (int)count, datatype, op, comm, info,
-                                       request);
-  if (!PMPI_Allreduce_init_c)
-    return refuse_count(comm);
-  if (ob_mpi_is_foreign() || count < 0)
-    return WIDE(PMPI_Allreduce_init_c,
-                (const void *, void *, MPI_Count, any, any, any, any, MPI_Request *))(
-        sendbuf, recvbuf, count, datatype, op, comm, info, request);
-  const struct ob_mpi_call large = {ONEBIT_ALLREDUCE, (MPI_Comm)comm,         sendbuf,   recvbuf,
-                                    (size_t)count,    (MPI_Datatype)datatype, (MPI_Op)op};
-  return ob_preload_init(&large, (MPI_Info)info, request);
-}

@@ -21,7 +21,7 @@ static struct ob_flight *move_all(void) {
   struct ob_flight *done = NULL, **last = &done;
   for (struct ob_flight **at = &flights; *at;) {
     struct ob_flight *flight = *at;
-    if (!flight->test(flight)) {
+    if (!ob_flight_test(flight)) {
       at = &flight->next;
       continue;
     }
@@ -45,7 +45,7 @@ static int move(void) {
   pthread_mutex_unlock(&lock);
   for (struct ob_flight *next; done; done = next, ended++) {
     next = done->next;
-    done->end(done);
+    PMPI_Grequest_complete(done->request); /* which may give the memory back */
     atomic_fetch_sub(&alive, 1);
   }
   ob_flights_release();

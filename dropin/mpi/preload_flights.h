@@ -16,28 +16,18 @@
 
 #include "dropin/mpi/preload.h"
 
-/* A call in flight. */
+/* An exchange in flight, and what the record will learn of it. */
 struct ob_flight {
   struct ob_flight *next;
-  /* Moves it; true when it is done, with the MPI error code in code. Not blocking. */
-  bool (*test)(struct ob_flight *flight);
-  /* Tells MPI that it is done; may give the memory back. */
-  void (*end)(struct ob_flight *flight);
-  int code;
-};
-
-/* An exchange in flight, and what the record will learn of it. */
-struct ob_preload_flown {
+  MPI_Request request; /* the program's */
   struct ob_operation *operation;
   struct ob_record *record;
   struct ob_tally tally;
+  int code;
 };
 
-/* Begins a call that is to be compressed. An MPI error code. */
-int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
-                   const struct ob_preload_decision *decision);
-/* Moves it; true when it has ended, with its MPI error code. */
-bool ob_preload_flown(struct ob_preload_flown *flown, int *code);
+/* Moves it; true when it is done, with the MPI error code in code. Not blocking. */
+bool ob_flight_test(struct ob_flight *flight);
 
 /* Local; the same on all ranks of a job. Begins what it needs when first asked. */
 bool ob_flights_move(void);

@@ -4,58 +4,32 @@
 #include "base/memory.h"
 #include "dropin/mpi/preload_flights.h"
 
-int ob_preload_fly(struct ob_preload_flown *flown, const struct ob_mpi_call *call,
-                   const struct ob_preload_decision *decision) {
-  *flown = (struct ob_preload_flown){.record = decision->record};
-  ob_flights_hold();
-  int code = ob_exchange_begin(decision->exchange, call, false, &flown->operation);
-  flown->tally = *ob_exchange_tally(decision->exchange);
-  ob_flights_release();
-  return code;
-}
-
 /* Without an operation, for want of memory, the call was made when it began. */
-bool ob_preload_flown(struct ob_preload_flown *flown, int *code) {
+bool ob_flight_test(struct ob_flight *flight) {
   bool compressed = true;
-  if (flown->operation) {
+  if (flight->operation) {
     ob_queues_move();
-    if (!ob_operation_ended(flown->operation, &compressed))
+    if (!ob_operation_ended(flight->operation, &compressed))
       return false;
-    *code = ob_operation_wait(&flown->operation);
+    flight->code = ob_operation_wait(&flight->operation);
   }
   if (compressed) {
-    ob_record_compressed(flown->record, OB_NOT_TIMED);
-    ob_preload_sent(flown->record, &flown->tally);
+    ob_record_compressed(flight->record, OB_NOT_TIMED);
+    ob_preload_sent(flight->record, &flight->tally);
   } else {
-    ob_record_pass(flown->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
+    ob_record_pass(flight->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
   }
   return true;
 }
 
-/* ---- MPI_Iallreduce ---- */
-
-struct nonblocking {
-  struct ob_flight flight;
-  MPI_Request request;
-  struct ob_preload_flown flown;
-};
-
-static struct nonblocking *of(struct ob_flight *flight) { return (struct nonblocking *)flight; }
-
-static bool test(struct ob_flight *flight) {
-  return ob_preload_flown(&of(flight)->flown, &flight->code);
-}
-
-static void end(struct ob_flight *flight) { PMPI_Grequest_complete(of(flight)->request); }
-
 /* What MPI wants of a generalized request. */
 static int query(void *state, MPI_Status *status) {
-  const struct nonblocking *call = state;
+  const struct ob_flight *flight = state;
   PMPI_Status_set_elements(status, MPI_BYTE, 0);
   PMPI_Status_set_cancelled(status, 0);
   status->MPI_SOURCE = MPI_UNDEFINED;
   status->MPI_TAG = MPI_UNDEFINED;
-  return call->flight.code;
+  return flight->code;
 }
 
 static int give_back(void *state) {
@@ -70,18 +44,20 @@ static int cancel(void *state, int complete) { /* no collective can be */
 
 static int compressed(const struct ob_mpi_call *what, const struct ob_preload_decision *decision,
                       MPI_Request *request) {
-  struct nonblocking *call = ob_allocate(1, sizeof *call);
-  if (!call || PMPI_Grequest_start(query, give_back, cancel, call, request) != MPI_SUCCESS) {
-    ob_release(call);
+  struct ob_flight *flight = ob_allocate(1, sizeof *flight);
+  if (!flight || PMPI_Grequest_start(query, give_back, cancel, flight, request) != MPI_SUCCESS) {
+    ob_release(flight);
     *request = MPI_REQUEST_NULL; /* it has ended already */
     return ob_exchange_run(decision->exchange, what, false);
   }
-  call->request = *request;
-  call->flight.test = test;
-  call->flight.end = end;
-  int code = ob_preload_fly(&call->flown, what, decision);
+  flight->request = *request;
+  flight->record = decision->record;
+  ob_flights_hold();
+  int code = ob_exchange_begin(decision->exchange, what, false, &flight->operation);
+  flight->tally = *ob_exchange_tally(decision->exchange);
+  ob_flights_release();
   if (code == MPI_SUCCESS)
-    ob_flights_add(&call->flight);
+    ob_flights_add(flight);
   return code;
 }
 
