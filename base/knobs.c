@@ -44,7 +44,7 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
                             "preloaded: 1: every rank has libonebit-mpi.so, where its launcher has "
                             "no name service to find that out by"},
     [OB_KNOB_COMMAND] = {"ONEBIT_COMMAND", "-",
-                         "preloaded: what onebit run was given, for the report's last line"},
+                         "preloaded: what onebit run says to type, for the report"},
     [OB_KNOB_BITS] =
         {"ONEBIT_BITS", "8",
          "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "

@@ -142,10 +142,10 @@ static void print_advice(FILE *file, const struct ob_report *report) {
   fprintf(file,
           "  %llu sums could be compressed, which saves about %.3f s of %.3f s (%.0f %%) by the "
           "cost model. Where they are gradients that an optimizer averages over steps:\n"
-          "    onebit run --gradients -- %s\n",
+          "    %s\n",
           (unsigned long long)watched, seconds, report->seconds,
           report->seconds > 0 ? 100 * seconds / report->seconds : 0.0,
-          command ? command : "mpirun ... (or ONEBIT_GRADIENTS=1 for every rank)");
+          command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
 }
 
 /* The fewest bits of what has been compressed, with what they mean to the program's optimizer. */

@@ -1,11 +1,11 @@
 /*
  * A data-parallel training as many programs have it: a network of two layers, gradients summed with
- * MPI_Allreduce, and an optimizer of its own. It knows nothing of onebit; `onebit run` compresses
- * its sums all the same:
+ * MPI_Allreduce, and an optimizer of its own. It knows nothing of onebit; `onebit run`
+ * compresses its sums all the same:
  *
  *   mpicc -O3 train_plain.c -o train_plain -lm
  *   mpirun -n 4 ./train_plain
- *   onebit run -- mpirun -n 4 ./train_plain
+ *   onebit run --gradients -- mpirun -n 4 ./train_plain
  *
  * The data are drawn: the class of a point is the largest of ten linear functions of it, of which
  * some points are told wrongly.

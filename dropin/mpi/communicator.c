@@ -20,7 +20,7 @@ struct tensor {
   struct ob_buffers buffers; /* of this rank; NULL: not known */
   uint64_t used;             /* when last: a count of calls */
   bool again;                /* used more than once */
-  unsigned rest;             /* calls that it stays dense, after withdrawals */
+  unsigned pause;            /* calls that it stays dense, after withdrawals */
   struct ob_mpi_call call;
   struct ob_exchange *exchange;
   struct ob_shadow shadow; /* whose input lies behind the tensor */
@@ -242,18 +242,18 @@ static void fit(struct ob_attached *attached, double budget) {
 
 /* A tensor that was withdrawn so often in a row stays dense for so many calls: each costs both. */
 #define MAX_WITHDRAWALS 3
-#define REST_CALLS      64
+#define PAUSE_CALLS     64
 
 static enum ob_reason judge(struct tensor *tensor) {
   if (tensor->shadow.refused)
     return OB_REASON_UNFAITHFUL;
-  if (!tensor->rest && ob_exchange_withdrawals(tensor->exchange) >= MAX_WITHDRAWALS) {
+  if (!tensor->pause && ob_exchange_withdrawals(tensor->exchange) >= MAX_WITHDRAWALS) {
     ob_exchange_forgive(tensor->exchange);
-    tensor->rest = REST_CALLS;
+    tensor->pause = PAUSE_CALLS;
   }
-  if (!tensor->rest)
+  if (!tensor->pause)
     return OB_REASON_NONE;
-  tensor->rest--;
+  tensor->pause--;
   return OB_REASON_WITHDRAWN;
 }
 

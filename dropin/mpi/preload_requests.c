@@ -63,8 +63,8 @@ static int compressed(const struct ob_mpi_call *what, const struct ob_preload_de
 
 static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
   struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
-  bool taken = !ob_preload_is_wrong(call) && ob_flights_move();
-  int code = taken ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
+  bool decides = !ob_preload_is_wrong(call) && ob_flights_move();
+  int code = decides ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
   if (code != MPI_SUCCESS)
     return code;
   if (decision.exchange)

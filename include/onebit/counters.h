@@ -1,8 +1,7 @@
 /*
  * What was compressed, of a program's MPI or NCCL collectives: for a program, or a tool within it,
  * that wants to see while it runs what the report of libonebit-mpi.so or libonebit-nccl.so says at
- * the end. A tool that knows MPI_T alone finds the same as its performance variables:
- * docs/preload.md.
+ * the end: docs/preload.md.
  */
 #ifndef ONEBIT_COUNTERS_H
 #define ONEBIT_COUNTERS_H
@@ -29,8 +28,7 @@ typedef struct onebit_counters {
   uint64_t bytes_sent;                      /* by the compressed calls of this rank */
   uint64_t bytes_dense;                     /* what the same calls had sent in full precision */
   /* Blocking calls only, and over NCCL those that were timed on their stream; of the tensors that
-   * have been compressed: seconds in the dense calls of their warm-up and in their compressed
-   * calls. */
+   * have been compressed: seconds in their dense calls and in their compressed ones. */
   double seconds_dense, seconds_compressed;
   /* The same compressed calls, each with the median of its warm-up's dense seconds less its own and
    * less what deciding took. Below zero where compression costs more than it saves. */
