@@ -5,6 +5,7 @@
 
 #include "base/machine.h"
 #include "collectives/cost/model.h"
+#include "collectives/cost/saving.h"
 
 TestSuite(cost, .timeout = 60);
 
@@ -396,4 +397,13 @@ Test(cost, defaults_are_for_every_codec) {
   cr_expect(memcmp(&a, &b, sizeof a) == 0);
   ob_costs_default("avx512", &b);
   cr_expect_lt(b.compress, a.compress);
+}
+
+/* Over gigabit Ethernet a quarter of the bytes takes less than half the time, and one bit less. */
+Test(cost, a_part_of_the_time_is_what_compressing_takes) {
+  double eight = ob_cost_part(4, 4, 1 << 20, sizeof(float), 8);
+  double one = ob_cost_part(4, 4, 1 << 20, sizeof(float), 1);
+  cr_expect(eight > 0.1 && eight < 0.5 && one < eight, "%g, %g", eight, one);
+  cr_expect_lt(ob_cost_part(4, 4, 1 << 20, sizeof(double), 8), eight);
+  cr_expect_gt(ob_cost_part(1, 2, 64, sizeof(float), 8), 0);
 }

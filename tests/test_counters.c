@@ -5,7 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "dropin/reason.h"
+#include "dropin/counters.h"
 #include "onebit/counters.h"
 #include "tests/support.h"
 
@@ -26,4 +26,24 @@ Test(counters, reasons_have_words_and_other_places_none) {
     CHECK(onebit_counters_reason(reason) && *onebit_counters_reason(reason), "reason %zu", reason);
   CHECK(onebit_counters_reason(OB_REASON_COUNT) == NULL, "a place that is not used");
   CHECK(onebit_counters_reason((size_t)-1) == NULL, "no place");
+}
+
+/* Of the latest samples, in squares: each tensor has its own. */
+Test(counters, differences_from_exact_sums_are_of_the_latest) {
+  static struct ob_record record;
+  for (int i = 0; i < OB_SHADOW_SAMPLES; i++)
+    ob_record_shadowed(&record, 1, 0.25, 1, false);
+  ob_record_shadowed(&record, 2, 4, 16, false);
+  const struct ob_record_shadow *second = atomic_load(&record.shadows), *first = second->next;
+  CHECK(second->tensor == 2 && first->tensor == 1 && !first->next, "tensors are not listed");
+  cr_expect_float_eq(ob_record_difference(first), 0.5, 1e-12);
+  cr_expect_float_eq(ob_record_difference(second), 0.5, 1e-12);
+  for (int i = 0; i < OB_SHADOW_SAMPLES; i++)
+    ob_record_shadowed(&record, 1, 0.01, 1, i == 0);
+  cr_expect_float_eq(ob_record_difference(first), 0.1, 1e-12);
+  cr_expect_float_eq(first->largest, 0.5, 1e-12);
+  CHECK(first->refused && !second->refused, "the wrong tensor is exact");
+  ob_record_shadowed(&record, 3, 0, 0, false);
+  CHECK(ob_record_difference(atomic_load(&record.shadows)) == 0, "of sums that are zero");
+  ob_record_shadowed(NULL, 1, 1, 1, false);
 }

@@ -93,3 +93,21 @@ Test(elements, of_float_are_float) {
   cr_expect_eq(ob_elements_norm(sides, 4), 13);
   cr_expect_eq(ob_elements_norm(sides, 0), 0);
 }
+
+Test(elements, doubles_travel_as_floats_where_those_hold_them) {
+  const double good[] = {1.5, -0.25, 0, 1e-300}, bad[][2] = {{1, 1e300}, {NAN, 1}, {1, INFINITY}};
+  float narrow[4];
+  double wide[4];
+  cr_assert(ob_elements_narrow(narrow, good, 4));
+  ob_elements_widen(wide, narrow, 4, 3);
+  cr_expect(wide[0] == 4.5 && wide[1] == -0.75 && wide[2] == 0 && wide[3] == 0);
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    cr_expect(!ob_elements_narrow(narrow, bad[i], 2), "%zu", i);
+  cr_expect(!ob_elements_narrow(narrow, good + 3, 1)); /* nothing but what floats lose */
+  cr_expect(ob_elements_narrow(narrow, good + 2, 1) && ob_elements_narrow(narrow, good, 0));
+  cr_expect_eq(ob_elements_size(OB_DOUBLE), sizeof(double));
+  ob_elements_read(OB_DOUBLE, narrow, good, 2);
+  cr_expect(narrow[0] == 1.5F && narrow[1] == -0.25F);
+  ob_elements_divide(OB_DOUBLE, wide, 2, 2);
+  cr_expect(wide[0] == 2.25 && wide[1] == -0.375);
+}
