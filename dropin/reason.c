@@ -13,7 +13,7 @@ const char *ob_reason_text(enum ob_reason reason) {
       [OB_REASON_RULE] = "no rule asks for it",
       [OB_REASON_LEARNING] = "not yet seen often enough",
       [OB_REASON_UNSTABLE] = "calls do not repeat",
-      [OB_REASON_WITHDRAWN] = "values that are not finite, or beyond float",
+      [OB_REASON_WITHDRAWN] = "values not finite, beyond float, or far below the call before",
       [OB_REASON_WATCHED] = "only watched: neither --gradients nor a rule asks for it",
       [OB_REASON_UNFAITHFUL] = "exact again: error feedback does not follow it",
       [OB_REASON_CALL] = "a call that is never compressed",

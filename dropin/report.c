@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,7 +35,7 @@ const char *ob_report_bits(int bits) {
 }
 
 double ob_report_factor(const struct ob_report *report) {
-  return report->seconds > 0 ? (report->seconds + report->seconds_saved) / report->seconds : 1;
+  return report->seconds > 0 ? fmax(0, 1 + report->seconds_saved / report->seconds) : 1;
 }
 
 void ob_report_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]) {

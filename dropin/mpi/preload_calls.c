@@ -182,7 +182,7 @@ static int run_compressed(const struct ob_mpi_call *call,
 }
 
 /* A blocking call that is not small. An MPI error code. */
-static int make_call(const struct ob_mpi_call *call) {
+int ob_preload_call(const struct ob_mpi_call *call) {
   OB_CALL_SCOPE;
   struct ob_preload_decision decision;
   if (ob_preload_is_wrong(call))
@@ -208,7 +208,7 @@ OB_PRELOAD_VISIBLE int MPI_Allreduce(const void *sendbuf, void *recvbuf, int cou
     return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};
-  return make_call(&call);
+  return ob_preload_call(&call);
 }
 
 OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int count,
@@ -221,7 +221,7 @@ OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvb
   }
   const struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm,     sendbuf, recvbuf,
                                    (size_t)count,         datatype, op};
-  return make_call(&call);
+  return ob_preload_call(&call);
 }
 
 /* Where one side's count or type differs from the other's, which MPI allows, it is not ours. In
@@ -235,7 +235,5 @@ OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Dat
     return PMPI_Allgather(sendbuf, sendcount, sendtype, recvbuf, recvcount, recvtype, comm);
   const struct ob_mpi_call call = {ONEBIT_ALLGATHER,  comm,     sendbuf,    recvbuf,
                                    (size_t)recvcount, recvtype, MPI_OP_NULL};
-  return make_call(&call);
+  return ob_preload_call(&call);
 }
-
-int ob_preload_call(const struct ob_mpi_call *call) { return make_call(call); }

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "dropin/mpi/preload_flights.h"
+#include "dropin/mpi/shadow.h"
 
 /* Without an operation, for want of memory, the call was made when it began. */
 bool ob_flight_test(struct ob_flight *flight) {
@@ -53,7 +54,8 @@ static int compressed(const struct ob_mpi_call *what, const struct ob_preload_de
   flight->request = *request;
   flight->record = decision->record;
   ob_flights_hold();
-  int code = ob_exchange_begin(decision->exchange, what, false, &flight->operation);
+  int code = ob_exchange_begin(decision->exchange, what, ob_shadow_is_quiet(decision->shadow, what),
+                               &flight->operation);
   flight->tally = *ob_exchange_tally(decision->exchange);
   ob_flights_release();
   if (code == MPI_SUCCESS)
@@ -61,7 +63,7 @@ static int compressed(const struct ob_mpi_call *what, const struct ob_preload_de
   return code;
 }
 
-static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
+int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
   struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
   bool decides = !ob_preload_is_wrong(call) && ob_flights_move();
   int code = decides ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
@@ -77,10 +79,6 @@ static int not_small(const struct ob_mpi_call *call, MPI_Request *request) {
                          call->comm, request);
 }
 
-int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
-  return not_small(call, request);
-}
-
 OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,
                                       MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
                                       MPI_Request *request) {
@@ -91,5 +89,5 @@ OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int co
     return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
   const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
                                    (size_t)count,    datatype, op};
-  return not_small(&call, request);
+  return ob_preload_begin(&call, request);
 }

@@ -18,6 +18,7 @@ struct ob_shadow {
   bool refused;             /* it is exact from now on */
   size_t first;             /* element of the part that is compared, where the call has a shadow */
   double *input;            /* of that part; ob_shadow_bytes */
+  double norm;              /* square, of a part of the latest nonblocking call's input */
 };
 
 /* Memory for the input of a tensor's shadow. */
@@ -31,5 +32,9 @@ bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
  * 0 where the tensor may have more, and so is not judged. */
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record);
+
+/* Before a nonblocking call, which has no shadow: whether this rank's input is so much smaller than
+ * the one before that what was left out of that would be much of the sum. Then the rank withdraws. */
+bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
 #endif

@@ -397,6 +397,7 @@ static const struct {
              {"progress", progress},
              {"mixture", mixture},
              {"persistent", persistent},
+             {"quiet", quiet},
              {"long-counts", long_counts},
              {"beyond-int", beyond_int},
              {"zeros", zeros},

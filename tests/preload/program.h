@@ -24,6 +24,7 @@ void unfinished(void);
 void progress(void);
 void mixture(void);
 void persistent(void);
+void quiet(void);
 void attributes(void);
 void arguments(void);
 void forked(void);

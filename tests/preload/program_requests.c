@@ -139,3 +139,27 @@ void persistent(void) {
   }
 #endif
 }
+
+/* Every tenth sum is much smaller than the one before it, of which it must have nothing. */
+void quiet(void) {
+  float *mine = floats(COUNT), *sum = floats(COUNT);
+  for (int step = 0; step < STEPS; step++) {
+    MPI_Request request;
+    float scale = step % 10 == 9 ? 0.001F : 1;
+    double error = 0, norm = 0;
+    for (int i = 0; i < COUNT; i++)
+      mine[i] = scale * (float)((i * 37 + step * 11 + rank) % 101 - 50);
+    MPI_Iallreduce(mine, sum, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    for (int i = 0; i < COUNT; i++) {
+      float whole = 0;
+      for (int r = 0; r < size; r++)
+        whole += scale * (float)((i * 37 + step * 11 + r) % 101 - 50);
+      error += (double)((sum[i] - whole) * (sum[i] - whole));
+      norm += (double)(whole * whole);
+    }
+    if (!(error < (step % 10 == 9 ? 1e-10 : 0.01) * norm))
+      fail("quiet", step, 0, sqrt(error / norm), 0);
+  }
+  free(mine), free(sum);
+}
