@@ -29,15 +29,30 @@ static void print_passed(FILE *file, const char *before, const uint64_t passed[O
     fputc('\n', file);
 }
 
+/* What compressing would have saved, of the seconds that were seen. */
+static double seconds_to_save(const struct ob_record *record, const struct ob_report *report) {
+  const struct ob_record_of *of = &record->of;
+  int bits = ob_preload.rules.bits.max;
+  if (!atomic_load(&record->dense[OB_REASON_WATCHED]) || of->dtype == OB_OTHER_TYPE)
+    return 0;
+  int hosts =
+      report->hosts > 0 && of->comm_size % report->hosts == 0 ? report->hosts : of->comm_size;
+  double part = ob_cost_part(hosts, of->comm_size, of->count, ob_elements_size(of->dtype), bits);
+  return part < 1 ? (1 - part) * atomic_load(&record->seconds_dense) : 0;
+}
+
 static void print_seconds(FILE *file, const struct ob_record *record,
                           const struct ob_report *report) {
-  double dense = atomic_load(&record->seconds_dense);
+  double dense = atomic_load(&record->seconds_dense), saved = seconds_to_save(record, report);
   if (atomic_load(&record->timed_compressed))
     fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
             ob_record_dense_seconds(record),
             mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
   else if (dense > 0 && report->seconds > 0)
-    fprintf(file, "    %.3f s, %.0f %% of the run\n", dense, 100 * dense / report->seconds);
+    fprintf(file, "    %.3f s, %.0f %% of the run%s", dense, 100 * dense / report->seconds,
+            saved > 0 ? "" : "\n");
+  if (saved > 0)
+    fprintf(file, "; compressing saves about %.3f s of them\n", saved);
 }
 
 static void print_shadows(FILE *file, struct ob_record_shadow *shadow) {
@@ -110,20 +125,6 @@ static void print_sum(FILE *file, const struct ob_report *report) {
   if (report->compressed && report->seconds_saved < 0)
     fprintf(file, "  Compressing took longer than the network did: dense sums are the faster ones "
                   "here.\n");
-}
-
-/* ---- Of a run that is only watched ---- */
-
-/* What compressing would have saved, of the seconds that were seen. */
-static double seconds_to_save(const struct ob_record *record, const struct ob_report *report) {
-  const struct ob_record_of *of = &record->of;
-  int bits = ob_preload.rules.bits.max;
-  if (!atomic_load(&record->dense[OB_REASON_WATCHED]) || of->dtype == OB_OTHER_TYPE)
-    return 0;
-  int hosts =
-      report->hosts > 0 && of->comm_size % report->hosts == 0 ? report->hosts : of->comm_size;
-  double part = ob_cost_part(hosts, of->comm_size, of->count, ob_elements_size(of->dtype), bits);
-  return part < 1 ? (1 - part) * atomic_load(&record->seconds_dense) : 0;
 }
 
 static void print_advice(FILE *file, const struct ob_report *report) {

@@ -23,11 +23,9 @@ __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 int ob_preload_call(const struct ob_mpi_call *call);
 int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
 
-/* The line at the start, by one rank; and the report. Says whether any rank has compressed
- * anything.
- */
+/* The line at the start, by one rank; and the report: of all ranks, collective over MPI_COMM_WORLD,
+ * or of this one. Says whether any of them has compressed anything. */
 void ob_preload_report_start(int size);
-/* all: of all ranks, collective over MPI_COMM_WORLD; otherwise of this one. */
 bool ob_preload_report_end(bool all, bool prints);
 
 /* A decided call. Where exchange is NULL it is passed on, for `reason`. */
