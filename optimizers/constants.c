@@ -1,5 +1,6 @@
 /*
- * Factors of the learning rate, weight decays and beta1, which the caller may change between steps.
+ * Factors of the learning rate, weight decays, beta1 and the tag, which the caller may change
+ * between steps.
  *
  * The first two are only used where parameters are moved. 0/1 Adam's ranks make several steps apart
  * from each other, and then one on the sum of their rates: there a factor must be the same from one
@@ -46,8 +47,8 @@ void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, co
   call->agreed_name = name;
   if (optimizer->constants == 0)
     return;
-  call->agreed_name = "learning_rate, or a factor of it, weight decay or beta1 that was set (their "
-                      "fingerprint)";
+  call->agreed_name = "learning_rate, or a factor of it, weight decay, beta1 or tag that was set "
+                      "(their fingerprint)";
   call->agreed_whole = true;
 }
 
@@ -60,8 +61,8 @@ static uint32_t fingerprint(const struct onebit_optimizer *optimizer, size_t ten
   return (uint32_t)(hash ^ hash >> 32);
 }
 
-static uint32_t fingerprint_of_beta1(double beta1) {
-  const uint64_t hash = ob_hash(OB_HASH_START, &beta1, sizeof beta1);
+static uint32_t fingerprint_of_number(const void *number) {
+  const uint64_t hash = ob_hash(OB_HASH_START, number, sizeof(uint64_t));
   return (uint32_t)(hash ^ hash >> 32);
 }
 
@@ -115,8 +116,15 @@ onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double 
   OB_CALL_SCOPE;
   OB_TRY(check_optimizer(optimizer));
   OB_TRY(ob_check_fraction("beta1", beta1));
-  optimizer->constants ^= fingerprint_of_beta1(optimizer->beta1) ^ fingerprint_of_beta1(beta1);
+  optimizer->constants ^= fingerprint_of_number(&optimizer->beta1) ^ fingerprint_of_number(&beta1);
   optimizer->beta1 = beta1;
   apply_beta1(optimizer);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag) {
+  OB_TRY(check_optimizer(optimizer));
+  optimizer->constants ^= fingerprint_of_number(&optimizer->tag) ^ fingerprint_of_number(&tag);
+  optimizer->tag = tag;
   return ONEBIT_OK;
 }

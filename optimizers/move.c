@@ -66,6 +66,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   optimizer->held = NULL;
   optimizer->constants = 0; /* the lists are equal, and in force */
   optimizer->constants_wait = false;
+  optimizer->tag = 0;
   optimizer->compared = true; /* they are equal now; and all ranks count from here */
   optimizer->calls = 0;
   return ONEBIT_OK;

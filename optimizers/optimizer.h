@@ -190,11 +190,12 @@ struct onebit_optimizer {
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
-  /* Of the factors, weight decays and beta1 that were set since the ranks agreed on them: 0 where
-   * none was. Whether some wait for a synchronisation. As it was set last: that of moments follows
-   * where it may. */
+  /* Of the factors, weight decays, beta1 and tag that were set since the ranks agreed on them: 0
+   * where none was. Whether some wait for a synchronisation. As it was set last: beta1 of moments
+   * follows where it may. */
   uint32_t constants;
   double beta1;
+  uint64_t tag;
   bool constants_wait;
   /* Scratch of checkpoints, one a tensor; NULL where buckets do not move between widths. */
   struct ob_ladder_state *ladders;
@@ -281,8 +282,8 @@ bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
                                         float learning_rate);
 
-/* Factors, weight decays and beta1 (constants.c): what waits comes into force, where it may. What
- * the ranks must agree on in a call of the step being made: a rate, of that name, and these. */
+/* Factors, weight decays, beta1 and tag (constants.c): what waits comes into force, where it may.
+ * What the ranks must agree on in a call of the step being made: a rate, of that name, and these. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call);

@@ -103,6 +103,7 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_set_learning_rate_factor, (handle, 0, 1), ARGUMENT, part);                \
   WRONG(onebit_optimizer_set_weight_decay, (handle, 0, 0), ARGUMENT, part);                        \
   WRONG(onebit_optimizer_set_beta1, (handle, 0.5), ARGUMENT, part);                                \
+  WRONG(onebit_optimizer_set_tag, (handle, 1), ARGUMENT, part);                                    \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
   STEPS(gone, "which is no optimizer (destroyed, or never made)");
@@ -130,6 +131,7 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_set_beta1, (optimizer, 1), ARGUMENT, "beta1 is 1");
   WRONG(onebit_optimizer_set_beta1, (optimizer, NAN), ARGUMENT, "beta1 is nan");
   WRONG(onebit_optimizer_set_beta1, (open, 0.5), BUSY, "a step is open");
+  WRONG(onebit_optimizer_set_tag, (open, 1), BUSY, "a step is open");
   WRONG(onebit_optimizer_begin, (open, 0.1F), ARGUMENT, "a step is open");
   WRONG(onebit_optimizer_set_gradient, (open, 0, NULL), BUSY, "a step is open");
   WRONG(onebit_optimizer_ready, (open, 1), ARGUMENT, "tensor is 1");
@@ -213,6 +215,7 @@ void wrong_checkpoints(const struct wrong_scene *scene) {
   void *plan = scene->plan;
 #define SAVES(handle, status, part)                                                                \
   WRONG(onebit_optimizer_save, (handle, memory, sizeof memory, &bytes), status, part);             \
+  WRONG(onebit_optimizer_save_whole, (handle, memory, sizeof memory, &bytes), status, part);       \
   WRONG(onebit_optimizer_load, (handle, parts, sizes, 1), status, part)
   SAVES(NULL, ARGUMENT, "optimizer is NULL");
   SAVES(scene->no_optimizer, ARGUMENT, "which is no optimizer");
@@ -220,6 +223,8 @@ void wrong_checkpoints(const struct wrong_scene *scene) {
   SAVES(scene->open, BUSY, "a step is open");
   WRONG(onebit_optimizer_save, (optimizer, memory, 1, NULL), ARGUMENT, "bytes is NULL");
   WRONG(onebit_optimizer_save, (optimizer, memory, 1, &bytes), ARGUMENT, "capacity is 1");
+  WRONG(onebit_optimizer_save_whole, (optimizer, memory, 1, NULL), ARGUMENT, "bytes is NULL");
+  WRONG(onebit_optimizer_save_whole, (optimizer, memory, 1, &bytes), ARGUMENT, "capacity is 1");
   WRONG(onebit_optimizer_load, (optimizer, NULL, sizes, 1), ARGUMENT, "parts is NULL");
   WRONG(onebit_optimizer_load, (optimizer, parts, NULL, 1), ARGUMENT, "bytes is NULL");
   WRONG(onebit_optimizer_load, (optimizer, none, sizes, 1), ARGUMENT, "parts[0] is NULL");

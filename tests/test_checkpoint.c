@@ -18,6 +18,7 @@ struct history {
   const struct checkpoint_case *what;
   struct saved_parts parts[MOST_STEPS];
   unsigned char *parameters[MOST_STEPS]; /* of all ranks */
+  struct saved_parts whole;              /* at the end, of rank 0 all that it has */
   bool made;
 };
 
@@ -65,6 +66,28 @@ static void keep(struct history *history, struct trainee *trainee, onebit_comm_t
          parameter_bytes(history->what));
 }
 
+/* What rank 0 has more than its share changes nothing. */
+static void resume_from_whole(struct trainee *trainee, struct history *history,
+                              onebit_comm_t comm) {
+  struct saved_parts *whole = &history->whole;
+  trainee_save(trainee, comm, whole);
+  if (trainee->rank == 0) {
+    size_t *bytes = &whole->bytes[0];
+    CHECK_STATUS(onebit_optimizer_save_whole(trainee->optimizer, NULL, 0, bytes), ONEBIT_OK);
+    CHECK(*bytes >= history->parts[history->what->steps].bytes[0], "%zu bytes are the whole",
+          *bytes);
+    free(whole->memory[0]);
+    whole->memory[0] = allocate(1, *bytes);
+    CHECK_STATUS(
+        onebit_optimizer_save_whole(trainee->optimizer, whole->memory[0], *bytes, bytes),
+        ONEBIT_OK);
+  }
+  struct trainee other = trainee_create(comm, history->what, 1);
+  CHECK_STATUS(trainee_load(&other, whole), ONEBIT_OK);
+  check_part(&other, &history->parts[history->what->steps]);
+  trainee_destroy(&other);
+}
+
 /* To the end; then from every step anew; and back and forth in one optimizer. */
 static void run_case(onebit_comm_t comm, void *context) {
   struct history *history = context;
@@ -80,6 +103,7 @@ static void run_case(onebit_comm_t comm, void *context) {
     trainee_step(&trainee, step);
     keep(history, &trainee, comm, step + 1);
   }
+  resume_from_whole(&trainee, history, comm);
   for (int step = 0; step <= what->steps; step++) {
     struct trainee other = trainee_create(comm, what, 1);
     resume(&other, history, step);
@@ -98,6 +122,7 @@ static void check_exact(const struct checkpoint_case *what) {
   on_hosts(what->size, what->hosts ? what->hosts : 1, run_case, &history);
   if (!history.made)
     cr_log_warn("not here yet: %s", what->name);
+  free_parts(&history.whole);
   for (int step = 0; step <= what->steps; step++) {
     free_parts(&history.parts[step]);
     free(history.parameters[step]);

@@ -261,7 +261,7 @@ static void beta1_differs(onebit_comm_t comm, void *context) {
   step_one(one, rank, 0);
   CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, rank == 1 ? 0.8 : 0.7), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_ERROR_MISMATCH);
-  CHECK_WORDS("beta1 that was set");
+  CHECK_WORDS("beta1 or tag that was set");
   CHECK_STATUS(onebit_optimizer_set_beta1(one->optimizer, 0.9), ONEBIT_OK);
   step_one(one, rank, 1);
   drop_one(one);
@@ -269,4 +269,23 @@ static void beta1_differs(onebit_comm_t comm, void *context) {
 
 Test(constants, beta1_that_differs_is_found) {
   on_ranks(3, beta1_differs, (void *)(uintptr_t)&optimizers[0]);
+}
+
+/* One rank's program is a step ahead. */
+static void tag_differs(onebit_comm_t comm, void *context) {
+  const int rank = onebit_comm_rank(comm);
+  struct one *one = make_one(comm, context, 0.9);
+  CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, 7), ONEBIT_OK);
+  step_one(one, rank, 0);
+  CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, rank == 1 ? 9 : 8), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step(one->optimizer, RATE), ONEBIT_ERROR_MISMATCH);
+  CHECK_WORDS("tag that was set");
+  CHECK_STATUS(onebit_optimizer_set_tag(one->optimizer, 9), ONEBIT_OK);
+  step_one(one, rank, 1);
+  drop_one(one);
+}
+
+Test(constants, a_tag_that_differs_is_found) {
+  for (int k = 0; k < OPTIMIZERS; k++)
+    on_ranks(3, tag_differs, (void *)(uintptr_t)&optimizers[k]);
 }

@@ -40,6 +40,13 @@ extern "C" {
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes);
 
+/* The same, and of what all ranks have alike all that this rank has in place of its share: a
+ * program in which one rank saves has everything but what is the other ranks' own. Parts of either
+ * call load, also mixed.
+ *   optimizer, memory, capacity, bytes, errors   as onebit_optimizer_save */
+onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
+                                            size_t capacity, size_t *bytes);
+
 /* Takes the state from the parts of all ranks that saved, parameters too. Collective: on failure,
  * all ranks get an error, and the optimizer and the parameters are as they were. The optimizer may
  * have made steps before.

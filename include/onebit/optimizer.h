@@ -165,8 +165,8 @@ typedef struct onebit_optimizer_options {
  * that exchanges something.
  * Errors: ONEBIT_SKIPPED, ONEBIT_ERROR_ARGUMENT (also for what went wrong on this rank since the
  * step was opened), ONEBIT_ERROR_MISMATCH (learning_rate differs between ranks, or what
- * onebit_optimizer_set_learning_rate_factor, onebit_optimizer_set_weight_decay and
- * onebit_optimizer_set_beta1 were given),
+ * onebit_optimizer_set_learning_rate_factor, onebit_optimizer_set_weight_decay,
+ * onebit_optimizer_set_beta1 and onebit_optimizer_set_tag were given),
  * ONEBIT_ERROR_MESSAGE, ONEBIT_ERROR_PEER, ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate);
 
@@ -244,6 +244,16 @@ onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, 
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a number out of range), ONEBIT_ERROR_BUSY (a step is open),
  * ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1);
+
+/* From the next step on the ranks must have the same tag, a number of the caller's: it is compared
+ * with the learning rate, so that ranks whose programs have come apart (one has left a step out)
+ * fail in the step and exchange nothing of different steps. Local and without a message of its own;
+ * not while a step is open; waits for steps on streams. 0 in the beginning and after
+ * onebit_optimizer_move; checkpoints do not have it.
+ *   optimizer   the optimizer
+ *   tag         any number
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag);
 
 /* Whether all ranks have the same parameters, to the bit: they start from the same, and stay the
  * same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts its

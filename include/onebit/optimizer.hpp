@@ -52,6 +52,7 @@ public:
     check(onebit_optimizer_set_weight_decay(get(), tensor, weight_decay));
   }
   void set_beta1(double beta1) { check(onebit_optimizer_set_beta1(get(), beta1)); }
+  void set_tag(std::uint64_t tag) { check(onebit_optimizer_set_tag(get(), tag)); }
   void set_compare_interval(std::uint64_t steps) {
     check(onebit_optimizer_set_compare_interval(get(), steps));
   }
@@ -102,6 +103,13 @@ public:
     check(onebit_optimizer_save(get(), nullptr, 0, &bytes));
     std::vector<unsigned char> part(bytes);
     check(onebit_optimizer_save(get(), part.data(), part.size(), &bytes));
+    return part;
+  }
+  std::vector<unsigned char> save_whole() const {
+    std::size_t bytes = 0;
+    check(onebit_optimizer_save_whole(get(), nullptr, 0, &bytes));
+    std::vector<unsigned char> part(bytes);
+    check(onebit_optimizer_save_whole(get(), part.data(), part.size(), &bytes));
     return part;
   }
   /* From the parts of all ranks that saved, by rank. Collective. */

@@ -302,18 +302,29 @@ static onebit_status_t write(void *saving, const struct ob_sink *sink) {
   return ob_saving_write(saving, sink);
 }
 
-onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
-                                      size_t *bytes) {
-  OB_CALL_SCOPE;
+static onebit_status_t save(onebit_optimizer_t optimizer, bool whole, void *memory, size_t capacity,
+                            size_t *bytes) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
   OB_TRY(ob_checkpoint_idle(optimizer));
   struct ob_saving saving;
-  onebit_status_t status = ob_saving_create(&saving, optimizer, false);
+  onebit_status_t status = ob_saving_create(&saving, optimizer, whole);
   if (status == ONEBIT_OK)
     status = ob_part_to_memory(&saving.header, write, &saving, memory, capacity, bytes);
   ob_saving_destroy(&saving);
   return status;
+}
+
+onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
+                                      size_t *bytes) {
+  OB_CALL_SCOPE;
+  return save(optimizer, false, memory, capacity, bytes);
+}
+
+onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
+                                            size_t capacity, size_t *bytes) {
+  OB_CALL_SCOPE;
+  return save(optimizer, true, memory, capacity, bytes);
 }

@@ -173,6 +173,10 @@ class Optimizer(Stateful):
         """From the next step on beta1, of `Momentum` its momentum; the same on all ranks."""
         check(_native.library().onebit_optimizer_set_beta1(self.handle, beta1))
 
+    def set_tag(self, tag):
+        """From the next step on the ranks must have the same tag, a number, or that step fails."""
+        check(_native.library().onebit_optimizer_set_tag(self.handle, tag))
+
     def compare(self):
         """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
         have the same parameters. Collective. The first step does it by itself."""
@@ -181,6 +185,10 @@ class Optimizer(Stateful):
     def set_compare_interval(self, steps):
         """From now on every so many steps begin with `compare`; 0: none does."""
         check(_native.library().onebit_optimizer_set_compare_interval(self.handle, steps))
+
+    def save_whole(self):
+        """This rank's part of a checkpoint, and of what all ranks have alike all that it has."""
+        return self._saved("save_whole")
 
     @property
     def loss_scale(self):

@@ -37,7 +37,10 @@ class Stateful:
     def save(self) -> bytes:
         """This rank's part of a checkpoint; of an outer step by all ranks after the same exchanges
         have begun."""
-        function = self._function("save")
+        return self._saved("save")
+
+    def _saved(self, name):
+        function = self._function(name)
         count = ctypes.c_size_t()
         check(function(self.handle, None, 0, ctypes.byref(count)))
         part = ctypes.create_string_buffer(count.value)
