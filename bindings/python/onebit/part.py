@@ -1,18 +1,27 @@
-"""Parts of a checkpoint (docs/checkpoints.md, version 1 of the format), from arrays of numpy."""
+"""Parts of a checkpoint (docs/checkpoints.md), from arrays of numpy and to them."""
 
 import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
-NUMBERS, PARAMETERS, MOMENTUM, VARIANCE, FRESH, ANCHOR, MOVED, WORKER, SERVER = range(2, 11)
+NUMBERS, PARAMETERS, MOMENTUM, VARIANCE, FRESH, ANCHOR, MOVED, WORKER, SERVER, MOMENTS = range(2, 12)
 ELEMENTS, PADDING = 0, 1  # spaces
 KINDS = ("adam", "lamb", "zero_one_adam")
 
-_HEADER = 232
+HEADER = 232
 _ROW = 40
 _LIBRARY = 0 << 16 | 2 << 8 | 0  # the version that wrote it, as the library itself would
+_FLOATS = range(PARAMETERS, 15)  # of sections; all others are 8 bytes each
 _SECTION = 65536  # elements at most: checksums of sections of one size are computed side by side
+
+
+class Part(NamedTuple):
+    """header, tensors: bytes; sections: (what, space, number of the first element, values)"""
+
+    header: Any
+    tensors: Any
+    sections: Any
 
 
 class Layout(NamedTuple):
@@ -43,16 +52,63 @@ class Head(NamedTuple):
     numbers: Any  # of 8 bytes each
 
 
-def layout_of(part):
+def type_of(what):
+    """Of a section's values."""
+    return "<f4" if what in _FLOATS else "<u8"
+
+
+def read_part(data):
+    """The `Part` in some bytes, whose values are views."""
+    header = bytearray(data[:HEADER])
+    (tensors,), (rows,) = (struct.unpack_from("<Q", header, at) for at in (88, 224))
+    end = HEADER + 16 * tensors
+    sections = []
+    for row in range(end, end + _ROW * rows, _ROW):
+        what, space, first, count, offset = struct.unpack_from("<IIQQQ", data, row)
+        sections.append((what, space, first, np.frombuffer(data, type_of(what), count, offset)))
+    return Part(header, bytes(data[HEADER:end]), sections)
+
+
+# --- What a header says
+
+
+def _field(form, at):
+    return lambda header: struct.unpack_from(form, header, at)[0]
+
+
+ranks_of, shards_of, apart_of = _field("<I", 64), _field("<I", 80), _field("<I", 84)
+elements_of, steps_of, rank_of = _field("<Q", 96), _field("<Q", 112), _field("<I", 176)
+
+
+def kind_of(header):
+    return bytes(header[40:56]).rstrip(b"\0").decode()
+
+
+def place(header, other):
+    """The header becomes one of the rank, among the ranks and hosts, of another header."""
+    for begin, end in ((64, 72), (176, 188)):
+        header[begin:end] = other[begin:end]
+
+
+def set_steps(header, steps, stage=None):
+    struct.pack_into("<Q", header, 112, steps)
+    if stage is not None:
+        struct.pack_into("<I", header, 72, stage)
+
+
+def uncompressed_of(part):
+    """Of each tensor, whether it is."""
+    return [bool(row[1]) for row in struct.iter_unpack("<QQ", part.tensors)]
+
+
+def layout_of(data):
     """The `Layout` of an optimizer that has saved this part, and whether it is 1-bit Adam that
     exchanges steps or is sharded."""
-    kind = part[40:56].rstrip(b"\0").decode()
-    (profile,) = struct.unpack_from("<I", part, 60)
-    form, shards = struct.unpack_from("<II", part, 76)
-    (tensors,) = struct.unpack_from("<Q", part, 88)
-    rows = [struct.unpack_from("<QQ", part, _HEADER + 16 * k) for k in range(tensors)]
-    layout = Layout(kind, profile == 1, [n for n, _ in rows], [bool(one) for _, one in rows])
-    return layout, bool(form or shards)
+    part = read_part(data)
+    (profile,), (form,) = (struct.unpack_from("<I", part.header, at) for at in (60, 76))
+    counts = [count for count, _ in struct.iter_unpack("<QQ", part.tensors)]
+    layout = Layout(kind_of(part.header), profile == 1, counts, uncompressed_of(part))
+    return layout, bool(form or shards_of(part.header))
 
 
 def _mix(x):
@@ -74,11 +130,11 @@ def _checksums(rows):
     return h
 
 
-def _sections(what, space, first, values):
+def _sections(what, space, first, values, size):
     """(what, space, first, bytes, count, checksum) of each section of an array."""
     values = np.ascontiguousarray(values)
-    whole = len(values) // _SECTION * _SECTION
-    rows = [values[:whole].reshape(-1, _SECTION)] if whole else []
+    whole = len(values) // size * size
+    rows = [values[:whole].reshape(-1, size)] if whole else []
     if len(values) > whole:
         rest = values[whole:]
         rows.append(np.pad(rest, (0, len(rest) * rest.itemsize % 8 // rest.itemsize))[None])
@@ -86,24 +142,39 @@ def _sections(what, space, first, values):
     for row in rows:
         data = row.view("u1")
         for one, checksum in zip(data, _checksums(data)):
-            count = min(_SECTION, end - first)
+            count = min(size, end - first)
             yield what, space, first, one.tobytes(), count, int(checksum)
             first += count
 
 
-def make_part(layout, head, rank, arrays):
-    """The bytes of a rank's part. arrays: (what, space, number of the first element, float32s)."""
-    sections = list(_sections(NUMBERS, ELEMENTS, 0, head.numbers)) if len(head.numbers) else []
+def write_part(header, tensors, arrays, size=_SECTION):
+    """The bytes of a part. header: changed; tensors: their rows; arrays: (what, space, number of the
+    first element, values); size: elements of a section at most"""
+    sections = []
     for what, space, first, values in sorted(arrays, key=lambda one: one[:3]):
-        sections += _sections(what, space, first, np.asarray(values, "<f4"))
-    counts = layout.counts
-    front = _HEADER + 16 * len(counts) + _ROW * len(sections)
+        if what in _FLOATS:
+            sections += _sections(what, space, first, np.asarray(values, "<f4"), size)
+        else:
+            sections += _sections(what, space, first, values, len(values))
+    front = HEADER + len(tensors) + _ROW * len(sections)
     table, offset = b"", front
     for what, space, first, data, count, checksum in sections:
         table += struct.pack("<IIQQQQ", what, space, first, count, offset, checksum)
         offset += len(data)
-    made = bytearray(_HEADER)
-    struct.pack_into("<8sIIQQ", made, 0, b"O1BC\r\n\x1a\n", 1, 0x01020304, offset, front)
+    struct.pack_into("<QQQ", header, 16, offset, front, 0)
+    struct.pack_into("<Q", header, 224, len(sections))
+    made = header + tensors + table
+    checksum = int(_checksums(np.frombuffer(bytes(made), "u1")[None])[0])
+    struct.pack_into("<Q", made, 32, checksum)
+    return bytes(made) + b"".join(section[3] for section in sections)
+
+
+def make_part(layout, head, rank, arrays):
+    """The bytes of a rank's part. arrays: (what, space, number of the first element, float32s)."""
+    counts = layout.counts
+    arrays = [*arrays, *([(NUMBERS, ELEMENTS, 0, head.numbers)] if len(head.numbers) else [])]
+    made = bytearray(HEADER)
+    struct.pack_into("<8sII", made, 0, b"O1BC\r\n\x1a\n", 1, 0x01020304)
     struct.pack_into("<16sIII", made, 40, layout.kind.encode(), _LIBRARY, layout.deepspeed,
                      head.ranks)  # fmt: skip
     struct.pack_into("<IIIII", made, 68, 0, head.stage, 0, 0, head.apart)
@@ -111,12 +182,8 @@ def make_part(layout, head, rank, arrays):
     struct.pack_into("<QQ", made, 112, head.steps, head.frozen_at)
     struct.pack_into("<QQQ", made, 128, *head.exchanges)
     struct.pack_into("<QQII", made, 160, 0, len(head.numbers), rank, 0)
-    struct.pack_into("<Q", made, 224, len(sections))
-    rows = zip(counts, layout.uncompressed)
-    made += b"".join(struct.pack("<QQ", *row) for row in rows) + table
-    checksum = int(_checksums(np.frombuffer(bytes(made), "u1")[None])[0])
-    struct.pack_into("<Q", made, 32, checksum)
-    return bytes(made) + b"".join(section[3] for section in sections)
+    tensors = b"".join(struct.pack("<QQ", *row) for row in zip(counts, layout.uncompressed))
+    return write_part(made, tensors, arrays)
 
 
 def manifest(kind, steps, parts):

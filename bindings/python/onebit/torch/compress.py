@@ -36,8 +36,6 @@ def _check(optimizer):
             f"the optimizer is a {type(optimizer).__name__}, not torch.optim's AdamW, Adam or SGD: "
             "for others register onebit.torch.allreduce_hook"
         )
-    if optimizer.state:
-        raise wrong("the optimizer has made steps, or loaded some: give it before the first")
     if type(optimizer) is torch.optim.SGD and not optimizer.param_groups[0]["momentum"]:
         raise wrong(
             "SGD without momentum has no optimizer here: register onebit.torch.allreduce_hook"
@@ -72,6 +70,7 @@ def _make(comm, model, optimizer, kind, overlap, options):
     made = kind(optimizer.param_groups, comm=comm, **options)
     try:
         made.attach(model, overlap)
+        made._load(optimizer.state)
     except Exception:
         made.onebit.close()
         raise
@@ -83,8 +82,9 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     a DistributedDataParallel. Collective; what it cannot do raises `Error` on all ranks.
 
     Parameters, groups, learning rates, betas, eps, momentum and weight decay are those of
-    `optimizer`, which must not have made a step, and makes none any more. Schedulers may be made of
-    either, before or after: their groups are the same.
+    `optimizer`, and so is its state: of steps that it has made, or what a trainer has loaded into
+    it (`load_state_dict`). It makes no step any more. Schedulers may be made of either, before or
+    after: their groups are the same.
 
     kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`, whose first 100
         steps send 8 bits an element (warmup_steps=, warmup_bits=), and all others one

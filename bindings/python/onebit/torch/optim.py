@@ -11,6 +11,7 @@ averaging the gradients a second time, and exchanges in the backward pass what c
 
 import ctypes
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ import torch
 import onebit
 from onebit import _native
 from onebit.communicator import Communicator
-from onebit.errors import wrong
+from onebit.errors import OnebitWarning, wrong
 from onebit.methods import METHODS, NAMES
+from onebit.torch import state
 from onebit.torch.backward import (
     Backward,
     HookHandle,
@@ -29,6 +31,7 @@ from onebit.torch.backward import (
 )
 from onebit.torch.gather import agree, gather
 from onebit.torch.interrupt import interruptible
+from onebit.torch.state import flat, strides_of
 
 # The defaults that torch's names have here, of an optimizer whose options have the C names.
 _TORCH_NAMES = {
@@ -71,26 +74,6 @@ class _Rates(NamedTuple):
     factors: Any
     decays: Any
     beta1: float
-
-
-def _as_bytes(part):
-    return torch.frombuffer(bytearray(part), dtype=torch.uint8)
-
-
-def _strides(tensor):
-    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]
-
-
-def _flat(tensor):
-    """Its elements in the order of its memory; None unless they lie there without gaps."""
-    if tensor.is_contiguous():
-        return tensor.flatten()
-    end = 1
-    for stride, size in sorted(_strides(tensor)):
-        if stride != end:
-            return None
-        end *= size
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -144,7 +127,7 @@ class _Optimizer(torch.optim.Optimizer):
         timeout=None,
         **options,
     ):
-        self.onebit = self.comm = self.status = self._backward = None
+        self.onebit = self.comm = self.status = self._backward = self._state = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
         given = {"betas": betas, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
@@ -217,7 +200,7 @@ class _Optimizer(torch.optim.Optimizer):
                 self._parameters.append(one)
                 self._group_of.append(number)
                 self._known.append((factor, decay))
-                array = _flat(one.detach())
+                array = flat(one.detach())
                 if array is None:
                     raise wrong(f"parameter {len(tensors)} is not dense: elements overlap, or "
                                 "others lie between them")
@@ -225,9 +208,11 @@ class _Optimizer(torch.optim.Optimizer):
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = [one.data_ptr() for one in self._parameters]
         self._addresses = [None] * len(tensors)
-        self._parts = None  # of all ranks, for the next state_dict
+        self._warmup_steps = options.get("warmup_steps", 0)
+        self._no_warmup = "warmup_steps" in self._method.fields and not self._warmup_steps
         self._copies = []  # of gradients that lie otherwise than their parameters, for one step
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
+        self._state, self._consolidated, self._said = None, False, False
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # factors that are 0
 
@@ -357,12 +342,12 @@ class _Optimizer(torch.optim.Optimizer):
         if gradient is not None and gradient.layout != torch.strided:
             raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
         parameter = self._parameters[number]
-        if gradient is not None and _strides(gradient) != _strides(parameter):
+        if gradient is not None and strides_of(gradient) != strides_of(parameter):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
             self._copies.append(gradient)
         address = None if gradient is None else gradient.data_ptr()
         if address is None or address != self._addresses[number]:
-            self.onebit.set_gradient(number, gradient if gradient is None else _flat(gradient))
+            self.onebit.set_gradient(number, gradient if gradient is None else flat(gradient))
             self._addresses[number] = address
             # Whose memory it is need not outlive the step: the next one looks at all again.
             self.onebit._gradients[number] = None
@@ -423,7 +408,7 @@ class _Optimizer(torch.optim.Optimizer):
                 loss = closure()
         self.status = self._exchange()
         self._copies.clear()
-        self._parts = None
+        self._state, self._consolidated = None, False
         if self._backward is not None:
             self._backward.over()
         return loss
@@ -436,66 +421,86 @@ class _Optimizer(torch.optim.Optimizer):
 
     # --- State -----------------------------------------------------------------------------------
 
+    @property
+    def state(self):
+        """Of each parameter, by name: copies, made when they are asked for after a step."""
+        if self._state is None:
+            self._state = state.of_parts(self._parameters, [self.onebit.save_whole()], self._beta1)
+        return self._state
+
+    @state.setter
+    def state(self, value):
+        if self.onebit is not None:
+            raise wrong("the state is the library's: load_state_dict changes it")
+        self._state = value
+
     def consolidate_state_dict(self, to=0):
         """The next `state_dict` of rank `to` is of all ranks, as with torch's
         ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
         parts = gather(self.comm, self.onebit.save())
-        self._parts = parts if self.comm.rank == to else None
+        mine = self.comm.rank == to
+        self._state = state.of_parts(self._parameters, parts, self._beta1) if mine else None
+        self._consolidated = True
 
     def state_dict(self):
-        """As torch's, and of this rank: `part`, its part of the state as a tensor of bytes, `rank`
-        and `ranks`, and `beta1` of the latest step. Local: each rank saves its own, or one rank
-        all after `consolidate_state_dict`, and then has `parts`."""
-        if self._parts is None:
-            own = {"part": _as_bytes(self.onebit.save()), "rank": self.comm.rank}
-        else:
-            own = {"parts": [_as_bytes(one) for one in self._parts]}
-        return {**super().state_dict(), **own, "ranks": self.comm.size, "beta1": self._beta1}
+        """As torch's. Local. What ranks have each for themselves is this rank's, or after
+        `consolidate_state_dict` all ranks'."""
+        self._say_what_is_missing()
+        return super().state_dict()
+
+    def _say_what_is_missing(self):
+        if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
+            return
+        self._said = True
+        warnings.warn(
+            f"this state has the residuals of rank {self.comm.rank} alone. Where each rank saves its "
+            "own, or torch.distributed.checkpoint all, nothing is missing; where one rank saves, the "
+            f"residuals of the other {self.comm.size - 1} are, unless all ranks call "
+            "consolidate_state_dict() before",
+            OnebitWarning,
+            stacklevel=3,
+        )
 
     def load_state_dict(self, state_dict):
-        """Takes the state, parameters too: each rank from its own of as many ranks, and then goes
-        on to the bit; or all ranks from one that was consolidated, or a list of all that were
-        saved, in the order of their ranks, however many these were. Collective."""
-        reason, parts, first = None, [], None
-        several = isinstance(state_dict, (list, tuple)) or "parts" in state_dict
+        """Takes the state: each rank from its own of as many ranks, and then goes on to the bit; or
+        all ranks from one that was consolidated, however many had saved it, or from a list of all
+        that were saved; or from torch's Adam, AdamW or SGD, of whose steps this is the next. The
+        parameters are the model's, to be loaded before. Collective."""
+        reason, merged, groups = None, {}, None
         try:
             dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-            first = dicts[0]
-            if any("part" not in one and "parts" not in one for one in dicts):
-                raise wrong("state_dict is the state of another optimizer: it has no `part`")
-            tensors = first["parts"] if "parts" in first else [one["part"] for one in dicts]
-            parts = [one.contiguous().numpy().tobytes() for one in tensors]
-            if not several:
-                self._check_own(first)
-            self._check_groups(first["param_groups"])
+            groups = dicts[0]["param_groups"]
+            self._check_groups(groups)
+            numbers = [number for group in groups for number in group["params"]]
+            own = [one for group in self.param_groups for one in group["params"]]
+            for one in dicts:
+                for number, parameter in zip(numbers, own):
+                    merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
+            if not any(merged.values()) and self.onebit.info()["steps"]:
+                raise wrong("state_dict has no state of any parameter")
         except Exception as caught:  # noqa: BLE001
             reason = caught
         agree(self.comm, reason)
-        if not several:
-            parts = gather(self.comm, parts[0])
-        groups, mine = self.param_groups, [dict(group) for group in self.param_groups]
-        super().load_state_dict({key: first[key] for key in ("state", "param_groups")})
-        for group, loaded in zip(groups, self.param_groups):
-            group.update(loaded)
-        self.param_groups = groups  # which schedulers of another optimizer may have (compress)
-        try:
+        self._load(merged, groups)
+
+    def _load(self, loaded, groups=None):
+        """groups: as saved; None: these stay."""
+        mine = [dict(group) for group in self.param_groups]
+        for group, saved in zip(self.param_groups, groups or ()):
+            group.update({name: saved[name] for name in saved if name != "params"})
+
+        def begin(beta1):
             # Before the state: between two synchronisations of 0/1 Adam factors wait.
             rates = self._wanted_rates()
-            self._set_rates(rates._replace(beta1=first.get("beta1", rates.beta1)))
-            self.onebit.load(parts)
+            self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
+
+        try:
+            state.load(self, loaded, begin)
         except Exception:
             for group, before in zip(self.param_groups, mine):
                 group.update(before)
             raise
-
-    def _check_own(self, state_dict):
-        rank, ranks = state_dict["rank"], state_dict["ranks"]
-        if ranks != self.comm.size:
-            raise wrong(f"the state is of {ranks} ranks, and here are {self.comm.size}: give a "
-                        "list of all of them")
-        if rank != self.comm.rank:
-            raise wrong(f"the state is rank {rank}'s, and this is rank {self.comm.rank}: each rank "
-                        "loads its own, or all a list")
+        self._state = None
 
     def _check_groups(self, groups):
         counts = [[len(one["params"]) for one in of] for of in (groups, self.param_groups)]

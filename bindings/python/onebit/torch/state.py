@@ -1,0 +1,401 @@
+"""The one place that decides what a parameter's state is: `optimizer.state[parameter]` as torch has
+it, and back.
+
+A rank's part of a checkpoint (docs/checkpoints.md) has all of the library's state. Its sections of
+elements become tensors of the parameter's shape, named as in `_NAMES`; what is each rank's own has
+the rank behind its name, so that no rank's replaces another's where all save into one checkpoint
+(torch.distributed.checkpoint). The rest of a part is `head_RANK` of the first parameter: bytes, each
+an element of a tensor of uint8, which stay what they are when torch converts a state to the type of
+its parameter.
+"""
+
+import json
+import struct
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from onebit import part
+from onebit.errors import OnebitWarning, wrong
+from onebit.torch.gather import agree, gather
+
+# Of a part's sections.
+_NAMES = {
+    part.PARAMETERS: "parameter",
+    part.MOMENTUM: "momentum",
+    part.VARIANCE: "variance",
+    part.FRESH: "fresh_variance",
+    part.ANCHOR: "anchor",
+    part.MOVED: "moved",
+    part.WORKER: "worker_residual",
+    part.SERVER: "server_residual",
+    part.MOMENTS: "own_variance",
+}
+_RESIDUALS = part.WORKER, part.SERVER
+# Of torch's optimizers: what their state is here.
+_OF_TORCH = {
+    "exp_avg": part.MOMENTUM,
+    "momentum_buffer": part.MOMENTUM,
+    "exp_avg_sq": part.VARIANCE,
+}
+# By kind, what is there from the freeze on, or of some elements, and zeros else: the names are always
+# the same, as what loads in place needs them. Residuals are there in the same way.
+_LATER = {
+    "lamb": (part.FRESH,), "zero_one_adam": (part.ANCHOR, part.PARAMETERS), "lion": (part.MOMENTUM,)
+}
+_HEAD = "head_"
+# Bytes of a head, for any stage of an optimizer: tensors of one size can be loaded in place.
+_HEAD_BYTES, _HEAD_BYTES_OF_TENSOR = 2**14, 512
+_SECTION = 4096  # elements of a section that is written: its checksum is computed in Python
+_COMPRESSED = 2  # stage: momentum is the latest message
+
+
+class Head(NamedTuple):
+    """A part without its elements: its header, beta1 of the latest step, and its sections as
+    (what, space, first, count, values), with None in the place of elements."""
+
+    header: bytearray
+    beta1: float
+    sections: Any
+
+
+def strides_of(tensor):
+    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1]
+
+
+def flat(tensor):
+    """Its elements in the order of its memory; None unless they lie there without gaps."""
+    if tensor.is_contiguous():
+        return tensor.flatten()
+    end = 1
+    for stride, size in sorted(strides_of(tensor)):
+        if stride != end:
+            return None
+        end *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _is_own(what, header):
+    """Whether ranks have that each for itself: residuals and own moments; the shards of a state
+    that is sharded, and so Lion's momentum; of 0/1 Adam what differs between synchronisations."""
+    kind = part.kind_of(header)
+    return (
+        what in (*_RESIDUALS, part.MOMENTS)
+        or (part.shards_of(header) and what != part.PARAMETERS)
+        or (kind == "lion" and what == part.MOMENTUM)
+        or (kind == "zero_one_adam" and what in (part.PARAMETERS, part.MOMENTUM, part.MOVED))
+    )
+
+
+def _is_kept(what, header, parameters):
+    """Parameters in float32 that all ranks have alike are the model's, not the state's."""
+    wide = not parameters or parameters[0].dtype == torch.float32
+    return what != part.PARAMETERS or part.kind_of(header) == "zero_one_adam" or not wide
+
+
+# --- From parts to a state -----------------------------------------------------------------------
+
+
+def _meet(spans):
+    spans = sorted(spans)
+    return any(first < end for (_, end), (first, _) in zip(spans, spans[1:]))
+
+
+def _spans(opened):
+    """By what it is: first and end of the sections of elements of all parts."""
+    spans = {}
+    for one in opened:
+        for what, space, first, values in one.sections:
+            if what in _NAMES and space == part.ELEMENTS:
+                spans.setdefault(what, []).append((first, first + len(values)))
+    return spans
+
+
+def _encode(one, beta1, tensors):
+    """A head as a tensor."""
+    rows, data = b"", b""
+    for what, space, first, values in one.sections:
+        elements = what in _NAMES and space == part.ELEMENTS
+        rows += struct.pack("<IIQQ", what, space, first, len(values))
+        data += b"" if elements else values.tobytes()
+    made = struct.pack("<QQd", len(rows), len(data), beta1) + one.header + rows + data
+    room = _HEAD_BYTES + _HEAD_BYTES_OF_TENSOR * tensors
+    made += bytes(-len(made) % room)
+    return torch.frombuffer(bytearray(made), dtype=torch.uint8)
+
+
+def _decode(tensor):
+    data = tensor.detach().cpu().to(torch.uint8).numpy().tobytes()
+    rows, _, beta1 = struct.unpack_from("<QQd", data)
+    at = struct.calcsize("<QQd")
+    header = bytearray(data[at : at + part.HEADER])
+    at += part.HEADER
+    sections, values_at = [], at + rows
+    for row in range(at, at + rows, struct.calcsize("<IIQQ")):
+        what, space, first, count = struct.unpack_from("<IIQQ", data, row)
+        values = None
+        if what not in _NAMES or space != part.ELEMENTS:
+            values = np.frombuffer(data, part.type_of(what), count, values_at)
+            values_at += values.nbytes
+        sections.append((what, space, first, count, values))
+    return Head(header, beta1, sections)
+
+
+def of_parts(parameters, parts, beta1):
+    """The state of parameters from a whole part of this rank's, or from the parts of all ranks."""
+    opened = [part.read_part(one) for one in parts]
+    spans, arrays = _spans(opened), {}
+    state = {one: {} for one in parameters}
+    for one in opened:
+        rank = part.rank_of(one.header)
+        for what, space, first, values in one.sections:
+            elements = what in _NAMES and space == part.ELEMENTS
+            if not elements or not _is_kept(what, one.header, parameters):
+                continue
+            alone = _is_own(what, one.header) and (len(parts) == 1 or _meet(spans[what]))
+            arrays.setdefault(_name(what, one.header, alone), []).append((first, values))
+        for what in _later(one.header) if len(parts) == 1 else ():
+            arrays.setdefault(_name(what, one.header, _is_own(what, one.header)), [])
+        if parameters:
+            head = _encode(one, beta1, len(parameters))
+            state[parameters[0]][f"{_HEAD}{rank}"] = head
+    first, uncompressed, header = 0, part.uncompressed_of(opened[0]), opened[0].header
+    always = {_name(what, header, _is_own(what, header)) for what in _later(header)}
+    for number, parameter in enumerate(parameters):
+        count = parameter.numel()
+        state[parameter]["step"] = torch.tensor(float(part.steps_of(header)))
+        for name, pieces in arrays.items():
+            some = _elements(pieces, first, count)
+            if some is None and name in always and not uncompressed[number]:
+                some = np.zeros(count, "<f4")
+            if some is not None:
+                tensor = torch.empty_like(parameter, dtype=torch.float32, device="cpu")
+                flat(tensor).copy_(torch.from_numpy(some))
+                state[parameter][name] = tensor
+        first += count
+    return state
+
+
+def _name(what, header, alone):
+    """alone: the rank is part of it."""
+    return f"{_NAMES[what]}_{part.rank_of(header)}" if alone else _NAMES[what]
+
+
+def _later(header):
+    sharded = (part.MOMENTUM, part.VARIANCE) if part.shards_of(header) else ()
+    return *_RESIDUALS, *sharded, *_LATER.get(part.kind_of(header), ())
+
+
+def _elements(pieces, first, count):
+    """What pieces (first, values) have of some elements, zeros between; None: nothing."""
+    made = None
+    for begin, values in pieces:
+        low, high = max(first, begin), min(first + count, begin + len(values))
+        if low < high:
+            made = np.zeros(count, "<f4") if made is None else made
+            made[low - first : high - first] = values[low - begin : high - begin]
+    return made
+
+
+# --- From a state to parts -----------------------------------------------------------------------
+
+
+class _Loaded:
+    """A state that is to be loaded, on this rank."""
+
+    def __init__(self, optimizer, state):
+        self.optimizer, self.parameters = optimizer, optimizer._parameters
+        self.state = {one: state.get(one) or {} for one in self.parameters}
+        first = self.state[self.parameters[0]] if self.parameters else {}
+        self.heads = {
+            int(name[len(_HEAD) :]): _decode(tensor)
+            for name, tensor in first.items()
+            if name.startswith(_HEAD)
+        }
+        self.template = part.read_part(optimizer.onebit.save_whole())
+        self.here = part.rank_of(self.template.header), part.ranks_of(self.template.header)
+        self.firsts = np.cumsum([0, *(one.numel() for one in self.parameters)])
+        for head in self.heads.values():
+            elements = part.elements_of(head.header)
+            if elements != self.firsts[-1]:
+                raise wrong(f"the state is of {elements} elements, and here are {self.firsts[-1]}")
+        self._check_types()
+
+    def _check_types(self):
+        """Torch's optimizers convert what they load to the type of the parameter."""
+        for number, parameter in enumerate(self.parameters):
+            for name, value in self.state[parameter].items():
+                rounded = isinstance(value, torch.Tensor) and value.dtype != torch.float32
+                if self.heads and rounded and not name.startswith(_HEAD) and name != "step":
+                    warnings.warn(
+                        f"{name} of parameter {number} was rounded to {value.dtype}: load the "
+                        "state after onebit.torch.compress, and it is exact",
+                        OnebitWarning,
+                        stacklevel=6,
+                    )
+                    return
+
+    @property
+    def ranks(self):
+        return part.ranks_of(next(iter(self.heads.values())).header)
+
+    def summary(self):
+        """What all ranks must know of it."""
+        if not self.heads:
+            return {"is": "torch's" if any(self.state.values()) else "none"}
+        complete = sorted(self.heads) == list(range(self.ranks))
+        return {"is": "ours", "whole": complete and self.ranks}
+
+    def values(self, name, first, count):
+        """Elements from number `first` on."""
+        made = np.empty(count, "<f4")
+        for number, parameter in enumerate(self.parameters):
+            begin, end = self.firsts[number : number + 2]
+            low, high = max(first, begin), min(first + count, end)
+            if low >= high:
+                continue
+            value = self.state[parameter].get(name)
+            if name == "":  # the parameters themselves
+                value = parameter.detach()
+            if value is None:
+                raise wrong(f"parameter {number} has no {name} in the state")
+            if value.shape != parameter.shape:
+                raise wrong(f"{name} of parameter {number} has the shape {tuple(value.shape)}, the "
+                            f"parameter {tuple(parameter.shape)}")
+            if strides_of(value) != strides_of(parameter):
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            some = flat(value)[low - begin : high - begin].float().cpu().numpy()
+            made[low - first : high - first] = some
+        return made
+
+    def _has(self, name):
+        return any(name in one for one in self.state.values())
+
+    def _parameters_at(self, names, first, count, apart):
+        """Of 16 bits the master values, unless another model was loaded; else the model's."""
+        name = next(filter(self._has, names), None)
+        now = self.values("", first, count)
+        if name is None or (not apart and self.parameters[0].dtype == torch.float32):
+            return now
+        if apart:
+            return self.values(name, first, count)
+        masters = self.values(name, first, count)
+        rounded = torch.from_numpy(masters).to(self.parameters[0].dtype).float().numpy()
+        return np.where(rounded == now, masters, now)
+
+    def part(self, rank, ranks, whole):
+        """The part that rank number `rank` of so many would have saved. whole: each rank's is known;
+        else what is not its own begins as another rank's, and residuals are left out."""
+        source = rank if rank in self.heads else min(self.heads)
+        head, known = self.heads[source], whole or (rank == source)
+        elements = int(self.firsts[-1])
+        share = elements * rank // ranks, elements * (rank + 1) // ranks
+        sections = []
+        for what, space, first, count, values in head.sections:
+            own = _is_own(what, head.header)
+            if own and not known and what in _RESIDUALS:
+                continue
+            if values is None:
+                end = first + count
+                if not own and not whole:
+                    first, end = max(first, share[0]), min(end, share[1])
+                if first >= end:
+                    continue
+                values = self._section(what, source, first, end - first, head.header)
+            sections.append((what, space, first, values))
+        header = bytearray(head.header)
+        if not whole:
+            part.place(header, self.template.header)
+        return part.write_part(header, self.template.tensors, sections, _SECTION)
+
+    def _section(self, what, rank, first, count, header):
+        names = (f"{_NAMES[what]}_{rank}", _NAMES[what])
+        if what == part.PARAMETERS:
+            return self._parameters_at(names, first, count, part.apart_of(header))
+        return self.values(next(filter(self._has, names), names[0]), first, count)
+
+    # --- Of torch's optimizers
+
+    def part_of_torch(self):
+        """From the state of a dense optimizer: its moments and its steps. A warm-up that would be
+        over ends with the next step; an optimizer that has none begins with the step of the
+        momentum."""
+        header, sections = bytearray(self.template.header), []
+        rank, ranks = self.here
+        kind, no_warmup = part.kind_of(header), self.optimizer._no_warmup
+        if kind == "lion":
+            raise wrong("Lion cannot begin with another optimizer's state")
+        arrays = self._moments()
+        steps = max((float(one["step"]) for one in self.state.values() if "step" in one), default=0)
+        steps = int(steps) or max(self.optimizer._warmup_steps, 1)
+        part.set_steps(header, steps, _COMPRESSED if no_warmup else None)
+        if no_warmup and part.VARIANCE in arrays:
+            self._begin_compressed(arrays, steps, ranks)
+        for what, space, first, values in self.template.sections:
+            if what in arrays and space == part.ELEMENTS:
+                values = arrays[what][first : first + len(values)]
+            elif what == part.NUMBERS and kind == "zero_one_adam":
+                values = np.concatenate([np.array([steps], "<u8"), values[1:]])  # its updates
+            sections.append((what, space, first, values))
+        return part.write_part(header, self.template.tensors, sections, _SECTION)
+
+    def _moments(self):
+        """Zeros where a parameter has had no gradient."""
+        arrays = {}
+        for torchs, what in _OF_TORCH.items():
+            if not self._has(torchs):
+                continue
+            for parameter in self.parameters:
+                if self.state[parameter].get(torchs) is None:
+                    self.state[parameter][torchs] = torch.zeros_like(parameter)
+            arrays[what] = self.values(torchs, 0, int(self.firsts[-1]))
+        return arrays
+
+    def _begin_compressed(self, arrays, steps, ranks):
+        """The moments of each rank's own gradients as if the ranks' were independent, and of what is
+        compressed the step in place of the momentum."""
+        momentum, variance = arrays[part.MOMENTUM], arrays[part.VARIANCE]
+        defaults = self.optimizer.defaults
+        beta1, beta2 = self.optimizer._beta1, defaults["betas"][1]
+        root = np.sqrt(variance / (1 - beta2**steps)) + defaults["eps"]
+        dense = np.repeat(part.uncompressed_of(self.template), np.diff(self.firsts))
+        arrays[part.MOMENTUM] = np.where(dense, momentum, momentum / (1 - beta1**steps) / root)
+        arrays[part.MOMENTS] = np.where(dense, variance, variance * ranks)
+
+
+def load(optimizer, state, begin):
+    """Puts a state into an optimizer. Collective. begin: called with beta1 of the latest step, or
+    None, before anything is loaded; a function. Returns whether there was one."""
+    reason = loaded = None
+    try:
+        loaded = _Loaded(optimizer, state)
+    except Exception as caught:  # noqa: BLE001
+        reason = caught
+    comm = optimizer.comm
+    agree(comm, reason)
+    everyone = [json.loads(one) for one in gather(comm, json.dumps(loaded.summary()).encode())]
+    kinds = sorted({one["is"] for one in everyone})
+    if kinds == ["none"]:
+        return False
+    parts, mine = [], None
+    whole = all(one.get("whole") == everyone[0].get("whole") for one in everyone)
+    whole = everyone[0].get("whole") if whole else 0
+    try:
+        if len(kinds) > 1:
+            raise wrong(f"the ranks have states of different kinds: {', '.join(kinds)}")
+        if kinds == ["torch's"]:
+            mine = loaded.part_of_torch()
+        elif whole:
+            parts = [loaded.part(rank, whole, True) for rank in range(whole)]
+        else:
+            mine = loaded.part(*loaded.here, False)
+    except Exception as caught:  # noqa: BLE001
+        reason = caught
+    agree(comm, reason)
+    if optimizer.onebit.info()["synchronized"]:
+        optimizer.onebit.compare()  # before each rank's share of its parameters becomes all ranks'
+    begin(next(iter(loaded.heads.values())).beta1 if loaded.heads else None)
+    optimizer.onebit.load(parts if whole else gather(comm, mine))
+    return True

@@ -1,0 +1,23 @@
+"""What trainers save of an optimizer, and resume from. What ranks find is in torch_resume_ranks.py."""
+
+import importlib.util
+
+import pytest
+from test_torch_hook import launch
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
+
+
+@pytest.mark.parametrize("scenarios", ["own,consolidated", "half,dense"])
+def test_as_many_ranks(scenarios):
+    assert launch(scenarios, 2, "torch_resume_ranks.py").endswith("all well\n")
+
+
+def test_other_numbers_of_ranks():
+    assert launch("others", 3, "torch_resume_ranks.py").endswith("all well\n")
+
+
+def test_distributed_checkpoints():
+    if not importlib.util.find_spec("torch.distributed.checkpoint.state_dict"):
+        pytest.skip("this torch has no torch.distributed.checkpoint.state_dict")
+    assert launch("distributed", 3, "torch_resume_ranks.py").endswith("all well\n")

@@ -1,0 +1,282 @@
+"""What test_torch_resume.py runs, as torch_carry_ranks.py does: a trainer saves, ends and resumes."""
+
+import io
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+
+import torch_ranks
+from torch_common import alike, expect
+
+import onebit
+import onebit.torch
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+KINDS = {
+    "EfficientAdam": {"warmup_steps": 6, "warmup_bits": 8},
+    "Adam": {"freeze_step": 6, "warmup_bits": 8},
+    "Lamb": {"freeze_step": 6},
+    "ZeroOneAdam": {"variance_freeze_step": 6, "local_step_scaler": 2, "local_step_clipper": 4},
+    "Momentum": {"warmup_steps": 6, "warmup_bits": 8},
+    "Lion": {},
+}
+SAFELY = {"weights_only": True} if hasattr(torch, "compile") else {}  # 1.13: no numbers
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(3)
+    last = torch.channels_last
+    return nn.Sequential(
+        nn.Unflatten(1, (5, 2, 2)), nn.Conv2d(5, 16, 2, padding=1), nn.Tanh(), nn.Flatten(),
+        nn.Linear(144, 60), nn.Tanh(), nn.Linear(60, 1),
+    ).to(memory_format=last).to(dtype)
+
+
+class Trainer:
+    """A program's model and optimizer of torch, in the order of nanoGPT: what was saved is loaded
+    into these, and then they are wrapped."""
+
+    def __init__(self, saved=None, kind="EfficientAdam", group=None, twin=None, dtype=torch.float32,
+                 compressed=True, **options):
+        self.module = network(dtype)
+        twin = twin or (torch.optim.SGD if kind == "Momentum" else torch.optim.AdamW)
+        more = {"momentum": 0.9} if twin is torch.optim.SGD else {}
+        self.rate = 1e-2 if more else 3e-3
+        inner = twin(self.module.parameters(), lr=self.rate, **more)
+        if saved is not None:
+            self.module.load_state_dict(saved["model"])
+            inner.load_state_dict(saved["optimizer"])
+        self.model = DistributedDataParallel(self.module, process_group=group)
+        options = {**KINDS[kind], **options}
+        kind = getattr(onebit.torch, kind)
+        self.optimizer = inner
+        if compressed:
+            self.optimizer = onebit.torch.compress(self.model, inner, kind, **options)
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def train(self, first, end):
+        """All ranks together have the same points, however many they are. The loss of others."""
+        for step in range(first, end):
+            self.optimizer.zero_grad()
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate * (1 - step / 300)
+            self.loss(self.model, step, 48, slice(self.rank, None, self.ranks)).backward()
+            self.optimizer.step()
+        with torch.no_grad():
+            return self.loss(self.module, -1, 4096, slice(None)).item()
+
+    def loss(self, model, seed, count, some):
+        random = torch.Generator().manual_seed(seed + 7)
+        points, noise = (torch.randn(count, n, generator=random)[some] for n in (20, 1))
+        wanted = points[:, :1].sin() + points[:, 1:2] + noise
+        dtype = next(model.parameters()).dtype
+        return ((model(points.to(dtype)) - wanted) ** 2).mean()
+
+    def saved(self):
+        """As torch.save and torch.load leave it."""
+        memory = io.BytesIO()
+        torch.save(
+            {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}, memory)
+        memory.seek(0)
+        return torch.load(memory, **SAFELY)
+
+    def bits(self):
+        return torch.cat([one.detach().flatten().float() for one in self.module.parameters()])
+
+    def close(self):
+        self.optimizer.close()
+
+
+def from_rank_0(thing):
+    """What all ranks read of a file that rank 0 has written."""
+    things = [thing]
+    dist.broadcast_object_list(things)
+    return things[0]
+
+
+def own(rank, size):
+    """Each rank saves and loads its own, inside the warm-up and after it, in every optimizer."""
+    for kind in KINDS:
+        trainer = Trainer(kind=kind)
+        places = {}
+        for step in 4, 8:
+            trainer.train(step - 4, step)
+            places[step] = trainer.saved()
+        trainer.train(8, 12)
+        for step, saved in places.items():
+            other = Trainer(saved, kind)
+            assert other.optimizer.onebit.info()["steps"] == step
+            other.train(step, 12)
+            assert torch.equal(trainer.bits(), other.bits()), (kind, step)
+            other.close()
+        trainer.close()
+
+
+def consolidated(rank, size):
+    """Rank 0 saves for all."""
+    for kind in KINDS:
+        trainer = Trainer(kind=kind)
+        for step in 4, 8:
+            trainer.train(step - 4, step)
+            trainer.optimizer.consolidate_state_dict()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                saved = from_rank_0(trainer.saved() if rank == 0 else None)
+            other = Trainer(saved, kind)
+            for one in trainer, other:
+                one.train(step, step + 2)
+            assert torch.equal(trainer.bits(), other.bits()), (kind, step)
+            other.close()
+            trainer.optimizer.load_state_dict(saved["optimizer"])
+            trainer.module.load_state_dict(saved["model"])
+        trainer.close()
+
+
+def half(rank, size):
+    """Parameters of 16 bits: torch's optimizer rounds what is loaded into it, which is said; into
+    the optimizer that is here it is loaded exactly."""
+    trainer = Trainer(dtype=torch.float16)
+    trainer.train(0, 8)
+    saved = trainer.saved()
+    trainer.train(8, 10)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        other = Trainer(saved, dtype=torch.float16)
+    assert sum("was rounded to torch.float16" in str(one.message) for one in seen) == 1, seen
+    other.optimizer.load_state_dict(saved["optimizer"])
+    other.train(8, 10)
+    assert torch.equal(trainer.bits(), other.bits())
+    other.close(), trainer.close()
+
+
+def within(found, wanted):
+    assert abs(found - wanted) < 2e-3 * wanted, (found, wanted)
+
+
+def others(rank, size):
+    """Of size - 1 ranks, each number of ranks resumes: from a consolidated state, and from one that
+    rank 0 has saved alone, which is said then."""
+    groups = [dist.new_group(list(range(count))) for count in range(1, size)] + [None]
+    pair = groups[-2]
+    for stop in 60, 150:
+        saved = [None, None, None]
+        if rank < size - 1:
+            trainer = Trainer(group=pair)
+            trainer.train(0, stop)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                saved[0] = trainer.saved()
+                trainer.saved()
+            said = f"the residuals of the other {size - 2} are, unless all ranks call consolidate"
+            assert [said in str(one.message) for one in seen] == [True], seen
+            trainer.optimizer.consolidate_state_dict()
+            saved[1] = trainer.saved()
+            saved[2] = trainer.train(stop, 300)
+            trainer.close()
+        saved = from_rank_0(saved)
+        for number, one in enumerate(saved[:2]):
+            for count, group in enumerate(groups, 1):
+                if rank < count:
+                    other = Trainer(one, group=group)
+                    found = other.train(stop, 300)
+                    within(found, saved[2])
+                    assert (number, count) != (1, size - 1) or found == saved[2]
+                    other.close()
+
+
+def dense(rank, size):
+    """A checkpoint of torch's AdamW, Adam or SGD goes on with its moments and its step."""
+    cases = [
+        (torch.optim.AdamW, "EfficientAdam", {}, (4, 60)),
+        (torch.optim.SGD, "Momentum", {}, (60,)),
+        (torch.optim.AdamW, "EfficientAdam", {"warmup_steps": 0, "warmup_bits": 0}, (60,)),
+        (torch.optim.Adam, "Adam", {}, (60,)),
+        (torch.optim.AdamW, "Lamb", {}, (60,)),
+        (torch.optim.AdamW, "ZeroOneAdam", {}, (60,)),
+    ]
+    for twin, kind, options, stops in cases:
+        plain = Trainer(kind=kind, twin=twin, compressed=False)
+        places, done = [], 0
+        for stop in stops:
+            plain.train(done, stop)
+            places.append(plain.saved())
+            done = stop
+        wanted = plain.train(done, 150)
+        for stop, saved in zip(stops, places):
+            run = Trainer(saved, kind, twin=twin, **options)
+            steps, before = run.optimizer.onebit.info()["steps"], run.train(0, 0)
+            assert steps == (6 if kind == "Momentum" else stop), (kind, steps)
+            found = run.train(stop, 150)
+            # The rest of the warm-up, of which one that is over takes a step.
+            assert run.optimizer.onebit.info()["exchanges"][0] == (
+                0 if options or kind == "ZeroOneAdam" else max(6 - stop, 1))
+            within(found, wanted) if kind in ("EfficientAdam", "Momentum") else None
+            assert found < before and found < 1.005 * wanted, (kind, before, found, wanted)
+            run.close()
+    expect("cannot begin with another optimizer's state", lambda: Trainer(saved, "Lion"))
+
+
+def distributed(rank, size):
+    """torch.distributed.checkpoint: the ranks' own are saved by each, and loaded in place."""
+    from torch.distributed.checkpoint import load, save
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    place = from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    pair = dist.new_group(list(range(size - 1)))
+    alone = dist.new_group([0])
+    for kind in "EfficientAdam", "ZeroOneAdam", "Lion":
+        for stop in 4, 8:
+            where = os.path.join(place, f"{kind}-{stop}")
+            if rank < size - 1:
+                trainer = Trainer(kind=kind, group=pair)
+                trainer.train(0, stop)
+                model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+                save({"model": model, "optimizer": optimizer}, checkpoint_id=where, process_group=pair)
+                trainer.train(stop, 12)
+            for group, count in ((pair, size - 1), (alone, 1)):
+                if rank >= count or (kind, count) == ("Lion", 1):  # whose momentum is each rank's
+                    continue
+                other = Trainer(kind=kind, group=group)
+                model, optimizer = get_state_dict(other.model, other.optimizer)
+                both = {"model": model, "optimizer": optimizer}
+                load(both, checkpoint_id=where, process_group=group)
+                set_state_dict(other.model, other.optimizer, model_state_dict=both["model"],
+                               optim_state_dict=both["optimizer"])
+                assert other.optimizer.onebit.info()["steps"] == stop
+                other.train(stop, 12)
+                assert count == 1 or torch.equal(trainer.bits(), other.bits()), (kind, stop)
+                other.close()
+            if rank < size - 1:
+                trainer.close()
+    if rank == 0:
+        shutil.rmtree(place)
+
+
+SCENARIOS = (own, consolidated, half, others, dense, distributed)
+
+
+def run_scenarios(rank, names, size, path):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    for name in names:
+        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
+        dist.barrier()
+    if rank == 0:
+        print("all well", flush=True)
+
+
+if __name__ == "__main__":
+    assert torch_ranks.PACKAGE
+    with tempfile.TemporaryDirectory() as place:
+        names, size = sys.argv[1].split(","), int(sys.argv[2])
+        arguments = (names, size, os.path.join(place, "store"))
+        torch.multiprocessing.start_processes(
+            run_scenarios, arguments, nprocs=size, start_method="fork")
