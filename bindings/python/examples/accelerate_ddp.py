@@ -33,18 +33,13 @@ def train(options, way):
     accelerator = accelerate.Accelerator(cpu=True)
     model, state = network(), None
     loader = DataLoader(TensorDataset(*teacher_data(8192, seed=100)), batch_size=32, shuffle=True)
-    if way == WAYS[3]:
-        model, loader = accelerator.prepare(model, loader)
-        optimizer = onebit.torch.EfficientAdam(  # onebit: after the model has moved
-            model.parameters(), lr=2e-3, weight_decay=0.01
-        )
-        optimizer.attach(model)  # onebit
+    if "SGD" in way:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     else:
-        if "SGD" in way:
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        else:
-            optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if way == WAYS[3]:
+        optimizer = onebit.torch.compress(model, optimizer)  # onebit
     if way == WAYS[1]:
         state = onebit.torch.HookState(warmup_steps=20, optimizer=optimizer.optimizer)  # onebit
         model.register_comm_hook(state, onebit.torch.allreduce_hook)  # onebit

@@ -25,7 +25,9 @@ def launch(scenarios, ranks=2, program="torch_carry_ranks.py"):
     return without_gloo(ran.stdout)
 
 
-@pytest.mark.parametrize("scenarios", ["hook", "compiled,scaler", "refusals,errors"])
+@pytest.mark.parametrize(
+    "scenarios", ["hook", "compiled,scaler", "refusals,errors", "programs_apart,skipped"]
+)
 def test_steps_are_those_without_it(scenarios):
     assert launch(scenarios).endswith("all well\n")
 

@@ -3,9 +3,10 @@ as torch_ranks.py does."""
 
 import contextlib
 import copy
-import io
+import importlib.util
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -120,7 +121,13 @@ def hook(rank, size):
     clipped = {"max_norm": 0.5}
     assert same(comm, rank, Run(comm, {}, **clipped), **clipped) == 0
     coupled = {"weight_decay": 0.1, "decoupled_weight_decay": False}
-    assert same(comm, rank, Run(comm, {}, **coupled), **coupled) == 0
+    for options, words in ((clipped, "max_norm needs all"), (coupled, "as in torch's Adam and SGD")):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert same(comm, rank, Run(comm, {}, **options), **options) == 0
+        assert [words in str(one.message) for one in seen] == [True], seen
+    coupled["weight_decay"] = 0.0
+    assert same(comm, rank, Run(comm, {}, **coupled), **coupled) == 3
     changes(comm, rank)
     unused(comm, rank)
     frozen(comm, rank)
@@ -147,6 +154,17 @@ def changes(comm, rank):
 
         run = Run(comm, {"gradient_as_bucket_view": view})
         assert same(comm, rank, run, sometimes) == 2  # the fourth was begun, and then made anew
+
+    calls = []
+
+    def unseen(run):  # by torch's count of changes
+        calls.append(1)
+        for one in run.module.parameters() if len(calls) > 6 else ():
+            one.grad.data.mul_(0.5)
+
+    for view in False, True:
+        calls.clear()
+        assert same(comm, rank, Run(comm, {"gradient_as_bucket_view": view}), unseen) == 2
 
     def rate(run):
         run.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + len(rates) // 2)
@@ -276,6 +294,59 @@ def accumulation(comm, rank):
     plain.close(), run.close()
 
 
+def programs_apart(rank, size):
+    """One rank leaves out a step, as by a norm of its own gradients: no step is made of different
+    ones, and when all leave it out the run goes on. Steps that are skipped are said."""
+    comm = onebit.Communicator.torch()
+    for overlap in False, True:
+        run = Run(comm, {}, overlap=overlap)
+        for step in range(4):
+            run.step(rank, step)
+        kept = run.bits()
+        if overlap:
+            run.optimizer.zero_grad()
+            loss_of(run.model, rank, 4).backward()
+            if rank == 0:
+                loss_of(run.model, rank, 5).backward()
+            else:
+                raises(Status.ERROR_PEER, run.optimizer.step, "of 1 backward pass;")
+        else:
+            loss_of(run.model, rank, 4).backward()
+            if rank == 0:
+                loss_of(run.model, rank, 5).backward()
+            raises(Status.ERROR_MISMATCH, run.optimizer.step, "ranks that leave out different steps")
+            assert torch.equal(kept, run.bits())
+            for step in 6, 7:
+                loss_of(run.model, rank, step).backward()  # of which all leave out the first
+            run.step(rank, 8)
+            assert alike(run.bits())
+        run.close()
+    comm.close()
+
+
+def skipped(rank, size):
+    comm = onebit.Communicator.torch()
+    run = Run(comm, {})
+
+    def spoil(run):
+        next(run.module.parameters()).grad[0] = float("nan" if rank == 0 else "inf")
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step in range(10):
+            run.step(rank, step, spoil if 1 <= step <= 6 else None)
+    found = [str(one.message) for one in seen]
+    assert [f"so far {count} steps" in one for count, one in zip((1, 2, 4), found)] == [True] * 3
+    assert len(found) == 3 and run.optimizer.onebit.info()["steps"] == 4
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with run.model.no_sync():
+            run.step(rank, 9), run.step(rank, 10)
+    assert ["a step inside the model's no_sync()" in str(one.message) for one in seen] == [True]
+    run.close()
+    comm.close()
+
+
 def half(comm, rank):
     """Autocast in bfloat16, and a model in bfloat16."""
     def cast(run, rank, step, change):
@@ -378,7 +449,7 @@ def errors(rank, size):
     loss_of(run.model, rank, 5)
     expect("only the first can change" if rank == 0 else "ERROR_PEER", run.optimizer.step)
     run.optimizer.param_groups[0]["betas"] = (0.8 + 0.01 * rank, 0.999)
-    raises(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 that was set")
+    raises(Status.ERROR_MISMATCH, run.optimizer.step, "beta1 or tag that was set")
     run.optimizer.param_groups[0]["betas"] = (0.9, 0.999)
     run.step(rank, 6)
     assert alike(run.bits())
@@ -577,9 +648,9 @@ def compressed(rank, size):
         module, twin = network(), network()
         made = [kind(groups_of(one), lr=1e-2, **options) for one in (module, twin)]
         schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in made]
-        warmup = {} if kind is torch.optim.SGD else {"warmup_bits": 0}
         model = wrapped(module)
-        ours = onebit.torch.compress(model, made[0], warmup_steps=6, bucket_size=30000, **warmup)
+        ours = onebit.torch.compress(
+            model, made[0], warmup_steps=6, warmup_bits=0, bucket_size=30000)
         for step in range(9):
             if step == 4:
                 ours.load_state_dict(ours.state_dict())
@@ -607,7 +678,53 @@ def compressed(rank, size):
     ours = onebit.torch.compress(wrapped(module), torch.optim.AdamW(module.parameters()))
     assert type(ours) is onebit.torch.EfficientAdam and ours.defaults["weight_decay"] == 0.01
     ours.close()
+    accelerated(rank, size)
     not_compressed(rank, size)
+
+
+def accelerated(rank, size):
+    """What Accelerate has prepared, in the released version: accumulation and schedules are as they
+    were, and what it saves resumes to the bit."""
+    if not importlib.util.find_spec("accelerate") or size != 2:
+        return print("accelerate is not here") if size == 2 and rank == 0 else None
+    import accelerate
+
+    os.environ.update(  # as a launcher does
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+    )
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    module = network()
+    inner = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    rates = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step))
+    points = torch.randn(256, 20, generator=torch.Generator().manual_seed(5))
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(points), batch_size=8)
+    model, prepared, data, rates = accelerator.prepare(module, inner, data, rates)
+    optimizer = onebit.torch.compress(model, prepared, warmup_steps=6)
+    assert optimizer is prepared and data is not None
+
+    def epoch():
+        for (some,) in data:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(some).square().mean())
+                optimizer.step(), rates.step(), optimizer.zero_grad()
+        return torch.cat([one.detach().flatten() for one in module.parameters()])
+
+    before = epoch()
+    assert optimizer.onebit.info()["steps"] == 4 and len(data) == 16
+    place = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(place)
+    optimizer.consolidate_state_dict()
+    accelerator.save_state(place[0])
+    wanted = epoch()
+    accelerator.load_state(place[0])
+    assert optimizer.onebit.info()["steps"] == 4
+    assert torch.equal(before, torch.cat([one.detach().flatten() for one in module.parameters()]))
+    assert torch.equal(wanted, epoch()) and alike(wanted)
+    optimizer.close()
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place[0])
 
 
 def not_compressed(rank, size):
@@ -693,7 +810,8 @@ def half_way(rank, size):
 
 
 SCENARIOS = (
-    hook, compiled, scaler, refusals, errors, schedulers, states, compressed, interrupted, half_way)
+    hook, compiled, scaler, programs_apart, skipped, refusals, errors, schedulers, states,
+    compressed, interrupted, half_way)
 
 
 def run_scenarios(rank, names, size, path):

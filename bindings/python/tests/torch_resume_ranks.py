@@ -173,7 +173,7 @@ def others(rank, size):
                 warnings.simplefilter("always")
                 saved[0] = trainer.saved()
                 trainer.saved()
-            said = f"the residuals of the other {size - 2} are, unless all ranks call consolidate"
+            said = "those of the other ranks are, unless all ranks call consolidate_state_dict()"
             assert [said in str(one.message) for one in seen] == [True], seen
             trainer.optimizer.consolidate_state_dict()
             saved[1] = trainer.saved()

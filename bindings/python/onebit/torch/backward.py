@@ -17,6 +17,8 @@ from onebit.torch.interrupt import interruptible
 # Steps that are looked at before any begins in the backward pass. The buckets are laid out anew
 # after the first.
 _LOOKED_AT = 2
+# Elements of a gradient at least, by which a change that torch does not count is noticed.
+_SAMPLES = 8
 
 
 class HookHandle:
@@ -96,6 +98,7 @@ class Backward:
         self._passes = 0  # since the latest step
         self._rates = None  # at the beginning of the pass
         self._marks = None  # of the gradients at its end
+        self._said = False
 
     # --- In the backward pass --------------------------------------------------------------------
 
@@ -138,7 +141,10 @@ class Backward:
         self._rates = self._optimizer._wanted_rates()
         if self._clean < _LOOKED_AT or len(self._views) < len(self._numbers):
             return
+        if self._optimizer._is_coupled():  # since a weight decay was set
+            return
         self._optimizer._set_rates(self._rates)
+        self._optimizer._set_passes(1)
         for number, view in self._views.items():
             self._optimizer._point(number, view)
         self._optimizer.onebit.begin(self._rates.rate)
@@ -163,19 +169,24 @@ class Backward:
         self._marks = self._mark()
 
     def _mark(self):
-        """Changes where a gradient is another tensor, or was written to."""
-        return [
-            None if one.grad is None else (one.grad.data_ptr(), one.grad._version)
-            for one in self._optimizer._parameters
-        ]
+        """Changes where a gradient is another tensor, or was written to; through `.data` too, where
+        a few elements of it show that."""
+        gradients = [one.grad for one in self._optimizer._parameters]
+        samples = [_sample(one) for one in gradients if one is not None]
+        return (
+            [None if one is None else (one.data_ptr(), one._version) for one in gradients],
+            torch.cat(samples).view(torch.uint8).numpy().tobytes() if samples else b"",
+        )
 
     # --- In the step -----------------------------------------------------------------------------
 
     def settle(self, rates, scaled):
-        """The step comes: whether it is open, with all that the step would tell the library.
+        """The step comes: the backward passes since the latest, and whether it is open, with all
+        that the step would tell the library.
 
         scaled: a GradScaler has looked at the gradients
         """
+        self._check_sync()
         final = (
             self._passes == 1
             and not scaled
@@ -187,9 +198,18 @@ class Backward:
             self._clean = self._clean + 1 if final else 0
             if not final:
                 self.discard()
-        self._passes = 0
+        passes, self._passes = self._passes, 0
         was_open, self.open = self.open, False
-        return was_open
+        return passes, was_open
+
+    def _check_sync(self):
+        if getattr(self._model, "require_backward_grad_sync", True) or self._said:
+            return
+        self._said = True
+        self._optimizer._warn(
+            "a step inside the model's no_sync(): gradients are still being accumulated. With "
+            "Accelerate prepare the optimizer, whose step then leaves that out"
+        )
 
     def over(self):
         """The step is made."""
@@ -203,6 +223,14 @@ class Backward:
             self.open = False
             fail_step(self._optimizer.onebit)
         self._views.clear()
+
+
+def _sample(gradient):
+    """Some elements, as a view; a gradient that is no row of memory has none."""
+    if not gradient.is_contiguous():
+        gradient = gradient.as_strided((gradient.numel(),), (1,))
+    flat = gradient.view(-1)
+    return flat[:: max(flat.numel() // _SAMPLES, 1)]
 
 
 def fail_step(optimizer):

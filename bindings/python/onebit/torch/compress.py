@@ -5,6 +5,7 @@
     optimizer = onebit.torch.compress(model, optimizer)
 """
 
+import sys
 import types
 
 import torch
@@ -30,6 +31,11 @@ def _given_away(self, *_, **__):
 _given_away._wrapped_by_lr_sched = _given_away._with_counter = True
 
 
+def _is_accelerated(optimizer):
+    module = sys.modules.get("accelerate.optimizer")
+    return module is not None and isinstance(optimizer, module.AcceleratedOptimizer)
+
+
 def _check(optimizer):
     if type(optimizer) not in _KEYS:
         raise wrong(
@@ -52,10 +58,11 @@ def _options_of(optimizer):
 
 def _kind_of(optimizer, kind, options):
     """The class, and what is chosen for a program that chooses nothing (docs/optimizers.md)."""
-    if type(optimizer) is torch.optim.SGD:
-        return kind or optim.Momentum, options
-    if kind in (None, optim.EfficientAdam):
-        return optim.EfficientAdam, {"warmup_steps": 100, "warmup_bits": 8, **options}
+    if kind is None:
+        sgd = type(optimizer) is torch.optim.SGD
+        kind = optim.Momentum if sgd else optim.EfficientAdam
+    if kind in (optim.Momentum, optim.EfficientAdam):
+        options = {"warmup_steps": 100, "warmup_bits": 8, **options}
     return kind, options
 
 
@@ -86,7 +93,10 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     it (`load_state_dict`). It makes no step any more. Schedulers may be made of either, before or
     after: their groups are the same.
 
-    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`, whose first 100
+    optimizer: one that Accelerate has prepared stays that, of the one that goes on: it is given
+        back, leaves out the steps of an accumulation as before, and has the attributes `onebit`,
+        `comm`, `close` and `consolidate_state_dict` of it
+    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`. Their first 100
         steps send 8 bits an element (warmup_steps=, warmup_bits=), and all others one
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
@@ -94,6 +104,9 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     """
     group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
     comm = Communicator.torch(group, timeout)
+    accelerated = _is_accelerated(optimizer) and optimizer
+    if accelerated:
+        optimizer = accelerated.optimizer
     try:
         made = _make(comm, model, optimizer, kind, overlap, options)
     except Exception:
@@ -103,4 +116,9 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     optimizer.param_groups = made.param_groups
     optimizer.step = types.MethodType(_given_away, optimizer)
     optimizer._opt_called, optimizer._step_count = True, 1  # of torch 2 and of torch 1
-    return made
+    if not accelerated:
+        return made
+    accelerated.__init__(made, device_placement=False, scaler=accelerated.scaler)
+    for name in "onebit", "comm", "close", "consolidate_state_dict":
+        setattr(accelerated, name, getattr(made, name))
+    return accelerated

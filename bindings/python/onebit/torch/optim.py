@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 import onebit
-from onebit import _native
+from onebit import Status, _native
 from onebit.communicator import Communicator
-from onebit.errors import OnebitWarning, wrong
+from onebit.errors import Error, OnebitWarning, wrong
 from onebit.methods import METHODS, NAMES
 from onebit.torch import state
 from onebit.torch.backward import (
@@ -213,6 +213,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._copies = []  # of gradients that lie otherwise than their parameters, for one step
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._state, self._consolidated, self._said = None, False, False
+        self._tag = self._skipped = 0
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # factors that are 0
 
@@ -330,10 +331,28 @@ class _Optimizer(torch.optim.Optimizer):
     def hook_state(self, overlap=True, model=None):
         """The state for `register_comm_hook`, where that is called by others than `attach`. What
         `attach` refuses is then found by the first backward pass, or not."""
-        overlap = overlap and not self._clips and self.defaults["decoupled_weight_decay"]
-        overlap = overlap and all(one.device.type == "cpu" for one in self._parameters)
-        self._backward = Backward(self, model, bool(overlap) and self.comm.size > 1)
+        reason = self._why_no_overlap() if overlap and self.comm.size > 1 else None
+        if reason:
+            self._warn(f"backward passes exchange nothing, the steps do: {reason}")
+        self._backward = Backward(self, model, overlap and not reason and self.comm.size > 1)
         return HookHandle(self)
+
+    def _why_no_overlap(self):
+        if self._clips:
+            return "max_norm needs all gradients before the first bit can leave"
+        if self._is_coupled():
+            return ("weight_decay is added to the gradients, as in torch's Adam and SGD, when all are "
+                    "there: AdamW's is not")
+        if any(one.device.type != "cpu" for one in self._parameters):
+            return "parameters are on a device"
+        return None
+
+    def _is_coupled(self):
+        decays = any(group["weight_decay"] for group in self.param_groups)
+        return decays and not self.defaults["decoupled_weight_decay"]
+
+    def _warn(self, words):
+        warnings.warn(words, OnebitWarning, stacklevel=4)
 
     # --- Steps -----------------------------------------------------------------------------------
 
@@ -387,17 +406,38 @@ class _Optimizer(torch.optim.Optimizer):
         try:
             self._check_places()
             rates = self._wanted_rates()
-            begun = self._backward is not None and self._backward.settle(
-                rates, hasattr(self, "found_inf")
-            )
+            passes, begun = 0, False
+            if self._backward is not None:
+                passes, begun = self._backward.settle(rates, hasattr(self, "found_inf"))
             if not begun:
                 self._prepare(rates)
+                self._set_passes(passes)
         except BaseException:
             fail_step(self.onebit)
             raise
         if self.onebit._on_device:  # on this thread's stream, and there is nothing to wait for
             return self.onebit.step(rates.rate)
-        return interruptible(self.comm, lambda: self.onebit.step(rates.rate))
+        try:
+            return interruptible(self.comm, lambda: self.onebit.step(rates.rate))
+        except Error as error:
+            raise self._explained(error, passes) from None
+
+    def _set_passes(self, passes):
+        """The ranks compare how many backward passes the step is of: one that has left out a step
+        has more than the others. None counts as one: a rank may be without inputs."""
+        if max(passes, 1) - 1 != self._tag:
+            self._tag = max(passes, 1) - 1
+            self.onebit.set_tag(self._tag)
+
+    def _explained(self, error, passes):
+        if error.status not in (Status.ERROR_MISMATCH, Status.ERROR_PEER) or not passes:
+            return error
+        return Error(
+            error.status,
+            f"{error.message} (this rank's step is of {passes} backward pass"
+            f"{'' if passes == 1 else 'es'}; ranks that leave out different steps, as by a norm of "
+            "their own gradients, end here too: they must decide alike)",
+        )
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -407,11 +447,20 @@ class _Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.status = self._exchange()
+        self._count_skipped()
         self._copies.clear()
         self._state, self._consolidated = None, False
         if self._backward is not None:
             self._backward.over()
         return loss
+
+    def _count_skipped(self):
+        if self.status != Status.SKIPPED:
+            return
+        self._skipped += 1
+        if self._skipped & (self._skipped - 1) == 0:  # at powers of two
+            self._warn(f"skipped, on all ranks: a gradient of some rank is not finite (so far "
+                       f"{self._skipped} steps)")
 
     def close(self):
         """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
@@ -452,13 +501,10 @@ class _Optimizer(torch.optim.Optimizer):
         if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
             return
         self._said = True
-        warnings.warn(
+        self._warn(
             f"this state has the residuals of rank {self.comm.rank} alone. Where each rank saves its "
-            "own, or torch.distributed.checkpoint all, nothing is missing; where one rank saves, the "
-            f"residuals of the other {self.comm.size - 1} are, unless all ranks call "
-            "consolidate_state_dict() before",
-            OnebitWarning,
-            stacklevel=3,
+            "own, or torch.distributed.checkpoint all, nothing is missing; where one rank saves, those "
+            "of the other ranks are, unless all ranks call consolidate_state_dict() before"
         )
 
     def load_state_dict(self, state_dict):
