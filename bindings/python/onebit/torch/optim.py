@@ -128,6 +128,7 @@ class _Optimizer(torch.optim.Optimizer):
         **options,
     ):
         self.onebit = self.comm = self.status = self._backward = self._state = None
+        self._closed = False
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
         given = {"betas": betas, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
@@ -464,6 +465,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     def close(self):
         """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
+        self._closed, self._state = True, None
         self.onebit.close()
         if self._owned:
             self.comm.close()
@@ -472,7 +474,10 @@ class _Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self):
-        """Of each parameter, by name: copies, made when they are asked for after a step."""
+        """Of each parameter, by name: copies, made when they are asked for after a step. After
+        `close` there is none."""
+        if self._closed:
+            return {}
         if self._state is None:
             self._state = state.of_parts(self._parameters, [self.onebit.save_whole()], self._beta1)
         return self._state
@@ -494,6 +499,7 @@ class _Optimizer(torch.optim.Optimizer):
     def state_dict(self):
         """As torch's. Local. What ranks have each for themselves is this rank's, or after
         `consolidate_state_dict` all ranks'."""
+        self.onebit.handle  # noqa: B018: says that it is closed
         self._say_what_is_missing()
         return super().state_dict()
 
