@@ -106,7 +106,8 @@ def test_what_is_refused(tmp_path):
         "train_batch_size is 30, not": config(
             train_batch_size=30, train_micro_batch_size_per_gpu=8
         ),
-        "fp16 is a list, not an object": config(fp16=[1]),
+        r"fp16 is \[1\], not an object": config(fp16=[1]),
+        "optimizer.params is 'auto', not an object": config(params="auto"),
     }
     for words, given in wrong.items():
         with pytest.raises(onebit.Error, match=words):
@@ -124,6 +125,44 @@ def test_what_is_refused(tmp_path):
             deepspeed.OneBitAdam(parameters(), comm, **options)
     with pytest.raises(onebit.Error, match="cannot be added"):
         deepspeed.OneBitAdam(parameters(), comm).add_param_group({"params": parameters()})
+
+
+def test_values_have_the_type_of_their_key():
+    """Of each key that is read: "auto", text, lists and what else other tools fill in, or take."""
+    params = ("lr", "eps", "weight_decay", "betas", "bias_correction", "amsgrad", "freeze_step")
+    of_kind = {
+        "OneBitAdam": params,
+        "OneBitLamb": ("max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min",
+                       "factor_threshold"),
+        "ZeroOneAdam": ("var_freeze_step", "var_update_scaler", "local_step_scaler",
+                        "local_step_clipper"),
+    }  # fmt: skip
+    half = {"enabled": True}
+    cases = [("optimizer.params", name, kind, {}) for kind in of_kind for name in of_kind[kind]]
+    for name in ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale"):
+        cases.append(("fp16", name, "OneBitAdam", half))
+    cases += [
+        ("fp16", "enabled", "OneBitAdam", {}), ("bf16", "enabled", "OneBitAdam", {}),
+        ("zero_optimization", "stage", "OneBitAdam", {}),
+        ("", "gradient_clipping", "OneBitAdam", {}), ("", "train_batch_size", "OneBitAdam", {}),
+        ("", "train_micro_batch_size_per_gpu", "OneBitAdam", {}),
+        ("", "gradient_accumulation_steps", "OneBitAdam", {}),
+    ]  # fmt: skip
+    for section, name, kind, rest in cases:
+        path = f"{section}.{name}".lstrip(".")
+        for value in ("auto", "false", "0", [], [1, "2"], {"a": 1}, float("nan")):
+            given = {name: value}
+            if section == "optimizer.params":
+                given = {"optimizer": {"type": kind, "params": given}}
+            elif section:
+                given = {section: {**rest, **given}}
+            with pytest.raises(onebit.Error) as error:
+                deepspeed.read_config({**config(kind), **given}, world=1)
+            assert f"{path} is {value!r}, not " in error.value.message, (error.value, given)
+        given = {"optimizer": {"type": kind, "params": {name: None}}} if "." in section else {}
+        deepspeed.read_config({**config(kind), **given}, world=1)
+    read = deepspeed.read_config(config(params={"freeze_step": 1e3, "betas": [0.9, 0.99]})).arguments
+    assert read == {"freeze_step": 1000, "betas": [0.9, 0.99], "clip_norm": 1.0}
 
 
 def train(kind, steps, comm, made=None, first=0, **options):

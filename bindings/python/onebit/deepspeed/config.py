@@ -1,6 +1,7 @@
 """DeepSpeed's JSON configuration: what of it has a meaning here, and what has none."""
 
 import json
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -18,6 +19,15 @@ _PARAMETERS = {
     "OneBitLamb": _ADAM | {"freeze_step"} | _LAMB,
     "ZeroOneAdam": _ADAM | _SCHEDULES,
 }
+
+# What the value of a key that is read must be; of all other keys a number.
+_BOOLEANS = {"fp16.enabled", "bf16.enabled"} | {
+    f"optimizer.params.{name}" for name in ("amsgrad", "bias_correction")
+}
+_WHOLE = {
+    "zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps", "fp16.initial_scale_power", "fp16.loss_scale_window",
+} | {f"optimizer.params.{name}" for name in ("freeze_step", *_SCHEDULES)}  # fmt: skip
 
 # Why a key is without effect, where there is more to say.
 _REASONS = {
@@ -62,8 +72,35 @@ def _loaded(config):
 
 def _check_sections(config):
     for name in ("optimizer", "fp16", "bf16", "zero_optimization"):
-        if not isinstance(config.get(name) or {}, dict):
-            raise wrong(f"{name} is a {type(config[name]).__name__}, not an object")
+        if not isinstance(config.get(name, {}), (dict, type(None))):
+            raise wrong(f"{name} is {config[name]!r}, not an object")
+    parameters = (config.get("optimizer") or {}).get("params")
+    if not isinstance(parameters, (dict, type(None))):
+        raise wrong(f"optimizer.params is {parameters!r}, not an object")
+
+
+def _is_number(value):
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return plain and math.isfinite(value)
+
+
+def _checked(path, value):
+    """The value, of the type that the key wants."""
+    if path in _BOOLEANS:
+        wanted, good = "true or false", value in (True, False) and not isinstance(value, float)
+    elif path in _WHOLE:
+        wanted = "a whole number from 0 on"
+        good = _is_number(value) and value >= 0 and value == int(value)
+        value = int(value) if good else value
+    elif path.endswith(".betas"):
+        wanted = "two numbers"
+        good = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_number, value))
+    else:
+        wanted, good = "a number", _is_number(value)
+    if good:
+        return value
+    why = ": Hugging Face's Trainer would fill it in; here give the value" if value == "auto" else ""
+    raise wrong(f"{path} is {value!r}, not {wanted}{why}")
 
 
 def _kind_of(optimizer):
@@ -93,22 +130,25 @@ class _Reader:
         self.arguments = {}
 
     def take(self, *path):
-        """The value there, or None."""
-        value = self.config
+        """The value there, of its type, or None."""
+        value, name = self.config, ".".join(path)
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
-        if value is not None:
-            self.used.add(".".join(path))
-        return value
+        if value is None:
+            return None
+        self.used.add(name)
+        return _checked(name, value)
 
     def optimizer(self, kind):
-        self.take("optimizer", "type")
+        self.used.add("optimizer.type")
         parameters = self.config["optimizer"].get("params") or {}
-        if parameters.get("amsgrad"):
+        if self.take("optimizer", "params", "amsgrad"):
             raise wrong("optimizer.params.amsgrad is true: no 1-bit optimizer has that variant")
         names = _PARAMETERS[kind] | ({"bias_correction"} if self.honours_bias_correction else set())
-        for name in names & set(parameters):
-            self.arguments[name] = self.take("optimizer", "params", name)
+        for name in sorted(names & set(parameters)):
+            value = self.take("optimizer", "params", name)
+            if value is not None:
+                self.arguments[name] = value
 
     def accumulation(self):
         """A gradient is the sum over so many backward passes."""
@@ -167,11 +207,12 @@ def read_config(config, world=None, profile="default", engine=False):
         section `optimizer` is looked at
 
     Raises `Error` (ERROR_ARGUMENT), with the key and its value, where it asks for what no 1-bit
-    optimizer does (ZeRO, amsgrad), or contradicts itself.
+    optimizer does (ZeRO, amsgrad), contradicts itself, or has a value of another type than the key
+    wants, such as "auto".
     """
     config = _loaded(config)
     _check_sections(config)
-    stage = (config.get("zero_optimization") or {}).get("stage", 0)
+    stage = _Reader(config, world, False).take("zero_optimization", "stage")
     if stage:
         raise wrong(f"zero_optimization.stage is {stage}: 1-bit optimizers are for stage 0")
     optimizer = config.get("optimizer") or {}
