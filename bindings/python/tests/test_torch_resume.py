@@ -21,3 +21,11 @@ def test_distributed_checkpoints():
     if not importlib.util.find_spec("torch.distributed.checkpoint.state_dict"):
         pytest.skip("this torch has no torch.distributed.checkpoint.state_dict")
     assert launch("distributed", 3, "torch_resume_ranks.py").endswith("all well\n")
+
+
+@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+def test_released_trainers(trainer):
+    """Accelerate's is in torch_carry_ranks.py."""
+    if not importlib.util.find_spec(trainer):
+        pytest.skip(f"{trainer} is not here")
+    assert "all well\n" in launch(trainer, 2, "trainers_ranks.py")

@@ -273,10 +273,13 @@ def run_scenarios(rank, names, size, path):
         print("all well", flush=True)
 
 
-if __name__ == "__main__":
+def launch(names, size):
     assert torch_ranks.PACKAGE
     with tempfile.TemporaryDirectory() as place:
-        names, size = sys.argv[1].split(","), int(sys.argv[2])
         arguments = (names, size, os.path.join(place, "store"))
         torch.multiprocessing.start_processes(
             run_scenarios, arguments, nprocs=size, start_method="fork")
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1].split(","), int(sys.argv[2]))
