@@ -436,8 +436,9 @@ class _Optimizer(torch.optim.Optimizer):
         return Error(
             error.status,
             f"{error.message} (this rank's step is of {passes} backward pass"
-            f"{'' if passes == 1 else 'es'}; ranks that leave out different steps, as by a norm of "
-            "their own gradients, end here too: they must decide alike)",
+            f"{'' if passes == 1 else 'es'}. Ranks must have the same rates, weight decays, betas and "
+            "frozen parameters, and make and leave out the same steps, also where a norm of their own "
+            "gradients decides)",
         )
 
     @torch.no_grad()
