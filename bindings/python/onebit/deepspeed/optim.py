@@ -8,6 +8,7 @@ import torch
 import onebit
 from onebit._native import Profile, enum_value
 from onebit.errors import wrong
+from onebit.torch.stateful import StatefulOptimizer
 
 _FREEZE = {"freeze_step": "freeze_step"}
 _LAMB = {
@@ -26,7 +27,7 @@ _SCHEDULES = {
 }
 
 
-class _Optimizer(torch.optim.Optimizer):
+class _Optimizer(StatefulOptimizer):
     """params: parameters, or groups of them; a group may have an lr and a weight_decay of its own,
         and non_freeze, as in DeepSpeed: its gradients are averaged in full precision
     comm: a `Communicator`; None: one of all processes over torch.distributed
@@ -53,6 +54,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._comm, self._waits = comm, engine
         profile = enum_value(Profile, profile, "profile")
         self._named = {**options, "betas": betas, "eps": eps}
+        self._beta1 = betas[0]
         self._options = {"beta1": betas[0], "beta2": betas[1], "epsilon": eps, "profile": profile}
         if profile == Profile.PROFILE_DEFAULT and not bias_correction:
             self._options["no_bias_correction"] = True
@@ -96,6 +98,7 @@ class _Optimizer(torch.optim.Optimizer):
         """The `onebit.Optimizer`, for statistics and checkpoints in files."""
         if self._core is None:
             self._trained = list(self._optimized())
+            self._parameters = [one for _, _, one in self._trained]
             self._addresses = [one.data_ptr() for _, _, one in self._trained]
             self._rates = self._wanted_rates()[1]
             tensors = [
@@ -174,6 +177,7 @@ class _Optimizer(torch.optim.Optimizer):
             onebit._native.library().onebit_optimizer_step(core.handle, float("nan"))
             raise
         self.status = core.step(rate)
+        self._forget_state()
         return loss
 
     @property
@@ -181,21 +185,13 @@ class _Optimizer(torch.optim.Optimizer):
         """What the next loss is to be multiplied with, where the configuration's fp16 says so."""
         return self.onebit.loss_scale
 
-    def state_dict(self):
-        """As torch's, and `part`: this rank's part of the state, as a tensor of bytes."""
-        state = super().state_dict()
-        if self._core is not None:
-            state["part"] = torch.frombuffer(bytearray(self._core.save()), dtype=torch.uint8)
-        return state
+    def _has_state(self):
+        return self._core is not None
 
-    def load_state_dict(self, state_dict):
-        """Takes the state from `state_dict`s of all ranks that saved: a list of them in the order
-        of their ranks; of one rank, itself. Parameters too. Collective."""
-        dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-        self._load(lambda: [one["part"].numpy().tobytes() for one in dicts])
-        super().load_state_dict({key: dicts[0][key] for key in ("state", "param_groups")})
+    def _begin_loading(self, beta1):
+        self._set_rates(self.onebit)
 
-    def _load(self, make):
+    def _load_parts(self, make):
         """Where parts cannot be made, none are loaded: the other ranks need not wait."""
         core = self.onebit
         try:
@@ -205,6 +201,7 @@ class _Optimizer(torch.optim.Optimizer):
                 core.load([])
             raise
         core.load(parts)
+        self._forget_state()
 
     def load_deepspeed(self, directory, model=None, tag=None):
         """Goes on from a checkpoint of DeepSpeed up to 0.19.6: what engine.save_checkpoint has
@@ -218,7 +215,7 @@ class _Optimizer(torch.optim.Optimizer):
         the checkpoint. Raises `Error` where it is of another optimizer or model; warns of what is
         not carried over.
         """
-        self._load(lambda: self._parts_from(directory, model, tag))
+        self._load_parts(lambda: self._parts_from(directory, model, tag))
 
     def _parts_from(self, directory, model, tag):
         from onebit import part  # numpy

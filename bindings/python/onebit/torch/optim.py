@@ -11,7 +11,6 @@ averaging the gradients a second time, and exchanges in the backward pass what c
 
 import ctypes
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +18,8 @@ import torch
 import onebit
 from onebit import Status, _native
 from onebit.communicator import Communicator
-from onebit.errors import Error, OnebitWarning, wrong
+from onebit.errors import Error, wrong
 from onebit.methods import METHODS, NAMES
-from onebit.torch import state
 from onebit.torch.backward import (
     Backward,
     HookHandle,
@@ -29,9 +27,10 @@ from onebit.torch.backward import (
     fail_step,
     optimizer_hook,
 )
-from onebit.torch.gather import agree, gather
+from onebit.torch.gather import agree
 from onebit.torch.interrupt import interruptible
 from onebit.torch.state import flat, strides_of
+from onebit.torch.stateful import StatefulOptimizer
 
 # The defaults that torch's names have here, of an optimizer whose options have the C names.
 _TORCH_NAMES = {
@@ -76,7 +75,7 @@ class _Rates(NamedTuple):
     beta1: float
 
 
-class _Optimizer(torch.optim.Optimizer):
+class _Optimizer(StatefulOptimizer):
     """params, lr, betas, eps, momentum, weight_decay are as in torch.optim, and groups may have an
     lr and a weight_decay of their own, and change them before any step, as all of
     torch.optim.lr_scheduler do; so may the first of betas and momentum, in all groups alike. The
@@ -127,8 +126,7 @@ class _Optimizer(torch.optim.Optimizer):
         timeout=None,
         **options,
     ):
-        self.onebit = self.comm = self.status = self._backward = self._state = None
-        self._closed = False
+        self.onebit = self.comm = self.status = self._backward = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
         given = {"betas": betas, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
@@ -213,7 +211,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._no_warmup = "warmup_steps" in self._method.fields and not self._warmup_steps
         self._copies = []  # of gradients that lie otherwise than their parameters, for one step
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
-        self._state, self._consolidated, self._said = None, False, False
+        self._forget_state()
         self._tag = self._skipped = 0
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # factors that are 0
@@ -352,9 +350,6 @@ class _Optimizer(torch.optim.Optimizer):
         decays = any(group["weight_decay"] for group in self.param_groups)
         return decays and not self.defaults["decoupled_weight_decay"]
 
-    def _warn(self, words):
-        warnings.warn(words, OnebitWarning, stacklevel=4)
-
     # --- Steps -----------------------------------------------------------------------------------
 
     def _point(self, number, gradient):
@@ -451,7 +446,7 @@ class _Optimizer(torch.optim.Optimizer):
         self.status = self._exchange()
         self._count_skipped()
         self._copies.clear()
-        self._state, self._consolidated = None, False
+        self._forget_state()
         if self._backward is not None:
             self._backward.over()
         return loss
@@ -466,99 +461,21 @@ class _Optimizer(torch.optim.Optimizer):
 
     def close(self):
         """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
-        self._closed, self._state = True, None
+        self._closed = True
+        self._forget_state()
         self.onebit.close()
         if self._owned:
             self.comm.close()
 
     # --- State -----------------------------------------------------------------------------------
 
-    @property
-    def state(self):
-        """Of each parameter, by name: copies, made when they are asked for after a step. After
-        `close` there is none."""
-        if self._closed:
-            return {}
-        if self._state is None:
-            self._state = state.of_parts(self._parameters, [self.onebit.save_whole()], self._beta1)
-        return self._state
+    def _has_state(self):
+        return self.onebit is not None and not self._closed
 
-    @state.setter
-    def state(self, value):
-        if self.onebit is not None:
-            raise wrong("the state is the library's: load_state_dict changes it")
-        self._state = value
-
-    def consolidate_state_dict(self, to=0):
-        """The next `state_dict` of rank `to` is of all ranks, as with torch's
-        ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
-        parts = gather(self.comm, self.onebit.save())
-        mine = self.comm.rank == to
-        self._state = state.of_parts(self._parameters, parts, self._beta1) if mine else None
-        self._consolidated = True
-
-    def state_dict(self):
-        """As torch's. Local. What ranks have each for themselves is this rank's, or after
-        `consolidate_state_dict` all ranks'."""
-        self.onebit.handle  # noqa: B018: says that it is closed
-        self._say_what_is_missing()
-        return super().state_dict()
-
-    def _say_what_is_missing(self):
-        if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
-            return
-        self._said = True
-        self._warn(
-            f"this state has the residuals of rank {self.comm.rank} alone. Where each rank saves its "
-            "own, or torch.distributed.checkpoint all, nothing is missing; where one rank saves, those "
-            "of the other ranks are, unless all ranks call consolidate_state_dict() before"
-        )
-
-    def load_state_dict(self, state_dict):
-        """Takes the state: each rank from its own of as many ranks, and then goes on to the bit; or
-        all ranks from one that was consolidated, however many had saved it, or from a list of all
-        that were saved; or from torch's Adam, AdamW or SGD, of whose steps this is the next. The
-        parameters are the model's, to be loaded before. Collective."""
-        reason, merged, groups = None, {}, None
-        try:
-            dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-            groups = dicts[0]["param_groups"]
-            self._check_groups(groups)
-            numbers = [number for group in groups for number in group["params"]]
-            own = [one for group in self.param_groups for one in group["params"]]
-            for one in dicts:
-                for number, parameter in zip(numbers, own):
-                    merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
-            if not any(merged.values()) and self.onebit.info()["steps"]:
-                raise wrong("state_dict has no state of any parameter")
-        except Exception as caught:  # noqa: BLE001
-            reason = caught
-        agree(self.comm, reason)
-        self._load(merged, groups)
-
-    def _load(self, loaded, groups=None):
-        """groups: as saved; None: these stay."""
-        mine = [dict(group) for group in self.param_groups]
-        for group, saved in zip(self.param_groups, groups or ()):
-            group.update({name: saved[name] for name in saved if name != "params"})
-
-        def begin(beta1):
-            # Before the state: between two synchronisations of 0/1 Adam factors wait.
-            rates = self._wanted_rates()
-            self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
-
-        try:
-            state.load(self, loaded, begin)
-        except Exception:
-            for group, before in zip(self.param_groups, mine):
-                group.update(before)
-            raise
-        self._state = None
-
-    def _check_groups(self, groups):
-        counts = [[len(one["params"]) for one in of] for of in (groups, self.param_groups)]
-        if counts[0] != counts[1]:
-            raise wrong(f"the state's groups have {counts[0]} parameters, these {counts[1]}")
+    def _begin_loading(self, beta1):
+        # Before the state: between two synchronisations of 0/1 Adam factors wait.
+        rates = self._wanted_rates()
+        self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
 
     def __getstate__(self):
         raise TypeError(

@@ -246,7 +246,8 @@ class _Loaded:
         if not self.heads:
             return {"is": "torch's" if any(self.state.values()) else "none"}
         complete = sorted(self.heads) == list(range(self.ranks))
-        return {"is": "ours", "whole": complete and self.ranks}
+        apart = any(part.apart_of(head.header) for head in self.heads.values())
+        return {"is": "ours", "whole": complete and self.ranks, "apart": apart}
 
     def values(self, name, first, count):
         """Elements from number `first` on."""
@@ -394,8 +395,10 @@ def load(optimizer, state, begin):
     except Exception as caught:  # noqa: BLE001
         reason = caught
     agree(comm, reason)
-    if optimizer.onebit.info()["synchronized"]:
-        optimizer.onebit.compare()  # before each rank's share of its parameters becomes all ranks'
+    # Before each rank's share of its parameters becomes all ranks': where ranks are apart, between two
+    # synchronisations of 0/1 Adam, they are in the state.
+    if optimizer.onebit.info()["synchronized"] and not any(one.get("apart") for one in everyone):
+        optimizer.onebit.compare()
     begin(next(iter(loaded.heads.values())).beta1 if loaded.heads else None)
     optimizer.onebit.load(parts if whole else gather(comm, mine))
     return True

@@ -1,0 +1,108 @@
+"""What optimizers in the shape of torch's have in common: a state that is the library's."""
+
+import warnings
+
+import torch
+
+from onebit.errors import OnebitWarning, wrong
+from onebit.torch import state
+from onebit.torch.gather import agree, gather
+
+
+class StatefulOptimizer(torch.optim.Optimizer):
+    """A derived class has `onebit`, `comm` and, in the order of the library's tensors, `_parameters`;
+    `_beta1` of the latest step; `_has_state` and `_begin_loading`; and calls `_forget_state` after
+    each step."""
+
+    _state = None
+    _consolidated = _said = _closed = False
+    _no_warmup, _warmup_steps = False, 0  # of the optimizer's options
+
+    def _forget_state(self):
+        self._state, self._consolidated = None, False
+
+    def _warn(self, words):
+        warnings.warn(words, OnebitWarning, stacklevel=4)
+
+    @property
+    def state(self):
+        """Of each parameter, by name: copies, made when they are asked for after a step. Before the
+        optimizer of the library is there, and after `close`, there is none."""
+        if not self._has_state():
+            return self._state or {}
+        if self._state is None:
+            self._state = state.of_parts(self._parameters, [self.onebit.save_whole()], self._beta1)
+        return self._state
+
+    @state.setter
+    def state(self, value):
+        if self._has_state():
+            raise wrong("the state is the library's: load_state_dict changes it")
+        self._state = value
+
+    def consolidate_state_dict(self, to=0):
+        """The next `state_dict` of rank `to` is of all ranks, as with torch's
+        ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
+        parts = gather(self.comm, self.onebit.save())
+        mine = self.comm.rank == to
+        self._state = state.of_parts(self._parameters, parts, self._beta1) if mine else None
+        self._consolidated = True
+
+    def state_dict(self):
+        """As torch's. Local. What ranks have each for themselves is this rank's, or after
+        `consolidate_state_dict` all ranks'."""
+        self.onebit.handle  # noqa: B018: says that it is closed
+        self._say_what_is_missing()
+        return super().state_dict()
+
+    def _say_what_is_missing(self):
+        if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
+            return
+        self._said = True
+        self._warn(
+            f"this state has the residuals of rank {self.comm.rank} alone. Where each rank saves its "
+            "own, or torch.distributed.checkpoint all, nothing is missing; where one rank saves, those "
+            "of the other ranks are, unless all ranks call consolidate_state_dict() before"
+        )
+
+    def load_state_dict(self, state_dict):
+        """Takes the state: each rank from its own of as many ranks, and then goes on to the bit; or
+        all ranks from one that was consolidated, however many had saved it, or from a list of all
+        that were saved; or from torch's Adam, AdamW or SGD, of whose steps this is the next. The
+        parameters are the model's, to be loaded before. Collective."""
+        reason, merged, groups = None, {}, None
+        try:
+            dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
+            groups = dicts[0]["param_groups"]
+            self._check_groups(groups)
+            numbers = [number for group in groups for number in group["params"]]
+            own = [one for group in self.param_groups for one in group["params"]]
+            for one in dicts:
+                for number, parameter in zip(numbers, own):
+                    merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
+            steps = self.onebit.info()["steps"]  # which makes the optimizer, where it is not there yet
+            if not any(merged.values()) and steps:
+                raise wrong("state_dict has no state of any parameter")
+        except Exception as caught:  # noqa: BLE001
+            reason = caught
+        agree(self.comm, reason)
+        self._load(merged, groups)
+
+    def _load(self, loaded, groups=None):
+        """groups: as saved; None: these stay."""
+        mine = [dict(group) for group in self.param_groups]
+        for group, saved in zip(self.param_groups, groups or ()):
+            group.update({name: saved[name] for name in saved if name != "params"})
+
+        try:
+            state.load(self, loaded, self._begin_loading)
+        except Exception:
+            for group, before in zip(self.param_groups, mine):
+                group.update(before)
+            raise
+        self._forget_state()
+
+    def _check_groups(self, groups):
+        counts = [[len(one["params"]) for one in of] for of in (groups, self.param_groups)]
+        if counts[0] != counts[1]:
+            raise wrong(f"the state's groups have {counts[0]} parameters, these {counts[1]}")
