@@ -283,7 +283,7 @@ onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer
                                         float learning_rate);
 
 /* Factors, weight decays, beta1 and tag (constants.c): what waits comes into force, where it may.
- * What the ranks must agree on in a call of the step being made: a rate, of that name, and these. */
+ * What the ranks must agree on in a call of the step being made: a rate, of that name and those. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call);

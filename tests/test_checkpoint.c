@@ -78,9 +78,8 @@ static void resume_from_whole(struct trainee *trainee, struct history *history,
           *bytes);
     free(whole->memory[0]);
     whole->memory[0] = allocate(1, *bytes);
-    CHECK_STATUS(
-        onebit_optimizer_save_whole(trainee->optimizer, whole->memory[0], *bytes, bytes),
-        ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_save_whole(trainee->optimizer, whole->memory[0], *bytes, bytes),
+                 ONEBIT_OK);
   }
   struct trainee other = trainee_create(comm, history->what, 1);
   CHECK_STATUS(trainee_load(&other, whole), ONEBIT_OK);
