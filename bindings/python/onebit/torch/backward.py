@@ -7,6 +7,8 @@ backward pass has filled it, and the rest in its step.
     optimizer.attach(model)
 """
 
+import weakref
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -88,7 +90,7 @@ class Backward:
 
     def __init__(self, optimizer, model=None, overlap=True):
         self._optimizer = optimizer
-        self._model = model
+        self._model = (lambda: None) if model is None else weakref.ref(model)
         self.overlap = overlap
         self._numbers = {id(one): number for number, one in enumerate(optimizer._parameters)}
         self._views = {}  # by number: what the buckets have of a gradient, where the library reads
@@ -106,7 +108,7 @@ class Backward:
         """A bucket is full."""
         if bucket.buffer().layout != torch.strided:
             raise wrong("a bucket of gradients is sparse: the optimizer cannot use that")
-        config = getattr(self._model, "_join_config", None)
+        config = getattr(self._model(), "_join_config", None)
         if getattr(config, "enable", False):
             raise wrong(
                 "the model is in its join(): a rank without inputs makes no step, which the "
