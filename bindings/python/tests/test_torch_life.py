@@ -14,4 +14,8 @@ def launch(scenario, ranks=2):
 
 
 def test_nothing_is_kept():
-    assert launch("freed") == "all well\n"
+    assert launch("freed,static_graph,joined") == "all well\n"
+
+
+def test_the_hook_is_of_the_models_group():
+    assert launch("of_its_group", 4) == "all well\n"

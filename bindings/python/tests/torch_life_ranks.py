@@ -18,8 +18,8 @@ import torch.multiprocessing  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-import onebit  # noqa: E402
 import onebit.torch  # noqa: E402
+from torch_common import expect  # noqa: E402
 
 
 def network():
@@ -48,6 +48,16 @@ def compressed(close):
     return model.module, optimizer, optimizer.comm
 
 
+def hooked(close):
+    model, state = DistributedDataParallel(network()), onebit.torch.HookState()
+    model.register_comm_hook(state, onebit.torch.allreduce_hook)
+    for step in range(4):
+        backward(model, step)
+    if close:
+        state.close()
+    return model.module, state, state.comm
+
+
 def count():
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
@@ -55,7 +65,7 @@ def count():
 def freed(rank, size):
     """A model, and what was made for it, are gone once the program has dropped them, closed or
     not, and so are descriptors and threads."""
-    for make in (compressed,):
+    for make in compressed, hooked:
         before = None
         for close in False, True, False:
             kept = [weakref.ref(one) for one in make(close)]
@@ -66,15 +76,87 @@ def freed(rank, size):
             assert count() == before, (make, close, before, count())
 
 
-SCENARIOS = (freed,)
+# --- The hook's state is of the model ------------------------------------------------------------
 
 
-def run(rank, name, size, path):
+def of_its_group(rank, size):
+    """A state without a group has the model's, one that is shared is refused another, and a wrapped
+    hook has its model too."""
+    groups = [dist.new_group([0, 1], backend="gloo"), dist.new_group([2, 3], backend="gloo")]
+
+    def make(group, state, hook=onebit.torch.allreduce_hook):
+        model = DistributedDataParallel(nn.Linear(300, 30), process_group=group)
+        model.register_comm_hook(state, hook)
+        return model
+
+    def wrapper(state, bucket):
+        return onebit.torch.allreduce_hook(state[0], bucket)
+
+    def gradient(model):
+        model.zero_grad()
+        (model(torch.ones(1, 300)) * (rank + 1.0)).sum().backward()
+        return model.module.weight.grad.mean()
+
+    mean, state = 2 * (rank // 2) + 1.5, onebit.torch.HookState(bits=8)
+    for model in (
+        make(groups[rank // 2], state),
+        make(groups[rank // 2], [onebit.torch.HookState(bits=8)], wrapper),
+    ):
+        for _ in range(3):
+            assert abs(gradient(model) - mean) < 0.01, gradient(model)
+    assert (state.comm.size, state.compressed, state.dense) == (2, 2, 1)
+    expect("another process group", lambda: gradient(make(None, state)))
+
+
+def static_graph(rank, size):
+    """And other ways of DistributedDataParallel's: gradients are those without the hook."""
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.first, self.second = nn.Linear(20, 9), nn.Linear(20, 9)
+
+        def forward(self, points):
+            return self.first(points) + (self.second(points) if points.sum() > 1e9 else 0)
+
+    for options, make in (
+        ({"static_graph": True}, network),
+        ({"gradient_as_bucket_view": True}, network),
+        ({"find_unused_parameters": True}, Branches),
+    ):
+        plain, hooked = (DistributedDataParallel(make(), **options) for _ in range(2))
+        hooked.register_comm_hook(onebit.torch.HookState(), onebit.torch.allreduce_hook)
+        for step in range(4):
+            for model in plain, hooked:
+                backward(model, step)
+            for one, other in zip(plain.parameters(), hooked.parameters()):
+                if one.grad is None or other.grad is None:
+                    assert one.grad is other.grad
+                else:
+                    off = (one.grad - other.grad).norm() / one.grad.norm()
+                    assert off < 0.05 and (off == 0 or step > 0), (options, step, off)
+
+
+def joined(rank, size):
+    """The rank that has fewer inputs takes part in the others' averages, with zeros."""
+    state, model = onebit.torch.HookState(), DistributedDataParallel(network())
+    model.register_comm_hook(state, onebit.torch.allreduce_hook)
+    with model.join():
+        for step in range(2 + 2 * rank):
+            backward(model, step)
+    assert state.steps == 4 and state.compressed == 3, (state.steps, state.compressed)
+
+
+SCENARIOS = (freed, of_its_group, static_graph, joined)
+
+
+def run(rank, names, size, path):
     torch.set_num_threads(1)
     store = dist.FileStore(path, size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-    dist.barrier()
+    for name in names.split(","):
+        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
+        dist.barrier()
     if rank == 0:
         print("all well")
 

@@ -11,19 +11,21 @@ normalised for it (see `HookState`). For one bit take onebit.torch.EfficientAdam
 DistributedDataParallel.
 """
 
+import gc
 import queue
 import threading
-from typing import Any, NamedTuple
+import weakref
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from onebit._native import Dtype, Status
 from onebit.communicator import Communicator
 from onebit.errors import wrong
 from onebit.plan import Plan
 from onebit.torch.gather import agree
-from onebit.torch.transport import checked_group
+from onebit.torch.interrupt import wait_for
 from onebit.torch.width import Normaliser, choose
 
 # Elements a message. Buckets overlap, so their messages need not: with the plan's own choice, 46 a
@@ -38,25 +40,61 @@ DTYPES = {
 }
 
 
-class _Job(NamedTuple):
-    future: torch.futures.Future
-    tensor: torch.Tensor
-    index: int
-    parameters: Any
-    numbers: Any  # of the parameters, whose elements lie in this order
-    warmup: bool
-    gradients: Any  # views of the tensor, one a parameter; None: they are not looked at
+class _Job:
+    """The average of a bucket in one backward pass."""
 
-    def is_strided(self):
-        return self.tensor.layout == torch.strided
+    def __init__(self, tensor, index, numbers, warmup, gradients=None):
+        self.tensor, self.index = tensor, index
+        self.numbers = numbers  # of the parameters, whose elements lie in this order
+        self.strided = tensor.layout == torch.strided
+        self.dense = warmup or not self.strided or tensor.dtype not in DTYPES
+        self.gradients = gradients  # views of the tensor, one a parameter; None: not looked at
+        self.future, self.done = torch.futures.Future(), threading.Event()
+        self.work = self.summed = self.reason = None
+        self.skipped = False
+
+
+def _work(calls):
+    """The thread of a state, of which it keeps nothing between two calls: a state that is dropped
+    ends its thread."""
+    while (call := calls.get()) is not None:
+        call()
+        call = None
+
+
+def _models_of(state, parameters):
+    """Each DistributedDataParallel that has these parameters, and this state: a bucket does not
+    name its model."""
+    wanted, kinds = {id(one) for one in parameters}, [DistributedDataParallel]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # An object refers to its class. Not all objects are asked: tensors that C++ owns may be freed.
+    models = [
+        one
+        for kind in kinds
+        for one in gc.get_referrers(kind)
+        if type(one) is kind
+        and "process_group" in vars(one)
+        and any(id(parameter) in wanted for parameter in one.parameters())
+    ]
+    own = [one for one in models if any(of is state for _, of in getattr(one, "_comm_hooks", ()))]
+    return own or models
+
+
+def _group_of(models):
+    groups = {id(one.process_group): one.process_group for one in models}
+    if len(groups) != 1:
+        raise wrong(
+            f"{len(groups)} process groups have models with these parameters: give HookState the "
+            "model's as process_group"
+        )
+    return groups.popitem()[1]
 
 
 class HookState:
-    """What the hook keeps between steps: a plan for each bucket, with its error. Collective: make
-    it on all processes of the group.
+    """What the hook keeps between steps: a plan for each bucket, with its error.
 
-    process_group: over gloo, of the same processes as the model's, and for this state's use alone;
-        None: a new group of all processes
+    process_group: of the same processes as the model's; None: the model's
     warmup_steps: steps that are dense at the beginning, exactly as without a hook unless gradients
         are normalised. At least 1, since DistributedDataParallel lays its buckets out anew after
         the first step
@@ -68,25 +106,30 @@ class HookState:
         they are averaged, also in the warm-up. For Adam, AdamW and their like, whose steps do not
         change by it, but for the weight of epsilon, and of clipping and coupled weight decay, which
         see gradients of magnitude 1. None: with 1 and 2 bits, where such an optimizer is known
-    timeout: seconds that a rank waits for a message before that is an error; default 600
+    timeout: seconds that a rank waits for a message before that is an error; None: the timeout of
+        the process group
     plan_options: as for `onebit.Plan` (scale, block_size, schedule, threads, chunk_size, ...)
 
     Buckets of another type than float32, bfloat16 and float16, sparse gradients, and steps where
     some rank's gradient is not finite, are averaged by torch, as without a hook.
 
-    A thread of the state's own makes the exchanges, one bucket after the other, while the backward
-    pass goes on.
+    The first backward pass makes the communicator, and a thread, which makes the exchanges, one
+    bucket after the other, while a backward pass goes on. Both end by `close`, or once state and
+    model are dropped.
 
     `state_dict` is of this rank: each saves its own, and loads it with as many ranks into a state
     that was made with the same arguments, for a model that was made and wrapped alike. Steps then go
     on to the bit, if two or more were made; a state of fewer is as none. A pickled state, as of
-    torch.save, and a copy have it in them, and make their communicator in the first backward pass,
-    which all ranks make together. Counts, to look at:
+    torch.save, and a copy have it in them. Counts, to look at:
 
     bits, normalise: as they were asked for, or chosen
     steps: made with this hook, the warm-up included
-    skipped: buckets that were averaged by torch because some rank's gradient was not finite
+    compressed: buckets that were averaged in bits
+    dense: buckets that were averaged by torch
+    skipped: of the dense ones, those where some rank's gradient was not finite
     dropped: residuals that were dropped because a bucket was laid out anew
+    bytes_sent: by this rank, of what was compressed
+    comm: the communicator; None before the first backward pass
     """
 
     def __init__(
@@ -103,67 +146,192 @@ class HookState:
             raise ValueError(f"warmup_steps is {warmup_steps}, not at least 1")
         bits, normalise = choose(optimizer, bits, normalise)
         self._begin(process_group, warmup_steps, timeout, bits, normalise, plan_options)
-        self._open()
 
     def _begin(self, process_group, warmup_steps, timeout, bits, normalise, plan_options):
         self._given_group, self.warmup_steps, self._timeout = process_group, warmup_steps, timeout
         self.bits, self.normalise, self._plan_options = bits, normalise, plan_options
-        self.steps = self.skipped = self.dropped = 0
+        self.steps = self.compressed = self.dense = self.skipped = self.dropped = 0
         self._normaliser = Normaliser() if normalise else None
-        self.comm = self._loaded = None
-        self._closed = False
+        self._group = self.comm = self._loaded = None
+        self._sent, self._closed = 0, False
         self._numbers = {}  # of parameters, in the order of the first step; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
         self._plans = {}  # by the bucket's index: its layout, the plan
-        self._held = []  # jobs of a step that are not with the thread yet
+        self._pass = []  # the jobs of a backward pass
+        self._at_once = False  # whether its last bucket waits for all
 
-    def _open(self):
-        self._group = checked_group(self._given_group)
-        self.comm = Communicator.torch(self._group, self._timeout)
+    def _open(self, group):
+        comm = Communicator.torch(group, self._timeout)
         try:
-            self._check(self._loaded)
+            self._check(comm, self._loaded)
         except Exception:
-            self.comm.close()
-            self.comm = None
+            comm.close()
             raise
-        self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="onebit-hook")
+        self._group, self.comm = group, comm
+        self._calls = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_work, args=(self._calls,), daemon=True, name="onebit-hook"
+        )
         self._thread.start()
+        self._end_thread = weakref.finalize(self, self._calls.put, None)
+
+    @property
+    def bytes_sent(self):
+        """By this rank, of what was compressed."""
+        return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
 
     def add(self, bucket):
-        """Hands a bucket to the thread; the future has the average."""
+        """Takes a bucket; the future has the average when the backward pass ends."""
         if self._closed:
             raise wrong("the hook's state is closed")
-        if self.comm is None:
-            self._open()
-        tensor, parameters = bucket.buffer(), bucket.parameters()
+        parameters = bucket.parameters()
         if bucket.index() == 0:
-            self._layouts, self._held = {}, []  # also those of a pass that was cut short
+            self._begin_pass(parameters)
+        self.comm._check_process()
         numbers = [self._numbers.setdefault(one, len(self._numbers)) for one in parameters]
-        done = torch.futures.Future()
-        warmup = self.steps < self.warmup_steps
-        job = _Job(done, tensor, bucket.index(), parameters, numbers, warmup, None)
-        if job.is_strided():
-            self._layouts[bucket.index()] = numbers
-            if self.normalise:
-                job = job._replace(gradients=bucket.gradients())
-        self._held.append(job)
+        job = _Job(bucket.buffer(), bucket.index(), numbers, self.steps < self.warmup_steps)
+        if job.strided:
+            self._layouts[job.index] = numbers
+            job.gradients = bucket.gradients() if self.normalise else None
+        self._pass.append(job)
+        if self._loaded is None:
+            self._start(job)
         if bucket.is_last():
             self.steps += 1
-        if bucket.is_last() or self._loaded is None:
-            self._jobs.put(self._held)
-            self._held = []
-        return done.then(_unwrap)
+            self._when_the_pass_ends()
+        return job.future
+
+    def _begin_pass(self, parameters):
+        self._layouts, self._pass = {}, []  # also those of a pass that was cut short
+        self._at_once = False
+        if self.comm is not None and all(one in self._numbers for one in parameters):
+            return
+        models = _models_of(self, parameters)
+        # The first pass of a static graph fills all buckets once its end has come.
+        self._at_once = any(one.static_graph for one in models)
+        group = _group_of(models) if self._given_group is None else self._given_group
+        if self.comm is None:
+            self._open(group)
+        elif group is not self._group:
+            raise wrong("the hook's state is of another process group: each needs a state of its own")
 
     def close(self):
         """Ends the thread, and gives back plans and communicator. On all processes."""
-        self._closed = True
+        self._sent, self._closed = self.bytes_sent, True
         if self.comm is None:
             return
-        self._jobs.put(None)
+        self._end_thread()
         self._thread.join()
         self._plans.clear()
+        self._numbers.clear()
         self.comm.close()
+
+    # --- A backward pass -------------------------------------------------------------------------
+
+    def _start(self, job, saved=None):
+        """What is compressed goes to the thread. What is dense goes to torch at once: in a thread
+        it could come between other collectives of the group."""
+        if job.dense:
+            self._normalise(job)
+            self._start_dense(job)
+            job.done.set()
+        else:
+            self._calls.put(lambda: self._exchange(job, saved))
+
+    def _start_dense(self, job):
+        """As DistributedDataParallel does. Not every gloo knows bfloat16."""
+        self.dense += 1
+        job.tensor.div_(self._group.size())
+        bfloat16 = job.tensor.dtype == torch.bfloat16
+        job.summed = job.tensor.float() if bfloat16 else job.tensor
+        job.work = dist.all_reduce(job.summed, group=self._group, async_op=True)
+
+    def _normalise(self, job):
+        if job.gradients is not None:
+            self._normaliser.divide(job.numbers, job.gradients)
+
+    def _exchange(self, job, saved):
+        """In the thread. saved: the bucket of a state that was loaded; None: it goes on."""
+        try:
+            self._normalise(job)
+            plan = self._plan(job)
+            if saved is not None and "worker" in saved:
+                plan.import_residual(saved["worker"], saved["server"])
+                plan.set_bits(saved["bits"])
+            job.skipped = plan.allreduce(job.tensor, job.tensor) == Status.SKIPPED
+        except BaseException as caught:  # noqa: BLE001
+            job.reason = caught
+        job.done.set()
+
+    def _when_the_pass_ends(self):
+        """DistributedDataParallel waits for its futures at the end of the pass: this comes before
+        it. There is no pass where a rank in the model's join() follows the others."""
+        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        try:
+            if not self._at_once:
+                queue_callback(lambda: self._finish(queue_callback))
+        except RuntimeError:
+            self._at_once = True
+        if self._at_once:
+            self._finish(lambda call: call())
+
+    def _finish(self, at_the_end):
+        jobs, self._pass = self._pass, []
+        try:
+            for job in jobs if self._loaded is None else self._go_on(jobs):
+                self._wait(job)
+        except BaseException as caught:  # noqa: BLE001: only at the end, since the model ends its pass
+            reason = caught
+
+            def fail():
+                raise reason
+
+            at_the_end(fail)
+        for job in jobs:
+            job.future.set_result(job.tensor)
+
+    def _wait(self, job):
+        wait_for(self.comm, job.done)
+        if job.reason is not None:
+            raise job.reason
+        if job.skipped:
+            self.skipped += 1
+            self._start_dense(job)
+        if job.work is None:
+            self.compressed += 1
+            return
+        job.work.wait()
+        if job.summed is not job.tensor:
+            job.tensor.copy_(job.summed)
+
+    def _go_on(self, jobs):
+        """A step whose gradients go into the buckets of the state, and back: those that
+        DistributedDataParallel has in its first step are others than later. What is left."""
+        loaded, self._loaded = self._loaded, None
+        pieces, sizes = {}, {}
+        for job in jobs:
+            if job.strided:
+                pieces.update(zip(job.numbers, job.tensor.split(self._sizes(job.numbers))))
+        for bucket in loaded["buckets"].values():
+            sizes.update(zip(bucket["numbers"], bucket["sizes"]))
+        if sizes != {number: piece.numel() for number, piece in pieces.items()}:
+            raise wrong("the state is of another model, or of one that was wrapped otherwise")
+        if self.normalise:
+            self._normaliser.load(loaded["moments"])
+        for job in jobs:
+            self._normalise(job)
+        for index, saved in loaded["buckets"].items():
+            parts = [pieces[number] for number in saved["numbers"]]
+            warmup = self.steps <= self.warmup_steps
+            of_state = _Job(torch.cat(parts), index, saved["numbers"], warmup)
+            self._start(of_state, saved)
+            self._wait(of_state)
+            for part, mean in zip(parts, of_state.tensor.split(saved["sizes"])):
+                part.copy_(mean)
+        others = [job for job in jobs if not job.strided]
+        for job in others:
+            self._start(job)
+        return others
 
     # --- State -----------------------------------------------------------------------------------
 
@@ -171,9 +339,9 @@ class HookState:
         """Tensors and numbers of this rank, between steps. Local."""
         if self._loaded is not None:
             return self._loaded
-        buckets, sizes = {}, _sizes(self._numbers)
+        buckets = {}
         for index, numbers in self._layouts.items():
-            buckets[index] = {"numbers": numbers, "sizes": [sizes[number] for number in numbers]}
+            buckets[index] = {"numbers": numbers, "sizes": self._sizes(numbers)}
             layout, plan = self._plans.get(index, (None, None))
             if plan is not None and layout[2:] == tuple(numbers):
                 worker, server = (as_tensor(one) for one in plan.export_residual())
@@ -183,14 +351,14 @@ class HookState:
             "rank": comm.rank if comm else None, "ranks": comm.size if comm else None,
             "bits": self.bits, "normalise": self.normalise, "steps": self.steps,
             "skipped": self.skipped, "dropped": self.dropped, "buckets": buckets,
-            "moments": self._normaliser.state(self._numbers) if self.normalise else {},
+            "moments": self._normaliser.state() if self.normalise else {},
         }  # fmt: skip
 
     def load_state_dict(self, state_dict):
         """Goes on from this rank's own state, with the next step. Collective: raises `Error` on all
         ranks where some rank's is of another rank, or of another kind."""
         if self.comm is not None:
-            self._check(state_dict)
+            self._check(self.comm, state_dict)
         self._take(state_dict)
 
     def _take(self, state_dict):
@@ -202,13 +370,13 @@ class HookState:
         for name in "steps", "skipped", "dropped":
             setattr(self, name, state_dict[name] if self._loaded else 0)
 
-    def _check(self, state_dict):
+    def _check(self, comm, state_dict):
         reason = None
-        own = {"rank": self.comm.rank, "ranks": self.comm.size, "bits": self.bits}
+        own = {"rank": comm.rank, "ranks": comm.size, "bits": self.bits}
         for name, value in {**own, "normalise": self.normalise}.items():
             if state_dict is not None and state_dict[name] not in (value, None):
                 reason = wrong(f"{name} of the state is {state_dict[name]}, and here {value}")
-        agree(self.comm, reason)
+        agree(comm, reason)
 
     def __getstate__(self):
         if self._given_group is not None:
@@ -225,78 +393,6 @@ class HookState:
         self._begin(None, **saved)
         self._take(state)
 
-    # --- The thread ------------------------------------------------------------------------------
-
-    def _work(self):
-        while (jobs := self._jobs.get()) is not None:
-            reason = None
-            try:
-                (self._go_on if self._loaded else self._make)(jobs)
-            except BaseException as caught:  # noqa: BLE001
-                reason = caught
-            for job in jobs:
-                job.future.set_result((job.tensor, reason))
-
-    def _make(self, jobs):
-        self._normalise(jobs)
-        for job in jobs:
-            self._average(job)
-
-    def _normalise(self, jobs):
-        for job in jobs:
-            if job.gradients is not None:
-                self._normaliser.divide(job.parameters, job.gradients)
-
-    def _go_on(self, jobs):
-        """A step whose gradients go into the buckets of the state, and back: those that
-        DistributedDataParallel has in its first step are others than later."""
-        loaded, self._loaded = self._loaded, None
-        strided = [job for job in jobs if job.is_strided()]
-        pieces = {}
-        for job in strided:
-            pieces.update(zip(job.numbers, job.tensor.split(_sizes(job.parameters))))
-        known = {}
-        for bucket in loaded["buckets"].values():
-            known.update(zip(bucket["numbers"], bucket["sizes"]))
-        if known != {number: piece.numel() for number, piece in pieces.items()}:
-            raise wrong("the state is of another model, or of one that was wrapped otherwise")
-        if self.normalise:
-            self._normaliser.load(self._numbers, loaded["moments"])
-        self._normalise(jobs)
-        for index, bucket in loaded["buckets"].items():
-            parts = [pieces[number] for number in bucket["numbers"]]
-            job = strided[0]._replace(
-                tensor=torch.cat(parts), index=index, numbers=bucket["numbers"]
-            )
-            if "worker" in bucket:
-                plan = self._plan(job)
-                plan.import_residual(bucket["worker"], bucket["server"])
-                plan.set_bits(bucket["bits"])
-            self._average(job)
-            for part, mean in zip(parts, job.tensor.split(bucket["sizes"])):
-                part.copy_(mean)
-        for job in jobs:
-            if not job.is_strided():
-                self._average(job)
-
-    def _average(self, job):
-        dense = job.warmup or not job.is_strided() or job.tensor.dtype not in DTYPES
-        if not dense:
-            status = self._plan(job).allreduce(job.tensor, job.tensor)
-            if status != Status.SKIPPED:
-                return
-            self.skipped += 1
-        self._average_dense(job.tensor)
-
-    def _average_dense(self, tensor):
-        """As DistributedDataParallel does, but in a group of its own, so that no collective of the
-        program can come in between. Gloo does not know bfloat16."""
-        tensor.div_(self.comm.size)
-        summed = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        dist.all_reduce(summed, group=self._group)
-        if summed is not tensor:
-            tensor.copy_(summed)
-
     def _plan(self, job):
         """The bucket's plan. The layout changes on all ranks in the same step."""
         wanted = (job.tensor.numel(), job.tensor.dtype, *job.numbers)
@@ -311,21 +407,14 @@ class HookState:
         self._plans[job.index] = wanted, plan
         return plan
 
-
-def _sizes(parameters):
-    return [one.numel() for one in parameters]
+    def _sizes(self, numbers):
+        counts = [one.numel() for one in self._numbers]
+        return [counts[number] for number in numbers]
 
 
 def as_tensor(values):
     """An array of float32, as a tensor on the same memory."""
     return torch.frombuffer(values, dtype=torch.float32) if len(values) else torch.empty(0)
-
-
-def _unwrap(done):
-    tensor, reason = done.value()
-    if reason is not None:
-        raise reason
-    return tensor
 
 
 def allreduce_hook(state, bucket):

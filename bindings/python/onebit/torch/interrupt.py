@@ -32,14 +32,9 @@ def _jobs():
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 
-def interruptible(comm, call):
-    """What call() returns or raises, made by another thread: Ctrl-C in the main thread, which a
-    call into the library would hold up until it ends, aborts the communicator, and so tells all
-    ranks."""
-    if threading.current_thread() is not threading.main_thread() or comm.size == 1:
-        return call()
-    outcome, done = [], threading.Event()
-    _jobs().put((call, outcome, done))
+def wait_for(comm, done):
+    """Until another thread's call on the communicator is done. What interrupts the wait aborts it,
+    and so tells all ranks."""
     try:
         while not done.wait(0.2):  # a signal may have been another thread's to receive
             pass
@@ -48,6 +43,16 @@ def interruptible(comm, call):
             comm.abort()
             done.wait()
         raise
+
+
+def interruptible(comm, call):
+    """What call() returns or raises, made by another thread: a call into the library would hold up
+    Ctrl-C in the main thread until it ends."""
+    if threading.current_thread() is not threading.main_thread() or comm.size == 1:
+        return call()
+    outcome, done = [], threading.Event()
+    _jobs().put((call, outcome, done))
+    wait_for(comm, done)
     result, reason = outcome.pop()
     if reason is not None:
         raise reason

@@ -50,31 +50,24 @@ class Normaliser:
     _BETA = 0.999
 
     def __init__(self):
-        self._moments = {}  # by parameter: the mean of squares, and of how many steps
+        self._moments = {}  # by the parameter's number: the mean of squares, of how many steps
 
-    def state(self, numbers):
-        """By the parameter's number."""
-        return {
-            number: (self._moments[one][0].clone(), self._moments[one][1])
-            for one, number in numbers.items()
-            if one in self._moments
-        }
+    def state(self):
+        return {number: (one.clone(), steps) for number, (one, steps) in self._moments.items()}
 
-    def load(self, numbers, state):
-        for one, number in numbers.items():
-            if number in state:
-                self._moments[one] = state[number][0].clone(), state[number][1]
+    def load(self, state):
+        self._moments = {number: (one.clone(), steps) for number, (one, steps) in state.items()}
 
-    def divide(self, parameters, gradients):
+    def divide(self, numbers, gradients):
         """In place. What is not finite changes no moment."""
-        for parameter, gradient in zip(parameters, gradients):
-            moment, steps = self._moments.get(parameter, (None, 0))
+        for number, gradient in zip(numbers, gradients):
+            moment, steps = self._moments.get(number, (None, 0))
             if moment is None:
-                moment = torch.zeros(parameter.shape, dtype=torch.float32)
+                moment = torch.zeros(gradient.shape, dtype=torch.float32)
             wide = gradient.float()
             if bool(wide.isfinite().all()):
                 steps += 1
                 moment.mul_(self._BETA).addcmul_(wide, wide, value=1 - self._BETA)
-                self._moments[parameter] = moment, steps
+                self._moments[number] = moment, steps
             root = (moment / (1 - self._BETA ** max(steps, 1))).sqrt_()
             gradient.copy_(torch.where(root > 0, wide / root, wide))
