@@ -1,0 +1,133 @@
+"""Runs a program that is not to be changed: each DistributedDataParallel of it gets the hook.
+
+    torchrun --nproc-per-node 4 -m onebit.torch.run train.py --lr 0.1
+
+Gradients are then averaged in 8 bits (--bits). A model on another device than the processor, and one
+for which the program registers a hook of its own, stay as they are. When the program ends rank 0
+says on standard error what was averaged how.
+"""
+
+import argparse
+import atexit
+import collections
+import functools
+import os
+import runpy
+import sys
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from onebit._native import Status
+from onebit.errors import Error
+from onebit.torch.hook import HookState, allreduce_hook
+
+
+class Totals:
+    """Of all models of the program, those that it has dropped too."""
+
+    def __init__(self):
+        self.rank = int(os.environ.get("RANK", 0))
+        self.given = weakref.WeakSet()
+        self._counts = collections.Counter()
+
+    def add(self, state):
+        names = "compressed", "dense", "skipped", "bytes_sent"
+        self._counts.update({name: getattr(state, name) for name in names})
+        self._counts["states"] += 1
+
+    def text(self):
+        for one in self.given:
+            one.leave()
+        found = self._counts
+        if not found["states"]:
+            return "no DistributedDataParallel on the processor is without a hook of its own"
+        return (
+            f"{found['compressed']} buckets of gradients averaged in bits ({found['bytes_sent']} "
+            f"bytes from rank 0), {found['dense']} by torch, {found['skipped']} of them since some "
+            "rank's were not finite"
+        )
+
+    def report(self):
+        if self.rank == 0:
+            print(f"onebit: {self.text()}", file=sys.stderr, flush=True)
+
+
+class Given:
+    """What a model is registered with: a hook and its state, which its program may replace."""
+
+    def __init__(self, totals, options):
+        self.hook, self.state = allreduce_hook, HookState(**options)
+        self._totals = totals
+        totals.given.add(self)
+
+    def replace(self, hook, state):
+        self.hook, self.state, self._totals = hook, state, None
+
+    def leave(self):
+        if self._totals is not None:
+            self._totals.add(self.state)
+            self._totals = None
+
+    def __del__(self):
+        self.leave()
+
+    def __reduce__(self):  # a model that is copied has no hook, as in torch
+        return object, ()
+
+
+def given_hook(given, bucket):
+    return given.hook(given.state, bucket)
+
+
+def give_hooks(totals, **options):
+    """To each DistributedDataParallel that is made from now on."""
+    if int(torch.__version__.split(".")[0]) < 2:
+        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not say which hooks a model has")
+    make, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(make)
+    def __init__(self, *arguments, **named):  # noqa: N807
+        make(self, *arguments, **named)
+        totals.rank = dist.get_rank()
+        on_processor = all(one.device.type == "cpu" for one in self.parameters())
+        if on_processor and not self._comm_hooks:
+            register(self, Given(totals, options), given_hook)
+
+    @functools.wraps(register)
+    def register_comm_hook(self, state, hook):
+        given = next((one for _, one in self._comm_hooks if isinstance(one, Given)), None)
+        if given is None or given.hook is not allreduce_hook:
+            return register(self, state, hook)
+        self._check_comm_hook(hook)
+        given.replace(hook, state)
+
+    DistributedDataParallel.__init__ = __init__
+    DistributedDataParallel.register_comm_hook = register_comm_hook
+
+
+def main():
+    from onebit.torch import run  # the one that a copied model finds, not this one
+
+    parser = argparse.ArgumentParser(prog="onebit.torch.run", description="runs a program")
+    parser.add_argument("--bits", type=int, default=8, choices=[1, 2, 4, 8])
+    parser.add_argument("-m", action="store_true", help="the program is a module")
+    parser.add_argument("program", help="with its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    totals = run.Totals()
+    atexit.register(totals.report)
+    run.give_hooks(totals, bits=options.bits)
+    sys.argv = [options.program, *options.arguments]
+    if options.m:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(options.program))
+        runpy.run_path(options.program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
