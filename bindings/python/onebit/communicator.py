@@ -96,10 +96,9 @@ class Communicator:
         """The ranks of a torch.distributed process group, over any backend: its store is all that
         is needed. Collective.
 
-        group: None: all processes. Over gloo (below) it is for onebit's use alone from now on,
-            since its messages are point-to-point messages of that group, or of a new one for None
-            and a group over another backend
-        timeout: seconds that a rank waits for a message before that is an error; default 600
+        group: None: all processes
+        timeout: seconds that a rank waits for a message before that is an error; None:
+            ONEBIT_TIMEOUT's, or where that is not set the process group's
         transport: "sockets": the library's own, at the address that gloo would use
             (ONEBIT_SOCKET_IFNAME, or GLOO_SOCKET_IFNAME, names an interface); "gloo";
             "automatic": sockets, and gloo, with a warning, where some two ranks cannot connect.
@@ -116,7 +115,7 @@ class Communicator:
         communicator of their own on the CUDA device that is current on each: for plans and optimizers
         with device="cuda". Collective, and so is `close`. The library must be built with NCCL.
 
-        timeout: seconds to wait here for a rank that does not come; default 600
+        timeout: seconds to wait here for a rank that does not come; None: as above
         """
         from onebit.torch.nccl import create
 

@@ -1,6 +1,9 @@
 """Scenarios of torch_ranks.py: communicators over a process group, and how ranks find each other."""
 
+import contextlib
+import datetime
 import inspect
+import io
 import os
 import warnings
 
@@ -9,7 +12,8 @@ import onebit.torch
 import torch
 import torch.distributed as dist
 from onebit import Status
-from onebit.torch import rendezvous
+from onebit.torch import rendezvous, transport
+from onebit.torch.transport import timeout_of
 from torch_common import alike, gradient, raises
 
 
@@ -105,11 +109,11 @@ def of_another_backend(rank, size):
         "mute", lambda store, rank, size, timeout: Mute(rank, size), devices=["cpu"]
     )
     group = dist.new_group(backend="mute")
-    for transport in "sockets", "gloo":
-        comm = onebit.Communicator.torch(group, transport=transport)
+    for kind in "sockets", "gloo":
+        comm = onebit.Communicator.torch(group, transport=kind)
         ones = torch.full((100,), rank + 1.0)
         onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
-        assert comm.transport == transport and (ones == (size + 1) / 2).all()
+        assert comm.transport == kind and (ones == (size + 1) / 2).all()
         comm.close()
 
 
@@ -119,9 +123,9 @@ def falls_back(rank, size):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             comm = onebit.Communicator.torch(timeout=20, **options)
-        transport = comm.transport
+        found = comm.transport
         comm.close()
-        return transport, [str(one.message) for one in caught]
+        return found, [str(one.message) for one in caught]
 
     connect = rendezvous._connect
     if rank == 1:
@@ -129,17 +133,17 @@ def falls_back(rank, size):
     assert make() == ("sockets", [])
     if rank == 0:
         os.environ["ONEBIT_SOCKET_IFNAME"] = "none7"
-    transport, said = make()
+    kind, said = make()
     words = "since sockets cannot be used: rank 0: interface none7 has no IPv4 address, nor an IPv6 one"
-    assert transport == "gloo" and len(said) == 1 and words in said[0], said
+    assert kind == "gloo" and len(said) == 1 and words in said[0], said
     raises(Status.ERROR_TRANSPORT, lambda: make(transport="sockets"), "interface none7")
     if rendezvous._is_here("::1"):  # interfaces that have IPv6 addresses alone
         of_interface = rendezvous._six_of_interface
         rendezvous._six_of_interface = lambda name: ["fe80::1", "::1"]
         assert make() == ("sockets", [])
         rendezvous._six_of_interface = lambda name: ["fe80::1"]
-        transport, said = make()
-        assert transport == "gloo" and "none7 has link-local addresses only: fe80" in said[0], said
+        kind, said = make()
+        assert kind == "gloo" and "none7 has link-local addresses only: fe80" in said[0], said
         rendezvous._six_of_interface = of_interface
     os.environ["ONEBIT_SOCKET_IFNAME"] = "lo"
     assert make() == ("sockets", [])
@@ -153,23 +157,42 @@ def falls_back(rank, size):
             return connect(at)
 
         asked, rendezvous._connect = [], refuse
-    transport, said = make()
-    assert transport == "gloo" and "rank 2: no route to host" in said[0], said
+    kind, said = make()
+    assert kind == "gloo" and "rank 2: no route to host" in said[0], said
     rendezvous._connect = connect
     kind = "gloo" if rank == 1 else "sockets"
     words = "transport differs: sockets on rank 0, gloo on rank 1"
     raises(Status.ERROR_MISMATCH, lambda: make(transport=kind), words)
     raises(Status.ERROR_ARGUMENT, lambda: make(transport="smoke"), "transport is 'smoke'")
+    timeouts(rank, size)
     never_comes(rank, size)
     forked(rank)
 
 
+def timeouts(rank, size):
+    """The process group's, unless something else is said."""
+    short = dist.new_group(timeout=datetime.timedelta(seconds=77))
+    default = dist.default_pg_timeout.total_seconds()
+    assert [timeout_of(one, None) for one in (short, None)] == [77, default]
+    for asked, seconds in (("5.5", 5.5), ("never", transport.FOR_EVER.total_seconds()), ("", 77)):
+        os.environ["ONEBIT_TIMEOUT"] = asked
+        assert timeout_of(short, None) == seconds and timeout_of(short, 3) == 3
+    os.environ["ONEBIT_TIMEOUT"] = "soon"
+    raises(Status.ERROR_ARGUMENT, onebit.Communicator.torch, "ONEBIT_TIMEOUT is soon seconds")
+    del os.environ["ONEBIT_TIMEOUT"]
+
+
 def never_comes(rank, size):
-    rendezvous.GRACE_SECONDS = 1.0
+    rendezvous.GRACE_SECONDS, rendezvous.NOTICE_SECONDS = 1.0, 0.2
     for absent in size - 1, 0:
         words = f"waited 0.5 s for rank {absent} to make its communicator"
         if rank != absent:
-            raises(Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=0.5), words)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                raises(
+                    Status.ERROR_TRANSPORT, lambda: onebit.Communicator.torch(timeout=0.5), words
+                )
+            notice = f"rank {rank}: waiting 0.2 s for rank {absent} to make its communicator\n"
+            assert said.getvalue().endswith(notice) and said.getvalue().count("\n") == 1, said
         dist.barrier()
         if rank == absent == 0:  # comes too late: who was missing then was rank 0
             rendezvous.Meeting(None, 0.5)

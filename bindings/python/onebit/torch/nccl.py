@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from onebit import _native
 from onebit._native import Status
-from onebit.errors import Error, check, wrong
+from onebit.errors import Error, check
 from onebit.torch.rendezvous import Meeting, said, why
-from onebit.torch.transport import check_member
+from onebit.torch.transport import check_member, timeout_of
 
 _ID_BYTES = 128
 
@@ -85,10 +85,7 @@ def _end(comm):
 def create(kind, group, timeout):
     """A communicator (of class `kind`) over the processes of a group."""
     check_member(group)
-    timeout = 600.0 if timeout is None else timeout
-    if not 0 < timeout < 1e9:
-        raise wrong(f"timeout is {timeout} seconds")
-    meeting = Meeting(group, timeout)
+    meeting = Meeting(group, timeout_of(group, timeout))
 
     def begin():
         nccl = Nccl()

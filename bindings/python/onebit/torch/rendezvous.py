@@ -10,10 +10,12 @@ import contextlib
 import fcntl
 import ipaddress
 import json
+import math
 import os
 import secrets
 import socket
 import struct
+import sys
 import time
 
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from onebit.errors import Error, wrong
 CONNECT_SECONDS = 10.0
 # The others wait for rank 0 so much longer than it for them, and hear from it who is missing.
 GRACE_SECONDS = 10.0
+NOTICE_SECONDS = 10.0
 _SIOCGIFADDR = 0x8915
 
 _attempts = collections.Counter()  # by the group's name
@@ -48,32 +51,41 @@ class Meeting:
     def __init__(self, group, timeout):
         store, name = _of_group(group)
         _attempts[name] += 1
-        store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
-        self._begin(store, dist.get_rank(group), dist.get_world_size(group), timeout)
+        self._store = dist.PrefixStore(f"onebit/{name}/{_attempts[name]}", store)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout, self._rounds = timeout, 0
 
-    @classmethod
-    def at(cls, store, rank, size, timeout):
-        """Of a store that has had none yet."""
-        made = cls.__new__(cls)
-        made._begin(dist.PrefixStore("onebit", store), rank, size, timeout)
-        return made
-
-    def _begin(self, store, rank, size, timeout):
-        self.rank, self.size, self.timeout = rank, size, timeout
-        self._store = store
-        self._rounds = 0
+    def store_of(self, name):
+        """For something else of these ranks."""
+        return dist.PrefixStore(name, self._store)
 
     def _set(self, key, value):
         self._store.set(key, json.dumps(value))
         self._store.add(f"{key}/set", 1)
 
+    def _is_set(self, key):
+        return self._store.add(f"{key}/set", 0) > 0
+
+    def _name_missing(self):
+        """Once a round, as the library does of its own waits."""
+        self._notice_at = math.inf
+        missing = [rank for rank in range(self.size) if not self._is_set(f"{self._rounds}/{rank}")]
+        if missing:
+            print(
+                f"onebit WARN {socket.gethostname()} rank {self.rank}: waiting "
+                f"{NOTICE_SECONDS:.3g} s for rank {missing[0]} to make its communicator",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
     def _get(self, key, until):
         """None when the time is over. By asking, since an interrupt cannot end a store's wait; and
         by a counter, since not every store of every torch has `check`."""
         pause = 0.001
-        while not self._store.add(f"{key}/set", 0):
+        while not self._is_set(key):
             if time.monotonic() > until:
                 return None
+            if time.monotonic() > self._notice_at:
+                self._name_missing()
             time.sleep(pause)
             pause = min(2 * pause, 0.2)
         return json.loads(self._store.get(key))
@@ -82,7 +94,8 @@ class Meeting:
         """What each rank says, in the order of ranks, on all alike. Raises `Error` where one does
         not come."""
         self._rounds += 1
-        until = time.monotonic() + self.timeout
+        now = time.monotonic()
+        until, self._notice_at = now + self.timeout, now + NOTICE_SECONDS
         key = f"{self._rounds}/{{}}".format
         self._set(key(self.rank), [value])
         if self.rank == 0:

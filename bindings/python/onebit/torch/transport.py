@@ -12,6 +12,8 @@ import collections
 import contextlib
 import ctypes
 import datetime
+import math
+import os
 import threading
 import time
 import warnings
@@ -203,31 +205,40 @@ def check_member(group):
         raise wrong("group does not have this process")
 
 
-def checked_group(group):
-    """A process group over gloo: the one that is given, or a new one of all processes."""
-    check_member(group)
-    if group is None:
-        return dist.new_group(backend="gloo")
-    backend = dist.get_backend(group)
-    if backend != "gloo":
-        raise Error(Status.ERROR_UNSUPPORTED, f"group is over {backend}, not over gloo")
-    return group
+def timeout_of(group, timeout):
+    """Seconds: those that are given, else ONEBIT_TIMEOUT's, else those of the process group."""
+    name, asked = "timeout", timeout
+    if timeout is None:
+        name, asked = "ONEBIT_TIMEOUT", os.environ.get("ONEBIT_TIMEOUT")
+    if not asked:
+        return _own_timeout(dist.distributed_c10d._get_default_group() if group is None else group)
+    try:
+        seconds = math.inf if asked in ("never", "0") else float(asked)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise wrong(f"{name} is {asked} seconds")
+    return min(seconds, FOR_EVER.total_seconds())
 
 
-def _gloo_beside(group):
-    """The group if it is over gloo, else a new one of its processes that is."""
-    if group is None or dist.get_backend(group) == "gloo":
-        return checked_group(group)
-    ranks = dist.get_process_group_ranks(group)  # from torch 2.0 on, and so is what follows
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+def _own_timeout(group):
+    """As the program has set it; of a backend that has none torch's default."""
+    devices = getattr(group, "_device_types", None)  # from torch 2.0 on: a backend for each
+    backends = [group] if devices is None else [group._get_backend(one) for one in devices]
+    options = [getattr(one, "options", None) for one in backends]
+    found = [one._timeout.total_seconds() for one in options if hasattr(one, "_timeout")]
+    return max(found, default=dist.default_pg_timeout.total_seconds())
 
 
-def _create_gloo(kind, group, timeout):
-    group = _gloo_beside(group)
+def _create_gloo(kind, meeting, timeout):
+    """Over connections of gloo of its own."""
+    group = dist.ProcessGroupGloo(
+        meeting.store_of("gloo"), meeting.rank, meeting.size, datetime.timedelta(seconds=timeout)
+    )
     transport = GlooTransport(group, timeout)
     try:
         made = kind.custom(
-            transport, group.rank(), group.size(), largest_tag=LARGEST_TAG, timeout=timeout
+            transport, meeting.rank, meeting.size, largest_tag=LARGEST_TAG, timeout=timeout
         )
     except Exception:
         transport.release()
@@ -242,9 +253,7 @@ TRANSPORTS = ("automatic", "sockets", "gloo")
 def create(kind, group, timeout, transport, streams):
     """A communicator (of class `kind`) over the processes of a group."""
     check_member(group)
-    timeout = 600.0 if timeout is None else timeout
-    if not 0 < timeout < 1e9:
-        raise wrong(f"timeout is {timeout} seconds")
+    timeout = timeout_of(group, timeout)
     if transport not in TRANSPORTS:
         raise wrong(f"transport is {transport!r}, not one of {', '.join(TRANSPORTS)}")
     if dist.get_world_size(group) == 1:
@@ -256,12 +265,12 @@ def create(kind, group, timeout, transport, streams):
         words = f"transport differs: {asked[0]} on rank 0, {asked[other]} on rank {other}"
         raise Error(Status.ERROR_MISMATCH, words)
     if transport == "gloo":
-        return _create_gloo(kind, group, timeout)
+        return _create_gloo(kind, meeting, timeout)
     made, why = create_sockets(kind, meeting, timeout, streams)
     if made is None and transport == "sockets":
         raise Error(Status.ERROR_TRANSPORT, f"sockets cannot be used: {why}")
     if made is None:
         words = f"messages go over gloo, which is slower, since sockets cannot be used: {why}"
         warnings.warn(OnebitWarning(words), stacklevel=3)
-        made = _create_gloo(kind, group, timeout)
+        made = _create_gloo(kind, meeting, timeout)
     return made
