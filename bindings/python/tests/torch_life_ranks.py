@@ -64,16 +64,18 @@ def count():
 
 def freed(rank, size):
     """A model, and what was made for it, are gone once the program has dropped them, closed or
-    not, and so are descriptors and threads."""
+    not, and so are descriptors and threads, without the garbage collector."""
+    gc.collect()
+    gc.disable()
     for make in compressed, hooked:
         before = None
         for close in False, True, False:
             kept = [weakref.ref(one) for one in make(close)]
-            gc.collect()
             assert not any(one() for one in kept), (make, close, [one() for one in kept])
             dist.barrier()
             before = before or count()  # threads of the process come with the first
             assert count() == before, (make, close, before, count())
+    gc.enable()
 
 
 # --- The hook's state is of the model ------------------------------------------------------------

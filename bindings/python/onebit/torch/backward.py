@@ -89,7 +89,8 @@ class Backward:
     """
 
     def __init__(self, optimizer, model=None, overlap=True):
-        self._optimizer = optimizer
+        # Neither is kept: what the program drops is freed at once, without the garbage collector.
+        self._optimizer_of = weakref.ref(optimizer)
         self._model = (lambda: None) if model is None else weakref.ref(model)
         self.overlap = overlap
         self._numbers = {id(one): number for number, one in enumerate(optimizer._parameters)}
@@ -101,6 +102,10 @@ class Backward:
         self._rates = None  # at the beginning of the pass
         self._marks = None  # of the gradients at its end
         self._said = False
+
+    @property
+    def _optimizer(self):
+        return self._optimizer_of()
 
     # --- In the backward pass --------------------------------------------------------------------
 
