@@ -14,8 +14,12 @@ def launch(scenario, ranks=2):
 
 
 def test_nothing_is_kept():
-    assert launch("freed,static_graph,joined") == "all well\n"
+    assert launch("freed,static_graph,joined,forked") == "all well\n"
 
 
 def test_the_hook_is_of_the_models_group():
     assert launch("of_its_group", 4) == "all well\n"
+
+
+def test_a_rank_that_is_gone_is_named():
+    assert sorted(launch("gone", 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]

@@ -149,7 +149,50 @@ def joined(rank, size):
     assert state.steps == 4 and state.compressed == 3, (state.steps, state.compressed)
 
 
-SCENARIOS = (freed, of_its_group, static_graph, joined)
+# --- Ends ----------------------------------------------------------------------------------------
+
+
+def both():
+    """A model with the hook, a model with an optimizer that exchanges, after two steps."""
+    hooked, carried = (DistributedDataParallel(network()) for _ in range(2))
+    hooked.register_comm_hook(onebit.torch.HookState(), onebit.torch.allreduce_hook)
+    optimizer = onebit.torch.compress(carried, torch.optim.AdamW(carried.parameters()))
+    for step in range(2):
+        backward(hooked, step)
+        backward(carried, step)
+        optimizer.step()
+    return hooked, carried, optimizer
+
+
+def forked(rank, size):
+    """A process that is forked can use neither, and drops both, and ends, without harm."""
+    hooked, carried, optimizer = both()
+    child = os.fork()
+    if child == 0:
+        expect("one that is forked from it", lambda: backward(hooked, 2))
+        del hooked, carried, optimizer
+        gc.collect()
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.barrier()
+    backward(hooked, 2)
+    backward(carried, 2)
+    optimizer.step()
+
+
+def gone(rank, size):
+    """A rank ends in its forward pass: the others are told which."""
+    hooked, carried, optimizer = both()
+    if rank == size - 1:
+        os._exit(0)
+    expect(f"rank {size - 1}", lambda: backward(hooked, 2))
+    backward(carried, 2)
+    expect(f"rank {size - 1}", optimizer.step)
+    print(f"rank {rank} knows", flush=True)
+    os._exit(0)
+
+
+SCENARIOS = (forked, freed, gone, of_its_group, static_graph, joined)
 
 
 def run(rank, names, size, path):
