@@ -125,6 +125,8 @@ class Backward:
             if parameter.stride() != view.stride():  # the bucket has them as the parameter has
                 view = view.as_strided(parameter.size(), parameter.stride())
             self._add(self._number_of(parameter), view)
+        if self.open and self._optimizer._stage is not None:
+            self._optimizer._stage.end_bucket(self._optimizer.onebit.ready)
         if bucket.is_last() and self.overlap:
             self._when_it_ends()
 
@@ -153,7 +155,9 @@ class Backward:
         self._optimizer._set_rates(self._rates)
         self._optimizer._set_passes(1)
         for number, view in self._views.items():
-            self._optimizer._point(number, view)
+            self._optimizer._point(number, view, final=False)
+        if self._optimizer._stage is not None:
+            self._optimizer._stage.refresh()
         self._optimizer.onebit.begin(self._rates.rate)
         self.open = True
 
@@ -163,7 +167,7 @@ class Backward:
             if known.data_ptr() != view.data_ptr():
                 known.copy_(view)  # the buckets are others since: the next step knows
                 self._old.append(known)
-            self._optimizer.onebit.ready(number)
+            self._optimizer._ready(number, known)
         if self.overlap and (known is None or known.data_ptr() != view.data_ptr()):
             self._views[number] = view
 
@@ -229,6 +233,8 @@ class Backward:
         if self.open:
             self.open = False
             fail_step(self._optimizer.onebit)
+            if self._optimizer._stage is not None:
+                self._optimizer._stage.wait()
         self._views.clear()
 
 

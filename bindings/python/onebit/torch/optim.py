@@ -29,6 +29,7 @@ from onebit.torch.backward import (
 )
 from onebit.torch.gather import agree
 from onebit.torch.interrupt import interruptible
+from onebit.torch.staged import Stage, is_staged
 from onebit.torch.state import flat, strides_of
 from onebit.torch.stateful import StatefulOptimizer
 
@@ -89,6 +90,8 @@ class _Optimizer(StatefulOptimizer):
     uncompressed: of a group: its gradients are averaged in full precision
     comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
         the optimizer; timeout: seconds that a rank waits for others then
+    stage: of parameters on a device: "host" works on copies in memory of the host, on any device of
+        torch; "device" with the library's CUDA kernels; "auto": those where the library has them
     foreach, fused: taken, and without effect. maximize, amsgrad, capturable, differentiable,
         nesterov, dampening: refused where they ask for something
     options: those of the onebit optimizer by name (include/onebit/*.h): freeze_step, block_size, ...
@@ -124,6 +127,7 @@ class _Optimizer(StatefulOptimizer):
         comm=None,
         process_group=None,
         timeout=None,
+        stage="auto",
         **options,
     ):
         self.onebit = self.comm = self.status = self._backward = None
@@ -138,7 +142,7 @@ class _Optimizer(StatefulOptimizer):
         self._owned = comm is None
         self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
         try:
-            self._make(options)
+            self._make(options, stage)
         except Exception:
             self._refuse()
             raise
@@ -176,7 +180,7 @@ class _Optimizer(StatefulOptimizer):
         if self._owned:
             self.comm.close()
 
-    def _make(self, options):
+    def _make(self, options, stage):
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -186,6 +190,8 @@ class _Optimizer(StatefulOptimizer):
         self._uncompressed = [bool(group["uncompressed"]) for group in self.param_groups]
         rates = self._wanted_rates()
         self._beta1 = rates.beta1
+        every = [one for group in self.param_groups for one in group["params"]]
+        self._stage = Stage() if is_staged(stage, every) else None
         # Of each tensor of the library's: its parameter, the number of its group, its factor and
         # its weight decay. Those that are not trained have none.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
@@ -203,6 +209,8 @@ class _Optimizer(StatefulOptimizer):
                 if array is None:
                     raise wrong(f"parameter {len(tensors)} is not dense: elements overlap, or "
                                 "others lie between them")
+                if self._stage is not None:
+                    array = self._stage.add(array)
                 uncompressed = self._uncompressed[number]
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = [one.data_ptr() for one in self._parameters]
@@ -226,7 +234,7 @@ class _Optimizer(StatefulOptimizer):
                     if not 0 < value < below_one:
                         raise wrong(f"{name} is {values}: greater than 0, and betas below 1")
                     options[c_name] = float(value)
-        if any(one.device.type == "cuda" for one in self._parameters):
+        if self._stage is None and any(one.device.type == "cuda" for one in self._parameters):
             options.setdefault("device", "cuda")
         whole = options.get("block_size") == onebit.BLOCK_BUFFER or "profile" in options
         if not whole:
@@ -342,7 +350,7 @@ class _Optimizer(StatefulOptimizer):
         if self._is_coupled():
             return ("weight_decay is added to the gradients, as in torch's Adam and SGD, when all are "
                     "there: AdamW's is not")
-        if any(one.device.type != "cpu" for one in self._parameters):
+        if self._stage is None and any(one.device.type != "cpu" for one in self._parameters):
             return "parameters are on a device"
         return None
 
@@ -352,20 +360,36 @@ class _Optimizer(StatefulOptimizer):
 
     # --- Steps -----------------------------------------------------------------------------------
 
-    def _point(self, number, gradient):
-        """The library reads that gradient from now on."""
+    def _point(self, number, gradient, final=True):
+        """The library reads that gradient from now on; where it reads a copy, that begins to be made
+        if the gradient is final."""
         if gradient is not None and gradient.layout != torch.strided:
             raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
         parameter = self._parameters[number]
         if gradient is not None and strides_of(gradient) != strides_of(parameter):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
             self._copies.append(gradient)
+        if gradient is not None and self._stage is not None:
+            gradient = self._stage_gradient(number, gradient, final)
         address = None if gradient is None else gradient.data_ptr()
         if address is None or address != self._addresses[number]:
             self.onebit.set_gradient(number, gradient if gradient is None else flat(gradient))
             self._addresses[number] = address
             # Whose memory it is need not outlive the step: the next one looks at all again.
             self.onebit._gradients[number] = None
+
+    def _stage_gradient(self, number, gradient, final):
+        elements = flat(gradient)
+        if final:
+            self._stage.send(number, elements)
+        return self._stage.gradient(number, elements)
+
+    def _ready(self, number, gradient):
+        """In the backward pass: that gradient is final."""
+        if self._stage is None:
+            self.onebit.ready(number)
+        else:
+            self._stage.send(number, flat(gradient))
 
     def _prepare(self, rates):
         """All that the library reads is where it belongs."""
@@ -408,15 +432,21 @@ class _Optimizer(StatefulOptimizer):
             if not begun:
                 self._prepare(rates)
                 self._set_passes(passes)
+            if self._stage is not None:
+                self._stage.refresh()
+                self._stage.wait()
         except BaseException:
             fail_step(self.onebit)
             raise
         if self.onebit._on_device:  # on this thread's stream, and there is nothing to wait for
             return self.onebit.step(rates.rate)
         try:
-            return interruptible(self.comm, lambda: self.onebit.step(rates.rate))
+            status = interruptible(self.comm, lambda: self.onebit.step(rates.rate))
         except Error as error:
             raise self._explained(error, passes) from None
+        if self._stage is not None:
+            self._stage.bring()
+        return status
 
     def _set_passes(self, passes):
         """The ranks compare how many backward passes the step is of: one that has left out a step
@@ -476,6 +506,13 @@ class _Optimizer(StatefulOptimizer):
         # Before the state: between two synchronisations of 0/1 Adam factors wait.
         rates = self._wanted_rates()
         self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
+
+    def _load(self, loaded, groups=None):
+        if self._stage is not None:
+            self._stage.refresh()
+        super()._load(loaded, groups)
+        if self._stage is not None:
+            self._stage.bring()
 
     def __getstate__(self):
         raise TypeError(

@@ -1,0 +1,161 @@
+"""Parameters on any device of torch, with the library's work on the processor.
+
+The library reads and writes copies in memory of the host, pinned where the device has streams. A
+gradient is copied there beside the backward pass, a bucket behind the one that is exchanged; after
+the step the parameters are copied back, and what the program puts on its stream next waits for that.
+The bits are those of a run on the processor. Only what torch has for all devices is used.
+"""
+
+import collections
+import os
+import warnings
+
+import torch
+
+from onebit import _native
+from onebit.errors import OnebitWarning, wrong
+
+_CHOICES = "auto", "host", "device"
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # by an element's bytes
+
+
+def is_staged(stage, parameters):
+    """Whether an optimizer of these parameters works on copies of theirs in memory of the host.
+
+    stage: "host"; "device": the library's kernels are used; "auto": those where the device is
+        CUDA's and the library has kernels, else copies. ONEBIT_STAGE=always in the environment
+        stages tensors of the processor too.
+    """
+    if stage not in _CHOICES:
+        raise wrong(f"stage is {stage!r}, not one of {', '.join(_CHOICES)}")
+    kinds = {one.device.type for one in parameters} - {"cpu"}
+    has_kernels = kinds == {"cuda"} and hasattr(_native.library(), "onebit_optimizer_step_stream")
+    if stage == "device" and kinds and not has_kernels:
+        raise wrong(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
+    if stage == "host" or os.environ.get("ONEBIT_STAGE") == "always":
+        return True
+    return stage == "auto" and bool(kinds) and not has_kernels
+
+
+def _stream_of(device):
+    """None where copies are made at once: on the processor, and with torch before 2.7."""
+    if device.type == "cpu" or not hasattr(torch.Stream, "__enter__"):
+        return None
+    try:
+        return torch.Stream(device=device)
+    except (RuntimeError, NotImplementedError):  # a device without streams
+        return None
+
+
+class Stage:
+    """The copies of an optimizer's parameters and gradients in memory of the host."""
+
+    def __init__(self):
+        self._parameters = []  # (the elements on the device, their copy)
+        self._versions = []  # of the parameters, when both were equal
+        self._gradients = {}  # by number
+        self._streams = {}  # by device
+        self._copied = []  # numbers of gradients whose copies have begun since the latest bucket
+        self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
+        self._steps = 0
+        self._sums = []  # of the parameters' bits, after the latest step that is looked at
+        self._is_untold = False  # the program writes to parameters in ways that are not counted
+
+    def _host(self, elements):
+        pinned = elements.device in self._streams
+        return torch.empty(elements.shape, dtype=elements.dtype, pin_memory=pinned)
+
+    def add(self, elements):
+        """The copy of a parameter's elements, which are flat."""
+        if elements.device not in self._streams:
+            stream = _stream_of(elements.device)
+            if stream is not None:
+                self._streams[elements.device] = stream
+        copy = self._host(elements).copy_(elements)
+        self._parameters.append((elements, copy))
+        self._versions.append(elements._version)
+        return copy
+
+    def gradient(self, number, elements):
+        """The copy that a gradient gets."""
+        known = self._gradients.get(number)
+        if known is None or known.dtype != elements.dtype:
+            known = self._gradients[number] = self._host(elements)
+        return known
+
+    def _copy(self, to, source, device):
+        stream = self._streams.get(device)
+        if stream is None:
+            to.copy_(source)
+            return
+        stream.wait_stream(torch.accelerator.current_stream(device))
+        with stream:
+            to.copy_(source, non_blocking=True)
+
+    def send(self, number, elements):
+        """Begins to copy a gradient."""
+        self._copy(self.gradient(number, elements), elements, elements.device)
+        self._copied.append(number)
+
+    def end_bucket(self, tell):
+        """Calls `tell` with the number of each gradient that is there, except those of the bucket
+        which ends now: its copies go on."""
+        events = [stream.record_event() for stream in self._streams.values()]
+        self._buckets.append((events, self._copied))
+        self._copied = []
+        while len(self._buckets) > 1:
+            events, numbers = self._buckets.popleft()
+            for event in events:
+                event.synchronize()
+            for number in numbers:
+                tell(number)
+
+    def wait(self):
+        """All copies that have begun are there."""
+        self._buckets.clear()
+        self._copied.clear()
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def refresh(self):
+        """Takes parameters that the program has written to since the latest step. What it writes
+        through `.data` has no version: sums of the bits find that, in some steps, and from then on
+        all parameters are taken in every step."""
+        changed = self._versions != self._found_versions()
+        if not changed and not self._is_untold and self._is_looked_at():
+            self._is_untold = changed = self._sums != self._found_sums()
+            if changed:
+                warnings.warn(
+                    f"parameters were written to through .data after step {self._steps}: what was "
+                    "written so after earlier steps is lost; from now on it is not, at the price "
+                    "of a copy of all parameters a step. Write to them under torch.no_grad()",
+                    OnebitWarning,
+                    stacklevel=2,
+                )
+        if changed or self._is_untold:
+            for elements, copy in self._parameters:
+                copy.copy_(elements)
+            self._versions = self._found_versions()
+
+    def _is_looked_at(self):
+        """In steps 1, 2, 4, 8, ..., and every 64th."""
+        return self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
+
+    def _found_versions(self):
+        return [elements._version for elements, _ in self._parameters]
+
+    def _found_sums(self):
+        sums = [elements.view(_INTEGERS[elements.element_size()]).sum(dtype=torch.int64)
+                for elements, _ in self._parameters]
+        return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+    def bring(self):
+        """Begins to copy the parameters back; the program's streams wait for it."""
+        for elements, copy in self._parameters:
+            self._copy(elements, copy, elements.device)
+        for device, stream in self._streams.items():
+            torch.accelerator.current_stream(device).wait_stream(stream)
+        self._versions = self._found_versions()
+        self._steps += 1
+        if not self._is_untold and self._is_looked_at():
+            self._sums = self._found_sums()
