@@ -167,15 +167,45 @@ def efficient_adam_over_nccl_beside_the_backward_pass(comm):
     optimizer.onebit.close()
 
 
-@check
-def compress_over_sockets_staged_by_the_library(comm):
+def train_compressed(stage):
     model = DistributedDataParallel(network(), device_ids=[0])
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    optimizer = onebit.torch.compress(model, adam)
+    optimizer = onebit.torch.compress(model, adam, stage=stage, warmup_steps=10)
     seconds, loss = train(model, optimizer, 30)
-    print(f"  over sockets: host time of a step {seconds * 1e3:.2f} ms, loss {loss:.5f}")
+    print(f"  over sockets, stage={stage}: host time of a step {seconds * 1e3:.2f} ms, loss {loss:.5f}")
     assert equal_on_all_ranks(model.parameters())
     optimizer.close()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@check
+def compress_over_sockets_by_kernels_and_on_the_host(comm):
+    """Both have the same bits: the first has the library's kernels, the second its processor code."""
+    torch.use_deterministic_algorithms(True)
+    by_kernels, on_host = train_compressed("device"), train_compressed("host")
+    torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*both) for both in zip(by_kernels, on_host))
+
+
+@check
+def a_step_staged_on_the_host(comm):
+    """What copies cost: 64 Mi parameters, no network, no model."""
+    parameters = [torch.nn.Parameter(torch.randn(1 << 22, device="cuda")) for _ in range(16)]
+    for one in parameters:
+        one.grad = torch.randn_like(one)
+    alone = onebit.Communicator.self_()
+    for stage in "device", "host":
+        optimizer = onebit.torch.EfficientAdam(parameters, lr=1e-6, comm=alone, stage=stage)
+        times = []
+        for _ in range(8):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            optimizer.step()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        print(f"  64 Mi parameters, alone, stage={stage}: {sorted(times)[4] * 1e3:.1f} ms a step")
+        optimizer.close()
+    alone.close()
 
 
 def run_rank():
@@ -199,7 +229,8 @@ def run_rank():
 def start_rank(rank, size):
     own = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29511,
            "NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": 1,
-           "NCCL_NET": "Socket", "GLOO_SOCKET_IFNAME": "lo", "ONEBIT_TIMEOUT": 60}
+           "NCCL_NET": "Socket", "GLOO_SOCKET_IFNAME": "lo", "ONEBIT_TIMEOUT": 60,
+           "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     output = tempfile.TemporaryFile("w+")
     process = subprocess.Popen(
         [sys.executable, "-u", __file__],
