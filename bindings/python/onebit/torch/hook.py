@@ -26,6 +26,7 @@ from onebit.errors import wrong
 from onebit.plan import Plan
 from onebit.torch.gather import agree
 from onebit.torch.interrupt import wait_for
+from onebit.torch.staged import Stage, is_always
 from onebit.torch.width import Normaliser, choose
 
 # Elements a message. Buckets overlap, so their messages need not: with the plan's own choice, 46 a
@@ -49,7 +50,11 @@ class _Job:
         self.strided = tensor.layout == torch.strided
         self.dense = warmup or not self.strided or tensor.dtype not in DTYPES
         self.gradients = gradients  # views of the tensor, one a parameter; None: not looked at
-        self.future, self.done = torch.futures.Future(), threading.Event()
+        self.on_device = tensor.device.type != "cpu"
+        self.host = tensor  # what is exchanged: of a tensor on a device a copy
+        self.future = torch.futures.Future(devices=[tensor.device] if self.on_device else [])
+        self.done = threading.Event()
+        self.copied = lambda: None  # waits until the copy is there
         self.work = self.summed = self.reason = None
         self.skipped = False
 
@@ -157,6 +162,7 @@ class HookState:
         self._numbers = {}  # of parameters, in the order of the first step; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
         self._plans = {}  # by the bucket's index: its layout, the plan
+        self._stage = Stage()  # copies of buckets that are on a device
         self._pass = []  # the jobs of a backward pass
         self._at_once = False  # whether its last bucket waits for all
 
@@ -235,8 +241,12 @@ class HookState:
             self._normalise(job)
             self._start_dense(job)
             job.done.set()
-        else:
-            self._calls.put(lambda: self._exchange(job, saved))
+            return
+        if job.on_device or is_always():
+            self._normalise(job)
+            job.gradients = None
+            job.host, job.copied = self._stage.begin(job.index, job.tensor)
+        self._calls.put(lambda: self._exchange(job, saved))
 
     def _start_dense(self, job):
         """As DistributedDataParallel does. Not every gloo knows bfloat16."""
@@ -254,11 +264,12 @@ class HookState:
         """In the thread. saved: the bucket of a state that was loaded; None: it goes on."""
         try:
             self._normalise(job)
+            job.copied()
             plan = self._plan(job)
             if saved is not None and "worker" in saved:
                 plan.import_residual(saved["worker"], saved["server"])
                 plan.set_bits(saved["bits"])
-            job.skipped = plan.allreduce(job.tensor, job.tensor) == Status.SKIPPED
+            job.skipped = plan.allreduce(job.host, job.host) == Status.SKIPPED
         except BaseException as caught:  # noqa: BLE001
             job.reason = caught
         job.done.set()
@@ -299,6 +310,8 @@ class HookState:
             self._start_dense(job)
         if job.work is None:
             self.compressed += 1
+            if job.host is not job.tensor:  # the next copy to the host is behind this one
+                job.tensor.copy_(job.host, non_blocking=True)
             return
         job.work.wait()
         if job.summed is not job.tensor:

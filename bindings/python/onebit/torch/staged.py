@@ -29,22 +29,32 @@ def is_staged(stage, parameters):
     if stage not in _CHOICES:
         raise wrong(f"stage is {stage!r}, not one of {', '.join(_CHOICES)}")
     kinds = {one.device.type for one in parameters} - {"cpu"}
+    if "meta" in kinds:
+        return False  # there is nothing to copy; the library refuses it
     has_kernels = kinds == {"cuda"} and hasattr(_native.library(), "onebit_optimizer_step_stream")
     if stage == "device" and kinds and not has_kernels:
         raise wrong(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
-    if stage == "host" or os.environ.get("ONEBIT_STAGE") == "always":
+    if stage == "host" or is_always():
         return True
     return stage == "auto" and bool(kinds) and not has_kernels
 
 
+def is_always():
+    return os.environ.get("ONEBIT_STAGE") == "always"
+
+
 def _stream_of(device):
-    """None where copies are made at once: on the processor, and with torch before 2.7."""
-    if device.type == "cpu" or not hasattr(torch.Stream, "__enter__"):
+    """None where copies are made at once: from the processor's memory, on a device that is no
+    accelerator of torch's, and with torch before 2.7."""
+    accelerator = getattr(torch, "accelerator", None)
+    if (
+        accelerator is None
+        or not hasattr(torch.Stream, "__enter__")
+        or not accelerator.is_available()
+        or accelerator.current_accelerator().type != device.type
+    ):
         return None
-    try:
-        return torch.Stream(device=device)
-    except (RuntimeError, NotImplementedError):  # a device without streams
-        return None
+    return torch.Stream(device=device)
 
 
 class Stage:
@@ -54,23 +64,28 @@ class Stage:
         self._parameters = []  # (the elements on the device, their copy)
         self._versions = []  # of the parameters, when both were equal
         self._gradients = {}  # by number
-        self._streams = {}  # by device
+        self._streams = {}  # by device, that which copies; None: they are made at once
         self._copied = []  # numbers of gradients whose copies have begun since the latest bucket
         self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
         self._steps = 0
         self._sums = []  # of the parameters' bits, after the latest step that is looked at
         self._is_untold = False  # the program writes to parameters in ways that are not counted
 
+    def _stream(self, device):
+        """Of a device's copies; None: they are made at once."""
+        if device not in self._streams:
+            self._streams[device] = _stream_of(device)
+        return self._streams[device]
+
+    def _running(self):
+        return [one for one in self._streams.items() if one[1] is not None]
+
     def _host(self, elements):
-        pinned = elements.device in self._streams
+        pinned = self._stream(elements.device) is not None
         return torch.empty(elements.shape, dtype=elements.dtype, pin_memory=pinned)
 
     def add(self, elements):
         """The copy of a parameter's elements, which are flat."""
-        if elements.device not in self._streams:
-            stream = _stream_of(elements.device)
-            if stream is not None:
-                self._streams[elements.device] = stream
         copy = self._host(elements).copy_(elements)
         self._parameters.append((elements, copy))
         self._versions.append(elements._version)
@@ -79,12 +94,12 @@ class Stage:
     def gradient(self, number, elements):
         """The copy that a gradient gets."""
         known = self._gradients.get(number)
-        if known is None or known.dtype != elements.dtype:
+        if known is None or (known.dtype, known.shape) != (elements.dtype, elements.shape):
             known = self._gradients[number] = self._host(elements)
         return known
 
     def _copy(self, to, source, device):
-        stream = self._streams.get(device)
+        stream = self._stream(device)
         if stream is None:
             to.copy_(source)
             return
@@ -97,10 +112,17 @@ class Stage:
         self._copy(self.gradient(number, elements), elements, elements.device)
         self._copied.append(number)
 
+    def begin(self, number, elements):
+        """Begins to copy: the copy, and a function that waits until it is there."""
+        copy = self.gradient(number, elements)
+        self._copy(copy, elements, elements.device)
+        stream = self._stream(elements.device)
+        return copy, stream.record_event().synchronize if stream else lambda: None
+
     def end_bucket(self, tell):
         """Calls `tell` with the number of each gradient that is there, except those of the bucket
         which ends now: its copies go on."""
-        events = [stream.record_event() for stream in self._streams.values()]
+        events = [stream.record_event() for _, stream in self._running()]
         self._buckets.append((events, self._copied))
         self._copied = []
         while len(self._buckets) > 1:
@@ -114,7 +136,7 @@ class Stage:
         """All copies that have begun are there."""
         self._buckets.clear()
         self._copied.clear()
-        for stream in self._streams.values():
+        for _, stream in self._running():
             stream.synchronize()
 
     def refresh(self):
@@ -153,7 +175,7 @@ class Stage:
         """Begins to copy the parameters back; the program's streams wait for it."""
         for elements, copy in self._parameters:
             self._copy(elements, copy, elements.device)
-        for device, stream in self._streams.items():
+        for device, stream in self._running():
             torch.accelerator.current_stream(device).wait_stream(stream)
         self._versions = self._found_versions()
         self._steps += 1

@@ -63,7 +63,7 @@ class Normaliser:
         for number, gradient in zip(numbers, gradients):
             moment, steps = self._moments.get(number, (None, 0))
             if moment is None:
-                moment = torch.zeros(gradient.shape, dtype=torch.float32)
+                moment = torch.zeros(gradient.shape, dtype=torch.float32, device=gradient.device)
             wide = gradient.float()
             if bool(wide.isfinite().all()):
                 steps += 1
