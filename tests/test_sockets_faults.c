@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "collectives/transports/sockets_rendezvous.h"
 #include "tests/support.h"
+#include "tests/support_sample.h"
 #include "tests/support_sockets.h"
 
 TestSuite(sockets_faults, .timeout = 300);
@@ -92,7 +93,7 @@ static void check(const struct outcome *outcome, double seconds) {
 }
 
 static void walk(int rank, bool absent) {
-  for (long at = 1;; at += test_stride() > 1 ? 1 + at / 16 : 1) {
+  for (long at = 1;; at += test_share() > 1 ? 1 + at / 16 : 1) {
     struct outcome outcome = {0};
     now.rank = rank, now.absent = absent, now.at = at, now.calls = 0, now.struck = NULL;
     double begin = ob_seconds();

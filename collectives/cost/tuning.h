@@ -70,8 +70,8 @@ enum ob_tuning_state ob_tuning_find(struct ob_costs *costs);
 bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
                      const struct ob_tuning_origin *origin);
 
-/* A number as it is written in C, in the locale of the thread: false when `text` is not one, or when
- * it is not finite. */
+/* A number as it is written in C, in the locale of the thread: false when `text` is not one, or
+ * when it is not finite. */
 bool ob_tuning_number(const char *text, double *value);
 
 #endif
