@@ -7,6 +7,8 @@
 
 #include <criterion/criterion.h>
 
+#include "collectives/ladder.h"
+#include "collectives/plan.h"
 #include "tests/support_collectives.h"
 #include "tests/support_ladder.h"
 
@@ -36,6 +38,71 @@ Test(ladder, climbs_and_descends, .timeout = 120) {
     on_hosts(rows[k].size, rows[k].hosts, climb_on_rank, &climb);
   }
 }
+
+/* --- What is decided ---------------------------------------------------------------------------*/
+
+/* So many windows at whose ends all ranks have said the same. */
+static void windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
+  for (int k = 0; k < count; k++) {
+    plan->ladder.state.voting = true;
+    plan->ladder.heard = flags;
+    ob_ladder_commit(plan);
+  }
+  CHECK(plan->geometry.width == bits, "%d windows of %u: %u bits, not %u", count, flags,
+        plan->geometry.width, bits);
+}
+
+static void decides_on_rank(onebit_comm_t comm, void *context) {
+  const struct climb climb = {ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE};
+  onebit_plan_t plan = ladder_plan(comm, &climb, 1);
+  (void)context;
+  if (!plan)
+    return;
+  windows(plan, 1, OB_FLAG_CLIMB, 2);
+  windows(plan, 2, OB_FLAG_CLIMB, 2); /* what waits in the residual comes out */
+  windows(plan, 1, OB_FLAG_CLIMB, 4);
+  windows(plan, 2 + 3, 0, 4);
+  windows(plan, 5, OB_FLAG_STAY, 4);
+  windows(plan, 3, 0, 4);
+  windows(plan, 1, 0, 2);
+  for (int patience = 8; patience <= 128; patience *= 2) { /* twice as much, and 64 at most */
+    windows(plan, 2, 0, 2);
+    windows(plan, 1, OB_FLAG_CLIMB, 4);
+    windows(plan, 2 + (patience < 64 ? patience : 64) - 1, 0, 4);
+    windows(plan, 1, 0, 2);
+  }
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(ladder, decides_as_documented) { on_ranks(1, decides_on_rank, NULL); }
+
+/* What a rank says at the end of a window in which half as many bits leave that part of a value. */
+static unsigned wish_of(onebit_plan_t plan, double residual, double part) {
+  plan->ladder.state.calls = OB_LADDER_WINDOW - 1;
+  plan->ladder.state.worker = (struct ob_norms){
+      .input = 1, .residual = residual * residual, .value = 1, .lower = part * part};
+  ob_ladder_commit(plan);
+  return (unsigned)plan->ladder.state.wish;
+}
+
+static void wishes_on_rank(onebit_comm_t comm, void *context) {
+  const struct climb climb = {ONEBIT_ALLREDUCE, ONEBIT_SCHEDULE_EXCHANGE};
+  onebit_plan_t plan = ladder_plan(comm, &climb, 2);
+  (void)context;
+  if (!plan)
+    return;
+  CHECK(wish_of(plan, 0.5, 0.5) == 0, "half of a value is left: it can come down");
+  CHECK(wish_of(plan, 0.5, 0.8) == OB_FLAG_STAY, "four fifths: residuals would be four inputs");
+  CHECK(wish_of(plan, 3.5, 0.5) == OB_FLAG_STAY, "a residual of 3.5 inputs");
+  CHECK(wish_of(plan, 4.5, 0.5) == (OB_FLAG_STAY | OB_FLAG_CLIMB), "a residual of 4.5 inputs");
+  ob_ladder_begin(plan);
+  ob_ladder_hear(&plan->ladder, 0, 30);
+  ob_ladder_hear(&plan->ladder, 0, 20);
+  CHECK(plan->ladder.max_rms == 30, "the largest residual is %g", (double)plan->ladder.max_rms);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(ladder, wishes_as_documented) { on_ranks(1, wishes_on_rank, NULL); }
 
 /* --- Nothing is lost ---------------------------------------------------------------------------*/
 

@@ -120,7 +120,8 @@ MUTANTS = [
     # What is decided
     ("decision", "collectives/steps.c", "nonfinite skips damage",
      "  if (is_set(&plan->work.not_finite) || (heard && plan->not_finite_rank >= 0))",
-     "  if (is_set(&plan->work.not_finite))"),
+     "  if (is_set(&plan->work.not_finite))",
+     "the rank that met it says so in its result too, which all ranks of the other hosts read"),
     ("decision", MESSAGE, "nonfinite skips disagreement",
      "  return failed >= 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;",
      "  return failed > 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;"),
@@ -207,7 +208,7 @@ MUTANTS = [
      "  return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;",
      "  return (width == 8 ? 2u : width / 2) * (unsigned)OB_FLAG_WIDTH;"),
     # Dense
-    ("dense", "compression/dense.c", "collectives/three_ranks",
+    ("dense", "compression/dense.c", "collectives/four_ranks",
      "  const float weight = (float)(1.0 / (double)streams);",
      "  const float weight = (float)(1.0 / (double)(streams > 2 ? 3 : streams));"),
     ("dense", "compression/dense.c", "nonfinite collectives/two_ranks",
