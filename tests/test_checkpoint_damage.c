@@ -168,6 +168,33 @@ Test(checkpoint_damage, cut_off_after_every_byte) {
     cut_everywhere(stages[k].steps, stages[k].freeze_step);
 }
 
+/* With checksums that are right. */
+Test(checkpoint_damage, sections_beyond_what_there_is) {
+  struct small *saved = make_small(2, 0);
+  size_t bytes;
+  unsigned char *part = save_small(saved, &bytes), *longer = allocate(1, bytes + 8);
+  struct ob_part_header *header = (struct ob_part_header *)(void *)longer;
+  memcpy(longer, part, bytes);
+  header->bytes += 8;
+  part_sign(longer);
+  CHECK_STATUS(load_small(saved, longer, bytes + 8), ONEBIT_ERROR_CHECKPOINT);
+  CHECK_WORDS("its sections end at byte");
+  memcpy(longer, part, bytes);
+  struct ob_part_section *section =
+      (struct ob_part_section *)(void *)(longer + sizeof *header +
+                                         header->tensors * sizeof(struct ob_part_tensor));
+  while (section->what != OB_SAVED_PARAMETERS)
+    section++;
+  section->first = 1;
+  part_sign(longer);
+  CHECK_STATUS(load_small(saved, longer, bytes), ONEBIT_ERROR_CHECKPOINT);
+  CHECK_WORDS("from number 1 on");
+  checks_must_hold();
+  free(longer);
+  free(part);
+  free_small(saved);
+}
+
 /* --- Made to do harm: every number of the front becomes any that may hurt, with checksums that are
  * right. What is then no error is another state, which must be one: it is saved and stepped. */
 
