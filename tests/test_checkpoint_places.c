@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/checkpoint/system.h"
 #include "tests/support_disk.h"
 #include "tests/support_irregular.h"
@@ -268,6 +269,26 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
     checks_must_hold();
   }
   CHECK(checked > 0 && taken > 0, "%d and %d errors", checked, taken);
+  end();
+}
+
+/* The directory of that name may be another one, on another machine, with parts as long. */
+static ssize_t read_another(int file, void *to, size_t bytes, off_t offset) {
+  ssize_t got = real_input.read(file, to, bytes, offset);
+  if (offset == 0 && got == (ssize_t)sizeof(struct ob_part_header))
+    ((struct ob_part_header *)to)->checksum ^= 1;
+  return got;
+}
+
+Test(checkpoint_places, parts_that_no_rank_wrote_are_not_published) {
+  directories = directories_create();
+  real_input = ob_input_calls;
+  ob_input_calls.read = read_another;
+  struct files_run run = run_files(STEPS);
+  ob_input_calls = real_input;
+  CHECK(run.status[0] == ONEBIT_ERROR_FILE, "%d", (int)run.status[0]);
+  CHECK(strstr(run.words[0], "/saved/part-1-0 is not what rank 0 wrote"), "%s", run.words[0]);
+  CHECK(run.status[1] == ONEBIT_ERROR_PEER, "%d", (int)run.status[1]);
   end();
 }
 
