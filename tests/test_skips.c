@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/hash.h"
+#include "optimizers/optimizer.h"
 #include "tests/oracle.h"
 #include "tests/support.h"
 #include "tests/support_optimizers.h"
@@ -306,4 +308,29 @@ Test(skips, replicas_stay_identical) {
     cr_expect_gt(equal, steps / 5, "%s: equal after %d of %d steps only", optimizers[k].name, equal,
                  steps);
   }
+}
+
+/* Of what has come of several buckets, or steps: all ranks must come to the same. */
+Test(skips, an_error_counts_more_than_a_skip) {
+  static const onebit_status_t came[][2] = {
+      {ONEBIT_SKIPPED, ONEBIT_ERROR_TRANSPORT},
+      {ONEBIT_ERROR_TRANSPORT, ONEBIT_SKIPPED},
+      {ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_PEER},
+  };
+  float parameter = 0, gradient = 0;
+  const onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
+  onebit_comm_t comm = NULL;
+  onebit_optimizer_t optimizer = NULL;
+  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
+  for (size_t k = 0; k < 3; k++) {
+    for (size_t i = 0; i < 2; i++)
+      ob_optimizer_note(optimizer, ob_error(came[k][i], "number %zu", i));
+    CHECK_STATUS(ob_optimizer_end_outcome(optimizer), ONEBIT_ERROR_TRANSPORT);
+    CHECK_WORDS(k ? "number 0" : "number 1");
+    CHECK_STATUS(ob_optimizer_end_outcome(optimizer), ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
 }

@@ -7,17 +7,18 @@ takes its place; and where no test can notice, why.
 # Headers, with the sources that do what their lines say: to compile all others would take minutes.
 CODECS = "compression/codec_scalar.c compression/codec_avx2.c compression/codec_avx512.c"
 TEMPLATE = "compression/codec_template.h > " + CODECS
+REDUCE = "compression/codec_reduce.h > " + CODECS
 CHECKSUM = "compression/codec_checksum.h > " + CODECS
 LEVELS = "compression/levels.h > compression/codec_scalar.c compression/blocks.c compression/measure.c"
-NUMERICS = ("compression/numerics.h > compression/codec_scalar.c compression/apply.c "
-            "compression/block_step.c compression/blocks.c compression/dense.c "
-            "compression/residual.c compression/sparse.c")
+NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
+            "compression/residual.c compression/sparse.c optimizers/sections.c "
+            "optimizers/checkpoint/messages.c optimizers/outer/update.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
            "collectives/steps.c collectives/ladder.c collectives/schedules/schedule.c")
 
 MUTANTS = [
     # What is kept of a call for the next one
-    ("residual", NUMERICS, "codec collectives/two_ranks",
+    ("residual", NUMERICS, "errors_kept collectives/two_ranks",
      "return residual - ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));",
      "return residual + ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));"),
     ("residual", "compression/blocks.c", "collectives/two_ranks buckets",
@@ -69,12 +70,12 @@ MUTANTS = [
      "residual->result_dtype) : 0;\n  if (!ob_is_finite(scale)) {",
      "residual->result_dtype) : 0;\n  if (scale < 0) {"),
     # Signs
-    ("sign", NUMERICS, "codec collectives/two_ranks",
+    ("sign", NUMERICS, "sparse checkpoint",
      "  return ob_float_of(ob_bits_of(scale) | sign << 31);",
      "  return ob_float_of(ob_bits_of(scale) | (sign ^ 1u) << 31);"),
-    ("sign", NUMERICS, "lion_alone optimizers elements codec",
-     "  return direction == 0 ? ob_float_of(element % 2 ? OB_SIGN_BIT : 0) : direction;",
-     "  return direction == 0 ? ob_float_of(element % 2 ? 0 : OB_SIGN_BIT) : direction;"),
+    ("sign", REDUCE, "lion_alone codec optimizers",
+     "  return (group_signs(direction) & ~zeros) | (zeros & OB_LION_ZEROS);",
+     "  return (group_signs(direction) & ~zeros) | (zeros & ~OB_LION_ZEROS);"),
     ("sign", "compression/sparse.c", "sparse outer_sparse",
      "    const uint32_t sign = ob_bits_of(*value) >> 31, upper",
      "    const uint32_t sign = 0, upper"),
