@@ -151,3 +151,15 @@ Test(codec, is_chosen_by_name_and_unknown_names_are_errors) {
   setenv("ONEBIT_CODEC", "", 1);
   cr_expect_eq(ob_codec_choose(&codec), ONEBIT_OK, "an empty variable is none");
 }
+
+/* Numbers that double holds have one sum in any order. */
+Test(codec, sums_of_blocks_leave_none_out) {
+  static const size_t counts[] = {0, 1, 2, 3, 31, 1023, 1024, 1025, 2047, 2048, 3001};
+  static double sums[3001];
+  for (size_t i = 0; i < 3001; i++)
+    sums[i] = (double)(i + 1);
+  for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+    const double n = (double)counts[k], got = ob_add_sums(sums, counts[k]);
+    cr_expect_eq(got, n * (n + 1) / 2, "of %zu: %g", counts[k], got);
+  }
+}

@@ -12,7 +12,7 @@ CHECKSUM = "compression/codec_checksum.h > " + CODECS
 LEVELS = "compression/levels.h > compression/codec_scalar.c compression/blocks.c compression/measure.c"
 NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
             "compression/residual.c compression/sparse.c optimizers/sections.c "
-            "optimizers/checkpoint/messages.c optimizers/outer/update.c")
+            "optimizers/checkpoint/messages.c optimizers/outer/update.c tests/test_codec.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
            "collectives/steps.c collectives/ladder.c collectives/schedules/schedule.c")
 
@@ -55,13 +55,13 @@ MUTANTS = [
     ("scale", NUMERICS, "deepspeed collectives/two_ranks",
      "  return (float)sqrt(sum) / (float)sqrt((double)count);",
      "  return (float)(sqrt(sum) / sqrt((double)count));"),
-    ("scale", NUMERICS, "collectives/two_ranks elements",
+    ("scale", NUMERICS, "codec collectives/two_ranks",
      "  for (size_t i = 0; first + i < count; i++)\n    lanes[i] += sums[first + i];",
      "  for (size_t i = 1; first + i < count; i++)\n    lanes[i] += sums[first + i];"),
-    ("scale", LEVELS, "codec elements collectives/two_ranks",
+    ("scale", LEVELS, "codec collectives/two_ranks",
      "rule == ONEBIT_SCALE_RMS && reach < largest ? reach : largest;",
      "rule == ONEBIT_SCALE_RMS ? reach : largest;"),
-    ("scale", LEVELS, "codec elements collectives/two_ranks",
+    ("scale", LEVELS, "codec collectives/two_ranks",
      "  return scale < 0x1p-126f ? 0 : scale;", "  return scale;"),
     ("scale", "compression/blocks.c", "nonfinite collectives/two_ranks",
      "ob_scale((double)sum, count, rule), residual->result_dtype);\n  if (!ob_is_finite(scale)) {",
@@ -197,13 +197,13 @@ MUTANTS = [
      "    if (!batch->parcels[i].met && (!gone || group->member[peer].gone))",
      "    if (!batch->parcels[i].met && !gone)"),
     # More than one bit
-    ("widths", LEVELS, "codec elements collectives/two_ranks",
+    ("widths", LEVELS, "codec collectives/two_ranks",
      "    const uint32_t bits = ob_bits_of(ratio), rounded = (bits & ~OB_SIGN_BIT) + (1u << 19);",
      "    const uint32_t bits = ob_bits_of(ratio), rounded = (bits & ~OB_SIGN_BIT);"),
-    ("widths", LEVELS, "codec elements collectives/two_ranks",
+    ("widths", LEVELS, "codec collectives/two_ranks",
      "    return ob_choose(magnitude != 0, ob_float_of((magnitude + 112 * 8) << 20 | sign), 0);",
      "    return ob_float_of((magnitude + 112 * 8) << 20 | sign);"),
-    ("widths", LEVELS, "codec elements collectives/two_ranks",
+    ("widths", LEVELS, "codec collectives/two_ranks",
      "ob_between(level, -2, 1) : ob_between(level, -7, 7);", "ob_between(level, -2, 1) : ob_between(level, -8, 7);"),
     ("widths", MESSAGE, "message ladder collectives/two_ranks",
      "  return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;",
@@ -214,7 +214,7 @@ MUTANTS = [
      "  const float weight = (float)(1.0 / (double)(streams > 2 ? 3 : streams));"),
     ("dense", "compression/dense.c", "nonfinite collectives/two_ranks",
      "    if (!load_block(step, &block, values))\n      mark_not_finite(work);", "    (void)load_block(step, &block, values);"),
-    ("dense", "compression/dense.c", "codec collectives/two_ranks elements",
+    ("dense", "compression/dense.c", "codec collectives/two_ranks",
      "    if (half)\n      copy_block(step, &block);", "    if (half && block.count > 1)\n      copy_block(step, &block);"),
     # 0/1 Adam's policy
     ("zero-one", "optimizers/methods/zero_one_schedule.c", "zero_one_schedule zero_one_rules",
