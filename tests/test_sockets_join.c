@@ -123,7 +123,7 @@ Test(sockets_join, two_jobs_without_names) {
     start(&ranks[k]);
   join_all(ranks, 3);
   for (int k = 0; k < 3; k++)
-    expect_error(&ranks[k], "a second rank 1 has come to 127.0.0.1:");
+    expect_error(&ranks[k], "there is a rank 1 already, and a second one has come to 127.0.0.1:");
   start(&ranks[3]);
   join_all(&ranks[3], 1);
   expect_error(&ranks[3], "for rank 1 to join");
@@ -137,8 +137,8 @@ Test(sockets_join, a_second_rank_0) {
   for (int k = 0; k < 3; k++, pause_shortly())
     start(&ranks[k]);
   join_all(ranks, 3);
-  expect_error(&ranks[0], "a second rank 0 has come");
-  expect_error(&ranks[1], "a second rank 0 has come");
+  expect_error(&ranks[0], "there is a rank 0 already, and a second one has come");
+  expect_error(&ranks[1], "there is a rank 0 already, and a second one has come");
   expect_error(&ranks[2], "cannot listen at 127.0.0.1:");
 }
 

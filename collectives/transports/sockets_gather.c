@@ -79,8 +79,9 @@ static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *
   snprintf(text, sizeof text, "there is a rank %d already", rank);
   if (!state->job.exact) {
     snprintf(text, sizeof text,
-             "a second rank %d has come to %.80s: two jobs use this port, or a rank was started "
-             "twice. Give each job another port, or a name of its own (ONEBIT_JOB)",
+             "there is a rank %d already, and a second one has come to %.60s: two jobs use this "
+             "port, or a rank was started twice. Give each job another port, or a name of its own "
+             "(ONEBIT_JOB)",
              rank, state->options->rendezvous);
     state->refused = ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: %s", text);
   }
