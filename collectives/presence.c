@@ -41,15 +41,20 @@ static int is_own_directory(const char *path) {
 
 void ob_presence_begin(struct ob_presence *presence, int rank, int size, const char *over) {
   static atomic_uint numbers;
+  const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   *presence = (struct ob_presence){.rank = rank, .size = size, .over = over};
   if (!is_own_directory(directory_of_user().text))
     return;
-  presence->number = ++numbers;
-  int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-  int file = ob_own_file(open(path_of(presence).text, flags, 0600));
-  if (file <= 0 || flock(file, LOCK_EX | LOCK_NB) != 0) {
+  int file = -1;
+  for (struct stat is = {0};
+       is.st_nlink == 0;) { /* before it is locked it looks like one that was left */
     ob_own_close(file);
-    return;
+    presence->number = ++numbers;
+    file = ob_own_file(open(path_of(presence).text, flags, 0600));
+    if (file <= 0 || flock(file, LOCK_EX | LOCK_NB) != 0 || fstat(file, &is) != 0) {
+      ob_own_close(file);
+      return;
+    }
   }
   presence->file = file;
   ob_presence_write(presence, 0, "");
