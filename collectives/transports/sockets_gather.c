@@ -196,10 +196,11 @@ static void tell_members(struct ob_rendezvous *state) {
 void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdict) {
   double until = ob_seconds() + ob_join_last;
   bool late = state->watch.waited >= state->timeout;
+  bool two_jobs = !state->job.exact && state->refused != ONEBIT_OK; /* and more ranks to come */
   state->verdict = *verdict;
   tell_members(state);
   while (verdict->status != ONEBIT_OK && !late && state->listener >= 0 &&
-         ob_members_first_apart(state) > 0 && ob_seconds() < until) {
+         (two_jobs || ob_members_first_apart(state) > 0) && ob_seconds() < until) {
     (void)ob_visitors_serve(state, ob_join_accept);
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   }
