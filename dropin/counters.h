@@ -54,7 +54,7 @@ struct ob_record {
    * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
   _Atomic uint64_t timed_dense, timed_compressed;
   _Atomic double seconds_dense, seconds_compressed;
-  _Atomic double seconds_deciding;                /* learning, agreeing, making plans */
+  _Atomic double seconds_deciding;                /* agreeing, making plans, shadows */
   _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
   /* Norm of the residual relative to that of the mean, as last sampled and at most. */
   _Atomic double residual_ratio, max_residual_ratio;

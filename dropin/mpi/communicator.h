@@ -15,9 +15,7 @@
 #include "dropin/mpi/exchange.h"
 
 struct ob_attached;
-
-/* What a compressed call with a shadow takes along (dropin/mpi/shadow.c). */
-struct ob_shadow;
+struct ob_shadow; /* dropin/mpi/shadow.h */
 
 /* Collective the first time, where `repeats` counts (ob_loops_create). NULL where the ranks
  * found that they can not, and for inter-communicators and single ranks: all of them find so. */

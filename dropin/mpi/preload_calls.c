@@ -174,9 +174,12 @@ static int run_compressed(const struct ob_mpi_call *call,
   double start = ob_seconds();
   ob_flights_hold();
   int code = ob_exchange_run(decision->exchange, call, false);
-  if (code == MPI_SUCCESS && note(decision, before, ob_seconds() - start) && shadowed)
+  double end = ob_seconds();
+  if (code == MPI_SUCCESS && note(decision, before, end - start) && shadowed) {
     ob_shadow_end(decision->shadow, call, decision->tensor,
                   tally->bits < decision->max_bits ? 0 : tally->bits, decision->record);
+    ob_record_decided(decision->record, ob_seconds() - end);
+  }
   ob_flights_release();
   return code == MPI_SUCCESS ? code : fail(call, code);
 }

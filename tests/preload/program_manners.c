@@ -19,7 +19,7 @@ static int copy(MPI_Comm from, int key, void *extra, void *in, void *out, int *f
   return MPI_SUCCESS;
 }
 
-static int delete (MPI_Comm from, int key, void *value, void *extra) {
+static int drop(MPI_Comm from, int key, void *value, void *extra) {
   (void)from, (void)key, (void)value, (void)extra;
   deleted++;
   return MPI_SUCCESS;
@@ -39,7 +39,7 @@ void attributes(void) {
   MPI_Comm comm;
   int key;
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-  MPI_Comm_create_keyval(copy, delete, &key, NULL);
+  MPI_Comm_create_keyval(copy, drop, &key, NULL);
   MPI_Comm_set_attr(comm, key, &key);
   sum_often(comm, mine, sum);
   MPI_Comm_free(&comm);
