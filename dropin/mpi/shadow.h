@@ -33,9 +33,8 @@ bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record);
 
-/* Before a nonblocking call, which has no shadow: whether this rank's input is so much smaller
- * than the one before that what was left out of that would be much of the sum. Then the rank
- * withdraws. */
+/* Before a nonblocking call, which has no shadow: whether this rank's input is so much smaller than
+ * the one before that what that left out would be much of the sum. Then the rank withdraws. */
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
 #endif
