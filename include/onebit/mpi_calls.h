@@ -9,13 +9,14 @@
  * Tensors. The residual belongs to a tensor, and a tensor is known by its two buffers, count,
  * type and operation, on each rank for itself: one pair of buffers for each. Before a program's
  * calls on a communicator repeat, each begins with a message of 32 bytes by which the ranks find
- * out which tensor it is of. Once they have seen the same calls twice in the same order (a training
- * step is a period of up to 4096 calls) the place in that order says it, and no message is needed.
- * A rank that then gives other buffers takes no part in compressing this call: all ranks make it
- * with all values, as MPI does, and know the new buffers from then on; the error kept so far stays
- * with the tensor, unless the buffers were another one's. ONEBIT_Forget tells that a buffer will be
- * used for another tensor. Buffers that never return are of no tensor: while 128 have come only
- * once, or 2^28 elements, calls on further ones are made with all values.
+ * out which tensor it is of; a rank that gives other buffers than before takes no part in
+ * compressing that call: all ranks make it with all values, as MPI does. Once they have seen the
+ * same calls twice in the same order (a training step is a loop of less than 4096 calls) the place
+ * in that order says it, and no message is needed, whatever the buffers are; where a rank's were
+ * the same for eight calls and are others, the error kept so far is given up, since it may be
+ * another tensor's. ONEBIT_Forget tells that a buffer will be used for another tensor. Buffers that
+ * never return are of no tensor: while 128 have come only once, or 2^28 elements, calls on further
+ * ones are made with all values.
  *
  * Results. A sum is onebit's mean times the number of ranks, ONEBIT_AVG the mean itself; the same
  * bits on all ranks. One call is not exact: over many calls of a tensor their sum is, to within one
