@@ -89,14 +89,16 @@ static const struct seen *seen_before(const struct ob_loops *loops, size_t back)
   return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
-static void count_run(unsigned *run, bool same) { *run = same ? *run + 1 : 0; }
+/* After so many steps a program of many tensors has repeated its calls, too. */
+#define LONG_STEPS 256
 
 /* The smallest length with which the latest calls have come `repeats` times, and half of all calls
- * since learning began: two equal calls of a longer loop are none. 0: none. */
+ * since learning began, or very many: two equal calls of a longer loop are none. 0: none. */
 static size_t length_of(const struct ob_loops *loops, int way) {
+  size_t all = loops->learned < 2 * LONG_STEPS ? loops->learned : 2 * LONG_STEPS;
   for (size_t length = 1; length < OB_MAX_POSITIONS && length < loops->learned; length++) {
     size_t run = loops->run[way][length];
-    if (run >= (loops->repeats - 1) * length && 2 * (run + length) >= loops->learned)
+    if (run >= (loops->repeats - 1) * length && 2 * (run + length) >= all)
       return length;
   }
   return 0;
@@ -107,9 +109,10 @@ static bool learn(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
     const struct seen *then = seen_before(loops, back);
     bool same = then->exact ? then->exact == call->exact : then->signature == call->signature;
-    count_run(&loops->run[ALONE][back], same);
-    count_run(&loops->run[SENT][back], same && then->sendbuf == call->sendbuf);
-    count_run(&loops->run[RECEIVED][back], same && then->recvbuf == call->recvbuf);
+    const bool alike[WAYS] = {same, same && then->sendbuf == call->sendbuf,
+                              same && then->recvbuf == call->recvbuf};
+    for (int way = 0; way < WAYS; way++)
+      loops->run[way][back] = alike[way] ? loops->run[way][back] + 1 : 0;
   }
   loops->seen[loops->learned++ % OB_MAX_POSITIONS] = *call;
   return loops->learned >= loops->next_look && length_of(loops, ALONE);
@@ -312,9 +315,6 @@ bool ob_buffers_move(struct ob_buffers *buffers, const void *sendbuf, const void
   buffers->recvbuf = recvbuf;
   return moved;
 }
-
-/* After so many steps a program of many tensors has repeated its calls, too. */
-#define LONG_STEPS 256
 
 enum ob_reason ob_loops_reason(const struct ob_loops *loops) {
   return loops->learned > LONG_STEPS * loops->repeats ? OB_REASON_UNSTABLE : OB_REASON_LEARNING;

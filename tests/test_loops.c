@@ -207,6 +207,18 @@ Test(loops, a_part_of_a_loop_is_none) {
   ob_loops_destroy(loops);
 }
 
+/* Much that does not repeat comes before the loop. */
+Test(loops, a_long_beginning_is_overcome) {
+  struct ob_loops *loops;
+  CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
+  bool look;
+  for (uint64_t call = 0; call < 3000; call++)
+    ob_loops_position(loops, 1000 + call, memory, memory, &look);
+  repeat(loops, "AB", 200);
+  cr_expect(calls(loops, "A") >= 0);
+  ob_loops_destroy(loops);
+}
+
 Test(loops, many_loops_make_room_anew) {
   struct ob_loops *loops = make();
   char text[] = "x11y";
