@@ -13,9 +13,9 @@ enum {
   NAME_BYTES = 64,
   VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* any library's fit */
   OWN_BYTES = 32,
-  /* A rank may be on its way out of MPI_Init, for which it has waited for all others. */
-  ATTEMPTS = 25,
-  ANSWER_ATTEMPTS = 50,
+  /* A rank may be on its way out of MPI_Init, on a machine with other work. */
+  ATTEMPTS = 250,
+  ANSWER_ATTEMPTS = 1500,
   PAUSE = 20000 /* microseconds */
 };
 
@@ -116,7 +116,7 @@ static int first_missing(int size) {
 static int missing_rank(int size) {
   char value[VALUE_BYTES];
   if (presence.rank != 0)
-    return look_up(ANSWER, ANSWER_ATTEMPTS, value) ? atoi(value) : 0;
+    return look_up(0, ATTEMPTS, value) && look_up(ANSWER, ANSWER_ATTEMPTS, value) ? atoi(value) : 0;
   int missing = first_missing(size);
   snprintf(presence.answer, sizeof presence.answer, "%d", missing);
   presence.answered = publish(ANSWER, presence.answer);

@@ -18,7 +18,7 @@ struct ob_presence {
   bool speaks;                  /* this is the first rank that has it: it says what is wrong */
 };
 
-/* Of MPI_COMM_WORLD, once, from MPI_Init. A missing rank is waited for half a second. */
+/* Of MPI_COMM_WORLD, once, from MPI_Init. A missing rank is waited for five seconds. */
 struct ob_presence ob_presence_find(int rank, int size);
 
 /* Withdraws what this rank has published. Local. */
