@@ -124,6 +124,42 @@ def test_empty_parameters(made):
     onebit.torch.Adam(none, comm=optimizer.comm).step()
 
 
+def test_one_rank_of_several_hosts_saves(on_ranks):
+    """It has the moments of its own elements alone."""
+    import torch
+
+    import onebit.torch
+
+    saved = [None]
+
+    def run(comm):
+        parameters = [torch.nn.Parameter(torch.ones(5000)), torch.nn.Parameter(torch.ones(3000))]
+        optimizer = onebit.torch.EfficientAdam(parameters, comm=comm, schedule="hierarchical")
+
+        def steps(first, end):
+            for step in range(first, end):
+                for one in parameters:
+                    random = torch.Generator().manual_seed(100 * comm.rank + step)
+                    one.grad = torch.randn(one.shape, generator=random)
+                optimizer.step()
+
+        steps(0, 3)
+        own = optimizer.state[parameters[1]].get("own_variance_0")
+        if comm.rank == 0:
+            assert own is None or (own == 0).any()
+            saved[0] = optimizer.state_dict()
+        optimizer.onebit.compare()  # until rank 0 has saved
+        optimizer.load_state_dict(saved[0])
+        for one in optimizer.state.values():
+            moments = [value for name, value in one.items() if name.startswith("own_variance")]
+            assert all((some >= 0).all() and some.isfinite().all() for some in moments)
+        steps(3, 5)
+        return torch.cat([one.detach() for one in parameters])
+
+    found = on_ranks(4, run, hosts=2)
+    assert all(torch.equal(found[0], one) and one.isfinite().all() for one in found)
+
+
 def test_what_is_refused(made):
     import torch
 

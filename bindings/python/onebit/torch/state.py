@@ -296,7 +296,7 @@ class _Loaded:
         sections = []
         for what, space, first, count, values in head.sections:
             own = _is_own(what, head.header)
-            if own and not known and what in _RESIDUALS:
+            if own and not known and what in (*_RESIDUALS, part.MOMENTS):
                 continue
             if values is None:
                 end = first + count
@@ -306,10 +306,30 @@ class _Loaded:
                     continue
                 values = self._section(what, source, first, end - first, head.header)
             sections.append((what, space, first, values))
+        if not known:
+            sections += self._moments_of(source)
         header = bytearray(head.header)
         if not whole:
             part.place(header, self.template.header)
         return part.write_part(header, self.template.tensors, sections, _SECTION)
+
+    def _moments_of(self, rank):
+        """Another rank's moments, for all elements: where that had some only, as in a hierarchical
+        schedule, the others are their tensor's mean, or that of all."""
+        spans = [
+            (first, count)
+            for what, _, first, count, values in self.heads[rank].sections
+            if what == part.MOMENTS and values is None
+        ]
+        made = np.full(int(self.firsts[-1]), np.nan, "<f4")
+        for first, count in spans:
+            name = f"{_NAMES[part.MOMENTS]}_{rank}"
+            made[first : first + count] = self.values(name, first, count)
+        known = ~np.isnan(made)
+        for begin, end in zip(self.firsts, self.firsts[1:]) if spans else ():
+            of = slice(begin, end) if known[begin:end].any() else slice(None)
+            made[begin:end][~known[begin:end]] = made[of][known[of]].mean()
+        return [(part.MOMENTS, part.ELEMENTS, 0, made)] if spans else []
 
     def _section(self, what, rank, first, count, header):
         names = (f"{_NAMES[what]}_{rank}", _NAMES[what])
