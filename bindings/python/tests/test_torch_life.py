@@ -14,7 +14,7 @@ def launch(scenario, ranks=2):
 
 
 def test_nothing_is_kept():
-    assert launch("freed,static_graph,joined,forked") == "all well\n"
+    assert launch("freed,static_graph,joined,forked,interrupted") == "all well\n"
 
 
 def test_the_hook_is_of_the_models_group():

@@ -4,6 +4,7 @@ that meet over gloo: what objects make for themselves, and that they give it bac
 import gc
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import threading
@@ -183,6 +184,7 @@ def forked(rank, size):
 def gone(rank, size):
     """A rank ends in its forward pass: the others are told which."""
     hooked, carried, optimizer = both()
+    dist.barrier()
     if rank == size - 1:
         os._exit(0)
     expect(f"rank {size - 1}", lambda: backward(hooked, 2))
@@ -192,7 +194,21 @@ def gone(rank, size):
     os._exit(0)
 
 
-SCENARIOS = (forked, freed, gone, of_its_group, static_graph, joined)
+def interrupted(rank, size):
+    """Ctrl-C on a rank whose backward pass waits for another."""
+    hooked, _, _ = both()
+    if rank == 0:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        expect("", lambda: backward(hooked, 2), KeyboardInterrupt)
+        dist.barrier()
+    else:
+        dist.barrier()
+        steps = (2, 3)  # what rank 0 had sent before arrives
+        expect("rank 0 called onebit_comm_abort", lambda: [backward(hooked, one) for one in steps])
+
+
+SCENARIOS = (forked, freed, gone, interrupted, of_its_group, static_graph, joined)
 
 
 def run(rank, names, size, path):

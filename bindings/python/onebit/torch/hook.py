@@ -208,8 +208,7 @@ class HookState:
         return job.future
 
     def _begin_pass(self, parameters):
-        self._layouts, self._pass = {}, []  # also those of a pass that was cut short
-        self._at_once = False
+        self._layouts, self._pass, self._at_once = {}, [], False
         if self.comm is not None and all(one in self._numbers for one in parameters):
             return
         models = _models_of(self, parameters)
