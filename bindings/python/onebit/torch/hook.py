@@ -218,7 +218,7 @@ class HookState:
         if self.comm is None:
             self._open(group)
         elif group is not self._group:
-            raise wrong("the hook's state is of another process group: each needs a state of its own")
+            raise wrong("the hook's state is of another process group, which needs one of its own")
 
     def close(self):
         """Ends the thread, and gives back plans and communicator. On all processes."""
@@ -290,7 +290,7 @@ class HookState:
         try:
             for job in jobs if self._loaded is None else self._go_on(jobs):
                 self._wait(job)
-        except BaseException as caught:  # noqa: BLE001: only at the end, since the model ends its pass
+        except BaseException as caught:  # noqa: BLE001: once the model has ended its pass
             reason = caught
 
             def fail():

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 4 -m onebit.torch.run train.py --lr 0.1
 
-Gradients are then averaged in 8 bits (--bits). A model on another device than the processor, and one
-for which the program registers a hook of its own, stay as they are. When the program ends rank 0
-says on standard error what was averaged how.
+Gradients are then averaged in 8 bits (--bits). A model on another device than the processor, and
+one for which the program registers a hook of its own, stay as they are. When the program ends
+rank 0 says on standard error what was averaged how.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def given_hook(given, bucket):
 def give_hooks(totals, **options):
     """To each DistributedDataParallel that is made from now on."""
     if int(torch.__version__.split(".")[0]) < 2:
-        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not say which hooks a model has")
+        raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not say which hooks it has")
     make, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     @functools.wraps(make)
