@@ -183,10 +183,13 @@ class Backward:
         """Changes where a gradient is another tensor, or was written to; through `.data` too, where
         a few elements of it show that."""
         gradients = [one.grad for one in self._optimizer._parameters]
-        samples = [_sample(one) for one in gradients if one is not None]
+        samples = {}  # by device, since a sample is small and a copy of it takes as long as of all
+        for one in gradients:
+            if one is not None:
+                samples.setdefault((one.device, one.dtype), []).append(_sample(one))
         return (
             [None if one is None else (one.data_ptr(), one._version) for one in gradients],
-            torch.cat(samples).view(torch.uint8).numpy().tobytes() if samples else b"",
+            [torch.cat(ones).cpu().view(torch.uint8).numpy().tobytes() for ones in samples.values()],
         )
 
     # --- In the step -----------------------------------------------------------------------------
@@ -214,7 +217,7 @@ class Backward:
         return passes, was_open
 
     def _check_sync(self):
-        if getattr(self._model, "require_backward_grad_sync", True) or self._said:
+        if getattr(self._model(), "require_backward_grad_sync", True) or self._said:
             return
         self._said = True
         self._optimizer._warn(
