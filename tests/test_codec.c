@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "compression/codec.h"
+#include "compression/levels.h"
 #include "tests/codec_cases.h"
 #include "tests/oracle.h"
 #include "tests/support.h"
@@ -162,4 +163,14 @@ Test(codec, sums_of_blocks_leave_none_out) {
     const double n = (double)counts[k], got = ob_add_sums(sums, counts[k]);
     cr_expect_eq(got, n * (n + 1) / 2, "of %zu: %g", counts[k], got);
   }
+}
+
+Test(codec, scales_of_levels_can_be_inverted) {
+  static const float largest[] = {0, 0x1p-149f, 0x1p-130f, 0x1p-120f};
+  for (size_t k = 0; k < sizeof largest / sizeof largest[0]; k++)
+    for (unsigned width = 2; width <= 8; width *= 2) {
+      const float scale = ob_level_scale(0, 32, largest[k], ONEBIT_SCALE_LARGEST, width);
+      cr_expect(k < 3 ? scale == 0 : scale > 0 && ob_is_finite(1 / scale), "%u bits: %g", width,
+                (double)scale);
+    }
 }

@@ -9,7 +9,7 @@ CODECS = "compression/codec_scalar.c compression/codec_avx2.c compression/codec_
 TEMPLATE = "compression/codec_template.h > " + CODECS
 REDUCE = "compression/codec_reduce.h > " + CODECS
 CHECKSUM = "compression/codec_checksum.h > " + CODECS
-LEVELS = "compression/levels.h > compression/codec_scalar.c compression/blocks.c compression/measure.c"
+LEVELS = "compression/levels.h > compression/codec_scalar.c compression/blocks.c compression/measure.c tests/test_codec.c"
 NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
             "compression/residual.c compression/sparse.c optimizers/sections.c "
             "optimizers/checkpoint/messages.c optimizers/outer/update.c tests/test_codec.c")
