@@ -2,6 +2,7 @@
 #include "collectives/steps.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "collectives/messages.h"
@@ -97,7 +98,8 @@ void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status) {
 }
 
 void ob_steps_give_up(struct onebit_plan *plan) {
-  if (atomic_load(&plan->comm->end.set))
+  const struct ob_comm_end *end = &plan->comm->end;
+  if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
     ob_comm_health(plan->comm); /* the reason, and not what it has led to here */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->broken = true;
