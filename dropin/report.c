@@ -3,12 +3,10 @@
 #include "dropin/report.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/file.h"
 #include "base/knobs.h"
 #include "dropin/elements.h"
 #include "dropin/preload.h"
@@ -88,34 +86,17 @@ double ob_report_max_residual_ratio(void) {
   return max;
 }
 
-/* A FIFO that nobody reads would be waited for: without O_NONBLOCK, for ever. */
-static FILE *open_report(const char *path) {
-  struct stat status;
-  int file = open(path, O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
-  if (file >= 0 && fstat(file, &status) == 0 && !S_ISREG(status.st_mode) &&
-      !S_ISCHR(status.st_mode)) {
-    close(file);
-    file = -1;
-    errno = ENXIO;
-  }
-  if (file >= 0 && ftruncate(file, 0) != 0 && errno != EINVAL) {
-    close(file);
-    return NULL;
-  }
-  return file >= 0 ? fdopen(file, "w") : NULL;
-}
-
 static void write_json(const char *path, const struct ob_report *report) {
-  FILE *file = open_report(path);
-  bool written = file != NULL;
-  if (file) {
+  FILE *file = NULL;
+  char text[OB_INPUT_REASON];
+  int code = ob_output_open(&file, path, false);
+  if (code == 0) {
     ob_report_json(file, report);
-    written = !ferror(file);
-    written = fclose(file) == 0 && written;
+    code = ferror(file) ? EIO : 0;
+    code = fclose(file) == 0 ? code : errno;
   }
-  if (!written)
-    fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s\n", path,
-            errno == ENXIO ? "not a regular file" : strerror(errno));
+  if (code != 0)
+    fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s\n", path, ob_input_reason(code, text));
 }
 
 void ob_report_print(const struct ob_report *report) {
