@@ -174,3 +174,21 @@ Test(codec, scales_of_levels_can_be_inverted) {
                 (double)scale);
     }
 }
+
+/* What is beyond the largest float16 becomes that, in the last word too. */
+Test(codec, conversions_to_float16_are_bounded) {
+  enum { count = 75 };
+  float input[count];
+  uint16_t output[count];
+  for (int i = 0; i < count; i++)
+    input[i] = i % 2 ? 1e6f : -1e6f;
+  for (size_t row = 0; ob_codec_row(row); row++) {
+    const struct ob_codec *codec = ob_codec_row(row);
+    if (!ob_codec_usable(codec))
+      continue;
+    codec->convert(input, count, output, ONEBIT_FLOAT16);
+    for (int i = 0; i < count; i++)
+      cr_expect_eq(output[i], i % 2 ? 0x7bff : 0xfbff, "%s: element %d is %04x", codec->name, i,
+                   output[i]);
+  }
+}
