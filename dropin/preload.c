@@ -29,16 +29,14 @@ uint64_t ob_preload_hash(void) {
   return hash;
 }
 
-void ob_preload_open(void) {
-  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    atomic_store(&ob_preload.min_count[operation],
-                 ob_rules_min_count(&ob_preload.rules, (onebit_operation_t)operation));
+static void set_min_counts(bool open) {
+  for (onebit_operation_t of = ONEBIT_ALLREDUCE; of <= ONEBIT_REDUCE_SCATTER; of++)
+    atomic_store(&ob_preload.min_count[of],
+                 open ? ob_rules_min_count(&ob_preload.rules, of) : SIZE_MAX);
 }
 
-void ob_preload_close(void) {
-  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    atomic_store(&ob_preload.min_count[operation], SIZE_MAX);
-}
+void ob_preload_open(void) { set_min_counts(true); }
+void ob_preload_close(void) { set_min_counts(false); }
 
 void ob_preload_refuse(const char *why) {
   ob_preload.refused = why;

@@ -3,7 +3,6 @@
  * is made, found or given up follows from signatures, from the order of calls, and from what ranks
  * have agreed on by message. Each rank notes beside it which buffers it last gave for each tensor.
  */
-#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"

@@ -16,7 +16,8 @@ enum {
   /* A rank may be on its way out of MPI_Init, on a machine with other work. */
   ATTEMPTS = 250,
   ANSWER_ATTEMPTS = 1500,
-  PAUSE = 20000 /* microseconds */
+  PAUSE = 20000, /* microseconds */
+  ANSWER = -1    /* in place of a rank: what rank 0 has found */
 };
 
 static struct {
@@ -49,8 +50,6 @@ static void release_errors(struct handlers *handlers) {
 }
 
 /* ---- Names: of a rank, and of what rank 0 has found ---- */
-
-enum { ANSWER = -1 };
 
 static const char *name_of(int rank) {
   static char name[NAME_BYTES];
