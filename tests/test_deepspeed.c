@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "optimizers/optimizer.h"
 #include "tests/support.h"
 
 TestSuite(deepspeed, .timeout = 60);
@@ -194,3 +195,24 @@ static void eight_steps(onebit_comm_t comm, void *context) {
 }
 
 Test(deepspeed, adam_gives_the_printed_numbers) { on_ranks(2, eight_steps, NULL); }
+
+/* DeepSpeed counts a first call that makes no step. */
+Test(deepspeed, freezes_a_step_earlier) {
+  static const size_t wanted[][2] = {{1, 1}, {2, 1}, {3, 2}, {4, 3}, {100, 99}};
+  for (size_t k = 0; k < sizeof wanted / sizeof wanted[0]; k++) {
+    float parameter = 0, gradient = 0;
+    const onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_comm_t comm = NULL;
+    onebit_optimizer_t optimizer = NULL;
+    options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+    options.freeze_step = wanted[k][0];
+    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+    CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+    CHECK(ob_freeze_last_step(optimizer) == wanted[k][1], "freeze_step %zu: after step %zu",
+          wanted[k][0], ob_freeze_last_step(optimizer));
+    onebit_optimizer_destroy(optimizer);
+    onebit_comm_destroy(comm);
+  }
+  checks_must_hold();
+}

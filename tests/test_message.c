@@ -249,3 +249,10 @@ Test(layout, knows_what_is_padding) {
   cr_expect_eq(ob_layout_block(&layout, 1, &piece).count, 24);
   ob_layout_destroy(&layout);
 }
+
+/* docs/wire-format.md: a receiver knows the width by the flags. */
+Test(message, flags_say_the_width) {
+  for (unsigned width = 1; width <= 8; width *= 2)
+    cr_expect_eq(ob_flags_width(ob_payload_flags(false, false, width)), width, "%u bits: flags %u",
+                 width, ob_payload_flags(false, false, width));
+}

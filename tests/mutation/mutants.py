@@ -9,12 +9,14 @@ CODECS = "compression/codec_scalar.c compression/codec_avx2.c compression/codec_
 TEMPLATE = "compression/codec_template.h > " + CODECS
 REDUCE = "compression/codec_reduce.h > " + CODECS
 CHECKSUM = "compression/codec_checksum.h > " + CODECS
-LEVELS = "compression/levels.h > compression/codec_scalar.c compression/blocks.c compression/measure.c tests/test_codec.c"
+LEVELS = ("compression/levels.h > compression/codec_scalar.c compression/blocks.c "
+          "compression/measure.c tests/test_codec.c")
 NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
             "compression/residual.c compression/sparse.c optimizers/sections.c "
             "optimizers/checkpoint/messages.c optimizers/outer/update.c tests/test_codec.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
-           "collectives/steps.c collectives/ladder.c collectives/schedules/schedule.c")
+           "collectives/steps.c collectives/ladder.c collectives/schedules/schedule.c "
+           "tests/test_message.c")
 
 MUTANTS = [
     # What is kept of a call for the next one
