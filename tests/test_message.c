@@ -75,6 +75,9 @@ Test(message, is_refused_when_any_field_is_wrong) {
   view.header->sequence = 8;
   refused(memory, bytes, "call 8, expected 7");
   view = make(memory);
+  view.header->sequence = 6; /* and no earlier one */
+  refused(memory, bytes, "call 6, expected 7");
+  view = make(memory);
   view.header->elements = 5;
   refused(memory, bytes, "of 5 elements");
   view = make(memory);
