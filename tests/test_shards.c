@@ -49,7 +49,7 @@ Test(shards, automatic_freeze) {
   check_on_groups(what);
 }
 
-enum { PAIR_COUNT = 65, PAIR_STEPS = 12 };
+enum { PAIR_COUNT = 600, PAIR_STEPS = 12 };
 
 struct ratios {
   onebit_shards_t shards;
@@ -67,6 +67,7 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   options.beta2 = 0.875;
   options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   options.shards = ratios->shards;
+  options.common.block_size = 32; /* each of which has a sum of 24 bits, and all together more */
   if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
     return;
   for (int step = 0; step < PAIR_STEPS; step++) {
