@@ -35,7 +35,7 @@ def test_a_program_that_is_not_changed(tmp_path):
         pytest.skip("this torch does not say which hooks a model has")
     first, second = run(["--bits", "8", str(HERE / "launched.py"), str(tmp_path / "store")], 2)
     assert first[0] == second[0] == 0, (first, second)
-    words = "onebit: 4 buckets of gradients averaged in bits ("
+    words = "onebit: 4 buckets of gradients compressed ("
     assert words in first[1] and "from rank 0), 1 by torch, 0 of them" in first[1], first
     assert "onebit" not in second[1], second
 

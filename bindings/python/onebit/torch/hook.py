@@ -129,7 +129,7 @@ class HookState:
 
     bits, normalise: as they were asked for, or chosen
     steps: made with this hook, the warm-up included
-    compressed: buckets that were averaged in bits
+    compressed: buckets whose messages were compressed
     dense: buckets that were averaged by torch
     skipped: of the dense ones, those where some rank's gradient was not finite
     dropped: residuals that were dropped because a bucket was laid out anew

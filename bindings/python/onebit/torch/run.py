@@ -45,7 +45,7 @@ class Totals:
         if not found["states"]:
             return "no DistributedDataParallel on the processor is without a hook of its own"
         return (
-            f"{found['compressed']} buckets of gradients averaged in bits ({found['bytes_sent']} "
+            f"{found['compressed']} buckets of gradients compressed ({found['bytes_sent']} "
             f"bytes from rank 0), {found['dense']} by torch, {found['skipped']} of them since some "
             "rank's were not finite"
         )
