@@ -12,19 +12,19 @@ void ob_preload_report_start(int size) {
 static void gather(struct ob_report *report, bool all) {
   const onebit_counters_t *own = &report->own;
   uint64_t sums[3] = {own->compressed, own->bytes_sent, own->bytes_dense};
-  double saved = own->seconds_saved, most[2] = {own->seconds, ob_report_max_residual_ratio()};
+  double saved = own->seconds_saved, largest[2] = {own->seconds, ob_report_max_residual_ratio()};
   PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
   if (all) {
     PMPI_Allreduce(MPI_IN_PLACE, sums, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
     PMPI_Allreduce(MPI_IN_PLACE, &saved, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    PMPI_Allreduce(MPI_IN_PLACE, most, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    PMPI_Allreduce(MPI_IN_PLACE, largest, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   }
   report->compressed = sums[0];
   report->bytes_sent = sums[1];
   report->bytes_dense = sums[2];
   report->seconds_saved = all ? saved / report->ranks : saved;
-  report->seconds = most[0];
-  report->max_residual_ratio = most[1];
+  report->seconds = largest[0];
+  report->max_residual_ratio = largest[1];
 }
 
 /* By what the launcher says of the ranks on each host, where they are as many everywhere. */
