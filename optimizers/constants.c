@@ -123,6 +123,7 @@ onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double 
 }
 
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag) {
+  OB_CALL_SCOPE;
   OB_TRY(check_optimizer(optimizer));
   optimizer->constants ^= fingerprint_of_number(&optimizer->tag) ^ fingerprint_of_number(&tag);
   optimizer->tag = tag;
