@@ -359,7 +359,8 @@ onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
   OB_TRY(check(directory));
   for (int turn = 1;; turn++) {
     status = open_all(opened, directory);
-    if (status == ONEBIT_OK || turn == OB_FILES_TURNS || !is_replaced(opened))
+    const bool gone = status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_CHECKPOINT;
+    if (!gone || turn == OB_FILES_TURNS || !is_replaced(opened))
       return status;
     ob_files_close(opened);
   }
