@@ -15,9 +15,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                ob_rules_hash(&rules) == ob_rules_hash(&again));
     for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
       for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        bool compress =
-            ob_rules_compress(&rules, (onebit_operation_t)operation, ONEBIT_FLOAT32, counts[i], 4);
-        FUZZ_CHECK(!compress ||
+        enum ob_reason reason =
+            ob_rules_judge(&rules, (onebit_operation_t)operation, ONEBIT_FLOAT32, counts[i], 4);
+        FUZZ_CHECK(reason != OB_REASON_NONE ||
                    counts[i] >= ob_rules_min_count(&rules, (onebit_operation_t)operation));
       }
   }
