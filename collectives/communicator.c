@@ -132,7 +132,7 @@ onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
 }
 
 static bool is_foreign(onebit_comm_t comm) {
-  return comm->transport->network && comm->forks != ob_forks();
+  return comm->forks != ob_forks() && comm->transport->network;
 }
 
 /* In a forked child the memory stays: what is the parent's is not closed here. */
