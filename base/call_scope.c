@@ -1,4 +1,4 @@
-/* What a call sets aside. */
+/* A call sets the floating-point environment and the locale of its thread, and gives them back. */
 #define _POSIX_C_SOURCE 200809L /* uselocale */
 #include "base/call_scope.h"
 
@@ -8,7 +8,7 @@
 #include <xlocale.h>
 #endif
 
-/* Where it cannot be made it is 0, with which uselocale changes nothing. */
+/* It is 0 where it cannot be made: uselocale then changes nothing. */
 static locale_t own_locale;
 static void make_locale(void) { own_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0); }
 

@@ -1,7 +1,7 @@
 /*
- * What a program's thread has set that would change what a call computes, reads or writes: the
- * floating-point environment, and the locale, whose decimal point may be a comma. The library has
- * its own for the time of a call, and gives back what it found.
+ * The scope of a public call. A program's thread may have set a floating-point environment that
+ * changes results, and a locale whose decimal point is a comma. A call has the library's own of
+ * both, and gives back what it found.
  */
 #ifndef OB_BASE_CALL_SCOPE_H
 #define OB_BASE_CALL_SCOPE_H

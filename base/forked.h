@@ -1,8 +1,8 @@
 /*
- * What is this process's alone. A process that is forked from it has its open files too: as long as
- * the child runs, the system closes no connection of a parent that was killed, and gives up no lock
- * of it. So a child closes at once what is registered here, and what it has copied of objects of
- * the parent is no use to it.
+ * Files that belong to this process alone. A process that is forked from it has them open too: as
+ * long as the child runs, the system closes no connection of a parent that was killed, and gives up
+ * no lock of it. So a child closes at once what is registered here, and what it has copied of
+ * objects of the parent is no use to it.
  */
 #ifndef OB_BASE_FORKED_H
 #define OB_BASE_FORKED_H

@@ -69,8 +69,8 @@ static onebit_status_t open_own(struct ob_rendezvous *state, char text[OB_ADDRES
   return ONEBIT_OK;
 }
 
-/* What rank 0 refuses for now may be of a job that has just ended, or of this one's next
- * communicator. */
+/* A refusal that rank 0 may take back: it may be of a job that has just ended, or of this one's
+ * next communicator. */
 static onebit_status_t hear_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
   answer->text[sizeof answer->text - 1] = '\0';
   if (answer->streams != OB_ANSWER_FOR_NOW)

@@ -20,7 +20,7 @@ _PARAMETERS = {
     "ZeroOneAdam": _ADAM | _SCHEDULES,
 }
 
-# What the value of a key that is read must be; of all other keys a number.
+# The type that a value must have, by key; the values of all other keys are numbers.
 _BOOLEANS = {"fp16.enabled", "bf16.enabled"} | {
     f"optimizer.params.{name}" for name in ("amsgrad", "bias_correction")
 }

@@ -21,7 +21,7 @@ from onebit import part
 from onebit.errors import OnebitWarning, wrong
 from onebit.torch.gather import agree, gather
 
-# Of a part's sections.
+# The names of a part's sections.
 _NAMES = {
     part.PARAMETERS: "parameter",
     part.MOMENTUM: "momentum",
@@ -34,7 +34,7 @@ _NAMES = {
     part.MOMENTS: "own_variance",
 }
 _RESIDUALS = part.WORKER, part.SERVER
-# Of torch's optimizers: what their state is here.
+# The sections that the state of torch's optimizers becomes.
 _OF_TORCH = {
     "exp_avg": part.MOMENTUM,
     "momentum_buffer": part.MOMENTUM,
