@@ -50,6 +50,17 @@ void *ob_allocate(size_t count, size_t size) {
 
 void ob_release(void *memory) { free(memory); }
 
+void ob_memory_return(void *memory, size_t bytes) {
+#if defined(__linux__) && defined(MADV_DONTNEED)
+  const uintptr_t begin = (uintptr_t)memory, first = rounded_up(begin, HUGE_PAGE),
+                  end = (begin + bytes) / HUGE_PAGE * HUGE_PAGE;
+  if (end > first)
+    (void)madvise((void *)first, end - first, MADV_DONTNEED);
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
 /* A list, so that a leak checker finds what is kept on purpose. */
 struct retained {
   struct retained *next;

@@ -100,6 +100,8 @@ static void pass_block(const struct ob_block_step *step, size_t b, const struct 
   const float of_rates = sink->rate_factors ? sink->rate_factors[block->piece] : 1;
   run.factors.rate_sum = sink->factors.rate_sum * of_rates;
   run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
+  if (ob_pass_divides(sink->kind))
+    run.factors.floor = ob_divisor_floor(sink->variances[b], block->valid, &sink->factors);
   point_to_arrays(sink, block, &run);
   if (step->in) {
     run.width = step->in->width;

@@ -64,6 +64,8 @@ void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
 /* The moments stay. Errors: those of the memory, which the host's has not. */
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
+/* After a reset: memory of the host goes back to the system until it is written. */
+void ob_residual_return(struct ob_residual *residual);
 /* Where errors are not fed back: resets what is an error. */
 onebit_status_t ob_residual_forget(struct ob_residual *residual);
 /* Whether a scale is OB_LARGE_SCALE or larger. In memory of the host. */
@@ -133,7 +135,8 @@ struct ob_source {
   /* NULL, or one a piece: by what its momentum is multiplied while it travels. 0: no tensor's, but
    * padding whose momentum stays as it is: its decay is 1. */
   const float *scalings;
-  const float *reciprocals; /* NULL, or one an element, likewise; they lie as the residuals do */
+  const float *reciprocals; /* NULL, or one an element, likewise; they lie as the layout does */
+  float limit;              /* of the product with those, which is cut off there; 0: none */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
   bool float32;             /* inputs are, whatever else the plan's dtype is about */
   /* With moments, and residuals that have them: how they change, and its factors. */
@@ -200,6 +203,9 @@ struct ob_pass_sink {
    * rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
+  /* Of divided gradients: the sum of the variances of each block before this step. It may be
+   * sums[0]. */
+  const double *variances;
   /* Where the arrays are a device's: what it has that here is by piece. */
   const struct ob_bucket_device *device;
 };

@@ -36,16 +36,18 @@ struct ob_lanes {
  *   RAW        weight * input[i]
  *   MOMENTUM   scaling * (decay * m[i] + weight * input[i]), with m[i] = +-momentum_scale / scaling
  *              by momentum_bits
- * and the product with input[i] is multiplied by reciprocals[i] where there are such; and bits =
- * signs of residual_out. Where what is kept is the momentum, it is added before the scaling. With
- * moments, factor * input[i] and moments[i] first become what takes the place of input[i], and
- * moments_out[i] (ob_moment_input). From `valid` on there is padding: its input is zero. */
+ * and the product with input[i] is multiplied by reciprocals[i] where there are such, and cut off
+ * at a limit where there is one (ob_limited); and bits = signs of residual_out. Where what is kept
+ * is the momentum, it is added before the scaling. With moments, factor * input[i] and moments[i]
+ * first become what takes the place of input[i], and moments_out[i] (ob_moment_input). From `valid`
+ * on there is padding: its input is zero. */
 struct ob_compress_run {
   size_t first, count, valid;
   const void *input; /* valid elements of dtype; NULL: zeros */
   onebit_dtype_t dtype;
   float weight;
   const float *reciprocals; /* or NULL */
+  float limit;              /* or 0 */
   enum ob_moment_rule moment_rule;
   const uint16_t *moments; /* as `residual`; NULL without a rule */
   uint16_t *moments_out;

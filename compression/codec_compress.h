@@ -35,20 +35,34 @@ FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size
   }
 }
 
-/* group = weight * group, and each times its own reciprocal where there are such */
-FIXED void group_weigh(V group[GROUP], V weight, const float *reciprocals, size_t first,
+/* ob_limited of the group; zeros come out as +0 either way. */
+FIXED void group_limit(V group[GROUP], const V own[GROUP], float limit) {
+  const V zero = v_set(0), bound = v_set(limit);
+  for (int k = 0; k < GROUP; k++) {
+    const V square = v_mul(group[k], group[k]), below = v_smaller(v_mul(group[k], own[k]), bound),
+            bounded = v_sub(zero, v_smaller(v_sub(zero, below), bound));
+    group[k] = v_add(bounded, v_sub(square, square));
+  }
+}
+
+/* group = weight * group, and each times its own reciprocal, up to the limit, where there are
+ * such */
+FIXED void group_weigh(V group[GROUP], V weight, const struct ob_compress_run *run, size_t first,
                        size_t end) {
   V own[GROUP];
   for (int k = 0; k < GROUP; k++)
     group[k] = v_mul(weight, group[k]);
-  if (!reciprocals)
+  if (!run->reciprocals)
     return;
   if (first + OB_LANES <= end)
-    group_load(own, reciprocals, first, ONEBIT_FLOAT32);
+    group_load(own, run->reciprocals, first, ONEBIT_FLOAT32);
   else
-    part_load(own, reciprocals, first, end, ONEBIT_FLOAT32);
-  for (int k = 0; k < GROUP; k++)
-    group[k] = v_mul(group[k], own[k]);
+    part_load(own, run->reciprocals, first, end, ONEBIT_FLOAT32);
+  if (run->limit > 0)
+    group_limit(group, own, run->limit);
+  else
+    for (int k = 0; k < GROUP; k++)
+      group[k] = v_mul(group[k], own[k]);
 }
 
 /* group = scaling * (decay * momentum + group); the product with the momentum's sign is that of the
@@ -95,7 +109,7 @@ FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype
       part_load(group, run->input, i, given, dtype);
     if (moments)
       group_moments(group, run, i, error);
-    group_weigh(group, weight, run->reciprocals, i, given);
+    group_weigh(group, weight, run, i, given);
     if (residual_first)
       group_compensate(group, error);
     if (momentum)

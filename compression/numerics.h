@@ -376,6 +376,13 @@ OB_INLINE float ob_bounded(float step, float bound) {
   return below > -bound ? below : -bound;
 }
 
+/* value * reciprocal in -limit .. limit. It is not finite where the value's square is not: then the
+ * step is to be skipped, and what is cut off would not show it. */
+OB_INLINE float ob_limited(float value, float reciprocal, float limit) {
+  const float square = value * value;
+  return ob_bounded(value * reciprocal, limit) + (square - square);
+}
+
 /* The new parameter, from the step m^ / denominator. */
 OB_INLINE float ob_adam_parameter(float parameter, float step, float learning_rate,
                                   float weight_decay) {

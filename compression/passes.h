@@ -60,6 +60,9 @@ enum ob_slot {
   row(ZERO_ONE_MET)    /* the message is the mean of that */ \
   row(SHARD)           /* sharded: momentum from the mean gradient, the step to scratch */ \
   row(SHARD_MOVE)      /* sharded: a whole step with frozen variance on mean gradients */ \
+  row(VARIANCES)       /* sum of the variances */ \
+  row(DIVISORS)        /* what divided gradients are multiplied with, to scratch */ \
+  row(DIVIDED)         /* moments of divided gradients, the update to scratch; v, |p|^2, |u|^2 */ \
   row(STEP)            /* the message is the step as it is */ \
   row(STEP_NORMS)      /* likewise, and it is not made yet: |p|^2, |u|^2 */ \
   row(LION)            /* a step of Lion of uncompressed tensors; of others see STEP */
@@ -111,8 +114,11 @@ struct ob_pass_factors {
   float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
   float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
   float bound;        /* of steps on bits with a frozen variance; infinity: there is none */
-  int keep_zero;      /* an element without variance does not move */
-  int adds_up;        /* 0/1 Adam: OB_MOVED is kept */
+  /* Of divided gradients: the bias correction of the variance before this step, and what is added
+   * to it so corrected, OB_DIVISOR_FLOOR of the block's mean. */
+  float before, floor;
+  int keep_zero; /* an element without variance does not move */
+  int adds_up;   /* 0/1 Adam: OB_MOVED is kept */
 };
 
 /* An element: slots by number, and what it adds to each sum. */
@@ -131,9 +137,13 @@ OB_INLINE unsigned ob_pass_reads(enum ob_pass_kind kind) {
     return g;
   case OB_PASS_POWER:
     return m;
+  case OB_PASS_VARIANCES:
+  case OB_PASS_DIVISORS:
+    return v;
   case OB_PASS_ADAM:
   case OB_PASS_FROZEN:
   case OB_PASS_LAMB:
+  case OB_PASS_DIVIDED:
   case OB_PASS_SHARD_MOVE:
     return s | m | v | p;
   case OB_PASS_FREEZE:
@@ -199,6 +209,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_SGD_FREEZE:
     return m;
   case OB_PASS_LAMB:
+  case OB_PASS_DIVIDED:
     return m | v | s;
   case OB_PASS_LAMB_FREEZE:
     return m | v | w;
@@ -211,6 +222,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE_LOCAL:
     return m | p | d;
   case OB_PASS_ZERO_ONE_STORE:
+  case OB_PASS_DIVISORS:
     return s;
   case OB_PASS_ZERO_ONE_MET:
     return m | p | a | d;
@@ -226,9 +238,11 @@ OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   switch (kind) {
   case OB_PASS_SQUARES:
   case OB_PASS_POWER:
+  case OB_PASS_VARIANCES:
   case OB_PASS_ADAM:
     return 1;
   case OB_PASS_LAMB:
+  case OB_PASS_DIVIDED:
     return 1 | 2 | 4;
   case OB_PASS_STEP_NORMS:
     return 2 | 4;
@@ -249,6 +263,36 @@ OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
   if (kind == OB_PASS_APPLY || kind == OB_PASS_APPLY_STEP)
     return scale / f->scaling * f->adam.momentum_factor;
   return scale;
+}
+
+/* --- Divided gradients: the warm-up of Efficient-Adam */
+
+/* What the block's mean variance counts in a divisor, so that elements whose gradients have been
+ * nothing so far are divided by something. */
+#define OB_DIVISOR_FLOOR 0.03f
+
+/* Whether a pass divides gradients: then it wants the mean variance of each block. */
+OB_INLINE int ob_pass_divides(enum ob_pass_kind kind) {
+  return kind == OB_PASS_DIVISORS || kind == OB_PASS_DIVIDED;
+}
+
+/* Of a block, from the sum of its variances. */
+OB_INLINE float ob_divisor_floor(double variances, size_t count, const struct ob_pass_factors *f) {
+  return OB_DIVISOR_FLOOR * f->before * (float)(variances / (double)count);
+}
+
+/* What a gradient is divided by before it is exchanged: the root of its second moment. In a block
+ * that has had no gradients, 1: what comes there then is cut off where it is large. */
+OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
+  const float moment = variance * f->before + f->floor;
+  return moment > 0 ? sqrtf(moment + f->adam.epsilon * f->adam.epsilon) : 1;
+}
+
+/* The momentum's new part, where the variance has its part of the gradient already. */
+OB_INLINE float ob_divided(float gradient, float variance, const struct ob_pass_factors *f) {
+  const float factor = f->adam.variance_factor;
+  const float moment = variance * factor * factor + f->adam.epsilon * f->adam.epsilon;
+  return moment > 0 ? gradient / sqrtf(moment) : 0;
 }
 
 /* --- 0/1 Adam: a step of one rank alone, as what it adds to the parameter; moves the momentum */
@@ -351,6 +395,22 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
   case OB_PASS_APPLY_STEP:
     *p = ob_adam_parameter(*p, ob_bounded(e.at[OB_MESSAGE], f->bound), rate, decay);
     break;
+  case OB_PASS_VARIANCES:
+    e.sum[0] = *v;
+    break;
+  case OB_PASS_DIVISORS:
+    *s = 1 / ob_divisor(*v, f);
+    break;
+  case OB_PASS_DIVIDED: {
+    const float gradient = g * ob_divisor(*v, f);
+    *v = ob_adam_variance(*v, gradient, adam);
+    *m = ob_adam_momentum(*m, ob_divided(gradient, *v, f), adam);
+    *s = *m * adam->momentum_factor + decay * *p;
+    e.sum[0] = *v;
+    e.sum[1] = *p * *p;
+    e.sum[2] = *s * *s;
+    break;
+  }
   case OB_PASS_STEP:
     *p = ob_adam_parameter(*p, e.at[OB_MESSAGE], rate, decay);
     break;

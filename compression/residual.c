@@ -86,6 +86,11 @@ onebit_status_t ob_residual_reset(struct ob_residual *residual) {
   return residual->memory->clear(residual->scales[residual->now], scale_bytes(residual));
 }
 
+void ob_residual_return(struct ob_residual *residual) {
+  for (int copy = 0; copy < 2 && residual->memory == &ob_memory_host; copy++)
+    ob_memory_return(residual->values[copy], value_bytes(residual));
+}
+
 onebit_status_t ob_residual_forget(struct ob_residual *residual) {
   return residual->serving.rule == OB_SERVE_MEAN ? ob_residual_reset(residual) : ONEBIT_OK;
 }

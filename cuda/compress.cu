@@ -182,7 +182,7 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
   weigh(plan, source, location.block, &run);
   struct moments moments = {};
   if (treatment == RECIPROCALS)
-    run.reciprocals = values_of(plan.worker, source.reciprocals, location.block);
+    run.reciprocals = source.reciprocals + location.block.word * OB_LANES;
   if (momentum)
     add_momentum(plan, now, location, &run);
   if (treatment == SECOND_MOMENTS)

@@ -217,6 +217,7 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
                                   .weight = call->source.weight,
                                   .scalings = call->source.scalings,
                                   .reciprocals = call->source.reciprocals,
+                                  .limit = call->source.limit,
                                   .moment_rule = call->source.moment_rule,
                                   .moment = call->source.moment,
                                   .counted = call->counted,

@@ -120,7 +120,8 @@ struct ob_cuda_source {
   bool only_at_first; /* it is so until a call of the plan has ended well, by its state */
   float decay, weight;
   const float *scalings;    /* NULL, or one a piece */
-  const float *reciprocals; /* NULL, or one an element */
+  const float *reciprocals; /* NULL, or one an element, as the layout has it */
+  float limit;              /* with those, of messages of more than one bit */
   bool float32;
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
@@ -147,6 +148,7 @@ struct ob_cuda_pass {
   struct ob_pass_factors factors; /* but for what is one a piece */
   bool counted;                   /* those of the step are the state's instead */
   double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
+  const double *variances;
 };
 
 /* --- Bits. `chunk` is of all peers' messages. */

@@ -19,19 +19,25 @@ struct weighed {
   unsigned valid, given; /* elements that are no padding; and that there is input of */
   bool aligned;
   float weight;
+  const float *reciprocals; /* or NULL */
+  float limit;
 };
 
 /* As compress_tile, without momentum. */
 template <onebit_dtype_t dtype, bool whole>
 static __device__ inline void compress_tile(const struct level_run &run, const struct weighed &in,
                                             unsigned first, struct level_sums *sums) {
-  float residual[fours_a_tile][4], value[fours_a_tile][4];
+  float residual[fours_a_tile][4], value[fours_a_tile][4], own[fours_a_tile][4];
   load_parts<ONEBIT_FLOAT32, whole>(in.residual, first, run.end, true, residual);
+  if (in.reciprocals)
+    load_parts<ONEBIT_FLOAT32, whole>(in.reciprocals, first, run.end, true, own);
   load_tile<dtype>(in.input, first, in.given, in.aligned, value);
   OB_UNROLL
   for (unsigned e = 0; e < fours_a_tile * 4; e++) {
     const unsigned i = first + four_at(e / 4) + e % 4;
     float input = in.weight * value[e / 4][e % 4];
+    if (in.reciprocals)
+      input = ob_limited(input, own[e / 4][e % 4], in.limit);
     if (!whole && i >= in.valid)
       input = 0;
     value[e / 4][e % 4] = ob_residual_of(residual[e / 4][e % 4], 0) + input;
@@ -54,7 +60,9 @@ static __device__ inline struct weighed weighed_of(const struct ob_cuda_plan &pl
           (unsigned)block.valid,
           input ? (unsigned)block.valid : 0,
           is_aligned(input, 4 * element),
-          source.weight};
+          source.weight,
+          source.reciprocals ? source.reciprocals + block.word * OB_LANES : NULL,
+          source.limit};
 }
 
 /* grid.y is the member that the message is for. */

@@ -75,10 +75,11 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
 }
 
 /* Whether the device counts the steps, for the bias corrections: where the host does not know how
- * many were made. */
+ * many were made, which it does where what the next one sends depends on it. */
 static bool is_counted(const struct onebit_optimizer *optimizer) {
+  const bool divides = optimizer->method->divides && !ob_optimizer_is_frozen(optimizer);
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
-         !optimizer->method->scheduled;
+         !optimizer->method->scheduled && !divides;
 }
 
 /* Those that the host knows of, and the plan's calls since then. The sum of what the host adds and
@@ -87,7 +88,7 @@ static onebit_status_t send_before(const struct onebit_optimizer *optimizer,
                                    struct ob_bucket *bucket, const struct onebit_plan *plan) {
   struct ob_bucket_device *device = bucket->device;
   int which = plan == bucket->bits ? OB_BITS : OB_DENSE;
-  uint64_t before = optimizer->steps - optimizer->unknown - device->calls[which];
+  uint64_t before = optimizer->steps - optimizer->quiet - optimizer->unknown - device->calls[which];
   if (!is_counted(optimizer) || before == device->before[which])
     return ONEBIT_OK;
   device->before[which] = before;
@@ -182,6 +183,7 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
       .last_decay = sink->last_decay,
       .factors = sink->factors,
       .counted = device->counted,
+      .variances = sink->variances,
   };
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     pass.arrays[slot] = sink->arrays[slot];

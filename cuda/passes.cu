@@ -20,6 +20,7 @@
  *   step (its norms)        8.13 (4.13)    lion         20
  *   adam                    28             lamb move    12      zero-one local   24
  *   frozen, share move      24             lamb freeze  20      zero-one meet    24
+ *   divided                 28             divisors      8      variances         4
  *   freeze, freeze step     16             lamb fresh   16.25   zero-one met     20.13
  *   sgd                     20             lamb frozen  32      zero-one freeze  12
  *   sgd freeze              8              share        12      squares, power   4
@@ -37,10 +38,12 @@ constexpr unsigned count_at_once(enum ob_pass_kind kind) {
   switch (kind) {
   case OB_PASS_SQUARES: /* one array, and nothing is written */
   case OB_PASS_POWER:
+  case OB_PASS_VARIANCES:
     return 16;
   case OB_PASS_ADAM: /* four and more, messages among them */
   case OB_PASS_FROZEN:
   case OB_PASS_LAMB:
+  case OB_PASS_DIVIDED:
   case OB_PASS_LAMB_FRESH:
   case OB_PASS_LAMB_FROZEN:
   case OB_PASS_ZERO_ONE:
@@ -349,6 +352,9 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sums[k] = ob_sum_start(k);
   point_to_arrays<kind>(pass, location.block, &run);
   set_factors(plan, pass, location.block.piece, &run.factors);
+  if (ob_pass_divides(kind))
+    run.factors.floor =
+        ob_divisor_floor(pass.variances[location.number], location.block.valid, &pass.factors);
   if (ob_pass_reads(kind) & OB_MASK(OB_MESSAGE))
     point_to_messages<kind>(plan, pass, location, &run);
   const bool padding = (ob_pass_reads(kind) | ob_pass_writes(kind)) & OB_MASK(OB_PARAMETER) &&

@@ -104,6 +104,13 @@ static void print_speed(const training_t *training) {
   }
 }
 
+/* Whether the steps of the warm-up send bits. */
+static int warms_in_bits(const training_t *training) {
+  const int method = training->options->method, compressed = training->form == COMPRESSED;
+  return training->options->warmup_bits ||
+         (compressed && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB));
+}
+
 /* What the compressed stage sent against the warm-up, and how large the error is that waits to be
  * sent, next to the momentum that it belongs to. */
 static void print_compression(const training_t *training) {
@@ -115,9 +122,9 @@ static void print_compression(const training_t *training) {
   printf("bytes sent per rank and step: ");
   if (first->steps > 0)
     printf("%.0f %s", first_bytes,
-           has_schedules                    ? "in the variance stage"
-           : training->options->warmup_bits ? "in the warm-up"
-                                            : "dense");
+           has_schedules             ? "in the variance stage"
+           : warms_in_bits(training) ? "in the warm-up"
+                                     : "dense");
   if (bits->steps > 0)
     printf("%s%.0f %s", first->steps > 0 ? ", " : "", bits_bytes,
            has_schedules ? "in the local stage" : "compressed");
@@ -161,7 +168,7 @@ static void print_sum(const training_t *training) {
          "%s: %llu, one bit: %llu, nothing: %llu\n",
          steps(training), seconds(training), (unsigned long long)bytes(training),
          (double)bytes(training) / fmax(1.0, (double)steps(training)),
-         training->options->warmup_bits ? "the warm-up's bits" : "full precision",
+         warms_in_bits(training) ? "the warm-up's bits" : "full precision",
          (unsigned long long)rounds[0], (unsigned long long)rounds[1],
          (unsigned long long)rounds[2]);
 }
@@ -225,7 +232,7 @@ void report_end(const training_t *training) {
 
 /* --- Two trainings -----------------------------------------------------------------------------*/
 
-/* Of what begins dense the compressed stage; all steps of the others, and of 0/1 Adam. */
+/* Of what begins with a warm-up the compressed stage; of others, and of 0/1 Adam, all steps. */
 static tally_t steady(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
@@ -263,7 +270,9 @@ void report_comparison(const training_t *dense, const training_t *bits) {
   else if (bits->tally[ONEBIT_STAGE_WARMUP].steps == 0)
     printf("* over all steps; %s is compressed from the first\n",
            train_form_name(method, COMPRESSED));
+  else if (bits->tally[ONEBIT_STAGE_COMPRESSED].steps == 0)
+    printf("* of %s in its warm-up, which has not ended\n", train_form_name(method, COMPRESSED));
   else
-    printf("* of %s in its compressed stage, after %zu steps of dense warm-up\n",
+    printf("* of %s in its compressed stage, after %zu steps of warm-up\n",
            train_form_name(method, COMPRESSED), bits->tally[ONEBIT_STAGE_WARMUP].steps);
 }

@@ -40,36 +40,45 @@ static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_b
                            : NULL;
 }
 
-/* Whether a method that has no such array always sends gradients dense now, or may come to. */
-static bool wants_scratch(const struct onebit_optimizer *optimizer) {
-  return optimizer->method->arrays & OB_MASK(OB_SCRATCH) || !ob_optimizer_is_frozen(optimizer) ||
-         !ob_optimizer_compresses(optimizer);
+/* Whether dense steps are made now, or may come. */
+static bool has_dense_steps(const struct onebit_optimizer *optimizer) {
+  return !ob_optimizer_is_frozen(optimizer) || !ob_optimizer_compresses(optimizer);
 }
 
-static onebit_status_t fit_scratch(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
-                                   bool wanted) {
+/* Whether an array is there for dense steps alone. */
+static bool is_for_dense_steps(const struct onebit_optimizer *optimizer,
+                               const struct ob_bucket *bucket, int slot) {
+  if (slot == OB_SCRATCH)
+    return lacks_scratch(optimizer, bucket) && !(optimizer->method->arrays & OB_MASK(slot));
+  return slot == OB_VARIANCE && optimizer->method->divides && !bucket->uncompressed;
+}
+
+static onebit_status_t fit_array(onebit_optimizer_t optimizer, struct ob_bucket *bucket, int slot,
+                                 bool wanted) {
   const struct ob_memory *memory = bucket->bits->executor->residuals;
   const size_t size = OB_LANES * sizeof(float);
-  float **const scratch = &bucket->arrays[OB_SCRATCH];
-  if (!lacks_scratch(optimizer, bucket) || wanted == !!*scratch)
+  float **const array = &bucket->arrays[slot];
+  if (!is_for_dense_steps(optimizer, bucket, slot) || wanted == !!*array)
     return ONEBIT_OK;
   if (wanted) {
-    *scratch = allocate_from(optimizer, memory, bucket->words, size);
-    if (!*scratch)
+    *array = allocate_from(optimizer, memory, bucket->words, size);
+    if (!*array)
       return no_memory(&bucket->bits->geometry.layout);
   } else {
-    memory->release(*scratch);
+    memory->release(*array);
     optimizer->own_bytes -= bucket->words * size;
-    *scratch = NULL;
+    *array = NULL;
   }
   point_to_means(optimizer, bucket);
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_buckets_fit_scratch(onebit_optimizer_t optimizer, bool warm) {
-  const bool wanted = warm || wants_scratch(optimizer);
-  for (size_t u = 0; u < optimizer->bucket_count; u++)
-    OB_TRY(fit_scratch(optimizer, &optimizer->buckets[u], wanted));
+onebit_status_t ob_buckets_fit_arrays(onebit_optimizer_t optimizer, bool warm) {
+  const bool wanted = warm || has_dense_steps(optimizer);
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    OB_TRY(fit_array(optimizer, &optimizer->buckets[u], OB_SCRATCH, wanted));
+    OB_TRY(fit_array(optimizer, &optimizer->buckets[u], OB_VARIANCE, wanted));
+  }
   return ONEBIT_OK;
 }
 
@@ -83,7 +92,8 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_b
   bucket->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : bucket->bits->worker.values[0];
   bucket->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : bucket->bits->worker.values[1];
   for (int slot = 0; slot < OB_ARRAYS; slot++)
-    if (own & OB_MASK(slot) && (slot != OB_SCRATCH || wants_scratch(optimizer))) {
+    if (own & OB_MASK(slot) &&
+        (has_dense_steps(optimizer) || !is_for_dense_steps(optimizer, bucket, slot))) {
       bucket->arrays[slot] = allocate_from(optimizer, memory, bucket->words, size);
       if (!bucket->arrays[slot])
         return no_memory(layout);

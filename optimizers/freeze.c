@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "base/error.h"
-#include "optimizers/optimizer.h"
+#include "optimizers/sections.h"
 
 /* Steps that the variance is given to change in before it is called settled: 1 / (1 - beta2). The
  * small step back keeps a quotient that is whole but for rounding, such as 1 / (1 - 0.999), from
@@ -15,10 +15,20 @@ static bool is_automatic(const struct onebit_optimizer *optimizer) {
 }
 
 bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at || optimizer->moments.no_warmup;
+  return optimizer->frozen_at || optimizer->began_frozen;
+}
+
+static onebit_status_t create_chunks(struct onebit_optimizer *optimizer) {
+  optimizer->chunks = ob_optimizer_allocate(optimizer, 2 * OB_CHUNK, sizeof(float));
+  return optimizer->chunks
+             ? ONEBIT_OK
+             : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d moments", 2 * OB_CHUNK);
 }
 
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer) {
+  optimizer->began_frozen = optimizer->moments.no_warmup;
+  if (optimizer->method->divides && !optimizer->began_frozen)
+    return create_chunks(optimizer);
   if (!is_automatic(optimizer))
     return ONEBIT_OK;
   optimizer->window = freeze_window(optimizer->moments.beta2);

@@ -66,10 +66,12 @@ struct ob_method {
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
   /* What is exchanged goes on from the last exchange's result. */
   bool momentum;
-  bool fused;                    /* profile deepspeed compresses all tensors in one buffer */
-  bool lamb;                     /* optimizer->own is a struct ob_lamb */
-  bool sharded;                  /* a bucket has only the state of this rank's shard (shards.c) */
-  bool moments;                  /* buckets' plans keep moments of this rank's own gradients */
+  bool fused;   /* profile deepspeed compresses all tensors in one buffer */
+  bool lamb;    /* optimizer->own is a struct ob_lamb */
+  bool sharded; /* a bucket has only the state of this rank's shard (shards.c) */
+  bool moments; /* buckets' plans keep moments of this rank's own gradients */
+  /* The warm-up is of divided gradients, in bits (efficient_adam.c): its variances go with it. */
+  bool divides;
   enum ob_serve_rule serve_rule; /* what servers make of what they receive */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
   unsigned dense_arrays;         /* likewise of an uncompressed bucket, besides */
@@ -90,8 +92,11 @@ struct ob_method {
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
   /* That depends on how the steps before ended, in all stages. */
   bool scheduled;
-  /* A bucket is about to send bits: what it sends comes to its place. NULL: it is there. */
+  /* A compressed bucket is about to send: what it sends comes to its place. NULL: it is there. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+  /* Of a compressed bucket in the warm-up: what there is to add to a call. NULL: nothing. */
+  void (*call_dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                     struct ob_call *call);
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, struct ob_call *call);
   /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply

@@ -11,6 +11,7 @@
 #include "optimizers/arguments.h"
 #include "optimizers/config.h"
 #include "optimizers/metrics.h"
+#include "optimizers/sections.h"
 
 #define LISTED(name) &ob_method_##name,
 const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
@@ -285,7 +286,8 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
       sizeof *optimizer +
       optimizer->list_count * (sizeof *optimizer->list + sizeof *optimizer->hashes +
                                (optimizer->ladders ? sizeof *optimizer->ladders : 0)) +
-      optimizer->window * sizeof *optimizer->norms;
+      optimizer->window * sizeof *optimizer->norms +
+      (optimizer->chunks ? 2 * OB_CHUNK * sizeof *optimizer->chunks : 0);
 }
 
 onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
@@ -357,6 +359,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
   ob_release(optimizer->own);
   ob_release(optimizer->list);
   ob_release(optimizer->norms);
+  ob_release(optimizer->chunks);
   ob_release(optimizer->hashes);
   ob_release(optimizer->ladders);
   if (optimizer->latest)

@@ -177,6 +177,9 @@ struct onebit_optimizer {
   struct ob_tensor *tensors;
   size_t bucket_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
+  bool began_frozen;     /* without a warm-up: frozen_at is 0 */
+  uint64_t quiet;        /* steps before the first gradient, which its warm-up does not count */
+  float *chunks;         /* scratch for the end of that: two chunks of moments */
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
   uint64_t sent[2];      /* bytes, likewise: of calls that this host made */
   struct ob_times times;
@@ -250,9 +253,10 @@ onebit_status_t ob_buckets_create(struct onebit_optimizer *optimizer,
                                   size_t *counts);
 void ob_buckets_destroy(struct onebit_optimizer *optimizer);
 bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor);
-/* Of one copy of the residuals: an array for the mean gradient while there are dense steps, or
- * `warm`, and none else. Errors: ONEBIT_ERROR_MEMORY, of wanting one. */
-onebit_status_t ob_buckets_fit_scratch(struct onebit_optimizer *optimizer, bool warm);
+/* Arrays that only dense steps want are there while there are such, or `warm`, and else not: of one
+ * copy of the residuals that of the mean gradient; and variances of divided gradients. Errors:
+ * ONEBIT_ERROR_MEMORY, of wanting one. */
+onebit_status_t ob_buckets_fit_arrays(struct onebit_optimizer *optimizer, bool warm);
 
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
                                         const void *gradient);

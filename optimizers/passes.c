@@ -25,6 +25,7 @@ struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, u
       .lion = ob_lion_factors_of(optimizer),
       .gradient_factor = optimizer->step.gradient_factor,
       .bound = INFINITY,
+      .before = step > 1 ? (float)(1 / (1 - ob_power(moments->beta2, step - 1))) : 1,
       .keep_zero = optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED,
   };
   if (!moments->no_bias_correction) {
@@ -54,6 +55,7 @@ struct ob_pass_sink ob_bucket_sink(const struct onebit_optimizer *optimizer,
                               .scalings = bucket->scalings,
                               .last_decay = (float)optimizer->moments.beta1,
                               .factors = ob_factors_of(optimizer, step),
+                              .variances = bucket->sums[0],
                               .device = bucket->device};
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     sink.arrays[slot] = uses & OB_MASK(slot) ? bucket->arrays[slot] : NULL;

@@ -50,11 +50,11 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
   case OB_SAVED_NORMS:
     return optimizer->window && stage == OB_STAGE_WARMUP;
   case OB_SAVED_VARIANCE:
+    return method->arrays & OB_MASK(OB_VARIANCE) && !(method->divides && stage != OB_STAGE_WARMUP);
   case OB_SAVED_FRESH:
   case OB_SAVED_ANCHOR:
   case OB_SAVED_MOVED:
-    return method->arrays & OB_MASK(slot_of(what)) &&
-           (what == OB_SAVED_VARIANCE || stage != OB_STAGE_WARMUP);
+    return method->arrays & OB_MASK(slot_of(what)) && stage != OB_STAGE_WARMUP;
   case OB_SAVED_WORKER:
   case OB_SAVED_SERVER:
     if (optimizer->options.no_error_feedback ||

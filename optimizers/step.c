@@ -103,6 +103,14 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_bu
   return call;
 }
 
+/* What of the mean gradients the method wants otherwise than as they are. */
+static struct ob_call warm_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  struct ob_call call = dense_call(optimizer, bucket);
+  if (!bucket->uncompressed && optimizer->method->call_dense)
+    optimizer->method->call_dense(optimizer, bucket, &call);
+  return call;
+}
+
 static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   double began = ob_seconds();
   onebit_status_t status = optimizer->method->prepare(optimizer, bucket);
@@ -113,9 +121,9 @@ static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_buc
 void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
-  if (bits && optimizer->method->prepare)
+  if (!bucket->uncompressed && optimizer->method->prepare)
     note(step, prepare(optimizer, bucket));
-  struct ob_call call = bits ? bits_call(optimizer, bucket) : dense_call(optimizer, bucket);
+  struct ob_call call = bits ? bits_call(optimizer, bucket) : warm_call(optimizer, bucket);
   note(step, optimizer->executor->prepare(optimizer, bucket, &call));
   onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
@@ -237,7 +245,8 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 }
 
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
-  if (optimizer->method->scheduled)
+  const bool divides = optimizer->method->divides && !ob_optimizer_is_frozen(optimizer);
+  if (optimizer->method->scheduled || divides)
     return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
@@ -252,7 +261,7 @@ static onebit_status_t advance(onebit_optimizer_t optimizer) {
     return ONEBIT_OK;
   ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
          (unsigned long long)optimizer->frozen_at);
-  return ob_buckets_fit_scratch(optimizer, false);
+  return ob_buckets_fit_arrays(optimizer, false);
 }
 
 /* Whether the latest step, which all ranks count, is one that this rank alone did not make. */

@@ -141,7 +141,7 @@ double oracle_total(struct oracle_sum *sum) {
   return sum->lane[0];
 }
 
-/* The defined sum of a run. */
+/* The defined sum of a run: of magnitudes. */
 static float magnitudes(const float *values, size_t count, onebit_scale_t rule) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++)
@@ -150,6 +150,10 @@ static float magnitudes(const float *values, size_t count, onebit_scale_t rule) 
     for (int i = 0; i < width; i++)
       lane[i] += lane[i + width];
   return lane[0];
+}
+
+float oracle_run_sum(const float *values, size_t count) {
+  return magnitudes(values, count, ONEBIT_SCALE_MEAN_ABSOLUTE);
 }
 
 static float scale_of(double sum, size_t count, onebit_scale_t rule) {
@@ -437,6 +441,11 @@ static size_t first_of(const struct oracle *oracle, int share) {
     if (oracle->runs[k].server >= share)
       return oracle->runs[k].first;
   return oracle->elements;
+}
+
+void oracle_forget(struct oracle *oracle) {
+  memset(oracle->worker_error, 0, (size_t)oracle->size * oracle->elements * sizeof(float));
+  memset(oracle->server_error, 0, oracle->elements * sizeof(float));
 }
 
 /* A host's ranks each keep the shares of one segment, one a host. */

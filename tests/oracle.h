@@ -40,6 +40,9 @@ struct oracle_sum {
 void oracle_add(struct oracle_sum *sum, float of_block);
 double oracle_total(struct oracle_sum *sum);
 
+/* The sum of a run of values, none of which is negative. */
+float oracle_run_sum(const float *values, size_t count);
+
 /* ---- Exchanges (oracle.c, oracle_layout.c) ---- */
 
 /* Consecutive elements that are summed together, all served by one rank. */
@@ -96,6 +99,9 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
 bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean);
 bool oracle_serve(struct oracle *oracle, const float *values, float *result);
 void oracle_keep(struct oracle *oracle);
+
+/* All residuals become zeros. */
+void oracle_forget(struct oracle *oracle);
 
 /* The part of the worker residual that a rank keeps: all of it, but in the hierarchical schedule.
  * */
@@ -186,9 +192,11 @@ float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchan
                       oracle_value *value, const void *context);
 void oracle_free_inputs(const struct oracle_adam *adam, float **inputs);
 
-/* Elements of an exchange to their places among all. */
+/* Elements of an exchange to their places among all; and from there. */
 void oracle_scatter(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                     const float *from, float *to);
+void oracle_gather(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                   const float *from, float *to);
 
 /* All exchanges of such values, whose results become the momentum. */
 bool oracle_exchange_all(struct oracle_adam *adam, oracle_value *value, const void *context);

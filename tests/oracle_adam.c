@@ -73,6 +73,7 @@ static void make_exchanges(struct oracle_adam *adam) {
   options.block_size = adam->options.common.block_size;
   options.no_error_feedback = adam->options.common.no_error_feedback;
   options.schedule = adam->options.common.schedule;
+  options.bits = adam->options.common.bits;
   adam->exchanges = zeros(adam->tensors, sizeof *adam->exchanges);
   for (size_t end = adam->tensors; end > 0;) {
     struct oracle_exchange next = exchange_before(adam, &end);
@@ -328,6 +329,13 @@ void oracle_scatter(const struct oracle_adam *adam, const struct oracle_exchange
   for (size_t k = 0; k < exchange->tensors; k++)
     for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
       to[adam->first[t] + i] = *from++;
+}
+
+void oracle_gather(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
+                   const float *from, float *to) {
+  for (size_t k = 0; k < exchange->tensors; k++)
+    for (size_t t = exchange->tensor[k], i = 0; i < adam->count[t]; i++)
+      *to++ = from[adam->first[t] + i];
 }
 
 static bool exchange_tensors(struct oracle_adam *adam, const struct oracle_exchange *exchange,

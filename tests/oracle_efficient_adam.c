@@ -14,9 +14,22 @@ static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_
   adam.beta1 = options->beta1;
   adam.beta2 = options->beta2;
   adam.epsilon = options->epsilon;
-  adam.freeze_step = options->warmup_steps ? options->warmup_steps : ONEBIT_FREEZE_NEVER;
+  adam.freeze_step = ONEBIT_FREEZE_NEVER;
   adam.common = options->common;
   return oracle_adam_create(size, hosts, tensors, count, &adam);
+}
+
+/* Its messages are of more bits, and each block has its own scale. */
+static struct oracle_adam *create_warm(int size, int hosts, const onebit_tensor_t *tensors,
+                                       size_t count,
+                                       const onebit_efficient_adam_options_t *options) {
+  onebit_efficient_adam_options_t warm = *options;
+  warm.common.bits = options->common.warmup_bits ? options->common.warmup_bits : 8;
+  warm.common.max_bits = 0;
+  warm.common.scale = ONEBIT_SCALE_RMS;
+  if (warm.common.block_size == ONEBIT_BLOCK_BUFFER)
+    warm.common.block_size = 0;
+  return create_adam(size, hosts, tensors, count, &warm);
 }
 
 static struct oracle_lamb *create_lamb(int size, int hosts, const onebit_tensor_t *tensors,
@@ -40,7 +53,11 @@ struct oracle_efficient_adam *oracle_efficient_adam_create(
   oracle->lamb = options->trust_ratio ? create_lamb(size, hosts, tensors, count, options) : NULL;
   oracle->state =
       oracle->lamb ? oracle->lamb->state : create_adam(size, hosts, tensors, count, options);
-  oracle->state->compressed = options->warmup_steps == 0;
+  oracle->state->compressed = options->warmup_steps == ONEBIT_WARMUP_NONE;
+  oracle->warmup_steps = options->warmup_steps ? options->warmup_steps : ONEBIT_WARMUP_STEPS;
+  oracle->warm = create_warm(size, hosts, tensors, count, options);
+  oracle->divisor = allocate(oracle->state->total, sizeof(float));
+  oracle->update = allocate(oracle->state->total, sizeof(float));
   oracle->gain = options->gain;
   oracle->moment = allocate((size_t)oracle->state->size * oracle->state->total, sizeof(float));
   return oracle;
@@ -51,6 +68,9 @@ void oracle_efficient_adam_destroy(struct oracle_efficient_adam *oracle) {
     oracle_lamb_destroy(oracle->lamb);
   else
     oracle_adam_destroy(oracle->state);
+  oracle_adam_destroy(oracle->warm);
+  free(oracle->divisor);
+  free(oracle->update);
   free(oracle->moment);
   free(oracle);
 }
@@ -85,8 +105,11 @@ static float nearest_bfloat16(float value) {
 
 /* Worker w's estimate of the mean gradient's second moment, without bias: v is its own moment, old
  * what that was before this step. `begins`: the last step of the element's block was 0. */
-static float mean_moment(const struct oracle_adam *state, bool begins, float v, float old) {
-  double ranks = (double)state->size, b2 = state->options.beta2, step = (double)state->steps + 1.0;
+static float mean_moment(const struct oracle_efficient_adam *oracle, bool begins, float v,
+                         float old) {
+  const struct oracle_adam *state = oracle->state;
+  double ranks = (double)state->size, b2 = state->options.beta2,
+         step = (double)(state->steps - oracle->quiet) + 1.0;
   double correction = 1.0 / (1.0 - pow(b2, step));
   if (begins || state->steps == state->freeze_step)
     return (float)(correction / ranks) * v;
@@ -102,7 +125,7 @@ static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size
   double b2 = state->options.beta2, b1 = state->options.beta1;
   float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
-  float mean = mean_moment(state, begins, v, *moment) + epsilon * epsilon;
+  float mean = mean_moment(oracle, begins, v, *moment) + epsilon * epsilon;
   /* Just after the warm-up the residual is the momentum. */
   bool first = state->steps == state->freeze_step;
   *moment = oracle_rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
@@ -194,41 +217,108 @@ static void apply(struct oracle_efficient_adam *oracle, size_t k, float learning
   }
 }
 
-/* Dense Adam; then every worker's moments begin as the workers' number times the mean's. */
-static void warm_up(struct oracle_efficient_adam *oracle, float learning_rate) {
+/* --- The warm-up: gradients divided by the root of moments that all workers share */
+
+/* Step t's, by what the moments were before it. */
+static void find_divisors(struct oracle_efficient_adam *oracle,
+                          const struct oracle_exchange *exchange, double t) {
+  const struct oracle_adam *state = oracle->state;
+  const struct oracle *runs = exchange->oracle;
+  float *v = allocate(exchange->total, sizeof *v), *divisor = allocate(exchange->total, sizeof *v);
+  float before = t > 1.0 ? (float)(1.0 / (1.0 - pow(state->options.beta2, t - 1.0))) : 1.0f,
+        epsilon = (float)state->options.epsilon;
+  oracle_gather(state, exchange, state->variance, v);
+  for (size_t k = 0; k < runs->run_count; k++) {
+    size_t first = runs->runs[k].first, count = runs->runs[k].count;
+    double mean = (double)oracle_run_sum(v + first, count) / (double)count;
+    for (size_t i = first; i < first + count; i++) {
+      float moment = v[i] * before + 0.03f * before * (float)mean;
+      divisor[i] = moment > 0.0f ? sqrtf(moment + epsilon * epsilon) : 1.0f;
+    }
+  }
+  oracle_scatter(state, exchange, divisor, oracle->divisor);
+  free(divisor);
+  free(v);
+}
+
+static float divided_gradient(const void *context, const struct oracle_exchange *exchange, size_t w,
+                              size_t at, size_t i) {
+  const struct oracle_efficient_adam *oracle = context;
+  float limit = 50.0f * sqrtf((float)oracle->state->size),
+        x = oracle->state->means[w * oracle->state->total + i] * (1.0f / oracle->divisor[i]);
+  (void)exchange, (void)at;
+  return fminf(fmaxf(x, -limit), limit);
+}
+
+/* What came back is in `momentum` of the warm-up's state. */
+static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
-  for (size_t k = 0; k < state->tensors; k++)
-    oracle_adam_whole_step(state, k, learning_rate);
-  if (!oracle_must_freeze(state))
+  for (size_t k = 0; k < state->exchange_count; k++)
+    find_divisors(oracle, &state->exchanges[k], (double)(state->steps - oracle->quiet) + 1.0);
+  return oracle_exchange_all(oracle->warm, divided_gradient, oracle);
+}
+
+static void move_divided(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
+  struct oracle_adam *state = oracle->state;
+  float *update = oracle->lamb ? oracle->lamb->update : oracle->update;
+  double b1 = state->options.beta1, b2 = state->options.beta2;
+  double t = (double)(state->steps - oracle->quiet);
+  float k1 = (float)(1.0 / (1.0 - pow(b1, t))), k2 = (float)(1.0 / sqrt(1.0 - pow(b2, t))),
+        epsilon = (float)state->options.epsilon;
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
+    float *m = &state->momentum[i], *v = &state->variance[i];
+    float g = oracle->warm->momentum[i] * oracle->divisor[i];
+    *v = (float)b2 * *v + ((float)(1.0 - b2) * g) * g;
+    float moment = *v * k2 * k2 + epsilon * epsilon;
+    *m = (float)b1 * *m + (float)(1.0 - b1) * (moment > 0.0f ? g / sqrtf(moment) : 0.0f);
+    update[i] = *m * k1 + state->weight_decay[k] * state->parameter[i];
+  }
+  if (oracle->lamb) {
+    oracle_lamb_move(oracle->lamb, k, learning_rate);
+    return;
+  }
+  for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
+    state->parameter[i] = state->parameter[i] - learning_rate * state->factor[k] * update[i];
+}
+
+/* Every worker's moments begin as the workers' number times the mean's. */
+static void end_warm_up(struct oracle_efficient_adam *oracle) {
+  struct oracle_adam *state = oracle->state;
+  bool quiet = true;
+  for (size_t i = 0; i < state->total; i++)
+    quiet &= state->variance[i] == 0.0f;
+  if (quiet)
+    oracle->quiet = state->steps;
+  for (size_t k = 0; k < oracle->warm->exchange_count && state->steps - oracle->quiet == 1; k++)
+    oracle_forget(oracle->warm->exchanges[k].oracle);
+  if (state->steps - oracle->quiet < oracle->warmup_steps)
     return;
   for (size_t i = 0; i < (size_t)state->size * state->total; i++)
     oracle->moment[i] = nearest_bfloat16((float)state->size * state->variance[i % state->total]);
-  oracle_freeze(state);
-  for (size_t k = 0; k < state->tensors; k++)
-    for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)
-      if (!state->uncompressed[k])
-        state->momentum[i] *= state->reciprocal[i];
+  state->compressed = true;
+  state->freeze_step = state->steps;
 }
 
 bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const float *const *gradients,
                                 float learning_rate) {
   struct oracle_adam *state = oracle->state;
-  bool made =
-      oracle_take_gradients(state, gradients) && (!state->compressed || exchange_all(oracle));
+  bool made = oracle_take_gradients(state, gradients);
+  bool compressed = state->compressed;
+  made = made && (compressed ? exchange_all(oracle) : exchange_divided(oracle));
   oracle_rescale(&state->weigher, !made);
   if (!made)
     return false;
   state->steps++;
-  if (!state->compressed) {
-    warm_up(oracle, learning_rate);
-    return true;
-  }
   for (size_t k = 0; k < state->tensors; k++)
-    if (!state->uncompressed[k])
+    if (!state->uncompressed[k] && !compressed)
+      move_divided(oracle, k, learning_rate);
+    else if (!state->uncompressed[k])
       apply(oracle, k, learning_rate);
     else if (oracle->lamb)
       oracle_lamb_whole_step(oracle->lamb, k, learning_rate);
     else
       oracle_adam_whole_step(state, k, learning_rate);
+  if (!compressed)
+    end_warm_up(oracle);
   return true;
 }

@@ -200,7 +200,11 @@ void oracle_lamb_whole_step(struct oracle_lamb *lamb, size_t k, float learning_r
     float denominator = sqrtf(*v) * k2 + (float)state->options.epsilon;
     lamb->update[i] = (*m * k1) / denominator + state->weight_decay[k] * state->parameter[i];
   }
-  double p = sqrt(oracle_lamb_squares(lamb, k, state->parameter)),
+  oracle_lamb_move(lamb, k, learning_rate);
+}
+
+void oracle_lamb_move(struct oracle_lamb *lamb, size_t k, float learning_rate) {
+  double p = sqrt(oracle_lamb_squares(lamb, k, lamb->state->parameter)),
          u = sqrt(oracle_lamb_squares(lamb, k, lamb->update));
   double ratio = 1.0;
   if (p != 0.0 && u != 0.0)

@@ -34,6 +34,9 @@ double oracle_lamb_squares(const struct oracle_lamb *lamb, size_t k, const float
 /* Dense LAMB's step of tensor k, on the mean gradient. */
 void oracle_lamb_whole_step(struct oracle_lamb *lamb, size_t k, float learning_rate);
 
+/* Tensor k by its update, times its trust ratio. */
+void oracle_lamb_move(struct oracle_lamb *lamb, size_t k, float learning_rate);
+
 /* As oracle_adam_step. */
 bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients, float learning_rate);
 

@@ -59,6 +59,8 @@ static onebit_status_t create(onebit_comm_t comm, const struct run *run,
                               const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
   struct any_options options = any_options_of(run->method, NULL);
   any_count(&options, "freeze_step", 40);
+  if (run->method == &ob_method_efficient_adam) /* whose warm-up makes the control jump little */
+    any_count(&options, "warmup_steps", ONEBIT_WARMUP_NONE);
   any_count(&options, "variance_freeze_step", 60);
   any_count(&options, "variance_update_scaler", 8);
   any_count(&options, "local_step_scaler", 40);

@@ -23,8 +23,8 @@ static const struct any_case optimizers[] = {
     {ANY(lamb, .freeze_step = 4)},
     {ANY(momentum, .warmup_steps = 4)},
     {ANY(zero_one_adam, .variance_freeze_step = 4)},
-    {ANY(efficient_adam, .beta2 = 0.99)},
-    {ANY(efficient_adam, .trust_ratio = 1)},
+    {ANY(efficient_adam, .beta2 = 0.99, .warmup_steps = 4)},
+    {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = ONEBIT_WARMUP_NONE)},
     {ANY(lion, .beta2 = 0.9)},
 };
 static const struct any_case rarely = {

@@ -160,7 +160,7 @@ static const struct any_case optimizers[] = {
     {ANY(momentum, .warmup_steps = 5)},
     {ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
          .local_step_scaler = 2, .local_step_clipper = 4)},
-    {ANY(efficient_adam, .trust_ratio = 1)},
+    {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = 5)},
     {ANY(lion, .beta2 = 0.9)},
 };
 

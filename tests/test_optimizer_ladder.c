@@ -105,7 +105,10 @@ static struct learner make_learner(onebit_comm_t comm, const struct ob_method *m
   tensors[1].parameter = learner.parameters + COUNT;
   tensors[1].gradient = learner.gradients + COUNT;
   any_count(&options, "freeze_step", 2);
-  any_count(&options, "warmup_steps", method == &ob_method_momentum ? 2 : 0);
+  any_count(&options, "warmup_steps",
+            method == &ob_method_efficient_adam ? ONEBIT_WARMUP_NONE
+            : method == &ob_method_momentum     ? 2
+                                                : 0);
   any_count(&options, "variance_freeze_step", STEPS); /* up to there 0/1 Adam sends gradients */
   any_count(&options, "variance_update_scaler", 1);
   if (method == &ob_method_efficient_adam) /* so that what grows is long for long */

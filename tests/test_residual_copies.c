@@ -177,8 +177,8 @@ Test(residual_copies, not_where_hosts_add_up) { on_hosts(4, 2, ask_on_hosts, NUL
 enum { TENSORS = 3, EACH = 2500, COUNT = TENSORS * EACH, TRAINED = 9, BAD_STEP = 6 };
 
 static const struct any_case trained[] = {
-    {ANY(efficient_adam, .beta2 = 0.99)},
-    {ANY(efficient_adam, .trust_ratio = 1)},
+    {ANY(efficient_adam, .beta2 = 0.99, .warmup_steps = ONEBIT_WARMUP_NONE)},
+    {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = 2)},
     {ANY(efficient_adam, .warmup_steps = 3)},
     {ANY(adam, .freeze_step = 3)},
     {ANY(adam, .freeze_step = 3, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},

@@ -50,8 +50,15 @@ static const struct {
      true,
      {ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
           .local_step_scaler = 2, .local_step_clipper = 4)}},
-    {"efficient adam", false, true, {ANY(efficient_adam, .beta2 = 0.99)}},
-    {"efficient adam with trust ratios", false, true, {ANY(efficient_adam, .trust_ratio = 1)}},
+    {"efficient adam", false, true, {ANY(efficient_adam, .warmup_steps = 5)}},
+    {"efficient adam without warm-up",
+     false,
+     true,
+     {ANY(efficient_adam, .beta2 = 0.99, .warmup_steps = ONEBIT_WARMUP_NONE)}},
+    {"efficient adam with trust ratios",
+     false,
+     true,
+     {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = 5)}},
     {"lion", false, true, {ANY(lion, .beta2 = 0.9)}},
 };
 enum { OPTIMIZERS = sizeof optimizers / sizeof optimizers[0] };

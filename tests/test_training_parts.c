@@ -244,7 +244,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, "of 12 held-out images");
   expect_said(said, "parameters: the same bits on all 2 ranks, checksum ");
   expect_said(said, "in all: 6 steps in ");
-  expect_said(said, "full precision: 0, one bit: 6, nothing: 0");
+  expect_said(said, "the warm-up's bits: 6, one bit: 0, nothing: 0");
   expect_said(said, "\n{\"training\":\"images\",\"name\":\"Efficient-Adam\","
                     "\"optimizer\":\"efficient-adam\",");
   said = program(0, "examples/train_images --drawn 60 --side 12 --optimizer adam --json %s", small);
@@ -252,7 +252,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, "full precision: 3, one bit: 3, nothing: 0");
   expect_said(said, "\n{\"training\":\"images\",\"name\":\"1-bit Adam\",\"optimizer\":\"adam\",");
   said = program(0, "examples/train_images --drawn 60 --side 12 --compare %s", small);
-  expect_said(said, "* over all steps; Efficient-Adam is compressed from the first");
+  expect_said(said, "* of Efficient-Adam in its warm-up, which has not ended");
   said = program(0, "examples/train_images --drawn 60 --side 12 --compare --outer 2 %s", small);
   expect_said(said, "local Adam, ");
   expect_said(said, "outer step: every 2 steps; mean, rate 1, momentum 0; 1 bits; 1 fragments");
@@ -264,7 +264,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, "dense SGD, ");
   expect_said(said, "Sample, going on from the held-out text");
   expect_said(said, "validation loss   ");
-  expect_said(said, "* of 1-bit SGD in its compressed stage, after 3 steps of dense warm-up");
+  expect_said(said, "* of 1-bit SGD in its compressed stage, after 3 steps of warm-up");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
                  "--optimizer zero-one-adam --quiet --json %s",

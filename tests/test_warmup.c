@@ -18,7 +18,6 @@ static const struct any_case methods[] = {
     {ANY(adam, .freeze_step = 60, .beta2 = 0.98)},
     {ANY(lamb, .freeze_step = 60, .beta2 = 0.98)},
     {ANY(momentum, .warmup_steps = 60)},
-    {ANY(efficient_adam, .warmup_steps = 60, .beta2 = 0.98)},
 };
 enum { METHODS = sizeof methods / sizeof methods[0], STEPS = 120 };
 
@@ -184,6 +183,39 @@ Test(warmup, loads_with_other_bits) {
   directories_remove(&directories);
 }
 
+/* What was saved without a warm-up goes on compressed where there is one by default. */
+static void load_compressed(onebit_comm_t comm, void *context) {
+  float parameters[2][COUNT] = {{0}}, gradients[COUNT];
+  const int rank = onebit_comm_rank(comm);
+  onebit_optimizer_t optimizers[2];
+  for (int k = 0; k < 2; k++) {
+    const onebit_tensor_t tensor = {parameters[k], gradients, COUNT, 0, 0, 0};
+    onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+    options.warmup_steps = k ? 0 : ONEBIT_WARMUP_NONE;
+    CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &optimizers[k]),
+                 ONEBIT_OK);
+  }
+  some_steps(optimizers[0], parameters[0], gradients, rank);
+  CHECK_STATUS(onebit_optimizer_save_files(optimizers[0], context), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_load_files(optimizers[1], context), ONEBIT_OK);
+  for (int k = 0; k < 2; k++) {
+    onebit_optimizer_info_t info = {.size = sizeof info};
+    some_steps(optimizers[k], parameters[k], gradients, rank);
+    CHECK_STATUS(onebit_optimizer_get_info(optimizers[k], &info), ONEBIT_OK);
+    CHECK(info.stage == ONEBIT_STAGE_COMPRESSED && info.exchanges[0] == 0, "optimizer %d: %llu", k,
+          (unsigned long long)info.exchanges[0]);
+    onebit_optimizer_destroy(optimizers[k]);
+  }
+  CHECK_BITS("parameters", parameters[1], parameters[0], COUNT, ONEBIT_FLOAT32);
+}
+
+Test(warmup, goes_on_from_none) {
+  struct directories directories = directories_create();
+  on_ranks(RANKS, load_compressed, directories.saved);
+  directory_empty(directories.saved);
+  directories_remove(&directories);
+}
+
 /* --- Who has none ------------------------------------------------------------------------------*/
 
 static const struct {
@@ -194,7 +226,10 @@ static const struct {
 } refused[] = {
     {{ANY(adam, .shards = ONEBIT_SHARDS_STEP)}, 0, ONEBIT_ERROR_UNSUPPORTED, "without shards"},
     {{ANY(zero_one_adam, .epsilon = 0)}, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
-    {{ANY(efficient_adam, .gain = 0)}, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
+    {{ANY(efficient_adam, .warmup_steps = ONEBIT_WARMUP_NONE)},
+     0,
+     ONEBIT_ERROR_UNSUPPORTED,
+     "warmup_bits is 8"},
     {{ANY(lion, .beta2 = 0)}, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
     {{ANY(lamb, .beta1 = 0)},
      ONEBIT_PROFILE_DEEPSPEED,
@@ -217,3 +252,61 @@ static void refuse_on_rank(onebit_comm_t comm, void *context) {
 }
 
 Test(warmup, is_refused_where_there_is_none) { on_ranks(1, refuse_on_rank, NULL); }
+
+/* --- Of divided gradients ----------------------------------------------------------------------*/
+
+enum { QUIET = 7, DIVIDED = 60, SIZES = 3 };
+
+/* Efficient-Adam on three tensors, of which one has a gradient only in some steps; steps without
+ * any gradient come first. */
+struct quiet_run {
+  size_t quiet;
+  int trust_ratio;
+  float parameters[RANKS][3 * COUNT];
+};
+
+static void run_quiet(onebit_comm_t comm, void *context) {
+  struct quiet_run *run = context;
+  const int rank = onebit_comm_rank(comm);
+  float *const parameters = run->parameters[rank], *const gradients = allocate(3 * COUNT, 4);
+  onebit_tensor_t tensors[SIZES];
+  for (size_t k = 0; k < SIZES; k++)
+    tensors[k] = (onebit_tensor_t){parameters + k * COUNT, gradients + k * COUNT, COUNT, 0, 0, 0};
+  for (size_t i = 0; i < 3 * COUNT; i++)
+    parameters[i] = 1 + (float)(i % 5);
+  onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  options.trust_ratio = run->trust_ratio;
+  onebit_optimizer_t optimizer;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  CHECK_STATUS(onebit_efficient_adam_create(comm, tensors, SIZES, &options, &optimizer), ONEBIT_OK);
+  for (size_t step = 0; step < run->quiet + DIVIDED; step++) {
+    const bool quiet = step < run->quiet, late = step < run->quiet + 9;
+    for (size_t i = 0; i < 3 * COUNT; i++)
+      gradients[i] =
+          quiet || (late && i < COUNT) ? 0 : descent_slope(parameters[i], rank, i % UNKNOWNS);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    CHECK((info.stage == ONEBIT_STAGE_WARMUP) == (step + 1 < run->quiet + ONEBIT_WARMUP_STEPS),
+          "stage %d after step %zu", info.stage, step);
+  }
+  CHECK(info.freeze_step == run->quiet + ONEBIT_WARMUP_STEPS, "it ended with step %llu",
+        (unsigned long long)info.freeze_step);
+  onebit_optimizer_destroy(optimizer);
+  free(gradients);
+}
+
+/* Steps before the first gradient change nothing, and do not count. */
+Test(warmup, begins_with_the_first_gradient) {
+  for (int trust_ratio = 0; trust_ratio < 2; trust_ratio++) {
+    struct quiet_run *at_once = allocate(1, sizeof *at_once), *later = allocate(1, sizeof *later);
+    at_once->trust_ratio = later->trust_ratio = trust_ratio;
+    later->quiet = QUIET;
+    on_ranks(RANKS, run_quiet, at_once);
+    on_ranks(RANKS, run_quiet, later);
+    for (int rank = 0; rank < RANKS; rank++)
+      cr_expect_arr_eq(later->parameters[rank], at_once->parameters[0],
+                       sizeof at_once->parameters[0], "rank %d differs", rank);
+    free(at_once);
+    free(later);
+  }
+}

@@ -1,11 +1,29 @@
 /*
- * Efficient-Adam with one bit: Adam whose second moments stay alive, compressed from the first step
- * on, or after some steps of dense Adam (warmup_steps). Nothing freezes: there is nothing to tune
- * besides what Adam has; take the learning rate that dense Adam takes.
+ * Efficient-Adam with one bit: Adam whose second moments stay alive, compressed after 40 steps in 8
+ * bits. Nothing freezes, and there is nothing to tune besides what Adam has: take the learning rate
+ * that dense Adam takes.
  *
- * Every rank k keeps the second moments of its own gradients, in bfloat16; what the ranks exchange
- * is the step, one bit an element with the error fed back, and the step that all agreed on last,
- * kept as the bits that travelled, is the momentum:
+ * In the warm-up the ranks exchange gradients in common.warmup_bits, divided by the root of second
+ * moments that all ranks share; C is that exchange, with the error fed back:
+ *
+ *   D   = sqrt(V' / (1 - b2^(t-1)) + 0.03 mean of the block's V' / (1 - b2^(t-1)) + eps^2)
+ *   x_k = g_k / D, cut off at +-50 sqrt(P)
+ *   G   = C(x_k) D
+ *   V   = b2 V' + (1 - b2) G^2
+ *   m   = b1 m' + (1 - b1) G / sqrt(V / (1 - b2^t) + eps^2)
+ *   p   = p - lr (m / (1 - b1^t) + wd p)
+ *
+ * with g_k the gradient of this rank, P the number of ranks that exchange with each other (hosts,
+ * with schedule hierarchical, which averages inside a host first), and V', m' those of the step
+ * before. D is 1 in a block whose V' is zero, as in the first step, whose residual is dropped. A
+ * step counts as number t from the first whose gradients are not all zero. Divided gradients have
+ * one size, whatever those of the layers are, so that 8 bits do for all elements of a block; and V,
+ * which all ranks have alike, is what dense Adam divides by, where a rank alone would take it for
+ * too little: in the first steps gradients are much alike on all ranks.
+ *
+ * Then every rank k keeps the second moments of its own gradients, in bfloat16, which begin as P V;
+ * what the ranks exchange is the step, one bit an element with the error fed back, and the step
+ * that all agreed on last, kept as the bits that travelled, is the momentum. It begins as m.
  *
  *   v_k = b2 v_k' + (1 - b2) g_k^2                    v_k' being that of the step before
  *   V_k = a v_k / (1 - b2^t) + (1 / P - a) v_k' / (1 - b2^(t-1)),  a = max(1 / P^2, 1 / (4 P))
@@ -13,16 +31,14 @@
  *   w   = compressed allreduce of x_k
  *   p   = p - lr (w + wd p)
  *
- * with g_k the gradient of this rank, and P the number of ranks that exchange with each other
- * (hosts, with schedule hierarchical, which averages inside a host first). V_k is the rank's
- * estimate of what dense Adam divides by, the second moment of the mean gradient: of independent
- * gradients that is the sum of all ranks' moments over P^2, and for the others' a rank takes what
- * its own was before this step; of more than 4 ranks a quarter counts as new as its own. In a block
- * whose w is zero everywhere, as in the first step, V_k is v_k / (1 - b2^t) / P: there all ranks
- * begin. No step can run away, whatever scales the elements have and however rarely they have
- * gradients: what is divided so is at most 1 / sqrt(a (1 - b2)).
+ * V_k is the rank's estimate of what dense Adam divides by, the second moment of the mean gradient:
+ * of independent gradients that is the sum of all ranks' moments over P^2, and for the others' a
+ * rank takes what its own was before this step; of more than 4 ranks a quarter counts as new as its
+ * own. In a block whose w is zero everywhere V_k is v_k / (1 - b2^t) / P. No step can run away,
+ * whatever scales the elements have and however rarely they have gradients: what is divided so is
+ * at most 1 / sqrt(a (1 - b2)).
  *
- * Where gradients are the same on all ranks V_k is a P-th of dense Adam's, and steps are up to
+ * Where gradients stay the same on all ranks V_k is a P-th of dense Adam's, and steps are up to
  * sqrt(P) times as long; a gain of 1 / sqrt(P) makes them dense Adam's there.
  *
  * A bit is + or -: an element without gradients, too, is moved, by steps of the size of its block's
@@ -31,9 +47,10 @@
  *
  * Source: local second moments, normalised steps in few bits and error feedback on both ways are
  * Chen et al., "Efficient-Adam: Communication-Efficient Distributed Adam", arXiv 2205.14473. Not
- * there: one momentum for all, which is the step that was agreed on, in place of one a rank (4
- * bytes a parameter less); the estimate V_k; the learning rate outside of what is compressed, so
- * that it may change from step to step; one bit.
+ * there: the warm-up; one momentum for all, which is the step that was agreed on, in place of one a
+ * rank (4 bytes a parameter less); the estimate V_k; the learning rate outside of what is
+ * compressed, so that it may change from step to step; one bit. Momentum of divided gradients is
+ * Ziyin et al., "LaProp: Separating Momentum and Adaptivity in Adam", arXiv 2002.04839.
  */
 #ifndef ONEBIT_EFFICIENT_ADAM_H
 #define ONEBIT_EFFICIENT_ADAM_H
@@ -43,6 +60,11 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* warmup_steps: how many they are by default, and none. With as many a training of 1,000 steps
+ * sends a 24th of dense Adam's bytes: (40 / 4 + 960 / 31.5) of 1,000. */
+#define ONEBIT_WARMUP_STEPS 40
+#define ONEBIT_WARMUP_NONE  ((size_t)-1)
 
 /* Start from ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT; in every field zero means the default. All ranks
  * give the same, except common.threads and common.device. */
@@ -58,10 +80,8 @@ typedef struct onebit_efficient_adam_options {
    * Take the learning rate that dense LAMB takes. It costs a pass more over the parameters. */
   int trust_ratio;
   double min_ratio, max_ratio; /* positive; default 0.01 and 10 */
-  /* Steps of dense Adam on the mean gradient before the first compressed one, in
-   * common.warmup_bits; 0: none. At their end the ranks' own second moments begin as P times those
-   * of the mean gradient, and w as the step of its momentum. It is for short trainings, in whose
-   * first steps gradients are alike on all ranks and V_k is too small. Not with trust_ratio. */
+  /* Steps of the warm-up, in common.warmup_bits, 8 or 4 (default 8); default
+   * ONEBIT_WARMUP_STEPS. ONEBIT_WARMUP_NONE: the first step is compressed, by own moments. */
   size_t warmup_steps;
   onebit_optimizer_options_t common;
 } onebit_efficient_adam_options_t;
@@ -74,8 +94,9 @@ typedef struct onebit_efficient_adam_options {
 /* Makes an Efficient-Adam optimizer of a list of tensors. As onebit_adam_create, but for its
  * options; there is no profile deepspeed of it.
  * Memory, in bytes a parameter: 12 (residual, and second moments in bfloat16, each twice, so that a
- * skipped step leaves both as they were) + 8 / size + 1/2 for messages; with warmup_steps 4 more,
- * and what common.warmup_bits takes.
+ * skipped step leaves both as they were) + 8 / size + 1/2 for messages; in the warm-up 14 + 8 /
+ * size more (variances, residuals of the 8 bits, messages), which memory of the host has back
+ * after it.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,

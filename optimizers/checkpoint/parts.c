@@ -146,14 +146,13 @@ static bool is_state(const struct ob_part_header *header,
 static onebit_status_t check_stage(const struct ob_part *part,
                                    const struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
-  bool frozen = header->stage != OB_STAGE_WARMUP, no_warmup = frozen && !header->frozen_at;
+  bool frozen = header->stage != OB_STAGE_WARMUP;
   if (!is_state(header, optimizer))
     return ob_part_error(
         part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": no such state of %s",
         header->stage, header->frozen_at, header->steps, optimizer->method->name);
-  if (!header->frozen_at && no_warmup != optimizer->moments.no_warmup)
-    return ob_part_error(part, "saved with%s a warm-up, loaded with%s one", no_warmup ? "out" : "",
-                         no_warmup ? "" : "out");
+  if (!frozen && optimizer->moments.no_warmup)
+    return ob_part_error(part, "saved in a warm-up, loaded without one");
   if (frozen && header->form != (uint32_t)ob_checkpoint_form(optimizer))
     return ob_part_error(part, "saved after the freeze with exchange of %s, loaded with that of %s",
                          header->form == OB_FORM_STEP ? "steps" : "momentum",
@@ -166,7 +165,13 @@ static onebit_status_t check_numbers(const struct ob_part *part,
                                      struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
   uint64_t numbers = ob_checkpoint_numbers(optimizer, OB_SAVED_NUMBERS);
-  if (header->numbers != numbers)
+  const bool before = optimizer->method->divides && header->numbers + 1 == numbers;
+  if (before && header->stage == OB_STAGE_WARMUP)
+    return ob_part_error(part,
+                         "saved in the warm-up of %s by a library of before %s, whose gradients "
+                         "were not divided: load one that was saved after the warm-up",
+                         optimizer->method->name, onebit_version());
+  if (header->numbers != numbers && !before)
     return ob_part_error(part, "%" PRIu64 " numbers of %s's own, it has %" PRIu64, header->numbers,
                          optimizer->method->name, numbers);
   if (!(header->loss_scale >= 0) || isinf(header->loss_scale))

@@ -222,20 +222,23 @@ static onebit_status_t check_number(const struct ob_loading *loading, const stru
                        is->max);
 }
 
-/* A ring of norms of another length is of no use: then they are collected anew. */
+/* A ring of norms of another length is of no use: then they are collected anew. Own numbers that a
+ * library of before did not write are zeros. */
 static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
-  uint64_t count = ob_checkpoint_numbers(loading->optimizer, what), bits = 0;
+  uint64_t count = ob_checkpoint_numbers(loading->optimizer, what);
   bool own = what != OB_SAVED_NORMS;
   bool fits = own || (is_wanted(loading, what) && loading->own->header.window == count);
+  uint64_t stored = !fits ? 0 : what == OB_SAVED_NUMBERS ? loading->own->header.numbers : count;
   const struct ob_part_section *section = NULL;
   struct ob_numbers is;
-  if (count && fits)
-    OB_TRY(find(loading, what, count, &section));
+  if (stored)
+    OB_TRY(find(loading, what, stored, &section));
   for (uint64_t i = 0; i < count; i++) {
     void *number = ob_checkpoint_number(loading->optimizer, what, i, &is);
-    if (fits)
+    uint64_t bits = 0;
+    if (i < stored)
       OB_TRY(ob_part_copy(loading->own, section, i, 1, &bits));
-    if (own)
+    if (own && i < stored)
       OB_TRY(check_number(loading, &is, bits));
     if (!loading->dry)
       memcpy(number, &bits, sizeof bits);
@@ -279,6 +282,8 @@ static void restore_counts(struct ob_loading *loading) {
   double first = optimizer->options.initial_loss_scale;
   optimizer->steps = header->steps;
   optimizer->frozen_at = header->frozen_at;
+  optimizer->quiet = optimizer->quiet < header->steps ? optimizer->quiet : header->steps;
+  optimizer->began_frozen = header->stage != OB_STAGE_WARMUP && !header->frozen_at;
   optimizer->skipped = header->skipped;
   optimizer->unknown = 0;
   memcpy(optimizer->exchanges, header->exchanges, sizeof optimizer->exchanges);
@@ -303,7 +308,7 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts.list[loading->parts.own >= 0 ? loading->parts.own : 0];
   loading->stage = stage_of(loading);
-  OB_TRY(ob_buckets_fit_scratch(optimizer, loading->stage == OB_STAGE_WARMUP));
+  OB_TRY(ob_buckets_fit_arrays(optimizer, loading->stage == OB_STAGE_WARMUP));
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
   OB_TRY(restore_ladders(loading));
@@ -315,6 +320,6 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   restore_counts(loading);
   OB_TRY(ob_optimizer_accept(optimizer));
   set_ladders(loading);
-  OB_TRY(ob_buckets_fit_scratch(optimizer, false));
+  OB_TRY(ob_buckets_fit_arrays(optimizer, false));
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
 }

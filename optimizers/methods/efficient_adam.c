@@ -1,77 +1,66 @@
-/* Efficient-Adam with one bit: what is its own. Without a warm-up the first step is compressed
- * already: residuals are zeros, and so is the step of the messages before it. */
+/*
+ * Efficient-Adam with one bit: what is its own. A warm-up comes first, in which the ranks exchange
+ * gradients that are divided by the root of second moments which all of them have alike
+ * (compression/passes.h: ob_divisor). A step of it makes these passes:
+ *
+ *   VARIANCES   the mean variance of each block, from the variances
+ *   DIVISORS    what gradients are multiplied with, to scratch, where compress reads it
+ *   DIVIDED     from the mean of divided gradients, in scratch by now, to moments and update
+ *   LAMB_MOVE   the update to the parameters; with trust ratios each tensor's by its own rate
+ *
+ * Without a warm-up the first step is compressed already: residuals are zeros, and so is the step
+ * of the messages before it.
+ */
 #include "onebit/efficient_adam.h"
+
+#include <math.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "optimizers/methods/lamb.h"
 #include "optimizers/sections.h"
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
+/* --- Steps of the warm-up */
+
+/* The step's number, from the first that had gradients. */
+static uint64_t number_of_step(const struct onebit_optimizer *optimizer) {
+  return optimizer->steps + 1 - optimizer->quiet;
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
-  const struct ob_moments *moments = &optimizer->moments;
-  ob_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
-  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
-  call->source.weight *= (float)moments->gain;
-  call->source.moment_rule = OB_MOMENTS_SECOND;
-  call->source.moment = (struct ob_moment_factors){
-      .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
-  ob_moment_correct(&call->source.moment, moments->beta2, (double)bucket->bits->geometry.members,
-                    optimizer->steps + 1);
+static bool is_warm(const struct onebit_optimizer *optimizer) {
+  return optimizer->step.exchange == OB_EXCHANGE_DENSE;
 }
 
-/* --- With trust ratios */
-
-/* A tensor's ratio is of all its elements: nothing is applied before all are here. */
-static void hold(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *into) {
-  call(optimizer, bucket, into);
-  into->hold = true;
+static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  if (!is_warm(optimizer))
+    return ONEBIT_OK;
+  const uint64_t step = number_of_step(optimizer);
+  OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_VARIANCES, step));
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_DIVISORS, step);
 }
 
-static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  struct ob_pass_sink sink =
-      ob_bucket_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
-  ob_plan_visit(bucket->bits, &sink);
-  return optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM);
+/* What a divided gradient is at most, as a multiple of what one rank's is if the ranks' are
+ * independent. It is for elements whose first gradients were next to nothing: those of rare rows
+ * are 10 times as large as usual, and cutting them off at 5 costs a half per cent in loss. */
+#define LIMIT 50
+
+static void call_divided(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                         struct ob_call *call) {
+  (void)optimizer;
+  call->source.reciprocals = bucket->arrays[OB_SCRATCH];
+  call->source.limit = LIMIT * sqrtf((float)bucket->dense->geometry.members);
 }
 
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
-  if (optimizer->step.exchange == OB_EXCHANGE_BITS)
-    OB_TRY(ob_buckets_each(optimizer, set_rates));
-  return ob_buckets_apply(optimizer);
+static onebit_status_t update_divided(struct onebit_optimizer *optimizer,
+                                      struct ob_bucket *bucket) {
+  const uint64_t step = number_of_step(optimizer);
+  OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_DIVIDED, step));
+  if (optimizer->method->lamb)
+    OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM));
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_MOVE, step);
 }
 
-static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
-                                                   .momentum = true,
-                                                   .moments = true,
-                                                   .lamb = true,
-                                                   .dense_arrays = OB_MASK(OB_VARIANCE),
-                                                   .dense = ob_lamb_dense,
-                                                   .exchange = ob_freeze_exchange,
-                                                   .call = hold,
-                                                   .update = update,
-                                                   .tell = ob_lamb_tell,
-                                                   .numbers = ob_lamb_numbers};
-
-/* --- With a warm-up: steps of dense Adam */
-
-static onebit_status_t create_chunks(struct onebit_optimizer *optimizer) {
-  optimizer->own = ob_optimizer_allocate(optimizer, 2 * OB_CHUNK, sizeof(float));
-  return optimizer->own ? ONEBIT_OK
-                        : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d moments", 2 * OB_CHUNK);
-}
-
-static onebit_status_t update_warm(struct onebit_optimizer *optimizer) {
-  OB_TRY(ob_buckets_apply(optimizer));
-  if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
-    OB_TRY(ob_buckets_pass(optimizer, OB_PASS_ADAM, optimizer->steps + 1));
-  return ONEBIT_OK;
-}
+/* --- The end of the warm-up */
 
 struct beginning {
   struct ob_section variance, moments;
@@ -93,32 +82,125 @@ static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct 
                                     ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_VARIANCE),
                                 .moments = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_MOMENTS),
                                 .members = (float)bucket->bits->geometry.members,
-                                .values = optimizer->own};
+                                .values = optimizer->chunks};
   return ob_each_run(&bucket->bits->geometry.layout, beginning.moments.first, beginning.moments.end,
                      begin_run, &beginning);
 }
 
+/* Steps before the first gradient do not count. All ranks know the variances. */
+static onebit_status_t count_quiet(struct onebit_optimizer *optimizer) {
+  double variances;
+  if (optimizer->quiet + 1 != optimizer->steps)
+    return ONEBIT_OK;
+  OB_TRY(ob_freeze_sum(optimizer, &variances));
+  if (!(variances > 0))
+    optimizer->quiet = optimizer->steps;
+  return ONEBIT_OK;
+}
+
+/* What the first step leaves is no divided gradient, and what the last one does is of no use. */
+static onebit_status_t forget_residuals(struct onebit_optimizer *optimizer,
+                                        struct ob_bucket *bucket) {
+  (void)optimizer;
+  return onebit_plan_reset_residual(bucket->dense);
+}
+
+/* Bias corrections go on from the warm-up's number of steps; w, the step that the ranks agreed on
+ * last, as the residual of a message that was nothing. */
 static onebit_status_t advance(struct onebit_optimizer *optimizer) {
-  bool due;
-  OB_TRY(ob_freeze_is_due(optimizer, &due));
-  if (!due)
+  if (ob_optimizer_is_frozen(optimizer))
+    return ONEBIT_OK;
+  OB_TRY(count_quiet(optimizer));
+  const uint64_t made = optimizer->steps - optimizer->quiet;
+  const bool ends = made >= optimizer->moments.freeze_step;
+  if (made == 1 || ends)
+    OB_TRY(ob_buckets_each(optimizer, forget_residuals));
+  if (!ends)
     return ONEBIT_OK;
   OB_TRY(ob_buckets_each(optimizer, begin_moments));
-  OB_TRY(ob_buckets_pass(optimizer, OB_PASS_FREEZE_STEP, optimizer->steps));
+  OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
 
-static const struct ob_method with_warmup = {.name = "efficient_adam",
-                                             .momentum = true,
-                                             .moments = true,
-                                             .arrays = OB_MASK(OB_VARIANCE),
-                                             .create = create_chunks,
-                                             .dense = dense,
-                                             .exchange = ob_freeze_exchange,
-                                             .call = call,
-                                             .update = update_warm,
-                                             .advance = advance};
+/* --- Compressed steps */
+
+static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, number_of_step(optimizer));
+}
+
+static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *call) {
+  const struct ob_moments *moments = &optimizer->moments;
+  ob_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
+  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
+  call->source.weight *= (float)moments->gain;
+  call->source.moment_rule = OB_MOMENTS_SECOND;
+  call->source.moment = (struct ob_moment_factors){
+      .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
+  ob_moment_correct(&call->source.moment, moments->beta2, (double)bucket->bits->geometry.members,
+                    number_of_step(optimizer));
+}
+
+static onebit_status_t update(struct onebit_optimizer *optimizer) {
+  OB_TRY(ob_buckets_apply(optimizer));
+  return is_warm(optimizer) ? ob_buckets_each(optimizer, update_divided) : ONEBIT_OK;
+}
+
+/* Of what a checkpoint has: where number `at` of the list goes. */
+static size_t add_quiet(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS],
+                        size_t at) {
+  list[at] = (struct ob_numbers){
+      .kind = OB_NUMBERS_WHOLE, .at = &optimizer->quiet, .count = 1, .max = (double)UINT64_MAX};
+  return at + 1;
+}
+
+static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
+  return add_quiet(optimizer, list, 0);
+}
+
+/* --- With trust ratios */
+
+/* A tensor's ratio is of all its elements: nothing is applied before all are here. */
+static void hold(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                 struct ob_call *into) {
+  call(optimizer, bucket, into);
+  into->hold = true;
+}
+
+static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  struct ob_pass_sink sink =
+      ob_bucket_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
+  ob_plan_visit(bucket->bits, &sink);
+  return optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM);
+}
+
+static onebit_status_t update_by_ratios(struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange == OB_EXCHANGE_BITS)
+    OB_TRY(ob_buckets_each(optimizer, set_rates));
+  return update(optimizer);
+}
+
+static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
+                                struct ob_numbers list[OB_MAX_NUMBERS]) {
+  return add_quiet(optimizer, list, ob_lamb_numbers(optimizer, list));
+}
+
+static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
+                                                   .momentum = true,
+                                                   .moments = true,
+                                                   .divides = true,
+                                                   .lamb = true,
+                                                   .arrays = OB_MASK(OB_VARIANCE),
+                                                   .dense = ob_lamb_dense,
+                                                   .exchange = ob_freeze_exchange,
+                                                   .prepare = prepare,
+                                                   .call_dense = call_divided,
+                                                   .call = hold,
+                                                   .update = update_by_ratios,
+                                                   .advance = advance,
+                                                   .tell = ob_lamb_tell,
+                                                   .numbers = numbers_by_ratios};
 
 /* --- Its row -----------------------------------------------------------------------------------*/
 
@@ -133,18 +215,16 @@ static const struct ob_option options_of[] = {
 };
 
 static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
-  const struct ob_lamb_limits *limits = &recipe->moments.limits;
+  struct ob_moments *moments = &recipe->moments;
+  const struct ob_lamb_limits *limits = &moments->limits;
   OB_TRY(
       ob_check_order("min_ratio", limits->min_coefficient, "max_ratio", limits->max_coefficient));
-  if (recipe->moments.warmup_steps) {
-    if (recipe->moments.trust_ratio)
-      return ob_error(ONEBIT_ERROR_UNSUPPORTED, "warmup_steps is %zu, with trust_ratio: leave it 0",
-                      recipe->moments.warmup_steps);
-    recipe->moments.no_warmup = false;
-    recipe->moments.freeze_step = recipe->moments.warmup_steps;
-    recipe->method = &with_warmup;
-  }
-  if (!recipe->moments.trust_ratio)
+  moments->no_warmup = moments->warmup_steps == ONEBIT_WARMUP_NONE;
+  moments->freeze_step = moments->warmup_steps ? moments->warmup_steps : ONEBIT_WARMUP_STEPS;
+  if (!moments->no_warmup && recipe->common.profile == ONEBIT_PROFILE_DEFAULT &&
+      !recipe->common.warmup_bits)
+    recipe->common.warmup_bits = 8;
+  if (!moments->trust_ratio)
     return ONEBIT_OK;
   recipe->method = &with_trust_ratios;
   return ob_lamb_make_own(recipe, ntensors);
@@ -153,18 +233,21 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
 const struct ob_method ob_method_efficient_adam = {
     .name = "efficient_adam",
     OB_OPTIONS("ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT", options_of),
-    .initial = {.no_warmup = true,
-                .freeze_step = ONEBIT_FREEZE_NEVER,
-                .limits = {.coefficient_beta = 0.9, .min_factor = 1, .max_factor = 1}},
+    .initial = {.limits = {.coefficient_beta = 0.9, .min_factor = 1, .max_factor = 1}},
     .not_deepspeeds = "Efficient-Adam",
     .resolve = resolve,
     .momentum = true,
     .moments = true,
-    .dense_arrays = OB_MASK(OB_VARIANCE),
+    .divides = true,
+    .arrays = OB_MASK(OB_VARIANCE),
     .dense = dense,
     .exchange = ob_freeze_exchange,
+    .prepare = prepare,
+    .call_dense = call_divided,
     .call = call,
-    .update = ob_buckets_apply};
+    .update = update,
+    .advance = advance,
+    .numbers = numbers};
 
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,

@@ -118,8 +118,9 @@ static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
 /* When the ranks meet: what this one would have come to goes out, and neither its parameters nor
  * its momentum change before all is known to be well. */
 static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  return is_local(optimizer) ? pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
-                             : ONEBIT_OK;
+  const bool meeting = optimizer->step.exchange == OB_EXCHANGE_BITS && is_local(optimizer);
+  return meeting ? pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
+                 : ONEBIT_OK;
 }
 
 static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,

@@ -12,6 +12,8 @@ from onebit._native import FREEZE_AUTOMATIC as FREEZE_AUTOMATIC
 from onebit._native import FREEZE_NEVER as FREEZE_NEVER
 from onebit._native import OUTER_DENSE as OUTER_DENSE
 from onebit._native import OUTER_SPARSE as OUTER_SPARSE
+from onebit._native import WARMUP_NONE as WARMUP_NONE
+from onebit._native import WARMUP_STEPS as WARMUP_STEPS
 from onebit._native import AdamExchange as AdamExchange
 from onebit._native import Device
 from onebit._native import Dtype as Dtype

@@ -56,12 +56,13 @@ def test_dense_adam_is_adam(on_ranks):
         assert numpy.allclose(parameters[0], wanted, atol=1e-5)
 
 
-def test_efficient_adam_is_compressed_from_the_first_step(on_ranks):
-    """No step is dense, and the first is (1 - beta1) gain sqrt(ranks) times the gradients' signs,
+def test_efficient_adam_without_a_warm_up(on_ranks):
+    """All steps are in one bit, and the first is (1 - beta1) gain sqrt(ranks) times the gradients' signs,
     whose mean the ranks take with one scale a block."""
 
     def body(comm):
-        parameters, gradients, optimizer = make(comm, onebit.EfficientAdam, gain=2.0)
+        parameters, gradients, optimizer = make(comm, onebit.EfficientAdam, gain=2.0,
+                                                warmup_steps=onebit.WARMUP_NONE)
         before = [one.copy() for one in parameters]
         steps(comm, optimizer, gradients, 0, 1)
         moved = parameters[0] - before[0]

@@ -61,7 +61,7 @@ def _kind_of(optimizer, kind, options):
     if kind is None:
         sgd = type(optimizer) is torch.optim.SGD
         kind = optim.Momentum if sgd else optim.EfficientAdam
-    if kind in (optim.Momentum, optim.EfficientAdam):
+    if kind is optim.Momentum:
         options = {"warmup_steps": 100, "warmup_bits": 8, **options}
     return kind, options
 
@@ -96,8 +96,8 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     optimizer: one that Accelerate has prepared stays that, of the one that goes on: it is given
         back, leaves out the steps of an accumulation as before, and has the attributes `onebit`,
         `comm`, `close` and `consolidate_state_dict` of it
-    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`. Their first 100
-        steps send 8 bits an element (warmup_steps=, warmup_bits=), and all others one
+    kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
+        element (warmup_steps=, warmup_bits=), else `EfficientAdam`; all others send one
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     options: of that class

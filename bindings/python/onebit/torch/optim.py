@@ -216,6 +216,10 @@ class _Optimizer(StatefulOptimizer):
         self._places = [one.data_ptr() for one in self._parameters]
         self._addresses = [None] * len(tensors)
         self._warmup_steps = options.get("warmup_steps", 0)
+        self._divides = "gain" in self._method.fields.split()  # in its warm-up
+        if self._divides:
+            steps = self._warmup_steps or onebit.WARMUP_STEPS
+            self._warmup_steps = 0 if steps == onebit.WARMUP_NONE else steps
         self._no_warmup = "warmup_steps" in self._method.fields and not self._warmup_steps
         self._copies = []  # of gradients that lie otherwise than their parameters, for one step
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))

@@ -341,8 +341,8 @@ class _Loaded:
 
     def part_of_torch(self):
         """From the state of a dense optimizer: its moments and its steps. A warm-up that would be
-        over ends with the next step; an optimizer that has none begins with the step of the
-        momentum."""
+        over ends with the next step; an optimizer that has none, or whose warm-up is of divided
+        gradients, begins with the step of the momentum."""
         header, sections = bytearray(self.template.header), []
         rank, ranks = self.here
         kind, no_warmup = part.kind_of(header), self.optimizer._no_warmup
@@ -351,9 +351,13 @@ class _Loaded:
         arrays = self._moments()
         steps = max((float(one["step"]) for one in self.state.values() if "step" in one), default=0)
         steps = int(steps) or max(self.optimizer._warmup_steps, 1)
-        part.set_steps(header, steps, _COMPRESSED if no_warmup else None)
-        if no_warmup and part.VARIANCE in arrays:
-            self._begin_compressed(arrays, steps, ranks)
+        divides = self.optimizer._divides
+        over = no_warmup or (divides and steps >= self.optimizer._warmup_steps)
+        part.set_steps(header, steps, _COMPRESSED if over else None)
+        if (over or divides) and part.VARIANCE in arrays:
+            self._divide_momentum(arrays, steps, over)
+        if over and part.VARIANCE in arrays:
+            self._begin_moments(arrays, ranks)
         for what, space, first, values in self.template.sections:
             if what in arrays and space == part.ELEMENTS:
                 values = arrays[what][first : first + len(values)]
@@ -374,16 +378,23 @@ class _Loaded:
             arrays[what] = self.values(torchs, 0, int(self.firsts[-1]))
         return arrays
 
-    def _begin_compressed(self, arrays, steps, ranks):
-        """The moments of each rank's own gradients as if the ranks' were independent, and of what is
-        compressed the step in place of the momentum."""
+    def _dense_elements(self):
+        return np.repeat(part.uncompressed_of(self.template), np.diff(self.firsts))
+
+    def _divide_momentum(self, arrays, steps, over):
+        """Of what is compressed: the momentum of divided gradients, or when the warm-up is `over`
+        the step."""
         momentum, variance = arrays[part.MOMENTUM], arrays[part.VARIANCE]
         defaults = self.optimizer.defaults
         beta1, beta2 = self.optimizer._beta1, defaults["betas"][1]
         root = np.sqrt(variance / (1 - beta2**steps)) + defaults["eps"]
-        dense = np.repeat(part.uncompressed_of(self.template), np.diff(self.firsts))
-        arrays[part.MOMENTUM] = np.where(dense, momentum, momentum / (1 - beta1**steps) / root)
-        arrays[part.MOMENTS] = np.where(dense, variance, variance * ranks)
+        divided = momentum / root / (1 - beta1**steps if over else 1)
+        arrays[part.MOMENTUM] = np.where(self._dense_elements(), momentum, divided)
+
+    def _begin_moments(self, arrays, ranks):
+        """The moments of each rank's own gradients, as if the ranks' were independent."""
+        variance = arrays[part.VARIANCE]
+        arrays[part.MOMENTS] = np.where(self._dense_elements(), variance, variance * ranks)
 
 
 def load(optimizer, state, begin):

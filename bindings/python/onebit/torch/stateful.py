@@ -16,7 +16,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     _state = None
     _consolidated = _said = _closed = False
-    _no_warmup, _warmup_steps = False, 0  # of the optimizer's options
+    _divides, _no_warmup, _warmup_steps = False, False, 0  # of the optimizer's options
 
     def _forget_state(self):
         self._state, self._consolidated = None, False
