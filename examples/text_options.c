@@ -13,6 +13,9 @@ static const option_t data[] = {
     {"layers", OPTION_COUNT, AT(layers), 1, 1000, NULL, 0, "blocks of the transformer"},
     {"width", OPTION_COUNT, AT(width), 1, 16384, NULL, 0, "its width"},
     {"heads", OPTION_COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
+    {"init", OPTION_CHOICE, AT(init), 0, 0, "gpt2|unit", 0,
+     "first parameters: GPT-2's, of deviation 0.02, default, or those that keep activations of "
+     "variance 1"},
     {"held-out", OPTION_COUNT, AT(held_out), 0, 1e15, NULL, 0,
      "bytes to look at, evenly spread, of the tenth that is held out; default 0: all of it"},
     {"sample", OPTION_COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},

@@ -6,6 +6,7 @@
 
 #include "examples/train_options.h"
 
+enum { INIT_GPT2, INIT_UNIT };      /* --init */
 enum { ON_HOST = 0, ON_CUDA = 1 };  /* --device */
 enum { STAGED = 0, OVER_NCCL = 1 }; /* --transport */
 
@@ -13,6 +14,7 @@ typedef struct text_options {
   train_options_t train;
   paths_t data;
   size_t layers, width, heads, context;
+  int init;
   size_t held_out; /* bytes of the held-out text to look at; 0: all */
   size_t sample;   /* bytes of text to generate at the end */
   int device, transport;

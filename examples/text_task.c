@@ -55,6 +55,8 @@ static int fill(text_task_t *own, const text_data_t *data) {
   if (agree(team, own->tokens != NULL, "out of memory for a batch") != 0 ||
       text_model_create(&own->model, data->device, team, own->options, data->text->vocabulary) != 0)
     return -1;
+  if (own->options->init == INIT_UNIT)
+    transformer_initialise_unit(own->model.host, own->options->train.seed);
   own->task.tensors = calloc(own->model.host->ntensors, sizeof *own->task.tensors);
   if (agree(team, own->task.tensors != NULL, "out of memory for the list of tensors") != 0)
     return -1;

@@ -325,24 +325,37 @@ static void draw(const transformer_tensor_t *tensor, float deviation, uint64_t *
     tensor->value[i] = deviation * 1.7320508f * (2.0f * random_uniform(random) - 1.0f);
 }
 
-/* A product of rows of variance 1 with a matrix of variance 1 / rows keeps variance 1. The two
- * matrices of a block that end in the residual stream start smaller, so that all 2 * layers of
- * them together add as much as one. */
-void transformer_initialise(transformer_t *model, uint64_t seed) {
+/* Standard deviations at first. The two matrices of a block that end in the residual stream start
+ * smaller than `matrix` and `mlp_output` say, so that all 2 * layers of them together add as much
+ * as one. */
+typedef struct deviations {
+  float embedding, matrix, mlp_output;
+} deviations_t;
+
+static void initialise(transformer_t *model, uint64_t seed, deviations_t deviation) {
   uint64_t random = random_stream(seed, 0, 0);
-  const float unit = 1.0f / sqrtf((float)model->shape.width);
-  const float residual = unit / sqrtf(2.0f * (float)model->shape.layers);
-  draw(&model->tensors[TOKEN_EMBEDDING], 1.0f, &random);
-  draw(&model->tensors[POSITION_EMBEDDING], 1.0f, &random);
-  draw(model->head, unit, &random);
+  const float residual = 1.0f / sqrtf(2.0f * (float)model->shape.layers);
+  draw(&model->tensors[TOKEN_EMBEDDING], deviation.embedding, &random);
+  draw(&model->tensors[POSITION_EMBEDDING], deviation.embedding, &random);
+  draw(model->head, deviation.matrix, &random);
   for (size_t l = 0; l < model->shape.layers; l++) {
     const struct transformer_layer *layer = &model->layers[l];
-    draw(layer->query_key_value, unit, &random);
-    draw(layer->attention_output, residual, &random);
-    draw(layer->mlp_input, unit, &random);
-    draw(layer->mlp_output, residual / 2.0f, &random);
+    draw(layer->query_key_value, deviation.matrix, &random);
+    draw(layer->attention_output, deviation.matrix * residual, &random);
+    draw(layer->mlp_input, deviation.matrix, &random);
+    draw(layer->mlp_output, deviation.mlp_output * residual, &random);
   }
   for (size_t t = 0; t < model->ntensors; t++)
     for (size_t i = 0; model->tensors[t].is_gain && i < model->tensors[t].count; i++)
       model->tensors[t].value[i] = 1.0f;
+}
+
+void transformer_initialise(transformer_t *model, uint64_t seed) {
+  initialise(model, seed, (deviations_t){0.02f, 0.02f, 0.02f});
+}
+
+/* A product of rows of variance 1 with a matrix of variance 1 / rows keeps variance 1. */
+void transformer_initialise_unit(transformer_t *model, uint64_t seed) {
+  const float unit = 1.0f / sqrtf((float)model->shape.width);
+  initialise(model, seed, (deviations_t){1.0f, unit, unit / 2.0f});
 }

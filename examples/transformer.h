@@ -60,8 +60,12 @@ typedef struct transformer {
 transformer_t *transformer_create(const transformer_shape_t *shape);
 void transformer_destroy(transformer_t *model);
 
-/* Draws the values from the seed: the same on every rank that gives the same seed. */
+/* Draws the values from the seed: the same on every rank that gives the same seed. The first begins
+ * as GPT-2 does (Radford et al., 2019): embeddings and matrices of deviation 0.02, those that end
+ * in the residual stream 0.02 / sqrt(2 layers). The second keeps the variance of activations at 1:
+ * embeddings of deviation 1, matrices of 1 / sqrt(rows). */
 void transformer_initialise(transformer_t *model, uint64_t seed);
+void transformer_initialise_unit(transformer_t *model, uint64_t seed);
 
 /* Predicts. tokens: [sequences][context + 1], each below the vocabulary; the last of each sequence
  * is only ever a target. Fills model->next. */

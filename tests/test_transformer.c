@@ -21,7 +21,7 @@ static transformer_t *make_model(uint64_t seed) {
   uint64_t random = random_stream(seed, 1, 0);
   transformer_t *model = transformer_create(&small);
   cr_assert_not_null(model);
-  transformer_initialise(model, seed);
+  transformer_initialise_unit(model, seed);
   for (size_t i = 0; i < sizeof tokens; i++)
     tokens[i] = (unsigned char)(random_bits(&random) % small.vocabulary);
   return model;
@@ -145,6 +145,24 @@ Test(transformer, same_seed_same_model) {
   transformer_destroy(a);
   transformer_destroy(b);
   transformer_destroy(c);
+}
+
+static double deviation(const transformer_tensor_t *tensor) {
+  return sqrt(dot(tensor->value, tensor->value, tensor->count) / (double)tensor->count);
+}
+
+/* Of the second and fourth matrix of a block 0.02 / sqrt(2 layers). */
+Test(transformer, it_begins_as_gpt2_does) {
+  transformer_t *model = make_model(9);
+  transformer_initialise(model, 9);
+  for (size_t t = 0; t < model->ntensors; t++) {
+    const size_t in_layer = t < 2 || t >= model->ntensors - 2 ? 0 : (t - 2) % 6;
+    const int ends_in_stream = in_layer == 2 || in_layer == 5;
+    const double expected = model->tensors[t].is_gain ? 1.0 : ends_in_stream ? 0.01 : 0.02;
+    cr_expect_float_eq(deviation(&model->tensors[t]), expected, 0.1 * expected, "tensor %zu: %g", t,
+                       deviation(&model->tensors[t]));
+  }
+  transformer_destroy(model);
 }
 
 /* Whole numbers small enough that every sum is exact, so that the check is for equality. */
