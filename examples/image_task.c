@@ -117,9 +117,9 @@ static size_t image_of(image_task_t *own, size_t sample) {
 
 static double gradient(train_task_t *task, size_t micro_batch) {
   image_task_t *own = of(task);
-  const team_t *team = task->team;
   const size_t batch = own->options->train.batch;
-  const size_t first = (micro_batch * team->size + team->rank) * batch;
+  const size_t rank = train_sampling_rank(task, &own->options->train);
+  const size_t first = (micro_batch * task->team->size + rank) * batch;
   for (size_t i = 0; i < batch; i++)
     take(own, i, image_of(own, first + i));
   network_forward(own->network, own->pixels, batch);

@@ -84,7 +84,8 @@ static train_task_t *create(const team_t *team, const train_options_t *options, 
 static double gradient(train_task_t *task, size_t micro_batch) {
   text_task_t *own = of(task);
   const train_options_t *options = &own->options->train;
-  uint64_t random = random_stream(options->seed, 1 + task->team->rank, micro_batch);
+  uint64_t random =
+      random_stream(options->seed, 1 + train_sampling_rank(task, options), micro_batch);
   text_sample(own->text, options->batch, own->options->context + 1, &random, own->tokens);
   return own->model.device->gradient(&own->model, own->tokens, options->batch);
 }

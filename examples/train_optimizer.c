@@ -234,6 +234,9 @@ double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step) {
   train_task_t *task = optimizer->task;
   const size_t micro_batches = optimizer->options->accumulate;
   double loss = 0.0;
+  if (step < optimizer->options->zero_steps ||
+      (optimizer->options->hard == HARD_IDLE && task->team->rank == 0))
+    optimizer->loss_scale = 0.0f;
   for (size_t k = 0; k < micro_batches; k++) {
     optimizer->micro_batch = k;
     loss += task->kind->gradient(task, step * micro_batches + k) / (double)micro_batches;

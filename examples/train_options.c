@@ -39,6 +39,10 @@ static const option_t training[] = {
      "where the linear fall ends, as a part of the highest value"},
     {"seed", OPTION_COUNT, AT(seed), 0, 1e15, NULL, 0,
      "of the first parameters, the batches, the sample"},
+    {"zero-steps", OPTION_COUNT, AT(zero_steps), 0, 1e9, NULL, 0,
+     "a hard case: so many steps at first have gradients of zero; default 0"},
+    {"hard", OPTION_CHOICE, AT(hard), 0, 0, "none|idle|same", 0,
+     "another: rank 0 never has a gradient, or all ranks draw the same samples; default none"},
     {"step-seconds", OPTION_REAL, AT(step_seconds), 0, 1000, NULL, 0,
      "what computing a gradient takes at least: a rank sleeps for the rest, as if another device "
      "computed; default 0"},
@@ -196,10 +200,11 @@ static int check_form(const train_options_t *options, char *words) {
   else if (options->dense_mpi &&
            (options->checkpoint || options->parameters || options->gradients ||
             options->loss_scale > 0.0f || options->clip_norm > 0.0f || options->accumulate > 1 ||
-            options->bucket_size > 0 || options->shards))
+            options->bucket_size > 0 || options->shards || options->zero_steps > 0 ||
+            options->hard == HARD_IDLE))
     snprintf(words, OPTION_WORDS,
              "--dense-mpi: is the plainest form: no checkpoint, parameters, gradients, loss-scale, "
-             "clip-norm, accumulate, bucket-size or shards");
+             "clip-norm, accumulate, bucket-size, shards, zero-steps or hard idle");
   else
     return 0;
   return -1;

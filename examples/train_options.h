@@ -25,6 +25,7 @@ typedef enum form { COMPRESSED, DENSE, DENSE_MPI, OUTER, FORMS } form_t;
 
 #define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
 
+enum { HARD_NONE, HARD_IDLE, HARD_SAME };              /* --hard */
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
 /* In the structs of options of all programs it comes first. */
@@ -33,8 +34,10 @@ typedef struct train_options {
   int dense, dense_mpi, compare;
   int no_error_feedback;
   size_t steps, seed;
-  size_t batch;       /* samples of a rank in a micro-batch */
-  size_t accumulate;  /* micro-batches in a step */
+  size_t batch;      /* samples of a rank in a micro-batch */
+  size_t accumulate; /* micro-batches in a step */
+  int hard;
+  size_t zero_steps;
   float step_seconds; /* of computing, at least */
   float link;         /* Mbit/s of a modelled link; 0: none */
 

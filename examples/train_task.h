@@ -56,6 +56,11 @@ struct train_task {
   void *ready_context;
 };
 
+/* Whose samples this rank draws: with --hard same those of rank 0. */
+static inline size_t train_sampling_rank(const train_task_t *task, const train_options_t *options) {
+  return options->hard == HARD_SAME ? 0 : task->team->rank;
+}
+
 uint64_t train_hash(uint64_t start, const void *data, size_t size); /* FNV-1a */
 
 #endif

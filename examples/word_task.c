@@ -95,7 +95,8 @@ static double gradient(train_task_t *task, size_t micro_batch) {
   word_task_t *own = of(task);
   const train_options_t *options = &own->options->train;
   const size_t context = own->options->context;
-  uint64_t random = random_stream(options->seed, 1 + task->team->rank, micro_batch);
+  uint64_t random =
+      random_stream(options->seed, 1 + train_sampling_rank(task, options), micro_batch);
   for (size_t s = 0; s < options->batch; s++)
     take(own, s, context + (size_t)(random_bits(&random) % (own->words->training - context)));
   log_bilinear_forward(own->model, own->samples, options->batch);

@@ -338,6 +338,23 @@ Test(training, micro_batches_add_up) {
   cr_expect_gt(fabs(half.quality.loss - one.quality.loss), 1e-4, "the second has no effect");
 }
 
+/* One step from the same parameters on samples of rank 0 alone, and no step at all. */
+Test(training, hard_cases_are_what_they_say) {
+  const char *run = "--dense --batch 4 --weight-decay 0";
+  const training_t one = train_on(1, "%s --steps 1", run);
+  const training_t same = train_on(2, "%s --steps 1 --hard same", run);
+  cr_expect_eq(one.checksum, same.checksum, "--hard same: other samples than rank 0's");
+  const training_t unmoved = train_on(2, "%s --steps 10 --learning-rate 0", run);
+  const training_t zero = train_on(2, "%s --steps 10 --zero-steps 10 --bucket-size 100", run);
+  const training_t idle = train_on(1, "%s --steps 10 --hard idle", run);
+  cr_expect_eq(zero.checksum, unmoved.checksum, "--zero-steps: parameters move");
+  cr_expect_eq(idle.checksum, unmoved.checksum, "--hard idle: rank 0 moves parameters");
+  const training_t later = train_on(2, "%s --steps 10 --zero-steps 9", run);
+  const training_t other = train_on(2, "%s --steps 10 --hard idle", run);
+  other_end(&later, &unmoved, "--zero-steps 9 of 10");
+  other_end(&other, &unmoved, "--hard idle on two ranks");
+}
+
 /* --- Bytes -------------------------------------------------------------------------------------*/
 
 Test(training, rounds_and_bytes_are_those_of_the_schedule) {
