@@ -2,7 +2,6 @@
 #include "examples/image_options.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "examples/images.h"
 
@@ -41,19 +40,15 @@ static const float learning_rates[METHODS] = {[EFFICIENT_ADAM] = 2e-3f,
                                               [MOMENTUM] = 2e-2f,
                                               [LION] = 5e-4f};
 
-static option_table_t tables[1 + TRAIN_TABLES] = {
-    {"Images and network", data, sizeof data / sizeof data[0]}};
+static const option_table_t own = OPTION_TABLE("Images and network", data);
+static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
 
-static command_line_t command_line(void) {
-  memcpy(tables + 1, train_option_tables, sizeof train_option_tables);
-  return (command_line_t){"train_images", "data-parallel training of a small convolutional network",
-                          tables, 1 + TRAIN_TABLES, &defaults};
-}
+const command_line_t image_command_line = {
+    "train_images", "data-parallel training of a small convolutional network", tables, &defaults};
 
 int image_options_parse(image_options_t *options, int argc, char **argv, char words[OPTION_WORDS]) {
-  const command_line_t line = command_line();
   *options = defaults;
-  if (command_line_parse(&line, options, argc, argv, words) != 0)
+  if (command_line_parse(&image_command_line, options, argc, argv, words) != 0)
     return -1;
   train_options_complete(&options->train, learning_rates);
   if (!options->images == !options->labels)
@@ -61,9 +56,4 @@ int image_options_parse(image_options_t *options, int argc, char **argv, char wo
   snprintf(words, OPTION_WORDS, "--%s: missing; images and labels come in a file each",
            options->images ? "labels" : "images");
   return -1;
-}
-
-void image_options_print_help(void) {
-  const command_line_t line = command_line();
-  command_line_print_help(&line);
 }

@@ -14,9 +14,9 @@ typedef struct image_options {
   size_t channels, hidden;     /* of the network */
 } image_options_t;
 
+extern const command_line_t image_command_line;
+
 /* Fills in the options. Returns 0, or -1 with words that name the option at fault and its value. */
 int image_options_parse(image_options_t *options, int argc, char **argv, char words[OPTION_WORDS]);
-
-void image_options_print_help(void);
 
 #endif

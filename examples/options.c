@@ -96,9 +96,9 @@ static int set(const option_t *option, void *options, const char *value, char *w
 /* The option that --NAME or --NAME=VALUE names. */
 static const option_t *find(const command_line_t *line, const char *argument) {
   const size_t length = strncmp(argument, "--", 2) == 0 ? strcspn(argument + 2, "=") : 0;
-  for (size_t t = 0; t < line->ntables; t++)
-    for (size_t i = 0; i < line->tables[t].count; i++) {
-      const option_t *option = &line->tables[t].options[i];
+  for (const option_table_t *const *table = line->tables; *table; table++)
+    for (size_t i = 0; i < (*table)->count; i++) {
+      const option_t *option = &(*table)->options[i];
       if (length == strlen(option->name) && strncmp(argument + 2, option->name, length) == 0)
         return option;
     }
@@ -151,9 +151,9 @@ static void print_option(const option_t *option, const void *defaults) {
 
 void command_line_print_help(const command_line_t *line) {
   printf("%s: %s\n", line->program, line->purpose);
-  for (size_t t = 0; t < line->ntables; t++) {
-    printf("\n%s\n", line->tables[t].title);
-    for (size_t i = 0; i < line->tables[t].count; i++)
-      print_option(&line->tables[t].options[i], line->defaults);
+  for (const option_table_t *const *table = line->tables; *table; table++) {
+    printf("\n%s\n", (*table)->title);
+    for (size_t i = 0; i < (*table)->count; i++)
+      print_option(&(*table)->options[i], line->defaults);
   }
 }

@@ -42,11 +42,13 @@ typedef struct option_table {
   size_t count;
 } option_table_t;
 
+#define OPTION_TABLE(title, options)                                                               \
+  { title, options, sizeof options / sizeof options[0] }
+
 typedef struct command_line {
   const char *program, *purpose;
-  const option_table_t *tables;
-  size_t ntables;
-  const void *defaults; /* a struct of options */
+  const option_table_t *const *tables; /* ends with NULL */
+  const void *defaults;                /* a struct of options */
 } command_line_t;
 
 /* Fills in the struct of options, which has the defaults already. Returns 0, or -1 with words that

@@ -2,7 +2,6 @@
 #include "examples/text_options.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define AT(field) offsetof(text_options_t, field)
 
@@ -48,14 +47,11 @@ static const float learning_rates[METHODS] = {[EFFICIENT_ADAM] = 4e-3f,
                                               [MOMENTUM] = 5e-2f,
                                               [LION] = 8e-3f};
 
-static option_table_t tables[1 + TRAIN_TABLES] = {
-    {"Text and model", data, sizeof data / sizeof data[0]}};
+static const option_table_t own = OPTION_TABLE("Text and model", data);
+static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
 
-static command_line_t command_line(void) {
-  memcpy(tables + 1, train_option_tables, sizeof train_option_tables);
-  return (command_line_t){"train_text", "data-parallel training of a character-level transformer",
-                          tables, 1 + TRAIN_TABLES, &defaults};
-}
+const command_line_t text_command_line = {
+    "train_text", "data-parallel training of a character-level transformer", tables, &defaults};
 
 static int check_device(const text_options_t *options, char *words) {
   const train_options_t *train = &options->train;
@@ -90,15 +86,9 @@ static int check(const text_options_t *options, char *words) {
 }
 
 int text_options_parse(text_options_t *options, int argc, char **argv, char words[OPTION_WORDS]) {
-  const command_line_t line = command_line();
   *options = defaults;
-  if (command_line_parse(&line, options, argc, argv, words) != 0)
+  if (command_line_parse(&text_command_line, options, argc, argv, words) != 0)
     return -1;
   train_options_complete(&options->train, learning_rates);
   return check(options, words);
-}
-
-void text_options_print_help(void) {
-  const command_line_t line = command_line();
-  command_line_print_help(&line);
 }

@@ -21,9 +21,9 @@ typedef struct text_options {
   int products; /* a transformer_products_t */
 } text_options_t;
 
+extern const command_line_t text_command_line;
+
 /* Fills in the options. Returns 0, or -1 with words that name the option at fault and its value. */
 int text_options_parse(text_options_t *options, int argc, char **argv, char words[OPTION_WORDS]);
-
-void text_options_print_help(void);
 
 #endif

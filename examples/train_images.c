@@ -43,11 +43,9 @@ static int load_and_train(team_t *team, const void *context) {
   const image_options_t *options = context;
   images_t images = {0};
   char words[IMAGE_WORDS];
-  const int well = !options->train.dense_mpi || team->has_mpi;
   const int loaded = load(&images, options, words);
   int result = WRONG_USE;
-  if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") == 0 &&
-      agree(team, loaded == 0, words) == 0 &&
+  if (agree(team, loaded == 0, words) == 0 &&
       agree(team, same(team, hash(&images)), "--images: the ranks read different images") == 0) {
     say(team, "%zu ranks; %zu %s of %zu x %zu pixels, %zu of them held out, %zu classes\n",
         team->size, images.count, options->images ? "images" : "drawn digits", images.rows,
@@ -59,7 +57,7 @@ static int load_and_train(team_t *team, const void *context) {
 }
 
 int main(int argc, char **argv) {
-  const train_program_t program = {"train_images", image_options_print_help, load_and_train};
+  const train_program_t program = {&image_command_line, load_and_train};
   image_options_t options;
   char words[OPTION_WORDS];
   const int wrong = image_options_parse(&options, argc, argv, words);

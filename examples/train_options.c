@@ -7,8 +7,6 @@
 #include "onebit/onebit.h"
 
 #define AT(field) offsetof(train_options_t, field)
-#define TABLE(title, options)                                                                      \
-  { title, options, sizeof options / sizeof options[0] }
 
 /* --- Tables. The upper limits only keep products of sizes within a size_t. ---------------------*/
 
@@ -156,9 +154,11 @@ static const option_t reports[] = {
      "print the version of the library and stop"},
 };
 
-const option_table_t train_option_tables[TRAIN_TABLES] = {
-    TABLE("Training", training), TABLE("Optimizer", optimizer), TABLE("Outer step", outer),
-    TABLE("Precision", numbers), TABLE("Reports and checkpoints", reports)};
+const option_table_t train_training_table = OPTION_TABLE("Training", training);
+const option_table_t train_optimizer_table = OPTION_TABLE("Optimizer", optimizer);
+const option_table_t train_outer_table = OPTION_TABLE("Outer step", outer);
+const option_table_t train_precision_table = OPTION_TABLE("Precision", numbers);
+const option_table_t train_reports_table = OPTION_TABLE("Reports and checkpoints", reports);
 
 /* --- Defaults that depend on others, and options that do not go together -----------------------*/
 

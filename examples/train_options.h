@@ -83,10 +83,12 @@ typedef struct train_options {
   .local_scaler = COUNT_UNSET, .local_clipper = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,     \
   .loss_scale_interval = 2000, .report_every = 20
 
-/* The tables of train_options_t: what is trained how, the outer step, numbers, checkpoints and
- * reports. */
-enum { TRAIN_TABLES = 5 };
-extern const option_table_t train_option_tables[TRAIN_TABLES];
+/* The tables of train_options_t, which each program's own table precedes. */
+extern const option_table_t train_training_table, train_optimizer_table, train_outer_table,
+    train_precision_table, train_reports_table;
+#define TRAIN_TABLES                                                                               \
+  &train_training_table, &train_optimizer_table, &train_outer_table, &train_precision_table,       \
+      &train_reports_table, NULL
 
 /* The defaults that depend on other options; learning_rates: the program's, of each
  * method; 0: as Adam's. */

@@ -211,6 +211,13 @@ typedef struct command {
   const char *words; /* NULL: the command line is right */
 } command_t;
 
+static int load_and_train(team_t *team, const command_t *command) {
+  const int well = !command->options->dense_mpi || team->has_mpi;
+  if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") != 0)
+    return WRONG_USE;
+  return command->program->load_and_train(team, command->options);
+}
+
 static int run_rank(team_t *team, const void *context) {
   const command_t *command = context;
   team->quiet = command->options->quiet;
@@ -218,16 +225,16 @@ static int run_rank(team_t *team, const void *context) {
   if (command->words)
     complain(team, command->words);
   else if (!command->options->help)
-    return command->program->load_and_train(team, command->options);
+    return load_and_train(team, command);
   else if (team->rank == 0 && command->options->version)
-    printf("%s %s\n", command->program->name, onebit_version());
+    printf("%s %s\n", command->program->command_line->program, onebit_version());
   else if (team->rank == 0)
-    command->program->print_help();
+    command_line_print_help(command->program->command_line);
   return command->words ? WRONG_USE : DONE;
 }
 
 int train_main(const train_program_t *program, const train_options_t *options, const char *words) {
   const command_t command = {program, options, words};
   setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  return team_run(program->name, words ? 0 : options->ranks, run_rank, &command);
+  return team_run(program->command_line->program, words ? 0 : options->ranks, run_rank, &command);
 }

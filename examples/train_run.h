@@ -46,8 +46,7 @@ int train_all(const team_t *team, const train_options_t *options, const train_ki
 enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
 
 typedef struct train_program {
-  const char *name;
-  void (*print_help)(void);
+  const command_line_t *command_line;
   rank_body_t *load_and_train; /* its context: the program's options, which begin with `train` */
 } train_program_t;
 

@@ -42,10 +42,8 @@ static int load_and_train(team_t *team, const void *context) {
   char words[TEXT_WORDS];
   const int loaded = text_load(&text, options->data.path, options->data.count, words);
   const text_device_t *device = text_device(options);
-  const int well = !options->train.dense_mpi || team->has_mpi;
   int result = WRONG_USE;
-  if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") == 0 &&
-      agree(team, device != NULL, "--device cuda: this program was built without CUDA") == 0 &&
+  if (agree(team, device != NULL, "--device cuda: this program was built without CUDA") == 0 &&
       agree(team, loaded == 0, words) == 0 && check_text(team, options, &text) == 0) {
     say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size,
         text.length, text.files, text.vocabulary);
@@ -56,7 +54,7 @@ static int load_and_train(team_t *team, const void *context) {
 }
 
 int main(int argc, char **argv) {
-  const train_program_t program = {"train_text", text_options_print_help, load_and_train};
+  const train_program_t program = {&text_command_line, load_and_train};
   text_options_t options;
   char words[OPTION_WORDS];
   const int wrong = text_options_parse(&options, argc, argv, words);

@@ -39,11 +39,9 @@ static int load_and_train(team_t *team, const void *context) {
   words_t words = {0};
   size_t bytes = 0;
   char reason[TEXT_WORDS];
-  const int well = !options->train.dense_mpi || team->has_mpi;
   const int loaded = load(&words, &bytes, options, reason);
   int result = WRONG_USE;
-  if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") == 0 &&
-      agree(team, loaded == 0, reason) == 0 &&
+  if (agree(team, loaded == 0, reason) == 0 &&
       agree(team,
             same(team, train_hash(words.vocabulary, words.word, words.length * sizeof *words.word)),
             "--data: the ranks read different texts") == 0) {
@@ -56,7 +54,7 @@ static int load_and_train(team_t *team, const void *context) {
 }
 
 int main(int argc, char **argv) {
-  const train_program_t program = {"train_words", word_options_print_help, load_and_train};
+  const train_program_t program = {&word_command_line, load_and_train};
   word_options_t options;
   char words[OPTION_WORDS];
   const int wrong = word_options_parse(&options, argc, argv, words);

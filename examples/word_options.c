@@ -2,7 +2,6 @@
 #include "examples/word_options.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define AT(field) offsetof(word_options_t, field)
 
@@ -29,29 +28,20 @@ static const float learning_rates[METHODS] = {
     [ADAM] = 4e-2f,          [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f,
     [ZERO_ONE_ADAM] = 4e-2f, [MOMENTUM] = 1.0f,        [LION] = 4e-3f};
 
-static option_table_t tables[1 + TRAIN_TABLES] = {
-    {"Text and model", data, sizeof data / sizeof data[0]}};
+static const option_table_t own = OPTION_TABLE("Text and model", data);
+static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
 
-static command_line_t command_line(void) {
-  memcpy(tables + 1, train_option_tables, sizeof train_option_tables);
-  return (command_line_t){"train_words",
-                          "data-parallel training of tables of word embeddings, on the next word",
-                          tables, 1 + TRAIN_TABLES, &defaults};
-}
+const command_line_t word_command_line = {
+    "train_words", "data-parallel training of tables of word embeddings, on the next word", tables,
+    &defaults};
 
 int word_options_parse(word_options_t *options, int argc, char **argv, char words[OPTION_WORDS]) {
-  const command_line_t line = command_line();
   *options = defaults;
-  if (command_line_parse(&line, options, argc, argv, words) != 0)
+  if (command_line_parse(&word_command_line, options, argc, argv, words) != 0)
     return -1;
   train_options_complete(&options->train, learning_rates);
   if (options->train.help || options->data.count > 0)
     return train_options_check(&options->train, words);
   snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
   return -1;
-}
-
-void word_options_print_help(void) {
-  const command_line_t line = command_line();
-  command_line_print_help(&line);
 }

@@ -12,9 +12,9 @@ typedef struct word_options {
   size_t vocabulary, width, context;
 } word_options_t;
 
+extern const command_line_t word_command_line;
+
 /* Fills in the options. Returns 0, or -1 with words that name the option at fault and its value. */
 int word_options_parse(word_options_t *options, int argc, char **argv, char words[OPTION_WORDS]);
-
-void word_options_print_help(void);
 
 #endif
