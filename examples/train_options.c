@@ -28,7 +28,8 @@ static const option_t training[] = {
     {"batch", OPTION_COUNT, AT(batch), 1, 65536, NULL, 0, "samples of each rank in a micro-batch"},
     {"accumulate", OPTION_COUNT, AT(accumulate), 1, 65536, NULL, 0, "micro-batches in a step"},
     {"learning-rate", OPTION_REAL, AT(learning_rate), 0, 10, NULL, 0,
-     "its highest value; by default what suits the optimizer"},
+     "its highest value; default the best of the dense form on data that serve for nothing else "
+     "(docs/measured/rates.md)"},
     {"rise", OPTION_COUNT, AT(rise), 1, 1e9, NULL, 0,
      "steps over which it rises from zero; default a tenth of the steps"},
     {"decay", OPTION_CHOICE, AT(decay), 0, 0, "linear|inverse-root|none", 0,

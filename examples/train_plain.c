@@ -241,7 +241,7 @@ static int read_options(int argc, char **argv, struct options *options) {
 }
 
 int main(int argc, char **argv) {
-  struct options options = {.parameters = 2000000, .steps = 100, .batch = 4, .rate = 1e-3};
+  struct options options = {.parameters = 2000000, .steps = 100, .batch = 4, .rate = 5e-4};
   int rank, size;
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

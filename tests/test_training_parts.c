@@ -224,12 +224,12 @@ Test(training_parts, defaults_follow_other_options) {
   cr_expect_eq(parse("--steps 1000", &options, words), 0);
   cr_expect(options.train.freeze == 200 && options.train.rise == 101);
   cr_expect_eq(options.train.method, EFFICIENT_ADAM);
-  cr_expect_float_eq(options.train.learning_rate, 2e-3f, 1e-9);
+  cr_expect_float_eq(options.train.learning_rate, 8e-3f, 1e-9);
   cr_expect_eq(parse("--optimizer adam", &options, words), 0);
-  cr_expect_float_eq(options.train.learning_rate, 2e-3f, 1e-9, "not the rate of the default");
+  cr_expect_float_eq(options.train.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
   cr_expect_eq(parse("--optimizer momentum", &options, words), 0);
   cr_expect_eq(options.train.freeze, 0);
-  cr_expect_gt(options.train.learning_rate, 5e-3f);
+  cr_expect_gt(options.train.learning_rate, 1e-2f);
   cr_expect_eq(parse("--freeze-step auto --steps=7", &options, words), 0);
   cr_expect(options.train.freeze == FREEZE_AUTOMATIC && options.train.steps == 7);
 }
