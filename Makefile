@@ -139,7 +139,7 @@ NCCL_LIBRARY = $(if $(has_nccl),$(NCCL_HOME:%=%/lib))
 library_in = $(or $(patsubst $(2)/%,-l:%,$(if $(wildcard $(2)/lib$(1).so),,\
   $(lastword $(sort $(wildcard $(2)/lib$(1).so.*))))),-l$(1))
 CUDA_LIBS = $(foreach folder,$(NCCL_LIBRARY) $(CUDA_LIBRARY),-L$(folder) -Wl,-rpath,$(folder)) \
-  -Wl,--as-needed $(call library_in,cudart,$(CUDA_LIBRARY)) $(call library_in,cublas,$(CUDA_LIBRARY)) \
+  -Wl,--as-needed $(call library_in,cudart,$(CUDA_LIBRARY)) \
   $(if $(has_nccl),$(call library_in,nccl,$(or $(NCCL_LIBRARY),$(CUDA_LIBRARY)))) \
   -lstdc++ -ldl -Wl,--no-as-needed
 endif

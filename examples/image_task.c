@@ -77,7 +77,6 @@ static train_task_t *create(const team_t *team, const train_options_t *options, 
   if (own) {
     own->task.kind = &image_kind;
     own->task.team = team;
-    own->task.memory = ONEBIT_DEVICE_HOST;
     own->options = (const image_options_t *)(const void *)options;
     own->images = data;
     well = allocate(own) == 0;
@@ -128,11 +127,6 @@ static double gradient(train_task_t *task, size_t micro_batch) {
   return loss;
 }
 
-static onebit_status_t step(train_task_t *task, onebit_optimizer_t optimizer, float learning_rate) {
-  (void)task;
-  return onebit_optimizer_step(optimizer, learning_rate);
-}
-
 /* Loss and right answers of those held-out images that are this rank's: every size-th. */
 static void look(image_task_t *own, double *loss, double *correct) {
   const size_t batch = own->options->train.batch, size = own->task.team->size;
@@ -175,5 +169,4 @@ const train_kind_t image_kind = {.name = "images",
                                  .destroy = destroy,
                                  .gradient = gradient,
                                  .validate = validate,
-                                 .step = step,
                                  .checksum = checksum};

@@ -7,10 +7,9 @@ ZLIB_LIBS   = $(if $(has_zlib),-lz)
 ZLIB_CFLAGS = $(if $(has_zlib),-DEXAMPLES_HAVE_ZLIB=1)
 
 # What trainings share, and what each has of its own.
-TRAINING := $(filter-out $(only_nccl) $(TRAININGS:=.o) %/train_plain.o,\
+TRAINING := $(filter-out $(TRAININGS:=.o) %/train_plain.o,\
               $(call objects,examples/options.c examples/train_*.c))
-TEXT     := $(filter-out $(only_cuda),$(call objects,examples/text*.c examples/transformer*.c)) \
-              $(if $(has_cuda),$(call objects_cu,examples/*.cu))
+TEXT     := $(call objects,examples/text*.c examples/transformer*.c)
 IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c \
               examples/transformer_math.c)
 WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c \

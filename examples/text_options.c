@@ -18,13 +18,6 @@ static const option_t data[] = {
     {"held-out", OPTION_COUNT, AT(held_out), 0, 1e15, NULL, 0,
      "bytes to look at, evenly spread, of the tenth that is held out; default 0: all of it"},
     {"sample", OPTION_COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
-    {"device", OPTION_CHOICE, AT(device), 0, 0, "host|cuda", 0,
-     "where to compute: the processor, default, or a GPU; the ranks of a host take its GPUs in "
-     "turn"},
-    {"transport", OPTION_CHOICE, AT(transport), 0, 0, "staged|nccl", 0,
-     "how gradients leave a GPU: by way of the host, default, or over NCCL"},
-    {"products", OPTION_CHOICE, AT(products), 0, 0, "bfloat16|float32", 0,
-     "what a GPU's matrix products multiply; default bfloat16"},
 };
 
 static const text_options_t defaults = {
@@ -48,24 +41,6 @@ static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
 const command_line_t text_command_line = {
     "train_text", "data-parallel training of a character-level transformer", tables, &defaults};
 
-static int check_device(const text_options_t *options, char *words) {
-  const train_options_t *train = &options->train;
-  if (options->device == ON_HOST) {
-    snprintf(words, OPTION_WORDS, "--transport nccl: is between GPUs; wants --device cuda");
-    return options->transport == OVER_NCCL ? -1 : 0;
-  }
-  if (train->dense_mpi)
-    snprintf(words, OPTION_WORDS, "--dense-mpi: not with --device cuda");
-  else if (train->parameters || train->gradients || train->loss_scale > 0.0f ||
-           train->accumulate > 1)
-    snprintf(words, OPTION_WORDS,
-             "--device cuda: not with --parameters, --gradients, --loss-scale or --accumulate, "
-             "which the model on the processor has");
-  else
-    return 0;
-  return -1;
-}
-
 /* What no option alone can be blamed for. */
 static int check(const text_options_t *options, char *words) {
   if (options->train.help)
@@ -75,8 +50,8 @@ static int check(const text_options_t *options, char *words) {
   else if (options->width % options->heads != 0)
     snprintf(words, OPTION_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
              options->width);
-  else if (train_options_check(&options->train, words) == 0)
-    return check_device(options, words);
+  else
+    return train_options_check(&options->train, words);
   return -1;
 }
 

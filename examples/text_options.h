@@ -6,9 +6,7 @@
 
 #include "examples/train_options.h"
 
-enum { INIT_GPT2, INIT_UNIT };      /* --init */
-enum { ON_HOST = 0, ON_CUDA = 1 };  /* --device */
-enum { STAGED = 0, OVER_NCCL = 1 }; /* --transport */
+enum { INIT_GPT2, INIT_UNIT }; /* --init */
 
 typedef struct text_options {
   train_options_t train;
@@ -17,8 +15,6 @@ typedef struct text_options {
   int init;
   size_t held_out; /* bytes of the held-out text to look at; 0: all */
   size_t sample;   /* bytes of text to generate at the end */
-  int device, transport;
-  int products; /* a transformer_products_t */
 } text_options_t;
 
 extern const command_line_t text_command_line;

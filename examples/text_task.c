@@ -5,12 +5,13 @@
 #include <string.h>
 
 #include "examples/random.h"
+#include "examples/transformer.h"
 
 typedef struct text_task {
   train_task_t task;
   const text_options_t *options;
   const text_t *text;
-  text_model_t model;
+  transformer_t *model;
   unsigned char *tokens; /* [batch][context + 1] */
 } text_task_t;
 
@@ -21,7 +22,7 @@ static text_task_t *of(train_task_t *task) { return (text_task_t *)(void *)task;
 static void destroy(train_task_t *task) {
   if (!task)
     return;
-  text_model_destroy(&of(task)->model);
+  transformer_destroy(of(task)->model);
   free(of(task)->tokens);
   free(task->tensors);
   free(task);
@@ -34,33 +35,47 @@ static void tell(void *context, size_t tensor) {
     own->task.ready(own->task.ready_context, tensor);
 }
 
-static void describe(text_task_t *own, const text_data_t *data) {
-  const transformer_t *host = own->model.host;
-  own->task.memory = data->device->memory;
-  own->task.stream = own->model.stream;
-  own->task.ntensors = host->ntensors;
-  own->task.parameters = host->parameters;
+static void describe(text_task_t *own) {
+  transformer_t *model = own->model;
+  own->task.ntensors = model->ntensors;
+  own->task.parameters = model->parameters;
   own->task.samples = own->options->train.batch * own->options->context;
-  for (size_t t = 0; t < host->ntensors; t++)
-    own->task.tensors[t] =
-        (train_tensor_t){own->model.tensors[t].value, own->model.tensors[t].gradient,
-                         own->model.tensors[t].count, !own->model.tensors[t].is_gain};
-  own->model.host->ready = tell;
-  own->model.host->ready_context = own;
+  for (size_t t = 0; t < model->ntensors; t++)
+    own->task.tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
+                                            model->tensors[t].count, !model->tensors[t].is_gain};
+  model->ready = tell;
+  model->ready_context = own;
 }
 
-static int fill(text_task_t *own, const text_data_t *data) {
+/* The first values are the seed's. */
+static int create_model(text_task_t *own) {
+  const text_options_t *options = own->options;
+  const transformer_shape_t shape = {.vocabulary = own->text->vocabulary,
+                                     .context = options->context,
+                                     .width = options->width,
+                                     .heads = options->heads,
+                                     .layers = options->layers,
+                                     .sequences = options->train.batch};
+  own->model = transformer_create(&shape);
+  if (agree(own->task.team, own->model != NULL,
+            "out of memory for the model; a smaller --batch, --context or --width needs less") != 0)
+    return -1;
+  if (options->init == INIT_UNIT)
+    transformer_initialise_unit(own->model, options->train.seed);
+  else
+    transformer_initialise(own->model, options->train.seed);
+  return 0;
+}
+
+static int fill(text_task_t *own) {
   const team_t *team = own->task.team;
   own->tokens = malloc(own->options->train.batch * (own->options->context + 1));
-  if (agree(team, own->tokens != NULL, "out of memory for a batch") != 0 ||
-      text_model_create(&own->model, data->device, team, own->options, data->text->vocabulary) != 0)
+  if (agree(team, own->tokens != NULL, "out of memory for a batch") != 0 || create_model(own) != 0)
     return -1;
-  if (own->options->init == INIT_UNIT)
-    transformer_initialise_unit(own->model.host, own->options->train.seed);
-  own->task.tensors = calloc(own->model.host->ntensors, sizeof *own->task.tensors);
+  own->task.tensors = calloc(own->model->ntensors, sizeof *own->task.tensors);
   if (agree(team, own->task.tensors != NULL, "out of memory for the list of tensors") != 0)
     return -1;
-  describe(own, data);
+  describe(own);
   return 0;
 }
 
@@ -70,15 +85,20 @@ static train_task_t *create(const team_t *team, const train_options_t *options, 
     own->task.kind = &text_kind;
     own->task.team = team;
     own->options = (const text_options_t *)(const void *)options;
-    own->text = ((const text_data_t *)data)->text;
+    own->text = data;
   }
-  if (agree(team, own != NULL, "out of memory for the training") == 0 && fill(own, data) == 0)
+  if (agree(team, own != NULL, "out of memory for the training") == 0 && fill(own) == 0)
     return &own->task;
   destroy(own ? &own->task : NULL);
   return NULL;
 }
 
 /* --- Learning ----------------------------------------------------------------------------------*/
+
+static double loss(text_task_t *own, size_t sequences) {
+  transformer_forward(own->model, own->tokens, sequences);
+  return transformer_loss(own->model, own->tokens, sequences);
+}
 
 /* The gradient of this rank's own sequences. */
 static double gradient(train_task_t *task, size_t micro_batch) {
@@ -87,12 +107,9 @@ static double gradient(train_task_t *task, size_t micro_batch) {
   uint64_t random =
       random_stream(options->seed, 1 + train_sampling_rank(task, options), micro_batch);
   text_sample(own->text, options->batch, own->options->context + 1, &random, own->tokens);
-  return own->model.device->gradient(&own->model, own->tokens, options->batch);
-}
-
-static onebit_status_t step(train_task_t *task, onebit_optimizer_t optimizer, float learning_rate) {
-  text_model_t *model = &of(task)->model;
-  return model->device->step(model, optimizer, learning_rate);
+  const double found = loss(own, options->batch);
+  transformer_backward(own->model, own->tokens, options->batch);
+  return found;
 }
 
 /* How many windows of the held-out text are looked at. */
@@ -114,7 +131,7 @@ static int validate(train_task_t *task, train_quality_t *quality) {
     for (; filled < own->options->train.batch && window < windows; filled++, window += team->size)
       text_held_out_window(own->text, context, window * all / windows,
                            own->tokens + filled * (context + 1));
-    sum += (double)filled * own->model.device->loss(&own->model, own->tokens, filled);
+    sum += (double)filled * loss(own, filled);
     count += (double)filled;
   }
   float numbers[NUMBERS] = {(float)sum, (float)count};
@@ -127,12 +144,10 @@ static int validate(train_task_t *task, train_quality_t *quality) {
 }
 
 static uint64_t checksum(train_task_t *task) {
-  text_model_t *model = &of(task)->model;
+  const transformer_t *model = of(task)->model;
   uint64_t sum = 0;
-  model->device->fetch(model);
-  for (size_t t = 0; t < model->host->ntensors; t++)
-    sum = train_hash(sum, model->host->tensors[t].value,
-                     model->host->tensors[t].count * sizeof(float));
+  for (size_t t = 0; t < model->ntensors; t++)
+    sum = train_hash(sum, model->tensors[t].value, model->tensors[t].count * sizeof(float));
   return sum;
 }
 
@@ -163,8 +178,8 @@ static void show(train_task_t *task) {
     print_byte(text->bytes[tokens[i]]);
   printf(" >>> ");
   for (size_t i = 0; i < own->options->sample; i++) {
-    own->model.device->predict(&own->model, tokens);
-    const float *next = own->model.host->next + (context - 1) * text->vocabulary;
+    transformer_forward(own->model, tokens, 1);
+    const float *next = own->model->next + (context - 1) * text->vocabulary;
     const size_t token = draw_token(next, text->vocabulary, &random);
     print_byte(text->bytes[token]);
     memmove(tokens, tokens + 1, context);
@@ -179,6 +194,5 @@ const train_kind_t text_kind = {.name = "text",
                                 .destroy = destroy,
                                 .gradient = gradient,
                                 .validate = validate,
-                                .step = step,
                                 .checksum = checksum,
                                 .show = show};

@@ -3,10 +3,6 @@
 
 #include <stdlib.h>
 
-#ifdef ONEBIT_HAVE_CUDA
-#include "onebit/cuda.h"
-#endif
-
 /* --- The library's -----------------------------------------------------------------------------*/
 
 static onebit_optimizer_options_t common_options(const train_optimizer_t *optimizer) {
@@ -16,7 +12,6 @@ static onebit_optimizer_options_t common_options(const train_optimizer_t *optimi
   common.block_size = options->block_size;
   common.bucket_size = options->bucket_size;
   common.no_error_feedback = options->no_error_feedback;
-  common.device = optimizer->task->memory;
   common.gradient_dtype = (onebit_dtype_t)options->gradients;
   common.parameter_dtype = (onebit_dtype_t)options->parameters;
   common.gradient_factor = 1.0 / (double)options->accumulate;
@@ -153,30 +148,13 @@ static void note(train_optimizer_t *optimizer, onebit_status_t status) {
     optimizer->status = status;
 }
 
-/* On a device the exchange follows its stream, and goes on beside the backward pass. */
-static onebit_status_t begin_step(train_optimizer_t *optimizer, float learning_rate) {
-#ifdef ONEBIT_HAVE_CUDA
-  if (optimizer->task->memory == ONEBIT_DEVICE_CUDA)
-    return onebit_optimizer_begin_stream(optimizer->onebit, learning_rate, optimizer->task->stream);
-#endif
-  return onebit_optimizer_begin(optimizer->onebit, learning_rate);
-}
-
-static onebit_status_t tell_ready(train_optimizer_t *optimizer, size_t tensor) {
-#ifdef ONEBIT_HAVE_CUDA
-  if (optimizer->task->memory == ONEBIT_DEVICE_CUDA)
-    return onebit_optimizer_ready_stream(optimizer->onebit, tensor, optimizer->task->stream);
-#endif
-  return onebit_optimizer_ready(optimizer->onebit, tensor);
-}
-
 /* The backward pass has come to a tensor. */
 static void tell(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
   const size_t micro_batch = optimizer->micro_batch;
   train_arrays_take(&optimizer->arrays, tensor, micro_batch, optimizer->loss_scale);
   if (micro_batch + 1 == optimizer->options->accumulate)
-    note(optimizer, tell_ready(optimizer, tensor));
+    note(optimizer, onebit_optimizer_ready(optimizer->onebit, tensor));
 }
 
 int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
@@ -184,7 +162,7 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
   *optimizer = (train_optimizer_t){.form = form == OUTER ? DENSE : form,
                                    .options = options,
                                    .task = task,
-                                   .comm = task->team->gradients,
+                                   .comm = task->team->comm,
                                    .loss_scale = 1.0f,
                                    .arrays = {.task = task}};
   if (form == DENSE_MPI) {
@@ -226,7 +204,7 @@ onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learni
     note(optimizer, onebit_optimizer_get_loss_scale(optimizer->onebit, &loss_scale));
   optimizer->loss_scale = (float)loss_scale;
   if (optimizer->in_parts)
-    note(optimizer, begin_step(optimizer, learning_rate));
+    note(optimizer, onebit_optimizer_begin(optimizer->onebit, learning_rate));
   return optimizer->status;
 }
 
@@ -247,12 +225,11 @@ double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step) {
 }
 
 onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learning_rate) {
-  train_task_t *task = optimizer->task;
   if (optimizer->dense) {
     train_dense_step(optimizer->dense, learning_rate);
     return ONEBIT_OK;
   }
-  onebit_status_t status = task->kind->step(task, optimizer->onebit, learning_rate);
+  onebit_status_t status = onebit_optimizer_step(optimizer->onebit, learning_rate);
   train_arrays_refresh(&optimizer->arrays);
   if (optimizer->status != ONEBIT_OK)
     status = optimizer->status;
@@ -295,5 +272,5 @@ double train_optimizer_residual_ratio(const train_optimizer_t *optimizer) {
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer) {
   if (optimizer->dense)
     return optimizer->dense->steps * train_dense_bytes(optimizer->dense);
-  return onebit_comm_bytes_sent(optimizer->task->team->gradients);
+  return onebit_comm_bytes_sent(optimizer->task->team->comm);
 }

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static onebit_outer_options_t options_of(const train_options_t *options, onebit_device_t device) {
+static onebit_outer_options_t options_of(const train_options_t *options) {
   static const int bits[] = {0, 1, 2, 4, 8, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
   onebit_outer_options_t outer = ONEBIT_OUTER_OPTIONS_INIT;
   outer.local_steps = options->outer;
@@ -18,13 +18,12 @@ static onebit_outer_options_t options_of(const train_options_t *options, onebit_
   outer.block_size = options->block_size;
   outer.no_error_feedback = options->no_error_feedback;
   outer.dense_below = options->dense_below;
-  outer.device = device;
   return outer;
 }
 
 static onebit_status_t create(train_outer_t *outer) {
   const train_task_t *task = outer->task;
-  const onebit_outer_options_t options = options_of(outer->options, task->memory);
+  const onebit_outer_options_t options = options_of(outer->options);
   onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
   for (size_t t = 0; tensors && t < task->ntensors; t++)
     tensors[t] =
@@ -33,9 +32,9 @@ static onebit_status_t create(train_outer_t *outer) {
   sites.patience = (double)outer->options->outer_patience;
   const onebit_status_t status =
       sites.patience > 0
-          ? onebit_outer_create_sites(outer->alone, task->team->gradients, tensors, task->ntensors,
+          ? onebit_outer_create_sites(outer->alone, task->team->comm, tensors, task->ntensors,
                                       &options, &sites, &outer->onebit)
-          : onebit_outer_create(task->team->gradients, tensors, task->ntensors, &options,
+          : onebit_outer_create(task->team->comm, tensors, task->ntensors, &options,
                                 &outer->onebit);
   free(tensors);
   return status;

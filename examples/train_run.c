@@ -221,7 +221,6 @@ static int load_and_train(team_t *team, const command_t *command) {
 static int run_rank(team_t *team, const void *context) {
   const command_t *command = context;
   team->quiet = command->options->quiet;
-  team->gradients = team->comm;
   if (command->words)
     complain(team, command->words);
   else if (!command->options->help)

@@ -29,13 +29,12 @@ typedef struct train_kind {
   double (*gradient)(train_task_t *task, size_t micro_batch);
   /* Collective: each rank looks at a part of the data. 0, or -1 after saying why. */
   int (*validate)(train_task_t *task, train_quality_t *quality);
-  onebit_status_t (*step)(train_task_t *task, onebit_optimizer_t optimizer, float learning_rate);
   uint64_t (*checksum)(train_task_t *task); /* of all parameters */
   void (*show)(train_task_t *task);         /* on rank 0, when trained; may be NULL */
 } train_kind_t;
 
 typedef struct train_tensor {
-  float *value, *gradient; /* in the task's memory */
+  float *value, *gradient;
   size_t count;
   int decays;
 } train_tensor_t;
@@ -44,14 +43,11 @@ typedef struct train_tensor {
 struct train_task {
   const train_kind_t *kind;
   const team_t *team;
-  onebit_device_t memory;
-  void *stream; /* of a device's work */
   train_tensor_t *tensors;
   size_t ntensors;
   size_t parameters; /* numbers in all tensors together */
   size_t samples;    /* of this rank in a micro-batch */
-  /* When not NULL, called as each tensor's gradient is final: on a device, when what is on its
-   * stream by then is done. */
+  /* When not NULL, called as each tensor's gradient is final. */
   void (*ready)(void *context, size_t tensor);
   void *ready_context;
 };

@@ -29,13 +29,12 @@ int check(const team_t *team, onebit_status_t status, const char *what) {
   return -1;
 }
 
-static int team_create(team_t *team, onebit_comm_t comm, size_t local_rank, int has_mpi) {
+static int team_create(team_t *team, onebit_comm_t comm, int has_mpi) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.wire = ONEBIT_WIRE_DENSE;
   *team = (team_t){.comm = comm,
                    .rank = (size_t)onebit_comm_rank(comm),
                    .size = (size_t)onebit_comm_size(comm),
-                   .local_rank = local_rank,
                    .has_mpi = has_mpi};
   return check(team, onebit_plan_create(comm, NUMBERS, &options, &team->plan), "plan");
 }
@@ -66,10 +65,9 @@ int same(const team_t *team, uint64_t bits) {
   return unanimous;
 }
 
-static int run_body(onebit_comm_t comm, size_t local_rank, int has_mpi, rank_body_t *body,
-                    const void *context) {
+static int run_body(onebit_comm_t comm, int has_mpi, rank_body_t *body, const void *context) {
   team_t team;
-  const int created = team_create(&team, comm, local_rank, has_mpi);
+  const int created = team_create(&team, comm, has_mpi);
   const int status = created == 0 ? body(&team, context) : EXIT_FAILURE;
   onebit_plan_destroy(team.plan);
   onebit_comm_destroy(comm);
@@ -93,8 +91,7 @@ typedef struct rank_thread {
 
 static void *run_thread(void *argument) {
   rank_thread_t *rank = argument;
-  const size_t local_rank = (size_t)onebit_comm_rank(rank->comm);
-  rank->status = run_body(rank->comm, local_rank, 0, rank->body, rank->context);
+  rank->status = run_body(rank->comm, 0, rank->body, rank->context);
   return NULL;
 }
 
@@ -123,21 +120,12 @@ static int run_threads(size_t size, rank_body_t *body, const void *context) {
 /* --- Ranks as processes ------------------------------------------------------------------------*/
 
 #ifdef ONEBIT_HAVE_MPI
-static size_t local_rank(void) {
-  MPI_Comm host;
-  int rank;
-  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-  MPI_Comm_rank(host, &rank);
-  MPI_Comm_free(&host);
-  return (size_t)rank;
-}
-
 static int run_process(rank_body_t *body, const void *context) {
   onebit_comm_t comm;
   int status = EXIT_FAILURE;
   MPI_Init(NULL, NULL);
   if (onebit_comm_create_mpi(MPI_COMM_WORLD, &comm) == ONEBIT_OK)
-    status = run_body(comm, local_rank(), 1, body, context);
+    status = run_body(comm, 1, body, context);
   else
     fprintf(stderr, "%s: MPI: %s\n", program_name, onebit_last_error());
   MPI_Finalize();
@@ -164,11 +152,10 @@ static int run_process(rank_body_t *body, const void *context) {
 /* --- Ranks as processes that somebody else has started -----------------------------------------*/
 
 static int run_over_sockets(rank_body_t *body, const void *context) {
-  const char *local = getenv("LOCAL_RANK");
   onebit_comm_t comm;
   if (onebit_comm_create_sockets(NULL, &comm) != ONEBIT_OK)
     give_up("sockets", onebit_last_error());
-  return run_body(comm, local ? (size_t)atoi(local) : 0, 0, body, context);
+  return run_body(comm, 0, body, context);
 }
 
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context) {

@@ -14,10 +14,7 @@ enum { NUMBERS = 64 };
 
 typedef struct team {
   onebit_comm_t comm;
-  onebit_comm_t gradients; /* what they travel over: comm or, between devices, NCCL's */
-  void *nccl;              /* gradients' ncclComm_t; NULL: none */
   size_t rank, size;
-  size_t local_rank;  /* among those of this host */
   onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
   int has_mpi;        /* the ranks are MPI's processes */
   int quiet;          /* nothing is to be said */

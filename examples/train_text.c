@@ -3,7 +3,6 @@
  * library or its dense form.
  *
  *   mpirun -n 4 train_text --data /usr/share/common-licenses --compare
- *   mpirun -n 8 train_text --data /usr/share/common-licenses --compare --device cuda
  *
  * Each rank draws its own sequences and computes its own gradients; onebit_optimizer_step exchanges
  * them and updates the parameters, which stay equal on all ranks to the last bit. The dense form is
@@ -27,27 +26,16 @@ static int check_text(const team_t *team, const text_options_t *options, const t
                "--data: the ranks read different texts");
 }
 
-static int train_on_device(team_t *team, const text_device_t *device, const text_options_t *options,
-                           const text_t *text) {
-  const text_data_t data = {text, device};
-  const int opened = device->open(team, options);
-  const int result = opened == 0 ? train_all(team, &options->train, &text_kind, &data) : -1;
-  device->close(team);
-  return result == 0 ? DONE : FAILED;
-}
-
 static int load_and_train(team_t *team, const void *context) {
   const text_options_t *options = context;
   text_t text;
   char words[TEXT_WORDS];
   const int loaded = text_load(&text, options->data.path, options->data.count, words);
-  const text_device_t *device = text_device(options);
   int result = WRONG_USE;
-  if (agree(team, device != NULL, "--device cuda: this program was built without CUDA") == 0 &&
-      agree(team, loaded == 0, words) == 0 && check_text(team, options, &text) == 0) {
+  if (agree(team, loaded == 0, words) == 0 && check_text(team, options, &text) == 0) {
     say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size,
         text.length, text.files, text.vocabulary);
-    result = train_on_device(team, device, options, &text);
+    result = train_all(team, &options->train, &text_kind, &text) == 0 ? DONE : FAILED;
   }
   text_free(&text);
   return result;

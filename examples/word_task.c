@@ -67,7 +67,6 @@ static train_task_t *create(const team_t *team, const train_options_t *options, 
   if (own) {
     own->task.kind = &word_kind;
     own->task.team = team;
-    own->task.memory = ONEBIT_DEVICE_HOST;
     own->options = (const word_options_t *)(const void *)options;
     own->words = data;
     well = allocate(own) == 0;
@@ -103,11 +102,6 @@ static double gradient(train_task_t *task, size_t micro_batch) {
   const double loss = log_bilinear_loss(own->model, own->samples, options->batch);
   log_bilinear_backward(own->model, own->samples, options->batch);
   return loss;
-}
-
-static onebit_status_t step(train_task_t *task, onebit_optimizer_t optimizer, float learning_rate) {
-  (void)task;
-  return onebit_optimizer_step(optimizer, learning_rate);
 }
 
 /* The loss on the held-out words: rank r takes every size-th from the r-th on. */
@@ -146,5 +140,4 @@ const train_kind_t word_kind = {.name = "words",
                                 .destroy = destroy,
                                 .gradient = gradient,
                                 .validate = validate,
-                                .step = step,
                                 .checksum = checksum};

@@ -32,7 +32,6 @@ static int run_rank(team_t *team, const void *context) {
   const train_options_t *options = &outcome->options.train;
   training_t training = {.options = options, .team = team, .form = train_options_form(options)};
   team->quiet = 1;
-  team->gradients = team->comm;
   const int result = train(&training, &image_kind, &outcome->images);
   if (team->rank == 0)
     outcome->training = training;

@@ -70,7 +70,6 @@ int main() {
   test_nccl();
   test_communicators();
   test_driver();
-  test_cublas();
   printf("%d passed, %d failed\n", passed.load(), failed.load());
   return failed != 0;
 }

@@ -43,6 +43,5 @@ void test_capture();
 void test_nccl();
 void test_communicators();
 void test_driver();
-void test_cublas();
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * NCCL between threads, and cuBLAS.
+ * NCCL between threads.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "cublas_v2.h"
 #include "emulation.h"
 #include "nccl.h"
 #include "self_test.h"
@@ -213,33 +212,4 @@ void test_nccl() {
                            mismatch, broken_link, abort_one, wrong_calls})
     on_ranks(body);
   EXPECT(aborts_with(receive_from_nobody, "nothing has moved"));
-}
-
-/* C = 2 A^T B + C, with A of 3 rows and 2 columns, once in float32 and once in bfloat16. */
-void test_cublas() {
-  float *memory = pinned<float>(16), alpha = 2, beta = 1;
-  unsigned short *half = reinterpret_cast<unsigned short *>(memory + 12);
-  const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, 2};
-  for (size_t i = 0; i < 6; i++)
-    memory[i] = a[i];
-  for (size_t i = 0; i < 3; i++)
-    memory[6 + i] = b[i];
-  cublasHandle_t handle;
-  EXPECT(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
-  memory[9] = 100;
-  EXPECT(cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, 2, 1, 3, &alpha, memory, CUDA_R_32F, 3,
-                      memory + 6, CUDA_R_32F, 3, &beta, memory + 9, CUDA_R_32F, 2,
-                      CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
-  EXPECT(memory[9] == 100);
-  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
-  EXPECT(memory[9] == 114 && memory[10] == 32);
-  /* Two products of 1 x 1: 2 * 1.5 * 1 and 2 * 3 * 1.5. */
-  half[0] = half[3] = 0x3fc0, half[1] = 0x4040, half[2] = 0x3f80, half[4] = 0x7fc0, beta = 0;
-  EXPECT(cublasGemmStridedBatchedEx(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &alpha, half,
-                                    CUDA_R_16BF, 1, 1, half + 2, CUDA_R_16BF, 1, 1, &beta, half + 4,
-                                    CUDA_R_16BF, 1, 1, 2, CUBLAS_COMPUTE_32F,
-                                    CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS);
-  EXPECT(cudaDeviceSynchronize() == cudaSuccess);
-  EXPECT(half[4] == 0x4040 && half[5] == 0x4110);
-  EXPECT(cublasDestroy(handle) == CUBLAS_STATUS_SUCCESS && cudaFreeHost(memory) == cudaSuccess);
 }

@@ -5,12 +5,11 @@
 GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests
 GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c) $(addprefix $(BUILD)/tests/support_,optimizers.o \
                        sample.o wrong_calls.o wrong_headers.o)
-GPU_TESTS_MODEL   := $(call objects,examples/transformer*.c) $(call objects_cu,examples/*.cu)
 
 .PHONY: gpu-tests
 gpu-tests: $(GPU_TESTS_PROGRAM)
 
 $(GPU_TESTS_OBJECTS): ISA = $(CUDA_CFLAGS)
-$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(GPU_TESTS_MODEL) $(STATIC) $(EMULATION_ARCHIVE)
+$(GPU_TESTS_PROGRAM): $(GPU_TESTS_OBJECTS) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(CUDA_LIBS) $(LIBS)
