@@ -59,9 +59,8 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_DEBUG_FILE] = {"ONEBIT_DEBUG_FILE", "standard error",
                             "file to which that is appended; %h is the host's name, %r the rank"},
     [OB_KNOB_METRICS] = {"ONEBIT_METRICS", "-",
-                         "file to which rank 0 writes rows of an optimizer's steps: CSV, or where "
-                         "tfevents is in its name TensorBoard's events; with %r in it, each rank; "
-                         "%h is the host's name"},
+                         "file to which rank 0 writes rows of an optimizer's steps as CSV; with "
+                         "%r in it, each rank; %h is the host's name"},
     [OB_KNOB_METRICS_EVERY] = {"ONEBIT_METRICS_EVERY", "10", "steps from one row to the next"},
 };
 

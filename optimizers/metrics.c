@@ -1,4 +1,4 @@
-/* Metrics of a training, as CSV or as TensorBoard's events. */
+/* Metrics of a training, as CSV. */
 #define _POSIX_C_SOURCE 200809L
 #include "optimizers/metrics.h"
 
@@ -9,11 +9,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/events.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -25,18 +23,11 @@ enum { DEFAULT_EVERY = 10, PATH = 1024 };
 
 struct ob_metrics {
   FILE *file;
-  bool events;
   uint64_t every, calls;
   double row_began; /* the clock, when the latest row was written */
   double elements;
   onebit_optimizer_statistics_t before; /* of the latest row */
 };
-
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_REALTIME, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 /* --- Rows */
 
@@ -85,28 +76,11 @@ static bool write_csv(FILE *file, uint64_t step, const double row[COLUMNS]) {
 }
 
 static bool write_heading(const struct ob_metrics *metrics) {
-  if (metrics->events)
-    return ob_events_begin(metrics->file, now());
   fputs("step", metrics->file);
   for (size_t k = 0; k < COLUMNS; k++)
     fprintf(metrics->file, ",%s", names[k]);
   fputc('\n', metrics->file);
   return fflush(metrics->file) == 0;
-}
-
-/* TensorBoard draws what is finite. */
-static bool write_events(FILE *file, uint64_t step, const double row[COLUMNS]) {
-  char full[COLUMNS][OB_EVENTS_NAME];
-  const char *named[COLUMNS];
-  double values[COLUMNS];
-  size_t count = 0;
-  for (size_t k = 0; k < COLUMNS; k++)
-    if (isfinite(row[k])) {
-      snprintf(full[count], sizeof full[count], "onebit/%s", names[k]);
-      named[count] = full[count];
-      values[count++] = row[k];
-    }
-  return ob_events_write(file, now(), step, named, values, count);
 }
 
 void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status) {
@@ -124,9 +98,7 @@ void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_s
     why = onebit_last_error();
   } else {
     fill(optimizer, metrics, &all, learning_rate, row);
-    bool good = metrics->events ? write_events(metrics->file, all.info.steps, row)
-                                : write_csv(metrics->file, all.info.steps, row);
-    why = good ? NULL : strerror(errno);
+    why = write_csv(metrics->file, all.info.steps, row) ? NULL : strerror(errno);
     metrics->before = all;
     metrics->row_began = ob_seconds();
   }
@@ -174,7 +146,6 @@ static onebit_status_t open_file(const char *pattern, int rank, struct ob_metric
   char path[PATH] = "", reason[OB_INPUT_REASON];
   int code =
       name_file(pattern, rank, path) ? ob_output_open(&metrics->file, path, false) : ENAMETOOLONG;
-  metrics->events = strstr(path, "tfevents");
   if (code == 0 && !write_heading(metrics))
     code = errno;
   if (code == 0)

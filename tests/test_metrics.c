@@ -1,4 +1,4 @@
-/* ONEBIT_METRICS: rows of a training as CSV and as TensorBoard's events, and what is refused. */
+/* ONEBIT_METRICS: rows of a training as CSV, and what is refused. */
 #define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <math.h>
@@ -142,83 +142,6 @@ Test(metrics, steps_that_fail_are_left_out) {
   cr_expect(strncmp(row, "\n2,", 3) == 0 && strchr(row + 1, '\n') == row + strlen(row) - 1, "%s",
             (char *)text);
   cr_expect(rmdir(directory) == 0);
-}
-
-/* --- Events */
-
-static uint64_t fixed(const unsigned char *at, int size) {
-  uint64_t value = 0;
-  for (int k = size; k-- > 0;)
-    value = value << 8 | at[k];
-  return value;
-}
-
-/* CRC-32C by its polynomial, from the highest bit on: another way than the library's. */
-static uint32_t crc(const void *data, size_t count) {
-  const unsigned char *byte = data;
-  uint32_t sum = 0xffffffff, result = 0;
-  for (size_t k = 0; k < 8 * count; k++) {
-    const uint32_t bit = byte[k / 8] >> (k % 8) & 1;
-    sum = sum << 1 ^ ((sum >> 31 ^ bit) ? 0x1edc6f41 : 0);
-  }
-  for (int k = 0; k < 32; k++)
-    result |= (~sum >> k & 1) << (31 - k);
-  return result;
-}
-
-static uint32_t masked(const void *data, size_t count) {
-  const uint32_t sum = crc(data, count);
-  return (sum >> 15 | sum << 17) + 0xa282ead8;
-}
-
-/* The simple_value whose tag is `name`; -1: there is none. */
-static double value_of(const unsigned char *event, size_t size, const char *name) {
-  for (size_t k = 0; k + strlen(name) + 5 <= size; k++)
-    if (memcmp(event + k, name, strlen(name)) == 0 && event[k + strlen(name)] == 0x15) {
-      const uint32_t bits = (uint32_t)fixed(event + k + strlen(name) + 1, 4);
-      float value;
-      memcpy(&value, &bits, sizeof value);
-      return (double)value;
-    }
-  return -1;
-}
-
-static void check_event(const unsigned char *event, size_t size, int row) {
-  const int latest = 3 * row + 2;
-  const double bytes = mean_bytes(latest - 3, latest);
-  cr_expect_eq(event[0], 0x09);
-  cr_expect(event[9] == 0x10 && event[10] == told[latest].info.steps, "step %d", event[10]);
-  cr_expect(event[11] == 0x2a && (event[12] & 0x7f) + (event[13] << 7) == (int)size - 14,
-            "its summary has %d bytes of %zu", (event[12] & 0x7f) + (event[13] << 7), size);
-  cr_expect(fabs(value_of(event, size, "onebit/bytes") - bytes) < 1e-6 * bytes);
-  cr_expect_eq(value_of(event, size, "onebit/learning_rate"), 0.5);
-  cr_expect_eq(value_of(event, size, "onebit/skipped"), 1);
-  cr_expect_eq(value_of(event, size, "onebit/residual_norm"),
-               (double)(float)told[latest].info.residual_norm);
-}
-
-Test(metrics, events_are_records_of_tensorboards) {
-  static unsigned char data[1 << 13];
-  cr_assert_eq(crc("123456789", 9), 0xe3069283); /* the check value of CRC-32C */
-  train_into("events.out.tfevents.1");
-  size_t count = read_file("events.out.tfevents.1", data, sizeof data), at = 0;
-  for (int record = 0; record < 3; record++) {
-    const size_t size = (size_t)fixed(data + at, 8);
-    const unsigned char *event = data + at + 12;
-    cr_assert(at + size + 16 <= count, "record %d", record);
-    cr_expect_eq(fixed(data + at + 8, 4), masked(data + at, 8));
-    cr_expect_eq(fixed(event + size, 4), masked(event, size));
-    if (record == 0)
-      cr_expect(size == 24 && memcmp(event + 9,
-                                     "\x1a\x0d"
-                                     "brain.Event:2",
-                                     15) == 0);
-    else
-      check_event(event, size, record - 1);
-    at += size + 16;
-  }
-  cr_expect_eq(at, count);
-  cr_expect(rmdir(directory) == 0, "more files than this");
 }
 
 /* --- What is wrong */
