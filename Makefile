@@ -198,7 +198,7 @@ LIBRARY  := $(filter-out $(only_its_system) $(only_mpi) $(only_nccl) $(PRELOADED
 STATIC   := $(BUILD)/libonebit.a
 SHARED   := $(BUILD)/$(call so_name,$(VERSION))
 LINKED   := $(STATIC)
-PROGRAMS := $(addprefix $(BUILD)/onebit-,info $(if $(is_darwin),,bench relay replay tune))
+PROGRAMS := $(addprefix $(BUILD)/onebit-,info $(if $(is_darwin),,bench relay tune))
 SCRIPTS  := $(if $(is_darwin),,tools/netlab tools/onebit)
 # A header that a library without MPI lacks includes mpi.h, or says "with MPI=0".
 FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
@@ -281,8 +281,6 @@ DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c tools/median.
 TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR)
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
 $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
-REPLAYED := $(filter-out %/main.o,$(call objects,tools/replay/*.c))
-$(BUILD)/onebit-replay: $(BUILD)/tools/replay/main.o $(REPLAYED)
 
 # And what tests link of programs.
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
@@ -291,7 +289,6 @@ $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
 $(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_relay: $(BUILD)/tools/relay/network.o
-$(addprefix $(BUILD)/tests/,test_replay test_replay_damage mpi_replay): $(REPLAYED)
 $(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(DOCTOR))
 
 ifneq ($(has_fortran),)

@@ -10,12 +10,13 @@ UNLINKED_NCCL := $(if $(has_nccl),$(BUILD)/tests/preload/nccl_program)
 FAULTS    := $(BUILD)/tests/faults/faults
 DIGEST    := $(BUILD)/tests/codec_digest
 BEHAVIOUR := $(BUILD)/tests/behaviour_digest
+REPLAY    := $(BUILD)/tests/onebit-replay
 FUZZERS   := $(patsubst %.c,$(BUILD)/%,$(shell grep -l '^int LLVMFuzzerTestOneInput' tests/fuzz/*.c))
 SEEDS     := $(BUILD)/tests/fuzz/seeds
 HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o \
                $(only_mpi),$(call objects,tests/*.c))
 
-tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS)
+tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS) $(REPLAY)
 
 # Public calls are made in many floating-point environments, and in a locale with a decimal comma
 # (tests/support_floats.h), where the linker can put something before a function.
@@ -40,12 +41,16 @@ $(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)
+REPLAYED  := $(addprefix $(BUILD)/tests/replay/,case.o run.o)
+$(BUILD)/tests/test_replay: $(REPLAYED)
+$(REPLAY): $(BUILD)/tests/replay/main.o $(REPLAYED) $(STATIC) $(EMULATION_ARCHIVE)
+	$(call say,LD)
+	$(link) $(LIBS)
 $(FUZZERS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) -fsanitize=fuzzer $(LIBS)
 $(BUILD)/tests/fuzz/parts $(SEEDS): $(BUILD)/tests/fuzz/optimizers.o
 $(BUILD)/tests/fuzz/rules: $(RULES)
-$(BUILD)/tests/fuzz/replay: $(REPLAYED)
 $(SEEDS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)

@@ -125,17 +125,6 @@ static const float **by_rank(const float *inputs, size_t count, int world) {
   return ranks;
 }
 
-static void put_kept_errors(const char *path, const struct oracle *oracle) {
-  FILE *worker = open_in(path, "worker_error.f32", "wb");
-  FILE *server = open_in(path, "server_error.f32", "wb");
-  for (int r = 0; r < oracle->size; r++) {
-    put(worker, oracle_worker_error(oracle, r), oracle->elements);
-    put(server, oracle->server_error + oracle_server_first(oracle, r),
-        oracle_server_count(oracle, r));
-  }
-  cr_assert(fclose(worker) == 0 && fclose(server) == 0);
-}
-
 void record_allreduce(const char *directory, const char *name, int world, size_t count, int steps,
                       char path[PATH_ROOM]) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -153,10 +142,9 @@ void record_allreduce(const char *directory, const char *name, int world, size_t
     put(out, result, count);
   }
   cr_assert(fclose(in) == 0 && fclose(out) == 0);
-  put_kept_errors(path, oracle);
   FILE *text = open_in(path, "case.txt", "w");
-  fprintf(text, "kind = allreduce\nworld = %d\nsteps = %d\nseed = 1\ncount = %zu\npadded = %zu\n",
-          world, steps, count, oracle->elements);
+  fprintf(text, "kind = allreduce\nworld = %d\nsteps = %d\nseed = 1\ncount = %zu\n", world, steps,
+          count);
   cr_assert_eq(fclose(text), 0);
   oracle_destroy(oracle);
   free((void *)ranks);
@@ -209,8 +197,6 @@ void record_adam(const char *directory, const char *name, int world, int steps,
   struct oracle_adam *adam = create_adam(world);
   put_all(path, "params0.f32", adam->parameter, adam->total);
   record_adam_steps(path, adam, steps, dense);
-  put_all(path, "exp_avg.f32", adam->momentum, adam->total);
-  put_all(path, "exp_avg_sq.f32", adam->variance, adam->total);
   FILE *text = open_in(path, "case.txt", "w");
   fprintf(text,
           "kind = adam\nworld = %d\nsteps = %d\nseed = 2\nshapes = %s\nlr = 0.003\n"
@@ -263,8 +249,6 @@ void record_zero_one(const char *directory, const char *name, int world, int ste
   struct oracle_zero_one *oracle = create_zero_one(world);
   put_all(path, "params0.f32", oracle->parameter, oracle->total);
   record_zero_one_steps(path, oracle, steps, dense);
-  put_all(path, "exp_avg.f32", oracle->momentum, oracle->total);
-  put_all(path, "exp_avg_sq.f32", oracle->variance, oracle->total);
   FILE *text = open_in(path, "case.txt", "w");
   fprintf(text,
           "kind = zoadam\nworld = %d\nsteps = %d\nseed = 3\nshapes = %s\nlr = 0.003\n"

@@ -193,18 +193,6 @@ static void write_texts(void) {
              "{\"threads\": 2, \"timeout\": \"never\", \"explain\": true, \"bits\": null,\n"
              " \"optimizer\": {\"type\": \"OneBitAdam\", \"params\": {\"lr\": 4e-4,\n"
              "  \"betas\": [0.9, -0.5E+1], \"name\": \"\\u00e9\\n\"}}, \"none\": [[], {}]}\n");
-  write_text("replay", "allreduce",
-             "kind = allreduce\nworld = 3\nsteps = 2\ncount = 5\npadded = 6\n");
-#define OPTIMIZER                                                                                  \
-  "world = 2\nsteps = 3\nshapes = 513 37x3 1\ntotal = 625\nlr = 1e-3\nbetas = 0.9 0.999\n"         \
-  "eps = 1e-8\nweight_decay = 0\nparams_ranks = 1\ndense_allreduce_before_step = 110\n"
-  write_text("replay", "adam", "kind = adam\nfreeze_step = 2\n" OPTIMIZER);
-  write_text("replay", "lamb",
-             "kind = lamb\nfreeze_step = 2\nmax_coeff = 10\nmin_coeff = 0.01\ncoeff_beta = 0.9\n"
-             "factor_max = 4\nfactor_min = 0.5\nfactor_threshold = 0.1\n" OPTIMIZER);
-  write_text("replay", "zoadam",
-             "kind = zoadam\nvar_freeze_step = 2\nvar_update_scaler = 2\nlocal_step_scaler = 3\n"
-             "local_step_clipper = 4\n" OPTIMIZER);
 }
 
 int main(int count, char **arguments) {

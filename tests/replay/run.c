@@ -1,0 +1,231 @@
+/* A case on its ranks: each runs its part and compares; all their results together are judged. */
+#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "onebit/onebit.h"
+#include "tests/replay/replay.h"
+
+struct run {
+  pthread_t thread;
+  const struct replay_case *recorded;
+  onebit_comm_t comm;
+  size_t rank, steps; /* made */
+  struct replay_result result;
+  float *gradient, *got, *before, *length; /* before: the parameters, until the step */
+  onebit_tensor_t tensors[REPLAY_TENSORS];
+};
+
+bool replay_fail(struct replay_result *result, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  if (!result->failed)
+    vsnprintf(result->error, REPLAY_ERROR, format, arguments);
+  va_end(arguments);
+  result->failed = true;
+  return false;
+}
+
+static bool passed(struct run *run, onebit_status_t status, const char *call) {
+  if (status != ONEBIT_OK)
+    replay_fail(&run->result, "%s after %zu steps: %s: %s", call, run->steps,
+                onebit_status_string(status), onebit_last_error());
+  return status == ONEBIT_OK;
+}
+
+static double distance(double got, double recorded, double offset) {
+  if (got == recorded)
+    return 0;
+  double relative = fabs(got - recorded) / (fabs(recorded) + offset);
+  return isnan(relative) ? INFINITY : relative;
+}
+
+/* A value is an exception when |difference| / (|recorded| + offset) is above 1e-5; the offset is
+ * 0.1 of parameters, which have a row before them. Implementations add up a norm in other orders,
+ * so a value within rounding of zero can get the other sign, which error feedback brings back: an
+ * exception of an allreduce may differ in its sign, and a parameter by four of its longest updates,
+ * where the shorter one of the recorded update and ours counts. */
+static void compare(struct run *run, const float *recorded, const float *recorded_before) {
+  struct replay_result *result = &run->result;
+  for (size_t i = 0; i < run->recorded->count; i++) {
+    const double got = (double)run->got[i], wanted = (double)recorded[i];
+    const double far = distance(got, wanted, recorded_before ? 0.1 : 0);
+    if (recorded_before)
+      run->length[i] = fmaxf(run->length[i], fminf(fabsf(recorded[i] - recorded_before[i]),
+                                                   fabsf(run->got[i] - run->before[i])));
+    result->worst = fmax(result->worst, far);
+    if (far <= 1e-5)
+      continue;
+    if (result->exceptions++ == 0 && !result->failed)
+      snprintf(result->error, REPLAY_ERROR, "step %zu, value %zu is %.9g, recorded %.9g",
+               run->steps, i, got, wanted);
+    const bool wild = recorded_before ? !(fabs(got - wanted) <= 4 * (double)run->length[i])
+                                      : distance(-got, wanted, 0) > 1e-5;
+    result->wild += wild;
+  }
+  result->values += run->recorded->count;
+  result->hash = ob_hash(result->hash, run->got, run->recorded->count * sizeof *run->got);
+  memcpy(run->before, run->got, run->recorded->count * sizeof *run->got);
+  run->steps++;
+}
+
+static const float *own_input(const struct run *run) {
+  const struct replay_case *recorded = run->recorded;
+  return recorded->input + (run->steps * recorded->world + run->rank) * recorded->count;
+}
+
+static void run_allreduce(struct run *run) {
+  const struct replay_case *recorded = run->recorded;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  passed(run, onebit_plan_create(run->comm, recorded->count, &options, &plan),
+         "onebit_plan_create");
+  while (!run->result.failed && run->steps < recorded->steps)
+    if (passed(run, onebit_allreduce(own_input(run), run->got, plan), "onebit_allreduce"))
+      compare(run, recorded->output + run->steps * recorded->count, NULL);
+  onebit_plan_destroy(plan);
+}
+
+/* To DeepSpeed a freeze at step 0 is as good as 1: one step of warm-up. The library has another use
+ * for 0. */
+#define CREATE(kind, KIND, freeze, ...)                                                            \
+  do {                                                                                             \
+    onebit_##kind##_options_t options = ONEBIT_##KIND##_OPTIONS_INIT;                              \
+    options.common.profile = ONEBIT_PROFILE_DEEPSPEED;                                             \
+    options.beta1 = recorded->betas[0];                                                            \
+    options.beta2 = recorded->betas[1];                                                            \
+    options.epsilon = recorded->epsilon;                                                           \
+    options.freeze = recorded->freeze_step ? recorded->freeze_step : 1;                            \
+    __VA_ARGS__;                                                                                   \
+    return passed(                                                                                 \
+        run,                                                                                       \
+        onebit_##kind##_create(run->comm, run->tensors, recorded->tensors, &options, optimizer),   \
+        "onebit_" #kind "_create");                                                                \
+  } while (0)
+
+static bool create_optimizer(struct run *run, onebit_optimizer_t *optimizer) {
+  const struct replay_case *recorded = run->recorded;
+  if (recorded->kind == REPLAY_ADAM)
+    CREATE(adam, ADAM, freeze_step, );
+  if (recorded->kind == REPLAY_LAMB)
+    CREATE(lamb, LAMB, freeze_step, options.max_coefficient = recorded->max_coefficient,
+           options.min_coefficient = recorded->min_coefficient,
+           options.coefficient_beta = recorded->coefficient_beta,
+           options.max_factor = recorded->max_factor, options.min_factor = recorded->min_factor,
+           options.factor_change = recorded->factor_change);
+  CREATE(zero_one_adam, ZERO_ONE_ADAM, variance_freeze_step,
+         options.variance_update_scaler = recorded->variance_update_scaler,
+         options.local_step_scaler = recorded->local_step_scaler,
+         options.local_step_clipper = recorded->local_step_clipper);
+}
+
+/* 1-bit Adam and LAMB average gradients in full precision as long as they are in their warm-up, as
+ * one rank alone always does; 0/1 Adam does so by its schedule, and its exchanges count that. */
+static bool make_step(struct run *run, onebit_optimizer_t optimizer) {
+  const struct replay_case *recorded = run->recorded;
+  const bool scheduled = recorded->kind == REPLAY_ZERO_ONE_ADAM;
+  onebit_optimizer_info_t before = {.size = sizeof before}, after = before;
+  onebit_optimizer_get_info(optimizer, &before);
+  memcpy(run->gradient, own_input(run), recorded->count * sizeof(float));
+  if (!passed(run, onebit_optimizer_step(optimizer, (float)recorded->learning_rate),
+              "onebit_optimizer_step"))
+    return false;
+  onebit_optimizer_get_info(optimizer, &after);
+  const bool dense =
+      scheduled ? after.exchanges[0] > before.exchanges[0] : before.stage == ONEBIT_STAGE_WARMUP;
+  if (dense != (recorded->dense_steps[run->steps] == '1'))
+    replay_fail(&run->result,
+                "step %zu: gradients are %saveraged in full precision, unlike the recorded",
+                run->steps, dense ? "" : "not ");
+  return true;
+}
+
+static void run_optimizer(struct run *run) {
+  const struct replay_case *recorded = run->recorded;
+  const size_t count = recorded->count, own = run->rank % recorded->params_ranks * count;
+  onebit_optimizer_t optimizer = NULL;
+  memcpy(run->got, recorded->start, count * sizeof *run->got);
+  memcpy(run->before, recorded->start, count * sizeof *run->got);
+  for (size_t t = 0, first = 0; t < recorded->tensors; first += recorded->tensor_counts[t++])
+    run->tensors[t] = (onebit_tensor_t){.parameter = run->got + first,
+                                        .gradient = run->gradient + first,
+                                        .count = recorded->tensor_counts[t],
+                                        .weight_decay = (float)recorded->weight_decay};
+  const float *before = recorded->start, *wanted = recorded->output + own;
+  bool good = create_optimizer(run, &optimizer);
+  while (good && run->steps < recorded->steps && (good = make_step(run, optimizer))) {
+    compare(run, wanted, before);
+    before = wanted;
+    wanted += recorded->params_ranks * count;
+  }
+  onebit_optimizer_destroy(optimizer);
+}
+
+static void *run_rank(void *argument) {
+  struct run *run = argument;
+  const size_t count = run->recorded->count;
+  float *memory = calloc(4 * count, sizeof *memory);
+  if (!memory)
+    abort(); /* the other ranks would wait */
+  run->gradient = memory, run->got = memory + count;
+  run->before = run->got + count, run->length = run->before + count;
+  (run->recorded->kind == REPLAY_ALLREDUCE ? run_allreduce : run_optimizer)(run);
+  free(memory);
+  onebit_comm_destroy(run->comm);
+  return NULL;
+}
+
+/* separate: ranks have parameters of their own. */
+static void add_result(struct replay_result *whole, const struct run *run, bool separate) {
+  const struct replay_result *one = &run->result;
+  if (one->failed)
+    replay_fail(whole, "rank %zu: %.400s", run->rank, one->error);
+  else if (run->rank > 0 && one->hash != whole->hash && !separate)
+    replay_fail(whole, "rank %zu: its results have other bits than rank 0's", run->rank);
+  if (run->rank > 0 && !separate)
+    return;
+  if (whole->exceptions == 0 && !whole->failed)
+    memcpy(whole->error, one->error, REPLAY_ERROR);
+  whole->hash = one->hash;
+  whole->values += one->values;
+  whole->exceptions += one->exceptions;
+  whole->wild += one->wild;
+  whole->worst = fmax(whole->worst, one->worst);
+}
+
+static void judge(struct replay_result *result, uint64_t values_per_exception) {
+  const struct replay_result all = *result;
+  const uint64_t allowed = all.values / values_per_exception;
+  if (all.exceptions > allowed || all.wild > 0)
+    replay_fail(result,
+                "%llu exceptions, %llu are allowed, %llu by more than rounding; the first: %.300s",
+                (unsigned long long)all.exceptions, (unsigned long long)allowed,
+                (unsigned long long)all.wild, all.error);
+}
+
+void replay_run(const char *directory, struct replay_result *result) {
+  struct replay_case recorded;
+  *result = (struct replay_result){0};
+  const size_t size = replay_case_open(&recorded, directory, result) ? recorded.world : 0;
+  struct run *runs = calloc(size + 1, sizeof *runs);
+  onebit_comm_t *comms = calloc(size + 1, sizeof *comms);
+  if (!runs || !comms || (size > 0 && onebit_comm_create_loopback((int)size, comms) != ONEBIT_OK))
+    abort();
+  for (size_t r = 0; r < size; r++) {
+    runs[r] = (struct run){.recorded = &recorded, .comm = comms[r], .rank = r};
+    if (pthread_create(&runs[r].thread, NULL, run_rank, &runs[r]) != 0)
+      abort(); /* those that are started would wait */
+  }
+  for (size_t r = 0; r < size && pthread_join(runs[r].thread, NULL) == 0; r++)
+    add_result(result, &runs[r], recorded.params_ranks > 1);
+  judge(result, recorded.kind == REPLAY_ALLREDUCE ? 10000 : 1000);
+  free(runs);
+  free(comms);
+  replay_case_close(&recorded);
+}
