@@ -10,7 +10,6 @@
 #   make gpu-check      the tests that want a GPU, and benchmarks (tests/gpu/run says more)
 #   make kernels        what each GPU kernel costs, counted in its SASS, and whether that is as it was
 #   make demo           trains on four hosts at 1 Gbit/s, dense and in one bit, and draws both
-#   make bench          the benchmarks, about five minutes: tables and figures in docs/measured
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
 #   make wheel          what PyPI gets: a wheel for each machine, built by zig, and the sources
 #   make site           the documents, the headers and what was measured as web pages: build/site/index.html
@@ -205,7 +204,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo help check check-long mutants faults installed-check gpu-check kernels bench reference install \
+.PHONY: all tests deps demo help check check-long mutants faults installed-check gpu-check kernels reference install \
   uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
@@ -340,10 +339,6 @@ demo: $(BUILD)/flags
 	+$(Q)$(MAKE) $(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc)) $(demo_build)/examples/train_text \
 	  BUILD=$(demo_build) $(if $(filter-out $(BUILD),$(demo_build)),CUDA=0 NCCL=0)
 	@DATA='$(DATA)' BUILD=$(demo_build) TO=$(or $(TO),$(BUILD)/demo) examples/demo
-
-# The standard set, and a page about it in docs/measured; BENCH="sizes rates" for a part.
-bench: $(BUILD)/onebit-bench
-	bench/report $(BENCH)
 
 # The reference of the public headers, as web pages.
 DOXYGEN ?= doxygen

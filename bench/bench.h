@@ -57,7 +57,7 @@ struct bench_options {
   bool sized; /* -m was given */
   size_t iterations, warmups, checked_warmups;
   size_t tests; /* in the computation beside a nonblocking collective */
-  bool full, tails, check, no_dense, json, csv, timeline, processor_time;
+  bool full, tails, check, no_dense, json, csv, processor_time;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
   int bits;            /* an element; 0: 1 */

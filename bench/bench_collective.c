@@ -251,8 +251,6 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
     if (job->last && test->calls->close)
       test->calls->close(job, test);
   }
-  if (test->options->timeline)
-    BENCH_TRY(bench_timeline(job->table, test));
   return right ? BENCH_OK : BENCH_FAILED;
 }
 

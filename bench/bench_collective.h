@@ -133,7 +133,4 @@ bench_size bench_collective_size;
 int bench_measure_ways(struct bench_job *job, struct bench_case *test);
 int bench_measure_sides(struct bench_job *job, struct bench_case *test); /* and a computation */
 
-/* Makes one call and prints what its steps took on every rank. An exit status. */
-int bench_timeline(struct bench_table *table, struct bench_case *test);
-
 #endif

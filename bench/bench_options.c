@@ -176,9 +176,6 @@ static const struct tool_option rows[] = {
      .low = 0},
     {"processor-time", 0, TOOL_FLAG, AT(processor_time), NULL,
      "times are those that all threads spend on the processor", .groups = BENCH_CODEC | BENCH_ADAM},
-    {"timeline", 0, TOOL_FLAG, AT(timeline), NULL,
-     "after each size, where the time of one more call goes, by rank and step",
-     .groups = BENCH_COLLECTIVES},
     {"link", 0, TOOL_CALL, 0, "NAME",
      "counts the bytes that each host's network interface sends, by the\nkernel's counters",
      .read = read_link, .groups = BENCH_COLLECTIVES},
@@ -255,8 +252,8 @@ static bool make_sense(const struct bench_benchmark *benchmark, const struct ben
       {options->sockets && cuda, "--transport sockets", "not with -d cuda"},
       {options->connections && !options->sockets, "--connections", "needs --transport sockets"},
       {options->cores && !(options->rate > 0), "--cores", "needs --rate"},
-      {cuda && (options->compare_count || options->timeline || options->link || options->rate > 0),
-       "-d cuda", "not with --compare, --timeline, --link and --rate"},
+      {cuda && (options->compare_count || options->link || options->rate > 0), "-d cuda",
+       "not with --compare, --link and --rate"},
       {cuda && options->processor_time, "--processor-time", "not with -d cuda"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
     if (rules[k].wrong) {

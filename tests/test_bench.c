@@ -98,8 +98,7 @@ Test(bench, a_device_has_defaults_of_its_own) {
 }
 
 Test(bench, a_device_leaves_out_what_is_of_the_host) {
-  static const char *const wrong[] = {"--compare exchange", "--timeline",
-                                      "--nccl-ranks 2 --ranks 2"};
+  static const char *const wrong[] = {"--compare exchange", "--nccl-ranks 2 --ranks 2"};
   for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
     struct bench_options options;
     char arguments[64];
