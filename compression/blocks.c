@@ -92,7 +92,7 @@ static void measure(const struct ob_block_step *step, size_t b, const struct ob_
  * of the first-level cache, is fetched once. */
 
 /* Elements in a part: of 32 to 2,048, 256 and 512 took least
- * (docs/measured/2026-11-23-widths.md). */
+ * (docs/measured/processor.md). */
 #define PART 512
 
 /* What makes the values of a block, one of these, and what then makes levels of them. */

@@ -50,7 +50,7 @@
  * of several messages, which advance by a bit an element, most of the time. Asking for lines that
  * are far enough ahead helps where there is much to compute besides: in reduce, in passes that
  * decode messages, and in compress with moments. Where there is little it only takes time
- * (docs/measured/2026-11-24-speed.md). What lies there does not matter. */
+ * (docs/measured/processor.md). What lies there does not matter. */
 FIXED void prefetch(const void *from, size_t ahead) {
   __builtin_prefetch((const void *)((uintptr_t)from + ahead));
 }

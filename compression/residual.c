@@ -8,7 +8,7 @@
 /* Words, of 32 elements, by which the copies are apart from the same place in a page. Large arrays
  * begin on one boundary; where a pass reads one copy and writes the other at the same distance from
  * it, the lines of both want the same set of the first-level cache, and reduce took a fifth longer
- * (docs/measured/2026-11-23-codec.md). */
+ * (docs/measured/processor.md). */
 #define STAGGER 9
 
 static float *allocate_values(const struct ob_residual *residual, int copy) {

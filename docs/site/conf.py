@@ -35,7 +35,7 @@ def below(entries):
 
 def measured():
     for page in sorted(top.glob("docs/measured/*.md")):
-        yield f"{page.stem[11:].replace('-', ' ')}, {page.stem[:10]} <measured/{page.stem}>"
+        yield f"{page.stem.replace('-', ' ')} <measured/{page.stem}>"
 
 
 def adapted(app, name, source):

@@ -340,7 +340,7 @@ def compress(
         bits than 8. Takes 4 bytes a parameter on every rank, as FSDP's own `reshard_after_forward=
         False` does
     error_feedback: of gradients. Without it nothing is kept of them, and groups of one size share
-        their plan: with 8 bits the loss was the same (docs/measured/2026-11-23-fsdp.md), one bit
+        their plan: with 8 bits the loss was the same (docs/measured/torch.md), one bit
         needs it
     timeout, transport: as for `Communicator.torch`
     options: as for `onebit.Plan` (scale, block_size, threads, chunk_size, ...)
