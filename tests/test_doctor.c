@@ -21,7 +21,7 @@ static struct doctor_facts cluster(int hosts) {
   static struct doctor_rank ranks[HOSTS];
   static struct doctor_host all[HOSTS];
   static double bandwidth[HOSTS * HOSTS], round_trip[HOSTS * HOSTS];
-  struct doctor_facts facts = {.library_name = "Open MPI v4.1.4",
+  struct doctor_facts facts = {.library = "Open MPI v4.1.4",
                                .rank_count = hosts,
                                .host_count = hosts,
                                .ranks = ranks,
@@ -35,10 +35,10 @@ static struct doctor_facts cluster(int hosts) {
     ranks[h] = (struct doctor_rank){.host = h, .yields = 1, .cpus = {3}};
     all[h] = (struct doctor_host){.ranks = 1, .cpus_online = 2, .interface_count = 2};
     snprintf(all[h].name, sizeof all[h].name, "h%d", h + 1);
-    all[h].interfaces[0] = (struct doctor_interface){"eth0", ETH0(h), MASK,           1500, 10000,
-                                                     true,   false,   4 * MIB + 5000, 3000};
+    all[h].interfaces[0] =
+        (struct doctor_interface){"eth0", ETH0(h), MASK, 1500, 10000, true, false, 4 * MIB + 5000};
     all[h].interfaces[1] =
-        (struct doctor_interface){"eth1", ETH1(h), MASK, 1500, 10000, true, false, 200, 2};
+        (struct doctor_interface){"eth1", ETH1(h), MASK, 1500, 10000, true, false, 200};
     for (int other = 0; other < hosts; other++) {
       bandwidth[h * hosts + other] = h == other ? 0 : 0.9 * wobble(h, other);
       round_trip[h * hosts + other] = h == other ? 0 : 50 * wobble(h, other);
@@ -46,8 +46,7 @@ static struct doctor_facts cluster(int hosts) {
   }
   doctor_find_subnets(&facts);
   for (int s = 0; s < facts.subnet_count; s++)
-    for (int i = 0; i < DOCTOR_RATES; i++)
-      facts.subnets[s].rate[i] = 0.94;
+    facts.subnets[s].one_stream = facts.subnets[s].four_streams = 0.94;
   return facts;
 }
 
@@ -58,8 +57,7 @@ static const char *settings(const struct doctor_facts *facts,
   FILE *file = fmemopen(text, sizeof text - 1, "w");
   doctor_print_settings(file, facts, diagnosis);
   fclose(file);
-  const char *library = strstr(text, facts->library_name); /* after what was measured */
-  return library ? library : text;
+  return text;
 }
 
 /* The only finding of the judgement. */
@@ -68,7 +66,7 @@ static const struct doctor_finding *only_finding(const struct doctor_facts *fact
   doctor_judge(facts, diagnosis);
   cr_assert_eq(diagnosis->count, 1, "%d findings, the first: %s", diagnosis->count,
                diagnosis->findings[0].seen);
-  cr_expect(diagnosis->findings[0].why[0] && diagnosis->findings[0].set[0]);
+  cr_expect(diagnosis->findings[0].why[0] && diagnosis->findings[0].advice[0]);
   return &diagnosis->findings[0];
 }
 
@@ -99,8 +97,8 @@ Test(doctor, subnets_are_those_that_join_all_hosts) {
   struct doctor_facts facts = cluster(3);
   char text[DOCTOR_ADDRESS];
   cr_assert_eq(facts.subnet_count, 2);
-  cr_expect_str_eq(doctor_network(&facts.subnets[1], text), "10.88.0.0/24");
-  cr_expect_str_eq(doctor_address(ETH1(2), text), "10.88.0.3");
+  cr_expect_eq(facts.subnets[1].network, ETH1(0) & MASK);
+  cr_expect_str_eq(doctor_network(ETH1(2), MASK, text), "10.88.0.3/24");
   facts.hosts[2].interfaces[1].up = false;
   doctor_find_subnets(&facts);
   cr_expect_eq(facts.subnet_count, 1, "an interface that is down joins nothing");
@@ -113,11 +111,9 @@ Test(doctor, subnets_are_those_that_join_all_hosts) {
 Test(doctor, counters_become_differences) {
   struct doctor_host before = cluster(1).hosts[0], after = before;
   after.interfaces[0].sent += 7;
-  after.interfaces[0].packets += 8;
   strcpy(after.interfaces[1].name, "new0");
   doctor_subtract(&before, &after);
   cr_expect_eq(after.interfaces[0].sent, 7);
-  cr_expect_eq(after.interfaces[0].packets, 8);
   cr_expect_eq(after.interfaces[1].sent, 0, "it was not there before");
 }
 
@@ -136,8 +132,8 @@ Test(doctor, noise_is_not_a_finding) {
   struct doctor_facts facts = cluster(HOSTS);
   facts.bandwidth[1] = facts.bandwidth[6] = 0.6;
   facts.round_trip[1] = facts.round_trip[4] = 140;
-  facts.subnets[0].rate[0] = 0.7;
-  facts.subnets[1].rate[2] = 1.1;
+  facts.subnets[0].one_stream = 0.7;
+  facts.subnets[1].four_streams = 1.1;
   facts.hop_all = 250;
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
@@ -188,38 +184,32 @@ Test(doctor, a_late_host_is_named) {
 
 Test(doctor, a_wrong_interface_is_found_and_the_right_one_set) {
   struct doctor_facts facts = cluster(HOSTS);
-  for (int i = 0; i < DOCTOR_RATES; i++)
-    facts.subnets[0].rate[i] = 0.1;
+  facts.subnets[0].one_stream = facts.subnets[0].four_streams = 0.1;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_WRONG_INTERFACE);
   cr_expect_str_eq(finding->seen,
                    "MPI's traffic takes eth0 (10.77.0.0/24), where plain TCP carries 0.10 Gbit/s; "
                    "eth1 (10.88.0.0/24), which all hosts have too, carries 0.94");
-  cr_expect_str_eq(
-      settings(&facts, &diagnosis),
-      "Open MPI v4.1.4\n"
-      "  mpirun --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 ...\n"
-      "  export OMPI_MCA_btl_tcp_if_include=eth1 OMPI_MCA_oob_tcp_if_include=eth1    # the same "
-      "for srun\n"
-      "where UCX carries MPI\n"
-      "  export UCX_NET_DEVICES=eth1 UCX_TLS=tcp,self,sm\n"
-      "NCCL on the same hosts\n"
-      "  export NCCL_SOCKET_IFNAME==eth1 NCCL_IB_DISABLE=1\n");
+  cr_expect_str_eq(settings(&facts, &diagnosis),
+                   "\nSettings\n"
+                   "  Open MPI: mpirun --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 "
+                   "...; for srun "
+                   "export OMPI_MCA_NAME=VALUE\n"
+                   "  MPICH: export HYDRA_IFACE=eth1 FI_TCP_IFACE=eth1\n"
+                   "  where UCX carries MPI: export UCX_NET_DEVICES=eth1 UCX_TLS=tcp,self,sm\n"
+                   "  NCCL on the same hosts: export NCCL_SOCKET_IFNAME==eth1 NCCL_IB_DISABLE=1\n");
 }
 
 Test(doctor, interfaces_of_different_names_are_set_by_subnet) {
   struct doctor_facts facts = cluster(HOSTS);
-  facts.subnets[0].rate[0] = 0.1;
-  facts.subnets[0].rate[1] = facts.subnets[0].rate[2] = 0.12;
+  facts.subnets[0].one_stream = 0.1;
+  facts.subnets[0].four_streams = 0.12;
   strcpy(facts.hosts[1].interfaces[1].name, "enp3s0");
   only_finding(&facts, &diagnosis);
   const char *text = settings(&facts, &diagnosis);
   cr_expect(strstr(text, "--mca btl_tcp_if_include 10.88.0.0/24 --mca oob"), "%s", text);
   cr_expect(strstr(text, "NCCL_SOCKET_IFNAME==eth1,enp3s0 "), "%s", text);
-  facts.library = DOCTOR_MPICH;
-  text = settings(&facts, &diagnosis);
-  cr_expect(strstr(text, "export HYDRA_IFACE=eth1,enp3s0"), "%s", text);
-  cr_expect(!strstr(text, "--mca"), "%s", text);
+  cr_expect(strstr(text, "export HYDRA_IFACE=eth1,enp3s0 "), "%s", text);
 }
 
 Test(doctor, traffic_over_a_slow_and_a_fast_interface_is_found) {
@@ -229,8 +219,7 @@ Test(doctor, traffic_over_a_slow_and_a_fast_interface_is_found) {
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "two that are equally fast: %s", diagnosis.findings[0].seen);
   facts.hosts[1].interfaces[1].sent += 1000; /* it makes no host an odd one */
-  facts.subnets[1].rate[0] = 0.1;
-  facts.subnets[1].rate[1] = facts.subnets[1].rate[2] = 0.1;
+  facts.subnets[1].one_stream = facts.subnets[1].four_streams = 0.1;
   cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SPREAD);
   cr_expect(strstr(settings(&facts, &diagnosis), "btl_tcp_if_include eth0 "));
 }
@@ -239,7 +228,7 @@ Test(doctor, a_host_whose_traffic_takes_another_interface_is_named) {
   struct doctor_facts facts = cluster(HOSTS);
   facts.hosts[2].interfaces[0].sent = 300;
   facts.hosts[2].interfaces[1].sent = 4 * MIB;
-  facts.subnets[1].rate[0] = facts.subnets[1].rate[1] = facts.subnets[1].rate[2] = 0.3;
+  facts.subnets[1].one_stream = facts.subnets[1].four_streams = 0.3;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_ODD_INTERFACE);
   cr_expect_float_eq(doctor_part_of(&facts, -1, 1), 0.25, 0.01);
@@ -249,11 +238,10 @@ Test(doctor, a_host_whose_traffic_takes_another_interface_is_named) {
 
 Test(doctor, traffic_that_the_kernel_does_not_count_is_not_judged) {
   struct doctor_facts facts = cluster(HOSTS);
-  double part;
   for (int h = 0; h < HOSTS; h++)
     facts.hosts[h].interfaces[0].sent = 2000;
-  facts.subnets[0].rate[0] = 0.1;
-  cr_expect_null(doctor_carrier(&facts, 0, &part));
+  facts.subnets[0].one_stream = 0.1;
+  cr_expect_eq(doctor_part_of(&facts, 0, 0), 0);
   cr_expect_eq(doctor_used_subnet(&facts), -1);
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0, "%s", diagnosis.findings[0].seen);
@@ -267,9 +255,10 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_SPINNING);
   cr_expect(strstr(finding->seen, "5000 us a hop"), "%s", finding->seen);
-  cr_expect_str_eq(settings(&facts, &diagnosis),
-                   "Open MPI v4.1.4\n  mpirun --mca mpi_yield_when_idle 1 ...\n"
-                   "  export OMPI_MCA_mpi_yield_when_idle=1    # the same for srun\n");
+  cr_expect_str_eq(
+      settings(&facts, &diagnosis),
+      "\nSettings\n  Open MPI: mpirun --mca mpi_yield_when_idle 1 ...; for srun export "
+      "OMPI_MCA_NAME=VALUE\n");
   facts.hosts[1].local_hop = 400;
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.findings[0].kind, DOCTOR_SLOW_PAIR, "2 processors for 1 rank");
@@ -302,7 +291,7 @@ Test(doctor, ranks_bound_to_one_cpu_are_found) {
   facts.ranks[1].host = 0;
   facts.ranks[0].cpus[0] = facts.ranks[1].cpus[0] = 2;
   cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_SAME_CPU);
-  cr_expect(strstr(settings(&facts, &diagnosis), "mpirun --bind-to core ..."));
+  cr_expect(strstr(settings(&facts, &diagnosis), "mpirun --bind-to none ..."));
   facts.ranks[1].cpus[0] = 1;
   doctor_judge(&facts, &diagnosis);
   cr_expect_eq(diagnosis.count, 0);
@@ -310,7 +299,7 @@ Test(doctor, ranks_bound_to_one_cpu_are_found) {
 
 Test(doctor, streams_mtu_and_link_speed) {
   struct doctor_facts facts = cluster(HOSTS);
-  facts.subnets[0].rate[2] = 3.1;
+  facts.subnets[0].four_streams = 3.1;
   cr_expect_eq(only_finding(&facts, &diagnosis)->kind, DOCTOR_STREAMS_HELP);
   cr_expect(strstr(settings(&facts, &diagnosis), "mpirun --mca btl_tcp_links 4 ..."));
   cr_expect(strstr(settings(&facts, &diagnosis), "NCCL_SOCKET_NTHREADS=4"));
@@ -318,7 +307,7 @@ Test(doctor, streams_mtu_and_link_speed) {
   facts.hosts[3].interfaces[0].mtu = 9000;
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_MTU);
-  cr_expect_str_eq(finding->set, "on h4: ip link set dev eth0 mtu 1500");
+  cr_expect_str_eq(finding->seen, "h4: MTU 9000 on eth0, 1500 on 3 of 4 hosts");
   facts = cluster(HOSTS);
   for (int h = 0; h < HOSTS; h++)
     facts.hosts[h].interfaces[0].physical = true;

@@ -61,11 +61,8 @@ static void name_library(void) {
   char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;
   MPI_Get_library_version(name, &length);
-  facts.library = strstr(name, "Open MPI") ? DOCTOR_OPEN_MPI
-                  : strstr(name, "MPICH")  ? DOCTOR_MPICH
-                                           : DOCTOR_OTHER_MPI;
   name[strcspn(name, ",\n")] = '\0'; /* some tell all about how they were built */
-  snprintf(facts.library_name, sizeof facts.library_name, "%.63s", name);
+  snprintf(facts.library, sizeof facts.library, "%.63s", name);
 }
 
 static void gather(void) {
@@ -262,43 +259,7 @@ static void measure_pairs(void) {
   tool_wait_asleep(team.all);
 }
 
-/* --- Several ranks at once, and plain TCP ------------------------------------------------------*/
-
-/* The world's rank of the `local`-th rank on a host. */
-static int rank_on(int host, int local) {
-  for (int rank = 0; rank < team.size; rank++)
-    if (facts.ranks[rank].host == host && local-- == 0)
-      return rank;
-  return MPI_PROC_NULL;
-}
-
-/* The rate of `streams` ranks of the first host that send to as many of the second at once. */
-static double rate_of_streams(int streams) {
-  bool takes_part = team.host < 2 && team.local_rank < streams, sends = team.host == 0;
-  int peer = takes_part ? rank_on(1 - team.host, team.local_rank) : 0, pieces = 0;
-  double seconds = 0, longest;
-  tool_wait_asleep(team.all);
-  if (takes_part)
-    pieces = pieces_for(team.all, peer, sends, 2 * BANDWIDTH_SECONDS / streams);
-  MPI_Bcast(&pieces, 1, MPI_INT, 0, team.all); /* rank 0's: the same number on all streams */
-  if (takes_part)
-    seconds = transfer(team.all, peer, sends, pieces);
-  tool_wait_asleep(team.all);
-  MPI_Allreduce(&seconds, &longest, 1, MPI_DOUBLE, MPI_MAX, team.all);
-  return streams * rate_of(pieces, longest);
-}
-
-static void measure_streams(void) {
-  int streams = DOCTOR_STREAMS;
-  for (int host = 0; host < 2 && host < facts.host_count; host++)
-    if (facts.hosts[host].ranks < streams)
-      streams = facts.hosts[host].ranks;
-  if (facts.host_count < 2 || streams < 2)
-    return;
-  facts.message_streams = streams;
-  keep_faster(&facts.one_stream, rate_of_streams(1));
-  keep_faster(&facts.many_streams, rate_of_streams(streams));
-}
+/* --- Plain TCP ---------------------------------------------------------------------------------*/
 
 /* The receiver's rate; 0 on the sender and where no connection is made. */
 static double socket_rate(int subnet, int streams, int peer) {
@@ -316,18 +277,18 @@ static double socket_rate(int subnet, int streams, int peer) {
 }
 
 static void measure_subnets(void) {
-  int steps = facts.host_count < 2 || !leads() ? 0 : facts.subnet_count * DOCTOR_RATES;
+  int steps = facts.host_count < 2 || !leads() ? 0 : facts.subnet_count * 2;
   for (int step = 0; step < steps; step++) {
-    struct doctor_subnet *subnet = &facts.subnets[step / DOCTOR_RATES];
-    int which = step % DOCTOR_RATES, peer = team.host ^ 1;
+    struct doctor_subnet *subnet = &facts.subnets[step / 2];
+    int peer = team.host ^ 1, streams = step % 2 ? DOCTOR_STREAMS : 1;
     double rate = 0, best;
-    if (which > 0 && subnet->rate[0] <= 0) /* no connection: not again two seconds for each */
+    if (streams > 1 && subnet->one_stream <= 0) /* no connection: not again two seconds for each */
       continue;
     if (peer < facts.host_count)
-      rate = socket_rate(step / DOCTOR_RATES, 1 << which, peer);
+      rate = socket_rate(step / 2, streams, peer);
     tool_wait_asleep(team.leaders);
     MPI_Allreduce(&rate, &best, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
-    keep_faster(&subnet->rate[which], best);
+    keep_faster(streams > 1 ? &subnet->four_streams : &subnet->one_stream, best);
   }
   tool_wait_asleep(team.all);
 }
@@ -365,7 +326,6 @@ static const struct {
 } steps[] = {{"which interface carries the traffic", measure_carrier},
              {"how ranks wait", measure_waiting},
              {"pairs of hosts", measure_pairs},
-             {"several ranks at once", measure_streams},
              {"plain TCP", measure_subnets}};
 
 /* What looks wrong is measured again: noise that makes a rate small once does not do so always. */

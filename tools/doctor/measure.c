@@ -57,7 +57,14 @@ static void read_interface(const struct ifaddrs *entry, struct doctor_interface 
   interface->speed = (int)read_number(name, "speed", -1);
   interface->physical = access(device, F_OK) == 0;
   interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
-  interface->packets = (uint64_t)read_number(name, "statistics/tx_packets", 0);
+}
+
+/* An interface's further addresses are left out: counters are one an interface. */
+static bool is_read(const struct doctor_host *host, const char *name) {
+  for (int i = 0; i < host->interface_count; i++)
+    if (strcmp(host->interfaces[i].name, name) == 0)
+      return true;
+  return false;
 }
 
 void doctor_read_host(struct doctor_host *host) {
@@ -69,7 +76,8 @@ void doctor_read_host(struct doctor_host *host) {
     return;
   for (struct ifaddrs *entry = all; entry; entry = entry->ifa_next)
     if (entry->ifa_addr && entry->ifa_netmask && entry->ifa_addr->sa_family == AF_INET &&
-        !(entry->ifa_flags & IFF_LOOPBACK) && host->interface_count < DOCTOR_INTERFACES)
+        !(entry->ifa_flags & IFF_LOOPBACK) && host->interface_count < DOCTOR_INTERFACES &&
+        !is_read(host, entry->ifa_name))
       read_interface(entry, &host->interfaces[host->interface_count++]);
   freeifaddrs(all);
 }
@@ -77,13 +85,11 @@ void doctor_read_host(struct doctor_host *host) {
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after) {
   for (int i = 0; i < after->interface_count; i++) {
     struct doctor_interface *now = &after->interfaces[i];
-    const struct doctor_interface *then = now; /* it was not there before: nothing was added */
-    for (int k = 0; k < before->interface_count && then == now; k++)
+    uint64_t then = now->sent; /* it was not there before: nothing was added */
+    for (int k = 0; k < before->interface_count; k++)
       if (strcmp(before->interfaces[k].name, now->name) == 0)
-        then = &before->interfaces[k];
-    uint64_t sent = then->sent, packets = then->packets; /* `then` may be `now` */
-    now->sent -= sent;
-    now->packets -= packets;
+        then = before->interfaces[k].sent;
+    now->sent -= then;
   }
 }
 
@@ -130,82 +136,64 @@ int doctor_listen(uint32_t address, uint16_t *port) {
   return listener;
 }
 
-struct streams {
-  int count;
-  struct pollfd ends[DOCTOR_STREAMS];
-};
-
-static void close_all(struct streams *streams) {
-  for (int i = 0; i < streams->count; i++)
-    close(streams->ends[i].fd);
+/* Closes what is open, and makes the ends of `streams` connections: to a peer, or from a listener.
+ * False where one of them cannot be made. */
+static bool open_all(struct pollfd *ends, int streams, int listener, uint32_t own,
+                     struct sockaddr_in peer) {
+  bool good = true;
+  for (int i = 0; i < streams; i++) {
+    int end = !good           ? -1
+              : listener >= 0 ? accept4(listener, NULL, NULL, SOCK_CLOEXEC)
+                              : open_socket(own);
+    ends[i] = (struct pollfd){.fd = end, .events = listener >= 0 ? POLLIN : POLLOUT};
+    good = good && end >= 0 &&
+           (listener >= 0 || connect(end, (struct sockaddr *)&peer, sizeof peer) == 0);
+  }
+  return good;
 }
 
-static bool add(struct streams *streams, int end, short event) {
-  if (end >= 0)
-    streams->ends[streams->count++] = (struct pollfd){.fd = end, .events = event};
-  return end >= 0;
+static void close_all(const struct pollfd *ends, int streams) {
+  for (int i = 0; i < streams; i++)
+    if (ends[i].fd >= 0)
+      close(ends[i].fd);
 }
 
-static bool connect_all(struct streams *streams, int count, uint32_t own, struct sockaddr_in peer) {
-  while (streams->count < count)
-    if (!add(streams, open_socket(own), POLLOUT) ||
-        connect(streams->ends[streams->count - 1].fd, (struct sockaddr *)&peer, sizeof peer) != 0)
-      return false;
-  return true;
+static bool wait_for_any(struct pollfd *ends, int streams, double deadline) {
+  return ob_seconds() < deadline && poll(ends, (nfds_t)streams, 100) >= 0;
 }
 
-static bool accept_all(struct streams *streams, int count, int listener) {
-  while (streams->count < count)
-    if (!add(streams, accept4(listener, NULL, NULL, SOCK_CLOEXEC), POLLIN))
-      return false;
-  return true;
-}
-
-static bool wait_for_any(struct streams *streams, double deadline) {
-  return ob_seconds() < deadline && poll(streams->ends, (nfds_t)streams->count, 100) >= 0;
-}
-
-void doctor_send(uint32_t own, uint32_t address, uint16_t port, int count) {
+void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams) {
   static const char piece[PIECE];
-  struct streams streams = {0};
-  bool connected = connect_all(&streams, count, own, place(address, port));
-  double end = ob_seconds() + SEND_SECONDS;
-  while (connected && wait_for_any(&streams, end))
-    for (int i = 0; i < count; i++)
-      if (streams.ends[i].revents)
-        send(streams.ends[i].fd, piece, PIECE, MSG_NOSIGNAL | MSG_DONTWAIT);
-  close_all(&streams);
-}
-
-/* One reading of a stream; true while it is open. */
-static bool receive_piece(int end, char *piece, double *bytes) {
-  ssize_t got = recv(end, piece, PIECE, MSG_DONTWAIT);
-  if (got > 0)
-    *bytes += (double)got;
-  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+  struct pollfd ends[DOCTOR_STREAMS];
+  bool connected = open_all(ends, streams, -1, own, place(address, port));
+  double deadline = ob_seconds() + SEND_SECONDS;
+  while (connected && wait_for_any(ends, streams, deadline))
+    for (int i = 0; i < streams; i++)
+      if (ends[i].revents)
+        send(ends[i].fd, piece, PIECE, MSG_NOSIGNAL | MSG_DONTWAIT);
+  close_all(ends, streams);
 }
 
 /* The clock starts with the first bytes, which are not counted, and stops with the last. */
-double doctor_receive(int listener, int count) {
+double doctor_receive(int listener, int streams) {
   static char piece[PIECE];
-  struct streams streams = {0};
-  int open = accept_all(&streams, count, listener) ? count : 0;
+  struct pollfd ends[DOCTOR_STREAMS];
+  int open = open_all(ends, streams, listener, 0, place(0, 0)) ? streams : 0;
   double deadline = ob_seconds() + RECEIVE_LIMIT, start = 0, last = 0, bytes = 0;
-  while (open > 0 && wait_for_any(&streams, deadline)) {
-    for (int i = 0; i < count; i++)
-      if (streams.ends[i].revents && !receive_piece(streams.ends[i].fd, piece, &bytes)) {
-        close(streams.ends[i].fd);
-        streams.ends[i].fd = -1; /* poll passes over it, and so does close */
+  while (open > 0 && wait_for_any(ends, streams, deadline))
+    for (int i = 0; i < streams; i++) {
+      ssize_t got = ends[i].revents ? recv(ends[i].fd, piece, PIECE, MSG_DONTWAIT) : -1;
+      if (got > 0) {
+        last = ob_seconds();
+        bytes += start > 0 ? (double)got : 0;
+        start = start > 0 ? start : last;
+      } else if (ends[i].revents && (got == 0 || (errno != EAGAIN && errno != EINTR))) {
+        close(ends[i].fd);
+        ends[i].fd = -1; /* poll passes over it */
         open--;
       }
-    if (bytes > 0)
-      last = ob_seconds();
-    if (start <= 0 && bytes > 0) {
-      start = last;
-      bytes = 0;
     }
-  }
-  close_all(&streams);
+  close_all(ends, streams);
   close(listener);
   return last > start && start > 0 ? 8e-9 * bytes / (last - start) : 0;
 }
