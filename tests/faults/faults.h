@@ -31,9 +31,8 @@ enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 #define LIMIT       60.0
 
 enum transport {
-  SOCKETS,   /* processes, connected by sockets: onebit_comm_create_custom */
-  TWO_HOSTS, /* the same as two hosts, whose ranks share memory */
   TCP,       /* processes: onebit_comm_create_sockets, the library's own connections */
+  TWO_HOSTS, /* the same as two hosts, whose ranks share memory */
   THREADS,   /* onebit_comm_create_loopback */
   MPI,       /* mpirun */
   NCCL,      /* on the emulated device: threads */
@@ -171,8 +170,7 @@ double participant_clock(void);
 /* ranks.c and its like: the ranks of a job, until all of them have ended. */
 void run_processes(struct scene *scene);
 void run_threads(struct scene *scene);
-connect_function connect_sockets, connect_tcp, connect_threads;
-void sockets_open(void); /* before the processes are made */
+connect_function connect_tcp, connect_threads;
 void tcp_choose_port(struct scene *scene);
 void tcp_come_as_stranger(const struct scene *scene, int rank);
 /* Whose transport is not in this build: NULL. */

@@ -10,21 +10,16 @@
 static void rank_process(struct scene *scene, int rank) {
   struct participant participant = {.scene = scene, .rank = rank};
   scene->records[rank].process = getpid();
-  participant_run(&participant, scene->row.transport == TCP ? connect_tcp : connect_sockets);
+  participant_run(&participant, connect_tcp);
   _exit(0);
 }
 
 void run_processes(struct scene *scene) {
-  if (scene->row.transport == TCP)
-    tcp_choose_port(scene);
-  else
-    sockets_open();
+  tcp_choose_port(scene);
   pid_t processes[RANKS];
   for (int rank = 0; rank < RANKS; rank++)
     if ((processes[rank] = fork()) == 0)
       rank_process(scene, rank);
-  for (int a = 3; scene->row.transport != TCP && a < 3 + RANKS * RANKS * 2; a++)
-    close(a); /* the connections are the ranks' alone */
   for (int rank = 0; rank < RANKS; rank++)
     waitpid(processes[rank], NULL, 0);
 }

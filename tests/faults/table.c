@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-static const char *const transports[] = {"sockets", "two-hosts", "tcp", "threads", "mpi", "nccl"};
+static const char *const transports[] = {"tcp", "two-hosts", "threads", "mpi", "nccl"};
 static const char *const works[] = {"exchange", "allgather", "hierarchical", "dense", "doubling",
                                     "scatter",  "training",  "local-steps",  "saving"};
 static const char *const faults[] = {

@@ -59,6 +59,8 @@ onebit_status_t connect_tcp(struct participant *participant, onebit_comm_t *comm
   options.rendezvous = at;
   options.secret = participant->scene->directory;
   options.streams = 2;
+  if (participant->scene->row.transport == TWO_HOSTS)
+    options.host = participant->rank >= RANKS / 2 ? "second" : "first";
   ob_net_fault = strike_call;
   onebit_status_t status = onebit_comm_create_sockets(&options, comm);
   ob_net_fault = NULL;
@@ -132,7 +134,7 @@ static ssize_t send_segment(int file, const struct msghdr *message) {
 
 ssize_t sendmsg(int file, const struct msghdr *message, int flags) {
   enum fault fault = own ? own->scene->row.fault : NONE;
-  bool fails = own && own->messages_fail && own->scene->row.transport == TCP;
+  bool fails = own && own->messages_fail;
   if (fails && (fault == CUT || (fault == HELD && participant_clock() < own->held_until)))
     return refuse_for_now();
   if (!fails || message->msg_iovlen != 2 ||
