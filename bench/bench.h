@@ -55,9 +55,9 @@ struct bench_variant {
 struct bench_options {
   size_t smallest, largest;
   bool sized; /* -m was given */
-  size_t iterations, warmups, checked_warmups;
+  size_t iterations, warmups;
   size_t tests; /* in the computation beside a nonblocking collective */
-  bool full, tails, check, no_dense, json, csv, processor_time;
+  bool full, check, no_dense, json, csv;
   size_t block_size, chunk_size; /* 0: the library's default */
   onebit_scale_t scale;
   int bits;            /* an element; 0: 1 */
@@ -131,8 +131,8 @@ const struct bench_benchmark *bench_find(const char *name); /* NULL: there is no
 /* With the options' memory and format. */
 int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
                  struct bench_team *team);
-bench_run bench_run_collective, bench_run_nonblocking, bench_run_buckets, bench_run_codec,
-    bench_run_adam, bench_run_optimizers, bench_cuda_collective;
+bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_adam,
+    bench_run_optimizers, bench_cuda_collective;
 
 /* Each of the options' sizes; the worst status. */
 typedef int bench_size(struct bench_job *job, size_t bytes, void *context);
@@ -214,15 +214,14 @@ void bench_compute(size_t units);
 double bench_link_sent(const char *interface);
 
 /* The table of memories: whose buffers, and whose clock. start and stop surround what is timed; a
- * device's events say when it was over, the host's clock when the calls returned; or time on the
- * processor, of all threads. */
+ * device's events say when it was over, the host's clock when the calls returned. */
 struct bench_space {
   const struct ob_memory *memory;
   int (*start)(struct bench_device *device, double *seconds);
   int (*stop)(struct bench_device *device, double *seconds); /* since start, which gave a mark */
 };
 
-extern const struct bench_space bench_space_host, bench_space_processor, bench_space_cuda;
+extern const struct bench_space bench_space_host, bench_space_cuda;
 
 /* bench_fill's numbers, in a dtype, to that memory. An exit status. */
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,

@@ -186,8 +186,6 @@ size_t bench_case_iterations(const struct bench_case *test) {
 
 size_t bench_case_warmups(const struct bench_case *test) {
   const struct bench_options *options = test->options;
-  if (options->check && options->checked_warmups != BENCH_BY_SIZE)
-    return options->checked_warmups;
   if (options->warmups != BENCH_BY_SIZE)
     return options->warmups;
   return test->device ? 3 : test->bytes <= 64 << 10 ? 20 : test->bytes <= 4 << 20 ? 5 : 2;

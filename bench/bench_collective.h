@@ -11,6 +11,12 @@
 
 #include "bench/bench.h"
 
+/* Of a nonblocking collective: alone, a computation as long as it, and the two together. */
+enum { BENCH_PURE, BENCH_COMPUTE, BENCH_OVERALL };
+
+/* In percent, of the three times: what the computation hides of the communication. */
+double bench_overlap_percent(double overall, double compute, double pure);
+
 /* What differs between them. */
 struct bench_collective {
   const char *name, *dense_name;

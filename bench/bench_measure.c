@@ -136,26 +136,6 @@ static int stop_clock(struct bench_device *device, double *seconds) {
 
 const struct bench_space bench_space_host = {&ob_memory_host, start_clock, stop_clock};
 
-static double processor_seconds(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int start_processor(struct bench_device *device, double *seconds) {
-  (void)device;
-  *seconds = processor_seconds();
-  return BENCH_OK;
-}
-
-static int stop_processor(struct bench_device *device, double *seconds) {
-  (void)device;
-  *seconds = processor_seconds() - *seconds;
-  return BENCH_OK;
-}
-
-const struct bench_space bench_space_processor = {&ob_memory_host, start_processor, stop_processor};
-
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
                      uint64_t seed) {
   float *values = ob_allocate(count, sizeof *values);

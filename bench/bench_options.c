@@ -130,12 +130,8 @@ static const struct tool_option rows[] = {
      .low = 1, .high = INT_MAX},
     {NULL, 'x', TOOL_COUNT, AT(warmups), "N", "iterations before them that are not timed",
      .high = INT_MAX},
-    {NULL, 'u', TOOL_COUNT, AT(checked_warmups), "N", "the same, of runs with -c: instead of -x",
-     .high = INT_MAX, .groups = BENCH_RANKED},
     {NULL, 'f', TOOL_FLAG, AT(full), NULL,
      "all columns: the spread too, and the error of a call", .low = 0},
-    {NULL, 'z', TOOL_FLAG, AT(tails), NULL, "columns of the percentiles 50, 90 and 99",
-     .groups = BENCH_RANKED},
     {NULL, 'c', TOOL_FLAG, AT(check), NULL, "check the results; exit status 1 if one is wrong",
      .groups = BENCH_RANKED},
     {NULL, 't', TOOL_COUNT, AT(tests), "N",
@@ -174,8 +170,6 @@ static const struct tool_option rows[] = {
     {"json", 0, TOOL_FLAG, AT(json), NULL, "a JSON object a line, instead of the table", .low = 0},
     {"csv", 0, TOOL_FLAG, AT(csv), NULL, "the same fields with commas, under their names",
      .low = 0},
-    {"processor-time", 0, TOOL_FLAG, AT(processor_time), NULL,
-     "times are those that all threads spend on the processor", .groups = BENCH_CODEC | BENCH_ADAM},
     {"link", 0, TOOL_CALL, 0, "NAME",
      "counts the bytes that each host's network interface sends, by the\nkernel's counters",
      .read = read_link, .groups = BENCH_COLLECTIVES},
@@ -253,8 +247,7 @@ static bool make_sense(const struct bench_benchmark *benchmark, const struct ben
       {options->connections && !options->sockets, "--connections", "needs --transport sockets"},
       {options->cores && !(options->rate > 0), "--cores", "needs --rate"},
       {cuda && (options->compare_count || options->link || options->rate > 0), "-d cuda",
-       "not with --compare, --link and --rate"},
-      {cuda && options->processor_time, "--processor-time", "not with -d cuda"}};
+       "not with --compare, --link and --rate"}};
   for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
     if (rules[k].wrong) {
       snprintf(error, TOOL_ERROR, "%s: %s", rules[k].what, rules[k].why);
@@ -277,7 +270,6 @@ enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_be
                                     .largest = benchmark->largest,
                                     .iterations = BENCH_BY_SIZE,
                                     .warmups = BENCH_BY_SIZE,
-                                    .checked_warmups = BENCH_BY_SIZE,
                                     .tests = BENCH_BY_TIME};
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);

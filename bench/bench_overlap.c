@@ -7,56 +7,56 @@
  * amount of work and not a time, so a core that it shares with the communication makes it longer.
  * And time spent in test calls is communication.
  */
-#include "bench/bench_overlap.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "bench/bench_collective.h"
 
+enum { STRIDE = BENCH_OVERALL + 1 };
+
+/* The library's collective or MPI's, which is started, looked at while a computation runs, and
+ * finished. */
+struct side {
+  struct bench_case *test;
+  onebit_request_t request;
+  onebit_status_t (*start)(struct side *side);
+  onebit_status_t (*look)(struct side *side);
+  onebit_status_t (*finish)(struct side *side);
+  size_t looks;           /* spread through the computation */
+  size_t units;           /* of the computation */
+  onebit_status_t status; /* the first that went wrong */
+};
+
 /* --- Sides: what is timed. A call that fails does so on all ranks, and the next on the same plan
  * fails at once. */
 
-static void note(struct bench_side *side, onebit_status_t status) {
+static void note(struct side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
     side->status = status;
 }
 
 static int run_pure(const struct bench_entry *entry) {
-  struct bench_side *side = entry->context;
-  note(side, side->start(side->context));
-  note(side, side->finish(side->context));
+  struct side *side = entry->context;
+  note(side, side->start(side));
+  note(side, side->finish(side));
   return BENCH_OK;
 }
 
 static int run_compute(const struct bench_entry *entry) {
-  bench_compute(((struct bench_side *)entry->context)->units);
+  bench_compute(((struct side *)entry->context)->units);
   return BENCH_OK;
-}
-
-static int run_apart(const struct bench_entry *entry) {
-  run_compute(entry);
-  return run_pure(entry);
 }
 
 static int run_overall(const struct bench_entry *entry) {
-  struct bench_side *side = entry->context;
-  note(side, side->start(side->context));
-  for (size_t k = 0; k < side->slices; k++) {
-    bench_compute(side->units * (k + 1) / side->slices - side->units * k / side->slices);
+  struct side *side = entry->context;
+  note(side, side->start(side));
+  for (size_t k = 0, slices = side->looks + 1; k < slices; k++) {
+    bench_compute(side->units * (k + 1) / slices - side->units * k / slices);
     if (k < side->looks)
-      note(side, side->look(side->context, k));
+      note(side, side->look(side));
   }
-  note(side, side->finish(side->context));
+  note(side, side->finish(side));
   return BENCH_OK;
-}
-
-void bench_side_add(struct bench_rounds *rounds, struct bench_side *side, bool apart) {
-  bench_rounds_entry(rounds, "pure", run_pure, side);
-  bench_rounds_entry(rounds, "compute", run_compute, side);
-  bench_rounds_entry(rounds, "overall", run_overall, side);
-  if (apart)
-    bench_rounds_entry(rounds, "apart", run_apart, side);
 }
 
 double bench_overlap_percent(double overall, double compute, double pure) {
@@ -67,8 +67,8 @@ double bench_overlap_percent(double overall, double compute, double pure) {
 /* From a guess on, three times the length that the communication has in rounds such as will be
  * timed: what a call takes depends on what went before it, and a unit takes longer where ranks
  * share cores. */
-int bench_sides_calibrate(struct bench_rounds *rounds, struct bench_side *sides, size_t count,
-                          size_t stride, size_t warmups) {
+static int calibrate(struct bench_rounds *rounds, struct side *sides, size_t count,
+                     size_t warmups) {
   size_t wanted = rounds->rounds;
   rounds->rounds = wanted < 5 ? wanted : 5;
   for (size_t k = 0; k < count; k++)
@@ -77,7 +77,7 @@ int bench_sides_calibrate(struct bench_rounds *rounds, struct bench_side *sides,
     rounds->warmups = turn == 0 ? warmups : 0;
     BENCH_TRY(bench_rounds_measure(rounds));
     for (size_t k = 0; k < count; k++) {
-      const struct bench_entry *times = &rounds->entries[k * stride];
+      const struct bench_entry *times = &rounds->entries[k * STRIDE];
       double change = times[BENCH_PURE].time.median / times[BENCH_COMPUTE].time.median;
       sides[k].units = (size_t)((double)sides[k].units * change) + 1;
     }
@@ -89,77 +89,58 @@ int bench_sides_calibrate(struct bench_rounds *rounds, struct bench_side *sides,
 
 /* --- The library's collective or MPI's, by the same calls. */
 
-struct call {
-  struct bench_case *test;
-  onebit_request_t request;
-};
-
-static onebit_status_t start(void *context) {
-  struct call *call = context;
-  struct bench_case *test = call->test;
-  return test->collective->start(test->send, test->receive, test->plan, &call->request);
+static onebit_status_t start(struct side *side) {
+  struct bench_case *test = side->test;
+  return test->collective->start(test->send, test->receive, test->plan, &side->request);
 }
 
-static onebit_status_t look(void *context, size_t which) {
-  (void)which;
-  return onebit_test(&((struct call *)context)->request);
-}
+static onebit_status_t look(struct side *side) { return onebit_test(&side->request); }
 
-static onebit_status_t finish(void *context) {
-  return onebit_wait(&((struct call *)context)->request);
-}
+static onebit_status_t finish(struct side *side) { return onebit_wait(&side->request); }
 
-static onebit_status_t start_dense(void *context) {
-  struct bench_case *test = ((struct call *)context)->test;
+static onebit_status_t start_dense(struct side *side) {
+  struct bench_case *test = side->test;
   test->team->kind->start_dense(test->team, test->collective->operation, test->dense_send,
                                 test->dense_receive, test->count);
   return ONEBIT_OK;
 }
 
-static onebit_status_t look_dense(void *context, size_t which) {
-  struct bench_team *team = ((struct call *)context)->test->team;
-  (void)which;
-  team->kind->finish_dense(team, false);
+static onebit_status_t look_dense(struct side *side) {
+  side->test->team->kind->finish_dense(side->test->team, false);
   return ONEBIT_OK;
 }
 
-static onebit_status_t finish_dense(void *context) {
-  struct bench_team *team = ((struct call *)context)->test->team;
-  team->kind->finish_dense(team, true);
+static onebit_status_t finish_dense(struct side *side) {
+  side->test->team->kind->finish_dense(side->test->team, true);
   return ONEBIT_OK;
 }
-
-enum { STRIDE = 3 };
 
 /* As the options say, or one for each 200 us of the computation. */
 static void set_tests(const struct bench_rounds *rounds, const struct bench_options *options,
-                      struct bench_side *sides, size_t count) {
+                      struct side *sides, size_t count) {
   for (size_t k = 0; k < count; k++) {
     double pure = rounds->entries[k * STRIDE].time.median;
     sides[k].looks = options->tests == BENCH_BY_TIME ? (size_t)ceil(pure / 200e-6) : options->tests;
-    sides[k].slices = sides[k].looks + 1;
   }
 }
 
-static int time_sides(struct bench_case *test, struct bench_rounds *rounds,
-                      struct bench_side *sides, size_t count) {
-  for (size_t k = 0; k < count; k++)
-    bench_side_add(rounds, &sides[k], false);
-  BENCH_TRY(bench_sides_calibrate(rounds, sides, count, STRIDE, bench_case_warmups(test)));
+static int time_sides(struct bench_case *test, struct bench_rounds *rounds, struct side *sides,
+                      size_t count) {
+  for (size_t k = 0; k < count; k++) {
+    bench_rounds_entry(rounds, "pure", run_pure, &sides[k]);
+    bench_rounds_entry(rounds, "compute", run_compute, &sides[k]);
+    bench_rounds_entry(rounds, "overall", run_overall, &sides[k]);
+  }
+  BENCH_TRY(calibrate(rounds, sides, count, bench_case_warmups(test)));
   set_tests(rounds, test->options, sides, count);
   BENCH_TRY(bench_rounds_measure(rounds));
   return bench_status(sides[0].status, test->collective->nonblocking_name);
 }
 
 int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
-  struct call call = {.test = test};
-  struct bench_side sides[] = {
-      {.context = &call, .start = start, .look = look, .finish = finish, .slices = 1},
-      {.context = &call,
-       .start = start_dense,
-       .look = look_dense,
-       .finish = finish_dense,
-       .slices = 1}};
+  struct side sides[] = {
+      {.test = test, .start = start, .look = look, .finish = finish},
+      {.test = test, .start = start_dense, .look = look_dense, .finish = finish_dense}};
   size_t count = test->dense_receive ? 2 : 1;
   struct bench_rounds rounds = {
       .rounds = bench_case_iterations(test), .repeats = 1, .team = test->team};

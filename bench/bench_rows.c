@@ -2,7 +2,6 @@
 #include <math.h>
 
 #include "bench/bench_collective.h"
-#include "bench/bench_overlap.h"
 
 double bench_algbw(const struct bench_case *test, double seconds) {
   size_t larger = test->send_count > test->receive_count ? test->send_count : test->receive_count;
@@ -90,13 +89,12 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bench_number(table, "tests", head(full, "Tests"), 12, 0, (double)row->tests);
 }
 
-/* Of a nonblocking row these are of the communication alone, but for the tails in text. */
+/* Of a nonblocking row these are of the communication alone. */
 static void put_times(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics *time = &row->time->time;
-  const struct bench_statistics *tails = row->overlap ? &row->overlap[BENCH_OVERALL].time : time;
   bool blocking = !row->overlap, device = test->device != NULL;
-  bool full = blocking && test->options->full && !device, tailed = test->options->tails && !device;
+  bool full = blocking && test->options->full && !device;
   bench_time(table, "average_us", head(blocking && !device, "Avg Latency(us)"), 16, 2, time->mean);
   bench_time(table, "median_us", head(blocking, "Median(us)"), 12, 2, time->median);
   bench_time(table, "minimum_us", head(full || device, "Min(us)"), 12, 2, time->minimum);
@@ -108,9 +106,6 @@ static void put_times(struct bench_table *table, const struct bench_row *row) {
                (double)test->rounds.rounds);
   if (device)
     bench_number(table, "launches", NULL, 0, 0, (double)test->rounds.repeats);
-  bench_time(table, NULL, head(tailed, "P50(us)"), 12, 2, tails->median);
-  bench_time(table, NULL, head(tailed, "P90(us)"), 12, 2, tails->percentile90);
-  bench_time(table, NULL, head(tailed, "P99(us)"), 12, 2, tails->percentile99);
 }
 
 static void put_traffic(struct bench_table *table, const struct bench_row *row) {

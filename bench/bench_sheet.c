@@ -66,8 +66,6 @@ static void set_bytes_of_step(struct bench_sheet *sheet) {
 int bench_sheet_run(struct bench_job *job, struct bench_passes *passes,
                     const struct bench_list *list, struct bench_sheet *sheet) {
   *sheet = (struct bench_sheet){.job = job, .passes = passes, .list = list};
-  if (job->options->processor_time)
-    sheet->rounds.space = &bench_space_processor;
 #ifdef ONEBIT_HAVE_CUDA
   if (job->device) {
     sheet->rounds.space = &bench_space_cuda;
@@ -114,12 +112,11 @@ void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const
     snprintf(block, sizeof block, "%zu elements", passes->plan->geometry.layout.block);
   bench_note(job->table,
              "codec %s, %zu elements of %s (%zu bytes as float32), one %s scale for %s, %s stores, "
-             "%d thread%s, %zu rounds%s",
+             "%d thread%s, %zu rounds",
              work->codec->name, passes->count, bench_dtypes[work->dtype], bytes,
              bench_scales[job->options->scale], block,
              passes->plan->work.stream ? "streaming" : "cached", work->threads,
-             work->threads == 1 ? "" : "s", rounds,
-             job->options->processor_time ? ", processor time" : "");
+             work->threads == 1 ? "" : "s", rounds);
 }
 
 /* --- Rows */

@@ -34,8 +34,6 @@ const struct bench_benchmark bench_table[] = {
      BENCH_ADAM, 0, 128 * M, bench_run_adam, CUDA(bench_run_adam)},
     {"optimizers", "the local work of each optimizer's step, beside its dense step",
      BENCH_ADAM, 0, 128 * M, bench_run_optimizers, CUDA(bench_run_optimizers)},
-    {"buckets", "steps of 1-bit Adam that overlap with a backward pass",
-     BENCH_COLLECTIVES, 16 * M, 16 * M, bench_run_buckets, NULL},
     {0}};
 /* clang-format on */
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "bench/bench_collective.h"
-#include "bench/bench_overlap.h"
 #include "tests/support_program.h"
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h> /* says whether the device is emulated */
@@ -174,7 +173,7 @@ Test(bench_rows, json_of_ireduce_scatter) { check_nonblocking("ireduce-scatter")
 
 /* The columns of a table are those of its head. */
 Test(bench_rows, tables_have_as_many_columns_as_heads) {
-  char *text = (char *)(uintptr_t)OUTPUT("allreduce", "-m4K:4K", "-i3", "-z", "-c",
+  char *text = (char *)(uintptr_t)OUTPUT("allreduce", "-m4K:4K", "-i3", "-f", "-c",
                                          "--compare=automatic,exchange");
   size_t head = 0, lines = 0, columns;
   for (char *rest, *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
