@@ -86,51 +86,6 @@ static void gather(void) {
   doctor_find_subnets(&facts);
 }
 
-/* --- Messages between two ranks, and round a ring ----------------------------------------------*/
-
-enum {
-  BYTES = 256 << 10, /* of a piece */
-  WINDOW = 4,        /* pieces in flight: more than a gigabit link's delay holds */
-  MAX_PIECES = 4096, /* 1 GiB, which is a tenth of a second at 100 Gbit/s */
-};
-
-/* One stream of messages; the seconds that so many pieces take. */
-static double transfer(MPI_Comm comm, int peer, bool sends, int pieces) {
-  static char piece[WINDOW][BYTES];
-  MPI_Request requests[WINDOW];
-  MPI_Status statuses[WINDOW]; /* MPICH's way to ignore them is a warning of gcc's */
-  double start = ob_seconds();
-  for (int i = 0; i < WINDOW; i++)
-    requests[i] = MPI_REQUEST_NULL;
-  for (int i = 0; i < pieces; i++) {
-    int slot = i % WINDOW;
-    MPI_Wait(&requests[slot], MPI_STATUS_IGNORE);
-    if (sends)
-      MPI_Isend(piece[slot], BYTES, MPI_BYTE, peer, TAG, comm, &requests[slot]);
-    else
-      MPI_Irecv(piece[slot], BYTES, MPI_BYTE, peer, TAG, comm, &requests[slot]);
-  }
-  MPI_Waitall(WINDOW, requests, statuses);
-  if (sends) /* sent is what has arrived */
-    MPI_Recv(NULL, 0, MPI_BYTE, peer, TAG, comm, MPI_STATUS_IGNORE);
-  else
-    MPI_Send(NULL, 0, MPI_BYTE, peer, TAG, comm);
-  return ob_seconds() - start;
-}
-
-/* Pieces that take about so long, agreed between the two ranks. */
-static int pieces_for(MPI_Comm comm, int peer, bool sends, double seconds) {
-  double one = transfer(comm, peer, sends, 1);
-  int pieces = (int)fmin(fmax(seconds / one, 2), MAX_PIECES);
-  if (sends)
-    MPI_Send(&pieces, 1, MPI_INT, peer, TAG, comm);
-  else
-    MPI_Recv(&pieces, 1, MPI_INT, peer, TAG, comm, MPI_STATUS_IGNORE);
-  return pieces;
-}
-
-static double rate_of(int pieces, double seconds) { return 8e-9 * pieces * BYTES / seconds; }
-
 /* --- How ranks wait ----------------------------------------------------------------------------*/
 
 /* Long against a scheduler's time slice (some milliseconds), so that the mean sees whole ones. */
@@ -180,7 +135,8 @@ static void measure_waiting(void) {
 
 /* --- What carries the traffic ------------------------------------------------------------------*/
 
-enum { BULK_PIECES = 16 }; /* 4 MiB: 0.35 s at 100 Mbit/s, and far more than what else is sent */
+/* 4 MiB: 0.35 s at 100 Mbit/s, and far more than what else is sent. */
+enum { BYTES = 256 << 10, BULK_PIECES = 16 };
 
 static void pass_on(int pieces) {
   static char out[BYTES], in[BYTES];
@@ -216,6 +172,24 @@ static void measure_carrier(void) {
 /* At 0.35 s a round five seconds; every host of a larger cluster meets about as many others. */
 enum { MAX_ROUNDS = 16 };
 
+/* A stream of messages, the last of which begins with 0: Gbit/s, as the receiver has it. */
+static double measure_stream(int peer, bool sends) {
+  static char piece[BYTES];
+  double start = ob_seconds(), bytes = 0;
+  for (piece[0] = 1; piece[0]; bytes += BYTES)
+    if (sends) {
+      piece[0] = ob_seconds() - start < BANDWIDTH_SECONDS;
+      MPI_Send(piece, BYTES, MPI_BYTE, peer, TAG, team.leaders);
+    } else
+      MPI_Recv(piece, BYTES, MPI_BYTE, peer, TAG, team.leaders, MPI_STATUS_IGNORE);
+  double rate = 8e-9 * bytes / (ob_seconds() - start);
+  if (sends)
+    MPI_Recv(&rate, 1, MPI_DOUBLE, peer, TAG, team.leaders, MPI_STATUS_IGNORE);
+  else
+    MPI_Send(&rate, 1, MPI_DOUBLE, peer, TAG, team.leaders);
+  return rate;
+}
+
 static void measure_pair(int peer) {
   bool first = team.host < peer;
   int at = team.host * facts.host_count + peer;
@@ -225,10 +199,8 @@ static void measure_pair(int peer) {
     keep_sooner(&facts.round_trip[at], median);
   for (int turn = 0; turn < 2; turn++) {
     bool sends = first == (turn == 0);
-    int pieces = pieces_for(team.leaders, peer, sends, BANDWIDTH_SECONDS);
-    double seconds = transfer(team.leaders, peer, sends, pieces);
-    if (sends)
-      keep_faster(&facts.bandwidth[at], rate_of(pieces, seconds));
+    double rate = measure_stream(peer, sends);
+    keep_faster(&facts.bandwidth[at], sends ? rate : 0);
   }
 }
 
