@@ -30,16 +30,7 @@ constexpr unsigned LANES = 32, MAX_THREADS = 1024;
 constexpr uint64_t NOBODY = 0xfffdeadbfffdeadb;
 
 const char *name(collective kind) {
-  static const char *const names[] = {"__syncwarp",       "__ballot_sync",     "__any_sync",
-                                      "__all_sync",       "a shuffle",         "__reduce_add_sync",
-                                      "__reduce_or_sync", "__reduce_and_sync", "__reduce_max_sync",
-                                      "__reduce_min_sync"};
-  return names[static_cast<int>(kind)];
-}
-
-const char *name(barrier kind) {
-  static const char *const names[] = {"__syncthreads", "__syncthreads_or", "__syncthreads_and",
-                                      "__syncthreads_count"};
+  static const char *const names[] = {"__syncwarp", "__ballot_sync", "a shuffle"};
   return names[static_cast<int>(kind)];
 }
 
@@ -127,7 +118,7 @@ class processor {
 public:
   void run(dim3 grid, dim3 block, const std::function<void()> &thread);
   uint64_t meet(collective kind, unsigned mask, uint64_t value, unsigned source);
-  int meet(barrier kind, int predicate);
+  void meet();
   unsigned current() const { return current_->number; }
   bool inside() const { return current_; }
 
@@ -151,8 +142,7 @@ private:
   cuda_thread *current_ = nullptr;
   const std::function<void()> *kernel_ = nullptr;
 
-  barrier barrier_kind_ = barrier::plain;
-  unsigned barrier_arrived_ = 0, barrier_true_ = 0;
+  unsigned barrier_arrived_ = 0;
   std::vector<unsigned> barrier_waiting_;
 };
 
@@ -239,37 +229,12 @@ uint64_t processor::result(const meeting &group, const cuda_thread *lanes, unsig
     unsigned source = lanes[lane].source;
     return source < LANES && group.arrived >> source & 1 ? lanes[source].value : NOBODY;
   }
-  uint64_t ballot = 0, sum = 0, any = 0, all = ~uint64_t{0}, greatest = 0, least = all;
+  uint64_t ballot = 0;
   for (unsigned rest = group.arrived; rest; rest &= rest - 1) {
     unsigned i = static_cast<unsigned>(__builtin_ctz(rest));
-    uint64_t value = lanes[i].value;
-    ballot |= (value & 1) << i;
-    sum += value;
-    any |= value;
-    all &= value;
-    greatest = std::max(greatest, value);
-    least = std::min(least, value);
+    ballot |= (lanes[i].value & 1) << i;
   }
-  switch (group.kind) {
-  case collective::ballot:
-    return ballot;
-  case collective::any:
-    return ballot != 0;
-  case collective::all:
-    return ballot == group.arrived;
-  case collective::add:
-    return sum;
-  case collective::bit_or:
-    return any;
-  case collective::bit_and:
-    return all;
-  case collective::maximum:
-    return greatest;
-  case collective::minimum:
-    return least;
-  default:
-    return 0;
-  }
+  return ballot;
 }
 
 /* Lanes that have exited are not waited for, as on the hardware. */
@@ -303,33 +268,22 @@ uint64_t processor::meet(collective kind, unsigned mask, uint64_t value, unsigne
 
 void processor::check_barrier() const {
   if (barrier_arrived_ && exited_)
-    fatal("%s was reached by only part of the CTA: %u of its threads wait there, %u have exited",
-          name(barrier_kind_), barrier_arrived_, exited_);
+    fatal("__syncthreads was reached by only part of the CTA: %u of its threads wait there, %u "
+          "have exited",
+          barrier_arrived_, exited_);
 }
 
-int processor::meet(barrier kind, int predicate) {
-  if (barrier_arrived_ && kind != barrier_kind_)
-    fatal("divergent CTA: thread %u is in %s, while %u threads are in %s", current_->number,
-          name(kind), barrier_arrived_, name(barrier_kind_));
-  barrier_kind_ = kind;
+void processor::meet() {
   barrier_arrived_++;
-  barrier_true_ += predicate != 0;
   check_barrier();
   barrier_waiting_.push_back(current_->number);
-  cuda_thread *me = current_;
   if (barrier_arrived_ == alive_) {
-    unsigned result = kind == barrier::any   ? barrier_true_ != 0
-                      : kind == barrier::all ? barrier_true_ == alive_
-                                             : barrier_true_;
-    for (unsigned number : barrier_waiting_) {
-      threads_[number].result = result;
+    for (unsigned number : barrier_waiting_)
       ready_.insert(number);
-    }
     barrier_waiting_.clear();
-    barrier_arrived_ = barrier_true_ = 0;
+    barrier_arrived_ = 0;
   }
   wait();
-  return static_cast<int>(me->result);
 }
 
 void processor::exit_thread() {
@@ -354,7 +308,7 @@ void processor::explain_deadlock() const {
           "do not arrive; %u threads wait in a barrier",
           i, group.arrived, name(group.kind), group.mask,
           group.mask & warps_[i].alive & ~group.arrived, barrier_arrived_);
-  fatal("deadlock: %u of %u threads wait in %s", barrier_arrived_, alive_, name(barrier_kind_));
+  fatal("deadlock: %u of %u threads wait in __syncthreads", barrier_arrived_, alive_);
 }
 
 } // namespace
@@ -363,7 +317,7 @@ uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned sour
   return here.meet(kind, mask, value, source);
 }
 
-int meet_block(barrier kind, int predicate) { return here.meet(kind, predicate); }
+void meet_block() { here.meet(); }
 
 unsigned lane() { return here.current() % LANES; }
 

@@ -207,15 +207,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return result(make_wait(stream, event));
 }
 
-cudaError_t cudaStreamGetDevice(cudaStream_t hStream, int *device) {
-  lock held(guard());
-  stream_ptr stream = find_stream(hStream);
-  if (!stream)
-    return result(cudaErrorInvalidResourceHandle);
-  *device = stream->device;
-  return cudaSuccess;
-}
-
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *userData) {
   lock held(guard());
   stream_ptr found = find_stream(stream);

@@ -18,8 +18,6 @@ extern "C" {
 #endif
 
 cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
-const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
 
 cudaError_t cudaDriverGetVersion(int *driverVersion);
@@ -61,7 +59,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
                                 unsigned int flags EMULATION_DEFAULT(0));
-cudaError_t cudaStreamGetDevice(cudaStream_t hStream, int *device);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *userData);
 
 cudaError_t cudaEventCreate(cudaEvent_t *event);

@@ -29,8 +29,7 @@ constexpr int warpSize = 32;
 
 namespace emulation {
 
-enum class collective { sync, ballot, any, all, shuffle, add, bit_or, bit_and, maximum, minimum };
-enum class barrier { plain, any, all, count };
+enum class collective { sync, ballot, shuffle };
 
 /* Ends the process with these words: what CUDA leaves undefined, or would hang in. */
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char *words, ...);
@@ -38,7 +37,7 @@ enum class barrier { plain, any, all, count };
 /* Waits for the lanes of `mask`. Gives the calling lane's result of their values; a shuffle's is
  * the value of lane `source`. */
 uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned source);
-int meet_block(barrier kind, int predicate);
+void meet_block();
 unsigned lane();
 
 /* A parameter that is converted to T, not deduced from: atomicAdd(&unsigned_sum, 1). */
@@ -77,16 +76,7 @@ template <typename T, typename Change> T exchange(T *address, Change change) {
 
 } // namespace emulation
 
-inline void __syncthreads() { emulation::meet_block(emulation::barrier::plain, 0); }
-inline int __syncthreads_or(int predicate) {
-  return emulation::meet_block(emulation::barrier::any, predicate);
-}
-inline int __syncthreads_and(int predicate) {
-  return emulation::meet_block(emulation::barrier::all, predicate);
-}
-inline int __syncthreads_count(int predicate) {
-  return emulation::meet_block(emulation::barrier::count, predicate);
-}
+inline void __syncthreads() { emulation::meet_block(); }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   emulation::meet_warp(emulation::collective::sync, mask, 0, 0);
@@ -94,40 +84,11 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return (unsigned)emulation::meet_warp(emulation::collective::ballot, mask, predicate != 0, 0);
 }
-inline int __any_sync(unsigned mask, int predicate) {
-  return (int)emulation::meet_warp(emulation::collective::any, mask, predicate != 0, 0);
-}
-inline int __all_sync(unsigned mask, int predicate) {
-  return (int)emulation::meet_warp(emulation::collective::all, mask, predicate != 0, 0);
-}
-inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
-  return (unsigned)emulation::meet_warp(emulation::collective::add, mask, value, 0);
-}
-inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
-  return (unsigned)emulation::meet_warp(emulation::collective::bit_or, mask, value, 0);
-}
-inline unsigned __reduce_and_sync(unsigned mask, unsigned value) {
-  return (unsigned)emulation::meet_warp(emulation::collective::bit_and, mask, value, 0);
-}
-inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
-  return (unsigned)emulation::meet_warp(emulation::collective::maximum, mask, value, 0);
-}
-inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
-  return (unsigned)emulation::meet_warp(emulation::collective::minimum, mask, value, 0);
-}
-
-/* Which lanes are together is up to the hardware: code that is right for any answer is right for
- * this one, the calling lane alone. */
-inline unsigned __activemask() { return 1u << emulation::lane(); }
 
 /* A source outside of the calling lane's segment of `width` lanes is the calling lane. */
 template <typename T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   unsigned segment = emulation::lane() & ~(unsigned)(width - 1);
   return emulation::shuffle(mask, value, segment | ((unsigned)source & (unsigned)(width - 1)));
-}
-template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  unsigned lane = emulation::lane(), within = lane & (unsigned)(width - 1);
-  return emulation::shuffle(mask, value, within < delta ? lane : lane - delta);
 }
 template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   unsigned lane = emulation::lane(), within = lane & (unsigned)(width - 1);
@@ -152,15 +113,6 @@ template <typename T> T atomicAdd(T *address, emulation::same<T> value) {
 template <typename T> T atomicOr(T *address, emulation::same<T> value) {
   return __atomic_fetch_or(emulation::aligned(address), value, __ATOMIC_RELAXED);
 }
-template <typename T> T atomicAnd(T *address, emulation::same<T> value) {
-  return __atomic_fetch_and(emulation::aligned(address), value, __ATOMIC_RELAXED);
-}
-template <typename T> T atomicMax(T *address, emulation::same<T> value) {
-  return emulation::exchange(address, [value](T old) { return old < value ? value : old; });
-}
-template <typename T> T atomicMin(T *address, emulation::same<T> value) {
-  return emulation::exchange(address, [value](T old) { return value < old ? value : old; });
-}
 template <typename T> T atomicExch(T *address, emulation::same<T> value) {
   return emulation::exchange(address, [value](T) { return value; });
 }
@@ -174,30 +126,15 @@ T atomicCAS(T *address, emulation::same<T> expected, emulation::same<T> value) {
 void cudaGridDependencySynchronize();
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-inline int __popc(unsigned value) { return __builtin_popcount(value); }
-inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
-inline int __ffsll(long long value) { return __builtin_ffsll(value); }
-inline int __clz(int value) { return value ? __builtin_clz((unsigned)value) : 32; }
-inline int __clzll(long long value) {
-  return value ? __builtin_clzll((unsigned long long)value) : 64;
-}
-
-inline unsigned __float_as_uint(float value) { return emulation::bits<unsigned>(value); }
-inline float __uint_as_float(unsigned value) { return emulation::bits<float>(value); }
-inline int __float_as_int(float value) { return emulation::bits<int>(value); }
-inline float __int_as_float(int value) { return emulation::bits<float>(value); }
 
 /* Hints to the caches; what they read and write is aligned to its size. */
 template <typename T> T __ldg(const T *address) { return *emulation::aligned(address); }
 template <typename T> T __ldcs(const T *address) { return *emulation::aligned(address); }
 template <typename T> T __ldcg(const T *address) { return *emulation::aligned(address); }
 template <typename T> void __stcs(T *address, T value) { *emulation::aligned(address) = value; }
-template <typename T> void __stcg(T *address, T value) { *emulation::aligned(address) = value; }
 
 #define EMULATION_LESSER_AND_GREATER(T)                                                            \
   inline T min(T a, T b) { return b < a ? b : a; }                                                 \

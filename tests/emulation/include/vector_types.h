@@ -6,24 +6,6 @@
 
 #define EMULATION_ALIGNED(bytes) __attribute__((aligned(bytes)))
 
-typedef struct EMULATION_ALIGNED(2) uchar2 {
-  unsigned char x, y;
-} uchar2;
-typedef struct EMULATION_ALIGNED(4) uchar4 {
-  unsigned char x, y, z, w;
-} uchar4;
-typedef struct EMULATION_ALIGNED(4) ushort2 {
-  unsigned short x, y;
-} ushort2;
-typedef struct EMULATION_ALIGNED(8) ushort4 {
-  unsigned short x, y, z, w;
-} ushort4;
-typedef struct EMULATION_ALIGNED(8) int2 {
-  int x, y;
-} int2;
-typedef struct EMULATION_ALIGNED(16) int4 {
-  int x, y, z, w;
-} int4;
 typedef struct EMULATION_ALIGNED(8) uint2 {
   unsigned int x, y;
 } uint2;
@@ -33,21 +15,9 @@ typedef struct uint3 {
 typedef struct EMULATION_ALIGNED(16) uint4 {
   unsigned int x, y, z, w;
 } uint4;
-typedef struct EMULATION_ALIGNED(8) float2 {
-  float x, y;
-} float2;
 typedef struct EMULATION_ALIGNED(16) float4 {
   float x, y, z, w;
 } float4;
-typedef struct EMULATION_ALIGNED(16) double2 {
-  double x, y;
-} double2;
-typedef struct EMULATION_ALIGNED(16) longlong2 {
-  long long x, y;
-} longlong2;
-typedef struct EMULATION_ALIGNED(16) ulonglong2 {
-  unsigned long long x, y;
-} ulonglong2;
 
 #ifdef __cplusplus
 struct dim3 {
