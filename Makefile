@@ -15,7 +15,7 @@
 #   make site           the documents, the headers and what was measured as web pages: build/site/index.html
 #   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
-#   make fuzz           whatever reads messages and files, FUZZ_SECONDS each; make fuzz-seeds
+#   make fuzz           whatever reads messages and files, FUZZ_SECONDS each
 #   make format, clean, help
 #
 # A variant (another compiler or MPI, a sanitizer) goes into a directory of its own:
@@ -205,7 +205,7 @@ HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
 .PHONY: all tests deps demo help check check-long mutants faults installed-check gpu-check kernels reference install \
-  uninstall clean format fuzz fuzz-seeds fuzzers neon FORCE
+  uninstall clean format fuzz fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
 
@@ -384,8 +384,3 @@ fuzz:
 	+$(FUZZED) fuzzers
 	FUZZ_SECONDS='$(FUZZ_SECONDS)' FUZZ_RUNS='$(FUZZ_RUNS)' JOBS='$(JOBS)' \
 	  tests/fuzz/run $(BUILD)-fuzz $(FUZZ)
-# What they start from, as the formats are now.
-fuzz-seeds:
-	+$(FUZZED) fuzzers
-	rm -rf tests/fuzz/corpus && mkdir tests/fuzz/corpus
-	$(BUILD)-fuzz/tests/fuzz/seeds tests/fuzz/corpus

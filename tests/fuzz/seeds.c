@@ -1,6 +1,6 @@
 /*
  * Writes the inputs that the fuzzers start from: `seeds DIRECTORY` fills DIRECTORY/NAME/ for each.
- * What the library writes it writes itself; rules and cases are texts that people write.
+ * What the library writes it writes itself; rules are texts that people write.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
