@@ -1,6 +1,6 @@
 /*
  * What the fuzzers share. Each is a file here with libFuzzer's one function; what it starts from is
- * in corpus/NAME, written by the library itself (seeds.c). A format with a checksum is mended
+ * in seeds/NAME, written by the library itself (seeds.c). A format with a checksum is mended
  * before it is read, where the input asks for that: so the fuzzer gets behind it.
  */
 #ifndef ONEBIT_TESTS_FUZZ_FUZZ_H
