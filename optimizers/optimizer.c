@@ -1,12 +1,14 @@
 /* Optimizers: made from their options, and given back. */
 #include "optimizers/optimizer.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "optimizers/arguments.h"
 #include "optimizers/config.h"
@@ -314,6 +316,23 @@ static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *reci
   return optimizer;
 }
 
+/* Once for each kind of optimizer and process; what never freezes is a dense form. */
+static void recommend(const struct onebit_optimizer *optimizer) {
+  static atomic_uint told;
+  const struct ob_method *method = optimizer->method;
+  unsigned kind = 1;
+  for (size_t k = 0; ob_methods[k] && ob_methods[k] != optimizer->asked; k++)
+    kind *= 2;
+  if (!method->rather || optimizer->options.profile != ONEBIT_PROFILE_DEFAULT ||
+      optimizer->moments.freeze_step == ONEBIT_FREEZE_NEVER || optimizer->comm->rank != 0 ||
+      atomic_fetch_or(&told, kind) & kind)
+    return;
+  ob_log(OB_LOG_WARN, 0,
+         "%s is not recommended: with its default options it ends more than 1 %% behind its dense "
+         "form. Take %s",
+         method->name, method->rather);
+}
+
 onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,
                                     const void *options, const onebit_tensor_t *tensors,
                                     size_t ntensors, onebit_optimizer_t *result) {
@@ -343,6 +362,7 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
   }
   if (comm->rank == 0)
     ob_option_file_warn(method, comm->rank);
+  recommend(optimizer);
   *result = optimizer;
   return ONEBIT_OK;
 }

@@ -26,11 +26,11 @@ enum { RANKS = 2, STEPS = 6, COUNT = 64 };
 static void train(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer = NULL;
   (void)context;
-  options.freeze_step = 3;
-  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
+  options.warmup_steps = 3;
+  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
   for (int step = 0; step < STEPS; step++) {
     gradient[0] = step == STEPS - 1 ? (float)(1e300 * 1e300) : 1;
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f),
@@ -99,13 +99,38 @@ Test(log, threads_without_processors_are_warned_of_once) {
 }
 #endif
 
+static void create_some(onebit_comm_t comm, void *context) {
+  float parameter[8] = {0}, gradient[8] = {0};
+  const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT, never = adam, deepspeed = adam;
+  const onebit_adam_options_t *const of_adam[] = {&deepspeed, &never, &adam, &adam};
+  never.freeze_step = ONEBIT_FREEZE_NEVER;
+  deepspeed.common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  onebit_optimizer_t made[6] = {NULL};
+  (void)context;
+  for (int k = 0; k < 4; k++)
+    CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, of_adam[k], &made[k]), ONEBIT_OK);
+  CHECK_STATUS(onebit_lamb_create(comm, &tensor, 1, NULL, &made[4]), ONEBIT_OK);
+  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, NULL, &made[5]), ONEBIT_OK);
+  for (int k = 0; k < 6; k++)
+    onebit_optimizer_destroy(made[k]);
+}
+
+Test(log, what_is_not_recommended_is_said_once) {
+  const char *text = said_by(create_some, NULL, "WARN");
+  cr_expect_eq(times(text, "\n"), 2, "%s", text);
+  cr_expect_eq(times(text, "rank 0: adam is not recommended"), 1, "%s", text);
+  cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 2, "%s", text);
+}
+
 Test(log, info_says_what_is_decided) {
   const char *text = said_at("INFO");
   cr_expect_eq(times(text, "onebit INFO "), times(text, "\n"), "%s", text);
   cr_expect_eq(times(text, ": communicator of 2 ranks on "), RANKS, "%s", text);
   cr_expect_eq(times(text, ": plan 1: 64 elements, schedule "), RANKS, "%s", text);
-  cr_expect_eq(times(text, ": adam: frozen after step 3\n"), RANKS, "%s", text);
-  cr_expect_eq(times(text, ": adam: a step behind step 5 is skipped: "), RANKS, "%s", text);
+  cr_expect_eq(times(text, ": efficient_adam: frozen after step 3\n"), RANKS, "%s", text);
+  cr_expect_eq(times(text, ": efficient_adam: a step behind step 5 is skipped: "), RANKS, "%s",
+               text);
   cr_expect(times(text, " rank 0: ") > 0 && times(text, " rank 1: ") > 0, "%s", text);
 }
 

@@ -3,10 +3,11 @@
  * with its formulas, its options and the call that makes one:
  *
  *   efficient_adam.h  Efficient-Adam with one bit: the one to begin with
- *   adam.h            1-bit Adam
- *   lamb.h            1-bit LAMB, for very large batches
- *   zero_one_adam.h   0/1 Adam, which also leaves exchanges out
  *   momentum.h        1-bit momentum SGD
+ *   lion.h            Lion in one bit
+ *   adam.h            1-bit Adam, also in shards
+ *   lamb.h            1-bit LAMB
+ *   zero_one_adam.h   0/1 Adam, which also leaves exchanges out
  *
  * and checkpoint.h saves and loads any of them. docs/optimizers.md says how to choose.
  *
@@ -127,9 +128,9 @@ typedef struct onebit_optimizer_options {
   size_t dense_below; /* tensors of fewer elements count as `uncompressed`; default 0: none */
   /* Bits an element in which the mean gradients of the warm-up travel, 4 or 8, with error feedback
    * of their own (none with no_error_feedback) and scales as of ONEBIT_SCALE_RMS; default 0:
-   * float32. Of 1-bit Adam without shards, 1-bit LAMB, momentum SGD and Efficient-Adam, in profile
-   * default; `uncompressed` tensors stay dense. Memory: as much again as the residual of the bits,
-   * kept after the freeze too, where it is of no use any more. */
+   * float32, of Efficient-Adam 8. Of 1-bit Adam without shards, 1-bit LAMB, momentum SGD and
+   * Efficient-Adam, in profile default; `uncompressed` tensors stay dense. Memory: as much again as
+   * the residual of the bits, kept after the freeze, but by Efficient-Adam. */
   int warmup_bits;
   /* Bits an element of what is compressed: 1, 2, 4 or 8, default 1; Lion's servers send signs in
    * any case. max_bits, default bits: the most that a bucket moves up to by itself, as plans do

@@ -253,9 +253,10 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
 #define ZERO_ONE_ADAM(own_arrays)                                                                  \
   {                                                                                                \
     .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
-    .resolve = resolve, .arrays = (own_arrays), .scheduled = true, .dense = dense,                 \
-    .exchange = exchange, .prepare = prepare, .call = call, .update = update, .advance = advance,  \
-    .numbers = numbers, .apart = apart, .adds_rates = adds_rates                                   \
+    .rather = "Efficient-Adam (onebit_efficient_adam_create)", .resolve = resolve,                 \
+    .arrays = (own_arrays), .scheduled = true, .dense = dense, .exchange = exchange,               \
+    .prepare = prepare, .call = call, .update = update, .advance = advance, .numbers = numbers,    \
+    .apart = apart, .adds_rates = adds_rates                                                       \
   }
 const struct ob_method ob_method_zero_one_adam = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));

@@ -639,18 +639,18 @@ def compressed(rank, size):
     """compress: in a dense warm-up the steps are those of torch's optimizer on mean gradients, with
     its groups and a schedule that was made before; then they are in bits, and replicas alike."""
     sgd = {"momentum": 0.7, "weight_decay": 0.1}
+    frozen = {"kind": onebit.torch.Adam, "freeze_step": 6}
     cases = [
-        (torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6}),
-        (torch.optim.Adam, {"weight_decay": 0.1}),
-        (torch.optim.SGD, sgd),
+        (torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6}, frozen),
+        (torch.optim.Adam, {"weight_decay": 0.1}, frozen),
+        (torch.optim.SGD, sgd, {"warmup_steps": 6, "warmup_bits": 0}),
     ]
-    for kind, options in cases:
+    for kind, options, warmup in cases:
         module, twin = network(), network()
         made = [kind(groups_of(one), lr=1e-2, **options) for one in (module, twin)]
         schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in made]
         model = wrapped(module)
-        ours = onebit.torch.compress(
-            model, made[0], warmup_steps=6, warmup_bits=0, bucket_size=30000)
+        ours = onebit.torch.compress(model, made[0], **warmup, bucket_size=30000)
         for step in range(9):
             if step == 4:
                 ours.load_state_dict(ours.state_dict())

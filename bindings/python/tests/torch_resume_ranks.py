@@ -197,7 +197,7 @@ def dense(rank, size):
     cases = [
         (torch.optim.AdamW, "EfficientAdam", {}, (4, 60)),
         (torch.optim.SGD, "Momentum", {}, (60,)),
-        (torch.optim.AdamW, "EfficientAdam", {"warmup_steps": onebit.WARMUP_NONE}, (60,)),
+        (torch.optim.AdamW, "EfficientAdam", {"warmup_steps": onebit.WARMUP_NONE, "warmup_bits": 0}, (60,)),
         (torch.optim.Adam, "Adam", {}, (60,)),
         (torch.optim.AdamW, "Lamb", {}, (60,)),
         (torch.optim.AdamW, "ZeroOneAdam", {}, (60,)),
