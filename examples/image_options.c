@@ -34,7 +34,7 @@ static const image_options_t defaults = {
 /* The dense forms end lowest with these, of rates a factor of two apart, on MNIST's 10,000 test
  * digits (docs/measured/rates.md); no comparison is made on it. */
 static const float learning_rates[METHODS] = {
-    [ADAM] = 8e-3f, [EFFICIENT_LAMB] = 1e-2f, [LAMB] = 1e-2f, [MOMENTUM] = 8e-2f, [LION] = 5e-4f};
+    [ADAM] = 8e-3f, [EFFICIENT_LAMB] = 5e-3f, [LAMB] = 5e-3f, [MOMENTUM] = 8e-2f, [LION] = 5e-4f};
 
 static const option_table_t own = OPTION_TABLE("Images and network", data);
 static const option_table_t *const tables[] = {&own, TRAIN_TABLES};

@@ -25,7 +25,7 @@ static const word_options_t defaults = {
 /* The dense forms end lowest with these, of rates a factor of two apart, on Perl's library
  * (docs/measured/rates.md); no comparison is made on it. */
 static const float learning_rates[METHODS] = {
-    [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1.0f, [LION] = 4e-3f};
+    [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 0.5f, [LION] = 4e-3f};
 
 static const option_table_t own = OPTION_TABLE("Text and model", data);
 static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
