@@ -40,8 +40,8 @@ _OF_TORCH = {
     "momentum_buffer": part.MOMENTUM,
     "exp_avg_sq": part.VARIANCE,
 }
-# By kind, what is there from the freeze on, or until then, or of some elements, and zeros else: the names are always
-# the same, as what loads in place needs them. Residuals are there in the same way.
+# By kind, what is there from the freeze on, or until then, or of some elements, and zeros else: the
+# names are always the same, as what loads in place needs them. Residuals are there in the same way.
 _LATER = {
     "lamb": (part.FRESH,), "zero_one_adam": (part.ANCHOR, part.PARAMETERS), "lion": (part.MOMENTUM,),
     "efficient_adam": (part.VARIANCE,), "efficient_lamb": (part.VARIANCE,),
