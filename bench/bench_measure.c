@@ -1,11 +1,9 @@
 /* Statistics, numbers, and the loop in which entries take turns. */
-#define _DEFAULT_SOURCE
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "bench/bench.h"

@@ -121,7 +121,8 @@ Test(outer_checkpoint, an_exchange_that_all_will_skip) {
 
 struct elastic {
   onebit_outer_options_t options;
-  int steps; /* before it is saved */
+  int steps;     /* before it is saved */
+  bool infinite; /* then, on rank 1, parameter 400 */
   struct saved_parts before, after;
 };
 
@@ -131,6 +132,7 @@ static void save_some(onebit_comm_t comm, void *context) {
   outer_create(it, comm, &run->options);
   for (int number = 1; number <= run->steps; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  it->p[400] = run->infinite && it->rank == 1 ? INFINITY : it->p[400];
   outer_save(it, comm, &run->before);
   onebit_outer_destroy(it->outer);
   free(it);
@@ -241,18 +243,6 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
 }
 
 /* A rank whose drift is not finite, and is no more: those elements begin at the consensus. */
-static void save_infinite(onebit_comm_t comm, void *context) {
-  struct elastic *run = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &run->options);
-  for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
-  it->p[400] = it->rank == 1 ? INFINITY : it->p[400];
-  outer_save(it, comm, &run->before);
-  onebit_outer_destroy(it->outer);
-  free(it);
-}
-
 static void load_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = allocate(1, sizeof *it);
@@ -269,7 +259,9 @@ static void load_infinite(onebit_comm_t comm, void *context) {
 Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
   struct elastic *run = allocate(1, sizeof *run);
   run->options = outer_options(1, ONEBIT_OUTER_MEAN);
-  on_ranks(3, save_infinite, run);
+  run->steps = 5;
+  run->infinite = true;
+  on_ranks(3, save_some, run);
   on_ranks(2, load_infinite, run);
   free_parts(&run->before);
   free(run);

@@ -217,23 +217,16 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   end_learning(learner);
 }
 
+/* Clipping finds them too. */
 Test(zero_one_alone, gradients_of_nan) {
   onebit_zero_one_adam_options_t options = every_fourth();
-  on_ranks(3, lose_gradients, &options);
-  check_met(3);
-  options.common.initial_loss_scale = 1024;
-  on_ranks(3, lose_gradients, &options);
-  check_met(3);
-}
-
-Test(zero_one_alone, gradients_of_nan_are_found_by_clipping) {
-  onebit_zero_one_adam_options_t options = every_fourth();
-  options.common.clip_norm = 1;
-  on_ranks(3, lose_gradients, &options);
-  check_met(3);
-  options.common.initial_loss_scale = 1024;
-  on_ranks(2, lose_gradients, &options);
-  check_met(2);
+  for (int k = 0; k < 4; k++) {
+    const int size = k == 3 ? 2 : 3;
+    options.common.clip_norm = k / 2;
+    options.common.initial_loss_scale = k % 2 * 1024;
+    on_ranks(size, lose_gradients, &options);
+    check_met(size);
+  }
 }
 
 /* --- Clipping */
