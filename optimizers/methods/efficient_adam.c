@@ -90,9 +90,7 @@ static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct 
 /* Steps before the first gradient do not count. All ranks know the variances. */
 static onebit_status_t count_quiet(struct onebit_optimizer *optimizer) {
   double variances;
-  if (optimizer->quiet + 1 != optimizer->steps)
-    return ONEBIT_OK;
-  OB_TRY(ob_freeze_sum(optimizer, &variances));
+  OB_TRY(ob_freeze_sum(optimizer, &variances)); /* which waits for a device's passes */
   if (!(variances > 0))
     optimizer->quiet = optimizer->steps;
   return ONEBIT_OK;

@@ -47,11 +47,11 @@ static const struct training_case cases[] = {
                        .common.profile = ONEBIT_PROFILE_DEEPSPEED)},
      .traits = RATE_THERE},
     {.name = "efficient",
-     .optimizer = {ANY(efficient_adam, .common.bucket_size = 40)},
+     .optimizer = {ANY(efficient_adam, .warmup_steps = WARMUP, .common.bucket_size = 40)},
      .traits = RATE_THERE,
      .poison = 1u << 2 | 1u << 9},
     {.name = "efficient, trust ratios",
-     .optimizer = {ANY(efficient_adam, .trust_ratio = 1)},
+     .optimizer = {ANY(efficient_adam, .warmup_steps = WARMUP, .trust_ratio = 1)},
      .poison = 1u << 2 | 1u << 9},
     {.name = "lion",
      .optimizer = {ANY(lion, .common.bucket_size = 40)},
@@ -161,7 +161,7 @@ static void check_refusal(struct learner *learner) {
     cudaGraphDestroy(graph);
 }
 
-/* These have no warm-up: any of their steps can be captured. */
+/* Of what has no warm-up any step can be captured. */
 static void warm_up(struct learner *learner, const struct rates *rates) {
   const bool refused = !learner->what->optimizer.method->initial.no_warmup;
   for (int attempt = 0; attempt < WARMUP; attempt++) {

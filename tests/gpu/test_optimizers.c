@@ -21,6 +21,8 @@
     }                                                                                              \
   }
 
+#define NO_WARMUP .warmup_steps = ONEBIT_WARMUP_NONE
+
 /* Stages as short as they may be, and intervals that grow. */
 #define SOON                                                                                       \
   .variance_freeze_step = 9, .variance_update_scaler = 2, .local_step_scaler = 5,                  \
@@ -70,25 +72,27 @@ static const struct training_case zero_ones[] = {
 };
 
 static const struct training_case others[] = {
-    CASE(efficient_adam, "efficient", ONE_STREAM, BIT(0) | BIT(9), 0, .beta1 = 0.9),
-    CASE(efficient_adam, "efficient, no stream", NO_STREAM, BIT(4), 0, .gain = 1.3),
-    CASE(efficient_adam, "efficient, two streams, buckets", TWO_STREAMS, 0, 0, .beta2 = 0.9,
+    CASE(efficient_adam, "efficient", ONE_STREAM, BIT(0) | BIT(9), 0, .warmup_steps = 7),
+    CASE(efficient_adam, "efficient, no stream", NO_STREAM, BIT(4), 0, .gain = 1.3, NO_WARMUP),
+    CASE(efficient_adam, "efficient, two streams, buckets", TWO_STREAMS, 0, 0, .warmup_steps = 6,
          BUCKETS),
     CASE(efficient_adam, "efficient, some without, uncompressed, no gradients", SOME_WITHOUT,
-         BIT(2) | BIT(6) | BIT(14), PLAIN_TENSOR | NO_GRADIENT, .epsilon = 1e-4),
-    CASE(efficient_adam, "efficient, one scale", DEFAULT_STREAM, BIT(12), 0, ONE_SCALE),
-    CASE(efficient_adam, "efficient, halves", ONE_STREAM, BIT(13), PLAIN_TENSOR, HALVES, SCALED),
+         BIT(2) | BIT(6) | BIT(14), PLAIN_TENSOR | NO_GRADIENT, .epsilon = 1e-4, .warmup_steps = 7),
+    CASE(efficient_adam, "efficient, one scale", DEFAULT_STREAM, BIT(12), 0, ONE_SCALE, NO_WARMUP),
+    CASE(efficient_adam, "efficient, halves", ONE_STREAM, BIT(13), PLAIN_TENSOR, HALVES, SCALED,
+         .warmup_steps = 8),
     CASE(efficient_adam, "efficient, brains, clipped", ONE_STREAM, BIT(7), 0, BRAINS,
-         .common.clip_norm = 20),
-    CASE(efficient_adam, "efficient, saved", ONE_STREAM, BIT(10), SAVED_ANEW, .beta1 = 0.8),
+         .warmup_steps = 5, .common.clip_norm = 20),
+    CASE(efficient_adam, "efficient, saved", ONE_STREAM, BIT(10), SAVED_ANEW, .beta1 = 0.8,
+         .warmup_steps = 5),
     CASE(efficient_adam, "efficient, saved, no stream", NO_STREAM, BIT(9),
-         SAVED_ANEW | PLAIN_TENSOR, BUCKETS),
+         SAVED_ANEW | PLAIN_TENSOR, BUCKETS, .warmup_steps = 20),
     CASE(efficient_adam, "efficient, trust ratios", ONE_STREAM, BIT(0) | BIT(9), PLAIN_TENSOR,
-         .trust_ratio = 1),
+         .trust_ratio = 1, .warmup_steps = 6),
     CASE(efficient_adam, "efficient, trust ratios, saved", SOME_WITHOUT, BIT(2) | BIT(6),
-         SAVED_ANEW, .trust_ratio = 1, .max_ratio = 2, BUCKETS),
+         SAVED_ANEW, .trust_ratio = 1, .max_ratio = 2, BUCKETS, .warmup_steps = 8),
     CASE(efficient_adam, "efficient, trust ratios, halves", NO_STREAM, BIT(4), 0, .trust_ratio = 1,
-         HALVES, SCALED, ONE_SCALE),
+         HALVES, SCALED, ONE_SCALE, NO_WARMUP),
     CASE(lion, "lion", ONE_STREAM, BIT(0) | BIT(9), 0, .beta1 = 0.8),
     CASE(lion, "lion, no stream", NO_STREAM, BIT(4), 0, .beta2 = 0.9),
     CASE(lion, "lion, two streams, buckets", TWO_STREAMS, 0, 0, .beta3 = 0.9, BUCKETS),
@@ -152,7 +156,7 @@ static const struct training_case parts[] = {
     CASE(zero_one_adam, "parts, zero-one, uncompressed", SOME_WITHOUT, BIT(12),
          IN_PARTS | PLAIN_TENSOR, SOON, BUCKETS),
     CASE(efficient_adam, "parts, efficient", DEFAULT_STREAM, BIT(0) | BIT(9), IN_PARTS,
-         .trust_ratio = 1, BUCKETS),
+         .trust_ratio = 1, BUCKETS, .warmup_steps = 6),
     CASE(lion, "parts, lion", TWO_STREAMS, 0, IN_PARTS, BUCKETS),
     CASE(momentum, "parts, momentum", NO_STREAM, BIT(7), IN_PARTS, .warmup_steps = 3, BRAINS,
          BUCKETS),
