@@ -350,10 +350,12 @@ Test(config, a_wrong_option_is_said_when_it_is_made) {
 
 Test(config, what_has_no_effect_is_warned_of_once) {
   char text[4096] = "", said[] = "/tmp/onebit-said-XXXXXX";
-  static const char *const wanted[] = {
-      ":1: train_batch_size is without effect\n", ":1: zero_optimization is without effect: 1-bit",
-      ":3: lr is without effect: the program", ":4: cuda_aware is without effect: how bytes",
-      ":4: comm_backend_name is without effect: how bytes"};
+  static const char *const wanted[] = {":1: train_batch_size is without effect\n",
+                                       ":1: zero_optimization is without effect: 1-bit",
+                                       ":3: lr is without effect: the program",
+                                       ":4: cuda_aware is without effect: how bytes",
+                                       ":4: comm_backend_name is without effect: how bytes",
+                                       "adam is not recommended"};
   write_file(DEEPSPEED);
   int file = mkstemp(said), before = dup(2);
   dup2(file, 2);
