@@ -94,9 +94,10 @@ typedef struct onebit_efficient_adam_options {
 /* Makes an Efficient-Adam optimizer of a list of tensors. As onebit_adam_create, but for its
  * options; there is no profile deepspeed of it.
  * Memory, in bytes a parameter: 12 (residual, and second moments in bfloat16, each twice, so that a
- * skipped step leaves both as they were) + 8 / size + 1/2 for messages; with a warm-up 4 more for its
- * messages, and until it ends 12 + 8 / size more for variances and residuals, which the system has
- * back then where they are in memory of the host (memory_bytes of the info counts residuals still).
+ * skipped step leaves both as they were) + 8 / size + 1/2 for messages; with a warm-up 4 more for
+ * its messages, and until it ends 12 + 8 / size more for variances and residuals. The system has
+ * these back then, where they are in memory of the host (the info's memory_bytes counts the
+ * residuals still).
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,
