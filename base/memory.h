@@ -19,8 +19,8 @@ void *ob_allocate(size_t count, size_t size);
 /* Gives it back. NULL is fine. */
 void ob_release(void *memory);
 
-/* What is zeros in memory of ob_allocate goes back to the system, by whole huge pages, until it is
- * written again. */
+/* Returns the whole huge pages of this range to the system; they are zeros when they are used
+ * again. */
 void ob_memory_return(void *memory, size_t bytes);
 
 /* Memory that something outside the library may still write to or read from: it stays as long as

@@ -198,6 +198,9 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
  * as that is known. */
 onebit_status_t ob_plan_put(onebit_plan_t plan);
 
+/* Resets the residuals, whose memory goes back to the system until a call writes it again. */
+onebit_status_t ob_plan_return_residual(onebit_plan_t plan);
+
 /* The ranks have the same again: forgets that a message was refused. Errors: the executor's. */
 onebit_status_t ob_plan_accept(onebit_plan_t plan);
 

@@ -84,10 +84,15 @@ onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
     return ONEBIT_OK;
   OB_TRY(ob_residual_reset(&plan->worker));
   OB_TRY(ob_residual_reset(&plan->server));
-  ob_residual_return(&plan->worker);
-  ob_residual_return(&plan->server);
   plan->server_large = false;
   return tell_executor(plan);
+}
+
+onebit_status_t ob_plan_return_residual(onebit_plan_t plan) {
+  OB_TRY(onebit_plan_reset_residual(plan));
+  ob_residual_return(&plan->worker);
+  ob_residual_return(&plan->server);
+  return ONEBIT_OK;
 }
 
 onebit_status_t onebit_plan_reset(onebit_plan_t plan) {

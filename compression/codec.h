@@ -47,7 +47,6 @@ struct ob_compress_run {
   onebit_dtype_t dtype;
   float weight;
   const float *reciprocals; /* or NULL */
-  float limit;              /* or 0 */
   enum ob_moment_rule moment_rule;
   const uint16_t *moments; /* as `residual`; NULL without a rule */
   uint16_t *moments_out;
@@ -65,6 +64,7 @@ struct ob_compress_run {
   float *residual_out;    /* whole words: lanes past count are set to zero */
   uint32_t *bits;         /* NULL: nobody needs them */
   struct ob_lanes *lanes; /* NULL, or what it adds to, of a block in parts */
+  float limit;            /* of products with reciprocals; or 0 */
 };
 
 /* total = sum over streams, in their order, of +-scales[i];

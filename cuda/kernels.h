@@ -121,11 +121,11 @@ struct ob_cuda_source {
   float decay, weight;
   const float *scalings;    /* NULL, or one a piece */
   const float *reciprocals; /* NULL, or one an element, as the layout has it */
-  float limit;              /* with those, of messages of more than one bit */
   bool float32;
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
   bool counted; /* what these have of the step is the state's instead */
+  float limit;  /* of products with reciprocals, of messages of more than one bit */
 };
 
 /* As struct ob_pass_sink. Where there are no learning rates, the step's times a piece's factor is

@@ -23,20 +23,20 @@ struct weighed {
   float limit;
 };
 
-/* As compress_tile, without momentum. */
-template <onebit_dtype_t dtype, bool whole>
+/* As compress_tile, without momentum; `divided`: with reciprocals and a limit. */
+template <onebit_dtype_t dtype, bool divided, bool whole>
 static __device__ inline void compress_tile(const struct level_run &run, const struct weighed &in,
                                             unsigned first, struct level_sums *sums) {
   float residual[fours_a_tile][4], value[fours_a_tile][4], own[fours_a_tile][4];
   load_parts<ONEBIT_FLOAT32, whole>(in.residual, first, run.end, true, residual);
-  if (in.reciprocals)
+  if (divided)
     load_parts<ONEBIT_FLOAT32, whole>(in.reciprocals, first, run.end, true, own);
   load_tile<dtype>(in.input, first, in.given, in.aligned, value);
   OB_UNROLL
   for (unsigned e = 0; e < fours_a_tile * 4; e++) {
     const unsigned i = first + four_at(e / 4) + e % 4;
     float input = in.weight * value[e / 4][e % 4];
-    if (in.reciprocals)
+    if (divided)
       input = ob_limited(input, own[e / 4][e % 4], in.limit);
     if (!whole && i >= in.valid)
       input = 0;
@@ -66,7 +66,7 @@ static __device__ inline struct weighed weighed_of(const struct ob_cuda_plan &pl
 }
 
 /* grid.y is the member that the message is for. */
-template <onebit_dtype_t dtype, unsigned width>
+template <onebit_dtype_t dtype, unsigned width, bool divided>
 static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
                                              const struct ob_cuda_source &source, float4 *tiles) {
   struct location location;
@@ -79,9 +79,9 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
   struct level_sums sums = {};
   for (unsigned first = 0; first < run.count; first += tile_elements)
     if (first + tile_elements <= in.given)
-      compress_tile<dtype, true>(run, in, first, &sums);
+      compress_tile<dtype, divided, true>(run, in, first, &sums);
     else
-      compress_tile<dtype, false>(run, in, first, &sums);
+      compress_tile<dtype, divided, false>(run, in, first, &sums);
   quantise<width>(run, set_level_scale(plan, now, false, location, out, width, sums));
 }
 
@@ -91,7 +91,19 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
                            const __grid_constant__ struct ob_cuda_source source) {
   __shared__ float4 tiles[warps_a_block][resident_elements / 4];
   await_kernels_ahead();
-  compress_block<dtype, width>(plan, source, tiles[threadIdx.x / OB_LANES]);
+  compress_block<dtype, width, false>(plan, source, tiles[threadIdx.x / OB_LANES]);
+  if (besides)
+    finish_messages(plan);
+}
+
+/* Of a warm-up of divided gradients: reciprocals take registers, so two blocks less at once. */
+template <onebit_dtype_t dtype, unsigned width>
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 2)
+    compress_divided_kernel(const __grid_constant__ struct ob_cuda_plan plan,
+                            const __grid_constant__ struct ob_cuda_source source, bool besides) {
+  __shared__ float4 tiles[warps_a_block][resident_elements / 4];
+  await_kernels_ahead();
+  compress_block<dtype, width, true>(plan, source, tiles[threadIdx.x / OB_LANES]);
   if (besides)
     finish_messages(plan);
 }
@@ -293,9 +305,14 @@ static auto compress_kernel_of(const struct ob_cuda_plan &plan) {
 cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_source source,
                                     cudaStream_t stream) {
   const onebit_dtype_t dtype = source.values || source.float32 ? ONEBIT_FLOAT32 : part.dtype;
+  const unsigned messages = part.geometry.whole ? 1 : (unsigned)part.geometry.members;
+  if (source.reciprocals) {
+    auto *const kernel = KERNEL_OF_BOTH(dtype, part.geometry.width, compress_divided_kernel);
+    return launch_early(kernel, part.max_blocks, messages, stream, part, source,
+                        does_besides(part));
+  }
   auto *const kernel_of = KERNEL_OF_BOTH(dtype, part.geometry.width, compress_kernel_of);
-  return launch_early(kernel_of(part), part.max_blocks,
-                      part.geometry.whole ? 1 : part.geometry.members, stream, part, source);
+  return launch_early(kernel_of(part), part.max_blocks, messages, stream, part, source);
 }
 
 cudaError_t ob_cuda_reduce_levels(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {

@@ -88,7 +88,8 @@ static onebit_status_t send_before(const struct onebit_optimizer *optimizer,
                                    struct ob_bucket *bucket, const struct onebit_plan *plan) {
   struct ob_bucket_device *device = bucket->device;
   int which = plan == bucket->bits ? OB_BITS : OB_DENSE;
-  uint64_t before = optimizer->steps - optimizer->quiet - optimizer->unknown - device->calls[which];
+  uint64_t before =
+      optimizer->steps - optimizer->zero_steps - optimizer->unknown - device->calls[which];
   if (!is_counted(optimizer) || before == device->before[which])
     return ONEBIT_OK;
   device->before[which] = before;

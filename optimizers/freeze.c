@@ -98,12 +98,14 @@ static size_t elements_of(const struct onebit_optimizer *optimizer) {
   return elements;
 }
 
-/* A share's sums say nothing of the others', 0/1 Adam's freeze is by its schedule, and DeepSpeed
- * does not look. Nor is there anything to look at without elements. */
+/* Divided gradients are waited for otherwise. A share's sums say nothing of the others', 0/1 Adam's
+ * freeze is by its schedule, and DeepSpeed does not look. Nor is there anything to look at without
+ * elements. */
 static bool can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;
   return elements_of(optimizer) && method->momentum && method->arrays & OB_MASK(OB_VARIANCE) &&
-         !method->sharded && optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
+         !method->divides && !method->sharded &&
+         optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
 }
 
 /* Whether the variance lags behind the gradients of the latest steps, of which the momentum is

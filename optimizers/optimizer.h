@@ -177,9 +177,9 @@ struct onebit_optimizer {
   struct ob_tensor *tensors;
   size_t bucket_count, tensor_count;
   uint64_t steps, skipped, frozen_at;
-  bool began_frozen;     /* without a warm-up: frozen_at is 0 */
-  uint64_t quiet;        /* steps before the first gradient, which its warm-up does not count */
-  float *chunks;         /* scratch for the end of that: two chunks of moments */
+  bool began_frozen;   /* without a warm-up: frozen_at is 0 */
+  uint64_t zero_steps; /* before the first gradient, which a warm-up that divides does not count */
+  float *chunks;       /* scratch of such a warm-up's end: two chunks of moments */
   uint64_t exchanges[3]; /* steps, by enum ob_exchange */
   uint64_t sent[2];      /* bytes, likewise: of calls that this host made */
   struct ob_times times;

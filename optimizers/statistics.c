@@ -142,7 +142,9 @@ static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
                   "tensor %zu (%zu elements): its residual is %.3g times its %s. One bit is too "
                   "little for it: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
                   worst->tensor, optimizer->tensors[worst->tensor].count, worst->value,
-                  step ? "step" : "signal", optimizer->moments.no_warmup ? "" : ", a later freeze",
+                  step ? "step" : "signal",
+                  optimizer->moments.no_warmup || optimizer->method->divides ? ""
+                                                                             : ", a later freeze",
                   step ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
 }
 

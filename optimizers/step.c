@@ -103,7 +103,7 @@ static struct ob_call bits_call(struct onebit_optimizer *optimizer, struct ob_bu
   return call;
 }
 
-/* What of the mean gradients the method wants otherwise than as they are. */
+/* Makes the call of a warm-up step, which the method may change. */
 static struct ob_call warm_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_call call = dense_call(optimizer, bucket);
   if (!bucket->uncompressed && optimizer->method->call_dense)

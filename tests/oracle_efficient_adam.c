@@ -109,7 +109,7 @@ static float mean_moment(const struct oracle_efficient_adam *oracle, bool begins
                          float old) {
   const struct oracle_adam *state = oracle->state;
   double ranks = (double)state->size, b2 = state->options.beta2,
-         step = (double)(state->steps - oracle->quiet) + 1.0;
+         step = (double)(state->steps - oracle->zero_steps) + 1.0;
   double correction = 1.0 / (1.0 - pow(b2, step));
   if (begins || state->steps == state->freeze_step)
     return (float)(correction / ranks) * v;
@@ -254,7 +254,7 @@ static float divided_gradient(const void *context, const struct oracle_exchange 
 static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   for (size_t k = 0; k < state->exchange_count; k++)
-    find_divisors(oracle, &state->exchanges[k], (double)(state->steps - oracle->quiet) + 1.0);
+    find_divisors(oracle, &state->exchanges[k], (double)(state->steps - oracle->zero_steps) + 1.0);
   return oracle_exchange_all(oracle->warm, divided_gradient, oracle);
 }
 
@@ -262,7 +262,7 @@ static void move_divided(struct oracle_efficient_adam *oracle, size_t k, float l
   struct oracle_adam *state = oracle->state;
   float *update = oracle->lamb ? oracle->lamb->update : oracle->update;
   double b1 = state->options.beta1, b2 = state->options.beta2;
-  double t = (double)(state->steps - oracle->quiet);
+  double t = (double)(state->steps - oracle->zero_steps);
   float k1 = (float)(1.0 / (1.0 - pow(b1, t))), k2 = (float)(1.0 / sqrt(1.0 - pow(b2, t))),
         epsilon = (float)state->options.epsilon;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++) {
@@ -288,15 +288,27 @@ static void end_warm_up(struct oracle_efficient_adam *oracle) {
   for (size_t i = 0; i < state->total; i++)
     quiet &= state->variance[i] == 0.0f;
   if (quiet)
-    oracle->quiet = state->steps;
-  for (size_t k = 0; k < oracle->warm->exchange_count && state->steps - oracle->quiet == 1; k++)
+    oracle->zero_steps = state->steps;
+  for (size_t k = 0; k < oracle->warm->exchange_count && state->steps - oracle->zero_steps == 1;
+       k++)
     oracle_forget(oracle->warm->exchanges[k].oracle);
-  if (state->steps - oracle->quiet < oracle->warmup_steps)
+  if (state->steps - oracle->zero_steps < oracle->warmup_steps)
     return;
   for (size_t i = 0; i < (size_t)state->size * state->total; i++)
     oracle->moment[i] = nearest_bfloat16((float)state->size * state->variance[i % state->total]);
   state->compressed = true;
   state->freeze_step = state->steps;
+}
+
+/* The dense form's step, which counts from the first gradient too. */
+static void move_uncompressed(struct oracle_efficient_adam *oracle, size_t k, float learning_rate) {
+  struct oracle_adam *state = oracle->state;
+  state->steps -= oracle->zero_steps;
+  if (oracle->lamb)
+    oracle_lamb_whole_step(oracle->lamb, k, learning_rate);
+  else
+    oracle_adam_whole_step(state, k, learning_rate);
+  state->steps += oracle->zero_steps;
 }
 
 bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const float *const *gradients,
@@ -314,10 +326,8 @@ bool oracle_efficient_adam_step(struct oracle_efficient_adam *oracle, const floa
       move_divided(oracle, k, learning_rate);
     else if (!state->uncompressed[k])
       apply(oracle, k, learning_rate);
-    else if (oracle->lamb)
-      oracle_lamb_whole_step(oracle->lamb, k, learning_rate);
     else
-      oracle_adam_whole_step(state, k, learning_rate);
+      move_uncompressed(oracle, k, learning_rate);
   if (!compressed)
     end_warm_up(oracle);
   return true;

@@ -16,7 +16,7 @@ struct oracle_efficient_adam {
   /* The warm-up: exchanges of divided gradients, their state being nothing else; how many steps;
    * steps before the first gradient; [total]: by what they are divided, the update. */
   struct oracle_adam *warm;
-  size_t warmup_steps, quiet;
+  size_t warmup_steps, zero_steps;
   float *divisor, *update;
 };
 

@@ -257,8 +257,8 @@ Test(warmup, is_refused_where_there_is_none) { on_ranks(1, refuse_on_rank, NULL)
 
 enum { QUIET = 7, DIVIDED = 60, SIZES = 3 };
 
-/* Efficient-Adam on three tensors, of which one has a gradient only in some steps; steps without
- * any gradient come first. */
+/* Efficient-Adam on three tensors, of which one has its first gradient late and one is
+ * uncompressed; steps without any gradient come first. */
 struct quiet_run {
   size_t quiet;
   int trust_ratio;
@@ -271,7 +271,8 @@ static void run_quiet(onebit_comm_t comm, void *context) {
   float *const parameters = run->parameters[rank], *const gradients = allocate(3 * COUNT, 4);
   onebit_tensor_t tensors[SIZES];
   for (size_t k = 0; k < SIZES; k++)
-    tensors[k] = (onebit_tensor_t){parameters + k * COUNT, gradients + k * COUNT, COUNT, 0, 0, 0};
+    tensors[k] =
+        (onebit_tensor_t){parameters + k * COUNT, gradients + k * COUNT, COUNT, 0, 0, k == 2};
   for (size_t i = 0; i < 3 * COUNT; i++)
     parameters[i] = 1 + (float)(i % 5);
   onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;

@@ -219,11 +219,15 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element) {
 
 /* --- Pieces ------------------------------------------------------------------------------------*/
 
-/* Padding is another one where the ranks were others. */
+/* Padding is another one where the ranks were others. Own moments begin where a warm-up ends: of a
+ * rank that is still in it, where the source is not, they are none. */
 static bool is_of_use(const struct ob_merge *merge, int rank,
                       const struct ob_part_section *section) {
   const struct ob_part_header *own = &merge->ranks[rank].header, *source = &merge->merged->header;
   bool same = own->padding == source->padding && own->ranks == source->ranks;
+  bool begun = own->stage != OB_STAGE_WARMUP || source->stage == OB_STAGE_WARMUP;
+  if (section->what == OB_SAVED_MOMENTS && !begun)
+    return false;
   return merge->holder[rank] && (section->space != OB_PADDING || same);
 }
 

@@ -103,7 +103,8 @@ static onebit_status_t check_kind(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* From the freeze on, what is kept of a tensor depends on whether it is compressed. */
+/* From the freeze on, and in a warm-up of divided gradients, what is kept of a tensor depends on
+ * whether it is compressed. */
 static onebit_status_t check_tensors(const struct ob_part *part,
                                      const struct onebit_optimizer *optimizer,
                                      const struct ob_map *map) {
@@ -118,9 +119,10 @@ static onebit_status_t check_tensors(const struct ob_part *part,
     if (row.count != tensor->count)
       return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
                            tensor->count, row.count);
-    if (header->stage != OB_STAGE_WARMUP && row.count && row.uncompressed != uncompressed)
-      return ob_part_error(part, "tensor %zu was %scompressed when it was saved, after the freeze",
-                           t, uncompressed ? "" : "un");
+    const bool bound = header->stage != OB_STAGE_WARMUP || optimizer->method->divides;
+    if (bound && row.count && row.uncompressed != uncompressed)
+      return ob_part_error(part, "tensor %zu was %scompressed when it was saved", t,
+                           uncompressed ? "" : "un");
   }
   if (header->elements != map->total[OB_ELEMENTS])
     return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %" PRIu64,
@@ -151,6 +153,10 @@ static onebit_status_t check_stage(const struct ob_part *part,
     return ob_part_error(
         part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": no such state of %s",
         header->stage, header->frozen_at, header->steps, optimizer->method->name);
+  const bool may_begin_frozen = optimizer->moments.no_warmup || optimizer->method->divides ||
+                                optimizer->asked == &ob_method_momentum;
+  if (frozen && !header->frozen_at && !may_begin_frozen)
+    return ob_part_error(part, "saved without a warm-up, loaded with one");
   if (!frozen && optimizer->moments.no_warmup)
     return ob_part_error(part, "saved in a warm-up, loaded without one");
   if (frozen && header->form != (uint32_t)ob_checkpoint_form(optimizer))
@@ -168,9 +174,9 @@ static onebit_status_t check_numbers(const struct ob_part *part,
   const bool before = optimizer->method->divides && header->numbers + 1 == numbers;
   if (before && header->stage == OB_STAGE_WARMUP)
     return ob_part_error(part,
-                         "saved in the warm-up of %s by a library of before %s, whose gradients "
-                         "were not divided: load one that was saved after the warm-up",
-                         optimizer->method->name, onebit_version());
+                         "saved in the warm-up of %s by library 0x%06" PRIx32 ", which did not "
+                         "divide gradients as this one, %s, does: load one that was saved after it",
+                         optimizer->method->name, header->library, onebit_version());
   if (header->numbers != numbers && !before)
     return ob_part_error(part, "%" PRIu64 " numbers of %s's own, it has %" PRIu64, header->numbers,
                          optimizer->method->name, numbers);

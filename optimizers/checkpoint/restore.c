@@ -222,8 +222,8 @@ static onebit_status_t check_number(const struct ob_loading *loading, const stru
                        is->max);
 }
 
-/* A ring of norms of another length is of no use: then they are collected anew. Own numbers that a
- * library of before did not write are zeros. */
+/* A ring of norms of another length is of no use: then they are collected anew. Own numbers that an
+ * older library did not write are zeros. */
 static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
   uint64_t count = ob_checkpoint_numbers(loading->optimizer, what);
   bool own = what != OB_SAVED_NORMS;
@@ -282,7 +282,8 @@ static void restore_counts(struct ob_loading *loading) {
   double first = optimizer->options.initial_loss_scale;
   optimizer->steps = header->steps;
   optimizer->frozen_at = header->frozen_at;
-  optimizer->quiet = optimizer->quiet < header->steps ? optimizer->quiet : header->steps;
+  optimizer->zero_steps =
+      optimizer->zero_steps < header->steps ? optimizer->zero_steps : header->steps;
   optimizer->began_frozen = header->stage != OB_STAGE_WARMUP && !header->frozen_at;
   optimizer->skipped = header->skipped;
   optimizer->unknown = 0;

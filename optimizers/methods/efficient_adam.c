@@ -22,9 +22,9 @@
 
 /* --- Steps of the warm-up */
 
-/* The step's number, from the first that had gradients. */
+/* The step's number counts from the first step that had gradients. */
 static uint64_t number_of_step(const struct onebit_optimizer *optimizer) {
-  return optimizer->steps + 1 - optimizer->quiet;
+  return optimizer->steps + 1 - optimizer->zero_steps;
 }
 
 static bool is_warm(const struct onebit_optimizer *optimizer) {
@@ -88,19 +88,20 @@ static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct 
 }
 
 /* Steps before the first gradient do not count. All ranks know the variances. */
-static onebit_status_t count_quiet(struct onebit_optimizer *optimizer) {
+static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   double variances;
   OB_TRY(ob_freeze_sum(optimizer, &variances)); /* which waits for a device's passes */
-  if (!(variances > 0))
-    optimizer->quiet = optimizer->steps;
+  if (optimizer->zero_steps + 1 == optimizer->steps && !(variances > 0))
+    optimizer->zero_steps = optimizer->steps;
   return ONEBIT_OK;
 }
 
-/* What the first step leaves is no divided gradient, and what the last one does is of no use. */
+/* The residuals of the first step are in other units, and those of the last one are not needed:
+ * their memory goes. */
 static onebit_status_t forget_residuals(struct onebit_optimizer *optimizer,
                                         struct ob_bucket *bucket) {
   (void)optimizer;
-  return onebit_plan_reset_residual(bucket->dense);
+  return ob_plan_return_residual(bucket->dense);
 }
 
 /* Bias corrections go on from the warm-up's number of steps; w, the step that the ranks agreed on
@@ -108,8 +109,8 @@ static onebit_status_t forget_residuals(struct onebit_optimizer *optimizer,
 static onebit_status_t advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
-  OB_TRY(count_quiet(optimizer));
-  const uint64_t made = optimizer->steps - optimizer->quiet;
+  OB_TRY(count_zero_steps(optimizer));
+  const uint64_t made = optimizer->steps - optimizer->zero_steps;
   const bool ends = made >= optimizer->moments.freeze_step;
   if (made == 1 || ends)
     OB_TRY(ob_buckets_each(optimizer, forget_residuals));
@@ -145,16 +146,18 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
   return is_warm(optimizer) ? ob_buckets_each(optimizer, update_divided) : ONEBIT_OK;
 }
 
-/* Of what a checkpoint has: where number `at` of the list goes. */
-static size_t add_quiet(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS],
-                        size_t at) {
-  list[at] = (struct ob_numbers){
-      .kind = OB_NUMBERS_WHOLE, .at = &optimizer->quiet, .count = 1, .max = (double)UINT64_MAX};
+/* Adds the steps before the first gradient to the numbers of a checkpoint. */
+static size_t add_zero_steps(struct onebit_optimizer *optimizer,
+                             struct ob_numbers list[OB_MAX_NUMBERS], size_t at) {
+  list[at] = (struct ob_numbers){.kind = OB_NUMBERS_WHOLE,
+                                 .at = &optimizer->zero_steps,
+                                 .count = 1,
+                                 .max = (double)UINT64_MAX};
   return at + 1;
 }
 
 static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
-  return add_quiet(optimizer, list, 0);
+  return add_zero_steps(optimizer, list, 0);
 }
 
 /* --- With trust ratios */
@@ -181,7 +184,7 @@ static onebit_status_t update_by_ratios(struct onebit_optimizer *optimizer) {
 
 static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
                                 struct ob_numbers list[OB_MAX_NUMBERS]) {
-  return add_quiet(optimizer, list, ob_lamb_numbers(optimizer, list));
+  return add_zero_steps(optimizer, list, ob_lamb_numbers(optimizer, list));
 }
 
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",

@@ -117,7 +117,7 @@ static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bu
 
 static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                             enum ob_pass_kind kind) {
-  return ob_bucket_pass(optimizer, bucket, kind, optimizer->steps + 1);
+  return ob_bucket_pass(optimizer, bucket, kind, optimizer->steps + 1 - optimizer->zero_steps);
 }
 
 onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {

@@ -94,6 +94,7 @@ def set_steps(header, steps, stage=None):
     struct.pack_into("<Q", header, 112, steps)
     if stage is not None:
         struct.pack_into("<I", header, 72, stage)
+        struct.pack_into("<Q", header, 120, 0)  # there was no warm-up
 
 
 def uncompressed_of(part):

@@ -97,7 +97,8 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
         back, leaves out the steps of an accumulation as before, and has the attributes `onebit`,
         `comm`, `close` and `consolidate_state_dict` of it
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
-        element (warmup_steps=, warmup_bits=), else `EfficientAdam`; all others send one
+        element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
+        send one
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     options: of that class

@@ -169,7 +169,8 @@ def of_parts(parameters, parts, beta1):
         state[parameter]["step"] = torch.tensor(float(part.steps_of(header)))
         for name, pieces in arrays.items():
             some = _elements(pieces, first, count)
-            if some is None and name in always and not uncompressed[number]:
+            filled = not uncompressed[number] or name == _NAMES[part.VARIANCE]
+            if some is None and name in always and filled:
                 some = np.zeros(count, "<f4")
             if some is not None:
                 tensor = torch.empty_like(parameter, dtype=torch.float32, device="cpu")
@@ -357,8 +358,8 @@ class _Loaded:
         part.set_steps(header, steps, _COMPRESSED if over else None)
         if (over or divides) and part.VARIANCE in arrays:
             self._divide_momentum(arrays, steps, over)
-        if over and part.VARIANCE in arrays:
-            self._begin_moments(arrays, ranks)
+        if (over or divides) and part.VARIANCE in arrays:
+            self._begin_moments(arrays, ranks if over else 0)
         for what, space, first, values in self.template.sections:
             if what in arrays and space == part.ELEMENTS:
                 values = arrays[what][first : first + len(values)]
