@@ -15,8 +15,8 @@
  *
  * Options may differ between saving and loading, but for the kind of optimizer, the tensors' counts
  * and the profile; from the freeze on also for exchange, shards, and which tensors are
- * uncompressed; and 1-bit momentum SGD has a warm-up in both or in neither. Exact is the
- * continuation where nothing differs, or nothing but threads, chunk_size, the codec, and
+ * uncompressed, of Efficient-Adam in its warm-up too. A part from within a warm-up is not loaded
+ * where there is none. Exact is the continuation where nothing differs, or nothing but threads, chunk_size, the codec, and
  * bucket_size where no bit depends on it.
  */
 #ifndef ONEBIT_CHECKPOINT_H

@@ -97,10 +97,11 @@ onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream
  *                   memory of the device (onebit_optimizer_set_learning_rate_pointer)
  *   stream          a stream of the optimizer's device
  * Over NCCL a step of the compressed stage can be captured; in the warm-up that is an
- * ONEBIT_ERROR_UNSUPPORTED, since the host has to know when it ends: it waits for the steps before,
- * once, in the step that may be the first of the compressed stage (with ONEBIT_FREEZE_AUTOMATIC in
- * every step of the warm-up). With clip_norm it waits in every step for the norm of the gradients,
- * and with 0/1 Adam in every step for the one before: neither can be captured.
+ * ONEBIT_ERROR_UNSUPPORTED, since the host has to know when it ends: it waits for the steps
+ * before, once, in the step that may be the first of the compressed stage (with
+ * ONEBIT_FREEZE_AUTOMATIC, and of Efficient-Adam, in every step of the warm-up). With clip_norm it
+ * waits in every step for the norm of the gradients, and with 0/1 Adam in every step for the one
+ * before: neither can be captured.
  * Errors: above. */
 onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
                                              cudaStream_t stream);

@@ -143,7 +143,7 @@ typedef struct onebit_optimizer_options {
    * with two they are as they were to the bit. With clip_norm gradients that are not finite are
    * known before anything is compressed, and the step that is skipped changes nothing either way.
    * One takes one bit, memory of the host, a schedule that is not hierarchical; not shards, nor
-   * 1-bit LAMB. 1-bit Adam and momentum SGD have the second array until the warm-up ends. */
+   * 1-bit LAMB. Others have the second array until the warm-up ends. */
   int residual_copies;
 } onebit_optimizer_options_t;
 
@@ -282,7 +282,7 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale);
 
-/* Whether gradients still travel in full precision, or what the optimizer exchanges in bits. */
+/* Whether gradients still travel, dense or in warmup_bits, or what the optimizer exchanges. */
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
 /* Set `size` to sizeof(onebit_optimizer_info_t), the call fills in the rest. */

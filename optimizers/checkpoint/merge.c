@@ -225,8 +225,8 @@ static bool is_of_use(const struct ob_merge *merge, int rank,
                       const struct ob_part_section *section) {
   const struct ob_part_header *own = &merge->ranks[rank].header, *source = &merge->merged->header;
   bool same = own->padding == source->padding && own->ranks == source->ranks;
-  bool begun = own->stage != OB_STAGE_WARMUP || source->stage == OB_STAGE_WARMUP;
-  if (section->what == OB_SAVED_MOMENTS && !begun)
+  bool known = own->stage != OB_STAGE_WARMUP || source->stage == OB_STAGE_WARMUP;
+  if (section->what == OB_SAVED_MOMENTS && !known)
     return false;
   return merge->holder[rank] && (section->space != OB_PADDING || same);
 }
