@@ -13,11 +13,11 @@
  * go to who serves their elements now. So do 0/1 Adam's parameters and momentum between two
  * synchronisations: their means. Results then go on without a jump, but not to the bit.
  *
- * Options may differ between saving and loading, but for the kind of optimizer, the tensors' counts
- * and the profile; from the freeze on also for exchange, shards, and which tensors are
+ * Options may differ between saving and loading, but for the kind of optimizer, the tensors'
+ * counts and the profile; from the freeze on also for exchange, shards, and which tensors are
  * uncompressed, of Efficient-Adam in its warm-up too. A part from within a warm-up is not loaded
- * where there is none. Exact is the continuation where nothing differs, or nothing but threads, chunk_size, the codec, and
- * bucket_size where no bit depends on it.
+ * where there is none. Exact is the continuation where nothing differs, or nothing but threads,
+ * chunk_size, the codec, and bucket_size where no bit depends on it.
  */
 #ifndef ONEBIT_CHECKPOINT_H
 #define ONEBIT_CHECKPOINT_H
