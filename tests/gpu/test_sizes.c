@@ -95,6 +95,7 @@ static bool create_adam(onebit_comm_t comm, size_t count, struct own *own) {
 static bool create_efficient(onebit_comm_t comm, size_t count, struct own *own) {
   onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   options.common.device = ONEBIT_DEVICE_CUDA;
+  options.warmup_steps = ONEBIT_WARMUP_NONE;
   if (!take(own, count))
     return false;
   const onebit_tensor_t tensor = tensor_of(own, count);
