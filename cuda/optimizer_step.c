@@ -77,9 +77,8 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
 /* Whether the device counts the steps, for the bias corrections: where the host does not know how
  * many were made, which it does where what the next one sends depends on it. */
 static bool is_counted(const struct onebit_optimizer *optimizer) {
-  const bool divides = optimizer->method->divides && !ob_optimizer_is_frozen(optimizer);
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
-         !optimizer->method->scheduled && !divides;
+         !optimizer->method->scheduled && !ob_optimizer_divides(optimizer);
 }
 
 /* Those that the host knows of, and the plan's calls since then. The sum of what the host adds and

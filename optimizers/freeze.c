@@ -18,6 +18,10 @@ bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
   return optimizer->frozen_at || optimizer->began_frozen;
 }
 
+bool ob_optimizer_divides(const struct onebit_optimizer *optimizer) {
+  return optimizer->method->divides && !ob_optimizer_is_frozen(optimizer);
+}
+
 static onebit_status_t create_chunks(struct onebit_optimizer *optimizer) {
   optimizer->chunks = ob_optimizer_allocate(optimizer, 2 * OB_CHUNK, sizeof(float));
   return optimizer->chunks

@@ -61,7 +61,7 @@ struct ob_method {
   const char *options_init;
   struct ob_moments initial;
   /* What is recommended instead, where the default options end behind the dense form; or NULL. */
-  const char *rather;
+  const char *recommended;
   const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
   /* Options are read: what follows from them, and checks of several; it may choose another row, and
    * make recipe->own. NULL: nothing. */

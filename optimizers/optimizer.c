@@ -323,14 +323,14 @@ static void recommend(const struct onebit_optimizer *optimizer) {
   unsigned kind = 1;
   for (size_t k = 0; ob_methods[k] && ob_methods[k] != optimizer->asked; k++)
     kind *= 2;
-  if (!method->rather || optimizer->options.profile != ONEBIT_PROFILE_DEFAULT ||
+  if (!method->recommended || optimizer->options.profile != ONEBIT_PROFILE_DEFAULT ||
       optimizer->moments.freeze_step == ONEBIT_FREEZE_NEVER || optimizer->comm->rank != 0 ||
       atomic_fetch_or(&told, kind) & kind)
     return;
   ob_log(OB_LOG_WARN, 0,
          "%s is not recommended: with its default options it ends more than 1 %% behind its dense "
          "form. Take %s",
-         method->name, method->rather);
+         method->name, method->recommended);
 }
 
 onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,

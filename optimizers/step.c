@@ -245,8 +245,7 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
 }
 
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
-  const bool divides = optimizer->method->divides && !ob_optimizer_is_frozen(optimizer);
-  if (optimizer->method->scheduled || divides)
+  if (optimizer->method->scheduled || ob_optimizer_divides(optimizer))
     return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||

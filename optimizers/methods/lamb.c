@@ -267,7 +267,8 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
 
 const struct ob_method ob_method_lamb = {.name = "lamb",
                                          OB_OPTIONS("ONEBIT_LAMB_OPTIONS_INIT", options_of),
-                                         .rather = "Efficient-Adam (onebit_efficient_adam_create)",
+                                         .recommended =
+                                             "Efficient-Adam (onebit_efficient_adam_create)",
                                          .resolve = resolve,
                                          .momentum = true,
                                          .fused = true,

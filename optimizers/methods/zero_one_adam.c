@@ -253,7 +253,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
 #define ZERO_ONE_ADAM(own_arrays)                                                                  \
   {                                                                                                \
     .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
-    .rather = "Efficient-Adam (onebit_efficient_adam_create)", .resolve = resolve,                 \
+    .recommended = "Efficient-Adam (onebit_efficient_adam_create)", .resolve = resolve,            \
     .arrays = (own_arrays), .scheduled = true, .dense = dense, .exchange = exchange,               \
     .prepare = prepare, .call = call, .update = update, .advance = advance, .numbers = numbers,    \
     .apart = apart, .adds_rates = adds_rates                                                       \
