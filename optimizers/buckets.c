@@ -160,6 +160,7 @@ static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_
                       struct ob_plan_shape *dense) {
   int bits = bucket->uncompressed ? 0 : optimizer->options.warmup_bits;
   dense->windowed = !bits;
+  dense->from_servers = bits > 0; /* by a gather results would have other bits */
   dense->one_scale = dense->segment_a_piece = false;
   dense->segment_pieces = NULL;
   dense->options.wire = bits ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
