@@ -78,6 +78,13 @@ Test(checkpoint_wrong, words_for_another_optimizer) {
   other = two;
   other.shards = ONEBIT_SHARDS_STEP;
   check_mistake(&run, &other);
+  struct checkpoint_case efficient = two; /* whose warm-up divides what is compressed */
+  efficient.method = &ob_method_efficient_adam;
+  efficient.freeze_step = 6;
+  run = saved_mistake(&efficient, 2, "tensor 1 was compressed");
+  other = efficient;
+  other.uncompressed = 2;
+  check_mistake(&run, &other);
   struct checkpoint_case momentum = two;
   momentum.method = &ob_method_momentum;
   momentum.freeze_step = 0;
