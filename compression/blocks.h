@@ -203,8 +203,8 @@ struct ob_pass_sink {
    * rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
-  /* Of divided gradients: the sum of the variances of each block before this step. It may be
-   * sums[0]. */
+  /* One a block: the sum of its variances before this step, for passes that divide gradients. It
+   * may be sums[0]. */
   const double *variances;
   /* Where the arrays are a device's: what it has that here is by piece. */
   const struct ob_bucket_device *device;

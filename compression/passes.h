@@ -114,8 +114,8 @@ struct ob_pass_factors {
   float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
   float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
   float bound;        /* of steps on bits with a frozen variance; infinity: there is none */
-  /* Of divided gradients: the bias correction of the variance before this step, and what is added
-   * to it so corrected, OB_DIVISOR_FLOOR of the block's mean. */
+  /* For passes that divide gradients: the bias correction of the variance before this step, and
+   * OB_DIVISOR_FLOOR of the block's mean variance, so corrected. */
   float before, floor;
   int keep_zero; /* an element without variance does not move */
   int adds_up;   /* 0/1 Adam: OB_MOVED is kept */
@@ -267,28 +267,28 @@ OB_INLINE float ob_pass_scale(enum ob_pass_kind kind, float scale,
 
 /* --- Divided gradients: the warm-up of Efficient-Adam */
 
-/* What the block's mean variance counts in a divisor, so that elements whose gradients have been
- * nothing so far are divided by something. */
+/* The block's mean variance counts for so much in a divisor, so that elements whose gradients have
+ * been zero so far are divided by something. */
 #define OB_DIVISOR_FLOOR 0.03f
 
-/* Whether a pass divides gradients: then it wants the mean variance of each block. */
+/* A pass that divides gradients wants the mean variance of each block. */
 OB_INLINE int ob_pass_divides(enum ob_pass_kind kind) {
   return kind == OB_PASS_DIVISORS || kind == OB_PASS_DIVIDED;
 }
 
-/* Of a block, from the sum of its variances. */
+/* The floor of a block's divisors follows from the sum of its variances. */
 OB_INLINE float ob_divisor_floor(double variances, size_t count, const struct ob_pass_factors *f) {
   return OB_DIVISOR_FLOOR * f->before * (float)(variances / (double)count);
 }
 
-/* What a gradient is divided by before it is exchanged: the root of its second moment. In a block
- * that has had no gradients, 1: what comes there then is cut off where it is large. */
+/* A gradient is divided by the root of its second moment before it is exchanged. In a block that
+ * has had no gradients it is divided by 1, and cut off where it is large. */
 OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
   const float moment = variance * f->before + f->floor;
   return moment > 0 ? sqrtf(moment + f->adam.epsilon * f->adam.epsilon) : 1;
 }
 
-/* The momentum's new part, where the variance has its part of the gradient already. */
+/* The momentum takes the gradient divided by the variance that has this gradient in it. */
 OB_INLINE float ob_divided(float gradient, float variance, const struct ob_pass_factors *f) {
   const float factor = f->adam.variance_factor;
   const float moment = variance * factor * factor + f->adam.epsilon * f->adam.epsilon;

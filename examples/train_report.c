@@ -104,7 +104,7 @@ static void print_speed(const training_t *training) {
   }
 }
 
-/* Whether the steps of the warm-up send bits. */
+/* The steps of a warm-up send bits where that was asked for, and by Efficient-Adam always. */
 static int warms_in_bits(const training_t *training) {
   const int method = training->options->method, compressed = training->form == COMPRESSED;
   return training->options->warmup_bits ||
@@ -232,7 +232,7 @@ void report_end(const training_t *training) {
 
 /* --- Two trainings -----------------------------------------------------------------------------*/
 
-/* Of what begins with a warm-up the compressed stage; of others, and of 0/1 Adam, all steps. */
+/* The compressed stage counts where there was a warm-up; all steps count of others and 0/1 Adam. */
 static tally_t steady(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];

@@ -40,12 +40,12 @@ static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_b
                            : NULL;
 }
 
-/* Whether dense steps are made now, or may come. */
+/* Dense steps are made now, or may come. */
 static bool has_dense_steps(const struct onebit_optimizer *optimizer) {
   return !ob_optimizer_is_frozen(optimizer) || !ob_optimizer_compresses(optimizer);
 }
 
-/* Whether an array is there for dense steps alone. */
+/* The array is there for dense steps alone. */
 static bool is_for_dense_steps(const struct onebit_optimizer *optimizer,
                                const struct ob_bucket *bucket, int slot) {
   if (slot == OB_SCRATCH)

@@ -60,7 +60,7 @@ struct ob_method {
   size_t option_count, options_size, common_at;
   const char *options_init;
   struct ob_moments initial;
-  /* What is recommended instead, where the default options end behind the dense form; or NULL. */
+  /* Another optimizer, where this one's default options end behind its dense form; or NULL. */
   const char *recommended;
   const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
   /* Options are read: what follows from them, and checks of several; it may choose another row, and
@@ -72,7 +72,8 @@ struct ob_method {
   bool lamb;    /* optimizer->own is a struct ob_lamb */
   bool sharded; /* a bucket has only the state of this rank's shard (shards.c) */
   bool moments; /* buckets' plans keep moments of this rank's own gradients */
-  /* The warm-up is of divided gradients, in bits (efficient_adam.c): its variances go with it. */
+  /* The warm-up exchanges divided gradients in warmup_bits (efficient_adam.c); its variances are
+   * released at its end. */
   bool divides;
   enum ob_serve_rule serve_rule; /* what servers make of what they receive */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
@@ -96,7 +97,7 @@ struct ob_method {
   bool scheduled;
   /* A compressed bucket is about to send: what it sends comes to its place. NULL: it is there. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
-  /* Of a compressed bucket in the warm-up: what there is to add to a call. NULL: nothing. */
+  /* Completes a call of a compressed bucket in the warm-up. NULL: it is complete. */
   void (*call_dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                      struct ob_call *call);
   /* Source, sink and hold of a call that sends bits. */

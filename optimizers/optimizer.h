@@ -396,7 +396,7 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
 /* Whether the warm-up is over. Where there is none, frozen_at stays 0. */
 bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
 
-/* Whether the optimizer is in a warm-up of divided gradients: then the host must know each step. */
+/* The optimizer is in a warm-up of divided gradients, in which the host must know each step. */
 bool ob_optimizer_divides(const struct onebit_optimizer *optimizer);
 
 /* The number of the warm-up's last step, unless that is found from the variance. */

@@ -250,7 +250,7 @@ static float divided_gradient(const void *context, const struct oracle_exchange 
   return fminf(fmaxf(x, -limit), limit);
 }
 
-/* What came back is in `momentum` of the warm-up's state. */
+/* The result is in `momentum` of the warm-up's state. */
 static bool exchange_divided(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   for (size_t k = 0; k < state->exchange_count; k++)

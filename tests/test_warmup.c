@@ -183,7 +183,7 @@ Test(warmup, loads_with_other_bits) {
   directories_remove(&directories);
 }
 
-/* What was saved without a warm-up goes on compressed where there is one by default. */
+/* A state that was saved without a warm-up goes on compressed where there is one by default. */
 static void load_compressed(onebit_comm_t comm, void *context) {
   float parameters[2][COUNT] = {{0}}, gradients[COUNT];
   const int rank = onebit_comm_rank(comm);

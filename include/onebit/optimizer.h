@@ -282,7 +282,7 @@ onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimiz
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale);
 
-/* Whether gradients still travel, dense or in warmup_bits, or what the optimizer exchanges. */
+/* In the warm-up gradients travel, dense or in warmup_bits; then what the optimizer exchanges. */
 typedef enum onebit_stage { ONEBIT_STAGE_WARMUP = 0, ONEBIT_STAGE_COMPRESSED = 1 } onebit_stage_t;
 
 /* Set `size` to sizeof(onebit_optimizer_info_t), the call fills in the rest. */

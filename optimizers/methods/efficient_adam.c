@@ -39,8 +39,8 @@ static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_buc
   return ob_bucket_pass(optimizer, bucket, OB_PASS_DIVISORS, step);
 }
 
-/* What a divided gradient is at most, as a multiple of what one rank's is if the ranks' are
- * independent. It is for elements whose first gradients were next to nothing: those of rare rows
+/* A divided gradient is at most so many times what one rank's is if the ranks' are independent. The
+ * limit is for elements whose first gradients were next to nothing: those of rare rows
  * are 10 times as large as usual, and cutting them off at 5 costs a half per cent in loss. */
 #define LIMIT 50
 
@@ -187,19 +187,18 @@ static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
   return add_zero_steps(optimizer, list, ob_lamb_numbers(optimizer, list));
 }
 
+/* The two rows have this in common. */
+#define DIVIDES                                                                                    \
+  .momentum = true, .moments = true, .divides = true, .arrays = OB_MASK(OB_VARIANCE),              \
+  .exchange = ob_freeze_exchange, .prepare = prepare, .call_dense = call_divided,                  \
+  .advance = advance
+
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
-                                                   .momentum = true,
-                                                   .moments = true,
-                                                   .divides = true,
+                                                   DIVIDES,
                                                    .lamb = true,
-                                                   .arrays = OB_MASK(OB_VARIANCE),
                                                    .dense = ob_lamb_dense,
-                                                   .exchange = ob_freeze_exchange,
-                                                   .prepare = prepare,
-                                                   .call_dense = call_divided,
                                                    .call = hold,
                                                    .update = update_by_ratios,
-                                                   .advance = advance,
                                                    .tell = ob_lamb_tell,
                                                    .numbers = numbers_by_ratios};
 
@@ -222,8 +221,7 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
       ob_check_order("min_ratio", limits->min_coefficient, "max_ratio", limits->max_coefficient));
   moments->no_warmup = moments->warmup_steps == ONEBIT_WARMUP_NONE;
   moments->freeze_step = moments->warmup_steps ? moments->warmup_steps : ONEBIT_WARMUP_STEPS;
-  if (!moments->no_warmup && recipe->common.profile == ONEBIT_PROFILE_DEFAULT &&
-      !recipe->common.warmup_bits)
+  if (!moments->no_warmup && !recipe->common.warmup_bits)
     recipe->common.warmup_bits = 8;
   if (!moments->trust_ratio)
     return ONEBIT_OK;
@@ -237,17 +235,10 @@ const struct ob_method ob_method_efficient_adam = {
     .initial = {.limits = {.coefficient_beta = 0.9, .min_factor = 1, .max_factor = 1}},
     .not_deepspeeds = "Efficient-Adam",
     .resolve = resolve,
-    .momentum = true,
-    .moments = true,
-    .divides = true,
-    .arrays = OB_MASK(OB_VARIANCE),
+    DIVIDES,
     .dense = dense,
-    .exchange = ob_freeze_exchange,
-    .prepare = prepare,
-    .call_dense = call_divided,
     .call = call,
     .update = update,
-    .advance = advance,
     .numbers = numbers};
 
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,

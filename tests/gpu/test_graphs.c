@@ -161,7 +161,7 @@ static void check_refusal(struct learner *learner) {
     cudaGraphDestroy(graph);
 }
 
-/* Of what has no warm-up any step can be captured. */
+/* Any step can be captured where there is no warm-up. */
 static void warm_up(struct learner *learner, const struct rates *rates) {
   const bool refused = !learner->what->optimizer.method->initial.no_warmup;
   for (int attempt = 0; attempt < WARMUP; attempt++) {
