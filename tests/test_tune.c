@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "onebit/efficient_adam.h"
 #include "tests/oracle_zero_one.h"
 #include "tests/support_program.h"
 #include "tools/tune/card.h"
@@ -81,9 +82,25 @@ Test(tune, a_run_is_the_mean_of_its_steps) {
     double step[TUNE_METHODS];
     for (int m = 0; m < TUNE_METHODS; m++)
       step[m] = tune_step_seconds(&costs, &some_training, (enum tune_method)m, overlap);
-    double bits = fmin(step[TUNE_FLAT], step[TUNE_HIERARCHICAL]);
+    struct tune_training endless = some_training; /* of which a warm-up is no part */
+    endless.steps = 1e15;
+    double bits = fmin(tune_step_seconds(&costs, &endless, TUNE_FLAT, overlap),
+                       tune_step_seconds(&costs, &endless, TUNE_HIERARCHICAL, overlap));
     cr_expect_float_eq(step[TUNE_ADAM], 0.15 * step[TUNE_DENSE] + 0.85 * bits, 1e-9);
   }
+}
+
+/* A run as long as the warm-up sends 8 bits an element, one twice as long their mean with one. */
+Test(tune, a_short_run_is_the_warm_up) {
+  struct ob_costs costs = some_costs();
+  struct tune_training training = some_training;
+  const double one = tune_exchange_bits(&costs, &training, 1).host_bytes;
+  const double eight = tune_exchange_bits(&costs, &training, 8).host_bytes;
+  training.steps = ONEBIT_WARMUP_STEPS;
+  cr_expect_float_eq(tune_exchange(&costs, &training, TUNE_HIERARCHICAL).host_bytes, eight, 1);
+  training.steps = 2 * ONEBIT_WARMUP_STEPS;
+  cr_expect_float_eq(tune_exchange(&costs, &training, TUNE_HIERARCHICAL).host_bytes,
+                     (one + eight) / 2, 1);
 }
 
 /* 0/1 Adam's steps, counted one by one. */
@@ -109,7 +126,9 @@ Test(tune, bytes_of_the_methods_stand_in_their_ratios) {
   double half = tune_exchange(&costs, &some_training, TUNE_HALF).host_bytes;
   double levels = tune_exchange(&costs, &some_training, TUNE_HIERARCHICAL).host_bytes;
   cr_expect_float_eq(dense / half, 2, 1e-9);
-  cr_expect_float_eq(dense / levels, 32 / (1 + 1.0 / 64) * (127.0 / 128) / (15.0 / 16), 1e-6);
+  const double warm_up = ONEBIT_WARMUP_STEPS / some_training.steps;
+  const double bits = 1 + 7 * warm_up + 1.0 / 64;
+  cr_expect_float_eq(dense / levels, 32 / bits * (127.0 / 128) / (15.0 / 16), 1e-6);
   cr_expect_lt(tune_exchange(&costs, &some_training, TUNE_ZERO_ONE).host_bytes, levels);
 }
 
@@ -149,8 +168,8 @@ Test(tune, a_warm_up_costs_its_share) {
   struct ob_costs costs = slow_costs(1e8);
   const struct tune_way dense = {"", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0};
   const struct tune_way bits = {"", 1, 1, 0, 1, 1, 0};
-  struct tune_way mixed = {"", 1, TUNE_FLOAT32, 0.25, 1, 1, 0};
-  const double steps = slow_training.steps, first = floor(0.25 * steps);
+  struct tune_way mixed = {"", 1, TUNE_FLOAT32, 25000, 1, 1, 0};
+  const double steps = slow_training.steps, first = 25000;
   struct tune_whole all[2] = {tune_whole(&costs, &slow_training, &dense),
                               tune_whole(&costs, &slow_training, &bits)};
   struct tune_whole whole = tune_whole(&costs, &slow_training, &mixed);
@@ -184,7 +203,7 @@ Test(tune, delay_hides_the_exchange) {
 /* Ever slower links: what is chosen is near to no network or the fastest, and changes training
  * ever more. */
 Test(tune, chooses_the_mildest_way_that_is_fast) {
-  const struct tune_wanted wanted = {.bits = -1, .delay = -1, .warm_up = 0.15};
+  const struct tune_wanted wanted = {.bits = -1, .delay = -1};
   struct tune_way ways[TUNE_WAYS];
   size_t last = 0, count = tune_ways(&wanted, ways);
   for (double link = 1e12; link > 1e4; link /= 3) {
@@ -203,16 +222,16 @@ Test(tune, chooses_the_mildest_way_that_is_fast) {
     cr_expect(seconds <= bound || seconds == least, "%g bit/s", link);
     last = chosen;
   }
-  cr_expect_gt(last, 3);
+  cr_expect_gt(last, 2);
 }
 
 Test(tune, ways_are_what_is_asked_for) {
   struct tune_way ways[TUNE_WAYS];
-  const struct tune_wanted wanted = {50, 2, 5, 10, 0.1};
-  cr_assert_eq(tune_ways(&wanted, ways), 4);
-  const struct tune_way *way = &ways[3];
+  const struct tune_wanted wanted = {50, 2, 5, 10};
+  cr_assert_eq(tune_ways(&wanted, ways), 3);
+  const struct tune_way *way = &ways[2];
   cr_expect(way->local_steps == 50 && way->bits == 2 && way->fragments == 5 && way->delay == 10);
-  cr_expect(ways[1].warm_up == 0.1 && ways[1].local_steps == 1);
+  cr_expect(ways[1].warm_up_steps == ONEBIT_WARMUP_STEPS && ways[1].local_steps == 1);
 }
 
 /* --- The fit: from other numbers back to those that made the measurements. */
@@ -364,11 +383,11 @@ Test(tune, predicts_a_whole_run) {
     expect_said(said, links[k]);
   expect_said(said, "outer step");
   said = program(0, PREDICT "--compute 0.5 --bandwidth 10mbit --whole-run --local-steps 50 "
-                            "--bits 2 --fragments 5 --delay 10 --warm-up 0.1");
+                            "--bits 2 --fragments 5 --delay 10");
   expect_said(said, "   50        2   5     10");
   expect_said(said, "<- chosen");
   expect_said(said, "SparseLoCo");
-  expect_said(said, "10 % of the steps");
+  expect_said(said, "40 steps are Efficient-Adam's warm-up");
   said = program(0, PREDICT "--compute 0.5 --bandwidth 10mbit --whole-run --bits sparse --json");
   expect_said(said, "\"bits\": \"sparse\"");
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
@@ -376,6 +395,7 @@ Test(tune, predicts_a_whole_run) {
   expect_said(said, "exchanges would pile up");
   expect_said(program(2, PREDICT "--compute 1 --delay 3"), "are for --whole-run");
   expect_said(program(2, PREDICT "--compute 1 --whole-run --device cuda"), "not for --device cuda");
+  expect_said(program(2, PREDICT "--compute 1 --whole-run --warm-up 0.1"), "--warm-up is 1-bit");
   expect_said(program(2, PREDICT "--compute 1 --whole-run --bits 3"), "--bits=3: expected");
 }
 

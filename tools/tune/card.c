@@ -134,7 +134,7 @@ static struct tune_update mixed(const struct tune_card *card, const struct shape
                                 struct tune_policy policy) {
   const struct tune_update bits = compressed(card, shape, TUNE_ZERO_ONE),
                            full = dense(card, shape, 4);
-  const double none = 1 - policy.one_bit - policy.dense;
+  const double none = 1 - policy.one_bit - policy.dense; /* neither method sends 8 bits */
   const double alone = card->launch + LOCAL * shape->n / card->copy;
 #define MEAN_OF(what) (policy.one_bit * bits.what + policy.dense * full.what)
   return (struct tune_update){.kernels = MEAN_OF(kernels) + none * alone,

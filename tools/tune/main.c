@@ -48,7 +48,7 @@ static const struct tool_option rows[] = {
     {"cores", 0, TOOL_REAL, AT(cores), "N", "of a host; default: the tuning file's", .low = 0.01,
      .high = 1e5},
     {"steps", 0, TOOL_REAL, AT(steps), "N",
-     "of the whole run, for 0/1 Adam's intervals; default 100000", .low = 1, .high = 1e12},
+     "of the whole run, which has the warm-up in it; default 100000", .low = 1, .high = 1e12},
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
      .help = "the tuning file, of whatever machine; 'none': the defaults"},
     {"warm-up", 0, TOOL_REAL, AT(warm_up), "SHARE",
@@ -112,7 +112,9 @@ static const char *check_whole(const struct tune_options *options) {
   if (!options->whole)
     return has_outer(options) ? "--local-steps, --bits, --fragments and --delay are for --whole-run"
                               : NULL;
-  return options->device == TUNE_CUDA ? "--whole-run is not for --device cuda" : NULL;
+  return options->device == TUNE_CUDA ? "--whole-run is not for --device cuda"
+         : !isnan(options->warm_up)   ? "--warm-up is 1-bit Adam's, which --whole-run leaves out"
+                                      : NULL;
 }
 
 /* What is wrong with options that are right each alone; NULL: nothing. */

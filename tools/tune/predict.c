@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "onebit/efficient_adam.h"
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
 
@@ -89,10 +90,9 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
       "nothing in %.1f %%.\n",
       training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
       100 * (1 - policy.one_bit - policy.dense));
-  printf(
-      "# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up). Efficient-Adam has "
-      "none.\n",
-      100 * training->warm_up);
+  printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); of "
+         "Efficient-Adam's %d\n#   steps send 8 bits.\n",
+         100 * training->warm_up, ONEBIT_WARMUP_STEPS);
   printf(
       "# Each row is the mean of a whole run. At the link's rate: what its bytes take if nothing "
       "else did.\n"

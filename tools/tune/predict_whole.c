@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "onebit/efficient_adam.h"
 #include "tools/tune/tune.h"
 #include "tools/tune/whole.h"
 
@@ -46,8 +47,7 @@ static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways
       (struct tune_way){"outer, SparseLoCo", TUNE_SPARSE, TUNE_SPARSE, 0, local_steps, 1, 0};
 }
 
-static void print_head(const struct tune_options *options, const struct ob_costs *costs,
-                       const struct tune_wanted *wanted) {
+static void print_head(const struct tune_options *options, const struct ob_costs *costs) {
   char latency[24], run[24];
   tune_time_text(costs->between.latency, latency);
   duration_text(options->steps * options->compute, run);
@@ -58,12 +58,12 @@ static void print_head(const struct tune_options *options, const struct ob_costs
          options->compute, run, latency);
   printf("# Costs: %s\n", costs->source);
   printf(
-      "# Each step: %.0f %% of the computation hides the exchange; %.3g %% of the steps are 1-bit "
-      "Adam's\n#   warm-up. Outer step: every H steps F fragments of the drift, each applied "
+      "# Each step: %.0f %% of the computation hides the exchange; %d steps are Efficient-Adam's "
+      "warm-up,\n#   in 8 bits. Outer step: every H steps F fragments of the drift, each applied "
       "`delay` steps after\n#   its exchange began. bytes: out of a host, as many come in.\n"
       "# Chosen: the way that changes training least of those within %.0f %% of no network, else "
       "the fastest.\n",
-      100 * TUNE_HIDING, 100 * wanted->warm_up, 100 * (TUNE_NEAR - 1));
+      100 * TUNE_HIDING, ONEBIT_WARMUP_STEPS, 100 * (TUNE_NEAR - 1));
 }
 
 static void way_text(const struct tune_way *way, char text[64]) {
@@ -102,7 +102,7 @@ static void print_link(const struct ob_costs *costs, const struct tune_training 
 
 static void print_links(const struct ob_costs *costs, const struct tune_training *training,
                         const struct whole_ways *ways) {
-  printf("\n%-12s%12s%12s   %-23s%5s%9s%4s%7s%12s%12s%12s\n", "link", "dense", "1-bit Adam",
+  printf("\n%-12s%12s%16s   %-23s%5s%9s%4s%7s%12s%12s%12s\n", "link", "dense", "Efficient-Adam",
          "chosen", "H", "bits", "F", "delay", "bytes", "run", "no network");
   for (size_t k = 0; k < sizeof usual_links / sizeof usual_links[0]; k++) {
     struct ob_costs there = *costs;
@@ -116,7 +116,7 @@ static void print_links(const struct ob_costs *costs, const struct tune_training
     duration_text(whole.seconds, times[2]);
     way_text(way, text);
     tune_bytes_text(whole.host_bytes, bytes);
-    printf("%-12s%12s%12s   %s%12s%12s%11.2fx\n", rate, times[0], times[1], text, bytes, times[2],
+    printf("%-12s%12s%16s   %s%12s%12s%11.2fx\n", rate, times[0], times[1], text, bytes, times[2],
            whole.seconds / (training->steps * training->compute));
   }
 }
@@ -173,8 +173,7 @@ int tune_predict_whole(const struct tune_options *options) {
   const struct tune_wanted wanted = {.local_steps = options->local_steps,
                                      .bits = options->bits >= 0 ? widths[options->bits] : -1,
                                      .fragments = options->fragments,
-                                     .delay = options->delay,
-                                     .warm_up = options->warm_up};
+                                     .delay = options->delay};
   if (!tune_load_costs(options, &costs))
     return TUNE_FAILED;
   if (!fill_ways(&wanted, &ways))
@@ -183,7 +182,7 @@ int tune_predict_whole(const struct tune_options *options) {
     print_json(&costs, &training, &ways);
     return TUNE_OK;
   }
-  print_head(options, &costs, &wanted);
+  print_head(options, &costs);
   (options->bandwidth > 0 ? print_link : print_links)(&costs, &training, &ways);
   return TUNE_OK;
 }

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "onebit/efficient_adam.h"
 #include "optimizers/methods/zero_one_schedule.h"
 
 const char *const tune_method_names[TUNE_METHODS] = {"dense float32",  "dense float16",
@@ -11,15 +12,18 @@ const char *const tune_method_names[TUNE_METHODS] = {"dense float32",  "dense fl
 
 struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method) {
   const double steps = training->steps, warm_up = training->warm_up;
+  const double eight_bits = fmin(1, ONEBIT_WARMUP_STEPS / steps);
   if (method == TUNE_ADAM)
-    return (struct tune_policy){1 - warm_up, warm_up};
+    return (struct tune_policy){1 - warm_up, 0, warm_up};
+  if (method == TUNE_FLAT || method == TUNE_HIERARCHICAL)
+    return (struct tune_policy){1 - eight_bits, eight_bits, 0};
   if (method != TUNE_ZERO_ONE)
-    return method <= TUNE_HALF ? (struct tune_policy){0, 1} : (struct tune_policy){1, 0};
+    return (struct tune_policy){0, 0, 1};
   const struct ob_zero_one_schedule schedule =
       ob_zero_one_resolve(&(struct ob_zero_one_schedule){.variance_freeze_step = TUNE_FREEZE_STEP});
   uint64_t counts[3], whole = steps < 1 ? 1 : (uint64_t)steps;
   ob_zero_one_count(&schedule, whole, counts);
-  return (struct tune_policy){(double)counts[OB_EXCHANGE_BITS] / (double)whole,
+  return (struct tune_policy){(double)counts[OB_EXCHANGE_BITS] / (double)whole, 0,
                               (double)counts[OB_EXCHANGE_DENSE] / (double)whole};
 }
 
@@ -49,33 +53,61 @@ static struct tune_exchange one_bit(const struct ob_costs *costs, struct ob_cost
                                 ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS)};
 }
 
-/* What a method exchanges: in bits and in full precision, and how often. */
-struct parts {
-  struct tune_policy policy;
-  struct tune_exchange bits, full;
-};
+static struct ob_cost_task task_of(const struct tune_training *training) {
+  return (struct ob_cost_task){.elements = (size_t)training->parameters,
+                               .hosts = training->hosts,
+                               .ranks_per_host = training->ranks_per_host};
+}
 
-static struct parts parts_of(const struct ob_costs *costs, const struct tune_training *training,
-                             enum tune_method method) {
-  const struct ob_cost_task task = {.elements = (size_t)training->parameters,
-                                    .hosts = training->hosts,
-                                    .ranks_per_host = training->ranks_per_host};
-  struct parts parts = {.policy = tune_policy(training, method),
-                        .full = (method == TUNE_HALF ? half : dense)(costs, &task)};
+/* An exchange of one bit by the method's schedule, or by the better of both. */
+static struct tune_exchange bits_of(const struct ob_costs *costs,
+                                    const struct tune_training *training, enum tune_method method) {
+  const struct ob_cost_task task = task_of(training);
   struct tune_exchange flat = one_bit(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
   struct tune_exchange levels = one_bit(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
   bool has_levels =
       method != TUNE_FLAT && (method == TUNE_HIERARCHICAL || levels.seconds < flat.seconds);
-  parts.bits = has_levels ? levels : flat;
-  return parts;
+  return has_levels ? levels : flat;
+}
+
+static struct tune_exchange widen_bits(const struct ob_costs *costs, struct tune_exchange one,
+                                       int bits) {
+  const double scales = 4.0 / 2048; /* bytes an element */
+  const double wider = one.host_bytes * (bits / 8.0 + scales) / (1 / 8.0 + scales);
+  one.seconds += (wider - one.host_bytes) / (costs->between.bandwidth * costs->exchange_efficiency);
+  one.host_bytes = wider;
+  return one;
+}
+
+struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
+                                        const struct tune_training *training, int bits) {
+  return widen_bits(costs, bits_of(costs, training, TUNE_ZERO_ONE), bits);
+}
+
+/* What a method exchanges, and how often. */
+struct parts {
+  struct tune_policy policy;
+  struct tune_exchange one_bit, eight_bits, full;
+};
+
+static struct parts parts_of(const struct ob_costs *costs, const struct tune_training *training,
+                             enum tune_method method) {
+  const struct ob_cost_task task = task_of(training);
+  const struct tune_exchange bits = bits_of(costs, training, method);
+  return (struct parts){.policy = tune_policy(training, method),
+                        .one_bit = bits,
+                        .eight_bits = widen_bits(costs, bits, 8),
+                        .full = (method == TUNE_HALF ? half : dense)(costs, &task)};
 }
 
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
                                    const struct tune_training *training, enum tune_method method) {
   const struct parts parts = parts_of(costs, training, method);
-  const double bits = parts.policy.one_bit, full = parts.policy.dense;
-  return (struct tune_exchange){bits * parts.bits.seconds + full * parts.full.seconds,
-                                bits * parts.bits.host_bytes + full * parts.full.host_bytes};
+#define MEAN_OF(what)                                                                              \
+  (parts.policy.one_bit * parts.one_bit.what + parts.policy.eight_bits * parts.eight_bits.what +   \
+   parts.policy.dense * parts.full.what)
+  return (struct tune_exchange){MEAN_OF(seconds), MEAN_OF(host_bytes)};
+#undef MEAN_OF
 }
 
 /* What is not hidden of an exchange. */
@@ -87,7 +119,9 @@ static double waiting(const struct tune_training *training, double exchange, boo
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
   const struct parts parts = parts_of(costs, training, method);
-  return training->compute + parts.policy.one_bit * waiting(training, parts.bits.seconds, overlap) +
+  return training->compute +
+         parts.policy.one_bit * waiting(training, parts.one_bit.seconds, overlap) +
+         parts.policy.eight_bits * waiting(training, parts.eight_bits.seconds, overlap) +
          parts.policy.dense * waiting(training, parts.full.seconds, overlap);
 }
 

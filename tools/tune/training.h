@@ -9,7 +9,7 @@
 enum tune_method {
   TUNE_DENSE,        /* MPI_Allreduce of float32 */
   TUNE_HALF,         /* MPI_Allreduce of two bytes an element */
-  TUNE_FLAT,         /* one bit in each step, as Efficient-Adam: schedule exchange */
+  TUNE_FLAT,         /* Efficient-Adam, whose warm-up sends 8 bits: schedule exchange */
   TUNE_HIERARCHICAL, /* the same, hierarchical; as flat where that is not possible */
   TUNE_ADAM,         /* 1-bit Adam: the better of these two, after a dense warm-up */
   TUNE_ZERO_ONE,     /* 0/1 Adam: the better of these two, and not in every step */
@@ -29,11 +29,11 @@ struct tune_training {
 /* The published recipe of 1-bit Adam for BERT-Large: 23 k of 152 k steps (arXiv 2102.02888). */
 #define TUNE_WARM_UP 0.15
 
-/* A whole run: fraction of the steps in which the ranks exchange one bit, and in which they
- * exchange full precision, for a warm-up or a variance. 0/1 Adam's is by the optimizer's own
+/* A whole run: the shares of the steps in which the ranks exchange one bit, 8 bits (the warm-up of
+ * Efficient-Adam) and full precision (a warm-up, a variance). 0/1 Adam's are by the optimizer's own
  * schedule. */
 struct tune_policy {
-  double one_bit, dense;
+  double one_bit, eight_bits, dense;
 };
 
 /* After which the variance is frozen, as in the recipe for BERT-Large that 0/1 Adam was published
@@ -56,6 +56,10 @@ struct tune_exchange {
 };
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
                                    const struct tune_training *training, enum tune_method method);
+/* The same in `bits` bits, 1 to 8: the cost model's exchange of one bit, flat or hierarchical, and
+ * the additional bytes at the rate that exchanges reach. */
+struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
+                                        const struct tune_training *training, int bits);
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap);
 

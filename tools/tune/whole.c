@@ -3,15 +3,13 @@
 
 #include <math.h>
 
-static struct ob_cost_task task_of(const struct tune_training *training) {
-  return (struct ob_cost_task){.elements = (size_t)training->parameters,
-                               .hosts = training->hosts,
-                               .ranks_per_host = training->ranks_per_host};
-}
+#include "onebit/efficient_adam.h"
 
 /* Seconds of the codec for an exchange: they are the computation's cores'. */
 static double codec_seconds(const struct ob_costs *costs, const struct tune_training *training) {
-  const struct ob_cost_task task = task_of(training);
+  const struct ob_cost_task task = {.elements = (size_t)training->parameters,
+                                    .hosts = training->hosts,
+                                    .ranks_per_host = training->ranks_per_host};
   const double element = costs->compress + costs->apply + costs->reduce_stream;
   return training->parameters * element * costs->codec_factor * ob_cost_sharing(costs, &task);
 }
@@ -27,26 +25,19 @@ static struct tune_exchange gather(const struct ob_costs *costs,
                                 bytes};
 }
 
-struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
+static struct tune_exchange exchange_of(const struct ob_costs *costs,
                                         const struct tune_training *training, int bits) {
   if (bits == TUNE_FLOAT32)
     return tune_exchange(costs, training, TUNE_DENSE);
   if (bits == TUNE_SPARSE)
     return gather(costs, training);
-  struct tune_exchange flat = tune_exchange(costs, training, TUNE_FLAT);
-  struct tune_exchange levels = tune_exchange(costs, training, TUNE_HIERARCHICAL);
-  struct tune_exchange one = levels.seconds < flat.seconds ? levels : flat;
-  const double scales = 4.0 / 2048; /* bytes an element */
-  const double wider = one.host_bytes * (bits / 8.0 + scales) / (1 / 8.0 + scales);
-  one.seconds += (wider - one.host_bytes) / (costs->between.bandwidth * costs->exchange_efficiency);
-  one.host_bytes = wider;
-  return one;
+  return tune_exchange_bits(costs, training, bits);
 }
 
 /* Exchanges in each step: seconds waited and bytes of so many steps. */
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
-  const struct tune_exchange exchange = tune_exchange_bits(costs, training, bits);
+  const struct tune_exchange exchange = exchange_of(costs, training, bits);
   const double hidden = TUNE_HIDING * training->compute;
   whole->exchange = exchange.seconds;
   whole->waiting += steps * fmax(exchange.seconds - hidden, TUNE_EXPOSED * exchange.seconds);
@@ -57,7 +48,7 @@ static void add_rounds(const struct ob_costs *costs, const struct tune_training 
                        const struct tune_way *way, struct tune_whole *whole) {
   struct tune_training fragment = *training;
   fragment.parameters = ceil(training->parameters / way->fragments);
-  const struct tune_exchange exchange = tune_exchange_bits(costs, &fragment, way->bits);
+  const struct tune_exchange exchange = exchange_of(costs, &fragment, way->bits);
   const double hidden = way->delay * training->compute;
   const double exchanges = ceil(training->steps / way->local_steps) * way->fragments;
   whole->exchange = exchange.seconds;
@@ -72,7 +63,7 @@ struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_tra
   if (way->local_steps > 1) {
     add_rounds(costs, training, way, &whole);
   } else {
-    const double warm_up = floor(way->warm_up * training->steps);
+    const double warm_up = fmin(way->warm_up_steps, training->steps);
     add_steps(costs, training, way->warm_up_bits, warm_up, &whole);
     add_steps(costs, training, way->bits, training->steps - warm_up, &whole);
   }
@@ -121,8 +112,7 @@ size_t tune_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAY
   static const int local_steps[] = {10, 30, 100, 300}, bits[] = {4, 1};
   const struct tune_way each_step[] = {
       {"dense each step", TUNE_FLOAT32, TUNE_FLOAT32, 0, 1, 1, 0},
-      {"1-bit Adam", 1, TUNE_FLOAT32, wanted->warm_up, 1, 1, 0},
-      {"with warm-up of 8 bits", 1, 8, wanted->warm_up, 1, 1, 0},
+      {"Efficient-Adam", 1, 8, ONEBIT_WARMUP_STEPS, 1, 1, 0},
   };
   size_t count = 0;
   for (size_t k = 0; k < sizeof each_step / sizeof each_step[0]; k++)

@@ -2,8 +2,7 @@
  * A whole training run over a slow network: ways to train, from a dense exchange in each step to an
  * exchange in bits every H steps, and what each of them takes.
  *
- * An exchange of b bits is the cost model's exchange of one bit, and the additional bytes at the
- * rate that exchanges reach. With an outer step of H local steps and F fragments, each fragment is
+ * With an outer step of H local steps and F fragments, each fragment is
  * exchanged once in H steps and has `delay` steps of computation to hide behind; what the codec
  * does takes the cores that compute, and is never hidden. With delay * F <= H no two exchanges are
  * on the way at once, so the link is never asked for more.
@@ -24,7 +23,7 @@ enum { TUNE_FLOAT32 = 32, TUNE_SPARSE = 0 };
 struct tune_way {
   const char *name;
   int bits, warm_up_bits; /* TUNE_FLOAT32, 8, 4, 2, 1; TUNE_SPARSE */
-  double warm_up;         /* share of the steps that exchange warm_up_bits each step */
+  int warm_up_steps;      /* which exchange warm_up_bits */
   int local_steps;        /* H; 1: an exchange in each step */
   int fragments, delay;   /* of an outer step */
 };
@@ -35,10 +34,6 @@ struct tune_whole {
   double host_bytes;       /* out of a host, in the whole run */
 };
 
-/* An exchange of all parameters, of which each host gets as many bytes as it sends. */
-struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
-                                        const struct tune_training *training, int bits);
-
 struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_training *training,
                              const struct tune_way *way);
 
@@ -48,7 +43,6 @@ const char *tune_way_error(const struct tune_way *way);
 /* What is asked for in all outer steps; 0, and -1 for delay and bits: nothing. */
 struct tune_wanted {
   int local_steps, bits, fragments, delay;
-  double warm_up;
 };
 
 /* Ways to train, those first that change training least: dense and one bit in each step, then
