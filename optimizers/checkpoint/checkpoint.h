@@ -47,8 +47,16 @@ struct ob_part_header {
   char kind[16];
   uint32_t library, profile;
   uint32_t ranks, hosts; /* hosts: of a hierarchical schedule; 0: of no such */
-  uint32_t stage, form;
-  uint32_t shards, apart;
+  /* The first three of an optimizer, or the others of an outer step. */
+  union {
+    struct {
+      uint32_t stage, form, shards;
+    };
+    struct {
+      uint32_t weighted, momentum, fragments;
+    };
+  };
+  uint32_t apart;
   uint64_t tensors, elements, padding;
   uint64_t steps, frozen_at, exchanges[3];
   double variance_ratio;

@@ -249,7 +249,7 @@ static onebit_status_t restore(struct loading *loading) {
 /* Sites that are more or fewer than those that saved first have what these had. */
 static onebit_status_t cut_as_saved(struct loading *loading) {
   const struct ob_part *part = &loading->parts.list[0];
-  const size_t shards = part->header.shards, groups = loading->outer->groups;
+  const size_t shards = part->header.fragments, groups = loading->outer->groups;
   if (!loading->outer->sites)
     return ONEBIT_OK;
   if (shards < groups || shards % groups || shards / groups > OB_SITES_MAX)

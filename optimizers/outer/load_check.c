@@ -27,15 +27,15 @@ onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct one
     return ob_part_error(part, "of another kind: saved by %.16s, loaded by %s", header->kind,
                          ob_outer_kind(outer));
   OB_TRY(check_tensors(part, outer));
-  if (header->form != momentum)
+  if (header->momentum != momentum)
     return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
-                         header->form ? "" : "out", momentum ? "" : "out");
-  if (header->stage != (uint32_t)outer->options.weighted)
+                         header->momentum ? "" : "out", momentum ? "" : "out");
+  if (header->weighted != (uint32_t)outer->options.weighted)
     return ob_part_error(part, "saved with%s weights, loaded with%s them",
-                         header->stage ? "" : "out", outer->options.weighted ? "" : "out");
-  if (header->shards != outer->options.fragments)
-    return ob_part_error(part, "saved with %" PRIu32 " fragments, loaded with %zu", header->shards,
-                         outer->options.fragments);
+                         header->weighted ? "" : "out", outer->options.weighted ? "" : "out");
+  if (header->fragments != outer->options.fragments)
+    return ob_part_error(part, "saved with %" PRIu32 " fragments, loaded with %zu",
+                         header->fragments, outer->options.fragments);
   if (header->numbers != ob_outer_number_count(outer))
     return ob_part_error(part, "%" PRIu64 " numbers, an outer step of so many fragments has %zu",
                          header->numbers, ob_outer_number_count(outer));

@@ -71,9 +71,9 @@ static void describe(struct saving *saving) {
       .order = OB_PART_ORDER,
       .library = ONEBIT_VERSION_MAJOR << 16 | ONEBIT_VERSION_MINOR << 8 | ONEBIT_VERSION_PATCH,
       .ranks = (uint32_t)outer->comm->size,
-      .stage = (uint32_t)options->weighted,
-      .form = options->rule != ONEBIT_OUTER_MEAN,
-      .shards = (uint32_t)options->fragments,
+      .weighted = (uint32_t)options->weighted,
+      .momentum = options->rule != ONEBIT_OUTER_MEAN,
+      .fragments = (uint32_t)options->fragments,
       .apart = true,
       .tensors = outer->tensor_count,
       .elements = outer->count,
@@ -168,7 +168,7 @@ static void list_sections(struct saving *saving) {
   add_residual(saving, OB_SAVED_WORKER);
   add_residual(saving, OB_SAVED_SERVER);
   add_alike(saving, OB_SAVED_CONSENSUS, 0, elements);
-  if (saving->header.form)
+  if (saving->header.momentum)
     add_alike(saving, OB_SAVED_OUTER_MOMENTUM, 0, elements);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
