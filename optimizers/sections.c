@@ -65,10 +65,11 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
            (stage == OB_STAGE_WARMUP && optimizer->options.warmup_bits);
   case OB_SAVED_MOMENTS:
     return method->moments;
+  case OB_SAVED_LADDERS:
+    return optimizer->ladders;
   case OB_SAVED_CONSENSUS:
   case OB_SAVED_OUTER_MOMENTUM:
   case OB_SAVED_DRIFT:
-  case OB_SAVED_LADDERS:
     return false;
   default:
     return true;

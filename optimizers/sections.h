@@ -1,34 +1,12 @@
 /*
- * The named sections of an optimizer's state. There is one list of them, and one function that says
- * where a bucket has its part of a section: saving, loading, norms and statistics read the same.
+ * Where an optimizer has the rows of its state (state.h). One function says where a bucket has its
+ * part of a row: saving, loading, norms and statistics read the same.
  */
 #ifndef OB_OPTIMIZERS_SECTIONS_H
 #define OB_OPTIMIZERS_SECTIONS_H
 
 #include "optimizers/optimizer.h"
-
-/* What a section is of: the numbers of the checkpoints' format. */
-enum ob_saved {
-  OB_SAVED_NORMS = 1,  /* of the automatic freeze, double */
-  OB_SAVED_NUMBERS,    /* the method's own, 8 bytes each; all others are floats */
-  OB_SAVED_PARAMETERS, /* master values, where parameters are not float32 */
-  OB_SAVED_MOMENTUM,
-  OB_SAVED_VARIANCE,
-  OB_SAVED_FRESH,
-  OB_SAVED_ANCHOR,
-  OB_SAVED_MOVED,
-  OB_SAVED_WORKER,  /* residual of what this rank sends */
-  OB_SAVED_SERVER,  /* and of what it sends as the server of its shard */
-  OB_SAVED_MOMENTS, /* of each rank's own gradients */
-  /* Of outer steps (optimizers/outer/save.c): */
-  OB_SAVED_CONSENSUS,
-  OB_SAVED_OUTER_MOMENTUM,
-  OB_SAVED_DRIFT, /* the mean drift that is not applied yet */
-  /* Of an optimizer again, whose buckets move between widths: struct ob_ladder_state of each
-   * tensor's bucket, 8 bytes each */
-  OB_SAVED_LADDERS,
-  OB_SAVED_END
-};
+#include "optimizers/state.h"
 
 /* What the momentum of tensors that are compressed is. */
 enum ob_stage {
@@ -36,23 +14,6 @@ enum ob_stage {
   OB_STAGE_FROZEN, /* times beta1, where residuals will be */
   OB_STAGE_SENT    /* the last message; and there are residuals */
 };
-
-/* A row of the list. */
-struct ob_saved_row {
-  const char *name;
-  size_t size;    /* bytes of one number in a checkpoint */
-  bool own;       /* it is each rank's own; other ranks than those that saved begin with the mean */
-  bool own_apart; /* likewise while ranks differ (ob_method.apart) */
-  bool may_lack;  /* elements that nobody has are zeros; of the rest somebody must have each */
-  bool finite;    /* messages and residuals are made of it */
-};
-
-extern const struct ob_saved_row ob_saved_rows[OB_SAVED_END];
-
-/* What is no elements, but numbers. */
-static inline bool ob_saved_numbers(uint32_t what) {
-  return what <= OB_SAVED_NUMBERS || what == OB_SAVED_LADDERS;
-}
 
 /* The stage that the optimizer is in, and whether the method has that section in that stage. */
 enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer);
@@ -88,11 +49,6 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
 /* --- Elements of a section */
 
 enum { OB_CHUNK = 32768 }; /* elements at a time */
-
-/* `count` <= OB_CHUNK elements of a piece, from `offset` on. */
-struct ob_run {
-  size_t piece, offset, count;
-};
 
 /* Where block number `block` begins in a piece: 0 where that is before it, its count where behind
  * it. */

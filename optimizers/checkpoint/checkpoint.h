@@ -5,7 +5,8 @@
  *   map.c                  which element is where in the optimizer
  *   part.c                 a part: its header and its list of sections, checked
  *   write.c                a part written
- *   save.c                 an optimizer to a part
+ *   save.c                 the state of an object to a part
+ *   optimizer.c            an optimizer's, and the calls that save and load it
  *   parts.c                what the parts of all ranks have of some elements
  *   restore.c, messages.c  and that into an optimizer; momentum that was sent
  *   load.c                 parts to an optimizer
@@ -30,8 +31,6 @@
 
 /* Without a section that version 1 has not: what is written in most cases. */
 #define OB_PART_VERSION_PLAIN 1
-
-enum ob_space { OB_ELEMENTS, OB_PADDING, OB_SPACES };
 
 /* What is sent of the momentum. */
 enum ob_form { OB_FORM_MOMENTUM, OB_FORM_STEP };
@@ -90,16 +89,11 @@ struct ob_checksum ob_checksum_begin(void);
 void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes); /* times 8 */
 uint64_t ob_checksum_end(const struct ob_checksum *sum);
 
-/* Bytes of a section of so many numbers, filled up with zeros. */
+/* Bytes of a section of so many numbers, filled up with zeros; how many there can be at most. */
 uint64_t ob_section_bytes(uint32_t what, uint64_t count);
+uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space);
 
 /* --- Where elements are (map.c) */
-
-/* Of a piece: its elements of each space are together, those of tensors before the padding. */
-struct ob_stretch {
-  uint64_t first[OB_SPACES];
-  size_t count[OB_SPACES], bucket, piece;
-};
 
 /* Elements of a section. */
 struct ob_range {
@@ -111,11 +105,11 @@ struct ob_range {
 
 struct ob_map {
   struct ob_stretch *all, *sorted; /* in the order of buckets and pieces; of elements */
-  size_t *of_bucket, count;        /* where a bucket's begin in `all` */
+  size_t count;
   uint64_t total[OB_SPACES];
 };
 
-onebit_status_t ob_map_create(struct ob_map *map, const struct onebit_optimizer *optimizer);
+onebit_status_t ob_map_create(struct ob_map *map, const struct ob_state *state);
 void ob_map_destroy(struct ob_map *map);
 
 /* All stretches in the order of a space's elements; that with this element. */
@@ -167,7 +161,26 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
 onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
                              uint64_t first, size_t count, void *values);
 
-/* --- Writing (write.c) */
+/* --- Saving (save.c) */
+
+/* A part of this rank's, described: `header.bytes` is known. */
+struct ob_saving {
+  const struct ob_state *state;
+  struct ob_map map;
+  struct ob_part_header header;
+  struct ob_part_tensor *tensors;
+  struct ob_part_section *sections;
+  bool whole;              /* all that this rank has, also of what other ranks have alike */
+  struct ob_reader reader; /* of optimizers */
+};
+
+onebit_status_t ob_saving_create(struct ob_saving *saving, const struct ob_state *state,
+                                 bool whole);
+void ob_saving_destroy(struct ob_saving *saving);
+
+/* `count` <= OB_CHUNK numbers of a section, from number `first` on. */
+onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_section *section,
+                               uint64_t first, size_t count, void *values);
 
 /* Where a part is written; from any offset on, all bytes once. */
 struct ob_sink {
@@ -175,49 +188,19 @@ struct ob_sink {
   void *context;
 };
 
-/* What is written. `read`: `count` <= OB_CHUNK numbers of a section, from number `first` on. */
-struct ob_part_writer {
-  struct ob_part_header *header;
-  const struct ob_part_tensor *tensors; /* as many as the header says, and so many sections */
-  struct ob_part_section *sections;
-  onebit_status_t (*read)(void *context, const struct ob_part_section *section, uint64_t first,
-                          size_t count, void *values);
-  void *context;
-};
-
-/* Where each section is, and so how many bytes the part has. */
-void ob_part_lay_out(struct ob_part_header *header, struct ob_part_section *sections);
-
-/* All of it. Then header->checksum is known too. */
-onebit_status_t ob_part_write(const struct ob_part_writer *writer, const struct ob_sink *sink);
+/* Writes it (write.c). Then header.checksum is known too. */
+onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
 
 /* Into the memory of a caller, who may only ask for the bytes, with NULL. */
-typedef onebit_status_t ob_write_body(void *context, const struct ob_sink *sink);
-onebit_status_t ob_part_to_memory(const struct ob_part_header *header, ob_write_body *write,
-                                  void *context, void *memory, size_t capacity, size_t *bytes);
+onebit_status_t ob_state_save(const struct ob_state *state, bool whole, void *memory,
+                              size_t capacity, size_t *bytes);
+/* Collective, into a directory. `status`: how this rank fares so far. */
+onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_t status,
+                                    const char *directory);
 
-/* --- Saving (save.c) */
+/* --- An optimizer's state (optimizer.c) */
 
-/* A part of this rank's, described: `header.bytes` is known. */
-struct ob_saving {
-  struct onebit_optimizer *optimizer;
-  struct ob_map map;
-  struct ob_part_header header;
-  struct ob_part_section *sections;
-  bool whole; /* all that this rank has, also of what other ranks have alike */
-};
-
-onebit_status_t ob_saving_create(struct ob_saving *saving, onebit_optimizer_t optimizer,
-                                 bool whole);
-void ob_saving_destroy(struct ob_saving *saving);
-
-/* `count` <= OB_CHUNK numbers of a section, from number `first` on. */
-onebit_status_t ob_saving_read(const struct ob_saving *saving, struct ob_reader *reader,
-                               const struct ob_part_section *section, uint64_t first, size_t count,
-                               void *values);
-
-/* Writes it. Then header.checksum is known too. */
-onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
+struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer);
 
 /* Fails while a step is open. Waits for those on streams. */
 onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
@@ -272,20 +255,6 @@ onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *ran
 
 /* --- In a directory (files.c) */
 
-/* What a checkpoint is of: an optimizer, or an outer step. */
-struct ob_subject {
-  onebit_comm_t comm;
-  const char *kind;
-  uint64_t steps;
-  void *object;
-  /* This rank's part, and its checksum. */
-  onebit_status_t (*write)(void *object, const struct ob_sink *sink, uint64_t *checksum);
-};
-
-/* Collective. `status`: how this rank fares so far. */
-onebit_status_t ob_files_save(const struct ob_subject *subject, onebit_status_t status,
-                              const char *directory);
-
 /* The parts that a manifest names. */
 struct ob_opened {
   struct ob_manifest manifest;
@@ -312,13 +281,14 @@ struct ob_loading {
   struct onebit_optimizer *optimizer;
   struct ob_map map;
   struct ob_parts parts;
-  struct ob_part *own;     /* the part that has this rank's numbers */
-  bool dry, ladders;       /* ladders: the part has those of the optimizer's scratch */
-  enum ob_stage stage;     /* of the optimizer, once it is loaded */
-  size_t bucket;           /* that is being restored */
-  struct ob_reader reader; /* whose message is scratch, too */
-  float *values, *more;    /* scratch: OB_CHUNK */
-  float *scales;           /* of the bucket with the most: one a block, or a shard */
+  struct ob_part *own;                /* the part that has this rank's numbers */
+  bool dry, ladders;                  /* ladders: the part has those of the optimizer's scratch */
+  enum ob_stage stage;                /* of the optimizer, once it is loaded */
+  size_t bucket;                      /* that is being restored; */
+  const struct ob_stretch *stretches; /* its own */
+  struct ob_reader reader;            /* whose message is scratch, too */
+  float *values, *more;               /* scratch: OB_CHUNK */
+  float *scales;                      /* of the bucket with the most: one a block, or a shard */
 };
 
 /* Elements of the bucket that is being restored; what is not known of padding is 0. */

@@ -75,7 +75,7 @@ static onebit_status_t look_through(const struct ob_directory *directory, uint64
 /* --- Saving ------------------------------------------------------------------------------------*/
 
 struct files {
-  const struct ob_subject *subject;
+  const struct ob_state *state;
   const char *path;
   struct ob_directory directory;
   int lock; /* rank 0's file; -1: none */
@@ -108,7 +108,7 @@ static onebit_status_t lock_directory(struct files *files) {
 
 /* Rank 0 says which generation this is. */
 static onebit_status_t begin(struct files *files, onebit_status_t status) {
-  onebit_comm_t comm = files->subject->comm;
+  onebit_comm_t comm = files->state->comm;
   uint64_t largest = 0;
   if (status == ONEBIT_OK)
     status = check(files->path);
@@ -128,15 +128,25 @@ static onebit_status_t put_in_file(void *file, uint64_t offset, const void *data
   return ob_file_write(file, offset, data, bytes);
 }
 
+static onebit_status_t write_state(const struct ob_state *state, const struct ob_sink *sink,
+                                   uint64_t *checksum) {
+  struct ob_saving saving;
+  onebit_status_t status = ob_saving_create(&saving, state, false);
+  if (status == ONEBIT_OK)
+    status = ob_saving_write(&saving, sink);
+  *checksum = saving.header.checksum;
+  ob_saving_destroy(&saving);
+  return status;
+}
+
 /* A file, whole and on the disk, or not there: with a text, or a part. */
 static onebit_status_t write_file(const struct files *files, const char *name, uint64_t *checksum,
                                   const char *text) {
-  const struct ob_subject *subject = files->subject;
   struct ob_file file;
   const struct ob_sink sink = {put_in_file, &file};
   OB_TRY(ob_file_create(&file, &files->directory, name));
   onebit_status_t status = text ? ob_file_write(&file, 0, text, strlen(text))
-                                : subject->write(subject->object, &sink, checksum);
+                                : write_state(files->state, &sink, checksum);
   if (status == ONEBIT_OK)
     status = ob_file_finish(&file);
   if (status != ONEBIT_OK)
@@ -185,18 +195,18 @@ static onebit_status_t look_at_part(struct files *files, int rank) {
   onebit_status_t status = open_stored(&files->directory, name, &stored, &header);
   ob_stored_close(&stored);
   OB_TRY(status);
-  *part = (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->subject->comm, rank)};
+  *part = (struct ob_manifest_part){stored.input.bytes, ob_agree_note(files->state->comm, rank)};
   if (header.checksum == part->checksum && header.bytes == part->bytes)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->path, name, rank);
 }
 
 static onebit_status_t publish(struct files *files) {
-  const struct ob_subject *subject = files->subject;
+  const struct ob_state *state = files->state;
   struct ob_manifest *manifest = &files->manifest;
   *manifest = (struct ob_manifest){
-      .steps = subject->steps, .generation = files->generation, .ranks = subject->comm->size};
-  snprintf(manifest->kind, sizeof manifest->kind, "%s", subject->kind);
+      .steps = state->steps, .generation = files->generation, .ranks = state->comm->size};
+  snprintf(manifest->kind, sizeof manifest->kind, "%s", state->kind);
   manifest->parts = ob_allocate((size_t)manifest->ranks, sizeof *manifest->parts);
   if (!manifest->parts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
@@ -213,7 +223,7 @@ static onebit_status_t publish(struct files *files) {
 static void remove_parts(const struct files *files) {
   char name[OB_PART_NAME];
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
-  for (int rank = 0; rank < files->subject->comm->size; rank++) {
+  for (int rank = 0; rank < files->state->comm->size; rank++) {
     ob_part_name(name, files->generation, rank);
     ob_file_remove(&files->directory, name);
   }
@@ -226,7 +236,7 @@ static bool is_agreed(onebit_status_t status) {
 }
 
 static onebit_status_t save(struct files *files, onebit_status_t status) {
-  onebit_comm_t comm = files->subject->comm;
+  onebit_comm_t comm = files->state->comm;
   uint64_t checksum, largest;
   OB_TRY(begin(files, status));
   onebit_status_t written = write_part(files, &checksum);
@@ -245,34 +255,14 @@ static onebit_status_t save(struct files *files, onebit_status_t status) {
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_files_save(const struct ob_subject *subject, onebit_status_t status,
-                              const char *directory) {
-  struct files files = {.subject = subject, .path = directory, .directory.number = -1, .lock = -1};
+onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_t status,
+                                    const char *directory) {
+  struct files files = {.state = state, .path = directory, .directory.number = -1, .lock = -1};
   status = save(&files, status);
   ob_own_close(files.lock);
   ob_directory_close(&files.directory);
   ob_release(files.manifest.parts);
   return status;
-}
-
-static onebit_status_t write_optimizer(void *optimizer, const struct ob_sink *sink,
-                                       uint64_t *checksum) {
-  struct ob_saving saving;
-  onebit_status_t status = ob_saving_create(&saving, optimizer, false);
-  if (status == ONEBIT_OK)
-    status = ob_saving_write(&saving, sink);
-  *checksum = saving.header.checksum;
-  ob_saving_destroy(&saving);
-  return status;
-}
-
-onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  const onebit_status_t status = ob_checkpoint_idle(optimizer);
-  const struct ob_subject subject = {optimizer->comm, optimizer->method->name, optimizer->steps,
-                                     optimizer, write_optimizer};
-  return ob_files_save(&subject, status, directory);
 }
 
 /* --- Loading -----------------------------------------------------------------------------------*/

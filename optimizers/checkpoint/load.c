@@ -32,7 +32,8 @@ static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
   if (optimizer->deferred && !optimizer->executor->restored)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "optimizer is on a device that counts its steps: it cannot be told of others");
-  OB_TRY(ob_map_create(&loading->map, optimizer));
+  const struct ob_state state = ob_optimizer_state(optimizer);
+  OB_TRY(ob_map_create(&loading->map, &state));
   OB_TRY(ob_parts_open(&loading->parts, sources));
   OB_TRY(ob_parts_check(&loading->parts, optimizer, &loading->map));
   OB_TRY(allocate(loading));
@@ -74,7 +75,8 @@ onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t
 static onebit_status_t restore(struct ob_loading *loading, struct ob_part *part) {
   onebit_optimizer_t optimizer = loading->optimizer;
   struct ob_parts *parts = &loading->parts;
-  OB_TRY(ob_map_create(&loading->map, optimizer));
+  const struct ob_state state = ob_optimizer_state(optimizer);
+  OB_TRY(ob_map_create(&loading->map, &state));
   *parts = (struct ob_parts){.list = part, .count = 1};
   parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
   parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);

@@ -78,8 +78,7 @@ static onebit_status_t open_own(struct ob_merge *merge) {
   OB_TRY(allocate(merge));
   if (merge->optimizer->held)
     return ONEBIT_OK;
-  OB_TRY(ob_saving_create(&merge->saving, merge->optimizer, true));
-  return ob_reader_create(&merge->reader, merge->optimizer);
+  return ob_saving_create(&merge->saving, &merge->state, true);
 }
 
 /* Steps that a rank of the same run can be behind: the one in which a rank was lost, and those that
@@ -147,39 +146,31 @@ static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
 
 /* --- The merged part ---------------------------------------------------------------------------*/
 
-static void add(struct ob_part *part, int what, enum ob_space space, uint64_t count) {
-  if (!count)
+static void add(struct ob_part *part, uint32_t what, uint32_t space) {
+  const uint64_t count = ob_section_limit(&part->header, what, space);
+  if (!count || (what == OB_SAVED_PARAMETERS && space == OB_PADDING))
     return;
   struct ob_part_section *sections = (struct ob_part_section *)(void *)part->front;
-  sections[part->header.sections++] = (struct ob_part_section){.what = (uint32_t)what,
-                                                               .space = (uint32_t)space,
-                                                               .count = count,
-                                                               .offset = part->header.bytes};
-  part->header.bytes += ob_section_bytes((uint32_t)what, count);
+  sections[part->header.sections++] = (struct ob_part_section){
+      .what = what, .space = space, .count = count, .offset = part->header.bytes};
+  part->header.bytes += ob_section_bytes(what, count);
 }
 
 /* Every section that the source's stage has, whole. */
 static onebit_status_t lay_out(struct ob_merge *merge) {
-  const struct ob_part_header *header = &merge->ranks[merge->source].header;
   struct ob_part *part = merge->merged;
-  enum ob_stage stage = (enum ob_stage)header->stage;
-  part->header = *header;
+  part->header = merge->ranks[merge->source].header;
+  const enum ob_stage stage = (enum ob_stage)part->header.stage;
   part->header.sections = part->header.bytes = 0;
   part->front = ob_allocate((size_t)OB_SAVED_END * OB_SPACES, sizeof *part->sections);
   part->sections = (const void *)part->front;
   part->sound = ob_allocate((size_t)OB_SAVED_END * OB_SPACES, sizeof *part->sound);
   if (!part->front || !part->sound)
     return no_memory();
-  add(part, OB_SAVED_NORMS, OB_ELEMENTS, header->window);
-  add(part, OB_SAVED_NUMBERS, OB_ELEMENTS, header->numbers);
-  for (int k = OB_SAVED_PARAMETERS; k < OB_SAVED_END; k++) {
-    if (!ob_has_section(merge->optimizer, stage, (enum ob_saved)k))
-      continue;
-    add(part, k, OB_ELEMENTS, header->elements);
-    add(part, k, OB_PADDING, k == OB_SAVED_PARAMETERS ? 0 : header->padding);
-  }
-  add(part, OB_SAVED_LADDERS, OB_ELEMENTS,
-      ob_checkpoint_numbers(merge->optimizer, OB_SAVED_LADDERS));
+  for (uint32_t what = OB_SAVED_NORMS; what < OB_SAVED_END; what++)
+    for (uint32_t space = 0; space < OB_SPACES; space++)
+      if (ob_has_section(merge->optimizer, stage, (enum ob_saved)what))
+        add(part, what, space);
   for (uint64_t i = 0; i < part->header.sections; i++)
     part->sound[i] = true;
   part->source.bytes = part->header.bytes;
@@ -290,8 +281,7 @@ static uint64_t read_own(struct ob_merge *merge, const struct ob_merge_piece *pi
   if (optimizer->held)
     ob_part_copy(optimizer->held, has, piece->first, piece->count, values);
   else
-    status =
-        ob_saving_read(&merge->saving, &merge->reader, has, piece->first, piece->count, values);
+    status = ob_saving_read(&merge->saving, has, piece->first, piece->count, values);
   if (status != ONEBIT_OK && merge->status == ONEBIT_OK) {
     merge->status = status;
     snprintf(merge->error, sizeof merge->error, "%s", onebit_last_error());
@@ -394,7 +384,6 @@ static void close(struct ob_merge *merge) {
   if (!merge->comm->transport->batch_destroy(merge->batch))
     keep_messages(merge);
   ob_saving_destroy(&merge->saving);
-  ob_reader_destroy(&merge->reader);
   ob_release(merge->ranks);
   ob_release(merge->holder);
   ob_release(merge->starts);
@@ -407,7 +396,8 @@ static void close(struct ob_merge *merge) {
 }
 
 onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part) {
-  struct ob_merge merge = {.optimizer = optimizer, .comm = comm};
+  struct ob_merge merge = {
+      .optimizer = optimizer, .comm = comm, .state = ob_optimizer_state(optimizer)};
   onebit_status_t status = run(&merge, open_own(&merge));
   *part = NULL;
   if (status == ONEBIT_OK) {

@@ -25,10 +25,10 @@ struct ob_merge_variance {
 struct ob_merge {
   struct onebit_optimizer *optimizer;
   onebit_comm_t comm;
+  struct ob_state state;
   struct ob_saving saving; /* what this rank has, unless that is optimizer->held */
-  struct ob_reader reader;
-  struct ob_part *ranks; /* the headers and sections of all */
-  bool *holder;          /* by rank */
+  struct ob_part *ranks;   /* the headers and sections of all */
+  bool *holder;            /* by rank */
   int source;
   unsigned char *fronts; /* in which `ranks` came */
   size_t *starts;        /* of each rank's there */

@@ -25,7 +25,7 @@ static const struct ob_bucket *bucket_of(const struct ob_loading *loading) {
 }
 
 static size_t real_of(const struct ob_loading *loading, size_t piece) {
-  return loading->map.all[loading->map.of_bucket[loading->bucket] + piece].count[OB_ELEMENTS];
+  return loading->stretches[piece].count[OB_ELEMENTS];
 }
 
 /* Where it was no message, it was saved times beta1. */

@@ -59,15 +59,13 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "part %d: %s", part->number, text);
 }
 
-/* How many there can be of what the section has. */
-static uint64_t limit_of(const struct ob_part_header *header,
-                         const struct ob_part_section *section) {
-  if (section->space == OB_PADDING)
-    return ob_saved_numbers(section->what) ? 0 : header->padding;
-  return section->what == OB_SAVED_NORMS     ? header->window
-         : section->what == OB_SAVED_NUMBERS ? header->numbers
-         : section->what == OB_SAVED_LADDERS ? header->tensors * OB_LADDER_NUMBERS
-                                             : header->elements;
+uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space) {
+  if (space == OB_PADDING)
+    return ob_saved_numbers(what) ? 0 : header->padding;
+  return what == OB_SAVED_NORMS     ? header->window
+         : what == OB_SAVED_NUMBERS ? header->numbers
+         : what == OB_SAVED_LADDERS ? header->tensors * OB_LADDER_NUMBERS
+                                    : header->elements;
 }
 
 /* Whether all of the section is before an element of some kind. */
@@ -86,7 +84,8 @@ static onebit_status_t check_section(const struct ob_part *part, uint64_t i, uin
   if (section->what < OB_SAVED_NORMS || section->what >= OB_SAVED_END ||
       section->space >= OB_SPACES)
     return ob_part_error(part, "section %" PRIu64 " is of no kind that this library knows", i);
-  uint64_t limit = limit_of(&part->header, section), bytes = part->header.bytes;
+  const uint64_t limit = ob_section_limit(&part->header, section->what, section->space);
+  const uint64_t bytes = part->header.bytes;
   const char *name = ob_saved_rows[section->what].name;
   if (section->first > limit || section->count > limit - section->first)
     return ob_part_error(part,

@@ -7,8 +7,7 @@
 
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
                                 const struct ob_run *run, float *values) {
-  const struct ob_stretch *at =
-      &loading->map.all[loading->map.of_bucket[loading->bucket] + run->piece];
+  const struct ob_stretch *at = &loading->stretches[run->piece];
   struct ob_parts *parts = &loading->parts;
   size_t real = at->count[OB_ELEMENTS], left = run->offset < real ? real - run->offset : 0;
   struct ob_range range = {what, OB_ELEMENTS, at->first[OB_ELEMENTS] + run->offset,
@@ -91,8 +90,7 @@ static onebit_status_t restore_parameters(void *context, const struct ob_run *al
   struct restoring *restoring = context;
   struct ob_loading *loading = restoring->loading;
   struct ob_run run = *all;
-  size_t real =
-      loading->map.all[loading->map.of_bucket[loading->bucket] + run.piece].count[OB_ELEMENTS];
+  const size_t real = loading->stretches[run.piece].count[OB_ELEMENTS];
   if (run.offset >= real)
     return ONEBIT_OK;
   run.count = run.count < real - run.offset ? run.count : real - run.offset;
@@ -196,7 +194,8 @@ static onebit_status_t restore_bucket(struct ob_loading *loading) {
   if (!loading->dry && bucket->dense->options.wire == ONEBIT_WIRE_BITS)
     OB_TRY(reset(bucket->dense, 1));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
-    OB_TRY(restore_section(loading, (enum ob_saved)what));
+    if (!ob_saved_numbers((uint32_t)what))
+      OB_TRY(restore_section(loading, (enum ob_saved)what));
   return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
 }
 
@@ -313,8 +312,12 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));
   OB_TRY(restore_ladders(loading));
-  for (loading->bucket = 0; loading->bucket < optimizer->bucket_count; loading->bucket++)
+  loading->stretches = loading->map.all;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    loading->bucket = u;
     OB_TRY(restore_bucket(loading));
+    loading->stretches += optimizer->buckets[u].bits->geometry.layout.pieces;
+  }
   if (loading->dry)
     return ONEBIT_OK;
   reset_scalings(optimizer);

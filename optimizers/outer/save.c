@@ -1,4 +1,4 @@
-/* A part of a checkpoint, of an outer step: what is docs/checkpoints.md's. */
+/* What an outer step declares of its state, and the calls that save it. */
 #include <string.h>
 
 #include "base/call_scope.h"
@@ -46,44 +46,19 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
   return status;
 }
 
-/* --- What there is -----------------------------------------------------------------------------*/
+/* --- What it declares --------------------------------------------------------------------------*/
 
-struct saving {
+/* The object of its state. */
+struct outer_state {
   struct onebit_outer *outer;
-  struct ob_part_header header;
-  struct ob_part_tensor *tensors;
-  struct ob_part_section *sections;
   uint64_t *numbers;
   float *residual; /* and its values; */
   size_t fragment; /* which fragment's, or SIZE_MAX */
-  uint32_t what;
+  enum ob_saved what;
 };
 
 size_t ob_outer_number_count(const struct onebit_outer *outer) {
   return OB_OUTER_NUMBERS + OB_FRAGMENT_NUMBERS * outer->options.fragments;
-}
-
-static void describe(struct saving *saving) {
-  const struct onebit_outer *outer = saving->outer;
-  const onebit_outer_options_t *options = &outer->options;
-  saving->header = (struct ob_part_header){
-      .version = OB_PART_VERSION_PLAIN,
-      .order = OB_PART_ORDER,
-      .library = ONEBIT_VERSION_MAJOR << 16 | ONEBIT_VERSION_MINOR << 8 | ONEBIT_VERSION_PATCH,
-      .ranks = (uint32_t)outer->comm->size,
-      .weighted = (uint32_t)options->weighted,
-      .momentum = options->rule != ONEBIT_OUTER_MEAN,
-      .fragments = (uint32_t)options->fragments,
-      .apart = true,
-      .tensors = outer->tensor_count,
-      .elements = outer->count,
-      .steps = options->weighted && !outer->sites ? outer->started : outer->steps,
-      .exchanges = {outer->started, outer->exchanges, outer->skipped},
-      .numbers = ob_outer_number_count(outer),
-      .rank = (uint32_t)outer->comm->rank,
-  };
-  memcpy(saving->header.magic, OB_PART_MAGIC, sizeof saving->header.magic);
-  strcpy(saving->header.kind, ob_outer_kind(outer));
 }
 
 static uint64_t bits_of(double value) {
@@ -111,196 +86,163 @@ static void number_fragment(const struct ob_fragment *fragment, uint64_t *number
   numbers[OB_FRAGMENT_SQUARES] = bits_of(fragment->drift_squares);
 }
 
-static void fill_in(struct saving *saving) {
-  const struct onebit_outer *outer = saving->outer;
-  for (size_t t = 0; t < outer->tensor_count; t++)
-    saving->tensors[t] =
-        (struct ob_part_tensor){outer->tensors[t].count, outer->tensors[t].uncompressed};
-  saving->numbers[OB_OUTER_STEPS] = outer->steps;
-  saving->numbers[OB_OUTER_POSITION] = outer->position % outer->options.local_steps;
-  saving->numbers[OB_OUTER_LOCAL_STEPS] = outer->options.local_steps;
+static void fill_in_numbers(const struct onebit_outer *outer, uint64_t *numbers) {
+  numbers[OB_OUTER_STEPS] = outer->steps;
+  numbers[OB_OUTER_POSITION] = outer->position % outer->options.local_steps;
+  numbers[OB_OUTER_LOCAL_STEPS] = outer->options.local_steps;
   for (size_t f = 0; f < outer->options.fragments; f++)
-    number_fragment(&outer->fragments[f],
-                    saving->numbers + OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS);
+    number_fragment(&outer->fragments[f], numbers + OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS);
 }
 
-/* --- Which sections there are ------------------------------------------------------------------*/
-
-/* Elements that follow those before are in one section with them. */
-static void add(struct saving *saving, uint32_t what, uint64_t first, uint64_t end) {
-  struct ob_part_section *next = saving->sections + saving->header.sections;
-  if (first >= end)
-    return;
-  if (saving->header.sections && next[-1].what == what &&
-      next[-1].first + next[-1].count == first) {
-    next[-1].count += end - first;
-    return;
-  }
-  *next = (struct ob_part_section){.what = what, .first = first, .count = end - first};
-  saving->header.sections++;
-}
-
-/* What all ranks have alike, of the elements first .. end - 1: this rank's part. */
-static void add_alike(struct saving *saving, uint32_t what, uint64_t first, uint64_t end) {
-  const struct ob_part_header *header = &saving->header;
-  const uint64_t n = header->elements, ranks = header->ranks, rank = header->rank;
-  const uint64_t low = n / ranks * rank + n % ranks * rank / ranks;
-  const uint64_t high = n / ranks * (rank + 1) + n % ranks * (rank + 1) / ranks;
-  add(saving, what, first > low ? first : low, end < high ? end : high);
-}
-
-static void add_residual(struct saving *saving, enum ob_saved what) {
-  const struct onebit_outer *outer = saving->outer;
-  for (size_t f = 0; f < outer->options.fragments; f++) {
-    const struct ob_fragment *fragment = &outer->fragments[f];
-    const size_t runs = outer->exchange->runs(fragment, what, outer->runs);
-    for (size_t k = 0; k < runs; k++)
-      add(saving, what, fragment->first + outer->runs[k].at,
-          fragment->first + outer->runs[k].at + outer->runs[k].count);
-  }
-}
-
-static void list_sections(struct saving *saving) {
-  const struct onebit_outer *outer = saving->outer;
-  const uint64_t elements = saving->header.elements;
-  add(saving, OB_SAVED_NUMBERS, 0, saving->header.numbers);
-  add(saving, OB_SAVED_PARAMETERS, 0, elements);
-  add_residual(saving, OB_SAVED_WORKER);
-  add_residual(saving, OB_SAVED_SERVER);
-  add_alike(saving, OB_SAVED_CONSENSUS, 0, elements);
-  if (saving->header.momentum)
-    add_alike(saving, OB_SAVED_OUTER_MOMENTUM, 0, elements);
-  for (size_t f = 0; f < outer->options.fragments; f++) {
-    const struct ob_fragment *fragment = &outer->fragments[f];
-    if (ob_outer_received(fragment))
-      add_alike(saving, OB_SAVED_DRIFT, fragment->first, fragment->first + fragment->count);
-  }
-  ob_part_lay_out(&saving->header, saving->sections);
-}
-
-/* --- Their values ------------------------------------------------------------------------------*/
-
-/* The residual of a fragment, each element in its place. */
-static onebit_status_t look_at_residual(struct saving *saving, enum ob_saved what, size_t f) {
-  const struct ob_fragment *fragment = &saving->outer->fragments[f];
-  if (saving->fragment == f && saving->what == what)
-    return ONEBIT_OK;
-  OB_TRY(ob_outer_export_residual(fragment, what, saving->residual));
-  saving->fragment = f;
-  saving->what = what;
+static onebit_status_t describe(struct ob_saving *saving) {
+  struct outer_state *own = saving->state->object;
+  const struct onebit_outer *outer = own->outer;
+  struct ob_part_header *header = &saving->header;
+  own->numbers = ob_allocate(ob_outer_number_count(outer), sizeof *own->numbers);
+  own->residual = ob_allocate(outer->longest, sizeof *own->residual);
+  if (!own->numbers || !own->residual)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
+  fill_in_numbers(outer, own->numbers);
+  header->weighted = (uint32_t)outer->options.weighted;
+  header->momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
+  header->fragments = (uint32_t)outer->options.fragments;
+  header->apart = true;
+  header->tensors = outer->tensor_count;
+  header->steps = outer->options.weighted && !outer->sites ? outer->started : outer->steps;
+  header->exchanges[0] = outer->started;
+  header->exchanges[1] = outer->exchanges;
+  header->exchanges[2] = outer->skipped;
+  header->numbers = ob_outer_number_count(outer);
   return ONEBIT_OK;
 }
 
-static void read_parameters(const struct ob_fragment *fragment, size_t at, size_t count,
-                            float *values) {
-  const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
-  for (size_t k = 0; k < fragment->pieces; k++) {
-    const struct ob_outer_piece *piece = &fragment->piece[k];
-    const void *parameters = fragment->outer->tensors[piece->tensor].parameter;
-    const size_t low = at > piece->at ? at : piece->at;
-    const size_t piece_end = piece->at + piece->count, end = at + count;
-    for (size_t i = low; i < piece_end && i < end; i++)
-      values[i - at] = ob_load(parameters, piece->first + i - piece->at, dtype);
-  }
+static void list_tensors(const void *object, struct ob_part_tensor *rows) {
+  const struct onebit_outer *outer = ((const struct outer_state *)object)->outer;
+  for (size_t t = 0; t < outer->tensor_count; t++)
+    rows[t] = (struct ob_part_tensor){outer->tensors[t].count, outer->tensors[t].uncompressed};
 }
 
-static onebit_status_t read_fragment(struct saving *saving, uint32_t what, size_t f, size_t at,
-                                     size_t count, float *values) {
-  const struct ob_fragment *fragment = &saving->outer->fragments[f];
+static size_t list_stretches(const void *object, struct ob_stretch *all) {
+  const struct onebit_outer *outer = ((const struct outer_state *)object)->outer;
+  for (size_t f = 0; all && f < outer->options.fragments; f++) {
+    const struct ob_fragment *fragment = &outer->fragments[f];
+    for (size_t k = 0; k < fragment->pieces; k++)
+      *all++ = (struct ob_stretch){.first = {fragment->first + fragment->piece[k].at},
+                                   .count = {fragment->piece[k].count},
+                                   .bucket = f,
+                                   .piece = k};
+  }
+  return outer->piece_count;
+}
+
+static bool has(const struct ob_saving *saving, enum ob_saved what) {
+  static const bool rows[OB_SAVED_END] = {
+      [OB_SAVED_NUMBERS] = true, [OB_SAVED_PARAMETERS] = true, [OB_SAVED_WORKER] = true,
+      [OB_SAVED_SERVER] = true,  [OB_SAVED_CONSENSUS] = true,  [OB_SAVED_DRIFT] = true};
+  return rows[what] || (what == OB_SAVED_OUTER_MOMENTUM && saving->header.momentum);
+}
+
+static const void *number_of(void *object, enum ob_saved what, uint64_t i) {
+  (void)what;
+  return ((const struct outer_state *)object)->numbers + i;
+}
+
+/* The elements that a piece has in common with one of the runs of a residual. */
+static struct ob_run common_run(const struct ob_fragment *fragment, enum ob_saved what,
+                                const struct ob_outer_piece *piece) {
+  struct ob_outer_run *runs = fragment->outer->runs;
+  for (size_t k = fragment->outer->exchange->runs(fragment, what, runs); k-- > 0;) {
+    const size_t low = runs[k].at > piece->at ? runs[k].at : piece->at;
+    const size_t run_end = runs[k].at + runs[k].count, piece_end = piece->at + piece->count;
+    const size_t end = run_end < piece_end ? run_end : piece_end;
+    if (low < end)
+      return (struct ob_run){.offset = low - piece->at, .count = end - low};
+  }
+  return (struct ob_run){0};
+}
+
+static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
+                            const struct ob_stretch *stretch) {
+  const struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
+  const struct ob_fragment *fragment = &outer->fragments[stretch->bucket];
+  const struct ob_outer_piece *piece = &fragment->piece[stretch->piece];
+  if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
+    return common_run(fragment, what, piece);
+  const bool there = what != OB_SAVED_DRIFT || ob_outer_received(fragment);
+  return (struct ob_run){.count = there ? piece->count : 0};
+}
+
+static bool in_shards(const struct ob_saving *saving, enum ob_saved what) {
+  (void)saving, (void)what;
+  return false;
+}
+
+/* The residual of a fragment, each element in its place. */
+static onebit_status_t look_at_residual(struct outer_state *own, enum ob_saved what, size_t f) {
+  if (own->fragment == f && own->what == what)
+    return ONEBIT_OK;
+  OB_TRY(ob_outer_export_residual(&own->outer->fragments[f], what, own->residual));
+  own->fragment = f;
+  own->what = what;
+  return ONEBIT_OK;
+}
+
+static onebit_status_t read_run(struct ob_saving *saving, enum ob_saved what, size_t f,
+                                const struct ob_run *run, float *values) {
+  struct outer_state *own = saving->state->object;
+  const struct ob_fragment *fragment = &own->outer->fragments[f];
+  const struct ob_outer_piece *piece = &fragment->piece[run->piece];
   const float *from = what == OB_SAVED_CONSENSUS        ? fragment->consensus
                       : what == OB_SAVED_OUTER_MOMENTUM ? fragment->momentum
                       : what == OB_SAVED_DRIFT          ? fragment->drift
-                                                        : saving->residual;
-  if (what == OB_SAVED_PARAMETERS) {
-    read_parameters(fragment, at, count, values);
-    return ONEBIT_OK;
-  }
-  if (from == saving->residual)
-    OB_TRY(look_at_residual(saving, what, f));
-  memcpy(values, from + at, count * sizeof *values);
+                                                        : own->residual;
+  OB_TRY(ob_outer_to_host(own->outer));
+  if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
+    OB_TRY(look_at_residual(own, what, f));
+  for (size_t i = 0; what == OB_SAVED_PARAMETERS && i < run->count; i++)
+    values[i] = ob_load(own->outer->tensors[piece->tensor].parameter,
+                        piece->first + run->offset + i, own->outer->options.parameter_dtype);
+  if (what != OB_SAVED_PARAMETERS)
+    memcpy(values, from + piece->at + run->offset, run->count * sizeof *values);
   return ONEBIT_OK;
 }
 
-static onebit_status_t read_section(void *context, const struct ob_part_section *section,
-                                    uint64_t first, size_t count, void *values) {
-  struct saving *saving = context;
-  float *floats = values;
-  if (section->what == OB_SAVED_NUMBERS) {
-    memcpy(values, saving->numbers + first, count * sizeof *saving->numbers);
-    return ONEBIT_OK;
-  }
-  for (size_t f = 0; count; f++) {
-    const struct ob_fragment *fragment = &saving->outer->fragments[f];
-    if (first >= fragment->first + fragment->count)
-      continue;
-    const size_t at = (size_t)first - fragment->first, left = fragment->count - at;
-    const size_t some = left < count ? left : count;
-    OB_TRY(read_fragment(saving, section->what, f, at, some, floats));
-    first += some;
-    count -= some;
-    floats += some;
-  }
-  return ONEBIT_OK;
+static struct ob_state state_of(struct outer_state *own) {
+  return (struct ob_state){.object = own,
+                           .comm = own->outer->comm,
+                           .kind = ob_outer_kind(own->outer),
+                           .steps = own->outer->steps,
+                           .describe = describe,
+                           .list_tensors = list_tensors,
+                           .list_stretches = list_stretches,
+                           .has = has,
+                           .number = number_of,
+                           .extent = extent,
+                           .in_shards = in_shards,
+                           .read = read_run};
 }
 
-/* --- All of it ---------------------------------------------------------------------------------*/
+/* --- The calls ---------------------------------------------------------------------------------*/
 
-static void destroy(struct saving *saving) {
-  (void)ob_outer_from_host(saving->outer, false); /* only pointers change */
-  ob_release(saving->tensors);
-  ob_release(saving->sections);
-  ob_release(saving->numbers);
-  ob_release(saving->residual);
-}
-
-/* Destroyed also after a failure. */
-static onebit_status_t create(struct saving *saving, struct onebit_outer *outer) {
-  *saving = (struct saving){.outer = outer, .fragment = SIZE_MAX};
-  OB_TRY(check_whole(outer));
-  saving->tensors = ob_allocate(outer->tensor_count, sizeof *saving->tensors);
-  saving->sections =
-      ob_allocate(4 + 2 * outer->piece_count + outer->options.fragments, sizeof *saving->sections);
-  saving->numbers = ob_allocate(ob_outer_number_count(outer), sizeof *saving->numbers);
-  saving->residual = ob_allocate(outer->longest, sizeof *saving->residual);
-  if (!saving->tensors || !saving->sections || !saving->numbers || !saving->residual)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
-  describe(saving);
-  fill_in(saving);
-  list_sections(saving);
-  return ONEBIT_OK;
-}
-
-static onebit_status_t write(void *context, const struct ob_sink *sink) {
-  struct saving *saving = context;
-  const struct ob_part_writer writer = {&saving->header, saving->tensors, saving->sections,
-                                        read_section, saving};
-  OB_TRY(ob_outer_to_host(saving->outer));
-  return ob_part_write(&writer, sink);
+static void close(struct outer_state *own) {
+  (void)ob_outer_from_host(own->outer, false); /* only pointers change */
+  ob_release(own->numbers);
+  ob_release(own->residual);
 }
 
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes) {
   OB_CALL_SCOPE;
-  struct saving saving;
   OB_TRY(check(outer));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
   OB_TRY(ob_outer_settle(outer));
-  onebit_status_t status = create(&saving, outer);
-  if (status == ONEBIT_OK)
-    status = ob_part_to_memory(&saving.header, write, &saving, memory, capacity, bytes);
-  destroy(&saving);
-  return status;
-}
-
-static onebit_status_t write_part(void *outer, const struct ob_sink *sink, uint64_t *checksum) {
-  struct saving saving;
-  onebit_status_t status = create(&saving, outer);
-  if (status == ONEBIT_OK)
-    status = write(&saving, sink);
-  *checksum = saving.header.checksum;
-  destroy(&saving);
+  OB_TRY(check_whole(outer));
+  struct outer_state own = {.outer = outer, .fragment = SIZE_MAX};
+  const struct ob_state state = state_of(&own);
+  const onebit_status_t status = ob_state_save(&state, false, memory, capacity, bytes);
+  close(&own);
   return status;
 }
 
@@ -308,8 +250,12 @@ onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *direct
   OB_CALL_SCOPE;
   OB_TRY(check(outer));
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
-  const onebit_status_t status = ob_outer_settle(outer);
-  const struct ob_subject subject = {outer->comm, ob_outer_kind(outer), outer->steps, outer,
-                                     write_part};
-  return ob_files_save(&subject, status, directory);
+  onebit_status_t status = ob_outer_settle(outer);
+  if (status == ONEBIT_OK)
+    status = check_whole(outer);
+  struct outer_state own = {.outer = outer, .fragment = SIZE_MAX};
+  const struct ob_state state = state_of(&own);
+  status = ob_state_save_files(&state, status, directory);
+  close(&own);
+  return status;
 }

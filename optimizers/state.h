@@ -1,0 +1,95 @@
+/*
+ * The state of an object, which is an optimizer or an outer step. It is a list of rows: named
+ * arrays, and lists of numbers. An object declares which rows it has and where their elements are
+ * on this rank (struct ob_state); whatever saves, merges or measures state is a walk over the rows.
+ */
+#ifndef OB_OPTIMIZERS_STATE_H
+#define OB_OPTIMIZERS_STATE_H
+
+#include "collectives/communicator.h"
+#include "optimizers/method.h"
+
+/* The rows: the numbers of the checkpoints' format. */
+enum ob_saved {
+  OB_SAVED_NORMS = 1,  /* of the automatic freeze, double */
+  OB_SAVED_NUMBERS,    /* the object's own, 8 bytes each; all others are floats */
+  OB_SAVED_PARAMETERS, /* master values, where parameters are not float32 */
+  OB_SAVED_MOMENTUM,
+  OB_SAVED_VARIANCE,
+  OB_SAVED_FRESH,
+  OB_SAVED_ANCHOR,
+  OB_SAVED_MOVED,
+  OB_SAVED_WORKER,  /* residual of what this rank sends */
+  OB_SAVED_SERVER,  /* and of what it sends as the server of its shard */
+  OB_SAVED_MOMENTS, /* of each rank's own gradients */
+  /* Of outer steps: */
+  OB_SAVED_CONSENSUS,
+  OB_SAVED_OUTER_MOMENTUM,
+  OB_SAVED_DRIFT, /* the mean drift that is not applied yet */
+  /* Of an optimizer again, whose buckets move between widths: struct ob_ladder_state of each
+   * tensor's bucket, 8 bytes each */
+  OB_SAVED_LADDERS,
+  OB_SAVED_END
+};
+
+struct ob_saved_row {
+  const char *name;
+  size_t size;    /* bytes of one number in a checkpoint */
+  bool own;       /* it is each rank's own; other ranks than those that saved begin with the mean */
+  bool own_apart; /* likewise while ranks differ (ob_part_header.apart) */
+  bool may_lack;  /* elements that nobody has are zeros; of the rest somebody must have each */
+  bool finite;    /* messages and residuals are made of it */
+};
+
+extern const struct ob_saved_row ob_saved_rows[OB_SAVED_END];
+
+/* What is no elements, but numbers. */
+static inline bool ob_saved_numbers(uint32_t what) {
+  return what <= OB_SAVED_NUMBERS || what == OB_SAVED_LADDERS;
+}
+
+/* Elements are numbered through all tensors; what fills tensors up has numbers of its own. */
+enum ob_space { OB_ELEMENTS, OB_PADDING, OB_SPACES };
+
+/* Elements of a piece of a bucket or fragment. Those of each space are together, those of tensors
+ * before the padding. */
+struct ob_stretch {
+  uint64_t first[OB_SPACES];
+  size_t count[OB_SPACES], bucket, piece;
+};
+
+/* `count` elements of a piece, from `offset` on. */
+struct ob_run {
+  size_t piece, offset, count;
+};
+
+struct ob_part_tensor; /* checkpoint/checkpoint.h, and */
+struct ob_saving;
+
+/* What an object declares. */
+struct ob_state {
+  void *object;
+  onebit_comm_t comm;
+  const char *kind; /* in checkpoints */
+  uint64_t steps;
+  /* Fills in what the header says of the object, and makes scratch to read it. */
+  onebit_status_t (*describe)(struct ob_saving *saving);
+  void (*list_tensors)(const void *object, struct ob_part_tensor *rows);
+  /* How many stretches there are. Lists them unless `all` is NULL, in the order of their memory, but
+   * for the numbers of padding. */
+  size_t (*list_stretches)(const void *object, struct ob_stretch *all);
+  /* Whether it has the row, as `saving` describes it. */
+  bool (*has)(const struct ob_saving *saving, enum ob_saved what);
+  /* Where number i of a row of numbers is. */
+  const void *(*number)(void *object, enum ob_saved what, uint64_t i);
+  /* The elements of a stretch that this rank saves; whether ranks save their shards of the row, and
+   * not parts of what all have alike. */
+  struct ob_run (*extent)(const struct ob_saving *saving, enum ob_saved what,
+                          const struct ob_stretch *stretch);
+  bool (*in_shards)(const struct ob_saving *saving, enum ob_saved what);
+  /* The elements of a run as floats. */
+  onebit_status_t (*read)(struct ob_saving *saving, enum ob_saved what, size_t bucket,
+                          const struct ob_run *run, float *values);
+};
+
+#endif
