@@ -75,8 +75,8 @@ struct ob_state {
   /* Fills in what the header says of the object, and makes scratch to read it. */
   onebit_status_t (*describe)(struct ob_saving *saving);
   void (*list_tensors)(const void *object, struct ob_part_tensor *rows);
-  /* How many stretches there are. Lists them unless `all` is NULL, in the order of their memory, but
-   * for the numbers of padding. */
+  /* How many stretches there are. Lists them unless `all` is NULL, in the order of their memory,
+   * but for the numbers of padding. */
   size_t (*list_stretches)(const void *object, struct ob_stretch *all);
   /* Whether it has the row, as `saving` describes it. */
   bool (*has)(const struct ob_saving *saving, enum ob_saved what);

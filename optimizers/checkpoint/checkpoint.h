@@ -253,34 +253,33 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
  * only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
-/* --- In a directory (files.c) */
+/* --- Loading (load.c) */
 
-/* The parts that a manifest names. */
-struct ob_opened {
-  struct ob_manifest manifest;
-  struct ob_directory directory;
-  struct ob_stored *parts;
+/* What an object does to be loaded. */
+struct ob_load {
+  void *object;
+  onebit_comm_t comm;
+  struct ob_term term; /* that the ranks agree on besides; name NULL: none */
+  /* Collective: what others than the ranks of comm say to how they have agreed. NULL: there are
+   * none. */
+  onebit_status_t (*agreed)(void *object, onebit_status_t status);
+  /* First dry: looks at everything that is needed, and changes nothing. */
+  onebit_status_t (*restore)(void *object, struct ob_parts *parts, bool dry);
+  void (*close)(void *object); /* in any case */
 };
 
-/* Local; `status`: how this rank fares so far. Closed also after a failure. */
-/* Where one is saved meanwhile, that one is opened. */
-onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
+/* Collective. `status`: how this rank fares so far. */
+onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
+                              const struct ob_sources *sources);
+onebit_status_t ob_load_files(const struct ob_load *load, onebit_status_t status,
                               const char *directory);
-void ob_files_close(struct ob_opened *opened);
-/* Whether ranks have failed to load because they have opened two checkpoints: it was saved between
- * the one and the other, and they can look again. All ranks find alike. Term 1 of their agreement
- * is the checkpoint's fingerprint. */
-enum { OB_FILES_TURNS = 5 };
-bool ob_files_differ(onebit_comm_t comm, onebit_status_t status);
 
-/* --- Loading */
-
-/* From parts to the optimizer, twice: first dry, which looks at everything that is needed and
+/* From parts to an optimizer, twice: first dry, which looks at everything that is needed and
  * changes nothing; then nothing can fail but a device, or a file that was changed since. */
 struct ob_loading {
   struct onebit_optimizer *optimizer;
   struct ob_map map;
-  struct ob_parts parts;
+  struct ob_parts *parts;
   struct ob_part *own;                /* the part that has this rank's numbers */
   bool dry, ladders;                  /* ladders: the part has those of the optimizer's scratch */
   enum ob_stage stage;                /* of the optimizer, once it is loaded */
@@ -313,9 +312,5 @@ onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_pa
  * be alike on all ranks, the same everywhere; of what is each rank's own, this rank's. Changes
  * nothing. Released with ob_part_release. */
 onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part);
-
-/* Collective. `status`: how this rank fares so far. */
-onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,
-                                   const struct ob_sources *sources);
 
 #endif

@@ -270,7 +270,17 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 /* So many parts stay open, of what a process may have open; 1024 are usual. */
 enum { OPEN_PARTS = 256 };
 
-static onebit_status_t read_text(struct ob_opened *opened, const struct ob_stored *stored) {
+/* Times that a checkpoint is looked for, while others are saved. */
+enum { TURNS = 5 };
+
+/* The parts that a manifest names. */
+struct opened {
+  struct ob_manifest manifest;
+  struct ob_directory directory;
+  struct ob_stored *parts;
+};
+
+static onebit_status_t read_text(struct opened *opened, const struct ob_stored *stored) {
   uint64_t bytes = stored->input.bytes;
   if (bytes > OB_MANIFEST_BYTES)
     return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are no manifest", bytes);
@@ -284,7 +294,7 @@ static onebit_status_t read_text(struct ob_opened *opened, const struct ob_store
   return status;
 }
 
-static onebit_status_t read_manifest(struct ob_opened *opened) {
+static onebit_status_t read_manifest(struct opened *opened) {
   struct ob_stored stored;
   OB_TRY(ob_stored_open(&stored, &opened->directory, OB_MANIFEST));
   onebit_status_t status = read_text(opened, &stored);
@@ -295,7 +305,7 @@ static onebit_status_t read_manifest(struct ob_opened *opened) {
   return status;
 }
 
-static onebit_status_t open_part(struct ob_opened *opened, int rank) {
+static onebit_status_t open_part(struct opened *opened, int rank) {
   const struct ob_manifest_part *part = &opened->manifest.parts[rank];
   const char *directory = opened->directory.path;
   struct ob_stored *stored = &opened->parts[rank];
@@ -315,8 +325,8 @@ static onebit_status_t open_part(struct ob_opened *opened, int rank) {
                   name);
 }
 
-static onebit_status_t open_all(struct ob_opened *opened, const char *directory) {
-  *opened = (struct ob_opened){.directory.number = -1};
+static onebit_status_t open_all(struct opened *opened, const char *directory) {
+  *opened = (struct opened){.directory.number = -1};
   OB_TRY(ob_directory_open(&opened->directory, directory));
   OB_TRY(read_manifest(opened));
   size_t ranks = (size_t)opened->manifest.ranks;
@@ -331,8 +341,8 @@ static onebit_status_t open_all(struct ob_opened *opened, const char *directory)
 }
 
 /* Whether the manifest names another checkpoint by now. Keeps the message of what has failed. */
-static bool is_replaced(const struct ob_opened *opened) {
-  struct ob_opened now = {.directory = opened->directory};
+static bool is_replaced(const struct opened *opened) {
+  struct opened now = {.directory = opened->directory};
   char message[512];
   snprintf(message, sizeof message, "%s", onebit_last_error());
   bool replaced = opened->directory.number >= 0 && read_manifest(&now) == ONEBIT_OK &&
@@ -342,25 +352,7 @@ static bool is_replaced(const struct ob_opened *opened) {
   return replaced;
 }
 
-onebit_status_t ob_files_open(struct ob_opened *opened, onebit_status_t status,
-                              const char *directory) {
-  *opened = (struct ob_opened){.directory.number = -1};
-  OB_TRY(status);
-  OB_TRY(check(directory));
-  for (int turn = 1;; turn++) {
-    status = open_all(opened, directory);
-    const bool gone = status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_CHECKPOINT;
-    if (!gone || turn == OB_FILES_TURNS || !is_replaced(opened))
-      return status;
-    ob_files_close(opened);
-  }
-}
-
-bool ob_files_differ(onebit_comm_t comm, onebit_status_t status) {
-  return status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(comm, 1);
-}
-
-void ob_files_close(struct ob_opened *opened) {
+static void close_files(struct opened *opened) {
   for (int rank = 0; opened->parts && rank < opened->manifest.ranks; rank++)
     ob_stored_close(&opened->parts[rank]);
   ob_directory_close(&opened->directory);
@@ -368,23 +360,43 @@ void ob_files_close(struct ob_opened *opened) {
   ob_release(opened->manifest.parts);
 }
 
-static onebit_status_t load_files(onebit_optimizer_t optimizer, const char *directory) {
-  struct ob_opened opened;
-  onebit_status_t status = ob_files_open(&opened, ob_checkpoint_idle(optimizer), directory);
-  bool ready = status == ONEBIT_OK;
+/* Closed also after a failure. Where a checkpoint is saved meanwhile, that one is opened. */
+static onebit_status_t open_files(struct opened *opened, onebit_status_t status,
+                                  const char *directory) {
+  *opened = (struct opened){.directory.number = -1};
+  OB_TRY(status);
+  OB_TRY(check(directory));
+  for (int turn = 1;; turn++) {
+    status = open_all(opened, directory);
+    const bool gone = status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_CHECKPOINT;
+    if (!gone || turn == TURNS || !is_replaced(opened))
+      return status;
+    close_files(opened);
+  }
+}
+
+static onebit_status_t load_files(const struct ob_load *load, onebit_status_t status,
+                                  const char *directory) {
+  struct opened opened;
+  status = open_files(&opened, status, directory);
+  const bool ready = status == ONEBIT_OK;
   const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
-  status = ob_checkpoint_load(optimizer, status, &sources);
+  status = ob_load_parts(load, status, &sources);
   if (ready && status == ONEBIT_ERROR_CHECKPOINT)
     status = ob_error(status, "%s: %s", directory, onebit_last_error());
-  ob_files_close(&opened);
+  close_files(&opened);
   return status;
 }
 
-onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  onebit_status_t status = load_files(optimizer, directory);
-  for (int turn = 1; turn < OB_FILES_TURNS && ob_files_differ(optimizer->comm, status); turn++)
-    status = load_files(optimizer, directory);
-  return status;
+/* Ranks can have opened two checkpoints, where one was saved between: they look again. All ranks
+ * find alike that only term 1 of their agreement differs, which is the fingerprint. */
+onebit_status_t ob_load_files(const struct ob_load *load, onebit_status_t status,
+                              const char *directory) {
+  const onebit_status_t ready = status;
+  for (int turn = 1;; turn++) {
+    status = load_files(load, ready, directory);
+    const bool differ = status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(load->comm, 1);
+    if (!differ || load->agreed || turn == TURNS)
+      return status;
+  }
 }

@@ -1,4 +1,4 @@
-/* Loading, which is collective: the checks, and then what restore.c does. */
+/* Loading, which is collective: of all objects; and what an optimizer has to do for it. */
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
@@ -6,6 +6,42 @@
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
+
+/* --- Of all objects ----------------------------------------------------------------------------*/
+
+/* All that can be looked at without changing anything. */
+static onebit_status_t look(const struct ob_load *load, onebit_status_t status,
+                            struct ob_parts *parts, const struct ob_sources *sources) {
+  OB_TRY(status);
+  OB_TRY(ob_parts_open(parts, sources));
+  OB_TRY(ob_parts_together(parts));
+  return load->restore(load->object, parts, true);
+}
+
+onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
+                              const struct ob_sources *sources) {
+  struct ob_parts parts = {0};
+  status = look(load, status, &parts, sources);
+  const struct ob_term terms[] = {
+      {"count", (uint64_t)parts.count},
+      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? ob_parts_identity(&parts) : 0},
+      load->term,
+  };
+  status = ob_agree(load->comm, status, terms, 2 + (load->term.name != NULL));
+  if (load->agreed)
+    status = load->agreed(load->object, status);
+  if (status == ONEBIT_OK) {
+    status = load->restore(load->object, &parts, false);
+    if (status == ONEBIT_ERROR_FILE)
+      status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
+    status = ob_agree(load->comm, status, NULL, 0);
+  }
+  load->close(load->object);
+  ob_parts_close(&parts);
+  return status;
+}
+
+/* --- Of an optimizer ---------------------------------------------------------------------------*/
 
 static onebit_status_t allocate(struct ob_loading *loading) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
@@ -23,84 +59,80 @@ static onebit_status_t allocate(struct ob_loading *loading) {
   return ob_reader_create(&loading->reader, optimizer);
 }
 
-/* All that can be looked at without changing anything. */
-static onebit_status_t look(struct ob_loading *loading, onebit_status_t status,
-                            const struct ob_sources *sources) {
-  onebit_optimizer_t optimizer = loading->optimizer;
-  OB_TRY(status);
-  OB_TRY(ob_checkpoint_idle(optimizer));
-  if (optimizer->deferred && !optimizer->executor->restored)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "optimizer is on a device that counts its steps: it cannot be told of others");
-  const struct ob_state state = ob_optimizer_state(optimizer);
+static onebit_status_t prepare(struct ob_loading *loading, struct ob_parts *parts) {
+  const struct ob_state state = ob_optimizer_state(loading->optimizer);
+  loading->parts = parts;
   OB_TRY(ob_map_create(&loading->map, &state));
-  OB_TRY(ob_parts_open(&loading->parts, sources));
-  OB_TRY(ob_parts_check(&loading->parts, optimizer, &loading->map));
-  OB_TRY(allocate(loading));
-  loading->dry = true;
+  return allocate(loading);
+}
+
+static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
+  struct ob_loading *loading = object;
+  if (dry)
+    OB_TRY(prepare(loading, parts));
+  if (dry)
+    OB_TRY(ob_parts_check(parts, loading->optimizer, &loading->map));
+  loading->dry = dry;
   return ob_restore(loading);
 }
 
-static onebit_status_t load(struct ob_loading *loading, onebit_status_t status) {
-  onebit_comm_t comm = loading->optimizer->comm;
-  const struct ob_term terms[] = {
-      {"count", (uint64_t)loading->parts.count},
-      {"the checkpoint (its fingerprint)",
-       status == ONEBIT_OK ? ob_parts_identity(&loading->parts) : 0},
-  };
-  OB_TRY(ob_agree(comm, status, terms, sizeof terms / sizeof terms[0]));
-  loading->dry = false;
-  status = ob_restore(loading);
-  if (status == ONEBIT_ERROR_FILE)
-    status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
-  return ob_agree(comm, status, NULL, 0);
-}
-
-static void close_loading(struct ob_loading *loading) {
+static void close_loading(void *object) {
+  struct ob_loading *loading = object;
   ob_map_destroy(&loading->map);
   ob_reader_destroy(&loading->reader);
   ob_release(loading->values);
   ob_release(loading->scales);
+  *loading = (struct ob_loading){.optimizer = loading->optimizer};
 }
 
-onebit_status_t ob_checkpoint_load(onebit_optimizer_t optimizer, onebit_status_t status,
-                                   const struct ob_sources *sources) {
-  struct ob_loading loading = {.optimizer = optimizer};
-  status = load(&loading, look(&loading, status, sources));
-  ob_parts_close(&loading.parts);
-  close_loading(&loading);
-  return status;
-}
-
-static onebit_status_t restore(struct ob_loading *loading, struct ob_part *part) {
-  onebit_optimizer_t optimizer = loading->optimizer;
-  struct ob_parts *parts = &loading->parts;
-  const struct ob_state state = ob_optimizer_state(optimizer);
-  OB_TRY(ob_map_create(&loading->map, &state));
-  *parts = (struct ob_parts){.list = part, .count = 1};
+static onebit_status_t restore_part(struct ob_loading *loading, struct ob_parts *parts) {
+  const struct ob_part_header *header = &parts->list[0].header;
   parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
   parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
   if (!parts->sums || !parts->counts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to restore an optimizer");
-  parts->same_padding = part->header.ranks == (uint32_t)optimizer->comm->size &&
-                        part->header.padding == loading->map.total[OB_PADDING];
-  OB_TRY(allocate(loading));
+  OB_TRY(prepare(loading, parts));
+  parts->same_padding = header->ranks == (uint32_t)loading->optimizer->comm->size &&
+                        header->padding == loading->map.total[OB_PADDING];
   return ob_restore(loading);
 }
 
 onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part) {
   struct ob_loading loading = {.optimizer = optimizer};
-  onebit_status_t status = restore(&loading, part);
-  ob_release(loading.parts.sums);
-  ob_release(loading.parts.counts);
+  struct ob_parts parts = {.list = part, .count = 1};
+  onebit_status_t status = restore_part(&loading, &parts);
+  ob_release(parts.sums);
+  ob_release(parts.counts);
   close_loading(&loading);
   return status;
+}
+
+static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_checkpoint_idle(optimizer));
+  if (optimizer->deferred && !optimizer->executor->restored)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "optimizer is on a device that counts its steps: it cannot be told of others");
+  return ONEBIT_OK;
+}
+
+static onebit_status_t load(onebit_optimizer_t optimizer, const struct ob_sources *sources,
+                            const char *directory) {
+  struct ob_loading loading = {.optimizer = optimizer};
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  const struct ob_load load = {
+      .object = &loading, .comm = optimizer->comm, .restore = restore, .close = close_loading};
+  const onebit_status_t status = check_ready(optimizer);
+  return sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
 }
 
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
                                       const size_t *bytes, int count) {
   OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
-  return ob_checkpoint_load(optimizer, ONEBIT_OK, &sources);
+  return load(optimizer, &sources, NULL);
+}
+
+onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
+  OB_CALL_SCOPE;
+  return load(optimizer, NULL, directory);
 }

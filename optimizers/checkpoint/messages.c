@@ -31,7 +31,7 @@ static size_t real_of(const struct ob_loading *loading, size_t piece) {
 /* Where it was no message, it was saved times beta1. */
 static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob_run *run,
                                      float *values) {
-  bool was_sent = loading->parts.list[0].header.stage == OB_STAGE_SENT;
+  bool was_sent = loading->parts->list[0].header.stage == OB_STAGE_SENT;
   OB_TRY(ob_loading_read(loading, OB_SAVED_MOMENTUM, run, values));
   for (size_t i = 0; !was_sent && !loading->dry && i < run->count; i++)
     values[i] /= (float)loading->optimizer->moments.beta1;
@@ -53,7 +53,7 @@ static size_t scale_of(const struct onebit_plan *plan, const struct ob_run *run,
 /* Elements of a run that have a say: not padding of which nothing is known. */
 static size_t known_of(const struct ob_loading *loading, const struct ob_run *run) {
   size_t real = real_of(loading, run->piece);
-  if (loading->parts.same_padding || run->offset + run->count <= real)
+  if (loading->parts->same_padding || run->offset + run->count <= real)
     return run->count;
   return run->offset < real ? real - run->offset : 0;
 }

@@ -8,7 +8,7 @@
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
                                 const struct ob_run *run, float *values) {
   const struct ob_stretch *at = &loading->stretches[run->piece];
-  struct ob_parts *parts = &loading->parts;
+  struct ob_parts *parts = loading->parts;
   size_t real = at->count[OB_ELEMENTS], left = run->offset < real ? real - run->offset : 0;
   struct ob_range range = {what, OB_ELEMENTS, at->first[OB_ELEMENTS] + run->offset,
                            left < run->count ? left : run->count};
@@ -51,7 +51,7 @@ static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob
   bool scaled = method->scalings && tensor < loading->optimizer->tensor_count;
   float scaling = scaled ? (float)method->scalings(loading->optimizer)[tensor] : 1;
   float beta1 = (float)loading->optimizer->moments.beta1, *values = loading->values;
-  if (loading->parts.list[0].header.stage != OB_STAGE_SENT)
+  if (loading->parts->list[0].header.stage != OB_STAGE_SENT)
     return ONEBIT_OK;
   for (size_t i = 0; !loading->dry && i < run->count; i++)
     values[i] *= beta1;
@@ -125,7 +125,7 @@ static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
   if (residual && optimizer->method->momentum)
     return loading->stage == OB_STAGE_SENT ||
            (loading->stage == OB_STAGE_WARMUP && ob_has_section(optimizer, loading->stage, what));
-  return ob_has_section(optimizer, (enum ob_stage)loading->parts.list[0].header.stage, what);
+  return ob_has_section(optimizer, (enum ob_stage)loading->parts->list[0].header.stage, what);
 }
 
 static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved what) {
@@ -296,7 +296,7 @@ static void restore_counts(struct ob_loading *loading) {
 
 /* Whether this optimizer's latest step would have sent bits depends on both sides. */
 static enum ob_stage stage_of(const struct ob_loading *loading) {
-  const struct ob_part_header *header = &loading->parts.list[0].header;
+  const struct ob_part_header *header = &loading->parts->list[0].header;
   bool sent = ob_optimizer_compresses(loading->optimizer) && header->steps != header->frozen_at;
   if (header->stage == OB_STAGE_WARMUP || !loading->optimizer->method->momentum)
     return (enum ob_stage)header->stage;
@@ -306,7 +306,7 @@ static enum ob_stage stage_of(const struct ob_loading *loading) {
 /* Numbers come first: what is done with momentum may ask for them. */
 onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
-  loading->own = &loading->parts.list[loading->parts.own >= 0 ? loading->parts.own : 0];
+  loading->own = &loading->parts->list[loading->parts->own >= 0 ? loading->parts->own : 0];
   loading->stage = stage_of(loading);
   OB_TRY(ob_buckets_fit_arrays(optimizer, loading->stage == OB_STAGE_WARMUP));
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));

@@ -67,47 +67,9 @@ static size_t parameter_bytes(const struct onebit_outer *outer, size_t tensor) {
   return outer->tensors[tensor].count * ob_dtype_size(outer->options.parameter_dtype);
 }
 
-/* The arrays of a fragment; its own are pointers to float. */
-enum { ARRAYS = 3 };
-
-static void list_arrays(struct ob_fragment *fragment, float **arrays[ARRAYS]) {
-  arrays[0] = &fragment->consensus;
-  arrays[1] = &fragment->momentum;
-  arrays[2] = &fragment->drift;
-}
-
-static onebit_status_t copy_fragment(struct ob_fragment *fragment) {
-  float **arrays[ARRAYS];
-  list_arrays(fragment, arrays);
-  for (int k = 0; k < ARRAYS; k++) {
-    void *array = *arrays[k], *home = NULL;
-    const onebit_status_t status =
-        copy_here(fragment->outer, &array, &home, fragment->count * sizeof(float));
-    *arrays[k] = array;
-    fragment->home[k] = home;
-    OB_TRY(status);
-  }
-  return ONEBIT_OK;
-}
-
-static onebit_status_t give_back_fragment(struct ob_fragment *fragment, bool changed) {
-  onebit_status_t status = ONEBIT_OK;
-  float **arrays[ARRAYS];
-  list_arrays(fragment, arrays);
-  for (int k = 0; k < ARRAYS; k++) {
-    void *array = *arrays[k], *home = fragment->home[k];
-    const onebit_status_t sent =
-        send_back(fragment->outer, &array, &home, fragment->count * sizeof(float), changed);
-    *arrays[k] = array;
-    fragment->home[k] = home;
-    status = status == ONEBIT_OK ? sent : status;
-  }
-  return status;
-}
-
 static onebit_status_t copy_all(struct onebit_outer *outer) {
-  for (size_t f = 0; f < outer->options.fragments; f++)
-    OB_TRY(copy_fragment(&outer->fragments[f]));
+  for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++)
+    OB_TRY(copy_here(outer, &outer->array[k], &outer->home[k], outer->count * sizeof(float)));
   for (size_t t = 0; t < outer->tensor_count; t++) {
     struct ob_outer_tensor *tensor = &outer->tensors[t];
     OB_TRY(copy_here(outer, &tensor->parameter, &tensor->home, parameter_bytes(outer, t)));
@@ -120,6 +82,7 @@ onebit_status_t ob_outer_to_host(struct onebit_outer *outer) {
     return ONEBIT_OK;
   outer->on_host = true;
   const onebit_status_t status = copy_all(outer);
+  ob_fragments_point(outer);
   if (status != ONEBIT_OK)
     (void)ob_outer_from_host(outer, false); /* only pointers change */
   return status;
@@ -131,10 +94,12 @@ onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed) {
   if (!outer->on_host)
     return ONEBIT_OK;
   outer->on_host = false;
-  for (size_t f = 0; f < outer->options.fragments; f++) {
-    const onebit_status_t sent = give_back_fragment(&outer->fragments[f], changed);
+  for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++) {
+    const onebit_status_t sent =
+        send_back(outer, &outer->array[k], &outer->home[k], outer->count * sizeof(float), changed);
     status = status == ONEBIT_OK ? sent : status;
   }
+  ob_fragments_point(outer);
   for (size_t t = 0; t < outer->tensor_count; t++) {
     struct ob_outer_tensor *tensor = &outer->tensors[t];
     const onebit_status_t sent =

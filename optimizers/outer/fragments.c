@@ -18,11 +18,6 @@ static onebit_status_t no_memory(const struct onebit_outer *outer) {
                   outer->count);
 }
 
-static float *allocate_array(struct onebit_outer *outer, size_t count) {
-  outer->own_bytes += count * sizeof(float);
-  return outer->executor->memory->allocate(count, sizeof(float));
-}
-
 /* Where a tensor may be cut: between blocks. */
 static size_t quantum(const struct onebit_outer *outer) {
   struct ob_plan_shape shape;
@@ -67,21 +62,35 @@ static void cut(struct onebit_outer *outer) {
   }
 }
 
-static onebit_status_t allocate_fragment(struct onebit_outer *outer, struct ob_fragment *fragment) {
-  fragment->consensus = allocate_array(outer, fragment->count);
-  fragment->drift = allocate_array(outer, fragment->count);
-  if (outer->options.rule != ONEBIT_OUTER_MEAN)
-    fragment->momentum = allocate_array(outer, fragment->count);
-  if (!fragment->consensus || !fragment->drift ||
-      (outer->options.rule != ONEBIT_OUTER_MEAN && !fragment->momentum))
-    return no_memory(outer);
+/* --- Their memory ------------------------------------------------------------------------------*/
+
+static onebit_status_t allocate_arrays(struct onebit_outer *outer) {
+  for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++) {
+    if (k == OB_OUTER_MOMENTUM && outer->options.rule == ONEBIT_OUTER_MEAN)
+      continue;
+    outer->array[k] = outer->executor->memory->allocate(outer->count, sizeof(float));
+    if (!outer->array[k])
+      return no_memory(outer);
+    outer->own_bytes += outer->count * sizeof(float);
+  }
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
+void ob_fragments_point(struct onebit_outer *outer) {
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    struct ob_fragment *fragment = &outer->fragments[f];
+    for (int k = 0; k < OB_OUTER_ARRAYS; k++) {
+      float *array = outer->array[k];
+      fragment->array[k] = array ? array + fragment->first : NULL;
+    }
+  }
+}
+
+/* What there is of each fragment, but for arrays. */
+static onebit_status_t create_lists(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   const uint64_t before = outer->own_bytes;
-  outer->longest = 0;
+  outer->piece_count = outer->longest = 0;
   outer->sums = NULL;
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
@@ -94,7 +103,6 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
     fragment->outer = outer;
     fragment->number = f;
     fragment->begin_step = ob_outer_begin_step(outer, f / (parts / outer->groups));
-    OB_TRY(allocate_fragment(outer, fragment));
     outer->longest = fragment->count > outer->longest ? fragment->count : outer->longest;
   }
   outer->sums = ob_outer_allocate(outer, outer->longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
@@ -102,20 +110,61 @@ onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   return outer->sums ? ONEBIT_OK : no_memory(outer);
 }
 
-void ob_fragments_destroy(struct onebit_outer *outer) {
+static void destroy_lists(struct onebit_outer *outer) {
   const struct ob_memory *memory = outer->executor ? outer->executor->memory : &ob_memory_host;
   for (size_t f = 0; outer->fragments && f < outer->options.fragments; f++) {
-    struct ob_fragment *fragment = &outer->fragments[f];
-    memory->release(fragment->consensus);
-    memory->release(fragment->momentum);
-    memory->release(fragment->drift);
-    memory->release(fragment->weights_there[0]);
-    memory->release(fragment->weights_there[1]);
-    ob_release(fragment->held[0]);
-    ob_release(fragment->held[1]);
+    memory->release(outer->fragments[f].weights_there[0]);
+    memory->release(outer->fragments[f].weights_there[1]);
   }
   ob_release(outer->fragments);
   ob_release(outer->pieces);
   ob_release(outer->runs);
   ob_release(outer->sums);
+}
+
+onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
+  OB_TRY(create_lists(outer));
+  OB_TRY(allocate_arrays(outer));
+  ob_fragments_point(outer);
+  return ONEBIT_OK;
+}
+
+void ob_fragments_destroy(struct onebit_outer *outer) {
+  for (int k = 0; k < OB_OUTER_ARRAYS; k++)
+    if (k < OB_OUTER_HOME_ARRAYS && outer->executor)
+      outer->executor->memory->release(outer->array[k]);
+    else
+      ob_release(outer->array[k]);
+  destroy_lists(outer);
+}
+
+/* --- Others ------------------------------------------------------------------------------------*/
+
+/* What is known of the fragment that has its first element. */
+static void follow(struct ob_fragment *next, const struct onebit_outer *before) {
+  const struct ob_fragment *of = before->fragments;
+  for (size_t f = 1; f < before->options.fragments && before->fragments[f].first <= next->first;
+       f++)
+    of = &before->fragments[f];
+  next->keeps = of->keeps;
+  next->weight = of->weight + (of->stage == OB_FRAGMENT_SENDING ? of->sent_weight : 0);
+}
+
+onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts) {
+  struct onebit_outer before = *outer;
+  if (parts == before.options.fragments)
+    return ONEBIT_OK;
+  outer->own_bytes -= before.fragment_bytes;
+  outer->options.fragments = parts;
+  const onebit_status_t status = create_lists(outer);
+  if (status != ONEBIT_OK) {
+    destroy_lists(outer);
+    *outer = before;
+    return status;
+  }
+  for (size_t f = 0; f < parts; f++)
+    follow(&outer->fragments[f], &before);
+  ob_fragments_point(outer);
+  destroy_lists(&before);
+  return ONEBIT_OK;
 }

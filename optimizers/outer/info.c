@@ -18,16 +18,9 @@ onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, 
                     outer->tensor_count);
   if (!values && outer->tensors[tensor].count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "values is NULL");
-  for (size_t f = 0; f < outer->options.fragments; f++) {
-    const struct ob_fragment *fragment = &outer->fragments[f];
-    for (size_t k = 0; k < fragment->pieces; k++) {
-      const struct ob_outer_piece *piece = &fragment->piece[k];
-      if (piece->tensor == tensor)
-        OB_TRY(ob_outer_copy(outer, values + piece->first, fragment->consensus + piece->at,
-                             piece->count * sizeof(float)));
-    }
-  }
-  return ONEBIT_OK;
+  const struct ob_outer_tensor *of = &outer->tensors[tensor];
+  const float *consensus = outer->array[OB_OUTER_CONSENSUS];
+  return ob_outer_copy(outer, values, consensus + of->first, of->count * sizeof *values);
 }
 
 static double squares_of(const float *values, size_t count) {

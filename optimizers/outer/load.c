@@ -21,52 +21,53 @@
 
 struct loading {
   struct onebit_outer *outer;
-  struct ob_parts parts;
-  const uint64_t **numbers; /* of each part, copies: */
-  uint64_t *copies;
-  double *factors; /* what each part counts, in the fragment that is being loaded */
-  float *values;   /* as many as the longest fragment has, or OB_CHUNK */
+  struct ob_parts *parts;
+  uint64_t *numbers; /* of all parts */
+  double *factors;   /* what each part counts, in the fragment that is being loaded */
+  float *values;     /* as many as the longest fragment has, or OB_CHUNK */
   bool dry;
 };
+
+static struct ob_outer_numbers *numbers_of(const struct loading *loading, int part) {
+  return (void *)(loading->numbers + (size_t)part * ob_outer_number_count(loading->outer));
+}
+
+static const struct ob_fragment_numbers *fragment_of(const struct loading *loading, int part,
+                                                     const struct ob_fragment *fragment) {
+  return &numbers_of(loading, part)->fragment[fragment->number];
+}
 
 /* --- Whether the parts fit ---------------------------------------------------------------------*/
 
 static onebit_status_t read_numbers(struct loading *loading, int k) {
-  struct ob_part *part = &loading->parts.list[k];
+  struct ob_part *part = &loading->parts->list[k];
   const size_t count = ob_outer_number_count(loading->outer);
   const struct ob_part_section *section = ob_part_from(part, OB_SAVED_NUMBERS, OB_ELEMENTS, 0);
-  uint64_t *to = loading->copies + (size_t)k * count;
   if (!section || section->first || section->count != count)
     return ob_part_error(part, "section 'numbers' is not there");
   OB_TRY(ob_part_verify(part, section));
-  OB_TRY(ob_part_copy(part, section, 0, count, to));
-  loading->numbers[k] = to;
-  return ob_outer_check_numbers(part, to, loading->outer, loading->numbers[0]);
+  OB_TRY(ob_part_copy(part, section, 0, count, numbers_of(loading, k)));
+  return ob_outer_check_numbers(part, numbers_of(loading, k), loading->outer,
+                                numbers_of(loading, 0));
 }
 
 static onebit_status_t allocate(struct loading *loading) {
   const struct onebit_outer *outer = loading->outer;
-  const size_t count = (size_t)loading->parts.count;
+  const size_t count = (size_t)loading->parts->count;
   const size_t longest = outer->longest > OB_CHUNK ? outer->longest : OB_CHUNK;
-  loading->numbers = ob_allocate(count, sizeof *loading->numbers);
-  loading->copies = ob_allocate(count * ob_outer_number_count(outer), sizeof *loading->copies);
+  loading->numbers = ob_allocate(count * ob_outer_number_count(outer), sizeof *loading->numbers);
   loading->factors = ob_allocate(count, sizeof *loading->factors);
   loading->values = ob_allocate(longest, sizeof *loading->values);
-  if (!loading->numbers || !loading->copies || !loading->factors || !loading->values)
+  if (!loading->numbers || !loading->factors || !loading->values)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an outer step");
   return ONEBIT_OK;
 }
 
 /* --- A fragment --------------------------------------------------------------------------------*/
 
-static const uint64_t *numbers_of(const struct loading *loading, int part,
-                                  const struct ob_fragment *fragment) {
-  return loading->numbers[part] + OB_OUTER_NUMBERS + fragment->number * OB_FRAGMENT_NUMBERS;
-}
-
 /* The part whose numbers this rank goes on with. */
 static int part_of(const struct loading *loading) {
-  return loading->outer->comm->rank % loading->parts.count;
+  return loading->outer->comm->rank % loading->parts->count;
 }
 
 /* `count` elements from number `first` on; to == NULL: only looks. */
@@ -75,7 +76,7 @@ static onebit_status_t read_elements(struct loading *loading, enum ob_saved what
   for (size_t some; count; first += some, count -= some) {
     some = count < OB_CHUNK ? count : OB_CHUNK;
     const struct ob_range range = {what, OB_ELEMENTS, first, some};
-    OB_TRY(ob_parts_read(&loading->parts, &range, loading->dry ? NULL : to));
+    OB_TRY(ob_parts_read(loading->parts, &range, loading->dry ? NULL : to));
     to = to ? to + some : NULL;
   }
   return ONEBIT_OK;
@@ -83,15 +84,15 @@ static onebit_status_t read_elements(struct loading *loading, enum ob_saved what
 
 /* The local steps of a rank count as its weight does. */
 static void choose_factors(struct loading *loading, const struct ob_fragment *fragment) {
-  const int count = loading->parts.count;
+  const int count = loading->parts->count;
   double sum = 0;
   for (int k = 0; k < count; k++) {
-    loading->factors[k] = ob_outer_double(numbers_of(loading, k, fragment)[OB_FRAGMENT_WEIGHT]);
+    loading->factors[k] = fragment_of(loading, k, fragment)->weight;
     sum += loading->factors[k];
   }
   for (int k = 0; k < count; k++)
     loading->factors[k] *= count / sum;
-  loading->parts.factors = sum > 0 ? loading->factors : NULL;
+  loading->parts->factors = sum > 0 ? loading->factors : NULL;
 }
 
 /* A drift that was not finite on a rank that is no more is none. */
@@ -112,9 +113,9 @@ static onebit_status_t load_parameters(struct loading *loading, struct ob_fragme
   choose_factors(loading, fragment);
   onebit_status_t status = read_elements(loading, OB_SAVED_PARAMETERS, fragment->first,
                                          fragment->count, loading->values);
-  loading->parts.factors = NULL;
+  loading->parts->factors = NULL;
   if (status == ONEBIT_OK && !loading->dry)
-    store_parameters(fragment, loading->values, loading->parts.own >= 0);
+    store_parameters(fragment, loading->values, loading->parts->own >= 0);
   return status;
 }
 
@@ -136,10 +137,10 @@ static onebit_status_t load_residual(struct loading *loading, struct ob_fragment
 /* Whether the parameters that are loaded have a residual in them. A rank that was behind when the
  * ranks were moved has none, and not in its parameters. */
 static bool keeps(const struct loading *loading, const struct ob_fragment *fragment) {
-  if (loading->parts.own >= 0)
-    return numbers_of(loading, loading->parts.own, fragment)[OB_FRAGMENT_KEEPS];
-  for (int k = 0; k < loading->parts.count; k++)
-    if (numbers_of(loading, k, fragment)[OB_FRAGMENT_KEEPS])
+  if (loading->parts->own >= 0)
+    return fragment_of(loading, loading->parts->own, fragment)->keeps;
+  for (int k = 0; k < loading->parts->count; k++)
+    if (fragment_of(loading, k, fragment)->keeps)
       return true;
   return false;
 }
@@ -148,12 +149,12 @@ static bool keeps(const struct loading *loading, const struct ob_fragment *fragm
  * the mean of the parameters each counts as its weight does. The difference is no drift. */
 static onebit_status_t remove_difference(struct loading *loading, struct ob_fragment *fragment) {
   const struct onebit_outer *outer = loading->outer;
-  if (loading->dry || loading->parts.own >= 0 || !keeps(loading, fragment))
+  if (loading->dry || loading->parts->own >= 0 || !keeps(loading, fragment))
     return ONEBIT_OK;
   choose_factors(loading, fragment);
-  if (!loading->parts.factors)
+  if (!loading->parts->factors)
     return ONEBIT_OK;
-  for (int k = 0; k < loading->parts.count; k++)
+  for (int k = 0; k < loading->parts->count; k++)
     loading->factors[k] = 1 - loading->factors[k];
   memset(loading->values, 0, fragment->count * sizeof *loading->values);
   const size_t runs = outer->exchange->runs(fragment, OB_SAVED_WORKER, outer->runs);
@@ -161,52 +162,51 @@ static onebit_status_t remove_difference(struct loading *loading, struct ob_frag
   for (size_t k = 0; status == ONEBIT_OK && k < runs; k++)
     status = read_elements(loading, OB_SAVED_WORKER, fragment->first + outer->runs[k].at,
                            outer->runs[k].count, loading->values + outer->runs[k].at);
-  loading->parts.factors = NULL;
+  loading->parts->factors = NULL;
   if (status == ONEBIT_OK)
     ob_fragment_shift(fragment, loading->values);
   return status;
 }
 
-static double mean_of(const struct loading *loading, const struct ob_fragment *fragment,
-                      int number) {
-  double sum = 0;
-  if (loading->parts.own >= 0)
-    return ob_outer_double(numbers_of(loading, loading->parts.own, fragment)[number]);
-  for (int k = 0; k < loading->parts.count; k++)
-    sum += ob_outer_double(numbers_of(loading, k, fragment)[number]);
-  return sum / loading->parts.count;
+/* The weights of the parts that this rank has the state of. */
+static void set_weights(const struct loading *loading, struct ob_fragment *fragment) {
+  const int own = loading->parts->own, count = own >= 0 ? 1 : loading->parts->count;
+  double weight = 0, sent_weight = 0;
+  for (int k = own >= 0 ? own : 0, end = k + count; k < end; k++) {
+    weight += fragment_of(loading, k, fragment)->weight;
+    sent_weight += fragment_of(loading, k, fragment)->sent_weight;
+  }
+  fragment->weight = weight / count;
+  fragment->sent_weight = sent_weight / count;
 }
 
 static void set_numbers(const struct loading *loading, struct ob_fragment *fragment) {
-  const uint64_t *numbers = numbers_of(loading, part_of(loading), fragment);
-  const bool idle = numbers[OB_FRAGMENT_STATE] == OB_OUTER_IDLE;
-  const bool skipped = numbers[OB_FRAGMENT_STATE] == OB_OUTER_SKIPPED;
-  fragment->weight = mean_of(loading, fragment, OB_FRAGMENT_WEIGHT);
-  fragment->sent_weight = mean_of(loading, fragment, OB_FRAGMENT_SENT_WEIGHT);
-  fragment->drift_squares = ob_outer_double(numbers[OB_FRAGMENT_SQUARES]);
+  const struct ob_fragment_numbers *numbers = fragment_of(loading, part_of(loading), fragment);
+  const bool idle = numbers->state == OB_OUTER_IDLE;
+  const bool skipped = numbers->state == OB_OUTER_SKIPPED;
+  set_weights(loading, fragment);
+  fragment->drift_squares = numbers->squares;
   fragment->stage = idle                            ? OB_FRAGMENT_IDLE
                     : loading->outer->sites != NULL ? OB_FRAGMENT_SENDING
                                                     : OB_FRAGMENT_ENDED;
   fragment->status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
-  fragment->finite = loading->parts.own < 0 || numbers[OB_FRAGMENT_FINITE];
+  fragment->finite = loading->parts->own < 0 || numbers->finite;
   fragment->keeps = keeps(loading, fragment);
   if (fragment->stage != OB_FRAGMENT_ENDED && fragment->keeps)
     (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
-  fragment->apply_step = loading->outer->steps + numbers[OB_FRAGMENT_REMAINING];
+  fragment->apply_step = loading->outer->steps + numbers->remaining;
   if (skipped)
     snprintf(fragment->error, sizeof fragment->error,
              "the drift of a rank was not finite, before the checkpoint was saved");
 }
 
 static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment *fragment) {
-  const bool received = numbers_of(loading, 0, fragment)[OB_FRAGMENT_STATE] == OB_OUTER_RECEIVED;
-  const size_t count = fragment->count;
-  OB_TRY(read_elements(loading, OB_SAVED_CONSENSUS, fragment->first, count, fragment->consensus));
-  if (fragment->momentum)
-    OB_TRY(read_elements(loading, OB_SAVED_OUTER_MOMENTUM, fragment->first, count,
-                         fragment->momentum));
-  if (received)
-    OB_TRY(read_elements(loading, OB_SAVED_DRIFT, fragment->first, count, fragment->drift));
+  const bool received = fragment_of(loading, 0, fragment)->state == OB_OUTER_RECEIVED;
+  for (int what = OB_SAVED_CONSENSUS; what <= OB_SAVED_DRIFT; what++) {
+    float *to = ob_fragment_array(fragment, (enum ob_saved)what);
+    if (to && (what != OB_SAVED_DRIFT || received))
+      OB_TRY(read_elements(loading, (enum ob_saved)what, fragment->first, fragment->count, to));
+  }
   OB_TRY(load_parameters(loading, fragment));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_WORKER));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_SERVER));
@@ -228,14 +228,14 @@ size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size
   return own + (position - begin) * (ob_outer_begin_step(outer, next) - own) / (end - begin);
 }
 
-static onebit_status_t restore(struct loading *loading) {
+static onebit_status_t load_fragments(struct loading *loading) {
   struct onebit_outer *outer = loading->outer;
-  const uint64_t *numbers = loading->numbers[part_of(loading)];
-  const struct ob_part_header *header = &loading->parts.list[0].header;
+  const struct ob_outer_numbers *numbers = numbers_of(loading, part_of(loading));
+  const struct ob_part_header *header = &loading->parts->list[0].header;
   if (!loading->dry) {
-    outer->steps = numbers[OB_OUTER_STEPS];
-    outer->position = ob_outer_position(outer, (size_t)numbers[OB_OUTER_POSITION],
-                                        (size_t)numbers[OB_OUTER_LOCAL_STEPS]);
+    outer->steps = numbers->steps;
+    outer->position =
+        ob_outer_position(outer, (size_t)numbers->position, (size_t)numbers->local_steps);
     outer->started = header->exchanges[0];
     outer->exchanges = header->exchanges[1];
     outer->skipped = header->exchanges[2];
@@ -248,7 +248,7 @@ static onebit_status_t restore(struct loading *loading) {
 
 /* Sites that are more or fewer than those that saved first have what these had. */
 static onebit_status_t cut_as_saved(struct loading *loading) {
-  const struct ob_part *part = &loading->parts.list[0];
+  const struct ob_part *part = &loading->parts->list[0];
   const size_t shards = part->header.fragments, groups = loading->outer->groups;
   if (!loading->outer->sites)
     return ONEBIT_OK;
@@ -258,44 +258,55 @@ static onebit_status_t cut_as_saved(struct loading *loading) {
   return ob_outer_recut(loading->outer, shards);
 }
 
-static onebit_status_t look(struct loading *loading, onebit_status_t status,
-                            const struct ob_sources *sources) {
+static onebit_status_t look(struct loading *loading, struct ob_parts *parts) {
   struct onebit_outer *outer = loading->outer;
-  OB_TRY(status);
-  OB_TRY(ob_parts_open(&loading->parts, sources));
-  OB_TRY(ob_parts_together(&loading->parts));
+  loading->parts = parts;
   OB_TRY(cut_as_saved(loading));
-  for (int k = 0; k < loading->parts.count; k++)
-    OB_TRY(ob_outer_check_part(&loading->parts.list[k], outer));
+  for (int k = 0; k < parts->count; k++)
+    OB_TRY(ob_outer_check_part(&parts->list[k], outer));
   OB_TRY(allocate(loading));
-  for (int k = 0; k < loading->parts.count; k++)
+  for (int k = 0; k < parts->count; k++)
     OB_TRY(read_numbers(loading, k));
-  if (loading->parts.count == outer->comm->size)
-    loading->parts.own = outer->comm->rank;
+  if (parts->count == outer->comm->size)
+    parts->own = outer->comm->rank;
   loading->dry = true;
-  OB_TRY(restore(loading));
+  OB_TRY(load_fragments(loading));
   return ob_outer_to_host(outer);
 }
 
-static onebit_status_t run(struct loading *loading, onebit_status_t status) {
-  struct onebit_outer *outer = loading->outer;
-  const struct ob_term terms[] = {
-      {"count", (uint64_t)loading->parts.count},
-      {"the checkpoint (its fingerprint)",
-       status == ONEBIT_OK ? ob_parts_identity(&loading->parts) : 0},
-      {"how many exchanges have begun", outer->started},
-  };
-  status = ob_agree(outer->comm, status, terms, sizeof terms / sizeof terms[0]);
-  if (outer->sites)
-    status = ob_sites_agree(outer->comm, outer->sites->between, status, NULL, 0);
-  OB_TRY(status);
-  (void)ob_outer_settle(outer); /* what is in flight is replaced, however it ends */
+/* What is in flight is replaced, however it ends. */
+static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
+  struct loading *loading = object;
+  if (dry)
+    return look(loading, parts);
+  (void)ob_outer_settle(loading->outer);
   loading->dry = false;
-  status = restore(loading);
-  if (status == ONEBIT_ERROR_FILE)
-    status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
-  const onebit_status_t sent = ob_outer_from_host(outer, true);
-  return ob_agree(outer->comm, status == ONEBIT_OK ? sent : status, NULL, 0);
+  const onebit_status_t status = load_fragments(loading);
+  const onebit_status_t sent = ob_outer_from_host(loading->outer, true);
+  return status == ONEBIT_OK ? sent : status;
+}
+
+static void close(void *object) {
+  struct loading *loading = object;
+  (void)ob_outer_from_host(loading->outer,
+                           false); /* only where the ranks do not agree to load it */
+  ob_release(loading->numbers);
+  ob_release(loading->factors);
+  ob_release(loading->values);
+  *loading = (struct loading){.outer = loading->outer};
+}
+
+static onebit_status_t agree_with_sites(void *object, onebit_status_t status) {
+  const struct onebit_outer *outer = ((const struct loading *)object)->outer;
+  return ob_sites_agree(outer->comm, outer->sites->between, status, NULL, 0);
+}
+
+/* --- The calls ---------------------------------------------------------------------------------*/
+
+/* Sites that have stopped are joined again. */
+static onebit_status_t check(onebit_outer_t outer) {
+  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
 }
 
 /* Where they have loaded unequal rounds, all go on with the latest. */
@@ -306,53 +317,30 @@ static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t st
   return status == ONEBIT_OK ? joined : ob_error(status, "%s", error);
 }
 
-static onebit_status_t load(struct onebit_outer *outer, onebit_status_t status,
-                            const struct ob_sources *sources) {
+static onebit_status_t load(onebit_outer_t outer, const struct ob_sources *sources,
+                            const char *directory) {
   struct loading loading = {.outer = outer};
-  const onebit_status_t detached = outer->sites ? ob_outer_detach(outer) : ONEBIT_OK;
-  status = status == ONEBIT_OK ? detached : status;
-  status = run(&loading, look(&loading, status, sources));
-  (void)ob_outer_from_host(outer, false); /* only where the ranks do not agree to load it */
-  ob_parts_close(&loading.parts);
-  ob_release((void *)loading.numbers);
-  ob_release(loading.copies);
-  ob_release(loading.factors);
-  ob_release(loading.values);
+  OB_TRY(check(outer));
+  const struct ob_load load = {.object = &loading,
+                               .comm = outer->comm,
+                               .term = {"how many exchanges have begun", outer->started},
+                               .agreed = outer->sites ? agree_with_sites : NULL,
+                               .restore = restore,
+                               .close = close};
+  onebit_status_t status = outer->sites ? ob_outer_detach(outer) : ONEBIT_OK;
+  status =
+      sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
   return outer->sites ? join_sites(outer, status) : status;
-}
-
-/* Sites that have stopped are joined again. */
-static onebit_status_t check(onebit_outer_t outer) {
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
-  return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
 }
 
 onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,
                                   const size_t *bytes, int count) {
   OB_CALL_SCOPE;
-  OB_TRY(check(outer));
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
-  return load(outer, ONEBIT_OK, &sources);
-}
-
-static onebit_status_t load_files(struct onebit_outer *outer, const char *directory) {
-  struct ob_opened opened;
-  onebit_status_t status = ob_files_open(&opened, ONEBIT_OK, directory);
-  const bool ready = status == ONEBIT_OK;
-  const struct ob_sources sources = {.files = opened.parts, .count = opened.manifest.ranks};
-  status = load(outer, status, &sources);
-  if (ready && status == ONEBIT_ERROR_CHECKPOINT)
-    status = ob_error(status, "%s: %s", directory, onebit_last_error());
-  ob_files_close(&opened);
-  return status;
+  return load(outer, &sources, NULL);
 }
 
 onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
   OB_CALL_SCOPE;
-  OB_TRY(check(outer));
-  onebit_status_t status = load_files(outer, directory);
-  for (int turn = 1; turn < OB_FILES_TURNS && !outer->sites && ob_files_differ(outer->comm, status);
-       turn++)
-    status = load_files(outer, directory);
-  return status;
+  return load(outer, NULL, directory);
 }

@@ -42,40 +42,39 @@ onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct one
   return ONEBIT_OK;
 }
 
-static bool is_weight(uint64_t bits) {
-  const double value = ob_outer_double(bits);
-  return value >= 0 && value <= 1e300;
-}
+static bool is_weight(double value) { return value >= 0 && value <= 1e300; }
 
-static onebit_status_t check_fragment(const struct ob_part *part, const uint64_t *numbers,
+static onebit_status_t check_fragment(const struct ob_part *part,
+                                      const struct ob_fragment_numbers *numbers,
                                       const struct ob_fragment *fragment) {
-  if (numbers[OB_FRAGMENT_COUNT] != fragment->count)
+  if (numbers->count != fragment->count)
     return ob_part_error(
         part, "fragment %zu has %zu elements, saved were %" PRIu64 ": give block_size as it was",
-        fragment->number, fragment->count, numbers[OB_FRAGMENT_COUNT]);
-  const uint64_t state = numbers[OB_FRAGMENT_STATE];
+        fragment->number, fragment->count, numbers->count);
+  const uint64_t state = numbers->state;
   const bool is_state = fragment->outer->sites ? state == OB_OUTER_IDLE || state == OB_OUTER_SENT
                                                : state < OB_OUTER_SENT;
-  if (!is_state || numbers[OB_FRAGMENT_FINITE] > 1 ||
-      numbers[OB_FRAGMENT_KEEPS] > (fragment->outer->exchange->keep != NULL) ||
-      !is_weight(numbers[OB_FRAGMENT_WEIGHT]) || !is_weight(numbers[OB_FRAGMENT_SENT_WEIGHT]) ||
-      !is_weight(numbers[OB_FRAGMENT_SQUARES]) || numbers[OB_FRAGMENT_REMAINING] > UINT32_MAX)
+  if (!is_state || numbers->finite > 1 ||
+      numbers->keeps > (fragment->outer->exchange->keep != NULL) || !is_weight(numbers->weight) ||
+      !is_weight(numbers->sent_weight) || !is_weight(numbers->squares) ||
+      numbers->remaining > UINT32_MAX)
     return ob_part_error(part, "the numbers of fragment %zu are those of no state",
                          fragment->number);
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_outer_check_numbers(const struct ob_part *part, const uint64_t *numbers,
-                                       const struct onebit_outer *outer, const uint64_t *first) {
-  const uint64_t rounds = numbers[OB_OUTER_LOCAL_STEPS];
+onebit_status_t ob_outer_check_numbers(const struct ob_part *part,
+                                       const struct ob_outer_numbers *numbers,
+                                       const struct onebit_outer *outer,
+                                       const struct ob_outer_numbers *first) {
+  const uint64_t rounds = numbers->local_steps;
   if (rounds < (outer->sites ? 1 : outer->options.fragments) || rounds > UINT32_MAX ||
-      numbers[OB_OUTER_POSITION] >= rounds)
+      numbers->position >= rounds)
     return ob_part_error(part, "step %" PRIu64 " of a round of %" PRIu64 " steps",
-                         numbers[OB_OUTER_POSITION], rounds);
+                         numbers->position, rounds);
   for (size_t f = 0; f < outer->options.fragments; f++) {
-    const size_t at = OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS;
-    OB_TRY(check_fragment(part, numbers + at, &outer->fragments[f]));
-    if (numbers[at + OB_FRAGMENT_STATE] != first[at + OB_FRAGMENT_STATE])
+    OB_TRY(check_fragment(part, &numbers->fragment[f], &outer->fragments[f]));
+    if (numbers->fragment[f].state != first->fragment[f].state)
       return ob_part_error(part, "fragment %zu is in another state than in part 0", f);
   }
   return ONEBIT_OK;

@@ -29,21 +29,27 @@ enum { WORKER, SERVER };
 
 /* --- Detached ----------------------------------------------------------------------------------*/
 
-static onebit_status_t hold(struct ob_fragment *fragment) {
-  for (int k = 0; k < 2; k++)
-    if (!fragment->held[k])
-      fragment->held[k] = ob_allocate(fragment->count, sizeof(float));
-  if (!fragment->held[WORKER] || !fragment->held[SERVER])
+static onebit_status_t hold(struct onebit_outer *outer) {
+  for (int k = OB_OUTER_HELD_WORKER; k <= OB_OUTER_HELD_SERVER; k++)
+    if (!outer->array[k])
+      outer->array[k] = ob_allocate(outer->count, sizeof(float));
+  if (!outer->array[OB_OUTER_HELD_WORKER] || !outer->array[OB_OUTER_HELD_SERVER])
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
-  OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->held[WORKER]));
-  return ob_outer_export_residual(fragment, OB_SAVED_SERVER, fragment->held[SERVER]);
+  ob_fragments_point(outer);
+  for (size_t f = 0; f < outer->options.fragments; f++) {
+    const struct ob_fragment *fragment = &outer->fragments[f];
+    OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->held[WORKER]));
+    OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_SERVER, fragment->held[SERVER]));
+  }
+  return ONEBIT_OK;
 }
 
-static void release_held(struct ob_fragment *fragment) {
-  for (int k = 0; k < 2; k++) {
-    ob_release(fragment->held[k]);
-    fragment->held[k] = NULL;
+static void release_held(struct onebit_outer *outer) {
+  for (int k = OB_OUTER_HELD_WORKER; k <= OB_OUTER_HELD_SERVER; k++) {
+    ob_release(outer->array[k]);
+    outer->array[k] = NULL;
   }
+  ob_fragments_point(outer);
 }
 
 static void destroy_exchange(struct ob_fragment *fragment) {
@@ -59,8 +65,8 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
   for (size_t f = 0; f < parts; f++)
     ob_fragment_abandon(&outer->fragments[f]);
   outer->refused = false;
-  for (size_t f = 0; !outer->detached && f < parts; f++)
-    OB_TRY(hold(&outer->fragments[f]));
+  if (!outer->detached)
+    OB_TRY(hold(outer));
   outer->detached = true;
   for (size_t f = 0; f < parts; f++)
     destroy_exchange(&outer->fragments[f]);
@@ -251,8 +257,8 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
     (void)ob_outer_detach(outer); /* a rank that has come through waits for the others, too */
     status = ob_error(status, "%s", error);
   }
-  for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
-    release_held(&outer->fragments[f]);
+  if (status == ONEBIT_OK)
+    release_held(outer);
   outer->stopped = status != ONEBIT_OK;
   close(&moving);
   return status;

@@ -61,6 +61,7 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
     outer->tensors[t] = (struct ob_outer_tensor){
         .parameter = count ? tensors[t].parameter : NULL,
         .count = count,
+        .first = outer->count,
         .uncompressed = tensors[t].uncompressed || count < outer->options.dense_below};
     outer->count += count;
   }

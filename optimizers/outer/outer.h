@@ -4,7 +4,7 @@
  *   options.c     options and their defaults
  *   outer.c       made, and ended
  *   info.c        asked
- *   fragments.c   which elements are exchanged together, and their memory
+ *   fragments.c   which elements are exchanged together, and the memory of all
  *   element.h     the arithmetic of an element, for the host and for devices
  *   update.c      the passes over a fragment, on the host (struct ob_outer_executor)
  *   executor.c    which executor; and the host's copy of what is on a device
@@ -16,7 +16,6 @@
  *   load_check.c  whether a part fits
  *   move.c        onto another communicator
  *   move_align.c  the latest consensus for all ranks of it
- *   recut.c       into other fragments
  *   sites.h       or all that is different among sites
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
@@ -115,15 +114,33 @@ enum ob_fragment_stage {
   OB_FRAGMENT_ENDED     /* `status` says how; not applied yet */
 };
 
+/* The arrays of an outer step, of a float for each element. The first ones are in memory of the
+ * executor, and are rows of its state, from OB_SAVED_CONSENSUS on. */
+enum ob_outer_array {
+  OB_OUTER_CONSENSUS,
+  OB_OUTER_MOMENTUM, /* NULL with ONEBIT_OUTER_MEAN */
+  /* Of the exchange in flight. Between two, where a fragment keeps, this rank's residual: its
+   * parameters were set to consensus - drift. */
+  OB_OUTER_DRIFT,
+  OB_OUTER_HOME_ARRAYS,
+  /* Residuals, while the outer step is on no communicator; on the host. */
+  OB_OUTER_HELD_WORKER = OB_OUTER_HOME_ARRAYS,
+  OB_OUTER_HELD_SERVER,
+  OB_OUTER_ARRAYS
+};
+
 struct ob_fragment {
   struct onebit_outer *outer;
   size_t number, pieces, count;
   size_t first; /* its first element's number among all */
   struct ob_outer_piece *piece;
-  float *consensus, *momentum; /* `count` each; momentum NULL with ONEBIT_OUTER_MEAN */
-  /* Of the exchange in flight. Between two, where the fragment keeps, this rank's residual: its
-   * parameters were set to consensus - drift. */
-  float *drift;
+  /* In the arrays of the outer step. */
+  union {
+    struct {
+      float *consensus, *momentum, *drift, *held[2];
+    };
+    float *array[OB_OUTER_ARRAYS];
+  };
   bool keeps;
   void *state;       /* the exchange's */
   size_t begin_step; /* from 1 to local_steps: the step of a round in which it begins */
@@ -141,13 +158,11 @@ struct ob_fragment {
   char error[256];
   double drift_squares; /* of the latest mean drift */
   onebit_plan_t weigh;  /* NULL without weights */
-  float *held[2];       /* residuals, `count` each, while the outer step is on no communicator */
-  float *home[3];       /* where consensus, momentum and drift are, while the host has copies */
 };
 
 struct ob_outer_tensor {
-  void *parameter, *home; /* home: as that of a fragment's arrays */
-  size_t count;
+  void *parameter, *home; /* home: where it is, while the host has a copy */
+  size_t count, first;    /* elements; those of the tensors before it */
   bool uncompressed;
 };
 
@@ -157,7 +172,9 @@ struct onebit_outer {
   const struct ob_outer_exchange *exchange;
   const struct ob_outer_executor *executor;
   struct ob_outer_device *device; /* the executor's own */
-  bool on_host;                   /* the host has copies (ob_outer_to_host) */
+  bool on_host;                   /* the host has copies (ob_outer_to_host), and these */
+  void *array[OB_OUTER_ARRAYS];
+  void *home[OB_OUTER_HOME_ARRAYS]; /* are where the arrays are */
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */
@@ -189,6 +206,8 @@ int ob_outer_bits_for(onebit_outer_rule_t rule, double momentum);
 /* Fragments and their memory, from the tensors. Local. */
 onebit_status_t ob_fragments_create(struct onebit_outer *outer);
 void ob_fragments_destroy(struct onebit_outer *outer);
+/* The arrays are others: the fragments' pointers follow. */
+void ob_fragments_point(struct onebit_outer *outer);
 void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
 /* The step of a round, from 1 to local_steps, in which that group begins. */
 static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_t group) {
@@ -235,6 +254,11 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 /* What the fragments exchange with, on outer->comm. Collective. */
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
+
+/* Its elements of a row that is an array. */
+static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {
+  return fragment->array[what - OB_SAVED_CONSENSUS];
+}
 
 /* A residual, not while an exchange is in flight: fragment->count values on the host, zeros where
  * this rank has none of it. */

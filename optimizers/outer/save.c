@@ -51,54 +51,44 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
 /* The object of its state. */
 struct outer_state {
   struct onebit_outer *outer;
-  uint64_t *numbers;
+  struct ob_outer_numbers *numbers;
   float *residual; /* and its values; */
   size_t fragment; /* which fragment's, or SIZE_MAX */
   enum ob_saved what;
 };
 
-size_t ob_outer_number_count(const struct onebit_outer *outer) {
-  return OB_OUTER_NUMBERS + OB_FRAGMENT_NUMBERS * outer->options.fragments;
-}
-
-static uint64_t bits_of(double value) {
-  uint64_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-static void number_fragment(const struct ob_fragment *fragment, uint64_t *numbers) {
+static struct ob_fragment_numbers numbers_of(const struct ob_fragment *fragment) {
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;
   const uint64_t steps = fragment->outer->steps;
   const struct ob_shard *shard = fragment->outer->sites ? fragment->state : NULL;
   const double unsent = shard && shard->in_flight && idle ? fragment->sent_weight : 0;
-  numbers[OB_FRAGMENT_COUNT] = fragment->count;
-  numbers[OB_FRAGMENT_STATE] = idle                            ? OB_OUTER_IDLE
-                               : shard                         ? OB_OUTER_SENT
-                               : fragment->status == ONEBIT_OK ? OB_OUTER_RECEIVED
-                                                               : OB_OUTER_SKIPPED;
-  numbers[OB_FRAGMENT_REMAINING] =
-      idle || fragment->apply_step < steps ? 0 : fragment->apply_step - steps;
-  numbers[OB_FRAGMENT_FINITE] = idle || fragment->finite;
-  numbers[OB_FRAGMENT_KEEPS] = fragment->keeps;
-  numbers[OB_FRAGMENT_WEIGHT] = bits_of(fragment->weight + unsent);
-  numbers[OB_FRAGMENT_SENT_WEIGHT] = bits_of(idle ? 0 : fragment->sent_weight);
-  numbers[OB_FRAGMENT_SQUARES] = bits_of(fragment->drift_squares);
+  return (struct ob_fragment_numbers){
+      .count = fragment->count,
+      .state = idle                            ? OB_OUTER_IDLE
+               : shard                         ? OB_OUTER_SENT
+               : fragment->status == ONEBIT_OK ? OB_OUTER_RECEIVED
+                                               : OB_OUTER_SKIPPED,
+      .remaining = idle || fragment->apply_step < steps ? 0 : fragment->apply_step - steps,
+      .finite = idle || fragment->finite,
+      .keeps = fragment->keeps,
+      .weight = fragment->weight + unsent,
+      .sent_weight = idle ? 0 : fragment->sent_weight,
+      .squares = fragment->drift_squares};
 }
 
-static void fill_in_numbers(const struct onebit_outer *outer, uint64_t *numbers) {
-  numbers[OB_OUTER_STEPS] = outer->steps;
-  numbers[OB_OUTER_POSITION] = outer->position % outer->options.local_steps;
-  numbers[OB_OUTER_LOCAL_STEPS] = outer->options.local_steps;
+static void fill_in_numbers(const struct onebit_outer *outer, struct ob_outer_numbers *numbers) {
+  numbers->steps = outer->steps;
+  numbers->position = outer->position % outer->options.local_steps;
+  numbers->local_steps = outer->options.local_steps;
   for (size_t f = 0; f < outer->options.fragments; f++)
-    number_fragment(&outer->fragments[f], numbers + OB_OUTER_NUMBERS + f * OB_FRAGMENT_NUMBERS);
+    numbers->fragment[f] = numbers_of(&outer->fragments[f]);
 }
 
 static onebit_status_t describe(struct ob_saving *saving) {
   struct outer_state *own = saving->state->object;
   const struct onebit_outer *outer = own->outer;
   struct ob_part_header *header = &saving->header;
-  own->numbers = ob_allocate(ob_outer_number_count(outer), sizeof *own->numbers);
+  own->numbers = ob_allocate(ob_outer_number_count(outer), sizeof(uint64_t));
   own->residual = ob_allocate(outer->longest, sizeof *own->residual);
   if (!own->numbers || !own->residual)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
@@ -144,7 +134,7 @@ static bool has(const struct ob_saving *saving, enum ob_saved what) {
 
 static const void *number_of(void *object, enum ob_saved what, uint64_t i) {
   (void)what;
-  return ((const struct outer_state *)object)->numbers + i;
+  return (const uint64_t *)(const void *)((const struct outer_state *)object)->numbers + i;
 }
 
 /* The elements that a piece has in common with one of the runs of a residual. */
@@ -192,18 +182,18 @@ static onebit_status_t read_run(struct ob_saving *saving, enum ob_saved what, si
   struct outer_state *own = saving->state->object;
   const struct ob_fragment *fragment = &own->outer->fragments[f];
   const struct ob_outer_piece *piece = &fragment->piece[run->piece];
-  const float *from = what == OB_SAVED_CONSENSUS        ? fragment->consensus
-                      : what == OB_SAVED_OUTER_MOMENTUM ? fragment->momentum
-                      : what == OB_SAVED_DRIFT          ? fragment->drift
-                                                        : own->residual;
+  const size_t at = piece->at + run->offset;
+  const float *from = own->residual;
   OB_TRY(ob_outer_to_host(own->outer));
   if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
     OB_TRY(look_at_residual(own, what, f));
-  for (size_t i = 0; what == OB_SAVED_PARAMETERS && i < run->count; i++)
-    values[i] = ob_load(own->outer->tensors[piece->tensor].parameter,
-                        piece->first + run->offset + i, own->outer->options.parameter_dtype);
-  if (what != OB_SAVED_PARAMETERS)
-    memcpy(values, from + piece->at + run->offset, run->count * sizeof *values);
+  else if (what != OB_SAVED_PARAMETERS)
+    from = ob_fragment_array(fragment, what);
+  for (size_t i = 0; i < run->count; i++)
+    values[i] = what == OB_SAVED_PARAMETERS
+                    ? ob_load(own->outer->tensors[piece->tensor].parameter,
+                              piece->first + run->offset + i, own->outer->options.parameter_dtype)
+                    : from[at + i];
   return ONEBIT_OK;
 }
 

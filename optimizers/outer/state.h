@@ -6,8 +6,6 @@
 #ifndef OB_OPTIMIZERS_OUTER_STATE_H
 #define OB_OPTIMIZERS_OUTER_STATE_H
 
-#include <string.h>
-
 #include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/outer/outer.h"
 
@@ -18,35 +16,36 @@ static inline const char *ob_outer_kind(const struct onebit_outer *outer) {
   return outer->sites ? OB_SITES_KIND : OB_OUTER_KIND;
 }
 
-/* Numbers of a rank's own, and after them those of each fragment. */
-enum { OB_OUTER_STEPS, OB_OUTER_POSITION, OB_OUTER_LOCAL_STEPS, OB_OUTER_NUMBERS };
-enum {
-  OB_FRAGMENT_COUNT,
-  OB_FRAGMENT_STATE,     /* of enum ob_outer_state */
-  OB_FRAGMENT_REMAINING, /* local steps until it is applied */
-  OB_FRAGMENT_FINITE,
-  OB_FRAGMENT_WEIGHT, /* this and the next two: float64 */
-  OB_FRAGMENT_SENT_WEIGHT,
-  OB_FRAGMENT_SQUARES,
-  OB_FRAGMENT_KEEPS, /* whether the residual is in the parameters */
-  OB_FRAGMENT_NUMBERS
-};
-/* Without sites the first three; among sites the first, and OB_OUTER_SENT, a drift that is sent
- * again. */
+/* Without sites an exchange is one of the first three; among sites the first, or OB_OUTER_SENT, a
+ * drift that is sent again. */
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
-size_t ob_outer_number_count(const struct onebit_outer *outer);
+/* The numbers of a part: this rank's. */
+struct ob_fragment_numbers {
+  uint64_t count, state, remaining; /* remaining: local steps until it is applied */
+  uint64_t finite;
+  double weight, sent_weight, squares;
+  uint64_t keeps; /* whether the residual is in the parameters */
+};
+
+struct ob_outer_numbers {
+  uint64_t steps, position, local_steps;
+  struct ob_fragment_numbers fragment[];
+};
+
+/* How many numbers of 8 bytes that are. */
+static inline size_t ob_outer_number_count(const struct onebit_outer *outer) {
+  return (sizeof(struct ob_outer_numbers) +
+          outer->options.fragments * sizeof(struct ob_fragment_numbers)) /
+         sizeof(uint64_t);
+}
 
 /* Whether a part fits this outer step; and its numbers, beside those of the first part. */
 onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct onebit_outer *outer);
-onebit_status_t ob_outer_check_numbers(const struct ob_part *part, const uint64_t *numbers,
-                                       const struct onebit_outer *outer, const uint64_t *first);
-
-static inline double ob_outer_double(uint64_t bits) {
-  double value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
+onebit_status_t ob_outer_check_numbers(const struct ob_part *part,
+                                       const struct ob_outer_numbers *numbers,
+                                       const struct onebit_outer *outer,
+                                       const struct ob_outer_numbers *first);
 
 /* Ends what is in flight, and applies nothing. Collective. Fails where an exchange has: but not
  * where all ranks skip it. */
