@@ -21,8 +21,8 @@ struct look {
   struct ob_section section, variance;
   struct ob_span span;
   struct ob_reader reader;
-  float *values, *more; /* OB_CHUNK each */
-  double divisor;       /* of what is stored */
+  float *values;  /* two times OB_CHUNK */
+  double divisor; /* of what is stored */
   double squares;
   size_t beyond;
 };
@@ -45,8 +45,7 @@ static float scaling_of(const struct look *look, const struct ob_run *run) {
   return travels && bucket->scalings[run->piece] != 0 ? bucket->scalings[run->piece] : 1;
 }
 
-static onebit_status_t add_squares(void *context, const struct ob_run *all) {
-  struct look *look = context;
+static onebit_status_t add_squares(struct look *look, const struct ob_run *all) {
   const struct ob_run run = counted(look, all);
   double divisor = look->divisor * (double)scaling_of(look, all), sum = 0;
   if (run.count)
@@ -59,25 +58,27 @@ static onebit_status_t add_squares(void *context, const struct ob_run *all) {
 
 /* Elements that make a step of more than ONEBIT_STEP_BOUND: what is exchanged is the step, or the
  * momentum, and then the variance is the reciprocals of the denominators. */
-static onebit_status_t add_beyond(void *context, const struct ob_run *all) {
-  struct look *look = context;
+static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
   const struct ob_run run = counted(look, all);
   const struct onebit_optimizer *optimizer = look->optimizer;
   const bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+  float *more = look->values + OB_CHUNK;
   const float factor = ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
   if (run.count)
     OB_TRY(ob_section_read(&look->reader, &look->section, &run, look->values));
   if (run.count && !step)
-    OB_TRY(ob_section_read(&look->reader, &look->variance, &run, look->more));
+    OB_TRY(ob_section_read(&look->reader, &look->variance, &run, more));
   for (size_t i = 0; i < run.count; i++) {
     float size = fabsf(look->values[i]) / scaling_of(look, all) * factor;
-    look->beyond += (step ? size : look->more[i] * size) > ONEBIT_STEP_BOUND;
+    look->beyond += (step ? size : more[i] * size) > ONEBIT_STEP_BOUND;
   }
   return ONEBIT_OK;
 }
 
 /* At the blocks of the span that the section has. */
-static onebit_status_t look_at(struct look *look, ob_run_body *body) {
+static onebit_status_t look_at(struct look *look,
+                               onebit_status_t (*body)(struct look *look,
+                                                       const struct ob_run *run)) {
   size_t first = look->span.first, end = look->span.end;
   first = first > look->section.first ? first : look->section.first;
   end = end < look->section.end ? end : look->section.end;
@@ -87,10 +88,9 @@ static onebit_status_t look_at(struct look *look, ob_run_body *body) {
   look->values = ob_allocate(2 * OB_CHUNK, sizeof *look->values);
   if (status == ONEBIT_OK && !look->values)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a look at the state");
-  if (status == ONEBIT_OK) {
-    look->more = look->values + OB_CHUNK;
-    status = ob_each_run(&look->section.plan->geometry.layout, first, end, body, look);
-  }
+  const struct ob_layout *layout = &look->section.plan->geometry.layout;
+  for (struct ob_run run = {0}; status == ONEBIT_OK && ob_next_run(layout, first, end, &run);)
+    status = body(look, &run);
   ob_reader_destroy(&look->reader);
   ob_release(look->values);
   return status;

@@ -150,17 +150,19 @@ size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block) 
   return (block - at->first_block) * layout->block;
 }
 
-onebit_status_t ob_each_run(const struct ob_layout *layout, size_t first, size_t end,
-                            ob_run_body *body, void *context) {
-  for (size_t k = first < end ? ob_layout_piece(layout, first) : layout->pieces;
-       k < layout->pieces && layout->piece[k].first_block < end; k++) {
-    size_t stop = ob_offset_in(layout, k, end);
-    for (size_t at = ob_offset_in(layout, k, first); at < stop; at += OB_CHUNK) {
-      struct ob_run run = {k, at, stop - at < OB_CHUNK ? stop - at : OB_CHUNK};
-      OB_TRY(body(context, &run));
+bool ob_next_run(const struct ob_layout *layout, size_t first, size_t end, struct ob_run *run) {
+  if (!run->count)
+    run->piece = first < end ? ob_layout_piece(layout, first) : layout->pieces;
+  size_t k = run->piece, at = run->offset + run->count;
+  for (; k < layout->pieces && layout->piece[k].first_block < end; k++, at = 0) {
+    const size_t begin = ob_offset_in(layout, k, first), stop = ob_offset_in(layout, k, end);
+    at = at > begin ? at : begin;
+    if (at < stop) {
+      *run = (struct ob_run){k, at, stop - at < OB_CHUNK ? stop - at : OB_CHUNK};
+      return true;
     }
   }
-  return ONEBIT_OK;
+  return false;
 }
 
 size_t ob_interval_of(const size_t *bounds, size_t stride, size_t count, size_t block) {

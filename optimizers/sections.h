@@ -54,10 +54,9 @@ enum { OB_CHUNK = 32768 }; /* elements at a time */
  * it. */
 size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block);
 
-/* Calls `body` on the elements of the blocks first .. end - 1, in their order, until it fails. */
-typedef onebit_status_t ob_run_body(void *context, const struct ob_run *run);
-onebit_status_t ob_each_run(const struct ob_layout *layout, size_t first, size_t end,
-                            ob_run_body *body, void *context);
+/* The next run of the elements of the blocks first .. end - 1, in their order; the first one where
+ * *run is zero. False: there are no more. */
+bool ob_next_run(const struct ob_layout *layout, size_t first, size_t end, struct ob_run *run);
 
 /* Scratch of ob_section_read. */
 struct ob_reader {

@@ -78,22 +78,20 @@ static float said_by(float value, float scale, unsigned width) {
 
 /* Of the elements that have one scale. */
 struct measure {
-  struct ob_loading *loading;
   size_t scale, count;
   float min, max;
   double sum;
 };
 
-static onebit_status_t measure_run(void *context, const struct ob_run *run) {
-  struct measure *measure = context;
-  struct ob_loading *loading = measure->loading;
+static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_run *run,
+                                   struct measure *measure) {
   const struct onebit_plan *plan = bucket_of(loading)->bits;
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; !loading->dry && i < known; i = end) {
     size_t scale = scale_of(plan, run, i, &end);
     if (scale != measure->scale)
-      *measure = (struct measure){.loading = loading, .scale = scale, .min = INFINITY};
+      *measure = (struct measure){.scale = scale, .min = INFINITY};
     end = end < known ? end : known;
     for (size_t j = i; j < end; j++) {
       float size = fabsf(loading->values[j]);
@@ -113,20 +111,13 @@ static onebit_status_t measure_run(void *context, const struct ob_run *run) {
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-struct codes {
-  struct ob_loading *loading;
-  uint32_t *words;
-  size_t first_word;
-};
-
-static onebit_status_t write_codes(void *context, const struct ob_run *run) {
-  const struct codes *codes = context;
-  struct ob_loading *loading = codes->loading;
+/* The message's words begin with number `first_word` of the layout. */
+static onebit_status_t write_codes(struct ob_loading *loading, const struct ob_run *run,
+                                   uint32_t *words, size_t first_word) {
   const struct onebit_plan *plan = bucket_of(loading)->bits;
   const struct ob_piece *piece = &plan->geometry.layout.piece[run->piece];
   const unsigned width = plan->last_width;
-  uint32_t *words =
-      codes->words + width * (piece->first_word + run->offset / OB_LANES - codes->first_word);
+  words += width * (piece->first_word + run->offset / OB_LANES - first_word);
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; i < known; i = end) {
@@ -142,14 +133,14 @@ static onebit_status_t write_message(struct ob_loading *loading, const struct on
                                      size_t segment, size_t chunk) {
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   struct ob_view view = ob_message_view(loading->reader.message, &shape);
-  struct codes codes = {loading, view.words, ob_layout_word(&plan->geometry.layout, shape.first)};
+  const struct ob_layout *layout = &plan->geometry.layout;
   memset(loading->reader.message, 0, ob_message_bytes(&shape));
   if (shape.one_scale)
     view.header->scale = loading->scales[segment];
   else
     memcpy(view.scales, loading->scales + shape.first, shape.blocks * sizeof(float));
-  OB_TRY(ob_each_run(&plan->geometry.layout, shape.first, shape.first + shape.blocks, write_codes,
-                     &codes));
+  for (struct ob_run run = {0}; ob_next_run(layout, shape.first, shape.first + shape.blocks, &run);)
+    OB_TRY(write_codes(loading, &run, view.words, ob_layout_word(layout, shape.first)));
   return plan->executor->messages->copy(ob_plan_result(plan, false, segment, chunk),
                                         loading->reader.message, ob_message_bytes(&shape));
 }
@@ -158,14 +149,15 @@ static onebit_status_t write_message(struct ob_loading *loading, const struct on
  * own. */
 onebit_status_t ob_restore_messages(struct ob_loading *loading) {
   const struct onebit_plan *plan = bucket_of(loading)->bits;
-  struct measure measure = {.loading = loading, .scale = SIZE_MAX};
-  size_t scales = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
+  struct measure measure = {.scale = SIZE_MAX};
+  const struct ob_layout *layout = &plan->geometry.layout;
+  size_t scales = plan->work.one_scale ? plan->geometry.segments : layout->blocks;
   bool shared = plan->host.shared.base != NULL;
   size_t first = shared ? plan->geometry.first_segment : 0;
   size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
   memset(loading->scales, 0, scales * sizeof *loading->scales);
-  OB_TRY(
-      ob_each_run(&plan->geometry.layout, 0, plan->geometry.layout.blocks, measure_run, &measure));
+  for (struct ob_run run = {0}; ob_next_run(layout, 0, layout->blocks, &run);)
+    OB_TRY(measure_run(loading, &run, &measure));
   for (size_t segment = first; !loading->dry && segment < end; segment++)
     for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
       OB_TRY(write_message(loading, plan, segment, chunk));

@@ -28,13 +28,6 @@ onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
 /* --- Sections of a bucket
  * ------------------------------------------------------------------------*/
 
-/* A section that is being restored. */
-struct restoring {
-  struct ob_loading *loading;
-  struct ob_section to;
-  bool large; /* a number is from OB_LARGE_SCALE on */
-};
-
 /* Whether nothing is sent of it, after the freeze: one rank alone that does not compress. */
 static bool is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
@@ -86,23 +79,20 @@ static onebit_status_t write_parameters(struct ob_loading *loading, const struct
       (char *)bucket->copies[run->piece] + run->offset * size, loading->more, run->count * size);
 }
 
-static onebit_status_t restore_parameters(void *context, const struct ob_run *all) {
-  struct restoring *restoring = context;
-  struct ob_loading *loading = restoring->loading;
-  struct ob_run run = *all;
+static onebit_status_t restore_parameters(struct ob_loading *loading, const struct ob_section *to,
+                                          struct ob_run run) {
   const size_t real = loading->stretches[run.piece].count[OB_ELEMENTS];
   if (run.offset >= real)
     return ONEBIT_OK;
   run.count = run.count < real - run.offset ? run.count : real - run.offset;
   OB_TRY(ob_loading_read(loading, OB_SAVED_PARAMETERS, &run, loading->values));
-  return loading->dry ? ONEBIT_OK : write_parameters(loading, &restoring->to, &run);
+  return loading->dry ? ONEBIT_OK : write_parameters(loading, to, &run);
 }
 
-/* Without error feedback a residual is only what a message cannot say. */
-static onebit_status_t restore_run(void *context, const struct ob_run *run) {
-  struct restoring *restoring = context;
-  struct ob_loading *loading = restoring->loading;
-  const struct ob_section *to = &restoring->to;
+/* Without error feedback a residual is only what a message cannot say. *large: a number of it is
+ * from OB_LARGE_SCALE on. */
+static onebit_status_t restore_run(struct ob_loading *loading, const struct ob_section *to,
+                                   const struct ob_run *run, bool *large) {
   bool residual = to->content == OB_CONTENT_RESIDUAL;
   if (residual && loading->optimizer->options.no_error_feedback)
     memset(loading->values, 0, run->count * sizeof *loading->values);
@@ -115,7 +105,7 @@ static onebit_status_t restore_run(void *context, const struct ob_run *run) {
   if (to->what == OB_SAVED_WORKER && loading->stage == OB_STAGE_SENT)
     OB_TRY(ob_add_unsaid(loading, run, loading->values));
   for (size_t i = 0; residual && i < run->count; i++)
-    restoring->large |= fabsf(loading->values[i]) >= OB_LARGE_SCALE;
+    *large |= fabsf(loading->values[i]) >= OB_LARGE_SCALE;
   return ob_section_write(to, run, loading->values, loading->more);
 }
 
@@ -130,17 +120,20 @@ static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
 
 static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved what) {
   const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
-  struct restoring restoring = {loading, ob_section_of(bucket, loading->stage, what), false};
-  const struct ob_layout *layout = &restoring.to.plan->geometry.layout;
+  const struct ob_section to = ob_section_of(bucket, loading->stage, what);
+  const struct ob_layout *layout = &to.plan->geometry.layout;
+  const bool parameters = what == OB_SAVED_PARAMETERS;
+  const size_t first = parameters ? 0 : to.first, end = parameters ? layout->blocks : to.end;
+  bool large = false;
   if (!is_wanted(loading, what))
     return ONEBIT_OK;
-  if (what == OB_SAVED_PARAMETERS)
-    return ob_each_run(layout, 0, layout->blocks, restore_parameters, &restoring);
-  if (restoring.to.content == OB_CONTENT_MESSAGES)
+  if (to.content == OB_CONTENT_MESSAGES)
     return ob_restore_messages(loading);
-  OB_TRY(ob_each_run(layout, restoring.to.first, restoring.to.end, restore_run, &restoring));
+  for (struct ob_run run = {0}; ob_next_run(layout, first, end, &run);)
+    OB_TRY(parameters ? restore_parameters(loading, &to, run)
+                      : restore_run(loading, &to, &run, &large));
   if (what == OB_SAVED_SERVER && !loading->dry)
-    restoring.to.plan->server_large = restoring.large;
+    to.plan->server_large = large;
   return ONEBIT_OK;
 }
 

@@ -62,29 +62,20 @@ static onebit_status_t update_divided(struct onebit_optimizer *optimizer,
 
 /* --- The end of the warm-up */
 
-struct beginning {
-  struct ob_section variance, moments;
-  float members, *values; /* two chunks */
-};
-
-static onebit_status_t begin_run(void *context, const struct ob_run *run) {
-  const struct beginning *beginning = context;
-  float *values = beginning->values;
-  OB_TRY(ob_section_read(NULL, &beginning->variance, run, values)); /* which is an array */
-  for (size_t i = 0; i < run->count; i++)
-    values[i] *= beginning->members;
-  return ob_section_write(&beginning->moments, run, values, values + OB_CHUNK);
-}
-
 /* The moments of this rank's gradients, as if the ranks' were independent. */
 static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  struct beginning beginning = {.variance =
-                                    ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_VARIANCE),
-                                .moments = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_MOMENTS),
-                                .members = (float)bucket->bits->geometry.members,
-                                .values = optimizer->chunks};
-  return ob_each_run(&bucket->bits->geometry.layout, beginning.moments.first, beginning.moments.end,
-                     begin_run, &beginning);
+  const struct ob_section variance = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_VARIANCE);
+  const struct ob_section moments = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_MOMENTS);
+  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  const float members = (float)bucket->bits->geometry.members;
+  float *values = optimizer->chunks;
+  for (struct ob_run run = {0}; ob_next_run(layout, moments.first, moments.end, &run);) {
+    OB_TRY(ob_section_read(NULL, &variance, &run, values)); /* which is an array */
+    for (size_t i = 0; i < run.count; i++)
+      values[i] *= members;
+    OB_TRY(ob_section_write(&moments, &run, values, values + OB_CHUNK));
+  }
+  return ONEBIT_OK;
 }
 
 /* Steps before the first gradient do not count. All ranks know the variances. */
