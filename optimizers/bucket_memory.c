@@ -88,6 +88,7 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_b
   const struct ob_memory *memory = bucket->bits->executor->residuals;
   const unsigned own = arrays_of(optimizer, bucket);
   const size_t size = OB_LANES * sizeof(float);
+  bool there = true;
   /* Not where they are replaced: what is there is released, whatever came in between. */
   bucket->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : bucket->bits->worker.values[0];
   bucket->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : bucket->bits->worker.values[1];
@@ -95,20 +96,17 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_b
     if (own & OB_MASK(slot) &&
         (has_dense_steps(optimizer) || !is_for_dense_steps(optimizer, bucket, slot))) {
       bucket->arrays[slot] = allocate_from(optimizer, memory, bucket->words, size);
-      if (!bucket->arrays[slot])
-        return no_memory(layout);
+      there &= bucket->arrays[slot] != NULL;
     }
   if (optimizer->options.parameter_dtype != ONEBIT_FLOAT32) {
     bucket->masters = allocate_from(optimizer, memory, bucket->words, size);
-    if (!bucket->masters)
-      return no_memory(layout);
+    there &= bucket->masters != NULL;
   }
   for (int k = 0; k < OB_SUMS; k++) {
     bucket->sums[k] = allocate_from(optimizer, memory, layout->blocks, sizeof(double));
-    if (!bucket->sums[k])
-      return no_memory(layout);
+    there &= bucket->sums[k] != NULL;
   }
-  return ONEBIT_OK;
+  return there ? ONEBIT_OK : no_memory(layout);
 }
 
 static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -122,21 +120,20 @@ static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucke
   bucket->words = ob_layout_word(layout, end) - bucket->first_word;
 }
 
+/* The lists of what is known of each piece. */
+#define LISTS(row)                                                                                 \
+  row(parameters) row(copies) row(gradients) row(means) row(factors) row(weight_decays)            \
+      row(learning_rates) row(scalings) row(tensor_of)
+
 onebit_status_t ob_bucket_allocate(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
-  size_t pieces = bucket->bits->geometry.layout.pieces;
+  const size_t pieces = bucket->bits->geometry.layout.pieces;
+  bool there = true;
   set_extent(optimizer, bucket);
-  bucket->parameters = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->parameters);
-  bucket->copies = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->copies);
-  bucket->gradients = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->gradients);
-  bucket->means = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->means);
-  bucket->factors = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->weight_decays = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->learning_rates = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->scalings = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
-  bucket->tensor_of = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->tensor_of);
-  if (!bucket->parameters || !bucket->copies || !bucket->gradients || !bucket->means ||
-      !bucket->factors || !bucket->weight_decays || !bucket->learning_rates || !bucket->scalings ||
-      !bucket->tensor_of)
+#define ALLOCATE(name)                                                                             \
+  bucket->name = ob_optimizer_allocate(optimizer, pieces, sizeof *bucket->name);                   \
+  there &= bucket->name != NULL;
+  LISTS(ALLOCATE)
+  if (!there)
     return no_memory(&bucket->bits->geometry.layout);
   OB_TRY(allocate_arrays(optimizer, bucket));
   point_to_means(optimizer, bucket);
@@ -156,15 +153,8 @@ static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_b
 
 void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   release_arrays(optimizer, bucket);
-  ob_release(bucket->parameters);
-  ob_release(bucket->copies);
-  ob_release((void *)bucket->gradients);
-  ob_release(bucket->means);
-  ob_release(bucket->factors);
-  ob_release(bucket->weight_decays);
-  ob_release(bucket->learning_rates);
-  ob_release(bucket->scalings);
-  ob_release(bucket->tensor_of);
+#define RELEASE(name) ob_release((void *)bucket->name);
+  LISTS(RELEASE)
 }
 
 /* --- Master values -----------------------------------------------------------------------------*/
