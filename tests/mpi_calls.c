@@ -2,15 +2,7 @@
  * The blocking calls of onebit/mpi_calls.h beside MPI's: equal where one bit says all, within the
  * residual where it does not, and never a wrong sum, whatever ranks do with their buffers.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_calls.h"
-
-TestSuite(mpi_calls, .timeout = 300);
 
 enum { COUNT = 5000 };
 

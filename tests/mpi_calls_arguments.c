@@ -2,14 +2,7 @@
  * Wrong arguments of the calls in onebit/mpi_calls.h: MPI's error class, the communicator's handler
  * called once, words that name what is wrong, and no rank left waiting.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-
 #include "tests/support_calls.h"
-
-TestSuite(mpi_calls_arguments, .timeout = 300);
 
 enum { COUNT = 5000 };
 

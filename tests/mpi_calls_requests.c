@@ -2,15 +2,8 @@
  * The requests of onebit/mpi_calls.h: waited for in any order, dense after all for one of them,
  * persistent, from several threads, and on communicators that go away.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdlib.h>
-
 #include "base/memory.h"
 #include "tests/support_calls.h"
-
-TestSuite(mpi_calls_requests, .timeout = 300);
 
 enum { COUNT = 3000, TENSORS = 4 };
 

@@ -1,14 +1,7 @@
 /* Calls of onebit/mpi_calls.h on which one rank never comes: the others get an error that names it,
  * after ONEBIT_TIMEOUT. */
-#define _GNU_SOURCE /* setenv */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "dropin/mpi/queue.h"
 #include "tests/support_calls.h"
-
-TestSuite(mpi_calls_waits, .timeout = 300);
 
 enum { COUNT = 3000 };
 

@@ -2,7 +2,6 @@
  * Checkpoints over MPI: in memory and in files, a run goes on exactly; and ranks that fail to save
  * or to load do so together.
  */
-#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,13 +1,8 @@
 /* The collectives' cases, a part of them, over MPI: the same table and code as test_collectives.c.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "collectives/communicator.h"
 #include "tests/support_collectives.h"
 #include "tests/support_mpi.h"
-
-TestSuite(mpi_collectives, .timeout = 300);
 
 /* Where a message costs a second, small allgathers go in rounds on one host too. */
 static void in_rounds(onebit_comm_t comm, void *context) {

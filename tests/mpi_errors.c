@@ -1,18 +1,9 @@
 /* Wrong arguments and disagreement over MPI: the scenarios of test_disagreement.c, and what only
  * MPI has. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "base/memory.h"
-#include "onebit/adam.h"
 #include "onebit/mpi.h"
 #include "tests/support_errors.h"
 #include "tests/support_mpi.h"
-
-TestSuite(mpi_errors, .timeout = 300);
 
 /* Not followed; must not survive a failing creation. */
 static char stale;

@@ -1,11 +1,9 @@
 /* The scenario of test_ladder.c over MPI, on MPI_COMM_WORLD. */
-#include <criterion/criterion.h>
-
 #include "onebit/mpi.h"
 #include "tests/support_ladder.h"
 #include "tests/support_mpi.h"
 
-Test(mpi_ladder, climbs_and_descends, .timeout = 300) {
+Test(mpi_ladder, climbs_and_descends) {
   static const onebit_schedule_t schedules[] = {ONEBIT_SCHEDULE_EXCHANGE,
                                                 ONEBIT_SCHEDULE_ALLGATHER};
   mpi_begin();

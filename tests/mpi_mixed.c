@@ -1,12 +1,8 @@
 /* Mixed precision, clipping and loss scales over MPI: parameters and norms equal the oracle's in
  * every bit after each step, and mistakes of one rank reach the others. */
-#include <criterion/criterion.h>
-
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
 #include "tests/support_mpi.h"
-
-TestSuite(mpi_mixed, .timeout = 300);
 
 static void check(struct adam_case what) {
   struct adam_run run = adam_prepare(&what);

@@ -1,11 +1,6 @@
 /* Optimizers over MPI: parameters equal the oracle's in every bit after each step. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "tests/support_mpi.h"
 #include "tests/support_zero_one.h"
-
-TestSuite(mpi_optimizers, .timeout = 300);
 
 static struct adam_case case_of(const struct optimizer_kind *kind, size_t freeze_step) {
   struct adam_case what = {.kind = kind,

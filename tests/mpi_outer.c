@@ -2,7 +2,6 @@
  * The outer step over MPI: equal parameters on all ranks, to the bit, whatever is in flight; a
  * checkpoint in files goes on exactly; and a wrong weight fails on all ranks.
  */
-#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

@@ -2,13 +2,9 @@
  * Nonblocking calls over MPI: the scenarios of test_requests.c on MPI_COMM_WORLD and on parts of
  * it, and requests on several communicators that ranks wait for in different order.
  */
-#include <criterion/criterion.h>
-
 #include "onebit/mpi.h"
 #include "tests/support_mpi.h"
 #include "tests/support_requests.h"
-
-TestSuite(mpi_requests, .timeout = 300);
 
 static void run_scenarios(MPI_Comm comm) {
   int size, threads;

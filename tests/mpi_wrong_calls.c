@@ -3,14 +3,11 @@
  * another kind or never were any are MPI_ERR_REQUEST, with a message, and nobody is left waiting.
  * mpi_calls_arguments.c has how errors reach the communicator's handler.
  */
-#include <criterion/criterion.h>
 #include <limits.h>
 
 #include "onebit/mpi.h"
 #include "tests/support_calls.h"
 #include "tests/support_wrong_calls.h"
-
-TestSuite(mpi_wrong_calls, .timeout = 120);
 
 enum { COUNT = 3000 };
 static float send[COUNT], receive[COUNT];

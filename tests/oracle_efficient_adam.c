@@ -1,9 +1,4 @@
 /* Efficient-Adam of the oracle, in float32, as the public header writes it. */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/oracle_kinds.h"
 #include "tests/support.h"
 

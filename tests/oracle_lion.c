@@ -1,8 +1,5 @@
 /* Lion in one bit of the oracle, as the public header writes it. Tensors, their exchanges and
  * parameters are those of an Adam, whose beta2 is Lion's beta3; the steps are its own. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "tests/oracle_kinds.h"
 #include "tests/support.h"
 

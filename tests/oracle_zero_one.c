@@ -1,9 +1,5 @@
 /* 0/1 Adam of the oracle, in float32, one operation after the other as the public header writes
  * them. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 

@@ -1,9 +1,6 @@
 /* 0/1 Adam of the oracle: when it exchanges what, and what it keeps. */
 #include "tests/oracle_zero_one.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
 
 enum { DENSE = ORACLE_DENSE, BITS = ORACLE_BITS, NOTHING = ORACLE_NOTHING };

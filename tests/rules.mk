@@ -16,6 +16,7 @@ SEEDS     := $(BUILD)/tests/fuzz/seeds
 HARNESS   := $(filter-out $(UNIT:=.o) $(BUILD)/tests/mpi_% $(BUILD)/tests/behaviour_% $(DIGEST).o \
                $(only_mpi),$(call objects,tests/*.c))
 
+$(call objects,tests/*.c): OWN_CFLAGS = -D_GNU_SOURCE
 tests: $(UNIT) $(RANKED) $(UNLINKED) $(UNLINKED_NCCL) $(FAULTS) $(REPLAY)
 
 # Public calls are made in many floating-point environments, and in a locale with a decimal comma
@@ -69,7 +70,7 @@ $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 TRAINED := $(addprefix $(BUILD)/tests/,test_images test_training test_training_parts)
 $(TRAINED): $(TRAINING) $(IMAGES)
 $(TRAINED): OWN_LIBS = $(ZLIB_LIBS)
-$(BUILD)/tests/test_images.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
+$(BUILD)/tests/test_images.o: OWN_CFLAGS += $(ZLIB_CFLAGS)
 $(BUILD)/tests/test_training_parts: $(addprefix $(BUILD)/examples/,text_options.o word_options.o) \
   $(EXAMPLES)
 $(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)

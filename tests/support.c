@@ -1,13 +1,7 @@
 /* Checks that work on any thread, and ranks that are threads. */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/support.h"
 
-#include <criterion/criterion.h>
-#include <pthread.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 const int test_sizes[] = {1, 2, 3, 4, 7, 8, 16};
 const size_t test_sizes_count = sizeof test_sizes / sizeof test_sizes[0];

@@ -3,15 +3,25 @@
  * buffers between guard pages, and comparison to the bit.
  *
  * A check that fails is noted, with the rank and the case it happened in, and the test goes on: a
- * rank that left early would leave the others waiting for its messages. checks_must_hold() then
- * fails the Criterion test; on_ranks() calls it.
+ * rank that left early would leave the others waiting for its messages. The test fails at its end,
+ * or at that of on_ranks().
+ *
+ * What nearly every test includes is included here, after _GNU_SOURCE (tests/rules.mk).
  */
 #ifndef ONEBIT_TESTS_SUPPORT_H
 #define ONEBIT_TESTS_SUPPORT_H
 
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "onebit/onebit.h"
 #include "tests/support_sample.h"
@@ -26,6 +36,22 @@ extern const size_t test_counts_count;
 /* The default options, but for the schedule, which ranks of MPI would be free to choose. */
 #define EXCHANGE_OPTIONS_INIT                                                                      \
   { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE }
+
+/* ---- Tests ---- */
+
+/* Criterion's, which ends with checks_must_hold(). After TEST_SECONDS it hangs, and is ended. */
+#ifndef TEST_SECONDS
+#define TEST_SECONDS 300
+#endif
+#undef Test
+#define Test(...) CHECKED_TEST(__VA_ARGS__, .sentinel_ = 0)
+#define CHECKED_TEST(suite, name, ...)                                                             \
+  static void suite##_##name##_body(void);                                                         \
+  CR_TEST_BASE(suite, name, .timeout = TEST_SECONDS, __VA_ARGS__) {                                \
+    suite##_##name##_body();                                                                       \
+    checks_must_hold();                                                                            \
+  }                                                                                                \
+  static void suite##_##name##_body(void)
 
 /* ---- Checks (support.c) ---- */
 

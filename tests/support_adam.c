@@ -1,10 +1,6 @@
 /* Cases of 1-bit Adam against the oracle. */
 #include "tests/support_adam.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "optimizers/optimizer.h"
 #include "tests/oracle_kinds.h"
 #include "tests/support_optimizers.h"

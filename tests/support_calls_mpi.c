@@ -1,9 +1,6 @@
 /* Data that one bit says exactly, and a look at what the library keeps of a communicator. */
 #include "tests/support_calls.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "dropin/elements.h"
 
 float exact_value(size_t i, int rank, int scale) {

@@ -1,7 +1,4 @@
 /* The table of cases of the collectives. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_collectives.h"
 
 #define BLOCK_SIZES 5

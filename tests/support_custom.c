@@ -1,13 +1,5 @@
 /* A transport of threads for onebit/custom.h. */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/support_custom.h"
-
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #define FAULT_CODE (-77)
 #define DEAD_CODE  (-78)

@@ -5,7 +5,6 @@
 #ifndef ONEBIT_TESTS_SUPPORT_CUSTOM_H
 #define ONEBIT_TESTS_SUPPORT_CUSTOM_H
 
-#include "onebit/custom.h"
 #include "tests/support.h"
 
 enum custom_call { CUSTOM_SEND, CUSTOM_RECEIVE, CUSTOM_TEST, CUSTOM_CALLS };

@@ -1,11 +1,5 @@
 /* Gradient-like data, buffers between guard pages, and comparison to the bit. */
-#define _DEFAULT_SOURCE
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/oracle.h"
 #include "tests/support.h"

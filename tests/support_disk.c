@@ -1,5 +1,4 @@
 /* A disk that something happens to. */
-#define _XOPEN_SOURCE 700
 #include "tests/support_disk.h"
 
 #include <dirent.h>

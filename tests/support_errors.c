@@ -1,11 +1,6 @@
 /* The scenarios of errors on one rank of several, in calls and in creations. */
 #include "tests/support_errors.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define COUNT 500
 static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
                                                 ONEBIT_REDUCE_SCATTER};

@@ -1,13 +1,9 @@
 /* What may stand in the place of a file that is to be read. */
-#define _XOPEN_SOURCE 700
 #include "tests/support_irregular.h"
 
-#include <stdio.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include "tests/support.h"
 

@@ -1,9 +1,6 @@
 /* A bucket that is ordinary, hard, and ordinary again. */
 #include "tests/support_ladder.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/hash.h"
 #include "tests/support_collectives.h"
 

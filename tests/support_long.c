@@ -1,11 +1,7 @@
 /* Long runs with faults: draws, counts, memory and the comparison. */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/support_long.h"
 
 #include <malloc.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 #include "base/memory.h"
 

@@ -6,9 +6,6 @@
 #ifndef ONEBIT_TESTS_SUPPORT_LONG_H
 #define ONEBIT_TESTS_SUPPORT_LONG_H
 
-#include <pthread.h>
-#include <stdint.h>
-
 #include "tests/support.h"
 
 enum long_fault {

@@ -1,13 +1,8 @@
 /* Ranks that are processes of an MPI job. Nothing in a build without MPI. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
-#include "tests/support.h"
 
 #ifdef ONEBIT_HAVE_MPI
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
-#include "onebit/mpi.h"
 #include "tests/support_mpi.h"
+#include "onebit/mpi.h"
 
 /* Sums by the drop-in calls have one bit, where a test does not say otherwise: it is exact of
  * values of one magnitude. */

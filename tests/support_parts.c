@@ -1,10 +1,6 @@
 /* Parts of a checkpoint, as docs/checkpoints.md describes them. */
 #include "tests/support_parts.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 uint64_t part_number(const void *part, size_t offset) {
   uint64_t number;
   memcpy(&number, (const char *)part + offset, sizeof number);

@@ -1,14 +1,8 @@
 /* Recorded cases made for the tests. */
-#define _XOPEN_SOURCE 700 /* mkdtemp, nftw */
 #include "tests/support_replay.h"
 
-#include <criterion/criterion.h>
 #include <ftw.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/oracle.h"
 #include "tests/oracle_zero_one.h"

@@ -1,10 +1,7 @@
 /* The scenarios of requests in flight. */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/support_requests.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <stdlib.h>
 
 /* Different in kind, so that a message that strays into another plan is noticed. */
 static struct collective_case flight_case(int size, int k) {

@@ -1,9 +1,6 @@
 /* Optimizers whose statistics are looked at. */
 #include "tests/support_statistics.h"
 
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer) {
   struct any_options options = any_options_of(subject->method, NULL);

@@ -1,8 +1,4 @@
 /* The scenarios of mistakes that one rank makes between begin and step of an optimizer. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_errors.h"
 
 enum { TENSORS = 5, EACH = 300, COUNT = TENSORS * EACH, STEPS = 8 };

@@ -1,10 +1,6 @@
 /* The tasks of support_tasks.h. */
 #include "tests/support_tasks.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
 
 enum { WIDTH = 16, DRAWS = 8, CHECK_EVERY = 10 };

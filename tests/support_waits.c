@@ -1,10 +1,5 @@
 /* A rank that is missed by the others. */
-#define _POSIX_C_SOURCE 200809L
 #include "tests/support_waits.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 #include "collectives/communicator.h"
 

@@ -1,10 +1,6 @@
 /* Cases of 0/1 Adam against the oracle. */
 #include "tests/support_zero_one.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step) {
   onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   options.variance_freeze_step = freeze_step;

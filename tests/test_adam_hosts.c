@@ -3,13 +3,8 @@
  * every step, whatever the split of ranks over hosts, the bucket size and the form of the step; a
  * step that is skipped, or that one rank makes wrongly, changes nothing on any host.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
-
-TestSuite(adam_hosts, .timeout = 120);
 
 /* Ranks and hosts. The last two are a rank a host, and one host of them all. */
 static const int splits[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 4}, {4, 4}, {4, 1}};

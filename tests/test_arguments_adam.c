@@ -1,12 +1,6 @@
 /* Each argument of an optimizer's functions wrong once, on one rank: status, words, and nothing
  * changed. Options are in test_arguments_optimizers.c. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "tests/support.h"
-
-TestSuite(arguments_adam, .timeout = 60);
 
 #define COUNT 10
 static float parameter[2 * COUNT + 1], gradient[2 * COUNT + 1];
@@ -67,7 +61,6 @@ Test(arguments_adam, tensors) {
     CHECK(optimizer == NULL, "a failed creation left an optimizer");
   }
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 /* Elements of two bytes may begin at any two bytes, and at no odd one; what overlaps is counted in
@@ -97,7 +90,6 @@ Test(arguments_adam, tensors_of_two_bytes) {
     onebit_optimizer_destroy(optimizer);
   }
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 Test(arguments_adam, set_gradient) {
@@ -122,7 +114,6 @@ Test(arguments_adam, set_gradient) {
   CHECK(scale == 1, "a loss scale of %g without loss scaling", scale);
   onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 Test(arguments_adam, create) {
@@ -137,7 +128,6 @@ Test(arguments_adam, create) {
   check_wrong(onebit_adam_create(comm, &tensor, 1, NULL, NULL), "optimizer", "NULL");
   onebit_optimizer_destroy(NULL);
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 /* Neither parameters nor the count of steps change. */
@@ -185,5 +175,4 @@ Test(arguments_adam, step_and_info) {
   check_steps(optimizer); /* compressed */
   onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }

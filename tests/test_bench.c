@@ -1,10 +1,7 @@
 /* The benchmark program's command line, statistics, and the check of results that -c makes. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "bench/bench_collective.h"
 #include "compression/numerics.h"
+#include "tests/support.h"
 
 #define RANKS 3
 
@@ -395,7 +392,7 @@ static int leave_early(struct bench_team *team, const void *context) {
   return BENCH_OK;
 }
 
-Test(bench, processes_do_not_wait_for_one_that_failed, .timeout = 20) {
+Test(bench, processes_do_not_wait_for_one_that_failed) {
   int status = BENCH_USAGE;
   cr_expect_eq(bench_team_run_processes(3, leave_early, &status), BENCH_USAGE);
 }

@@ -3,15 +3,9 @@
  * library's warm-up makes of the same numbers, in every bit; LAMB's norms are added up in another
  * order.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "bench/bench_fused.h"
 #include "compression/codec.h"
 #include "tests/support.h"
-
-TestSuite(bench_fused, .timeout = 60);
 
 enum { COUNT = 5003, STEPS = 3 };
 struct fused_arrays {
@@ -84,5 +78,4 @@ Test(bench_fused, plain_loops_are_the_dense_optimizers) {
                              .norms = {25, 1}}; /* the ratio is 5 */
   bench_fused_lamb_move(&lamb);
   CHECK(p[0] == 3 && p[1] == 4 - 0.5f * 5, "moved to %g and %g", (double)p[0], (double)p[1]);
-  checks_must_hold();
 }

@@ -1,12 +1,9 @@
 /* The benchmark program's rows: figures, JSON lines, the error of a call. Nothing about times. */
-#define _DEFAULT_SOURCE
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "bench/bench_collective.h"
+#include "tests/support.h"
 #include "tests/support_program.h"
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h> /* says whether the device is emulated */
@@ -226,7 +223,7 @@ Test(bench_rows, relative_error_is_that_of_one_bit) {
 #ifndef ONEBIT_HAVE_CUDA
 
 /* A table with a line for each step, for each number of ranks, and of memory. */
-Test(bench_rows, optimizers_have_a_line_each, .timeout = 60) {
+Test(bench_rows, optimizers_have_a_line_each) {
   static const char *const names[] = {"Efficient-Adam",
                                       "Lion",
                                       "1-bit Adam  ",
@@ -254,7 +251,7 @@ Test(bench_rows, a_build_without_cuda_exits_with_2) {
 
 #elif defined ONEBIT_EMULATED_CUDA
 
-Test(bench_rows, json_of_kernels, .timeout = 60) {
+Test(bench_rows, json_of_kernels) {
   static const char *const fields[] = {
       "\"emulated\":true", "\"bytes\":65536",        "\"row\":\"", "\"members\":", "\"median_us\":",
       "\"gelements\":",    "\"bytes_per_element\":", "\"gbs\":",   "\"of_copy\":", NULL};
@@ -267,7 +264,7 @@ Test(bench_rows, json_of_kernels, .timeout = 60) {
   cr_expect_eq(objects(said, fields), 2 + 15);
 }
 
-Test(bench_rows, text_says_that_the_device_is_emulated, .timeout = 60) {
+Test(bench_rows, text_says_that_the_device_is_emulated) {
   expect_said(program(0, "onebit-bench codec -d cuda -m64K -i3 -x0"), "mean nothing");
   expect_said(program(0, "onebit-bench adam -d cuda -m64K -i3 -x0"), "DeepSpeed");
   expect_said(program(0, "onebit-bench allreduce -d cuda -m64K:64K -i3 -x0"), "DeepSpeed");
@@ -287,7 +284,7 @@ static void check_device(const char *subcommand, const char *ranks, size_t rows,
   cr_expect_eq(right, 2 * compared, "%s %s: %s", subcommand, ranks, said);
 }
 
-Test(bench_rows, results_on_a_device_are_the_host_s, .timeout = 120) {
+Test(bench_rows, results_on_a_device_are_the_host_s) {
   check_device("allreduce", "--ranks 1", 4, 3);
   check_device("allreduce", "--ranks 3", 3, 2);
   check_device("allgather", "--ranks 2 --dtype bfloat16", 2, 2);

@@ -3,14 +3,8 @@
  * size, the form of the step, and the order in which gradients are ready; skipped steps change no
  * bucket; mistakes on one rank reach all.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
-
-TestSuite(buckets, .timeout = 300);
 
 static struct adam_case case_of(size_t bucket_size, enum adam_form form) {
   struct adam_case what = {.steps = 12,

@@ -2,15 +2,8 @@
  * The warning: a tensor whose residual has outgrown its signal is named, at the limit that the
  * header tells, and healthy runs are not warned of.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "optimizers/optimizer.h"
 #include "tests/support_statistics.h"
-
-TestSuite(check, .timeout = 60);
 
 /* Of the tensors that are compressed: all but number 1. */
 static onebit_plan_t compressed_plan(const struct alone *alone) {
@@ -53,7 +46,6 @@ Test(check, a_tensor_of_too_large_an_error_is_named) {
     CHECK_STATUS(onebit_optimizer_check(alone->optimizer, NULL), ONEBIT_WARNING);
   }
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 Test(check, the_limit_is_where_the_header_says) {
@@ -66,7 +58,6 @@ Test(check, the_limit_is_where_the_header_says) {
   make_errors(alone, 2, 1.01 * ONEBIT_RESIDUAL_RATIO_LIMIT);
   CHECK_STATUS(onebit_optimizer_check(alone->optimizer, &named), ONEBIT_WARNING);
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 /* Errors that nothing came back for: the momentum is zero, the gradient too. */
@@ -84,7 +75,6 @@ Test(check, error_without_a_signal) {
   CHECK(named == 2, "tensor %zu is named", named);
   free(error);
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 /* A run of each optimizer never warns. */

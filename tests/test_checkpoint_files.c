@@ -2,7 +2,6 @@
  * Checkpoints in files: whatever happens while one is saved, what is loaded afterwards is the one
  * before or the new one, whole; and what is left lying about goes away with the next.
  */
-#define _GNU_SOURCE
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -2,7 +2,6 @@
  * Directories that are not what they should be: the words say which file, nothing has changed; and
  * that checkpoints in files are for other numbers of ranks too.
  */
-#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
  * changed, nothing leaks (under the address sanitizer and valgrind), and what was saved before is
  * still there.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
  * that change while they are read, and calls that fail when they are. No link is followed to be
  * written, nothing waits, and all ranks get an error.
  */
-#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -3,16 +3,8 @@
  * in every stage, profile, type, form and bucket; norms that are not finite skip the step on all
  * ranks; mistakes of one rank reach the others though there is one exchange more.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
-
-TestSuite(clipping, .timeout = 300);
 
 static struct adam_case case_of(double clip_norm) {
   struct adam_case what = {.steps = 12,
@@ -121,7 +113,6 @@ Test(clipping, the_norm_is_what_it_says) {
   }
   free(gradient);
   adam_release(&run);
-  checks_must_hold();
 }
 
 /* A norm that is never reached changes no bit. */

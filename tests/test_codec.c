@@ -1,12 +1,5 @@
 /* Codecs: equal bits in every case of the table, correct arithmetic against plain formulas, and the
  * choice of one. */
-#define _DEFAULT_SOURCE
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "compression/codec.h"
 #include "compression/levels.h"
 #include "tests/codec_cases.h"
@@ -25,7 +18,7 @@ static void compare(const struct ob_codec *codec, size_t index) {
   free(got);
 }
 
-Test(codec, all_give_the_bits_of_scalar, .timeout = 300) {
+Test(codec, all_give_the_bits_of_scalar) {
   const struct sample sample = codec_cases_sample();
   bool any = false;
   for (size_t row = 0; ob_codec_row(row); row++) {

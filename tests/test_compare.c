@@ -1,13 +1,5 @@
 /* Ranks whose parameters differ are told, by name; those that do not, go on. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "onebit/adam.h"
-#include "onebit/optimizer.h"
 #include "tests/support.h"
-
-TestSuite(compare, .timeout = 60);
 
 enum { TENSORS = 40, COUNT = 70001, ODD = 33 };
 

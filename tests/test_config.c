@@ -1,22 +1,12 @@
 /* ONEBIT_CONFIG: what its file says counts where the environment does not, and what is wrong in it
  * is said with its line. A process reads one file: each case is a test of its own. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/config.h"
-#include "onebit/onebit.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_json.h"
 #include "tests/support_program.h"
-
-TestSuite(config, .timeout = 60);
 
 static const char template[] = "/tmp/onebit-config-XXXXXX";
 static char path[] = "/tmp/onebit-config-XXXXXX";
@@ -63,7 +53,6 @@ Test(config, json_is_read) {
     same("key", k, values[k].key, wanted[k].key);
     same("text", k, values[k].text, wanted[k].text);
   }
-  checks_must_hold();
 }
 
 Test(config, what_is_no_json_is_refused_with_its_line) {
@@ -106,7 +95,6 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
   memset(deep + 5, '[', 40);
   CHECK_STATUS(ob_json_read("f", deep, many, 64, &count), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("more than 32 arrays and objects in each other");
-  checks_must_hold();
 }
 
 /* --- Variables */
@@ -236,7 +224,6 @@ Test(config, deepspeeds_names_are_understood) {
   onebit_optimizer_destroy(adam);
   onebit_comm_destroy(comm);
   unlink(path);
-  checks_must_hold();
 }
 
 Test(config, what_the_program_says_counts_before_the_file) {
@@ -256,7 +243,6 @@ Test(config, what_the_program_says_counts_before_the_file) {
   CHECK_WORDS("block_size");
   onebit_comm_destroy(comm);
   unlink(path);
-  checks_must_hold();
 }
 
 Test(config, deepspeeds_profile_has_its_count) {
@@ -268,7 +254,6 @@ Test(config, deepspeeds_profile_has_its_count) {
   onebit_optimizer_destroy(adam);
   onebit_comm_destroy(comm);
   unlink(path);
-  checks_must_hold();
 }
 
 Test(config, null_is_as_if_the_key_were_not_there) {
@@ -283,7 +268,6 @@ Test(config, null_is_as_if_the_key_were_not_there) {
   onebit_comm_destroy(comm);
   expect_said(program(0, "onebit-info"), ":2 without effect\n");
   unlink(path);
-  checks_must_hold();
 }
 
 Test(config, each_optimizers_section_is_its_own) {
@@ -300,7 +284,6 @@ Test(config, each_optimizers_section_is_its_own) {
   onebit_optimizer_destroy(zero_one);
   onebit_comm_destroy(comm);
   unlink(path);
-  checks_must_hold();
 }
 
 #define ADAM(params) "{\n\"optimizer\": {\"type\": \"OneBitAdam\",\n \"params\": {" params "}}}"
@@ -374,7 +357,6 @@ Test(config, what_has_no_effect_is_warned_of_once) {
     expect_said(text, wanted[k]);
   unlink(said);
   unlink(path);
-  checks_must_hold();
 }
 
 Test(config, info_shows_where_each_value_is_from) {

@@ -3,16 +3,9 @@
  * the steps, to the bit, that an optimizer of it alone makes with the rate times the factor; and an
  * optimizer those of one that was made with that beta1.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/oracle.h"
-#include "tests/support.h"
 #include "tests/support_checkpoint.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(constants, .timeout = 120);
 
 enum { COUNT = 700, STEPS = 12 };
 static const float RATE = 0.01F;

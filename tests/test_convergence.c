@@ -3,15 +3,8 @@
  * training on dense ones; the control without it does not. Two small problems, the same on every
  * machine, on four ranks that each have data of their own.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
 #include "tests/support_descent.h"
-
-TestSuite(convergence, .timeout = 120);
 
 /* --- Gradient descent on a sum of squares */
 

@@ -1,13 +1,8 @@
 /* The cost model: what must hold whatever the numbers are. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "base/machine.h"
 #include "collectives/cost/model.h"
 #include "collectives/cost/saving.h"
-
-TestSuite(cost, .timeout = 60);
+#include "tests/support.h"
 
 static struct ob_costs some_costs(void) {
   struct ob_costs costs;

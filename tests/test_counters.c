@@ -2,9 +2,6 @@
  * The counters of onebit/counters.h in a program that is not preloaded: nothing has been counted.
  * What they count is tried with programs that are (tests/scripts/check-preload).
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "dropin/counters.h"
 #include "onebit/counters.h"
 #include "tests/support.h"

@@ -3,14 +3,8 @@
  * with DeepSpeed's own OnebitLamb, two ranks and two tensors, copied here as data. A share ends
  * inside the second tensor, and padding follows.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-
-#include "onebit/lamb.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
-
-TestSuite(deepspeed_lamb, .timeout = 60);
 
 #define ROWS    3
 #define COLUMNS 4

@@ -2,17 +2,10 @@
  * Statistics that are asked for wrongly or in vain, and the line that describes an optimizer:
  * whole, cut where the buffer ends, and JSON.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 #include "tests/support_json.h"
 #include "tests/support_statistics.h"
-
-TestSuite(describe, .timeout = 60);
 
 static void check_wrong(onebit_status_t status, const char *name, const char *value) {
   CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
@@ -44,7 +37,6 @@ Test(describe, wrong_arguments) {
               "format", "7");
   check_wrong(onebit_optimizer_check(NULL, NULL), "optimizer", "NULL");
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 Test(describe, not_while_a_step_is_open) {
@@ -62,7 +54,6 @@ Test(describe, not_while_a_step_is_open) {
   CHECK_STATUS(onebit_optimizer_step(alone->optimizer, 1e-3f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_get_statistics(alone->optimizer, &all), ONEBIT_OK);
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 Test(describe, without_memory) {
@@ -76,7 +67,6 @@ Test(describe, without_memory) {
   ob_memory_fail_at(0);
   CHECK_STATUS(onebit_optimizer_get_statistics(alone->optimizer, &all), ONEBIT_OK);
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 /* --- Lines */
@@ -111,7 +101,6 @@ Test(describe, lines_of_any_length) {
     alone_step(alone, 5);
   }
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 static const char *const fields[] = {"name",
@@ -166,7 +155,6 @@ Test(describe, json_is_json) {
     check_json(alone);
   }
   alone_destroy(alone);
-  checks_must_hold();
 }
 
 Test(describe, the_checker_of_json_can_fail) {
@@ -192,5 +180,4 @@ Test(describe, text_tells_what_there_is) {
   for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++)
     CHECK(strstr(line, parts[k]), "no \"%s\": %s", parts[k], line);
   alone_destroy(alone);
-  checks_must_hold();
 }

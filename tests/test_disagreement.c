@@ -1,9 +1,5 @@
 /* One rank is wrong, or wants something else: all learn of it, on ranks that are threads. */
-#include <criterion/criterion.h>
-
 #include "tests/support_errors.h"
-
-TestSuite(disagreement, .timeout = 60);
 
 /* Every rank of small groups is the culprit once. */
 static void everyone_once(rank_body *scenario) {

@@ -3,13 +3,8 @@
  * frozen, is far too small for some elements. What an optimizer cannot do there with one bit an
  * element (gradients of six orders of magnitude under one scale) it leaves about where it was.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "tests/support.h"
 #include "tests/support_tasks.h"
-
-TestSuite(divergence, .timeout = 120);
 
 enum form { DENSE, COMPRESSED };
 enum subject { EFFICIENT_ADAM, ADAM, ADAM_STEP, ADAM_SHARDS, LAMB, ZERO_ONE_ADAM, LION };

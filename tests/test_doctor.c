@@ -1,9 +1,5 @@
 /* What onebit-tune --doctor makes of measured figures: no MPI, no network, no clock. */
-#define _POSIX_C_SOURCE 200809L /* fmemopen */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "tests/support.h"
 #include "tools/doctor/doctor.h"
 #include "tools/median.h"
 

@@ -2,12 +2,7 @@
  * Efficient-Adam, beside what test_optimizers.c has of all: together with 16-bit types, hosts and
  * skipped steps, after a warm-up and with trust ratios.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "tests/support_adam.h"
-
-TestSuite(efficient_adam, .timeout = 120);
 
 static struct adam_case case_of(const struct adam_tensors *tensors) {
   return (struct adam_case){.kind = &kind_efficient_adam,

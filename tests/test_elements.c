@@ -1,13 +1,6 @@
 /* Arithmetic on the element types: of every value of 16 bits, as exact arithmetic rounds it. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "dropin/elements.h"
 #include "tests/support.h"
-
-TestSuite(elements, .timeout = 60);
 
 enum { ALL = 0x10000 };
 

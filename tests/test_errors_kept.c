@@ -1,13 +1,6 @@
 /* The residual, exported, imported and reset: a plan that goes on from another's exported error
  * goes on to the bit. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_collectives.h"
-
-TestSuite(errors_kept, .timeout = 120);
 
 /* One blocking call with the input of a step, compared with the oracle's result of that step. */
 static void call_and_check(const struct collective_run *run, onebit_plan_t plan, int rank,

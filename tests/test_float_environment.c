@@ -4,12 +4,6 @@
  * with its flags. Numbers have a point in its environment variables and in JSON, whatever its
  * locale. Every other suite meets the environments by turns, and the locale, too: support_floats.h.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -19,8 +13,6 @@
 #include "tests/support_floats.h"
 #include "tests/support_json.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(float_environment, .timeout = 300);
 
 enum { RANKS = 2, COUNT = 3 * 2048 + 777, STEPS = 4 };
 

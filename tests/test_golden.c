@@ -1,10 +1,9 @@
 /* Messages, residuals and results are the recorded ones, to the bit, with every codec that can run
  * here. */
-#include <criterion/criterion.h>
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "tests/golden_digests.h"
+#include "tests/support.h"
 
 static void same(const char *codec, const struct golden *wanted, const struct golden *made,
                  const char *what, uint64_t want, uint64_t have) {

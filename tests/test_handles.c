@@ -2,14 +2,9 @@
  * The table of handles, and what it is for: handles that are stale or of another kind are errors,
  * and communicators end with the last of what was made on them.
  */
-#include <criterion/criterion.h>
-#include <pthread.h>
-
 #include "base/handles.h"
 #include "base/memory.h"
 #include "tests/support.h"
-
-TestSuite(handles, .timeout = 60);
 
 static onebit_comm_t self(void) {
   onebit_comm_t comm;
@@ -46,7 +41,6 @@ Test(handles, are_found_until_they_are_retired) {
   }
   for (size_t i = 0; i < MANY; i++)
     ob_handle_release(made[i]);
-  checks_must_hold();
 }
 
 /* The first three allocations of a plan: its own, and the two of a table that becomes larger, where
@@ -69,7 +63,6 @@ Test(handles, failed_growth_fails_the_creation) {
     ob_handle_release(made[i]);
   }
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 static void *make_and_end(void *shared) {
@@ -96,7 +89,6 @@ Test(handles, in_many_threads) {
   for (size_t k = 0; k < 8; k++)
     pthread_join(threads[k], NULL);
   ob_handle_release(shared);
-  checks_must_hold();
 }
 
 Test(handles, finished_requests_are_errors_for_62_calls) {
@@ -120,7 +112,6 @@ Test(handles, finished_requests_are_errors_for_62_calls) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   CHECK_STATUS(onebit_wait(&copy), ONEBIT_ERROR_ARGUMENT);
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 /* The communicator's handle is destroyed first, by one rank early and by another late. */
@@ -160,5 +151,4 @@ Test(handles, plans_and_optimizers_outlive_the_communicators_handle) {
     cr_assert_eq(pthread_create(&threads[k], NULL, outlive, comms[k]), 0);
   for (size_t k = 0; k < 3; k++)
     pthread_join(threads[k], NULL);
-  checks_must_hold();
 }

@@ -1,7 +1,6 @@
 /* The hash, against the published values of 64-bit FNV-1a: files and messages depend on it. */
-#include <criterion/criterion.h>
-
 #include "base/hash.h"
+#include "tests/support.h"
 
 Test(hash, published_values) {
   cr_expect_eq(ob_hash(OB_HASH_START, "", 0), UINT64_C(0xcbf29ce484222325));

@@ -2,19 +2,12 @@
  * What examples/train_images learns from and with: files in MNIST's format, drawn digits, and the
  * network, whose gradients are compared with finite differences.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "examples/digits.h"
 #include "examples/idx.h"
 #include "examples/images.h"
 #include "examples/network.h"
 #include "examples/random.h"
+#include "tests/support.h"
 
 /* --- Files -------------------------------------------------------------------------------------*/
 

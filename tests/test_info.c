@@ -1,12 +1,7 @@
 /* onebit-info: says what is there and what is chosen, and refuses what the library refuses. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/knobs.h"
 #include "compression/codec.h"
-#include "onebit/onebit.h"
+#include "tests/support.h"
 #include "tests/support_program.h"
 
 static void begin(void) {

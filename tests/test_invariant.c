@@ -18,14 +18,9 @@
  * + 2 + P) M + u D + r |y|;  1 % on top covers the products of roundings and the double arithmetic
  * of this test.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
+#define TEST_SECONDS 600
 #include "tests/support_collectives.h"
-
-TestSuite(invariant, .timeout = 600);
 
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};

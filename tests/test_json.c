@@ -1,11 +1,8 @@
-#define _POSIX_C_SOURCE 200809L /* fmemopen */
 /*
  * JSON: numbers keep nine digits; values are divided and escaped.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "base/json.h"
+#include "tests/support.h"
 #include "tests/support_json.h"
 
 Test(json, numbers_keep_nine_digits_or_are_null) {

@@ -1,11 +1,6 @@
 /* Plans of several widths: a bucket that one bit is too little for climbs by itself and comes down
  * again, another stays; all ranks move alike, in every schedule, and nothing of the residual is
  * lost. */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <criterion/criterion.h>
 
 #include "collectives/ladder.h"
 #include "collectives/plan.h"
@@ -14,7 +9,7 @@
 
 enum { COUNT = LADDER_COUNT, WINDOW = LADDER_WINDOW };
 
-Test(ladder, climbs_and_descends, .timeout = 120) {
+Test(ladder, climbs_and_descends) {
   static const struct {
     int size, hosts;
     onebit_operation_t operation;

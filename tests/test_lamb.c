@@ -3,16 +3,10 @@
  * messages; plain LAMB equals the published formulas, and a tensor's numbers are right
  * at their ends.
  */
-#include <criterion/criterion.h>
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "optimizers/methods/lamb_tensor.h"
 #include "tests/support_adam.h"
-
-TestSuite(lamb, .timeout = 300);
 
 static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
   struct adam_case what = {.kind = &kind_lamb,
@@ -86,7 +80,6 @@ Test(lamb, buckets_in_any_form) {
       check_bucket(what, &one_bucket);
     }
   adam_release(&one_bucket);
-  checks_must_hold();
 }
 
 /* --- The published formulas, in double, of the mean gradient: bias correction, no clamp at all. */
@@ -154,7 +147,6 @@ Test(lamb, plain_lamb_is_the_published_one) {
   free(book.variance);
   free(book.update);
   adam_release(&run);
-  checks_must_hold();
 }
 
 /* --- A tensor's numbers at their ends */
@@ -181,7 +173,6 @@ Test(lamb, ratios_at_their_ends) {
     double wanted = ratio == 1 ? 3 : 0.9 * 3 + (1 - 0.9) * ratio;
     CHECK(coefficient == wanted, "case %zu: coefficient %g, not %g", k, coefficient, wanted);
   }
-  checks_must_hold();
 }
 
 Test(lamb, factors_at_their_ends) {
@@ -205,7 +196,6 @@ Test(lamb, factors_at_their_ends) {
     CHECK(fabs(factor - cases[k].factor) <= 1e-15, "case %zu: factor %.17g, not %.17g", k, factor,
           cases[k].factor);
   }
-  checks_must_hold();
 }
 
 Test(lamb, scalings_at_their_ends) {
@@ -214,5 +204,4 @@ Test(lamb, scalings_at_their_ends) {
   CHECK(ob_lamb_scaling(3, 0) == 1, "no momentum");
   CHECK(ob_lamb_scaling(NAN, 0) == 1, "no momentum anywhere");
   CHECK(ob_lamb_scaling(1, 1e-300) == 1 && ob_lamb_scaling(1e-300, 1) == 1, "no float32");
-  checks_must_hold();
 }

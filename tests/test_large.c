@@ -4,13 +4,7 @@
  * applied while others are still on their way; and large values that do not overflow give what the
  * oracle says, like all others.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_collectives.h"
-
-TestSuite(large, .timeout = 60);
 
 /* Dense messages are cut as if blocks were of the default size. */
 enum { BLOCK = 32, CHUNK = 2048, COUNT = 24 * CHUNK, STEPS = 6 };

@@ -2,14 +2,7 @@
  * Lion in one bit, without an oracle: it comes as near to a minimum as the dense one, and
  * leaves alone what has no gradients.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
-
-TestSuite(lion_alone, .timeout = 120);
 
 /* --- Convergence, and what does not move */
 

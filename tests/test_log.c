@@ -1,24 +1,14 @@
 /* ONEBIT_DEBUG: what each level says, where it goes, and what is refused. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 #include "base/file.h"
 #include "base/log.h"
-#include "onebit/onebit.h"
 #include "tests/support.h"
 #include "tests/support_irregular.h"
-
-TestSuite(log, .timeout = 60);
 
 enum { RANKS = 2, STEPS = 6, COUNT = 64 };
 
@@ -170,7 +160,6 @@ Test(log, what_is_wrong_is_refused) {
                   kind == A_DIRECTORY ? "Is a directory" : "not a regular file");
     irregular_remove(kind, path);
   }
-  checks_must_hold();
 }
 
 Test(log, paths_are_expanded_or_too_long) {

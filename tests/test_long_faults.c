@@ -5,17 +5,11 @@
  * grow. ONEBIT_TEST_CALLS says how many allreduces; steps are a tenth. `make check-long` makes more
  * than `make check`.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
+#define TEST_SECONDS 7200
 #include "base/hash.h"
 #include "tests/support_long.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(long_faults, .timeout = 7200);
 
 static uint64_t calls_wanted(void) {
   const char *text = getenv("ONEBIT_TEST_CALLS");

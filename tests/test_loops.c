@@ -2,13 +2,9 @@
  * Loops of calls: here is one rank, and what the others say is what it says. With ranks they are
  * tried by tests/scripts/check-preload.
  */
-#include <criterion/criterion.h>
-
 #include "base/memory.h"
 #include "dropin/loops.h"
 #include "tests/support.h"
-
-TestSuite(loops, .timeout = 60);
 
 enum { REPEATS = 3 };
 

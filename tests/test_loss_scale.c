@@ -4,14 +4,7 @@
  * gradients of float16 that overflow bring it down to where they do not; and no scale makes a step
  * be skipped that would not be without it.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
-
-TestSuite(loss_scale, .timeout = 300);
 
 static const int sizes[] = {1, 2, 3, 4, 7};
 enum { SIZES = sizeof sizes / sizeof sizes[0], COUNT = 2500, FREEZE = 4, STEPS = 9 };

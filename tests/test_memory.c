@@ -5,20 +5,11 @@
  * and the communicator works as before. And calls allocate nothing, so they cannot fail that way.
  * What the ranks of a host share has no name any more afterwards.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
 #include <dirent.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "tests/support_collectives.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(memory, .timeout = 120);
 
 static void create_self(long fewest) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;

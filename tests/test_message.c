@@ -1,12 +1,8 @@
 /* Messages and layouts: the parts of a message, what the check refuses, and where blocks lie. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "compression/codec.h"
 #include "compression/layout.h"
 #include "compression/message.h"
+#include "tests/support.h"
 
 static const struct ob_message_shape shape = {.first = 3, .blocks = 2, .words = 65, .width = 1};
 static const struct ob_message_call expected = {OB_MESSAGE_WORKER, 7, 100003, 0};

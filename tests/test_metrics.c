@@ -1,18 +1,8 @@
 /* ONEBIT_METRICS: rows of a training as CSV, and what is refused. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "onebit/onebit.h"
 #include "tests/support.h"
 #include "tests/support_irregular.h"
-
-TestSuite(metrics, .timeout = 60);
 
 enum { RANKS = 2, STEPS = 7, COUNT = 64, COLUMNS = 17 };
 

@@ -4,14 +4,7 @@
  * number of threads; gradients that are not there count as zeros; sums over micro-batches count as
  * their mean; tensors stay uncompressed where that is asked for.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
-
-TestSuite(mixed, .timeout = 300);
 
 static struct adam_case case_of(onebit_dtype_t gradients, onebit_dtype_t parameters) {
   struct adam_case what = {.steps = 12,
@@ -252,7 +245,6 @@ Test(mixed, small_steps_add_up) {
   }
   onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 /* Master values are 4 bytes a parameter, and nothing else grows. */
@@ -280,5 +272,4 @@ Test(mixed, memory_of_master_values) {
   onebit_comm_destroy(comm);
   free(parameter);
   free(gradient);
-  checks_must_hold();
 }

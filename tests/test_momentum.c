@@ -2,15 +2,8 @@
  * 1-bit momentum SGD comes to the loss of the dense one, which the control without error feedback
  * does not. That it equals the oracle is in test_optimizers.c.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
 #include "tests/support_descent.h"
-
-TestSuite(momentum, .timeout = 120);
 
 /* --- Convergence */
 

@@ -3,7 +3,6 @@
  * after every step is to the bit the one that does not. A rank that is lost leaves the others with
  * equal replicas, also where they had not come equally far; and who joins has what they have.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdlib.h>

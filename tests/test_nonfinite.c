@@ -3,15 +3,8 @@
  * residual or optimizer changes, and the calls afterwards give what they would have given without
  * it.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
 #include "tests/support_collectives.h"
-
-TestSuite(nonfinite, .timeout = 300);
 
 /* What is wrong with the input, at one place of one rank. HUGE: its square is not finite, nor that
  * of the mean that it is a part of on a host. */

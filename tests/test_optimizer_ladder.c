@@ -1,19 +1,11 @@
 /* Optimizers of several widths: they equal the oracle in each and across every change; a bucket
  * that one bit is too little for climbs and comes back, on all ranks alike, and a checkpoint goes
  * on with its widths, to the bit, or on other ranks alike. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <criterion/criterion.h>
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_adam.h"
 #include "tests/support_checkpoint.h"
 #include "tests/support_ladder.h"
-
-TestSuite(optimizer_ladder, .timeout = 120);
 
 /* --- The oracle --------------------------------------------------------------------------------*/
 

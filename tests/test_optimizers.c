@@ -4,12 +4,7 @@
  * Adam, whose ranks differ between steps, is in test_zero_one.c; what is an optimizer's own is in
  * its file.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "tests/support_adam.h"
-
-TestSuite(optimizers, .timeout = 300);
 
 #define OF(optimizer, ...)                                                                         \
   {                                                                                                \

@@ -1,9 +1,8 @@
 /* The option table of the programs: every kind of value, every way to write it, every error. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
-#include <stdio.h>
-#include <string.h>
 
+#include "tests/support.h"
 #include "tools/options.h"
 
 struct values {

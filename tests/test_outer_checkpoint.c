@@ -3,7 +3,6 @@
  * on to the bit; other numbers of ranks begin with the same consensus, momentum, mean drift and
  * mean residual.
  */
-#define _XOPEN_SOURCE 700
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,6 @@
  * Out of memory while an outer step is saved, loaded or moved: every allocation fails once, on
  * either rank, and then all ranks hear of it, nothing has changed, and the call can be made again.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdlib.h>

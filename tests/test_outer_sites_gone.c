@@ -2,7 +2,6 @@
  * Sites that vanish, their messages held back for a while, are caught up when they return; what is
  * wrong ends on all sites.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <math.h>
 #include <pthread.h>

@@ -3,7 +3,6 @@
  * exchange, however long their patience, and go on without it; started again, it goes on with them,
  * and all end with the same parameters.
  */
-#define _GNU_SOURCE
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdatomic.h>

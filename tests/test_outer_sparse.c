@@ -71,7 +71,7 @@ static void trains(onebit_comm_t comm, void *context) {
   free(oracle);
 }
 
-Test(outer_sparse, is_the_codec_rank_by_rank, .timeout = 60) {
+Test(outer_sparse, is_the_codec_rank_by_rank) {
   for (int ranks = 1; ranks <= MAX_RANKS; ranks++)
     on_ranks(ranks, trains, NULL);
 }

@@ -1,18 +1,8 @@
 /* `onebit status`: ranks that wait are listed with whom they wait for, while they do. */
-#define _GNU_SOURCE
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "tests/support.h"
 #include "tests/support_sockets.h"
-
-TestSuite(presence, .timeout = 120);
 
 /* What it prints of this process. */
 static void ask(char text[4096]) {

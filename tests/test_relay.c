@@ -1,7 +1,5 @@
 /* The network of onebit-relay, on a clock that the tests move: rates, delay, losses, queues. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
+#include "tests/support.h"
 #include "tools/relay/network.h"
 
 /* With its header a packet is 1000 bytes, which a link of 1 MB/s sends in 1 ms. */

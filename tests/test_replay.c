@@ -1,11 +1,5 @@
 /* onebit-replay: recorded cases that are sound, wrong or damaged. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
 #include <glob.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/replay/replay.h"
 #include "tests/support.h"

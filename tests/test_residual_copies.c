@@ -3,17 +3,11 @@
  * with two; one that is skipped, or fails, leaves the residuals as they were to two roundings, and
  * where the input was not finite to the bit.
  */
-#include <criterion/criterion.h>
 #include <float.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "optimizers/optimizer.h"
 #include "tests/support_collectives.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(residual_copies, .timeout = 120);
 
 enum { STEPS = 3 };
 

@@ -1,18 +1,8 @@
 /* Rules for unmodified programs: what they say of a call, and that no text does harm. */
-#define _XOPEN_SOURCE 700
-#include <criterion/criterion.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "dropin/elements.h"
 #include "dropin/rules.h"
 #include "tests/support.h"
 #include "tests/support_irregular.h"
-
-TestSuite(rules, .timeout = 60);
 
 static struct ob_rules parsed(const char *text) {
   struct ob_rules rules;
@@ -294,7 +284,6 @@ Test(rules, a_file_is_a_regular_one) {
     irregular_remove(kind, path);
   }
   rmdir(directory);
-  checks_must_hold();
 }
 
 /* Good rules with bytes changed at random, and bytes that are all random: never more than an

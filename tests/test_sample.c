@@ -1,10 +1,4 @@
 /* Samples of long tables meet what they promise, whatever the seed. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_collectives.h"
 
 enum { SEEDS = 30 };

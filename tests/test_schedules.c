@@ -1,6 +1,5 @@
 /* What is particular to schedules other than the exchange: many calls in a row through small
  * windows, with bad ones in between, and what plans say of themselves. */
-#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <math.h>
 #include <sched.h>

@@ -4,14 +4,7 @@
  * that of an optimizer that is not sharded; skipped steps change nothing; steps are bounded. What
  * it costs and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
-
-TestSuite(shards, .timeout = 300);
 
 static const onebit_shards_t modes[] = {ONEBIT_SHARDS_STEP, ONEBIT_SHARDS_PARAMETERS};
 

@@ -1,19 +1,15 @@
 /* Shared memory by a name: what a killed process leaves, and names that lead to something else. */
-#define _DEFAULT_SOURCE
 #include "collectives/shared.h"
 
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "tests/support.h"
 
 enum { BYTES = 8192 };
 

@@ -3,21 +3,13 @@
  * host lacks, and as when the other side has gone. Each time all ranks end in time, well, or with
  * an error that names the call on the one and the rank on the others.
  */
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "collectives/transports/sockets_rendezvous.h"
 #include "tests/support.h"
 #include "tests/support_sample.h"
 #include "tests/support_sockets.h"
-
-TestSuite(sockets_faults, .timeout = 300);
 
 enum { RANKS = 3 };
 

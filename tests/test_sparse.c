@@ -1,10 +1,5 @@
 /* Sparse messages: equal to the formulas in every bit on every build, what the check refuses, and
  * that error feedback brings in time what was not sent. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/hash.h"
 #include "compression/sparse.h"
 #include "tests/support.h"

@@ -2,15 +2,8 @@
  * What optimizers tell about themselves: norms and residuals of every tensor are the oracle's,
  * and the account of all of it is that of its tensors, and of the bytes that left.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_adam.h"
 #include "tests/support_statistics.h"
-
-TestSuite(statistics, .timeout = 180);
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 

@@ -3,7 +3,6 @@
  * the others are about to go on. They go on: onebit_optimizer_shrink, and their replicas are equal
  * to the bit, wherever the loss has met each of them.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <stdlib.h>

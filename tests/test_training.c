@@ -3,21 +3,14 @@
  * learns what it does not without error feedback, a training that is saved and resumed ends with
  * the same bits, and options that must not matter do not.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "examples/image_options.h"
 #include "examples/image_task.h"
 #include "examples/images.h"
 #include "examples/train_run.h"
+#include "tests/support.h"
 #include "tests/support_replay.h"
-
-TestSuite(training, .timeout = 300);
 
 enum { RANKS = 4, MOST_ARGUMENTS = 40 };
 

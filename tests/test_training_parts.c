@@ -2,12 +2,6 @@
  * The parts of the trainings of examples/: the plain optimizers beside the library's dense ones,
  * numbers of 16 bits, schedules of learning rates, and command lines, in words and as programs.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "compression/numerics.h"
 #include "examples/half.h"
 #include "examples/image_options.h"
@@ -16,8 +10,6 @@
 #include "examples/word_options.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
-
-TestSuite(training_parts, .timeout = 120);
 
 /* --- Plain optimizers beside the library's -----------------------------------------------------*/
 

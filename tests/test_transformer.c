@@ -2,14 +2,10 @@
  * The model of examples/train_text: its gradients against finite differences, its matrix product
  * against the definition, and that no position sees what comes after it.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "examples/random.h"
 #include "examples/transformer.h"
 #include "examples/transformer_math.h"
+#include "tests/support.h"
 
 /* Sizes that no tile divides. */
 static const transformer_shape_t small = {

@@ -1,14 +1,7 @@
 /* onebit-tune: the training model, the fit, and the program without MPI. */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "onebit/efficient_adam.h"
 #include "tests/oracle_zero_one.h"
+#include "tests/support.h"
 #include "tests/support_program.h"
 #include "tools/tune/card.h"
 #include "tools/tune/training.h"

@@ -1,16 +1,8 @@
 /* The tuning file: what is written is read, and nothing that a file may hold does harm. */
-#define _XOPEN_SOURCE 700
-#include <criterion/criterion.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "collectives/cost/tuning.h"
 #include "collectives/cost/tuning_keys.h"
+#include "tests/support.h"
 #include "tests/support_irregular.h"
-
-TestSuite(tuning, .timeout = 60);
 
 static const struct ob_tuning_here here = {"node2", "avx2"};
 

@@ -2,17 +2,10 @@
  * A compressed warm-up: what it comes to beside a dense one, replicas that are equal to the bit,
  * bytes, edge counts, checkpoints with other bits, and who has none.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
 #include "tests/support_descent.h"
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(warmup, .timeout = 300);
 
 static const struct any_case methods[] = {
     {ANY(adam, .freeze_step = 60, .beta2 = 0.98)},

@@ -2,15 +2,10 @@
  * What examples/train_words is made of: texts as words, and the log-bilinear model's gradients
  * against finite differences.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "examples/log_bilinear.h"
 #include "examples/random.h"
 #include "examples/words.h"
+#include "tests/support.h"
 
 /* --- Words -------------------------------------------------------------------------------------*/
 

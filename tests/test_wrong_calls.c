@@ -2,13 +2,8 @@
  * Wrong calls of every public function: an error with a message that names the argument and the
  * value, and no crash. A function of include/onebit that no call is made of fails the test.
  */
-#include <criterion/criterion.h>
-#include <stdio.h>
-
 #include "tests/support.h"
 #include "tests/support_wrong_calls.h"
-
-TestSuite(wrong_calls, .timeout = 60);
 
 static void make_all(void) {
   struct wrong_scene scene;

@@ -2,12 +2,7 @@
  * 0/1 Adam equals the oracle's in every bit of every rank's parameters after every step: variance
  * stage, freeze, steps that send nothing, meetings; for groups of 1 to 7 ranks.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "tests/support_zero_one.h"
-
-TestSuite(zero_one, .timeout = 300);
 
 static void check_case_of_zero_one(const struct zero_one_case *what) {
   struct zero_one_run run = zero_one_prepare(what);

@@ -2,17 +2,8 @@
  * 0/1 Adam between two meetings: ranks that go on alone, each with parameters of its own, what may
  * go wrong there, and that they are the same again, bit for bit, whenever they have met.
  */
-#define _POSIX_C_SOURCE 200809L
-#include <criterion/criterion.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/hash.h"
 #include "tests/support_zero_one.h"
-
-TestSuite(zero_one_alone, .timeout = 120);
 
 #define MOST_RANKS 4
 #define COUNT      3000

@@ -1,15 +1,8 @@
 /*
  * 0/1 Adam: elements that never have a gradient, and convergence.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_descent.h"
 #include "tests/support_zero_one.h"
-
-TestSuite(zero_one_rules, .timeout = 120);
 
 /* --- Elements without variance */
 
