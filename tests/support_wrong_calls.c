@@ -222,10 +222,12 @@ void wrong_communicators(const struct wrong_scene *scene) {
 static void wrong_plan_options(const struct wrong_scene *scene) {
   onebit_plan_t plan;
 #define PLAN(message, ...)                                                                         \
+  plan = scene->no_plan;                                                                           \
   WRONG(onebit_plan_create,                                                                        \
         (scene->comm, 9,                                                                           \
          &(onebit_plan_options_t){.size = sizeof(onebit_plan_options_t), __VA_ARGS__}, &plan),     \
-        ARGUMENT, message)
+        ARGUMENT, message);                                                                        \
+  WRONG_VALUE(onebit_plan_create, (message), plan == NULL, "")
   PLAN("operation is 3", .operation = (onebit_operation_t)3);
   PLAN("operation is -1", .operation = (onebit_operation_t)-1);
   PLAN("dtype is 99", .dtype = (onebit_dtype_t)99);
@@ -241,12 +243,22 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("block_size is 33", .block_size = 33);
   PLAN("block_size is 65568", .block_size = 65568);
   PLAN("chunk_size is 31", .chunk_size = 31);
+  PLAN("chunk_size is 268435488", .chunk_size = ((size_t)1 << 28) + 32);
   PLAN("threads is -1", .threads = -1);
   PLAN("schedule is 9", .schedule = (onebit_schedule_t)9);
   PLAN("device is 7", .device = (onebit_device_t)7);
-  PLAN("profile is", .profile = ONEBIT_PROFILE_DEEPSPEED, .block_size = 64);
+#define DEEPSPEED .profile = ONEBIT_PROFILE_DEEPSPEED
+  PLAN("which fixes scale and block_size", DEEPSPEED, .block_size = 64);
+  PLAN("which fixes scale and block_size", DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
+  PLAN("DEEPSPEED, operation is 1", DEEPSPEED, .operation = ONEBIT_ALLGATHER);
+  PLAN("DEEPSPEED, operation is 2", DEEPSPEED, .operation = ONEBIT_REDUCE_SCATTER);
+  PLAN("residual_copies is 3", .residual_copies = 3);
+  PLAN("residual_copies is -1", .residual_copies = -1);
+  PLAN("residual_copies is 1, max_bits is 4", .residual_copies = 1, .bits = 4);
   WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 0}, &plan), ARGUMENT,
         "options->size is 0");
+  WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 4}, &plan), ARGUMENT,
+        "options->size is 4");
   WRONG(onebit_plan_create, (scene->comm, 9, &(onebit_plan_options_t){.size = 4096}, &plan),
         ARGUMENT, "options->size is 4096");
 }

@@ -15,16 +15,28 @@ static void wrong_tensors(const struct wrong_scene *scene) {
 #define TENSORS(count, message, ...)                                                               \
   WRONG(onebit_efficient_adam_create,                                                              \
         (scene->comm, (const onebit_tensor_t[]){__VA_ARGS__}, count, NULL, &made), ARGUMENT,       \
-        message)
+        message);                                                                                  \
+  WRONG_VALUE(onebit_efficient_adam_create, (message), made == NULL, "")
   TENSORS(1, "tensors[0].parameter is NULL", {NULL, g, 8, 0, 0, 0});
   TENSORS(1, "tensors[0].parameter is 0x", {(char *)p + 1, g, 8, 0, 0, 0});
   TENSORS(1, "tensors[0].gradient is 0x", {p, (char *)g + 2, 8, 0, 0, 0});
-  TENSORS(1, "tensors[0].weight_decay is nan", {p, g, 8, NAN, 0, 0});
-  TENSORS(1, "tensors[0].weight_decay is -1", {p, g, 8, -1, 0, 0});
-  TENSORS(1, "tensors[0].learning_rate_factor is inf", {p, g, 8, 0, INFINITY, 0});
   TENSORS(1, "too large to address", {p, g, SIZE_MAX / 2, 0, 0, 0});
-  TENSORS(2, "tensors[0] and tensors[1] overlap", {p, g, 8, 0, 0, 0}, {p + 4, g + 8, 8, 0, 0, 0});
   TENSORS(1, "overlap", {p, p, 8, 0, 0, 0});
+#define SECOND(message, ...) TENSORS(2, message, {p, g, 8, 0, 0, 0}, {__VA_ARGS__})
+  SECOND("tensors[1].parameter is NULL", NULL, g + 8, 8, 0, 0, 0);
+  SECOND("not aligned to", (char *)(p + 8) + 2, g + 8, 8, 0, 0, 0);
+  SECOND("not aligned to", p + 8, (char *)(g + 8) + 1, 8, 0, 0, 0);
+  SECOND("tensors[0] and tensors[1] overlap", p + 7, g + 8, 8, 0, 0, 0);
+  SECOND("tensors[0] and tensors[1] overlap", p + 8, g + 7, 8, 0, 0, 0);
+  SECOND("tensors[1] and tensors[1] overlap", p + 8, p + 9, 8, 0, 0, 0);
+  SECOND("tensors[0] and tensors[1] overlap", p + 8, p, 8, 0, 0, 0);
+  SECOND("tensors[1].weight_decay is nan", p + 8, g + 8, 8, NAN, 0, 0);
+  SECOND("tensors[1].weight_decay is -1", p + 8, g + 8, 8, -1, 0, 0);
+  SECOND("tensors[1].weight_decay is inf", p + 8, g + 8, 8, INFINITY, 0, 0);
+  SECOND("tensors[1].learning_rate_factor is inf", p + 8, g + 8, 8, 0, INFINITY, 0);
+  SECOND("tensors[1].learning_rate_factor is -2", p + 8, g + 8, 8, 0, -2, 0);
+  SECOND("tensors[1].learning_rate_factor is nan", p + 8, g + 8, 8, 0, NAN, 0);
+  SECOND("tensors[1].count is 18446744073709551615", p, g, SIZE_MAX, 0, 0, 0);
 }
 
 static void wrong_common(const struct wrong_scene *scene) {
@@ -72,7 +84,8 @@ void wrong_creations(const struct wrong_scene *scene) {
   WRONG(create,                                                                                    \
         (scene->comm, &scene->tensor, 1, &(options){.size = sizeof(options), .field = wrong},      \
          &made),                                                                                   \
-        ARGUMENT, message)
+        ARGUMENT, message);                                                                        \
+  WRONG_VALUE(create, (message), made == NULL, "")
   CREATIONS(onebit_adam_create, onebit_adam_options_t, beta1, 1, "beta1 is 1");
   CREATIONS(onebit_efficient_adam_create, onebit_efficient_adam_options_t, gain, -1, "gain is -1");
   CREATIONS(onebit_lamb_create, onebit_lamb_options_t, beta2, NAN, "beta2 is nan");

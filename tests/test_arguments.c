@@ -1,13 +1,14 @@
 /*
- * Each argument of each public function wrong once: the call says ONEBIT_ERROR_ARGUMENT, its words
- * name the argument and the value, outputs are NULL and nothing is changed. Here on one rank;
- * test_disagreement.c has what other ranks see.
+ * Wrong arguments: what support_wrong_calls.c, which has each argument of each public function wrong
+ * once, does not have: buffers that stay as they were, the environment, counts beyond memory. Here
+ * on one rank; test_disagreement.c has what other ranks see.
  */
 #include "tests/support_collectives.h"
 
 /* A handle that must not survive a failing creation; never followed. */
 #define STALE(type) ((type)(void *)&stale)
 static char stale;
+enum { TENSOR = 10 };
 
 /* Where malloc says that there is not so much memory, sanitizers end the program, unless asked not
  * to. */
@@ -62,63 +63,6 @@ Test(arguments, version_is_the_headers) {
   snprintf(version, sizeof version, "%d.%d.%d", ONEBIT_VERSION_MAJOR, ONEBIT_VERSION_MINOR,
            ONEBIT_VERSION_PATCH);
   cr_expect_str_eq(onebit_version(), version);
-}
-
-Test(arguments, comm_create) {
-  onebit_comm_t comms[2] = {STALE(onebit_comm_t), STALE(onebit_comm_t)};
-  check_wrong(onebit_comm_create_self(NULL), "comm", "NULL");
-  check_wrong(onebit_comm_create_loopback(2, NULL), "comms", "NULL");
-  check_wrong(onebit_comm_create_loopback(0, comms), "size", "0");
-  check_wrong(onebit_comm_create_loopback(-3, comms), "size", "-3");
-  check_wrong(onebit_comm_create_loopback(4097, comms), "size", "4097");
-  onebit_comm_destroy(NULL);
-}
-
-/* Options that no plan can have. */
-#define PLAN(...)                                                                                  \
-  { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
-static const struct {
-  const char *name, *value;
-  onebit_plan_options_t options;
-} wrong_plans[] = {
-    {"size", "0", {.size = 0}},
-    {"size", "4", {.size = 4}},
-    {"operation", "3", PLAN(.operation = (onebit_operation_t)3)},
-    {"operation", "-1", PLAN(.operation = (onebit_operation_t)-1)},
-    {"dtype", "99", PLAN(.dtype = (onebit_dtype_t)99)},
-    {"wire", "2", PLAN(.wire = (onebit_wire_t)2)},
-    {"profile", "7", PLAN(.profile = (onebit_profile_t)7)},
-    {"scale", "2", PLAN(.scale = (onebit_scale_t)2)},
-    {"block_size", "33", PLAN(.block_size = 33)},
-    {"block_size", "65568", PLAN(.block_size = 65536 + 32)},
-    {"chunk_size", "31", PLAN(.chunk_size = 31)},
-    {"chunk_size", "268435488", PLAN(.chunk_size = ((size_t)1 << 28) + 32)},
-    {"threads", "-1", PLAN(.threads = -1)},
-    {"profile", "1", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .operation = ONEBIT_ALLGATHER)},
-    {"profile", "2", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .operation = ONEBIT_REDUCE_SCATTER)},
-    {"profile", "scale",
-     PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE)},
-    {"profile", "block_size", PLAN(.profile = ONEBIT_PROFILE_DEEPSPEED, .block_size = 64)},
-    {"residual_copies", "3", PLAN(.residual_copies = 3)},
-    {"residual_copies", "-1", PLAN(.residual_copies = -1)},
-    {"residual_copies", "max_bits is 4", PLAN(.residual_copies = 1, .bits = 4)},
-};
-
-Test(arguments, plan_create) {
-  onebit_comm_t comm = self();
-  onebit_plan_t plan = STALE(onebit_plan_t);
-  check_wrong(onebit_plan_create(NULL, 10, NULL, &plan), "comm", "NULL");
-  CHECK(plan == NULL, "a failed creation left a plan");
-  check_wrong(onebit_plan_create(comm, 10, NULL, NULL), "plan", "NULL");
-  for (size_t k = 0; k < sizeof wrong_plans / sizeof wrong_plans[0]; k++) {
-    check_case("options %zu, wrong %s", k, wrong_plans[k].name);
-    plan = STALE(onebit_plan_t);
-    check_wrong(onebit_plan_create(comm, 10, &wrong_plans[k].options, &plan), wrong_plans[k].name,
-                wrong_plans[k].value);
-    CHECK(plan == NULL, "a failed creation left a plan");
-  }
-  CHECK_STATUS(onebit_plan_destroy(NULL), ONEBIT_OK);
-  onebit_comm_destroy(comm);
 }
 
 /* Counts whose buffers have more bytes than there are addresses. */
@@ -182,28 +126,6 @@ Test(arguments, environment_that_is_sound) {
   onebit_comm_destroy(comm);
 }
 
-Test(arguments, plan_info_and_errors) {
-  onebit_comm_t comm = self();
-  onebit_plan_t plan = NULL;
-  onebit_plan_info_t info = {.size = sizeof info};
-  float error[10] = {0};
-  CHECK_STATUS(onebit_plan_create(comm, 10, NULL, &plan), ONEBIT_OK);
-  check_wrong(onebit_plan_get_info(NULL, &info), "plan", "NULL");
-  check_wrong(onebit_plan_get_info(plan, NULL), "info", "NULL");
-  info.size = 3;
-  check_wrong(onebit_plan_get_info(plan, &info), "size", "3");
-  check_wrong(onebit_plan_export_residual(NULL, error, error), "plan", "NULL");
-  check_wrong(onebit_plan_import_residual(NULL, error, error), "plan", "NULL");
-  check_wrong(onebit_plan_reset_residual(NULL), "plan", "NULL");
-  check_wrong(onebit_plan_reset(NULL), "plan", "NULL");
-  error[3] = NAN;
-  check_wrong(onebit_plan_import_residual(plan, error, NULL), "worker[3]", "nan");
-  error[3] = -INFINITY;
-  check_wrong(onebit_plan_import_residual(plan, NULL, error), "server[3]", "inf");
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  onebit_comm_destroy(comm);
-}
-
 /* Blocking or not, what is wrong with the buffers is told at the end of the request. */
 static onebit_status_t call_either_way(onebit_operation_t operation, const void *send,
                                        void *receive, onebit_plan_t plan, bool nonblocking) {
@@ -262,31 +184,67 @@ Test(arguments, no_buffers_are_needed_for_no_elements) {
   onebit_comm_destroy(comm);
 }
 
-/* A NULL plan, a plan of another operation, and requests, for each function. */
-Test(arguments, plans_and_requests) {
+/* ---- Optimizers ---- */
+
+/* Elements of two bytes may begin at any two bytes, and at no odd one; what overlaps is counted in
+ * their size. */
+Test(arguments, tensors_of_two_bytes) {
+  static float parameter[2 * TENSOR + 1], gradient[2 * TENSOR + 1];
+  static const struct {
+    size_t parameter, gradient; /* bytes into the arrays */
+    const char *name, *value;
+  } places[] = {{2, 6, NULL, NULL},
+                {3, 6, "tensors[0].parameter", "align"},
+                {2, 5, "tensors[0].gradient", "align"}};
   onebit_comm_t comm = self();
-  float send[10] = {1}, receive[10];
-  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++) {
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-    onebit_plan_t plan = NULL;
-    onebit_request_t request = STALE(onebit_request_t);
-    onebit_operation_t right = (onebit_operation_t)operation;
-    onebit_operation_t wrong = (onebit_operation_t)((operation + 1) % 3);
-    options.operation = right;
-    CHECK_STATUS(onebit_plan_create(comm, 10, &options, &plan), ONEBIT_OK);
-    check_wrong(call_collective(right, send, receive, NULL), "plan", "NULL");
-    check_wrong(start_collective(right, send, receive, NULL, &request), "plan", "NULL");
-    CHECK(request == NULL, "a call that failed left a request");
-    CHECK_STATUS(start_collective(wrong, send, receive, plan, &request), ONEBIT_OK);
-    check_wrong(onebit_wait(&request), operation_name(right), operation_name(wrong));
-    CHECK(request == NULL, "a finished request is not NULL");
-    check_wrong(call_collective(wrong, send, receive, plan), operation_name(right),
-                operation_name(wrong));
-    check_wrong(start_collective(right, send, receive, plan, NULL), "request", "NULL");
-    CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  for (size_t k = 0; k < sizeof places / sizeof places[0]; k++) {
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer = NULL;
+    char *half = (char *)parameter + places[k].parameter, *from = (char *)gradient;
+    onebit_tensor_t tensors[] = {{half, from + places[k].gradient, TENSOR, 0, 0, 0},
+                                 {half + 2 * TENSOR, NULL, TENSOR, 0, 0, 0}};
+    options.common.parameter_dtype = ONEBIT_FLOAT16;
+    options.common.gradient_dtype = ONEBIT_BFLOAT16;
+    check_case("places %zu", k);
+    onebit_status_t status = onebit_adam_create(comm, tensors, 2, &options, &optimizer);
+    if (places[k].name)
+      check_wrong(status, places[k].name, places[k].value);
+    else
+      CHECK_STATUS(status, ONEBIT_OK);
+    onebit_optimizer_destroy(optimizer);
   }
-  check_wrong(onebit_test(NULL), "request", "NULL");
-  check_wrong(onebit_wait(NULL), "request", "NULL");
-  check_wrong(onebit_progress(NULL), "comm", "NULL");
+  onebit_comm_destroy(comm);
+}
+
+/* A wrong rate changes neither parameters nor the count of steps, in the warm-up and after. */
+Test(arguments, a_wrong_rate_changes_nothing) {
+  static const float wrong[] = {NAN, INFINITY, -0.5f};
+  float parameter[TENSOR], gradient[TENSOR], before[TENSOR];
+  const onebit_tensor_t tensors[] = {{parameter, gradient, TENSOR, 0, 0, 0},
+                                     {NULL, NULL, 0, 0, 0, 0}};
+  onebit_comm_t comm = self();
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  double scale = 0;
+  options.freeze_step = 1;
+  fill_input(parameter, ONEBIT_FLOAT32, TENSOR, 1, 0);
+  fill_input(gradient, ONEBIT_FLOAT32, TENSOR, 0, 0);
+  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 1, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &scale), ONEBIT_OK);
+  CHECK(scale == 1, "a loss scale of %g without loss scaling", scale);
+  for (uint64_t step = 0; step < 2; step++) {
+    memcpy(before, parameter, sizeof before);
+    for (size_t k = 0; k < 3; k++) {
+      check_wrong(onebit_optimizer_step(optimizer, wrong[k]), "learning_rate", "");
+      CHECK_BITS("parameters", parameter, before, TENSOR, ONEBIT_FLOAT32);
+    }
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    CHECK(info.steps == step, "%llu steps", (unsigned long long)info.steps);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, gradient), ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
 }
