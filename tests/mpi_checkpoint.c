@@ -2,17 +2,9 @@
  * Checkpoints over MPI: in memory and in files, a run goes on exactly; and ranks that fail to save
  * or to load do so together.
  */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "tests/support_disk.h"
 #include "tests/support_mpi.h"
 #include "tests/support_parts.h"
-
-TestSuite(mpi_checkpoint, .timeout = 300);
 
 enum { SAVED_AT = 5, STEPS = 9 };
 

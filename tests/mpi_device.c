@@ -2,13 +2,7 @@
  * Plans and 1-bit Adam on a CUDA device over MPI: the bits of the host's, also when only the odd
  * ranks have a device. Without CUDA in the library, or a device on this machine, nothing is tested.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_mpi.h"
-
-TestSuite(mpi_device, .timeout = 300);
 
 #ifndef ONEBIT_HAVE_CUDA
 

@@ -2,15 +2,9 @@
  * Optimizers go on over MPI: without the last rank, and with it again, which has made its optimizer
  * alone. All replicas are equal to the bit.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "onebit/mpi.h"
 #include "tests/support_checkpoint.h"
 #include "tests/support_mpi.h"
-
-TestSuite(mpi_move, .timeout = 300);
 
 enum { LEFT_AT = 5, JOINED_AT = 7, STEPS = 10 };
 

@@ -2,16 +2,9 @@
  * The outer step over MPI: equal parameters on all ranks, to the bit, whatever is in flight; a
  * checkpoint in files goes on exactly; and a wrong weight fails on all ranks.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_disk.h"
 #include "tests/support_mpi.h"
 #include "tests/support_outer.h"
-
-TestSuite(mpi_outer, .timeout = 120);
 
 /* Rank 0's, on all. */
 static void check_equal(const float *values) {

@@ -1,10 +1,6 @@
 /* The outer step among sites over MPI: a late site is left out, and nothing of it is lost. */
-#include <criterion/criterion.h>
-
 #include "onebit/mpi.h"
 #include "tests/support_mpi.h"
-
-TestSuite(mpi_outer_sites, .timeout = 120);
 
 enum { COUNT = 1000, H = 3, STEPS = 8 * H };
 

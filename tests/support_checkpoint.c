@@ -1,10 +1,6 @@
 /* Optimizers that are saved and loaded. */
 #include "tests/support_checkpoint.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define ADAM      .method = &ob_method_adam
 #define LAMB      .method = &ob_method_lamb
 #define ZERO_ONE  .method = &ob_method_zero_one_adam

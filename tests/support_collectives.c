@@ -1,9 +1,6 @@
 /* One case of a collective: what the oracle says, and the check on a rank. */
 #include "tests/support_collectives.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 size_t send_count(onebit_operation_t operation, size_t count, int size) {
   return operation == ONEBIT_REDUCE_SCATTER ? count * (size_t)size : count;
 }

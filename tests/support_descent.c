@@ -1,9 +1,6 @@
 /* The problem of support_descent.h. */
 #include "tests/support_descent.h"
 
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "tests/support.h"
 
 static float curvature(size_t i) { return 0.55f + 0.45f * uniform_value(i); }

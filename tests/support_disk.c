@@ -2,14 +2,8 @@
 #include "tests/support_disk.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "optimizers/checkpoint/system.h"
 #include "tests/support.h"

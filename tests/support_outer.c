@@ -1,8 +1,5 @@
 #include "tests/support_outer.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 enum { TENSORS = 4 };
 
 static const size_t counts[TENSORS] = {320, 77, 1, 200};

@@ -3,15 +3,8 @@
  * cut off too, and what has checksums that are right but numbers that are not does no harm. On an
  * error nothing has changed.
  */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_parts.h"
-
-TestSuite(checkpoint_damage, .timeout = 300);
 
 /* --- A small optimizer of one rank, whose part is small too */
 

@@ -3,15 +3,8 @@
  * errors are the mean of the saved ones, server residuals go with their elements; and so they do
  * where options have changed. The loss goes on without a jump.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "compression/numerics.h"
 #include "tests/support_parts.h"
-
-TestSuite(checkpoint_elastic, .timeout = 300);
 
 static const struct checkpoint_case *find_case(const char *name) {
   for (size_t k = 0; k < checkpoint_cases_count; k++)

@@ -2,24 +2,17 @@
  * Checkpoints in files: whatever happens while one is saved, what is loaded afterwards is the one
  * before or the new one, whole; and what is left lying about goes away with the next.
  */
-#include <criterion/criterion.h>
+#define TEST_SECONDS 600
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "tests/support_disk.h"
 #include "tests/support_parts.h"
-
-TestSuite(checkpoint_files, .timeout = 600);
 
 /* Saved first after BEFORE steps, and then again after AFTER. */
 enum { RANKS = 3, BEFORE = 4, AFTER = 6 };

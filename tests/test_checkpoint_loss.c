@@ -3,13 +3,7 @@
  * to that of the run that was not interrupted. A control that begins anew with the saved parameters
  * leaves it.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-
 #include "tests/support_checkpoint.h"
-
-TestSuite(checkpoint_loss, .timeout = 300);
 
 /* A sum of squares: sample s wants w_i to be target(s, i), with a weight. Ranks share the samples
  * evenly, so the mean of their gradients does not depend on how many they are. */

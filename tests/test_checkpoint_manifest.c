@@ -2,17 +2,10 @@
  * Directories that are not what they should be: the words say which file, nothing has changed; and
  * that checkpoints in files are for other numbers of ranks too.
  */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/support_disk.h"
 #include "tests/support_parts.h"
-
-TestSuite(checkpoint_manifest, .timeout = 300);
 
 static struct directories directories;
 

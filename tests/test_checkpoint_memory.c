@@ -3,16 +3,9 @@
  * changed, nothing leaks (under the address sanitizer and valgrind), and what was saved before is
  * still there.
  */
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "tests/support_disk.h"
 #include "tests/support_parts.h"
-
-TestSuite(checkpoint_memory, .timeout = 300);
 
 enum { RANKS = 2 };
 

@@ -3,23 +3,14 @@
  * that change while they are read, and calls that fail when they are. No link is followed to be
  * written, nothing waits, and all ranks get an error.
  */
-#include <criterion/criterion.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/checkpoint/system.h"
 #include "tests/support_disk.h"
 #include "tests/support_irregular.h"
 #include "tests/support_parts.h"
-
-TestSuite(checkpoint_places, .timeout = 120);
 
 enum { RANKS = 2, STEPS = 5 };
 

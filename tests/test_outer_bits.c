@@ -3,14 +3,7 @@
  * the control without error feedback does not, and costs the bytes that were promised, and none
  * between exchanges.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_outer.h"
-
-TestSuite(outer_bits, .timeout = 120);
 
 enum { MAX_RANKS = 16 };
 

@@ -3,16 +3,8 @@
  * on to the bit; other numbers of ranks begin with the same consensus, momentum, mean drift and
  * mean residual.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_disk.h"
 #include "tests/support_outer.h"
-
-TestSuite(outer_checkpoint, .timeout = 120);
 
 enum { MAX_RANKS = 4, STEPS = 14 };
 

@@ -2,13 +2,7 @@
  * What a rank has not sent stays in its parameters: after an exchange they are the consensus less
  * its residual, of whichever elements it has one.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-
 #include "tests/support_outer.h"
-
-TestSuite(outer_keeps, .timeout = 60);
 
 struct kept {
   onebit_outer_options_t options;

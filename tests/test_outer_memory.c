@@ -2,16 +2,9 @@
  * Out of memory while an outer step is saved, loaded or moved: every allocation fails once, on
  * either rank, and then all ranks hear of it, nothing has changed, and the call can be made again.
  */
-#include <criterion/criterion.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 #include "tests/support_disk.h"
 #include "tests/support_outer.h"
-
-TestSuite(outer_memory, .timeout = 120);
 
 enum { RANKS = 2, MAX_CALLS = 600 };
 enum call { SAVE, LOAD, SAVE_FILES, LOAD_FILES, MOVE, SAVE_SITE, LOAD_SITE, MOVE_SITE, CALLS };

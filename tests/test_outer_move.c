@@ -3,15 +3,8 @@
  * exact; a rank that is lost leaves the others with one consensus, also where they had not come
  * equally far, and with the mean of what they held back; and so it is when a rank comes.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "optimizers/outer/outer.h"
 #include "tests/support_outer.h"
-
-TestSuite(outer_move, .timeout = 120);
 
 enum { RANKS = 4, STEPS = 11 };
 

@@ -3,16 +3,10 @@
  * bits, whatever ranks a site has; a site that is late is left out and caught up, and nothing that
  * it has trained is lost.
  */
-#include <criterion/criterion.h>
-#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/support_sites.h"
-
-TestSuite(outer_sites, .timeout = 120);
 
 /* The same with one rank a site, and no sites. */
 static void train_plainly(onebit_comm_t comm, void *context) {

@@ -3,15 +3,7 @@
  * older than the others', or without one, they go on from the latest consensus; and so do those
  * that are left when a site is lost, and one that comes.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "onebit/checkpoint.h"
 #include "tests/support_sites.h"
-
-TestSuite(outer_sites_checkpoint, .timeout = 120);
 
 enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
 

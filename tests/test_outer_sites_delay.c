@@ -2,14 +2,7 @@
  * The outer step among sites with fragments and a delay: it follows the formulas, what is exchanged
  * travels while the sites train, and what is late, lost or saved meanwhile is as without a delay.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/support_sites.h"
-
-TestSuite(outer_sites_delay, .timeout = 120);
 
 enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* fragments that end with a tensor */
 

@@ -2,18 +2,10 @@
  * Sites that vanish, their messages held back for a while, are caught up when they return; what is
  * wrong ends on all sites.
  */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "tests/support_custom.h"
 #include "tests/support_sites.h"
-
-TestSuite(outer_sites_gone, .timeout = 120);
 
 /* --- Gone --------------------------------------------------------------------------------------*/
 

@@ -3,22 +3,15 @@
  * exchange, however long their patience, and go on without it; started again, it goes on with them,
  * and all end with the same parameters.
  */
-#include <criterion/criterion.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "tests/support_sites.h"
 #include "tests/support_sockets.h"
-
-TestSuite(outer_sites_killed, .timeout = 60); /* FOR_EVER is longer */
 
 enum { SITES = 3, ROUNDS = 20 };
 

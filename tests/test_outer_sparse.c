@@ -1,9 +1,4 @@
 /* The outer step with sparse messages: equal to the codec, rank by rank, and what is skipped. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "compression/sparse.h"
 #include "tests/support.h"
 

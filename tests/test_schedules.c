@@ -1,15 +1,8 @@
 /* What is particular to schedules other than the exchange: many calls in a row through small
  * windows, with bad ones in between, and what plans say of themselves. */
-#include <criterion/criterion.h>
-#include <math.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/support_collectives.h"
-
-TestSuite(schedules, .timeout = 120);
 
 enum { COUNT = 1003, CALLS = 200 };
 

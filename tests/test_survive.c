@@ -3,14 +3,9 @@
  * the others are about to go on. They go on: onebit_optimizer_shrink, and their replicas are equal
  * to the bit, wherever the loss has met each of them.
  */
-#include <criterion/criterion.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/support_checkpoint.h"
-
-TestSuite(survive, .timeout = 300);
 
 enum { MAX_RANKS = 8, MAX_STEPS = 32 };
 
