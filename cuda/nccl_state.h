@@ -17,10 +17,15 @@ struct nccl_state {
   int device;
   cudaStream_t stream; /* for messages of the host */
   pthread_mutex_t lock;
-  atomic_bool aborted;
+  atomic_bool aborted, gone; /* ncclCommAbort is called; it has returned */
+  atomic_int users;          /* the communicator, and the thread that aborts it */
 };
 
 static inline struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
+
+/* The transport's abort, and the last use of a state (nccl_abort.c). */
+void ob_nccl_abort(onebit_comm_t comm, const char *text);
+void ob_nccl_state_release(struct nccl_state *state);
 
 onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t result,
                               const char *call);

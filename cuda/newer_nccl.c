@@ -122,7 +122,8 @@ onebit_status_t ob_nccl_window_register(struct ob_window *window) {
   return status;
 }
 
-/* What was aborted has no windows any more. */
+/* What was aborted has no windows any more; while NCCL is still at it, it has, and memory that NCCL
+ * may unmap yet is not given back. */
 void ob_nccl_window_destroy(struct ob_window *window) {
   struct nccl_window *own = (struct nccl_window *)window;
   struct nccl_state *state = state_of(window->comm);
@@ -130,7 +131,8 @@ void ob_nccl_window_destroy(struct ob_window *window) {
   if (own->handle && !state->aborted)
     ncclCommWindowDeregister(state->comm, own->handle);
   pthread_mutex_unlock(&state->lock);
-  ncclMemFree(window->memory);
+  if (!state->aborted || state->gone)
+    ncclMemFree(window->memory);
   ob_release(own);
 }
 

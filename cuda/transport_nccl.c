@@ -260,27 +260,6 @@ static onebit_status_t check_current(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-/* Seconds that an abort waits for a thread which is in a call of NCCL. Calls that look take
- * microseconds; one that is there longer waits for the rank that is gone, and NCCL lets it go when
- * another thread aborts. */
-#define ABORT_SECONDS 1.0
-
-static void abort_for_all(onebit_comm_t comm, const char *text) {
-  struct nccl_state *state = state_of(comm);
-  struct ob_watch watch = {0};
-  int busy;
-  (void)text; /* the others hear of it from NCCL */
-  if (atomic_exchange(&state->aborted, true))
-    return;
-  while ((busy = pthread_mutex_trylock(&state->lock)) != 0 && watch.waited < ABORT_SECONDS) {
-    ob_watch_count(&watch);
-    sched_yield();
-  }
-  ncclCommAbort(state->comm);
-  if (!busy)
-    pthread_mutex_unlock(&state->lock);
-}
-
 static bool threads(void) { return true; }
 
 static void progress(onebit_comm_t comm) { (void)comm; }
@@ -290,8 +269,7 @@ static void release_state(struct nccl_state *state) {
   if (state->stream)
     cudaStreamDestroy(state->stream);
   ob_cuda_leave(before);
-  pthread_mutex_destroy(&state->lock);
-  ob_release(state);
+  ob_nccl_state_release(state);
 }
 
 /* The control batch goes with the communicator, and its memory with that. */
@@ -310,7 +288,7 @@ const struct ob_transport ob_transport_nccl = {
     .window_destroy = ob_nccl_window_destroy,
     .check_current = check_current,
     .health = health,
-    .abort = abort_for_all,
+    .abort = ob_nccl_abort,
     .progress = progress,
     .destroy = destroy,
 };
@@ -367,6 +345,7 @@ onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *res
   if (!state)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   state->comm = nccl_comm;
+  state->users = 1;
   pthread_mutex_init(&state->lock, NULL);
   onebit_comm_t comm = NULL;
   onebit_status_t status = open_state(state, &rank, &size);

@@ -5,6 +5,7 @@
 #include "capture.h"
 
 #include <algorithm>
+#include <set>
 
 #include "device.h"
 
@@ -12,8 +13,7 @@ struct CUgraph_st {
   std::vector<emulation::graph_node> nodes;
 };
 
-struct CUgraphExec_st {
-  std::vector<emulation::graph_node> nodes;
+struct CUgraphExec_st : CUgraph_st {
   emulation::operation_ptr last; /* of the launch before: the same graph does not overlap itself */
 };
 
@@ -24,6 +24,25 @@ namespace {
 std::vector<std::shared_ptr<capture>> &captures() {
   static std::vector<std::shared_ptr<capture>> active;
   return active;
+}
+
+/* Of both kinds. */
+std::set<const CUgraph_st *> &graphs() {
+  static std::set<const CUgraph_st *> all;
+  return all;
+}
+
+bool has_calls(const std::vector<graph_node> &nodes, const ncclComm *comm) {
+  return std::any_of(nodes.begin(), nodes.end(),
+                     [=](const graph_node &node) { return node.what.comm == comm; });
+}
+
+template <typename graph> cudaError_t destroy(graph *unwanted) {
+  lock held(guard());
+  graphs().erase(unwanted);
+  delete unwanted;
+  wake_others();
+  return cudaSuccess;
 }
 
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
@@ -102,7 +121,7 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t *graph) {
   ended->streams.clear();
   captures().erase(std::find(captures().begin(), captures().end(), ended));
   if (!error)
-    *graph = new CUgraph_st{ended->nodes};
+    graphs().insert(*graph = new CUgraph_st{ended->nodes});
   return error;
 }
 
@@ -163,6 +182,14 @@ cudaError_t submit(lock &held, const stream_ptr &stream, work what, operation_pt
   nodes.push_back({std::move(what), stream->capture_tail});
   stream->capture_tail = {nodes.size() - 1};
   return cudaSuccess;
+}
+
+bool is_in_graph(const ncclComm *comm) {
+  for (const auto &active : captures())
+    if (has_calls(active->nodes, comm))
+      return true;
+  return std::any_of(graphs().begin(), graphs().end(),
+                     [=](const CUgraph_st *graph) { return has_calls(graph->nodes, comm); });
 }
 
 cudaError_t refuse_capturing(CUstream_st &stream) {
@@ -257,7 +284,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t graph,
                                  unsigned long long) {
   if (!pGraphExec || !graph)
     return result(cudaErrorInvalidValue);
-  *pGraphExec = new CUgraphExec_st{graph->nodes, nullptr};
+  lock held(guard());
+  graphs().insert(*pGraphExec = new CUgraphExec_st{{graph->nodes}, nullptr});
   return cudaSuccess;
 }
 
@@ -287,11 +315,5 @@ long emulation_longest_chain(cudaGraph_t graph) {
   return chains.empty() ? 0 : *std::max_element(chains.begin(), chains.end());
 }
 
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
-  return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec) {
-  delete graphExec;
-  return cudaSuccess;
-}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return destroy(graph); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec) { return destroy(graphExec); }

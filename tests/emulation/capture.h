@@ -29,6 +29,10 @@ struct capture {
 cudaError_t submit(lock &held, const stream_ptr &stream, work what,
                    operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
 
+/* Whether a graph, or what is launched of one, has calls on a communicator: NCCL waits for its end
+ * before the communicator's. With the lock. */
+bool is_in_graph(const ncclComm *comm);
+
 /* For calls that wait on a stream: an error, and the end of its capture. */
 cudaError_t refuse_capturing(CUstream_st &stream);
 

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "capture.h"
 #include "cuda_runtime.h"
 #include "device.h"
 #include "emulation_device.h"
@@ -247,6 +248,8 @@ ncclResult_t forget(ncclComm_t handle, bool abort) {
     drain(held, comm);
   comms().erase(std::find(comms().begin(), comms().end(), comm));
   gone().push_back(comm);
+  while (is_in_graph(comm.get()))
+    wait_for_others(held, "graphs that have calls on a communicator which is given back");
   return ncclSuccess;
 }
 

@@ -151,7 +151,7 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
             comm->queued.push_back(self);
             wake_others(); /* a rank that waits for it can run it */
           },
-          [comm](const operation &self) { return needs(*comm->ranks, self); }};
+          [comm](const operation &self) { return needs(*comm->ranks, self); }, comm.get()};
 }
 
 /* A NULL culprit: all are. */

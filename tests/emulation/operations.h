@@ -14,6 +14,8 @@
 
 #include "cuda_runtime_api.h"
 
+struct ncclComm;
+
 namespace emulation {
 
 struct operation;
@@ -30,6 +32,8 @@ struct work {
    * begun, can end, where that is known. */
   std::function<void(const operation_ptr &)> enqueued;
   std::function<std::vector<operation_ptr>(const operation &)> needs;
+  /* The communicator that a graph with this in it holds, or none. */
+  const ncclComm *comm = nullptr;
 };
 
 /* The common kind: done when the function returns. */

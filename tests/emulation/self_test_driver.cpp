@@ -121,6 +121,20 @@ void free_memory() { cudaFree(spinning().device); }
 void free_pinned() { cudaFreeHost(spinning().other); }
 void destroy_it() { ncclCommDestroy(spinning().comm); }
 
+/* The communicator's call is in a graph, which outlives it. */
+void abort_before_graph() {
+  int *memory = pinned<int>(1);
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = new_stream();
+  cudaGraph_t graph;
+  setenv("EMULATED_TIMEOUT", "1", 1);
+  EXPECT(ncclCommInitAll(&comm, 1, nullptr) == ncclSuccess);
+  EXPECT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+  EXPECT(ncclRecv(memory, 1, ncclInt32, 0, comm, stream) == ncclSuccess);
+  EXPECT(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  ncclCommAbort(comm);
+}
+
 void ask_what_is_gone() {
   spinning scene;
   ncclResult_t error;
@@ -145,6 +159,7 @@ void test_driver() {
   EXPECT(aborts_with(free_memory, "the device, whose work cudaFree waits for"));
   EXPECT(aborts_with(free_pinned, "the device, whose work cudaFreeHost waits for"));
   EXPECT(aborts_with(destroy_it, "ncclCommDestroy"));
+  EXPECT(aborts_with(abort_before_graph, "graphs that have calls on a communicator"));
   EXPECT(aborts_with(ask_what_is_gone, "use after free"));
   EXPECT(aborts_with(abort_twice, "use after free"));
 }

@@ -233,6 +233,47 @@ static void give_up(const struct gpu_rank *self, void *context) {
 
 static void aborted(void) { with_barrier(3, give_up, NULL); }
 
+static cudaGraphExec_t capture_call(struct part *part, cudaStream_t stream) {
+  cudaGraph_t graph = NULL;
+  cudaGraphExec_t runs = NULL;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
+    CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
+  if (graph)
+    cudaGraphDestroy(graph);
+  return runs;
+}
+
+/* Rank 1 never comes: who waits for it is let go, and all is given back, while there is a graph
+ * whose end NCCL waits for. */
+static void leave_graph(const struct gpu_rank *self, void *context) {
+  struct part part;
+  cudaStream_t stream;
+  (void)context;
+  if (!create(&part, self))
+    return;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaGraphExec_t graph = capture_call(&part, stream);
+  meet();
+  ranks_nccl_gone();
+  if (self->rank == 1)
+    usleep(1500 * 1000);
+  else
+    CHECK_STATUS(part_call(&part), ONEBIT_ERROR_TRANSPORT);
+  part_destroy(&part);
+  CHECK_STATUS(onebit_comm_abort(self->comm), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaGraphExecDestroy(graph));
+  CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+static void graph_left(void) {
+  setenv("ONEBIT_TIMEOUT", "0.5", 1);
+  with_barrier(2, leave_graph, NULL);
+  unsetenv("ONEBIT_TIMEOUT");
+}
+
 /* Rank 1 never comes: messages of the host that begin behind others of theirs do not wait in the
  * driver, and the time is up for them. */
 static void send_alone(const struct gpu_rank *self, void *context) {
@@ -350,6 +391,7 @@ static const struct gpu_test tests[] = {
     {"given up while others wait", aborted, false},
     {"messages of the host without a rank", alone, false},
     {"calls that are left behind", left_behind, false},
+    {"given up while there is a graph", graph_left, false},
     {"a step without a rank", step, false},
     {"asked while another thread aborts", asked_meanwhile, false},
 };

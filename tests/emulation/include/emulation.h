@@ -29,7 +29,8 @@
  * comes to it, after the call; one between devices, and a memset, too. One to memory that is not
  * pinned waits in the call. cudaFree and cudaFreeHost wait for all of the device;
  * cudaStreamDestroy for nothing. When NCCL has failed, its kernels spin until their rank aborts;
- * a communicator that was aborted or destroyed is freed, and a call on it, or one that another
+ * ncclCommAbort and ncclCommDestroy return when no graph is left that has calls on the
+ * communicator; one that was aborted or destroyed is freed, and a call on it, or one that another
  * thread is in, ends the process.
  */
 #ifndef EMULATION_H
