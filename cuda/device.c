@@ -171,16 +171,6 @@ onebit_status_t ob_device_check(const struct onebit_plan *plan, const char *name
   return ob_cuda_check(plan->device->number, name, buffer);
 }
 
-/* A thread that captures a graph, be it of other streams, is forbidden what the host waits with: it
- * would spoil the capture. These waits are of no matter to it. */
-cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
-  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  cudaError_t error = wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  return error;
-}
-
 bool ob_cuda_is_capturing(cudaStream_t stream) {
   enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaStreamIsCapturing(stream, &capture);

@@ -6,6 +6,7 @@
 #define OB_CUDA_DEVICE_H
 
 #include "collectives/plan.h"
+#include "cuda/enter.h"
 #include "cuda/kernels.h"
 
 /* What is known of the host's copies of the state: one a slot of messages, and one of what was
@@ -82,10 +83,6 @@ extern const struct ob_memory ob_memory_cuda, ob_memory_pinned;
 
 onebit_status_t ob_cuda_error(cudaError_t error, const char *call);
 
-/* Makes a device current for this thread, and gives the one before. */
-int ob_cuda_enter(int number);
-void ob_cuda_leave(int before);
-
 /* Makes the plan's device current. */
 int ob_device_enter(const struct onebit_plan *plan);
 
@@ -115,7 +112,9 @@ onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStrea
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements);
 
 /* cudaErrorNotReady until the event has come; with `wait`, waits for it. */
-cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait);
+static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
+  return wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
+}
 
 /* The buffers of the call in flight. */
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);

@@ -23,16 +23,36 @@ static size_t bytes_of(size_t count, size_t size) {
   return count && size ? count * size : 1;
 }
 
+/* A device, and the mode in which the thread was: what the library asks the driver for is no matter
+ * of a capture, and would spoil it. */
+enum { MODES = cudaStreamCaptureModeRelaxed + 1 };
+
+int ob_cuda_enter(int number) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  int before = 0;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (cudaGetDevice(&before) == cudaSuccess && before != number && number != OB_CURRENT_DEVICE)
+    cudaSetDevice(number);
+  return before * MODES + (int)mode;
+}
+
+void ob_cuda_leave(int before) {
+  enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)(before % MODES);
+  int now;
+  if (cudaGetDevice(&now) == cudaSuccess && now != before / MODES)
+    cudaSetDevice(before / MODES);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
 /* A failure is the caller's to tell of: CUDA's next call must not find it. */
 static void *forget_error(void) {
   cudaGetLastError();
   return NULL;
 }
 
-static void *allocate_cuda(size_t count, size_t size) {
-  size_t bytes = bytes_of(count, size);
+static void *allocate_zeros(size_t bytes) {
   void *memory = NULL;
-  if (ob_memory_must_fail() || !bytes || cudaMalloc(&memory, bytes) != cudaSuccess)
+  if (cudaMalloc(&memory, bytes) != cudaSuccess)
     return forget_error();
   if (cudaMemset(memory, 0, bytes) == cudaSuccess && cudaStreamSynchronize(NULL) == cudaSuccess)
     return memory;
@@ -40,24 +60,45 @@ static void *allocate_cuda(size_t count, size_t size) {
   return forget_error();
 }
 
+static void *allocate_cuda(size_t count, size_t size) {
+  size_t bytes = bytes_of(count, size);
+  if (ob_memory_must_fail() || !bytes)
+    return NULL;
+  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  void *memory = allocate_zeros(bytes);
+  ob_cuda_leave(before);
+  return memory;
+}
+
 static void release_cuda(void *memory) {
-  if (memory)
-    cudaFree(memory);
+  if (!memory)
+    return;
+  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  cudaFree(memory);
+  ob_cuda_leave(before);
+}
+
+/* The default stream's work is complete at return, for every other stream too. */
+static onebit_status_t finish(cudaError_t begun, const char *what) {
+  cudaError_t error = begun == cudaSuccess ? cudaStreamSynchronize(NULL) : begun;
+  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, what);
 }
 
 /* Behind what the program has put on the default stream, and complete at return: a copy from
  * pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and the
  * streams that the library makes are not ordered behind the default stream. */
 static onebit_status_t copy(void *to, const void *from, size_t bytes) {
-  OB_TRY_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
-  OB_TRY_CUDA(cudaStreamSynchronize(NULL));
-  return ONEBIT_OK;
+  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  onebit_status_t status = finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  ob_cuda_leave(before);
+  return status;
 }
 
 static onebit_status_t clear_cuda(void *memory, size_t bytes) {
-  OB_TRY_CUDA(cudaMemset(memory, 0, bytes));
-  OB_TRY_CUDA(cudaStreamSynchronize(NULL));
-  return ONEBIT_OK;
+  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  onebit_status_t status = finish(cudaMemset(memory, 0, bytes), "cudaMemset");
+  ob_cuda_leave(before);
+  return status;
 }
 
 const struct ob_memory ob_memory_cuda = {allocate_cuda, release_cuda, copy, clear_cuda};
@@ -65,15 +106,20 @@ const struct ob_memory ob_memory_cuda = {allocate_cuda, release_cuda, copy, clea
 static void *allocate_pinned(size_t count, size_t size) {
   size_t bytes = bytes_of(count, size);
   void *memory = NULL;
-  if (ob_memory_must_fail() || !bytes ||
-      cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) != cudaSuccess)
-    return forget_error();
-  return memset(memory, 0, bytes);
+  if (ob_memory_must_fail() || !bytes)
+    return NULL;
+  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+  ob_cuda_leave(before);
+  return error == cudaSuccess ? memset(memory, 0, bytes) : forget_error();
 }
 
 static void release_pinned(void *memory) {
-  if (memory)
-    cudaFreeHost(memory);
+  if (!memory)
+    return;
+  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  cudaFreeHost(memory);
+  ob_cuda_leave(before);
 }
 
 static onebit_status_t clear_pinned(void *memory, size_t bytes) {
@@ -82,19 +128,6 @@ static onebit_status_t clear_pinned(void *memory, size_t bytes) {
 }
 
 const struct ob_memory ob_memory_pinned = {allocate_pinned, release_pinned, copy, clear_pinned};
-
-int ob_cuda_enter(int number) {
-  int before = number;
-  if (cudaGetDevice(&before) == cudaSuccess && before != number)
-    cudaSetDevice(number);
-  return before;
-}
-
-void ob_cuda_leave(int before) {
-  int now = before;
-  if (cudaGetDevice(&now) == cudaSuccess && now != before)
-    cudaSetDevice(before);
-}
 
 /* The kernels are compiled for Ampere and newer. */
 #define OLDEST_CAPABILITY 8

@@ -244,8 +244,12 @@ static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, boo
 }
 
 static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
-  if (optimizer->bucket_count)
-    OB_TRY_CUDA(cudaEventSynchronize(optimizer->buckets[0].device->last));
+  if (!optimizer->bucket_count)
+    return ONEBIT_OK;
+  int before = ob_cuda_enter(optimizer->buckets[0].device->number);
+  cudaError_t error = cudaEventSynchronize(optimizer->buckets[0].device->last);
+  ob_cuda_leave(before);
+  OB_TRY_CUDA(error);
   return copy_lamb_numbers(optimizer, true);
 }
 

@@ -51,16 +51,12 @@ static onebit_status_t follow(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* A few numbers, while nothing is under way that reads them; a capture of the caller's stream is
- * none of their business. */
+/* A few numbers, while nothing is under way that reads them. */
 static onebit_status_t send(const struct ob_bucket_device *device, void *to, const void *from,
                             size_t bytes) {
-  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
   cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device->own);
   if (error == cudaSuccess)
     error = cudaStreamSynchronize(device->own);
-  cudaThreadExchangeStreamCaptureMode(&mode);
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "sending numbers of a unit");
 }
 

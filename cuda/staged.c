@@ -17,17 +17,6 @@
 #include "collectives/messages.h"
 #include "cuda/staging.h"
 
-/* --- Waiting -----------------------------------------------------------------------------------*/
-
-/* As ob_cuda_reach. */
-static cudaError_t reach_end(cudaStream_t stream, bool wait) {
-  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  cudaError_t error = wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream);
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  return error;
-}
-
 /* --- Around a call -----------------------------------------------------------------------------*/
 
 void ob_staged_fail(struct onebit_plan *plan, onebit_status_t status) {
@@ -97,7 +86,7 @@ bool ob_staged_over(struct onebit_plan *plan, cudaError_t error) {
 static bool settled(struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   int before = ob_cuda_enter(plan->device->number);
-  bool yes = ob_staged_over(plan, reach_end(stream, wait));
+  bool yes = ob_staged_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
   ob_cuda_leave(before);
   return yes;
 }
@@ -190,7 +179,7 @@ static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
 
 /* Copies that have begun may still write what is cleared. */
 static void finish_copies(struct onebit_plan *plan) {
-  ob_staged_over(plan, reach_end(plan->device->staging.out, true));
+  ob_staged_over(plan, cudaStreamSynchronize(plan->device->staging.out));
 }
 
 static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {

@@ -6,21 +6,6 @@
 #include "collectives/watch.h"
 #include "dropin/nccl/preload.h"
 
-struct ob_nccl_scope ob_nccl_enter(int device) {
-  struct ob_nccl_scope before = {-1, cudaStreamCaptureModeRelaxed};
-  cudaThreadExchangeStreamCaptureMode(&before.mode);
-  if (cudaGetDevice(&before.device) == cudaSuccess && before.device != device)
-    cudaSetDevice(device);
-  return before;
-}
-
-void ob_nccl_leave(struct ob_nccl_scope scope) {
-  int device;
-  if (scope.device >= 0 && cudaGetDevice(&device) == cudaSuccess && device != scope.device)
-    cudaSetDevice(scope.device);
-  cudaThreadExchangeStreamCaptureMode(&scope.mode);
-}
-
 bool ob_agreement_create(struct ob_agreement *agreement) {
   void *on_device = NULL, *on_host = NULL;
   const size_t bytes = OB_MAX_AGREED * sizeof(int64_t);
@@ -56,11 +41,11 @@ bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int cou
     return false;
   const struct ob_agreement *to = &comm->agreement;
   const size_t bytes = (size_t)count * sizeof *values;
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   memcpy(to->on_host, values, bytes);
   bool good = cudaMemcpyAsync(to->on_device, to->on_host, bytes, cudaMemcpyHostToDevice, stream) ==
               cudaSuccess;
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   return good;
 }
 
@@ -72,11 +57,11 @@ bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream)
 
 bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
   const struct ob_agreement *to = &comm->agreement;
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   bool good = cudaMemcpyAsync(to->on_host, to->on_device, (size_t)count * sizeof *to->on_host,
                               cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
               cudaEventRecord(to->done, stream) == cudaSuccess;
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   return good;
 }
 
@@ -104,7 +89,7 @@ static bool is_late(struct ob_nccl_comm *comm, struct ob_watch *watch) {
 }
 
 bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   struct ob_watch watch = {0};
   cudaError_t error;
   while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady && is_well(comm) &&
@@ -114,7 +99,7 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
     cudaGetLastError();
   else if (error == cudaSuccess)
     memcpy(values, comm->agreement.on_host, (size_t)count * sizeof *values);
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   return error == cudaSuccess;
 }
 

@@ -45,11 +45,11 @@ struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t handle) {
 }
 
 static void destroy(struct ob_nccl_comm *comm) {
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   ob_nccl_timers_destroy(comm);
   ob_nccl_tensors_destroy(comm);
   ob_agreement_destroy(&comm->agreement);
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   ob_loops_destroy(comm->loops);
   pthread_mutex_destroy(&comm->lock);
   ob_release(comm);
@@ -75,10 +75,10 @@ static bool describe(struct ob_nccl_comm *comm) {
 
 static bool prepare(struct ob_nccl_comm *comm) {
   unsigned repeats = ob_nccl_wrong_settings() ? 2 : ob_preload.rules.warmup;
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   bool good = ob_agreement_create(&comm->agreement) &&
               ob_loops_create(repeats, ob_nccl_agree_on_loop, comm, &comm->loops) == ONEBIT_OK;
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   return good;
 }
 

@@ -21,6 +21,7 @@
 #include <nccl.h>
 #include <pthread.h>
 
+#include "cuda/enter.h"
 #include "dropin/loops.h"
 #include "dropin/nccl/next.h"
 #include "dropin/preload.h"
@@ -61,15 +62,6 @@ struct ob_agreement {
   cudaEvent_t done;
   int64_t *on_device, *on_host; /* the latter pinned */
 };
-
-/* While the host works for the library: its device is current, and this thread's calls do not
- * disturb graphs that others capture. */
-struct ob_nccl_scope {
-  int device;
-  enum cudaStreamCaptureMode mode;
-};
-struct ob_nccl_scope ob_nccl_enter(int device);
-void ob_nccl_leave(struct ob_nccl_scope scope);
 
 bool ob_agreement_create(struct ob_agreement *agreement);
 void ob_agreement_destroy(struct ob_agreement *agreement);

@@ -119,11 +119,11 @@ static void drop_tensors(struct ob_nccl_comm *comm) {
 }
 
 void ob_nccl_look(struct ob_nccl_comm *comm) {
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   comm->look = false;
   if (ob_loops_look(comm->loops))
     drop_tensors(comm);
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
 }
 
 /* ---- A call ---- */
@@ -205,12 +205,12 @@ static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_ten
  * there is one, since launches are not behind other streams. */
 static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   onebit_status_t status = forget(tensor, comm->agreement.stream);
   if (cudaEventRecord(comm->agreement.done, comm->agreement.stream) != cudaSuccess ||
       !ob_nccl_answer(comm, &nothing, 0))
     cudaGetLastError(); /* the call will say so */
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   return status;
 }
 
@@ -262,9 +262,9 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
   int *number = ob_loops_tensor(comm->loops, decision->position);
   if (*number == 0) {
     double start = ob_seconds();
-    struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+    int before = ob_cuda_enter(comm->device);
     int made = make(comm, call, decision->record);
-    ob_nccl_leave(scope);
+    ob_cuda_leave(before);
     *number = made == FAILED_TENSOR ? FAILED_TENSOR : made + 1;
     ob_record_decided(decision->record, ob_seconds() - start);
   }

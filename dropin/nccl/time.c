@@ -57,7 +57,7 @@ struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_n
                                           struct ob_record *record, cudaStream_t stream) {
   if (!tensor && atomic_load(&record->calls) < 2) /* it connects the ranks */
     return NULL;
-  struct ob_nccl_scope scope = ob_nccl_enter(comm->device);
+  int before = ob_cuda_enter(comm->device);
   look(comm);
   struct ob_nccl_timer *timer = begin(comm, stream);
   if (timer) {
@@ -66,7 +66,7 @@ struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_n
     timer->compressed = tensor != NULL;
     timer->record = record;
   }
-  ob_nccl_leave(scope);
+  ob_cuda_leave(before);
   return timer;
 }
 

@@ -3,8 +3,10 @@
  * of several plans in flight. On the emulated device work runs as late as it may, so an order that
  * was forgotten shows.
  */
+#include <pthread.h>
 #include <stdlib.h>
 
+#include "onebit/momentum.h"
 #include "tests/gpu/plans.h"
 
 enum { CALLS = 6, PLANS = 3 };
@@ -272,6 +274,90 @@ static void captured_by_host(const struct gpu_rank *self, void *context) {
 
 static void no_graph(void) { gpu_threads(2, captured_by_host, NULL); }
 
+/* --- Another thread captures */
+
+/* Zeros, values that are no numbers, and what is written to. */
+enum { ZEROS, NANS, RESULT, REGIONS };
+
+struct beside {
+  onebit_comm_t comm;
+  int device;
+  cudaStream_t stream;
+  float *memory[REGIONS];
+};
+
+static void make_calls(const struct beside *with) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan;
+  options.device = ONEBIT_DEVICE_CUDA;
+  if (!CHECK_STATUS(onebit_plan_create(with->comm, ELEMENTS, &options, &plan), ONEBIT_OK))
+    return;
+  for (int k = ZEROS; k <= NANS; k++) {
+    const onebit_status_t wanted = k == NANS ? ONEBIT_SKIPPED : ONEBIT_OK;
+    CHECK_STATUS(onebit_allreduce(with->memory[k], with->memory[RESULT], plan), wanted);
+    onebit_allreduce_stream(with->memory[k], with->memory[RESULT], plan, with->stream);
+    CHECK_STATUS(onebit_plan_synchronize(plan), wanted);
+  }
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+static void make_steps(const struct beside *with) {
+  onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer;
+  const onebit_tensor_t tensor = {
+      .parameter = with->memory[RESULT], .gradient = with->memory[NANS], .count = ELEMENTS};
+  options.common.device = ONEBIT_DEVICE_CUDA;
+  if (!CHECK_STATUS(onebit_momentum_create(with->comm, &tensor, 1, &options, &optimizer),
+                    ONEBIT_OK))
+    return;
+  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, with->memory[ZEROS]), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step(optimizer, 1), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_step_stream(optimizer, 1, with->stream), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_synchronize(optimizer), ONEBIT_OK);
+  onebit_optimizer_destroy(optimizer);
+}
+
+static void *work_beside(void *context) {
+  const struct beside *with = context;
+  CHECK_CUDA(cudaSetDevice(with->device));
+  check_case("device %d", with->device);
+  make_calls(with);
+  make_steps(with);
+  return NULL;
+}
+
+/* A global capture is spoilt by what any other thread asks the driver for, unless that says that it
+ * is no matter of the capture's. */
+static void beside_capture(const struct gpu_rank *self, void *context) {
+  struct beside with = {.comm = self->comm};
+  cudaStream_t stream;
+  cudaGraph_t graph = NULL;
+  pthread_t thread;
+  (void)context;
+  CHECK_CUDA(cudaGetDevice(&with.device));
+  for (int k = 0; k < REGIONS; k++) {
+    CHECK_CUDA(cudaMalloc((void **)&with.memory[k], ELEMENTS * sizeof(float)));
+    CHECK_CUDA(cudaMemset(with.memory[k], k == NANS ? 0xff : 0, ELEMENTS * sizeof(float)));
+  }
+  CHECK_CUDA(cudaStreamSynchronize(NULL));
+  CHECK_CUDA(cudaStreamCreateWithFlags(&with.stream, cudaStreamNonBlocking));
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  pthread_create(&thread, NULL, work_beside, &with);
+  pthread_join(thread, NULL);
+  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
+    CHECK_CUDA(cudaGraphDestroy(graph));
+  CHECK_CUDA(cudaStreamDestroy(stream));
+  CHECK_CUDA(cudaStreamDestroy(with.stream));
+  for (int k = 0; k < REGIONS; k++)
+    CHECK_CUDA(cudaFree(with.memory[k]));
+}
+
+static void captures_elsewhere(void) {
+  plan_ranks_both(1, beside_capture, NULL); /* other ranks would be beside it too */
+  ranks_self(1, beside_capture, NULL);
+}
+
 static const struct gpu_test tests[] = {
     {"in order with other work", order, false},
     {"in order, a rank alone", order_alone, false},
@@ -282,5 +368,6 @@ static const struct gpu_test tests[] = {
     {"replays equal calls over NCCL", graphs, false},
 #endif
     {"no graph where the host takes part", no_graph, false},
+    {"beside another thread's capture", captures_elsewhere, false},
 };
 GPU_SUITE("streams", tests)

@@ -1,0 +1,11 @@
+/* Around what the library does on a device. */
+#ifndef OB_CUDA_ENTER_H
+#define OB_CUDA_ENTER_H
+
+/* Makes a device current for this thread, whose calls do not disturb graphs that are being
+ * captured, by whatever thread. Gives what `leave` goes back to. */
+#define OB_CURRENT_DEVICE (-1)
+int ob_cuda_enter(int number);
+void ob_cuda_leave(int before);
+
+#endif
