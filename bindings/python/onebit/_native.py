@@ -584,6 +584,7 @@ DEVICE_FUNCTIONS = {
     "onebit_allgather_stream": [c_void_p, c_void_p, HANDLE, c_void_p],
     "onebit_reduce_scatter_stream": [c_void_p, c_void_p, HANDLE, c_void_p],
     "onebit_plan_synchronize": [HANDLE],
+    "onebit_plan_get_calls": [HANDLE, POINTER(c_uint64), POINTER(c_uint64)],
     "onebit_scale_result_stream": [c_void_p, c_float, HANDLE, c_void_p],
     "onebit_optimizer_begin_stream": [HANDLE, c_float, c_void_p],
     "onebit_optimizer_ready_stream": [HANDLE, c_size_t, c_void_p],

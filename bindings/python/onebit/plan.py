@@ -178,6 +178,14 @@ class Plan:
         of the first since the last time that did not end well."""
         return check(_native.library().onebit_plan_synchronize(self.handle))
 
+    def calls(self):
+        """With device="cuda", over NCCL: how many calls on streams have ended well, and how many were
+        skipped, as far as the host knows by now."""
+        made, skipped = ctypes.c_uint64(), ctypes.c_uint64()
+        function = _native.library().onebit_plan_get_calls
+        check(function(self.handle, ctypes.byref(made), ctypes.byref(skipped)))
+        return made.value, skipped.value
+
     def scale_result(self, recvbuf, factor):
         """With device="cuda", over NCCL: multiplies the latest call's result, on the same stream;
         the result of one that was skipped becomes not-a-number."""

@@ -88,6 +88,7 @@ def collectives(comm):
         plan.scale_result(result, 1.0)
         assert all(one != one for one in result.values())
         assert plan.synchronize() is onebit.Status.SKIPPED
+        assert plan.calls() == (1, 1)
     gather = onebit.Plan(comm, count, operation="allgather", device="cuda")
     everyone = Array([0.0] * count * size)
     gather.allgather(Array(mine), everyone)
@@ -129,12 +130,14 @@ if "torch" in sys.argv[1:]:
 
     nccl = Nccl()
     text = nccl.unique_id().to_text()
+    both = threading.Barrier(2)
 
     def over_nccl(rank):
         assert library.cudaSetDevice(rank) == 0  # a device each, as NCCL wants it
         comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2)
         assert (comm.rank, comm.size, comm.transport) == (rank, 2, "nccl")
         mean = collectives(comm)
+        both.wait()  # what one rank closes, the other hears of
         comm.close()
         return mean
 

@@ -1,5 +1,7 @@
 """What the scenario `fsdp` of torch_ranks.py runs: FSDP2 over gloo, on processors."""
 
+import unittest.mock
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -93,6 +95,60 @@ def gradients_are_means(rank, size):
         summed = (totals[1] - totals[0]).norm() / totals[0].norm()
         assert summed < 0.6 * off, (policy, factor, off, summed)
         compression.close()
+
+
+class OnDevice:
+    """A plan of the processor that behaves as one on a device: a call is OK at once, and only its
+    result tells of one that was skipped."""
+
+    on_device = True
+
+    def __init__(self, *arguments, **options):
+        self._plan = onebit.Plan(*arguments, **options)
+        self._status, self._skipped = None, 0
+
+    def __getattr__(self, name):
+        return getattr(self._plan, name)
+
+    def _call(self, *buffers):
+        self._status = getattr(self._plan, self._plan.operation.name.lower())(*buffers)
+        self._skipped += self._status == onebit.Status.SKIPPED
+        return onebit.Status.OK
+
+    allgather = reduce_scatter = _call
+
+    def scale_result(self, result, factor):
+        result.mul_(float("nan") if self._status == onebit.Status.SKIPPED else factor)
+
+    def calls(self):
+        return 0, self._skipped
+
+
+def on_a_device(rank, size):
+    """A value that is not finite, in the first gather or later, is in that step's parameters alone."""
+    host, device = network(), network()
+    compressions = [compress(model, 4, 4) for model in (host, device)]
+    for step, spoilt in enumerate((True, False, False, True, False, False)):
+        shards = [next(one[1].parameters()).to_local() for one in (host, device)]
+        before = [one.detach().clone() for one in shards]
+        if spoilt and rank == 1:
+            for one in shards:
+                one.data.fill_(float("nan"))
+        losses = [backward(host, step)]
+        with unittest.mock.patch.object(onebit.torch.fsdp, "Plan", OnDevice):
+            losses.append(backward(device, step))
+        assert all(loss == loss for loss in losses) == (not spoilt), (step, losses)
+        if not spoilt:
+            assert gradients(device).isfinite().all(), step
+            assert (gradients(device) - gradients(host)).norm() < 0.3 * gradients(host).norm(), step
+        for one, value in zip(shards, before):
+            one.data.copy_(value)
+        for model in (host, device):
+            model.zero_grad()
+    assert compressions[1].skipped > 0
+    for one in compressions:
+        one.close()
+    assert compressions[1].skipped > 0  # still
 
 
 def without_error_feedback(rank, size):

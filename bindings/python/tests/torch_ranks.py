@@ -403,6 +403,7 @@ def fsdp(rank, size):
 
     fsdp_ranks.gradients_are_means(rank, size)
     fsdp_ranks.edges(rank, size)
+    fsdp_ranks.on_a_device(rank, size)
     fsdp_ranks.without_error_feedback(rank, size)
     fsdp_ranks.close_to_plain(rank, size)
 

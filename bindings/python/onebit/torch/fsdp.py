@@ -10,6 +10,8 @@ exact), and in fewer bits what travels is the change since the last gather: all 
 copy of the parameters that all have, and what it leaves out is in the next change.
 """
 
+import itertools
+
 import torch
 import torch.distributed as dist
 
@@ -32,18 +34,24 @@ class Compression:
     """What `compress` has put into a model. Counts, to look at:
 
     exchanges: reduce-scatters and all-gathers that were compressed
-    skipped: those that torch made in their place, since some rank's input was not finite
+    skipped: those that torch made in their place, since some rank's input was not finite; on a
+        device, where no host knows, those whose result is not-a-number, as far as known by now
     dense: those that torch made because of their type, or as the first of a `change`
     dropped: residuals and copies that were dropped because a group of parameters has another size,
         as it has when other parameters than before have gradients
     """
 
     def __init__(self, modules, error_feedback, timeout, transport, options):
-        self.exchanges = self.skipped = self.dense = self.dropped = 0
+        self.exchanges = self.dense = self.dropped = self._skipped = 0
+        self._on_device = set()  # plans
         self._modules, self._error_feedback = modules, error_feedback
         self._comms, self._free = {}, {}
         self._timeout, self._transport, self._options = timeout, transport, options
         self.parts = {}  # by the module's name: (of gradients, of parameters); None: torch's own
+
+    @property
+    def skipped(self):
+        return self._skipped + sum(plan.calls()[1] for plan in self._on_device)
 
     @property
     def bytes_sent(self):
@@ -66,7 +74,16 @@ class Compression:
         if device.type == "cuda":
             options["device"] = "cuda"
         options = {"operation": operation, **self._options, **options}
-        return Plan(self._comm(group, device), count, **options)
+        plan = Plan(self._comm(group, device), count, **options)
+        if plan.on_device:
+            self._on_device.add(plan)
+        return plan
+
+    def retire(self, plan):
+        if plan.on_device:
+            self._skipped += plan.calls()[1]
+            self._on_device.discard(plan)
+        plan.close()
 
     def take(self, key, make):
         """A plan that keeps nothing between calls, and that no exchange has now. All ranks take and
@@ -114,6 +131,8 @@ class Compression:
             if gather is not None:
                 self._modules[name].set_custom_all_gather(own.DefaultAllGather())
                 gather.forget()
+        for plan in itertools.chain(*self._free.values()):
+            self.retire(plan)
         self._free.clear()
         for comm in self._comms.values():
             comm.close()
@@ -136,8 +155,8 @@ class _Exchange:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def forget(self):
-        if self.plan is not None:
-            self.plan.close()
+        if self.plan is not None and self._keeps:
+            self._compression.retire(self.plan)
         self._key = self.plan = None
 
     def _prepare(self, group, tensor, count, dtype):
@@ -164,7 +183,7 @@ class _Exchange:
         stream by then, and multiplied."""
         self._compression.exchanges += 1
         plan = self.plan
-        if send.device.type == "cuda":
+        if plan.on_device:
             status = getattr(plan, self.operation)(send, receive)
             # Whether some rank's input was not finite no host knows by now: the result says it.
             plan.scale_result(receive, factor)
@@ -226,7 +245,7 @@ class CompressedReduceScatter(_Exchange, ReduceScatter):
 
         def end():
             if finish() == Status.SKIPPED:
-                self._compression.skipped += 1
+                self._compression._skipped += 1
                 _wait_for(dense())
             elif factor != 1 and not self.plan.on_device:
                 output_tensor.mul_(factor)
@@ -280,7 +299,7 @@ class CompressedAllGather(_Exchange, AllGather):
         elif self.copy is None:
             self._compression.dense += 1
             _wait_for(dense())
-            self.copy = output_tensor.float().clone()
+            self.copy = output_tensor.float().nan_to_num(0, 0, 0)  # each difference is finite
             return None
         else:
             mine = self.copy.view(group.size(), -1)[group.rank()]
@@ -289,11 +308,14 @@ class CompressedAllGather(_Exchange, AllGather):
 
         def end():
             if finish() == Status.SKIPPED:
-                self._compression.skipped += 1
+                self._compression._skipped += 1
                 _wait_for(dense())
                 self.copy = None  # begins again when all is finite
             elif keep:
-                output_tensor.copy_(self.copy.add_(keep[1]))
+                output_tensor.copy_(keep[1].add_(self.copy))
+                if self.plan.on_device:  # where a call was skipped, the copy is what it was
+                    torch.where(keep[1].isnan(), self.copy, keep[1], out=keep[1])
+                self.copy = keep[1]
 
         return self._end(end, async_op)
 
