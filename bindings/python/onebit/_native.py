@@ -6,7 +6,11 @@ tests/test_layout.py compares every structure and number here with the headers, 
 import ctypes
 import enum
 import functools
+import glob
+import importlib.util
+import mmap
 import os
+import re
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -622,10 +626,27 @@ def candidates():
     return [ctypes.util.find_library("onebit"), "libonebit.so.0", "libonebit.so"]
 
 
+def _open_nvidia_libraries(path):
+    """Of a library with kernels: CUDA's runtime and NCCL as torch's packages have them, before it.
+    The linker then takes these by their names, here and when torch is imported later: any other NCCL
+    that came first would be torch's too, and may lack what torch calls."""
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_of_it:
+        needed = set(re.findall(rb"\0(lib(?:cudart|nccl)\.so\.\d+)\0", all_of_it))
+    if needed:
+        found = importlib.util.find_spec("nvidia")
+        for folder in found.submodule_search_locations if found else ():
+            for name in sorted(needed):
+                for one in glob.glob(os.path.join(folder, "*/lib", name.decode())):
+                    ctypes.CDLL(one)
+
+
 def _open():
     reasons = []
     for name in filter(None, candidates()):
         try:
+            _open_nvidia_libraries(name)
             return ctypes.CDLL(name)
         except OSError as reason:
             reasons.append(str(reason))
@@ -641,8 +662,6 @@ def package_version():
     try:
         from onebit._version import version as built
     except ImportError:
-        import re
-
         with open(os.path.join(HERE, "../../../include/onebit/status.h")) as header:
             numbers = re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header.read())
         return ".".join(numbers)

@@ -3,10 +3,12 @@
 import ctypes.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import onebit
+import pytest
 from conftest import PACKAGE, REPOSITORY
 
 
@@ -69,3 +71,30 @@ def test_the_first_example_averages():
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
     mean = re.fullmatch(r"element 0: (-4\.\d+) over 1000 calls, the mean of the ranks is -4\.500\n", printed)
     assert mean and abs(float(mean[1]) + 4.5) < 0.05, printed
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is here")
+def test_nccl_of_the_packages_comes_before_any_other(tmp_path):
+    """A library that is linked to NCCL takes the one that torch will; and torch gets it, too."""
+    for number, folder in (1, tmp_path / "system"), (2, tmp_path / "site/nvidia/nccl/lib"):
+        folder.mkdir(parents=True)
+        source = folder / "nccl.c"
+        source.write_text(f"int version(void); int version(void) {{ return {number}; }}")
+        options = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", folder / "libnccl.so.2"]
+        subprocess.run(["cc", source, *options], check=True)
+    user, system = tmp_path / "user.c", tmp_path / "system"
+    user.write_text("int version(void); int used(void); int used(void) { return version(); }")
+    options = ["-shared", "-fPIC", f"-L{system}", "-l:libnccl.so.2", f"-Wl,-rpath,{system}"]
+    subprocess.run(["cc", user, *options, "-o", tmp_path / "user.so"], check=True)
+    script = (
+        "import ctypes, sys; from onebit import _native\n"
+        "found = _native._open(); print(found.used(), ctypes.CDLL('libnccl.so.2').version())"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{PACKAGE}:{tmp_path / 'site'}",
+        "ONEBIT_LIBRARY": str(tmp_path / "user.so"),
+    }
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert ran.stdout == "2 2\n", ran.stdout + ran.stderr
