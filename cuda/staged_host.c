@@ -60,14 +60,11 @@ void ob_staged_host_destroy(struct onebit_plan *plan) {
 static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *there, size_t rank,
                                size_t segment, size_t count, size_t chunk, bool down) {
   const struct ob_geometry *window = &plan->device->host.window.geometry;
-  const struct ob_staging *staging = &plan->device->staging;
   size_t bytes = ob_plan_longest_message(plan) * (window->half ? sizeof(uint16_t) : sizeof(float));
-  void *here = ob_host_window(plan, rank, segment, chunk);
   there += chunk % window->slots * window->stride + sizeof(struct ob_header);
-  return down ? cudaMemcpy2DAsync(there, window->peer_stride, here, plan->host.segment_bytes, bytes,
-                                  count, cudaMemcpyHostToDevice, staging->in)
-              : cudaMemcpy2DAsync(here, plan->host.segment_bytes, there, window->peer_stride, bytes,
-                                  count, cudaMemcpyDeviceToHost, staging->out);
+  struct ob_rows here = {ob_host_window(plan, rank, segment, chunk), plan->host.segment_bytes},
+                 device = {there, window->peer_stride};
+  return ob_staging_copy_rows(plan, down ? device : here, down ? here : device, bytes, count, down);
 }
 
 static onebit_status_t bring_inputs(struct onebit_plan *plan, size_t chunk) {
@@ -89,10 +86,10 @@ onebit_status_t ob_staged_host_bring_results(struct onebit_plan *plan, size_t ch
   int next = !plan->result_now;
   OB_TRY(ob_staging_in_follows(staging));
   for (size_t segment = 0; segment < all->segments; segment += plan->geometry.members)
-    OB_TRY_CUDA(cudaMemcpy2DAsync(ob_result_at(all, next, segment, chunk), all->peer_stride,
-                                  ob_host_result(plan, next, segment, chunk), all->peer_stride,
-                                  all->stride, plan->geometry.members, cudaMemcpyHostToDevice,
-                                  staging->in));
+    OB_TRY_CUDA(ob_staging_copy_rows(
+        plan, (struct ob_rows){ob_result_at(all, next, segment, chunk), all->peer_stride},
+        (struct ob_rows){ob_host_result(plan, next, segment, chunk), all->peer_stride}, all->stride,
+        plan->geometry.members, true));
   return ob_staging_compute_follows(staging);
 }
 

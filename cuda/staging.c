@@ -103,13 +103,29 @@ static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_stag
   return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : ob_staging_in_follows(staging);
 }
 
+cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows to,
+                                 struct ob_rows from, size_t bytes, size_t count, bool down) {
+  const struct ob_staging *staging = &plan->device->staging;
+  enum cudaMemcpyKind kind = down ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+  cudaStream_t stream = down ? staging->in : staging->out;
+  int limit = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxPitch, plan->device->number);
+  if (to.pitch <= (size_t)limit && from.pitch <= (size_t)limit)
+    return cudaMemcpy2DAsync(to.memory, to.pitch, from.memory, from.pitch, bytes, count, kind,
+                             stream);
+  for (size_t row = 0; row < count && error == cudaSuccess; row++)
+    error = cudaMemcpyAsync(to.memory + row * to.pitch, from.memory + row * from.pitch, bytes, kind,
+                            stream);
+  return error;
+}
+
 /* One slot of all members, between the host's messages and the device's. */
 static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
-                              unsigned char *from, size_t chunk, enum cudaMemcpyKind kind,
-                              cudaStream_t stream) {
-  return cudaMemcpy2DAsync(slot_of(plan, to, chunk), plan->geometry.peer_stride,
-                           slot_of(plan, from, chunk), plan->geometry.peer_stride,
-                           plan->geometry.stride, plan->geometry.members, kind, stream);
+                              unsigned char *from, size_t chunk, bool down) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  struct ob_rows rows[] = {{slot_of(plan, to, chunk), geometry->peer_stride},
+                           {slot_of(plan, from, chunk), geometry->peer_stride}};
+  return ob_staging_copy_rows(plan, rows[0], rows[1], geometry->stride, geometry->members, down);
 }
 
 /* One message, or the beginning of it. */
@@ -127,7 +143,7 @@ unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob
 
 onebit_status_t ob_staging_send_outgoing(struct onebit_plan *plan, size_t chunk) {
   OB_TRY_CUDA(copy_slots(plan, plan->geometry.outgoing, plan->device->kernel.geometry.outgoing,
-                         chunk, cudaMemcpyDeviceToHost, plan->device->staging.out));
+                         chunk, false));
   return ONEBIT_OK;
 }
 
@@ -145,7 +161,7 @@ onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk)
     return ob_staged_host_bring_results(plan, chunk);
   OB_TRY(in_follows(plan, staging));
   OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.geometry.results[next],
-                         plan->geometry.results[next], chunk, cudaMemcpyHostToDevice, staging->in));
+                         plan->geometry.results[next], chunk, true));
   return ob_staging_compute_follows(staging);
 }
 
@@ -155,8 +171,7 @@ onebit_status_t ob_staging_bring_incoming(struct onebit_plan *plan, size_t chunk
   struct ob_staging *staging = &plan->device->staging;
   const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;
   OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, cudaMemcpyHostToDevice,
-                         staging->in));
+  OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, true));
   if (plan->work.one_scale)
     OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
                              ob_message_at(host, host->outgoing, host->member, chunk),

@@ -26,6 +26,14 @@ onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk)
 onebit_status_t ob_staging_in_follows(struct ob_staging *staging);
 onebit_status_t ob_staging_compute_follows(struct ob_staging *staging);
 
+/* Rows between the host and the device, at once where they are not too far apart for that. */
+struct ob_rows {
+  unsigned char *memory;
+  size_t pitch;
+};
+cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows to,
+                                 struct ob_rows from, size_t bytes, size_t count, bool down);
+
 /* Whether a query or a wait is over. An error ends the waiting too, and fails the call. */
 bool ob_staged_over(struct onebit_plan *plan, cudaError_t error);
 

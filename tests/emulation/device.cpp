@@ -3,6 +3,7 @@
  */
 #include "device.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -273,6 +274,8 @@ static int attribute(enum cudaDeviceAttr attr) {
     return 48 << 10;
   case cudaDevAttrWarpSize:
     return 32;
+  case cudaDevAttrMaxPitch:
+    return static_cast<int>(setting("EMULATED_PITCH", INT_MAX));
   case cudaDevAttrClockRate:
     return 1980000;
   case cudaDevAttrMultiProcessorCount:

@@ -420,6 +420,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaM
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t spitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream) {
+  int limit = 0;
+  cudaDeviceGetAttribute(&limit, cudaDevAttrMaxPitch, 0);
+  if (dpitch > static_cast<size_t>(limit) || spitch > static_cast<size_t>(limit))
+    return result(cudaErrorInvalidPitchValue);
   return result(copy_rows(
       {static_cast<char *>(dst), static_cast<const char *>(src), dpitch, spitch, width, height},
       kind, stream, false));

@@ -5,10 +5,12 @@
  * Of the product of all options one case of 29 is walked (one of 307 on the emulated device), or a
  * share of them, so that every pair of options meets.
  */
+#define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/gpu/hosts.h"
 #include "tests/gpu/plans.h"
 
 enum { CALLS = 5, MOST_SIZE = 5 };
@@ -162,6 +164,35 @@ static void aware_and_not(void) {
   for (int size = 2; size <= MOST_SIZE; size++)
     walk_group(size, ranks_aware, on_some);
 }
+
+/* Rows that lie further apart than a copy of several takes, 2 GiB on today's devices, are copied
+ * one by one. */
+static void call_far_apart(const struct gpu_rank *self, const struct hosts_split *split,
+                           enum hosts_place place, void *context) {
+  struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 4099);
+  struct part parts[2];
+  (void)split, (void)context;
+  for (int kind = 0; place == STAGED && kind < 2; kind++) {
+    what.options.schedule = kind ? ONEBIT_SCHEDULE_HIERARCHICAL : ONEBIT_SCHEDULE_EXCHANGE;
+    for (int k = 0; k < 2; k++) {
+      if (!part_create(&parts[k], self->comm, &what, k == 1))
+        return;
+      part_make(&parts[k], 0, false);
+      part_load(&parts[k]);
+      CHECK_STATUS(part_call(&parts[k]), ONEBIT_OK);
+    }
+    const struct traces host = part_traces(&parts[0]), device = part_traces(&parts[1]);
+    CHECK(traces_equal(&host, &device), "other bits, kind %d", kind);
+    part_destroy(&parts[0]);
+    part_destroy(&parts[1]);
+  }
+}
+
+static void far_apart(void) {
+  setenv("EMULATED_PITCH", "64", 1);
+  hosts_run(&hosts_splits[0], call_far_apart, NULL);
+  unsetenv("EMULATED_PITCH");
+}
 #endif
 
 static const struct gpu_test tests[] = {
@@ -169,6 +200,7 @@ static const struct gpu_test tests[] = {
 #ifdef ONEBIT_EMULATED_CUDA
     {"over what knows device memory", aware, false},
     {"hosts and such devices in one job", aware_and_not, false},
+    {"rows far apart", far_apart, false},
 #endif
     {"hosts and devices in one job", mixed, false},
     {"such a job cuts its messages as hosts do", unnamed, false},

@@ -15,6 +15,7 @@
  *   EMULATED_STREAMS=deferred      or eager: work runs when it is enqueued
  *   EMULATED_TIMEOUT=60            seconds until a wait in which nothing moves ends the process
  *   EMULATED_NCCL_VERSION=22809    what ncclGetVersion says; functions that are newer are missed
+ *   EMULATED_PITCH=2147483647      bytes between rows that cudaMemcpy2DAsync takes
  *   EMULATED_PROTECT=0             1: the host touching device memory is a segmentation fault; for
  *                                  programs of one thread
  *
