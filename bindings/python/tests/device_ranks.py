@@ -3,6 +3,7 @@ and arrays of a device are what __cuda_array_interface__ says, as torch's and Cu
 
 import array
 import ctypes
+import os
 import pathlib
 import sys
 import threading
@@ -143,3 +144,26 @@ if "torch" in sys.argv[1:]:
 
     assert on_ranks(range(2), over_nccl) == [1.5, 1.5]
     print("over NCCL")
+
+    def close_alone(rank):
+        """Rank 0 has put a message on a stream, as graphs do, that never comes."""
+        assert library.cudaSetDevice(rank) == 0
+        comm = nccl.create(onebit.Communicator, UniqueId.from_text(text), rank, 2, timeout=1)
+        both.wait()
+        if rank == 0:
+            place = Array([0.0])
+            stream = ctypes.c_void_p()
+            library.cudaStreamCreateWithFlags(ctypes.byref(stream), 1)
+            message = (place.pointer, ctypes.c_size_t(1), 7, 1, handles[0], stream)
+            assert library.ncclRecv(*message) == 0
+            comm.close()
+        both.wait()
+        comm.close()
+
+    text, handles, init = nccl.unique_id().to_text(), {}, nccl._init
+    nccl._init = lambda made, *rest: handles.__setitem__(rest[-1], made._obj) or init(made, *rest)
+    on_ranks(range(2), close_alone)
+    nobody_else = (onebit.Communicator, nccl.unique_id(), 0, 2, 0.3)
+    raises(lambda: nccl.create(*nobody_else), "waited 0.3 s for the other ranks")
+    print("in time", flush=True)
+    os._exit(0)  # a thread still waits for the rank that does not come

@@ -1,8 +1,9 @@
 """Communicators over NCCL, of torch.distributed's process groups: their store carries NCCL's unique
-id. Of GPUs nothing here has been seen; tests/test_device.py runs on an emulated one."""
+id. tests/test_device.py runs this on an emulated device, tests/gpu/torch_cuda.py on a card."""
 
 import ctypes
-import sys
+import functools
+import threading
 
 import torch.distributed as dist
 
@@ -47,6 +48,7 @@ class Nccl:
         self._id.argtypes = [ctypes.POINTER(UniqueId)]
         self._create = library.onebit_comm_create_nccl
         self._create.argtypes = [ctypes.c_void_p, _native.OUT]
+        self._cuda = library
 
     def _check(self, code, what):
         if code != 0:
@@ -57,10 +59,29 @@ class Nccl:
         self._check(self._id(ctypes.byref(made)), "ncclGetUniqueId")
         return made
 
-    def create(self, kind, unique_id, rank, size):
+    def _within(self, seconds, device, call, *arguments):
+        """What a call gives that no other way has a time limit, on a device; None: it is not over by
+        then. A thread of its own stays in it."""
+        result = []
+
+        def run():
+            self._cuda.cudaSetDevice(device)
+            result.append(call(*arguments))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(min(seconds, threading.TIMEOUT_MAX))
+        return result[0] if result else None
+
+    def create(self, kind, unique_id, rank, size, timeout=threading.TIMEOUT_MAX):
         """A communicator of class `kind` on the device that is current. Collective."""
-        nccl_comm, handle = ctypes.c_void_p(), ctypes.c_void_p()
-        code = self._init(ctypes.byref(nccl_comm), size, unique_id, rank)
+        nccl_comm, handle, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        self._cuda.cudaGetDevice(ctypes.byref(device))
+        wait = functools.partial(self._within, timeout, device.value)
+        code = wait(self._init, ctypes.byref(nccl_comm), size, unique_id, rank)
+        if code is None:
+            words = f"waited {timeout:.3g} s for the other ranks in ncclCommInitRank"
+            raise Error(Status.ERROR_TRANSPORT, words)
         self._check(code, "ncclCommInitRank")
         try:
             check(self._create(nccl_comm, ctypes.byref(handle)))
@@ -70,15 +91,14 @@ class Nccl:
             raise
         made = kind(handle, transport="nccl")
         made._collective = True
-        made._before_close = _end
+        made._before_close = functools.partial(_end, wait)
         return made
 
 
-def _end(comm):
-    """One that has failed is aborted already, and gone; the library does that once for any."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+def _end(wait, comm):
+    """What graphs have launched is waited for, as long as for any rank. One that has failed is aborted
+    already, and gone; the library does that once for any."""
+    wait(_native.library().cudaDeviceSynchronize)
     _native.library().onebit_comm_abort(comm.handle)
 
 
@@ -95,4 +115,5 @@ def create(kind, group, timeout):
     reason = why(found)
     if reason:
         raise Error(Status.ERROR_UNSUPPORTED, f"NCCL cannot be used: {reason}")
-    return Nccl().create(kind, UniqueId.from_text(found[0][0]), meeting.rank, meeting.size)
+    unique_id = UniqueId.from_text(found[0][0])
+    return Nccl().create(kind, unique_id, meeting.rank, meeting.size, meeting.timeout)
