@@ -7,6 +7,7 @@ import warnings
 
 import onebit
 import pytest
+from test_torch_hook import launch
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
@@ -164,9 +165,27 @@ def test_a_late_copy_is_waited_for(monkeypatch):
     assert torch.equal(stage._gradients[1], torch.full((4,), 2.0))
 
 
-@pytest.mark.skipif(os.environ.get("ONEBIT_STAGE") == "always", reason="every test is staged")
-def test_ranks(monkeypatch):
-    from test_torch_hook import launch
+ALWAYS = {
+    "torch_carry_ranks.py": "hook,scaler,skipped,schedulers,compressed",
+    "torch_ranks.py": "hook,own_adam,state_goes_on",
+    "torch_resume_ranks.py": "own,half",
+}
 
+
+@pytest.mark.skipif(os.environ.get("ONEBIT_STAGE") == "always", reason="every test is staged")
+@pytest.mark.parametrize("program", ALWAYS)
+def test_what_is_tested_without(monkeypatch, program):
+    """Scenarios of the processor's tensors, with copies of these."""
     monkeypatch.setenv("ONEBIT_STAGE", "always")
-    assert launch("compressed", 2).endswith("all well\n")
+    assert launch(ALWAYS[program], 2, program).endswith("all well\n")
+
+
+def test_models_on_a_device():
+    import torch
+
+    if not torch.cuda.is_available():
+        fake_device = pytest.importorskip("fake_device")
+        if not fake_device.is_possible():
+            pytest.skip("this torch has no device of Python's, and no CUDA device")
+    said = launch("two_lines,nobody_waits,averaged", 2, "torch_device_ranks.py")
+    assert said.endswith("all well\n")

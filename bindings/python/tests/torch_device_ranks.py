@@ -1,0 +1,147 @@
+"""What test_torch_staged.py runs: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py
+does. Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
+are late. All the same with copies in the host's memory as on the processor, to the bit."""
+
+import os
+import sys
+import tempfile
+
+import fake_device
+import torch_ranks
+from torch_ranks import alike
+
+import onebit.torch
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+device = "cuda" if torch.cuda.is_available() else "fake"
+PARAMETERS = 8
+
+
+def network(on, dtype=torch.float32):
+    """Three buckets of DistributedDataParallel. GELU keeps its input for the backward pass."""
+    torch.manual_seed(3)
+    wide = [20, 160, 160, 160, 1]
+    layers = [nn.Sequential(nn.Linear(*one), nn.GELU()) for one in zip(wide, wide[1:])]
+    return nn.Sequential(*layers).to(dtype).to(on)
+
+
+def step_of(model, on, rank, step, dtype=torch.float32):
+    points = torch.randn(8, 20, generator=torch.Generator().manual_seed(1000 * rank + step))
+    wanted = points[:, :1].sin().to(dtype).to(on)
+    loss = ((model(points.to(dtype).to(on)) - wanted) ** 2).mean()
+    loss.backward()
+    return loss.item()
+
+
+def bits(model):
+    return torch.cat([one.detach().cpu().float().flatten() for one in model.parameters()])
+
+
+def train(on, rank, make, steps=8, dtype=torch.float32):
+    """Losses and parameters of each step; make(model): what steps, and what closes."""
+    module = network(on, dtype)
+    model = DistributedDataParallel(module, bucket_cap_mb=0.1)
+    optimizer = make(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        yield step_of(model, on, rank, step, dtype), None
+        optimizer.step()
+        yield optimizer, bits(module)
+    assert alike(bits(module))
+
+
+def same(rank, make, **options):
+    """What is made on the device, after each step."""
+    ways = [train(on, rank, make, **options) for on in ("cpu", device)]
+    for plain, staged in zip(*ways):
+        if plain[1] is None:
+            assert plain == staged, (plain, staged)
+        else:
+            assert torch.equal(plain[1], staged[1])
+            yield staged[0]
+
+
+def adam(model):
+    """README's two lines, with what they begin in backward passes counted."""
+    made = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    made = onebit.torch.compress(model, made, bucket_size=30000, warmup_steps=4, stage="host")
+    made.begun, begin = 0, made.onebit.begin
+
+    def counted(rate):
+        made.begun += 1
+        begin(rate)
+
+    made.onebit.begin = counted
+    fake_device.copies.clear()
+    return made
+
+
+def two_lines(rank, size):
+    """The exchange begins in the backward pass. Each gradient is copied once, and each parameter
+    once back; the memory is what README says."""
+    for optimizer in same(rank, adam):
+        if device == "fake":
+            assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
+            fake_device.copies.clear()
+    assert optimizer.begun == 6  # all but the first two
+    elements = sum(one.numel() for one in network("cpu").parameters())
+    assert device != "fake" or fake_device.pinned["most"] == 8 * elements, fake_device.pinned
+    optimizer.close()
+
+
+def nobody_waits(rank, size):
+    """The device that the other scenarios have finds a copy that is not waited for."""
+    if device != "fake":
+        return
+    wait, fake_device.Stream.run = fake_device.Stream.run, lambda *_: None
+    module = network(device)
+    optimizer = adam(DistributedDataParallel(module, bucket_cap_mb=0.1))
+    step_of(module, device, rank, 0)
+    optimizer.step()
+    assert optimizer.status is onebit.Status.SKIPPED and not bits(module).isfinite().any()
+    fake_device.Stream.run = wait
+    optimizer.close()
+
+
+def averaged(rank, size):
+    """The hook that averages, for an optimizer of torch's."""
+    states = []
+
+    def make(model):
+        sgd = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+        states.append(onebit.torch.HookState(warmup_steps=2, optimizer=sgd))
+        model.register_comm_hook(states[-1], onebit.torch.allreduce_hook)
+        return sgd
+
+    assert len(list(same(rank, make))) == 8
+    assert states[1].compressed == states[0].compressed > 0 == states[1].skipped
+    for one in states:
+        one.close()
+
+
+SCENARIOS = (two_lines, nobody_waits, averaged)
+
+
+def run(rank, names, size, path):
+    torch.set_num_threads(1)
+    backends = fake_device.install() if device == "fake" else "gloo"
+    store = dist.FileStore(path, size)
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size)
+    for name in names:
+        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
+        dist.barrier()
+    if rank == 0:
+        print("all well", flush=True)
+
+
+if __name__ == "__main__":
+    assert torch_ranks.PACKAGE
+    with tempfile.TemporaryDirectory() as place:
+        names, size = sys.argv[1].split(","), int(sys.argv[2])
+        arguments = (names, size, os.path.join(place, "store"))
+        start = "spawn" if device == "cuda" else "fork"
+        torch.multiprocessing.start_processes(run, arguments, nprocs=size, start_method=start)
