@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 
 
-def alike(tensor):
+def alike(tensor, group=None):
     """Whether every rank has the same bits."""
-    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, tensor)
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, tensor, group=group)
     return all(torch.equal(one, tensor) for one in everyone)
 
 

@@ -14,6 +14,7 @@ from onebit.communicator import Communicator
 from onebit.errors import wrong
 from onebit.torch import optim
 from onebit.torch.gather import agree
+from onebit.torch.shards import FSDPModule, shards_of, stop_all_reduce
 
 # Of groups; each optimizer's own are found there, since a group may have been given others.
 _KEYS = {
@@ -76,7 +77,10 @@ def _make(comm, model, optimizer, kind, overlap, options):
     agree(comm, reason)
     made = kind(optimizer.param_groups, comm=comm, **options)
     try:
-        made.attach(model, overlap)
+        if isinstance(model, FSDPModule):
+            stop_all_reduce(model)
+        else:
+            made.attach(model, overlap)
         made._load(optimizer.state)
     except Exception:
         made.onebit.close()
@@ -86,7 +90,9 @@ def _make(comm, model, optimizer, kind, overlap, options):
 
 def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **options):
     """The optimizer that goes on in place of torch's AdamW, Adam or SGD with momentum, attached to
-    a DistributedDataParallel. Collective; what it cannot do raises `Error` on all ranks.
+    a DistributedDataParallel, or to a model of fully_shard on a mesh of replicas and shards (HSDP),
+    whose replicas exchange what is compressed. Collective; what it cannot do raises `Error` on all
+    ranks.
 
     Parameters, groups, learning rates, betas, eps, momentum and weight decay are those of
     `optimizer`, and so is its state: of steps that it has made, or what a trainer has loaded into
@@ -104,6 +110,8 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     options: of that class
     """
     group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
+    if isinstance(model, FSDPModule):
+        group = shards_of(list(model.parameters())).replicas
     comm = Communicator.torch(group, timeout)
     accelerated = _is_accelerated(optimizer) and optimizer
     if accelerated:

@@ -29,6 +29,7 @@ from onebit.torch.backward import (
 )
 from onebit.torch.gather import agree
 from onebit.torch.interrupt import interruptible
+from onebit.torch.shards import Whole, shards_of
 from onebit.torch.staged import Stage, is_staged
 from onebit.torch.state import flat, strides_of
 from onebit.torch.stateful import StatefulOptimizer
@@ -192,6 +193,8 @@ class _Optimizer(StatefulOptimizer):
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
+        self._shards = shards_of(every)
+        self._check_shards(options)
         # Of each tensor of the library's: its parameter, the number of its group, its factor and
         # its weight decay. Those that are not trained have none.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
@@ -205,15 +208,15 @@ class _Optimizer(StatefulOptimizer):
                 self._parameters.append(one)
                 self._group_of.append(number)
                 self._known.append((factor, decay))
-                array = flat(one.detach())
+                array = flat(self._shards.local(one.detach()))
                 if array is None:
                     raise wrong(f"parameter {len(tensors)} is not dense: elements overlap, or "
                                 "others lie between them")
                 if self._stage is not None:
-                    array = self._stage.add(array)
+                    array = self._stage.add(array, one)
                 uncompressed = self._uncompressed[number]
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
-        self._places = [one.data_ptr() for one in self._parameters]
+        self._places = self._found_places()
         self._addresses = [None] * len(tensors)
         self._warmup_steps = options.get("warmup_steps", 0)
         self._divides = "gain" in self._method.fields.split()  # in its warm-up
@@ -227,6 +230,17 @@ class _Optimizer(StatefulOptimizer):
         self._tag = self._skipped = 0
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # factors that are 0
+
+    def _check_shards(self, options):
+        if type(self._shards) is Whole:
+            return
+        if options.get("clip_norm") is not None:
+            raise wrong("max_norm would see the norm of a shard: take torch.nn.utils.clip_grad_norm_")
+        if self._method.kind == "Lamb" or options.get("trust_ratio"):
+            raise wrong("norms of parameters would be those of shards: take another class")
+
+    def _found_places(self):
+        return [self._shards.local(one).data_ptr() for one in self._parameters]
 
     def _c_options(self, options):
         options = dict(options)
@@ -369,7 +383,7 @@ class _Optimizer(StatefulOptimizer):
         if the gradient is final."""
         if gradient is not None and gradient.layout != torch.strided:
             raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
-        parameter = self._parameters[number]
+        parameter = self._shards.local(self._parameters[number])
         if gradient is not None and strides_of(gradient) != strides_of(parameter):
             gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
             self._copies.append(gradient)
@@ -409,13 +423,13 @@ class _Optimizer(StatefulOptimizer):
                     if one.grad is not None:
                         one.grad.add_(one, alpha=float(group["weight_decay"]))
         self._set_rates(rates)
-        for number, one in enumerate(self._parameters):
-            self._point(number, one.grad)
+        for number, one in enumerate(self._shards.gradients(self._parameters)):
+            self._point(number, one)
 
     def _check_places(self):
         """The library writes to the memory that parameters had when the optimizer was made."""
-        for number, (one, place) in enumerate(zip(self._parameters, self._places)):
-            if one.data_ptr() != place:
+        for number, (now, place) in enumerate(zip(self._found_places(), self._places)):
+            if now != place:
                 raise wrong(
                     f"parameter {number} has moved to other memory (model.to(), Accelerator.prepare "
                     "and the like): make the optimizer after that"

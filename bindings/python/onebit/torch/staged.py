@@ -62,7 +62,8 @@ class Stage:
 
     def __init__(self):
         self._parameters = []  # (the elements on the device, their copy)
-        self._versions = []  # of the parameters, when both were equal
+        self._counted = []  # the tensors of the program that these are of
+        self._versions = []  # of those, when both were equal
         self._gradients = {}  # by number
         self._streams = {}  # by device, that which copies; None: they are made at once
         self._copied = []  # numbers of gradients whose copies have begun since the latest bucket
@@ -84,11 +85,12 @@ class Stage:
         pinned = self._stream(elements.device) is not None
         return torch.empty(elements.shape, dtype=elements.dtype, pin_memory=pinned)
 
-    def add(self, elements):
+    def add(self, elements, parameter):
         """The copy of a parameter's elements, which are flat."""
         copy = self._host(elements).copy_(elements)
         self._parameters.append((elements, copy))
-        self._versions.append(elements._version)
+        self._counted.append(parameter)
+        self._versions.append(parameter._version)
         return copy
 
     def gradient(self, number, elements):
@@ -164,7 +166,7 @@ class Stage:
         return self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
 
     def _found_versions(self):
-        return [elements._version for elements, _ in self._parameters]
+        return [one._version for one in self._counted]
 
     def _found_sums(self):
         sums = [elements.view(_INTEGERS[elements.element_size()]).sum(dtype=torch.int64)

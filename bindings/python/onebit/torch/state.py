@@ -144,7 +144,7 @@ def _decode(tensor):
     return Head(header, beta1, sections)
 
 
-def of_parts(parameters, parts, beta1):
+def of_parts(parameters, parts, beta1, shards):
     """The state of parameters from a whole part of this rank's, or from the parts of all ranks."""
     opened = [part.read_part(one) for one in parts]
     spans, arrays = _spans(opened), {}
@@ -161,11 +161,12 @@ def of_parts(parameters, parts, beta1):
             arrays.setdefault(_name(what, one.header, _is_own(what, one.header)), [])
         if parameters:
             head = _encode(one, beta1, len(parameters))
-            state[parameters[0]][f"{_HEAD}{rank}"] = head
+            state[parameters[0]][f"{_HEAD}{rank}"] = shards.row(head)
     first, uncompressed, header = 0, part.uncompressed_of(opened[0]), opened[0].header
     always = {_name(what, header, _is_own(what, header)) for what in _later(header)}
     for number, parameter in enumerate(parameters):
-        count = parameter.numel()
+        local = shards.local(parameter)
+        count = local.numel()
         state[parameter]["step"] = torch.tensor(float(part.steps_of(header)))
         for name, pieces in arrays.items():
             some = _elements(pieces, first, count)
@@ -173,9 +174,9 @@ def of_parts(parameters, parts, beta1):
             if some is None and name in always and filled:
                 some = np.zeros(count, "<f4")
             if some is not None:
-                tensor = torch.empty_like(parameter, dtype=torch.float32, device="cpu")
+                tensor = torch.empty_like(local, dtype=torch.float32, device="cpu")
                 flat(tensor).copy_(torch.from_numpy(some))
-                state[parameter][name] = tensor
+                state[parameter][name] = shards.like(parameter, tensor)
         first += count
     return state
 
@@ -208,8 +209,12 @@ class _Loaded:
     """A state that is to be loaded, on this rank."""
 
     def __init__(self, optimizer, state):
-        self.optimizer, self.parameters = optimizer, optimizer._parameters
-        self.state = {one: state.get(one) or {} for one in self.parameters}
+        local = optimizer._shards.local
+        self.optimizer, self.parameters = optimizer, [local(one) for one in optimizer._parameters]
+        self.state = {
+            mine: {name: local(value) for name, value in (state.get(one) or {}).items()}
+            for mine, one in zip(self.parameters, optimizer._parameters)
+        }
         first = self.state[self.parameters[0]] if self.parameters else {}
         self.heads = {
             int(name[len(_HEAD) :]): _decode(tensor)

@@ -7,6 +7,7 @@ import torch
 from onebit.errors import OnebitWarning, wrong
 from onebit.torch import state
 from onebit.torch.gather import agree, gather
+from onebit.torch.shards import Whole
 
 
 class StatefulOptimizer(torch.optim.Optimizer):
@@ -15,6 +16,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     each step."""
 
     _state = None
+    _shards = Whole()
     _consolidated = _said = _closed = False
     _divides, _no_warmup, _warmup_steps = False, False, 0  # of the optimizer's options
 
@@ -31,8 +33,11 @@ class StatefulOptimizer(torch.optim.Optimizer):
         if not self._has_state():
             return self._state or {}
         if self._state is None:
-            self._state = state.of_parts(self._parameters, [self.onebit.save_whole()], self._beta1)
+            self._state = self._of_parts([self.onebit.save_whole()])
         return self._state
+
+    def _of_parts(self, parts):
+        return state.of_parts(self._parameters, parts, self._beta1, self._shards)
 
     @state.setter
     def state(self, value):
@@ -45,7 +50,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
         parts = gather(self.comm, self.onebit.save())
         mine = self.comm.rank == to
-        self._state = state.of_parts(self._parameters, parts, self._beta1) if mine else None
+        self._state = self._of_parts(parts) if mine else None
         self._consolidated = True
 
     def state_dict(self):
