@@ -4,34 +4,31 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+enum {
+  WARMUP = 1 << OB_STAGE_WARMUP,
+  FROZEN = 1 << OB_STAGE_FROZEN | 1 << OB_STAGE_SENT,
+  ALWAYS = WARMUP | FROZEN
+};
+
 /* clang-format off */
 const struct ob_saved_row ob_saved_rows[OB_SAVED_END] = {
-  [0] =                   {"unknown",          4, false, false, false, false},
-  [OB_SAVED_NORMS] =      {"norms",            8, false, false, false, false},
-  [OB_SAVED_NUMBERS] =    {"numbers",          8, false, false, false, false},
-  [OB_SAVED_PARAMETERS] = {"parameters",       4, false, true,  false, false},
-  [OB_SAVED_MOMENTUM] =   {"momentum",         4, false, true,  false, true},
-  [OB_SAVED_VARIANCE] =   {"variance",         4, false, false, false, false},
-  [OB_SAVED_FRESH] =      {"fresh",            4, false, false, false, false},
-  [OB_SAVED_ANCHOR] =     {"anchor",           4, false, false, false, false},
-  [OB_SAVED_MOVED] =      {"moved",            4, false, true,  false, false},
-  [OB_SAVED_WORKER] =     {"worker residuals", 4, true,  false, true,  true},
-  [OB_SAVED_SERVER] =     {"server residuals", 4, false, false, true,  true},
-  [OB_SAVED_MOMENTS] =    {"own moments",      4, true,  false, false, true},
-  [OB_SAVED_CONSENSUS] =  {"consensus",        4, false, false, false, true},
-  [OB_SAVED_OUTER_MOMENTUM] = {"outer momentum", 4, false, false, false, true},
-  [OB_SAVED_DRIFT] =      {"drift",            4, false, false, false, true},
-  [OB_SAVED_LADDERS] =    {"ladders",          8, false, false, false, false},
+  [OB_SAVED_NORMS] =      {"norms",            8, false, false, false, false, WARMUP, 0},
+  [OB_SAVED_NUMBERS] =    {"numbers",          8, false, false, false, false, ALWAYS, 0},
+  [OB_SAVED_PARAMETERS] = {"parameters",       4, false, true,  false, false, ALWAYS, 0},
+  [OB_SAVED_MOMENTUM] =   {"momentum",         4, false, true,  false, true,  ALWAYS, OB_MOMENTUM},
+  [OB_SAVED_VARIANCE] =   {"variance",         4, false, false, false, false, ALWAYS, OB_VARIANCE},
+  [OB_SAVED_FRESH] =      {"fresh",            4, false, false, false, false, FROZEN, OB_FRESH},
+  [OB_SAVED_ANCHOR] =     {"anchor",           4, false, false, false, false, FROZEN, OB_ANCHOR},
+  [OB_SAVED_MOVED] =      {"moved",            4, false, true,  false, false, FROZEN, OB_MOVED},
+  [OB_SAVED_WORKER] =     {"worker residuals", 4, true,  false, true,  true,  ALWAYS, 0},
+  [OB_SAVED_SERVER] =     {"server residuals", 4, false, false, true,  true,  ALWAYS, 0},
+  [OB_SAVED_MOMENTS] =    {"own moments",      4, true,  false, false, true,  ALWAYS, 0},
+  [OB_SAVED_CONSENSUS] =  {"consensus",        4, false, false, false, true,  0,      0},
+  [OB_SAVED_OUTER_MOMENTUM] = {"outer momentum", 4, false, false, false, true,  0,      0},
+  [OB_SAVED_DRIFT] =      {"drift",            4, false, false, false, true,  0,      0},
+  [OB_SAVED_LADDERS] =    {"ladders",          8, false, false, false, false, ALWAYS, 0},
 };
 /* clang-format on */
-
-static int slot_of(enum ob_saved what) {
-  static const int slots[OB_SAVED_END] = {
-      [OB_SAVED_MOMENTUM] = OB_MOMENTUM, [OB_SAVED_VARIANCE] = OB_VARIANCE,
-      [OB_SAVED_FRESH] = OB_FRESH,       [OB_SAVED_ANCHOR] = OB_ANCHOR,
-      [OB_SAVED_MOVED] = OB_MOVED,       [OB_SAVED_MOMENTS] = OB_VARIANCE};
-  return slots[what];
-}
 
 enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer) {
   if (!ob_optimizer_is_frozen(optimizer))
@@ -41,36 +38,37 @@ enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer) {
   return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
 }
 
-/* Fresh variance, anchor and movement begin at the freeze; and residuals there, where momentum is
- * what is sent or the state is sharded. A warm-up that is compressed has residuals of its own. */
+/* Residuals begin at the freeze where momentum is what is sent or the state is sharded. A warm-up
+ * that is compressed has residuals of its own. */
+static bool has_residual(const struct onebit_optimizer *optimizer, enum ob_stage stage,
+                         enum ob_saved what) {
+  const struct ob_method *method = optimizer->method;
+  if (optimizer->options.no_error_feedback ||
+      (what == OB_SAVED_SERVER && method->serve_rule != OB_SERVE_MEAN))
+    return false;
+  return stage == OB_STAGE_SENT || !(method->momentum || method->sharded) ||
+         (method->sharded && stage == OB_STAGE_FROZEN) ||
+         (stage == OB_STAGE_WARMUP && optimizer->options.warmup_bits);
+}
+
 bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                     enum ob_saved what) {
+  const struct ob_saved_row *row = &ob_saved_rows[what];
   const struct ob_method *method = optimizer->method;
+  if (!(row->stages >> stage & 1) || (row->slot && !(method->arrays & OB_MASK(row->slot))))
+    return false;
   switch (what) {
   case OB_SAVED_NORMS:
-    return optimizer->window && stage == OB_STAGE_WARMUP;
+    return optimizer->window;
   case OB_SAVED_VARIANCE:
-    return method->arrays & OB_MASK(OB_VARIANCE) && !(method->divides && stage != OB_STAGE_WARMUP);
-  case OB_SAVED_FRESH:
-  case OB_SAVED_ANCHOR:
-  case OB_SAVED_MOVED:
-    return method->arrays & OB_MASK(slot_of(what)) && stage != OB_STAGE_WARMUP;
+    return !(method->divides && stage != OB_STAGE_WARMUP);
   case OB_SAVED_WORKER:
   case OB_SAVED_SERVER:
-    if (optimizer->options.no_error_feedback ||
-        (what == OB_SAVED_SERVER && method->serve_rule != OB_SERVE_MEAN))
-      return false;
-    return stage == OB_STAGE_SENT || !(method->momentum || method->sharded) ||
-           (method->sharded && stage == OB_STAGE_FROZEN) ||
-           (stage == OB_STAGE_WARMUP && optimizer->options.warmup_bits);
+    return has_residual(optimizer, stage, what);
   case OB_SAVED_MOMENTS:
     return method->moments;
   case OB_SAVED_LADDERS:
     return optimizer->ladders;
-  case OB_SAVED_CONSENSUS:
-  case OB_SAVED_OUTER_MOMENTUM:
-  case OB_SAVED_DRIFT:
-    return false;
   default:
     return true;
   }
@@ -123,7 +121,8 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
                                .end = bucket->first_block + bucket->blocks,
                                .first_word = bucket->first_word};
   bool parameters = what == OB_SAVED_PARAMETERS;
-  section.values = parameters ? bucket->masters : bucket->arrays[slot_of(what)];
+  const int slot = what == OB_SAVED_MOMENTS ? OB_VARIANCE : ob_saved_rows[what].slot;
+  section.values = parameters ? bucket->masters : bucket->arrays[slot];
   if (parameters && !bucket->masters) { /* the caller's, who has all of them */
     section.content = OB_CONTENT_PIECES;
     section.first = 0;

@@ -39,9 +39,16 @@ struct ob_saved_row {
   bool own_apart; /* likewise while ranks differ (ob_part_header.apart) */
   bool may_lack;  /* elements that nobody has are zeros; of the rest somebody must have each */
   bool finite;    /* messages and residuals are made of it */
+  unsigned stages; /* of an optimizer: when it has it, 1 << enum ob_stage each */
+  int slot;        /* and in which arrays of its buckets; OB_MOMENTUM: in those or elsewhere */
 };
 
 extern const struct ob_saved_row ob_saved_rows[OB_SAVED_END];
+
+/* Whether the row is each rank's own, where the ranks are `apart` or not. */
+static inline bool ob_saved_own(enum ob_saved what, bool apart) {
+  return ob_saved_rows[what].own || (ob_saved_rows[what].own_apart && apart);
+}
 
 /* What is no elements, but numbers. */
 static inline bool ob_saved_numbers(uint32_t what) {

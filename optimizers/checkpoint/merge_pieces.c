@@ -119,15 +119,12 @@ onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_pi
                                 size_t slot) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *section = piece->section;
-  const struct ob_saved_row *row = &ob_saved_rows[section->what];
   bool moments = section->what == OB_SAVED_MOMENTS && section->space == OB_ELEMENTS;
   if (moments &&
       ob_is_uncompressed(optimizer, &optimizer->list[ob_merge_tensor(merge, piece->first)]))
     return distribute(merge, piece, slot);
-  if (row->own)
-    return distribute_mean(merge, piece, slot, false);
-  if (row->own_apart && merge->merged->header.apart)
-    return distribute_mean(merge, piece, slot, true);
+  if (ob_saved_own((enum ob_saved)section->what, merge->merged->header.apart))
+    return distribute_mean(merge, piece, slot, !ob_saved_rows[section->what].own);
   return distribute(merge, piece, slot);
 }
 

@@ -301,7 +301,6 @@ static onebit_status_t read_own(struct ob_parts *parts, const struct ob_range *r
 }
 
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values) {
-  const struct ob_saved_row *row = &ob_saved_rows[range->what];
-  bool own = row->own || (row->own_apart && parts->list[0].header.apart);
+  const bool own = ob_saved_own(range->what, parts->list[0].header.apart);
   return own && parts->own >= 0 ? read_own(parts, range, values) : read_mean(parts, range, values);
 }

@@ -46,8 +46,7 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
 
 /* All that this rank has; but of what all ranks have alike its part. */
 static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_space space) {
-  const struct ob_saved_row *row = &ob_saved_rows[what];
-  const bool own = row->own || row->may_lack || (row->own_apart && saving->header.apart);
+  const bool own = ob_saved_own(what, saving->header.apart) || ob_saved_rows[what].may_lack;
   const uint64_t total = saving->map.total[space];
   uint64_t low = 0, high = total;
   if (!own && !saving->whole && !saving->state->in_shards(saving, what)) {

@@ -73,10 +73,14 @@ onebit_status_t ob_moving_pass_on(struct ob_moving *moving, float *values, size_
   return ONEBIT_OK;
 }
 
+/* What all ranks have alike of a fragment is its arrays before the drift. */
 static uint64_t fingerprint(const struct ob_fragment *fragment) {
   const struct ob_codec *codec = fragment->outer->codec;
-  const uint64_t x = ob_fragment_checksum(fragment);
-  return fragment->momentum ? x << 32 | codec->checksum(fragment->momentum, fragment->count) : x;
+  uint64_t sums = 0;
+  for (int k = 0; k < OB_OUTER_DRIFT; k++)
+    if (fragment->array[k])
+      sums = sums << 32 | codec->checksum(fragment->array[k], fragment->count);
+  return sums;
 }
 
 /* A rank that was behind begins at the consensus: what it has done since was in the exchange that
@@ -85,9 +89,10 @@ static onebit_status_t align_fragment(struct ob_moving *moving, struct ob_fragme
   OB_TRY(ob_moving_learn(moving, ONEBIT_OK, fingerprint(fragment)));
   const uint64_t wanted = moving->noted[moving->source];
   const bool behind = moving->noted[moving->comm->rank] != wanted;
-  onebit_status_t status = ob_moving_pass_on(moving, fragment->consensus, fragment->count);
-  if (status == ONEBIT_OK && fragment->momentum)
-    status = ob_moving_pass_on(moving, fragment->momentum, fragment->count);
+  onebit_status_t status = ONEBIT_OK;
+  for (int k = 0; status == ONEBIT_OK && k < OB_OUTER_DRIFT; k++)
+    if (fragment->array[k])
+      status = ob_moving_pass_on(moving, fragment->array[k], fragment->count);
   if (status != ONEBIT_OK) {
     ob_comm_give_up(moving->comm, onebit_last_error());
     return status;
