@@ -11,35 +11,16 @@
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-void ob_merge_send(struct ob_merge *merge, void *data, size_t bytes, int rank) {
-  merge->batch->send[merge->batch->sends++] = (struct ob_endpoint){data, bytes, rank};
-}
-
-void ob_merge_receive(struct ob_merge *merge, void *data, size_t bytes, int rank) {
-  merge->batch->receive[merge->batch->receives++] = (struct ob_endpoint){data, bytes, rank};
-}
-
-onebit_status_t ob_merge_exchange(struct ob_merge *merge) {
-  struct ob_batch *batch = merge->batch;
-  if (batch->sends + batch->receives == 0)
-    return ONEBIT_OK;
-  OB_TRY(ob_comm_check(merge->comm));
-  OB_TRY(ob_comm_begin(batch, merge->tag));
-  OB_TRY(ob_watch_batch(batch, "onebit_optimizer_move"));
-  batch->sends = batch->receives = 0;
-  return ONEBIT_OK;
-}
-
 /* Everyone's numbers to everyone: rank r's lie at starts[r] .. starts[r + 1]. */
-static onebit_status_t gather(struct ob_merge *merge, unsigned char *base, const size_t *starts) {
-  const int me = merge->comm->rank;
-  for (int rank = 0; rank < merge->comm->size; rank++) {
+static onebit_status_t gather(struct ob_moving *moving, unsigned char *base, const size_t *starts) {
+  const int me = moving->comm->rank;
+  for (int rank = 0; rank < moving->comm->size; rank++) {
     if (rank == me)
       continue;
-    ob_merge_send(merge, base + starts[me], starts[me + 1] - starts[me], rank);
-    ob_merge_receive(merge, base + starts[rank], starts[rank + 1] - starts[rank], rank);
+    ob_moving_send(moving, base + starts[me], starts[me + 1] - starts[me], rank);
+    ob_moving_receive(moving, base + starts[rank], starts[rank + 1] - starts[rank], rank);
   }
-  return ob_merge_exchange(merge);
+  return ob_moving_exchange(moving);
 }
 
 /* --- Who has what ------------------------------------------------------------------------------*/
@@ -54,27 +35,29 @@ static const struct ob_part_header *own_header(const struct ob_merge *merge) {
 }
 
 static onebit_status_t allocate(struct ob_merge *merge) {
-  onebit_comm_t comm = merge->comm;
   const struct onebit_optimizer *optimizer = merge->optimizer;
-  size_t ranks = (size_t)comm->size, tensors = optimizer->list_count;
+  size_t ranks = (size_t)merge->moving.comm->size, tensors = optimizer->list_count;
   merge->ranks = ob_allocate(ranks, sizeof *merge->ranks);
-  merge->holder = ob_allocate(ranks, sizeof *merge->holder);
-  merge->starts = ob_allocate(ranks + 1, sizeof *merge->starts);
+  merge->starts = ob_allocate(2 * (ranks + 1), sizeof *merge->starts);
   merge->elements = ob_allocate(tensors + 1, sizeof *merge->elements);
   merge->merged = ob_allocate(1, sizeof *merge->merged);
   merge->hashes = ob_allocate(ranks * OB_MERGE_WINDOW, sizeof *merge->hashes);
   merge->received = ob_allocate(ranks * OB_CHUNK, sizeof *merge->received);
   merge->sums = ob_allocate(OB_CHUNK, sizeof *merge->sums);
-  if (!merge->ranks || !merge->holder || !merge->starts || !merge->elements || !merge->merged ||
-      !merge->hashes || !merge->received || !merge->sums)
+  if (!merge->ranks || !merge->starts || !merge->elements || !merge->merged || !merge->hashes ||
+      !merge->received || !merge->sums)
     return no_memory();
+  merge->windows = merge->starts + ranks + 1;
+  for (size_t rank = 0; rank <= ranks; rank++)
+    merge->windows[rank] = rank * OB_MERGE_WINDOW * sizeof *merge->hashes;
   for (size_t t = 0; t < tensors; t++)
     merge->elements[t + 1] = merge->elements[t] + optimizer->list[t].count;
-  return comm->transport->batch_create(comm, ranks - 1, &merge->batch);
+  return ONEBIT_OK;
 }
 
 /* What this rank can alone. */
-static onebit_status_t open_own(struct ob_merge *merge) {
+static onebit_status_t open_own(struct ob_merge *merge, onebit_comm_t comm) {
+  OB_TRY(ob_moving_create(&merge->moving, comm, "onebit_optimizer_move"));
   OB_TRY(allocate(merge));
   if (merge->optimizer->held)
     return ONEBIT_OK;
@@ -85,22 +68,6 @@ static onebit_status_t open_own(struct ob_merge *merge) {
  * send nothing. */
 static uint64_t slack_of(const struct onebit_optimizer *optimizer) {
   return 1 + optimizer->moments.local_step_clipper;
-}
-
-/* From the latest agreement, in which each told its steps. */
-static void choose_source(struct ob_merge *merge) {
-  uint64_t max_steps = 0;
-  merge->source = 0;
-  for (int rank = 0; rank < merge->comm->size; rank++)
-    if (ob_agree_note(merge->comm, rank) > max_steps) {
-      max_steps = ob_agree_note(merge->comm, rank);
-      merge->source = rank;
-    }
-  for (int rank = 0; rank < merge->comm->size; rank++) {
-    uint64_t steps = ob_agree_note(merge->comm, rank);
-    merge->holder[rank] =
-        steps == max_steps || (steps && max_steps - steps <= slack_of(merge->optimizer));
-  }
 }
 
 static void fill_front(struct ob_merge *merge, unsigned char *front) {
@@ -124,18 +91,18 @@ static void read_front(struct ob_merge *merge, int rank) {
 
 /* All ranks' headers and lists of sections. */
 static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
-  onebit_comm_t comm = merge->comm;
-  OB_TRY(ob_agree_noting(comm, status, NULL, 0, status ? 0 : own_header(merge)->steps));
-  choose_source(merge);
-  OB_TRY(ob_agree_noting(comm, ONEBIT_OK, NULL, 0, own_header(merge)->sections));
+  struct ob_moving *moving = &merge->moving;
+  onebit_comm_t comm = moving->comm;
+  OB_TRY(ob_moving_learn(moving, status, status ? 0 : own_header(merge)->steps));
+  ob_moving_choose_source(moving, slack_of(merge->optimizer));
+  OB_TRY(ob_moving_learn(moving, ONEBIT_OK, own_header(merge)->sections));
   for (int rank = 0; rank < comm->size; rank++)
     merge->starts[rank + 1] = merge->starts[rank] + sizeof(struct ob_part_header) +
-                              (size_t)ob_agree_note(comm, rank) * sizeof(struct ob_part_section);
+                              (size_t)moving->noted[rank] * sizeof(struct ob_part_section);
   merge->fronts = ob_allocate(1, merge->starts[comm->size]);
   OB_TRY(ob_agree(comm, merge->fronts ? ONEBIT_OK : no_memory(), NULL, 0));
-  merge->tag = ob_comm_tag(comm);
   fill_front(merge, merge->fronts + merge->starts[comm->rank]);
-  status = gather(merge, merge->fronts, merge->starts);
+  status = gather(moving, merge->fronts, merge->starts);
   if (status != ONEBIT_OK)
     ob_comm_give_up(comm, onebit_last_error());
   OB_TRY(status);
@@ -159,7 +126,7 @@ static void add(struct ob_part *part, uint32_t what, uint32_t space) {
 /* Every section that the source's stage has, whole. */
 static onebit_status_t lay_out(struct ob_merge *merge) {
   struct ob_part *part = merge->merged;
-  part->header = merge->ranks[merge->source].header;
+  part->header = merge->ranks[merge->moving.source].header;
   const enum ob_stage stage = (enum ob_stage)part->header.stage;
   part->header.sections = part->header.bytes = 0;
   part->front = ob_allocate((size_t)OB_SAVED_END * OB_SPACES, sizeof *part->sections);
@@ -219,7 +186,7 @@ static bool is_of_use(const struct ob_merge *merge, int rank,
   bool known = own->stage != OB_STAGE_WARMUP || source->stage == OB_STAGE_WARMUP;
   if (section->what == OB_SAVED_MOMENTS && !known)
     return false;
-  return merge->holder[rank] && (section->space != OB_PADDING || same);
+  return merge->moving.holder[rank] && (section->space != OB_PADDING || same);
 }
 
 /* The section of a rank that has this number, or else the next one. */
@@ -241,7 +208,7 @@ static uint64_t end_of_piece(const struct ob_merge *merge, const struct ob_part_
     uint64_t tensor_end = merge->elements[ob_merge_tensor(merge, first) + 1];
     end = tensor_end < end ? tensor_end : end;
   }
-  for (int rank = 0; rank < merge->comm->size; rank++) {
+  for (int rank = 0; rank < merge->moving.comm->size; rank++) {
     const struct ob_part_section *has = section_of(merge, rank, section, first);
     uint64_t bound = !has ? end : has->first > first ? has->first : has->first + has->count;
     end = bound < end ? bound : end;
@@ -273,7 +240,7 @@ static void freeze(const struct ob_merge *merge, const struct ob_merge_piece *pi
 static uint64_t read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *has =
-      section_of(merge, merge->comm->rank, piece->section, piece->first);
+      section_of(merge, merge->moving.comm->rank, piece->section, piece->first);
   onebit_status_t status = ONEBIT_OK;
   if (!has || has->first > piece->first)
     return 0;
@@ -290,22 +257,10 @@ static uint64_t read_own(struct ob_merge *merge, const struct ob_merge_piece *pi
   return status == ONEBIT_OK ? ob_merge_hash(merge, piece) : 0;
 }
 
-static onebit_status_t gather_hashes(struct ob_merge *merge) {
-  const int me = merge->comm->rank;
-  const size_t bytes = OB_MERGE_WINDOW * sizeof *merge->hashes;
-  for (int rank = 0; rank < merge->comm->size; rank++) {
-    if (rank == me)
-      continue;
-    ob_merge_send(merge, merge->hashes + me * OB_MERGE_WINDOW, bytes, rank);
-    ob_merge_receive(merge, merge->hashes + rank * OB_MERGE_WINDOW, bytes, rank);
-  }
-  return ob_merge_exchange(merge);
-}
-
 static onebit_status_t merge_window(struct ob_merge *merge, const struct ob_part_section *section,
                                     uint64_t *at) {
   struct ob_merge_piece pieces[OB_MERGE_WINDOW];
-  uint64_t *own = merge->hashes + merge->comm->rank * OB_MERGE_WINDOW;
+  uint64_t *own = merge->hashes + merge->moving.comm->rank * OB_MERGE_WINDOW;
   size_t count = 0;
   memset(own, 0, OB_MERGE_WINDOW * sizeof *own);
   for (; count < OB_MERGE_WINDOW && *at < section->count; count++) {
@@ -314,7 +269,7 @@ static onebit_status_t merge_window(struct ob_merge *merge, const struct ob_part
     own[count] = read_own(merge, &pieces[count]);
     *at = end;
   }
-  OB_TRY(gather_hashes(merge));
+  OB_TRY(gather(&merge->moving, (unsigned char *)merge->hashes, merge->windows));
   for (size_t slot = 0; slot < count; slot++)
     OB_TRY(ob_merge_settle(merge, &pieces[slot], slot));
   return ONEBIT_OK;
@@ -329,7 +284,7 @@ static onebit_status_t merge_section(struct ob_merge *merge,
     end = end_of_piece(merge, section, at);
     struct ob_merge_piece piece = {section, at, (size_t)(end - at)};
     bool lost = true;
-    for (int rank = 0; rank < merge->comm->size; rank++)
+    for (int rank = 0; rank < merge->moving.comm->size; rank++)
       lost &= !has_piece(merge, rank, &piece);
     if (lost)
       OB_TRY(ob_merge_replace(merge, &piece));
@@ -345,17 +300,16 @@ static onebit_status_t merge_sections(struct ob_merge *merge) {
   for (uint64_t i = 0; status == ONEBIT_OK && i < merge->merged->header.sections; i++)
     status = merge_section(merge, &merge->merged->sections[i]);
   if (status != ONEBIT_OK)
-    ob_comm_give_up(merge->comm, onebit_last_error());
+    ob_comm_give_up(merge->moving.comm, onebit_last_error());
   return status;
 }
 
 static onebit_status_t run(struct ob_merge *merge, onebit_status_t status) {
   OB_TRY(learn(merge, status));
-  OB_TRY(ob_agree(merge->comm, lay_out(merge), NULL, 0));
-  merge->tag = ob_comm_tag(merge->comm);
+  OB_TRY(ob_agree(merge->moving.comm, lay_out(merge), NULL, 0));
   OB_TRY(merge_sections(merge));
   status = merge->status == ONEBIT_OK ? ONEBIT_OK : ob_error(merge->status, "%s", merge->error);
-  return ob_agree(merge->comm, status, NULL, 0);
+  return ob_agree(merge->moving.comm, status, NULL, 0);
 }
 
 void ob_part_release(struct ob_part *part) {
@@ -381,11 +335,10 @@ static void keep_messages(struct ob_merge *merge) {
 }
 
 static void close(struct ob_merge *merge) {
-  if (!merge->comm->transport->batch_destroy(merge->batch))
+  if (!ob_moving_destroy(&merge->moving))
     keep_messages(merge);
   ob_saving_destroy(&merge->saving);
   ob_release(merge->ranks);
-  ob_release(merge->holder);
   ob_release(merge->starts);
   ob_release(merge->fronts);
   ob_release(merge->elements);
@@ -396,9 +349,8 @@ static void close(struct ob_merge *merge) {
 }
 
 onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part) {
-  struct ob_merge merge = {
-      .optimizer = optimizer, .comm = comm, .state = ob_optimizer_state(optimizer)};
-  onebit_status_t status = run(&merge, open_own(&merge));
+  struct ob_merge merge = {.optimizer = optimizer, .state = ob_optimizer_state(optimizer)};
+  onebit_status_t status = run(&merge, open_own(&merge, comm));
   *part = NULL;
   if (status == ONEBIT_OK) {
     *part = merge.merged;

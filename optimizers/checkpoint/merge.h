@@ -12,6 +12,7 @@
 #define OB_OPTIMIZERS_CHECKPOINT_MERGE_H
 
 #include "optimizers/checkpoint/checkpoint.h"
+#include "optimizers/moving.h"
 
 enum { OB_MERGE_WINDOW = 64 }; /* pieces whose hashes travel together */
 
@@ -24,22 +25,21 @@ struct ob_merge_variance {
 
 struct ob_merge {
   struct onebit_optimizer *optimizer;
-  onebit_comm_t comm;
+  struct ob_moving moving;
   struct ob_state state;
   struct ob_saving saving; /* what this rank has, unless that is optimizer->held */
   struct ob_part *ranks;   /* the headers and sections of all */
   bool *holder;            /* by rank */
   int source;
   unsigned char *fronts; /* in which `ranks` came */
-  size_t *starts;        /* of each rank's there */
+  size_t *starts;        /* of each rank's there; */
+  size_t *windows;       /* likewise in `hashes` */
   uint64_t *elements;    /* number of each tensor's first; and how many there are */
   struct ob_part *merged;
   uint64_t *hashes; /* OB_MERGE_WINDOW a rank; 0: it does not have the piece */
   float *received;  /* OB_CHUNK a rank */
   double *sums;     /* OB_CHUNK */
   struct ob_merge_variance variance;
-  struct ob_batch *batch;
-  int tag;
   onebit_status_t status; /* of reading what this rank has; error message */
   char error[256];
 };
@@ -50,11 +50,6 @@ struct ob_merge_piece {
   uint64_t first;
   size_t count;
 };
-
-/* What is in the batch begins, and this waits until it is complete. */
-onebit_status_t ob_merge_exchange(struct ob_merge *merge);
-void ob_merge_send(struct ob_merge *merge, void *data, size_t bytes, int rank);
-void ob_merge_receive(struct ob_merge *merge, void *data, size_t bytes, int rank);
 
 /* Where the numbers of a piece are in the merged part; a hash of them, which is not 0. */
 void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece);

@@ -1,5 +1,5 @@
 /* Pieces of the merged part: who sends what to whom, and what stands in for what is lost. */
-#include <math.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "optimizers/checkpoint/merge.h"
@@ -17,9 +17,9 @@ static size_t bytes_of(const struct ob_merge_piece *piece) {
 
 /* Whose counts: the source's, or else the lowest's that has it; -1: nobody's. */
 static int original_of(const struct ob_merge *merge, size_t slot) {
-  if (hash_of(merge, merge->source, slot))
-    return merge->source;
-  for (int rank = 0; rank < merge->comm->size; rank++)
+  if (hash_of(merge, merge->moving.source, slot))
+    return merge->moving.source;
+  for (int rank = 0; rank < merge->moving.comm->size; rank++)
     if (hash_of(merge, rank, slot))
       return rank;
   return -1;
@@ -28,7 +28,7 @@ static int original_of(const struct ob_merge *merge, size_t slot) {
 /* Of the ranks that have the same, they take turns. */
 static int sender_of(const struct ob_merge *merge, size_t slot, uint64_t hash) {
   int count = 0, turn;
-  for (int rank = 0; rank < merge->comm->size; rank++)
+  for (int rank = 0; rank < merge->moving.comm->size; rank++)
     count += hash_of(merge, rank, slot) == hash;
   turn = (int)(slot % (size_t)count);
   for (int rank = 0;; rank++)
@@ -46,19 +46,16 @@ static onebit_status_t check_received(const struct ob_merge *merge,
 
 static onebit_status_t distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                   size_t slot) {
-  const int me = merge->comm->rank, original = original_of(merge, slot);
+  const int original = original_of(merge, slot);
   if (original < 0)
     return ONEBIT_OK;
-  uint64_t hash = hash_of(merge, original, slot);
-  int from = sender_of(merge, slot, hash);
-  for (int rank = 0; me == from && rank < merge->comm->size; rank++)
-    if (hash_of(merge, rank, slot) != hash)
-      ob_merge_send(merge, ob_merge_at(merge, piece), bytes_of(piece), rank);
-  bool wanted = hash_of(merge, me, slot) != hash;
-  if (wanted)
-    ob_merge_receive(merge, ob_merge_at(merge, piece), bytes_of(piece), from);
-  OB_TRY(ob_merge_exchange(merge));
-  return wanted ? check_received(merge, piece, from, hash) : ONEBIT_OK;
+  const uint64_t hash = hash_of(merge, original, slot);
+  const int from = sender_of(merge, slot, hash);
+  for (int rank = 0; rank < merge->moving.comm->size; rank++)
+    merge->moving.wants[rank] = hash_of(merge, rank, slot) != hash;
+  OB_TRY(ob_moving_broadcast(&merge->moving, from, ob_merge_at(merge, piece), bytes_of(piece)));
+  return merge->moving.wants[merge->moving.comm->rank] ? check_received(merge, piece, from, hash)
+                                                       : ONEBIT_OK;
 }
 
 /* --- Each rank's own, and means
@@ -71,8 +68,9 @@ static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *pi
   int count = 0;
   for (size_t i = 0; i < piece->count; i++)
     sums[i] = -0.0;
-  for (int rank = 0; rank < merge->comm->size; rank++) {
-    const float *of = rank == merge->comm->rank ? own : merge->received + (size_t)rank * OB_CHUNK;
+  for (int rank = 0; rank < merge->moving.comm->size; rank++) {
+    const float *of =
+        rank == merge->moving.comm->rank ? own : merge->received + (size_t)rank * OB_CHUNK;
     if (!hash_of(merge, rank, slot))
       continue;
     for (size_t i = 0; i < piece->count; i++)
@@ -87,7 +85,8 @@ static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *pi
  * to all. */
 static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                        size_t slot, bool to_all) {
-  const int me = merge->comm->rank, size = merge->comm->size;
+  struct ob_moving *moving = &merge->moving;
+  const int me = moving->comm->rank, size = moving->comm->size;
   int holders = 0, at = -1;
   for (int rank = 0; rank < size; rank++)
     holders += hash_of(merge, rank, slot) != 0;
@@ -97,21 +96,17 @@ static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_m
     if (hash_of(merge, rank, slot) && turn-- == 0)
       at = rank;
   float *values = ob_merge_at(merge, piece), *mean = to_all ? values : merge->received;
-  bool mine = hash_of(merge, me, slot) != 0;
   for (int rank = 0; me == at && rank < size; rank++)
     if (rank != me && hash_of(merge, rank, slot))
-      ob_merge_receive(merge, merge->received + (size_t)rank * OB_CHUNK, bytes_of(piece), rank);
-  if (mine && me != at)
-    ob_merge_send(merge, values, bytes_of(piece), at);
-  OB_TRY(ob_merge_exchange(merge));
+      ob_moving_receive(moving, merge->received + (size_t)rank * OB_CHUNK, bytes_of(piece), rank);
+  if (hash_of(merge, me, slot) && me != at)
+    ob_moving_send(moving, values, bytes_of(piece), at);
+  OB_TRY(ob_moving_exchange(moving));
   if (me == at)
     compute_mean(merge, piece, slot, mean);
-  for (int rank = 0; me == at && rank < size; rank++)
-    if (rank != me && (to_all || !hash_of(merge, rank, slot)))
-      ob_merge_send(merge, mean, bytes_of(piece), rank);
-  if (me != at && (to_all || !mine))
-    ob_merge_receive(merge, values, bytes_of(piece), at);
-  return ob_merge_exchange(merge);
+  for (int rank = 0; rank < size; rank++)
+    moving->wants[rank] = to_all || !hash_of(merge, rank, slot);
+  return ob_moving_broadcast(moving, at, me == at ? mean : values, bytes_of(piece));
 }
 
 /* Moments of tensors that stay uncompressed are of the mean gradient, and alike. */
@@ -203,15 +198,11 @@ static void read_callers(const struct ob_merge *merge, const struct ob_merge_pie
 
 static onebit_status_t replace_parameters(struct ob_merge *merge,
                                           const struct ob_merge_piece *piece) {
-  const int me = merge->comm->rank, source = merge->source;
-  if (me == source)
+  struct ob_moving *moving = &merge->moving;
+  if (moving->comm->rank == moving->source)
     read_callers(merge, piece);
-  for (int rank = 0; me == source && rank < merge->comm->size; rank++)
-    if (rank != me)
-      ob_merge_send(merge, ob_merge_at(merge, piece), bytes_of(piece), rank);
-  if (me != source)
-    ob_merge_receive(merge, ob_merge_at(merge, piece), bytes_of(piece), source);
-  return ob_merge_exchange(merge);
+  memset(moving->wants, true, (size_t)moving->comm->size);
+  return ob_moving_broadcast(moving, moving->source, ob_merge_at(merge, piece), bytes_of(piece));
 }
 
 /* Momentum and residuals begin as zeros, which is what is there. */

@@ -89,9 +89,9 @@ static void extract_runs(float *from, const struct ob_outer_run *runs, size_t co
  * sends, times the ranks, since it was held back of their mean. Where ranks have come who hold
  * nothing back, the others' counts for more: so the mean stays. In the place of the server's is
  * then by how much what it sends has grown. */
-static void join_held(const struct ob_moving *moving, struct ob_fragment *fragment) {
-  const float ranks = (float)moving->comm->size;
-  const float factor = ranks / (float)moving->holders;
+static void join_held(const struct ob_rejoining *moving, struct ob_fragment *fragment) {
+  const float ranks = (float)moving->ranks.comm->size;
+  const float factor = ranks / (float)moving->ranks.holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
   for (size_t i = 0; i < fragment->count; i++)
     if (factor != 1 || server[i] != 0) { /* else it stays, to the sign of a zero */
@@ -102,7 +102,8 @@ static void join_held(const struct ob_moving *moving, struct ob_fragment *fragme
 }
 
 /* The drift is scratch: nothing is in flight. */
-static onebit_status_t import_held(const struct ob_moving *moving, struct ob_fragment *fragment) {
+static onebit_status_t import_held(const struct ob_rejoining *moving,
+                                   struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
   struct ob_outer_run *runs = fragment->outer->runs;
   size_t count = exchange->runs(fragment, OB_SAVED_SERVER, runs);
@@ -130,23 +131,23 @@ static void follow_growth(struct ob_fragment *fragment) {
 }
 
 /* What rank 0 of the site has come to. */
-static onebit_status_t copy_rank_0(struct ob_moving *inside, struct ob_fragment *fragment) {
+static onebit_status_t copy_rank_0(struct ob_rejoining *inside, struct ob_fragment *fragment) {
   float *const arrays[] = {fragment->drift, fragment->held[SERVER]};
   const struct ob_codec *codec = fragment->outer->codec;
   for (int k = 0; k < 2; k++) {
-    OB_TRY(ob_moving_learn(inside, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
-    OB_TRY(ob_moving_pass_on(inside, arrays[k], fragment->count));
+    OB_TRY(ob_moving_learn(&inside->ranks, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
+    OB_TRY(ob_rejoining_pass_on(inside, arrays[k], fragment->count));
   }
   return ONEBIT_OK;
 }
 
 /* `inside`: the site, where there are sites; then the moving's communicator is NULL but on rank 0
  * of it. */
-static onebit_status_t import_all(const struct ob_moving *moving, struct ob_moving *inside) {
+static onebit_status_t import_all(const struct ob_rejoining *moving, struct ob_rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
-    if (moving->comm)
+    if (moving->ranks.comm)
       OB_TRY(import_held(moving, fragment));
     if (inside)
       OB_TRY(copy_rank_0(inside, fragment));
@@ -165,10 +166,10 @@ static onebit_status_t build(struct onebit_outer *outer) {
   return status;
 }
 
-static onebit_status_t attach(struct ob_moving *moving) {
+static onebit_status_t attach(struct ob_rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_comm_t before = outer->comm;
-  outer->comm = ob_comm_keep(moving->comm);
+  outer->comm = ob_comm_keep(moving->ranks.comm);
   ob_comm_drop(before);
   OB_TRY(build(outer));
   onebit_status_t status = ob_outer_to_host(outer);
@@ -182,7 +183,7 @@ static onebit_status_t attach(struct ob_moving *moving) {
 
 /* Groups of which some site had sent drifts that were in no round that it applied: they are sent
  * again, by all, since a server waits for all. */
-static onebit_status_t resume(struct ob_moving *moving, struct ob_moving *inside) {
+static onebit_status_t resume(struct ob_rejoining *moving, struct ob_rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   bool skipped = false;
   for (size_t g = 0; g < outer->groups; g++) {
@@ -190,62 +191,61 @@ static onebit_status_t resume(struct ob_moving *moving, struct ob_moving *inside
     uint64_t sent = 0;
     for (int s = 0; s < outer->sites->count; s++)
       sent |= ob_shard_of(group, s)->fragment->stage == OB_FRAGMENT_SENDING;
-    if (moving->comm) {
-      OB_TRY(ob_moving_learn(moving, ONEBIT_OK, sent));
+    if (moving->ranks.comm) {
+      OB_TRY(ob_moving_learn(&moving->ranks, ONEBIT_OK, sent));
       for (int s = 0; s < outer->sites->count; s++)
-        sent |= moving->noted[s];
+        sent |= moving->ranks.noted[s];
     }
-    OB_TRY(ob_moving_learn(inside, ONEBIT_OK, sent));
-    if (inside->noted[0])
+    OB_TRY(ob_moving_learn(&inside->ranks, ONEBIT_OK, sent));
+    if (inside->ranks.noted[0])
       ob_sites_begin(group, 0, &skipped);
   }
   outer->skipped += skipped;
   return ONEBIT_OK;
 }
 
-static onebit_status_t attach_site(struct ob_moving *moving, struct ob_moving *inside) {
+static onebit_status_t attach_site(struct ob_rejoining *moving, struct ob_rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
-  onebit_status_t status = moving->comm ? ob_moving_align(moving) : ONEBIT_OK;
+  onebit_status_t status = moving->ranks.comm ? ob_rejoining_align(moving) : ONEBIT_OK;
   status = ob_agree(outer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
-    status = ob_moving_align(inside);
-  OB_TRY(ob_sites_agree(outer->comm, moving->comm, status, NULL, 0));
+    status = ob_rejoining_align(inside);
+  OB_TRY(ob_sites_agree(outer->comm, moving->ranks.comm, status, NULL, 0));
   OB_TRY(ob_outer_build(outer));
   status = import_all(moving, inside);
   outer->detached = status != ONEBIT_OK;
-  OB_TRY(ob_sites_agree(outer->comm, moving->comm, status, NULL, 0));
+  OB_TRY(ob_sites_agree(outer->comm, moving->ranks.comm, status, NULL, 0));
   return resume(moving, inside);
 }
 
-static void close(struct ob_moving *moving) {
-  if (moving->batch && !moving->comm->transport->batch_destroy(moving->batch))
-    ob_memory_keep(moving->message);
-  else
+static void close(struct ob_rejoining *moving) {
+  if (ob_moving_destroy(&moving->ranks))
     ob_release(moving->message);
-  ob_release(moving->noted);
+  else
+    ob_memory_keep(moving->message);
 }
 
-static onebit_status_t run(struct ob_moving *moving) {
+static onebit_status_t run(struct ob_rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = ob_outer_detach(outer);
   if (outer->sites)
-    status = ob_sites_regroup(outer, moving->comm, status);
-  OB_TRY(ob_outer_agree(outer, moving->comm, status));
+    status = ob_sites_regroup(outer, moving->ranks.comm, status);
+  OB_TRY(ob_outer_agree(outer, moving->ranks.comm, status));
   if (outer->sites) {
-    struct ob_moving inside = {.outer = outer, .comm = outer->comm};
+    struct ob_rejoining inside = {.outer = outer, .ranks.comm = outer->comm};
     status = attach_site(moving, &inside);
     close(&inside);
     return status;
   }
-  status = ob_moving_align(moving);
+  status = ob_rejoining_align(moving);
   const onebit_status_t sent = ob_outer_from_host(outer, true);
   OB_TRY(status);
-  OB_TRY(ob_agree(moving->comm, sent, NULL, 0));
+  OB_TRY(ob_agree(moving->ranks.comm, sent, NULL, 0));
   return attach(moving);
 }
 
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) {
-  struct ob_moving moving = {.outer = outer, .comm = comm ? ob_comm_keep(comm) : NULL};
+  struct ob_rejoining moving = {.outer = outer, .ranks.comm = comm ? ob_comm_keep(comm) : NULL};
   if (outer->latest)
     ob_comm_drop(outer->latest);
   outer->latest = comm;

@@ -1,0 +1,39 @@
+/*
+ * The ranks of a communicator to which an object is moved: who has the latest state, and messages
+ * between them. What fails here is not agreed on: the others hear of it as they wait.
+ */
+#ifndef OB_OPTIMIZERS_MOVING_H
+#define OB_OPTIMIZERS_MOVING_H
+
+#include "collectives/communicator.h"
+
+struct ob_moving {
+  onebit_comm_t comm;
+  const char *name; /* of the call, where a wait is too long */
+  struct ob_batch *batch;
+  /* By rank: its number in the latest agreement; whether its state is of the latest run; and
+   * whether it gets what is broadcast. */
+  uint64_t *noted;
+  bool *holder, *wants;
+  int source, holders;
+};
+
+/* Destroyed also after a failure. False: messages could not be taken back, and their memory must
+ * stay. */
+onebit_status_t ob_moving_create(struct ob_moving *moving, onebit_comm_t comm, const char *name);
+bool ob_moving_destroy(struct ob_moving *moving);
+
+/* Collective: everyone's number. */
+onebit_status_t ob_moving_learn(struct ob_moving *moving, onebit_status_t status, uint64_t number);
+/* From these numbers: the source is the first rank with the largest; holders are behind by no more
+ * than `slack`, and not at 0 where others are not. */
+void ob_moving_choose_source(struct ob_moving *moving, uint64_t slack);
+
+/* What is sent and received is complete when the exchange returns. */
+void ob_moving_send(struct ob_moving *moving, void *data, size_t bytes, int rank);
+void ob_moving_receive(struct ob_moving *moving, void *data, size_t bytes, int rank);
+onebit_status_t ob_moving_exchange(struct ob_moving *moving);
+/* An exchange, from one rank to all others that want it. */
+onebit_status_t ob_moving_broadcast(struct ob_moving *moving, int from, void *data, size_t bytes);
+
+#endif
