@@ -90,7 +90,7 @@ struct ob_state {
   /* Where number i of a row of numbers is. */
   const void *(*number)(void *object, enum ob_saved what, uint64_t i);
   /* The elements of a stretch that this rank saves; whether ranks save their shards of the row, and
-   * not parts of what all have alike. */
+   * not parts of what all have alike; NULL: never. */
   struct ob_run (*extent)(const struct ob_saving *saving, enum ob_saved what,
                           const struct ob_stretch *stretch);
   bool (*in_shards)(const struct ob_saving *saving, enum ob_saved what);

@@ -49,7 +49,8 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
   const bool own = ob_saved_own(what, saving->header.apart) || ob_saved_rows[what].may_lack;
   const uint64_t total = saving->map.total[space];
   uint64_t low = 0, high = total;
-  if (!own && !saving->whole && !saving->state->in_shards(saving, what)) {
+  const bool in_shards = saving->state->in_shards && saving->state->in_shards(saving, what);
+  if (!own && !saving->whole && !in_shards) {
     low = fraction(total, saving->header.rank, saving->header.ranks);
     high = fraction(total, saving->header.rank + 1, saving->header.ranks);
   }

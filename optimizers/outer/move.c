@@ -29,12 +29,12 @@ enum { WORKER, SERVER };
 
 /* --- Detached ----------------------------------------------------------------------------------*/
 
-static onebit_status_t hold(struct onebit_outer *outer) {
+onebit_status_t ob_outer_hold(struct onebit_outer *outer) {
   for (int k = OB_OUTER_HELD_WORKER; k <= OB_OUTER_HELD_SERVER; k++)
     if (!outer->array[k])
       outer->array[k] = ob_allocate(outer->count, sizeof(float));
   if (!outer->array[OB_OUTER_HELD_WORKER] || !outer->array[OB_OUTER_HELD_SERVER])
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the residuals of an outer step");
   ob_fragments_point(outer);
   for (size_t f = 0; f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
@@ -44,7 +44,7 @@ static onebit_status_t hold(struct onebit_outer *outer) {
   return ONEBIT_OK;
 }
 
-static void release_held(struct onebit_outer *outer) {
+void ob_outer_release_held(struct onebit_outer *outer) {
   for (int k = OB_OUTER_HELD_WORKER; k <= OB_OUTER_HELD_SERVER; k++) {
     ob_release(outer->array[k]);
     outer->array[k] = NULL;
@@ -66,7 +66,7 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
     ob_fragment_abandon(&outer->fragments[f]);
   outer->refused = false;
   if (!outer->detached)
-    OB_TRY(hold(outer));
+    OB_TRY(ob_outer_hold(outer));
   outer->detached = true;
   for (size_t f = 0; f < parts; f++)
     destroy_exchange(&outer->fragments[f]);
@@ -258,7 +258,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
     status = ob_error(status, "%s", error);
   }
   if (status == ONEBIT_OK)
-    release_held(outer);
+    ob_outer_release_held(outer);
   outer->stopped = status != ONEBIT_OK;
   close(&moving);
   return status;

@@ -255,10 +255,15 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
-/* Its elements of a row that is an array. */
+/* Its elements of a row; of residuals those that are held. */
 static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {
-  return fragment->array[what - OB_SAVED_CONSENSUS];
+  const bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
+  return residual ? fragment->held[what - OB_SAVED_WORKER]
+                  : fragment->array[what - OB_SAVED_CONSENSUS];
 }
+/* Fills in the arrays that are held, each element in its place, zeros where this rank has none. */
+onebit_status_t ob_outer_hold(struct onebit_outer *outer);
+void ob_outer_release_held(struct onebit_outer *outer);
 
 /* A residual, not while an exchange is in flight: fragment->count values on the host, zeros where
  * this rank has none of it. */

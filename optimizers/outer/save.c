@@ -52,9 +52,6 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
 struct outer_state {
   struct onebit_outer *outer;
   struct ob_outer_numbers *numbers;
-  float *residual; /* and its values; */
-  size_t fragment; /* which fragment's, or SIZE_MAX */
-  enum ob_saved what;
 };
 
 static struct ob_fragment_numbers numbers_of(const struct ob_fragment *fragment) {
@@ -89,8 +86,7 @@ static onebit_status_t describe(struct ob_saving *saving) {
   const struct onebit_outer *outer = own->outer;
   struct ob_part_header *header = &saving->header;
   own->numbers = ob_allocate(ob_outer_number_count(outer), sizeof(uint64_t));
-  own->residual = ob_allocate(outer->longest, sizeof *own->residual);
-  if (!own->numbers || !own->residual)
+  if (!own->numbers)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
   fill_in_numbers(outer, own->numbers);
   header->weighted = (uint32_t)outer->options.weighted;
@@ -162,38 +158,19 @@ static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
   return (struct ob_run){.count = there ? piece->count : 0};
 }
 
-static bool in_shards(const struct ob_saving *saving, enum ob_saved what) {
-  (void)saving, (void)what;
-  return false;
-}
-
-/* The residual of a fragment, each element in its place. */
-static onebit_status_t look_at_residual(struct outer_state *own, enum ob_saved what, size_t f) {
-  if (own->fragment == f && own->what == what)
-    return ONEBIT_OK;
-  OB_TRY(ob_outer_export_residual(&own->outer->fragments[f], what, own->residual));
-  own->fragment = f;
-  own->what = what;
-  return ONEBIT_OK;
-}
-
 static onebit_status_t read_run(struct ob_saving *saving, enum ob_saved what, size_t f,
                                 const struct ob_run *run, float *values) {
-  struct outer_state *own = saving->state->object;
-  const struct ob_fragment *fragment = &own->outer->fragments[f];
+  struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
+  const struct ob_fragment *fragment = &outer->fragments[f];
   const struct ob_outer_piece *piece = &fragment->piece[run->piece];
-  const size_t at = piece->at + run->offset;
-  const float *from = own->residual;
-  OB_TRY(ob_outer_to_host(own->outer));
-  if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
-    OB_TRY(look_at_residual(own, what, f));
-  else if (what != OB_SAVED_PARAMETERS)
-    from = ob_fragment_array(fragment, what);
-  for (size_t i = 0; i < run->count; i++)
-    values[i] = what == OB_SAVED_PARAMETERS
-                    ? ob_load(own->outer->tensors[piece->tensor].parameter,
-                              piece->first + run->offset + i, own->outer->options.parameter_dtype)
-                    : from[at + i];
+  OB_TRY(ob_outer_to_host(outer));
+  if (!outer->array[OB_OUTER_HELD_WORKER])
+    OB_TRY(ob_outer_hold(outer));
+  const float *from = what == OB_SAVED_PARAMETERS ? NULL : ob_fragment_array(fragment, what);
+  for (size_t i = run->offset, end = i + run->count; i < end; i++)
+    *values++ = from ? from[piece->at + i]
+                     : ob_load(outer->tensors[piece->tensor].parameter, piece->first + i,
+                               outer->options.parameter_dtype);
   return ONEBIT_OK;
 }
 
@@ -208,7 +185,6 @@ static struct ob_state state_of(struct outer_state *own) {
                            .has = has,
                            .number = number_of,
                            .extent = extent,
-                           .in_shards = in_shards,
                            .read = read_run};
 }
 
@@ -216,8 +192,8 @@ static struct ob_state state_of(struct outer_state *own) {
 
 static void close(struct outer_state *own) {
   (void)ob_outer_from_host(own->outer, false); /* only pointers change */
+  ob_outer_release_held(own->outer);
   ob_release(own->numbers);
-  ob_release(own->residual);
 }
 
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
@@ -229,7 +205,7 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
   *bytes = 0;
   OB_TRY(ob_outer_settle(outer));
   OB_TRY(check_whole(outer));
-  struct outer_state own = {.outer = outer, .fragment = SIZE_MAX};
+  struct outer_state own = {.outer = outer};
   const struct ob_state state = state_of(&own);
   const onebit_status_t status = ob_state_save(&state, false, memory, capacity, bytes);
   close(&own);
@@ -243,7 +219,7 @@ onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *direct
   onebit_status_t status = ob_outer_settle(outer);
   if (status == ONEBIT_OK)
     status = check_whole(outer);
-  struct outer_state own = {.outer = outer, .fragment = SIZE_MAX};
+  struct outer_state own = {.outer = outer};
   const struct ob_state state = state_of(&own);
   status = ob_state_save_files(&state, status, directory);
   close(&own);
