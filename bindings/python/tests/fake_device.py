@@ -181,6 +181,10 @@ class Group(dist.ProcessGroup):
     def getBackendName(self):  # noqa: N802: torch's
         return "fakeccl"
 
+    @property
+    def group_name(self):
+        return dist.distributed_c10d._world.pg_names[self]
+
     def _call(name):
         def call(self, *given, **options):
             return getattr(self._gloo, name)(*pytree.tree_map(raw, given), **options)
@@ -188,7 +192,7 @@ class Group(dist.ProcessGroup):
         return call
 
     for _one in ("allreduce", "broadcast", "allgather", "_allgather_base", "_reduce_scatter_base",
-                 "allreduce_coalesced", "scatter", "barrier"):
+                 "all_gather_single", "reduce_scatter_single", "barrier"):
         locals()[_one] = _call(_one)
 
 

@@ -1,5 +1,6 @@
 """What test_torch_hsdp.py runs: `python hsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py does. FSDP2
-on a mesh of two replicas and two shards, over gloo, on processors."""
+on a mesh of two replicas and two shards, and DistributedDataParallel on two hosts of two ranks, over
+gloo, on processors."""
 
 import os
 import shutil
@@ -177,7 +178,126 @@ def refusals(rank, size):
     expect("for FSDP take onebit.torch.fsdp.compress", lambda: adam(flat))
 
 
-SCENARIOS = (in_full_precision, in_bits, skipped, checkpoints, refusals)
+# --- Inside a host first -------------------------------------------------------------------------
+
+
+class Trainer:
+    """A program with DistributedDataParallel; inside: the ranks of each host."""
+
+    def __init__(self, inside, dtype=torch.float32, **options):
+        torch.manual_seed(3)
+        last = torch.channels_last
+        self.module = nn.Sequential(
+            nn.Unflatten(1, (5, 2, 2)), nn.Conv2d(5, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 95),
+            nn.Tanh(), nn.Linear(95, 1),
+        ).to(memory_format=last).to(dtype)  # fmt: skip
+        self.dtype, self.model = dtype, nn.parallel.DistributedDataParallel(self.module)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-3)
+        if options.pop("ours", True):
+            self.optimizer = onebit.torch.compress(
+                self.model, self.optimizer, inside=inside, **options
+            )
+
+    def step(self, step, spoil=1.0):
+        self.optimizer.zero_grad()
+        random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank() + step)
+        points = torch.randn(16, 20, generator=random).to(self.dtype)
+        loss = ((self.model(points) - points[:, :1].sin()) ** 2).mean()
+        (loss * spoil).backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def bits(self):
+        return torch.cat([one.detach().flatten() for one in self.module.parameters()])
+
+
+def hosts_of(rank, size):
+    rows = [list(range(0, size, 2)), list(range(1, size, 2))]  # not in the order of ranks
+    return next(group for row, group in [(one, dist.new_group(one)) for one in rows] if rank in row)
+
+
+def inside(rank, size):
+    """In full precision the steps are DistributedDataParallel's; in bits ranks stay alike."""
+    own = hosts_of(rank, size)
+    for dtype in torch.float32, torch.bfloat16:
+        plain = Trainer(None, dtype, ours=False)
+        never = {"kind": onebit.torch.Adam, "freeze_step": onebit.FREEZE_NEVER}
+        ours = Trainer(own, dtype, **never)
+        for step in range(5):
+            plain.step(step), ours.step(step)
+        off = (plain.bits() - ours.bits()).abs().max()
+        assert alike(ours.bits()) and off < (3e-2 if dtype == torch.bfloat16 else 2e-5), off
+        ours.optimizer.close()
+    ways = [Trainer(own, **WARMUP), Trainer(own, stage="host", **WARMUP), Trainer(None, **WARMUP)]
+    losses = [[one.step(step) for one in ways] for step in range(25)]
+    assert torch.equal(ways[0].bits(), ways[1].bits()) and alike(ways[0].bits())
+    assert all(abs(one[0] - one[2]) < 0.1 * one[2] for one in losses), losses
+    said = ways[1].optimizer.describe()
+    assert "reduces gradients inside the host; shard " in said and "2 hosts, in the host's" in said
+    sent = [one.optimizer.comm.bytes_sent for one in ways]
+    assert sent[0] == sent[1] < 0.5 * sent[2], sent
+    before = ways[0].bits()
+    ways[0].step(25, float("inf") if rank == 1 else 1.0)
+    assert ways[0].optimizer.status is onebit.Status.SKIPPED
+    assert torch.equal(ways[0].bits(), before)
+    for one in ways:
+        one.optimizer.close()
+
+
+def inside_resumes(rank, size):
+    own = hosts_of(rank, size)
+    first = Trainer(own, **WARMUP)
+    for step in range(7):
+        first.step(step)
+    alone = first.optimizer.state_dict()
+    first.optimizer.consolidate_state_dict()
+    saved = first.optimizer.state_dict() if rank == 0 else None
+    model, both = first.module.state_dict(), [saved, alone if rank == 0 else None]
+    model = {name: value.clone() for name, value in model.items()}
+    for step in range(7, 10):
+        first.step(step)
+    # As torch.save and torch.load do.
+    for one in both[0]["state"].values() if rank == 0 else ():
+        assert not any(hasattr(value, "to_local") for value in one.values())
+    both = [both[0], None]
+    dist.broadcast_object_list(both)
+    other = Trainer(own, **WARMUP)
+    other.module.load_state_dict(model)
+    other.optimizer.load_state_dict(both[0])
+    for step in range(7, 10):
+        other.step(step)
+    assert torch.equal(first.bits(), other.bits())
+    third = Trainer(own, **WARMUP)
+    third.module.load_state_dict(model)
+    third.optimizer.load_state_dict(alone)
+    for step in range(7, 10):
+        third.step(step)
+    assert torch.equal(first.bits(), third.bits())
+    for of in alone["state"].values():  # as if all had loaded the first shard's file
+        for name, value in of.items():
+            if name.startswith("head_"):
+                value.to_local()[:, -4:] = torch.tensor([1, 0, 0, 0], dtype=torch.uint8)
+    shard = third.optimizer._shards.number
+    words = "the state is of shard 1 alone" if shard == 2 else "another shard cannot"
+    expect(words, lambda: third.optimizer.load_state_dict(alone))
+    for one in first, other, third:
+        one.optimizer.close()
+
+
+def inside_cannot(rank, size):
+    rows = [0], list(range(1, size))
+    groups = [dist.new_group(list(one)) for one in rows]
+    expect("hosts have different numbers of ranks, 1 to 3", lambda: Trainer(groups[rank > 0]))
+    own = hosts_of(rank, size)
+    expect("would see the norm of a shard", lambda: Trainer(own, max_norm=1.0))
+    flat = Trainer("auto")
+    assert "each rank exchanges all elements (parameters are on" in flat.optimizer.describe()
+    flat.optimizer.close()
+
+
+SCENARIOS = (
+    in_full_precision, in_bits, skipped, checkpoints, refusals, inside, inside_resumes, inside_cannot,
+)  # fmt: skip
 
 
 def run(rank, names, size, path):

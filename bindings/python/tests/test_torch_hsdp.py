@@ -1,5 +1,5 @@
-"""FSDP2 on a mesh of replicas and shards, whose replicas exchange one bit. What ranks find is in
-hsdp_ranks.py."""
+"""Ranks that work on shards: FSDP2 on a mesh of replicas and shards, and DistributedDataParallel inside
+a host first. What ranks find is in hsdp_ranks.py."""
 
 import importlib.util
 
@@ -9,8 +9,11 @@ from test_torch_hook import launch
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
 
-@pytest.mark.parametrize("scenarios", ["in_full_precision,in_bits,skipped,refusals", "checkpoints"])
-def test_hsdp(scenarios):
+@pytest.mark.parametrize(
+    "scenarios",
+    ["in_full_precision,in_bits,skipped,checkpoints,refusals", "inside,inside_resumes,inside_cannot"],
+)
+def test_shards(scenarios):
     from onebit.torch import shards
 
     if not shards.FSDPModule:

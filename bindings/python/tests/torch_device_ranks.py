@@ -3,6 +3,7 @@ does. Models on a device: CUDA's, where torch has that, else the one of fake_dev
 are late. All the same with copies in the host's memory as on the processor, to the bit."""
 
 import os
+import socket
 import sys
 import tempfile
 
@@ -65,10 +66,11 @@ def same(rank, make, **options):
             yield staged[0]
 
 
-def adam(model):
+def adam(model, **options):
     """README's two lines, with what they begin in backward passes counted."""
     made = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    made = onebit.torch.compress(model, made, bucket_size=30000, warmup_steps=4, stage="host")
+    options = {"bucket_size": 30000, "warmup_steps": 4, "stage": "host", **options}
+    made = onebit.torch.compress(model, made, **options)
     made.begun, begin = 0, made.onebit.begin
 
     def counted(rate):
@@ -91,6 +93,30 @@ def two_lines(rank, size):
     elements = sum(one.numel() for one in network("cpu").parameters())
     assert device != "fake" or fake_device.pinned["most"] == 8 * elements, fake_device.pinned
     optimizer.close()
+
+
+def inside_first(rank, size):
+    """Two hosts of two ranks, of which each works on, copies, and keeps in pinned memory its half."""
+    name, socket.gethostname = socket.gethostname, lambda: f"host {rank // 2}"
+    own = [dist.new_group(one) for one in ([0, 1], [2, 3])][rank // 2]
+    pinned = fake_device.pinned["most"] = fake_device.pinned["now"]
+
+    def make(model):
+        on_host = next(model.parameters()).device.type == "cpu"
+        return adam(model, inside=own if on_host else "auto")
+
+    for optimizer in same(rank, make):
+        if device == "fake":
+            # Of the last bias, of one element, one of them has none: a copy of nothing.
+            assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
+            fake_device.copies.clear()
+    said = optimizer.describe()
+    assert f"shard {rank % 2 + 1} of 2 is exchanged between 2 hosts, in the host's memory" in said
+    elements = sum(-(-one.numel() // 2) for one in network("cpu").parameters()) - rank % 2
+    assert optimizer.begun == 0
+    assert device != "fake" or fake_device.pinned["most"] - pinned == 8 * elements
+    optimizer.close()
+    socket.gethostname = name
 
 
 def nobody_waits(rank, size):
@@ -123,7 +149,7 @@ def averaged(rank, size):
         one.close()
 
 
-SCENARIOS = (two_lines, nobody_waits, averaged)
+SCENARIOS = (two_lines, inside_first, nobody_waits, averaged)
 
 
 def run(rank, names, size, path):

@@ -49,15 +49,16 @@ def optimizer_hook(state, bucket):
     return done
 
 
-def check_model(model, parameters, comm):
-    """Raises unless the hook can work for this model and this optimizer's parameters."""
+def check_model(model, parameters, ranks):
+    """Raises unless the hook can work for this model and this optimizer's parameters. ranks: this
+    rank's number, and how many the optimizer is of."""
     if not isinstance(model, DistributedDataParallel):
         raise wrong(f"model is a {type(model).__name__}, not a DistributedDataParallel")
     group = model.process_group
-    if (group.rank(), group.size()) != (comm.rank, comm.size):
+    if (group.rank(), group.size()) != ranks:
         raise wrong(
             f"the model's group has rank {group.rank()} of {group.size()}, the optimizer's "
-            f"communicator rank {comm.rank} of {comm.size}"
+            f"communicator rank {ranks[0]} of {ranks[1]}"
         )
     if getattr(model, "_comm_hooks", None):
         raise wrong("the model has a communication hook already")

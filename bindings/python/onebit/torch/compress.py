@@ -14,7 +14,8 @@ from onebit.communicator import Communicator
 from onebit.errors import wrong
 from onebit.torch import optim
 from onebit.torch.gather import agree
-from onebit.torch.shards import FSDPModule, shards_of, stop_all_reduce
+from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
+from onebit.torch.transport import check_member, timeout_of
 
 # Of groups; each optimizer's own are found there, since a group may have been given others.
 _KEYS = {
@@ -67,6 +68,24 @@ def _kind_of(optimizer, kind, options):
     return kind, options
 
 
+def _shards_of(model, optimizer, inside, kind, timeout, options):
+    """What each rank works on."""
+    if isinstance(model, FSDPModule):
+        return shards_of(list(model.parameters()))
+    group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
+    given = getattr(optimizer, "param_groups", ())
+    types = {one.device.type for group in given for one in group["params"]} or {"cpu"}
+    reason = None
+    if "cpu" in types:
+        reason = "parameters are on the processor"
+    elif kind is optim.Lamb or any(options.get(name) for name in ("max_norm", "trust_ratio")):
+        reason = "norms of all elements are asked for"
+    elif not FSDPModule:
+        reason = "this torch has no torch.distributed.tensor"
+    check_member(group)
+    return inside_of(group, inside, types.pop(), reason, timeout_of(group, timeout))
+
+
 def _make(comm, model, optimizer, kind, overlap, options):
     reason = None
     try:
@@ -88,7 +107,9 @@ def _make(comm, model, optimizer, kind, overlap, options):
     return made
 
 
-def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **options):
+def compress(
+    model, optimizer, kind=None, *, overlap=True, timeout=None, inside="auto", **options
+):
     """The optimizer that goes on in place of torch's AdamW, Adam or SGD with momentum, attached to
     a DistributedDataParallel, or to a model of fully_shard on a mesh of replicas and shards (HSDP),
     whose replicas exchange what is compressed. Collective; what it cannot do raises `Error` on all
@@ -101,21 +122,26 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
 
     optimizer: one that Accelerate has prepared stays that, of the one that goes on: it is given
         back, leaves out the steps of an accumulation as before, and has the attributes `onebit`,
-        `comm`, `close` and `consolidate_state_dict` of it
+        `comm`, `close`, `describe` and `consolidate_state_dict` of it
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
         send one
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
+    inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
+        rank exchanges its shard of them with the other hosts, and parameters are gathered inside. A
+        process group of this rank's host; "auto": where parameters are on a device and each of
+        several hosts has as many ranks (`describe()` of the result says what is done, and why); None:
+        never. A checkpoint is then of torch.distributed.checkpoint, or consolidated
     options: of that class
     """
-    group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
-    if isinstance(model, FSDPModule):
-        group = shards_of(list(model.parameters())).replicas
-    comm = Communicator.torch(group, timeout)
     accelerated = _is_accelerated(optimizer) and optimizer
     if accelerated:
         optimizer = accelerated.optimizer
+    shards = _shards_of(model, optimizer, inside, kind, timeout, options)
+    group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
+    comm = Communicator.torch(shards.mesh.get_group(0) if shards.number else group, timeout)
+    options["shards"] = shards
     try:
         made = _make(comm, model, optimizer, kind, overlap, options)
     except Exception:
@@ -128,6 +154,6 @@ def compress(model, optimizer, kind=None, *, overlap=True, timeout=None, **optio
     if not accelerated:
         return made
     accelerated.__init__(made, device_placement=False, scaler=accelerated.scaler)
-    for name in "onebit", "comm", "close", "consolidate_state_dict":
+    for name in "onebit", "comm", "close", "describe", "consolidate_state_dict":
         setattr(accelerated, name, getattr(made, name))
     return accelerated

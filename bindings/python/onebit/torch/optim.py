@@ -29,7 +29,7 @@ from onebit.torch.backward import (
 )
 from onebit.torch.gather import agree
 from onebit.torch.interrupt import interruptible
-from onebit.torch.shards import Whole, shards_of
+from onebit.torch.shards import shards_of
 from onebit.torch.staged import Stage, is_staged
 from onebit.torch.state import flat, strides_of
 from onebit.torch.stateful import StatefulOptimizer
@@ -129,6 +129,7 @@ class _Optimizer(StatefulOptimizer):
         process_group=None,
         timeout=None,
         stage="auto",
+        shards=None,
         **options,
     ):
         self.onebit = self.comm = self.status = self._backward = None
@@ -143,7 +144,7 @@ class _Optimizer(StatefulOptimizer):
         self._owned = comm is None
         self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
         try:
-            self._make(options, stage)
+            self._make(options, stage, shards)
         except Exception:
             self._refuse()
             raise
@@ -181,7 +182,7 @@ class _Optimizer(StatefulOptimizer):
         if self._owned:
             self.comm.close()
 
-    def _make(self, options, stage):
+    def _make(self, options, stage, shards):
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -193,7 +194,7 @@ class _Optimizer(StatefulOptimizer):
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
-        self._shards = shards_of(every)
+        self._shards = shards or shards_of(every)
         self._check_shards(options)
         # Of each tensor of the library's: its parameter, the number of its group, its factor and
         # its weight decay. Those that are not trained have none.
@@ -224,7 +225,9 @@ class _Optimizer(StatefulOptimizer):
             steps = self._warmup_steps or onebit.WARMUP_STEPS
             self._warmup_steps = 0 if steps == onebit.WARMUP_NONE else steps
         self._no_warmup = "warmup_steps" in self._method.fields and not self._warmup_steps
-        self._copies = []  # of gradients that lie otherwise than their parameters, for one step
+        # For one step: gradients as they were found, and copies of those that lie otherwise than their
+        # parameters.
+        self._found, self._copies = [], []
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._forget_state()
         self._tag = self._skipped = 0
@@ -232,7 +235,7 @@ class _Optimizer(StatefulOptimizer):
         self._set_rates(rates)  # factors that are 0
 
     def _check_shards(self, options):
-        if type(self._shards) is Whole:
+        if not self._shards.number:
             return
         if options.get("clip_norm") is not None:
             raise wrong("max_norm would see the norm of a shard: take torch.nn.utils.clip_grad_norm_")
@@ -346,7 +349,7 @@ class _Optimizer(StatefulOptimizer):
         try:
             if self._backward is not None:
                 raise wrong("the optimizer has a model already")
-            check_model(wrapped, self._parameters, self.comm)
+            check_model(wrapped, self._parameters, self._shards.ranks(self.comm))
         except Exception as caught:  # noqa: BLE001
             reason = caught
         agree(self.comm, reason)
@@ -356,10 +359,11 @@ class _Optimizer(StatefulOptimizer):
     def hook_state(self, overlap=True, model=None):
         """The state for `register_comm_hook`, where that is called by others than `attach`. What
         `attach` refuses is then found by the first backward pass, or not."""
-        reason = self._why_no_overlap() if overlap and self.comm.size > 1 else None
+        overlap = overlap and self._shards.overlaps and self.comm.size > 1
+        reason = self._why_no_overlap() if overlap else None
         if reason:
             self._warn(f"backward passes exchange nothing, the steps do: {reason}")
-        self._backward = Backward(self, model, overlap and not reason and self.comm.size > 1)
+        self._backward = Backward(self, model, overlap and not reason)
         return HookHandle(self)
 
     def _why_no_overlap(self):
@@ -423,7 +427,8 @@ class _Optimizer(StatefulOptimizer):
                     if one.grad is not None:
                         one.grad.add_(one, alpha=float(group["weight_decay"]))
         self._set_rates(rates)
-        for number, one in enumerate(self._shards.gradients(self._parameters)):
+        self._found = self._shards.gradients(self._parameters)
+        for number, one in enumerate(self._found):
             self._point(number, one)
 
     def _check_places(self):
@@ -457,14 +462,21 @@ class _Optimizer(StatefulOptimizer):
             fail_step(self.onebit)
             raise
         if self.onebit._on_device:  # on this thread's stream, and there is nothing to wait for
-            return self.onebit.step(rates.rate)
-        try:
-            status = interruptible(self.comm, lambda: self.onebit.step(rates.rate))
-        except Error as error:
-            raise self._explained(error, passes) from None
+            status = self.onebit.step(rates.rate)
+        else:
+            try:
+                status = interruptible(self.comm, lambda: self.onebit.step(rates.rate))
+            except Error as error:
+                raise self._explained(error, passes) from None
+        self._bring()
+        return status
+
+    def _bring(self):
+        """What the library has written is the program's."""
         if self._stage is not None:
             self._stage.bring()
-        return status
+        if self._shards.spread(self._parameters) and self._stage is not None:
+            self._stage.mark()
 
     def _set_passes(self, passes):
         """The ranks compare how many backward passes the step is of: one that has left out a step
@@ -493,7 +505,7 @@ class _Optimizer(StatefulOptimizer):
                 loss = closure()
         self.status = self._exchange()
         self._count_skipped()
-        self._copies.clear()
+        self._found, self._copies = [], []
         self._forget_state()
         if self._backward is not None:
             self._backward.over()
@@ -506,6 +518,11 @@ class _Optimizer(StatefulOptimizer):
         if self._skipped & (self._skipped - 1) == 0:  # at powers of two
             self._warn(f"skipped, on all ranks: a gradient of some rank is not finite (so far "
                        f"{self._skipped} steps)")
+
+    def describe(self):
+        """The statistics in a line of text, and who exchanges what, from where."""
+        where = "the host's memory, in copies" if self._stage is not None else "place"
+        return f"{self.onebit.describe()}; {self._shards.describe()}, in {where}"
 
     def close(self):
         """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
@@ -529,8 +546,8 @@ class _Optimizer(StatefulOptimizer):
         if self._stage is not None:
             self._stage.refresh()
         super()._load(loaded, groups)
-        if self._stage is not None:
-            self._stage.bring()
+        with torch.no_grad():
+            self._bring()
 
     def __getstate__(self):
         raise TypeError(

@@ -1,29 +1,45 @@
-"""Parameters of which each rank has a shard: what the library gets of them, and what a shard's values
-are to torch. The ranks that share parameters agree on what the library tells only those that have
-the same shard: that a step is skipped.
-
-    mesh = init_device_mesh("cuda", (hosts, gpus), mesh_dim_names=("replicate", "shard"))
-    fully_shard(layer, mesh=mesh) ...; fully_shard(model, mesh=mesh)
-    optimizer = onebit.torch.compress(model, torch.optim.AdamW(model.parameters()))
+"""Parameters of which each rank works on a shard: what the library gets of them, and what a shard's
+values are to torch. The ranks of different shards agree on what the library tells only those that
+have the same: that a step is skipped.
 """
+
+import math
+import socket
 
 import torch
 import torch.distributed as dist
 
 from onebit.errors import wrong
+from onebit.torch.rendezvous import Meeting
+from onebit.torch.state import flat, strides_of
 
 try:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Replicate, Shard
 except (ImportError, ValueError):  # before torch 2.6; 1.13 cannot be imported there by Python 3.11
     FSDPModule = DTensor = ()
 
 
+# Elements of parameters that are reduced, and gathered, at once.
+_BUCKET_SIZE = 2**22
+
+
 class Whole:
     """Each rank has all of each parameter."""
 
+    number = 0  # of this rank's shard, from 1 on
+    overlaps = True  # whether backward passes may exchange
+
+    def __init__(self, reason=None):
+        self._reason = reason
+
+    def ranks(self, comm):
+        """This rank's number among those that train, and how many these are."""
+        return comm.rank, comm.size
+
     def local(self, tensor):
-        """The elements that this rank has; None stays None."""
+        """The elements that this rank works on; None stays None."""
         return tensor
 
     def like(self, parameter, values):
@@ -34,18 +50,71 @@ class Whole:
         """A row of bytes that belongs to this rank's shard."""
         return values
 
+    def complete(self, state):
+        """Puts the other shards' elements into a state of this one's. Collective over the shards."""
+
     def gradients(self, parameters):
-        """Of this rank's elements, final."""
+        """Of this rank's elements, final. Collective over the shards."""
         return [self.local(one.grad) for one in parameters]
 
+    def spread(self, parameters):
+        """This rank's elements are updated: brings those of the others. Whether there are any."""
+        return False
 
-class Sharded(Whole):
-    """DTensors of FSDP2 on a mesh of two dimensions (HSDP): the first has the replicas, which
-    compress what they exchange, and the second the shards."""
+    def agree(self, reason):
+        """Why something fails: this rank's reason, or that another shard has one; None: it does not.
+        Collective over the shards."""
+        return reason
+
+    def describe(self):
+        why = f" ({self._reason})" if self._reason else ""
+        return f"each rank exchanges all elements{why}"
+
+
+class _Shards(Whole):
+    """What two kinds of them have in common: a mesh, whose first dimension has the ranks of the same
+    shard, and the second the shards."""
+
+    overlaps = False
 
     def __init__(self, mesh):
-        self._mesh, self._group = mesh, mesh.get_group(1)
-        self.replicas = mesh.get_group(0)
+        self.mesh, self._group = mesh, mesh.get_group(1)
+        self.number = mesh.get_local_rank(1) + 1
+
+    def _any(self, flag):
+        flag = torch.tensor(int(bool(flag)), dtype=torch.int32, device=self.mesh.device_type)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, self._group)
+        return flag.item() != 0
+
+    def agree(self, reason):
+        failed = self._any(reason is not None)
+        return wrong("another shard cannot: its rank says why") if failed and not reason else reason
+
+    def _skip_together(self, gradients, parameters):
+        """Where a gradient of some shard is not finite, this one has one that is not either: all
+        shards skip the step. Sums of the elements say so."""
+        sums = [one.sum(dtype=torch.float32) for one in gradients if one is not None]
+        if not self._any(sums and not math.isfinite(torch.stack(sums).sum().item())):
+            return
+        for number, one in enumerate(parameters):
+            if one.numel():
+                like = one if gradients[number] is None else gradients[number]
+                gradients[number] = torch.full_like(like, torch.nan)
+                return
+
+    def row(self, values):
+        return self._distributed(values[None], (self.mesh.size(1), len(values)))
+
+    def _distributed(self, values, shape):
+        """This rank's shard of a tensor whose rows are shards."""
+        stride = (shape[1], 1) if len(shape) > 1 else (1,)
+        return DTensor.from_local(
+            values, self.mesh, (Replicate(), Shard(0)), run_check=False, shape=shape, stride=stride
+        )
+
+
+class Sharded(_Shards):
+    """DTensors of FSDP2 on a mesh of two dimensions (HSDP), of replicas and of shards."""
 
     def local(self, tensor):
         if not isinstance(tensor, DTensor):
@@ -55,36 +124,117 @@ class Sharded(Whole):
 
     def like(self, parameter, values):
         return DTensor.from_local(
-            values, self._mesh, parameter.placements, run_check=False, shape=parameter.shape,
+            values, self.mesh, parameter.placements, run_check=False, shape=parameter.shape,
             stride=parameter.stride(),
-        )  # fmt: skip
-
-    def row(self, values):
-        shape = self._mesh.size(1), len(values)
-        return DTensor.from_local(
-            values[None], self._mesh, (Replicate(), Shard(0)), run_check=False, shape=shape,
-            stride=(shape[1], 1),
         )  # fmt: skip
 
     def gradients(self, parameters):
         found = super().gradients(parameters)
-        _skip_together(found, [self.local(one) for one in parameters], self._group)
+        self._skip_together(found, [self.local(one) for one in parameters])
         return found
 
+    def describe(self):
+        return f"shard {self.number} of {self.mesh.size(1)} of FSDP's is exchanged between replicas"
 
-def _skip_together(gradients, parameters, group):
-    """Where a gradient of some shard is not finite, this one has one that is not either: all shards
-    skip the step. Sums of the elements say so."""
-    sums = [one.sum(dtype=torch.float32) for one in gradients if one is not None]
-    device = parameters[0].device if parameters else "cpu"
-    found = torch.stack(sums).sum() if sums else torch.zeros((), device=device)
-    spoilt = (~found.isfinite()).to(torch.int32)
-    dist.all_reduce(spoilt, dist.ReduceOp.MAX, group)
-    if spoilt:
-        number = next((number for number, one in enumerate(parameters) if one.numel()), None)
-        if number is not None:
-            like = parameters[number] if gradients[number] is None else gradients[number]
-            gradients[number] = torch.full_like(like, torch.nan)
+
+class Inside(_Shards):
+    """Parameters that all ranks have, of which those of a host work on a shard each: torch's group
+    inside the host reduces gradients before, and gathers parameters afterwards."""
+
+    def ranks(self, comm):
+        return dist.get_rank(), dist.get_world_size()
+
+    def _shard(self, elements):
+        """Of a row of elements."""
+        count = -(-len(elements) // self.mesh.size(1))
+        return elements[(self.number - 1) * count :][:count]
+
+    def local(self, tensor):
+        if isinstance(tensor, DTensor):
+            return tensor.to_local()
+        if tensor is None or tensor.dim() == 0:
+            return tensor
+        if tensor.dtype == torch.uint8:  # rows of bytes
+            return tensor[self.number - 1]
+        elements = flat(tensor.detach())
+        return elements if elements is None else self._shard(elements)
+
+    def like(self, parameter, values):
+        return self._distributed(values, (parameter.numel(),))
+
+    def complete(self, state):
+        for parameter, values in state.items():
+            names = [None] * self.mesh.size(1)  # of a parameter that it has no element of it has few
+            dist.all_gather_object(names, list(values), group=self._group)
+            for name in dict.fromkeys(sum(names, [])):
+                value = values.get(name)
+                if value is None:
+                    value = self.like(parameter, torch.zeros(len(self.local(parameter))))
+                values[name] = value.full_tensor() if isinstance(value, DTensor) else value
+
+    def _buckets(self, parameters):
+        """By type, as (numbers, elements of each one's shard, the shards in a row), of which the last
+        may be shorter."""
+        some, count, size = [], 0, self.mesh.size(1)
+        for number, one in enumerate(parameters):
+            if some and (count >= _BUCKET_SIZE or one.dtype != parameters[some[0]].dtype):
+                yield some, [-(-parameters[of].numel() // size) for of in some]
+                some, count = [], 0
+            some.append(number)
+            count += one.numel()
+        if some:
+            yield some, [-(-parameters[of].numel() // size) for of in some]
+
+    def gradients(self, parameters):
+        size, found = self.mesh.size(1), [None] * len(parameters)
+        for numbers, counts in self._buckets(parameters):
+            dtype = next((parameters[one].grad.dtype for one in numbers
+                          if parameters[one].grad is not None), parameters[numbers[0]].dtype)
+            rows = parameters[numbers[0]].new_zeros((size, sum(counts)), dtype=dtype)
+            for number, to in zip(numbers, rows.split(counts, 1)):
+                if parameters[number].grad is not None:
+                    _fill(to, _like_parameter(parameters[number].grad, parameters[number]))
+            mine = torch.empty_like(rows[0])
+            dist.reduce_scatter_tensor(mine, rows.div_(size).view(-1), group=self._group)
+            for number, some in zip(numbers, mine.split(counts)):
+                found[number] = some[: len(self.local(parameters[number]))]
+        self._skip_together(found, [self.local(one) for one in parameters])
+        return found
+
+    def spread(self, parameters):
+        size = self.mesh.size(1)
+        for numbers, counts in self._buckets(parameters):
+            mine = parameters[numbers[0]].new_zeros(sum(counts))
+            for number, to in zip(numbers, mine.split(counts)):
+                some = self.local(parameters[number])
+                to[: len(some)] = some
+            rows = mine.new_empty((size, len(mine)))
+            dist.all_gather_into_tensor(rows.view(-1), mine, group=self._group)
+            for number, some in zip(numbers, rows.split(counts, 1)):
+                elements = flat(parameters[number].detach())
+                elements.copy_(some.reshape(-1)[: len(elements)])
+        return True
+
+    def describe(self):
+        hosts, size = self.mesh.shape
+        return (f"torch's group reduces gradients inside the host; shard {self.number} of {size} is "
+                f"exchanged between {hosts} hosts")
+
+
+def _like_parameter(gradient, parameter):
+    """Its elements in the order of the parameter's memory."""
+    if strides_of(gradient) != strides_of(parameter):
+        gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+    return flat(gradient.detach())
+
+
+def _fill(rows, elements):
+    """Puts elements into rows, one row after the other; the rest stays."""
+    count = rows.shape[1]
+    full = len(elements) // count if count else 0
+    rows[:full] = elements[: full * count].view(full, count)
+    if full < len(rows):
+        rows[full, : len(elements) - full * count] = elements[full * count :]
 
 
 def shards_of(parameters):
@@ -105,6 +255,47 @@ def shards_of(parameters):
         if not (one.placements[0].is_replicate() and one.placements[1].is_shard()):
             raise wrong(f"parameter {number} has the placements {one.placements}, not those of HSDP")
     return Sharded(mesh)
+
+
+def inside_of(group, inside, device_type, reason, timeout):
+    """The shards of a model that all ranks have. Collective.
+
+    group: the model's; None: all processes
+    inside: "auto": the ranks of a host have one each, where there are several hosts of as many; a
+        process group of this rank's host; None: there are no shards
+    reason: why "auto" makes none
+    """
+    if inside is None or (inside == "auto" and reason):
+        return Whole(reason) if reason else Whole()
+    if not DTensor:
+        raise wrong("inside: this torch has no torch.distributed.tensor")
+    meeting = Meeting(group, timeout)
+    auto = inside == "auto"
+    said = meeting.share(socket.gethostname() if auto else dist.get_process_group_ranks(inside))
+    rows = {}
+    for rank, one in enumerate(said):
+        rows.setdefault(str(one), []).append(rank)
+    reason = _why_none(rows, said, meeting.size, auto)
+    if not reason:
+        names = {"mesh_dim_names": ("replicate", "shard")}
+        return Inside(DeviceMesh(device_type, list(rows.values()), **names))
+    if not auto:
+        raise wrong(f"inside cannot be used: {reason}")
+    return Whole(reason)
+
+
+def _why_none(rows, said, size, auto):
+    """rows: the ranks of each host, by what they said."""
+    sizes = sorted({len(one) for one in rows.values()})
+    if size != dist.get_world_size():
+        return "the model's group is not of all processes"
+    if not auto and any(rank not in one for rank, one in enumerate(said)):
+        return "a group is not of its rank"
+    if len(sizes) > 1:
+        return f"hosts have different numbers of ranks, {sizes[0]} to {sizes[-1]}"
+    if len(rows) == 1:
+        return "all ranks share a host"
+    return "each rank has a host of its own" if sizes == [1] else None
 
 
 class _Done(dist.Work):

@@ -165,6 +165,10 @@ class Stage:
         """In steps 1, 2, 4, 8, ..., and every 64th."""
         return self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
 
+    def mark(self):
+        """What the parameters have now is no change of the program's."""
+        self._versions = self._found_versions()
+
     def _found_versions(self):
         return [one._version for one in self._counted]
 
@@ -179,7 +183,7 @@ class Stage:
             self._copy(elements, copy, elements.device)
         for device, stream in self._running():
             torch.accelerator.current_stream(device).wait_stream(stream)
-        self._versions = self._found_versions()
+        self.mark()
         self._steps += 1
         if not self._is_untold and self._is_looked_at():
             self._sums = self._found_sums()

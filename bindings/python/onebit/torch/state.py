@@ -55,11 +55,13 @@ _COMPRESSED = 2  # stage: momentum is the latest message
 
 class Head(NamedTuple):
     """A part without its elements: its header, beta1 of the latest step, and its sections as
-    (what, space, first, count, values), with None in the place of elements."""
+    (what, space, first, count, values), with None in the place of elements; and the number of the shard
+    that it is of, 0 where there are none."""
 
     header: bytearray
     beta1: float
     sections: Any
+    shard: int
 
 
 def strides_of(tensor):
@@ -114,7 +116,7 @@ def _spans(opened):
     return spans
 
 
-def _encode(one, beta1, tensors):
+def _encode(one, beta1, tensors, shard):
     """A head as a tensor."""
     rows, data = b"", b""
     for what, space, first, values in one.sections:
@@ -123,7 +125,7 @@ def _encode(one, beta1, tensors):
         data += b"" if elements else values.tobytes()
     made = struct.pack("<QQd", len(rows), len(data), beta1) + one.header + rows + data
     room = _HEAD_BYTES + _HEAD_BYTES_OF_TENSOR * tensors
-    made += bytes(-len(made) % room)
+    made += bytes(-(len(made) + 4) % room) + struct.pack("<I", shard)
     return torch.frombuffer(bytearray(made), dtype=torch.uint8)
 
 
@@ -141,7 +143,7 @@ def _decode(tensor):
             values = np.frombuffer(data, part.type_of(what), count, values_at)
             values_at += values.nbytes
         sections.append((what, space, first, count, values))
-    return Head(header, beta1, sections)
+    return Head(header, beta1, sections, struct.unpack("<I", data[-4:])[0])
 
 
 def of_parts(parameters, parts, beta1, shards):
@@ -160,7 +162,7 @@ def of_parts(parameters, parts, beta1, shards):
         for what in _later(one.header) if len(parts) == 1 else ():
             arrays.setdefault(_name(what, one.header, _is_own(what, one.header)), [])
         if parameters:
-            head = _encode(one, beta1, len(parameters))
+            head = _encode(one, beta1, len(parameters), shards.number)
             state[parameters[0]][f"{_HEAD}{rank}"] = shards.row(head)
     first, uncompressed, header = 0, part.uncompressed_of(opened[0]), opened[0].header
     always = {_name(what, header, _is_own(what, header)) for what in _later(header)}
@@ -228,6 +230,12 @@ class _Loaded:
             elements = part.elements_of(head.header)
             if elements != self.firsts[-1]:
                 raise wrong(f"the state is of {elements} elements, and here are {self.firsts[-1]}")
+            if head.shard != optimizer._shards.number:
+                raise wrong(
+                    f"the state is of shard {head.shard} alone, and this rank has shard "
+                    f"{optimizer._shards.number}: save with torch.distributed.checkpoint, each rank its "
+                    "own, or after consolidate_state_dict() on all ranks"
+                )
         self._check_types()
 
     def _check_types(self):
@@ -413,7 +421,7 @@ def load(optimizer, state, begin):
     except Exception as caught:  # noqa: BLE001
         reason = caught
     comm = optimizer.comm
-    agree(comm, reason)
+    agree(comm, optimizer._shards.agree(reason))
     everyone = [json.loads(one) for one in gather(comm, json.dumps(loaded.summary()).encode())]
     kinds = sorted({one["is"] for one in everyone})
     if kinds == ["none"]:

@@ -51,6 +51,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
         parts = gather(self.comm, self.onebit.save())
         mine = self.comm.rank == to
         self._state = self._of_parts(parts) if mine else None
+        if mine:
+            self._shards.complete(self._state)
         self._consolidated = True
 
     def state_dict(self):
