@@ -81,6 +81,24 @@ def test_bits_are_those_of_the_processor(comm, kind, dtype):
         twins.check()
 
 
+def test_parameters_of_16_bits_have_master_values(comm):
+    """Steps of a thousandth, which bfloat16 does not see beside 1."""
+    import torch
+
+    import onebit.torch
+
+    for device in devices():
+        one = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16, device=device))
+        optimizer = onebit.torch.EfficientAdam([one], lr=1e-3, comm=comm, stage="host")
+        for _ in range(20):
+            one.grad = torch.ones_like(one)
+            optimizer.step()
+        masters = optimizer.state[one]["parameter"]
+        assert masters.dtype == torch.float32 and masters.device.type == "cpu"
+        assert torch.allclose(masters, torch.tensor(0.98), atol=1e-4), masters
+        assert torch.equal(one.detach().cpu(), masters.to(torch.bfloat16))
+
+
 def test_what_the_program_writes_is_taken(comm):
     import torch
 
@@ -187,5 +205,5 @@ def test_models_on_a_device():
         fake_device = pytest.importorskip("fake_device")
         if not fake_device.is_possible():
             pytest.skip("this torch has no device of Python's, and no CUDA device")
-    for scenarios, ranks in ("two_lines,nobody_waits,averaged", 2), ("inside_first", 4):
+    for scenarios, ranks in ("two_lines,half,nobody_waits,averaged", 2), ("inside_first", 4):
         assert launch(scenarios, ranks, "torch_device_ranks.py").endswith("all well\n")

@@ -2,6 +2,7 @@
 does. Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
 are late. All the same with copies in the host's memory as on the processor, to the bit."""
 
+import gc
 import os
 import socket
 import sys
@@ -95,11 +96,27 @@ def two_lines(rank, size):
     optimizer.close()
 
 
+def pinned_now():
+    """Bytes; the most is counted from here on."""
+    gc.collect()
+    fake_device.pinned["most"] = fake_device.pinned["now"]
+    return fake_device.pinned["now"]
+
+
+def half(rank, size):
+    """Of 16 bits: half of the pinned memory; master values are the library's, in the host's."""
+    pinned = pinned_now()
+    *_, optimizer = same(rank, adam, dtype=torch.bfloat16)
+    elements = sum(one.numel() for one in network("cpu").parameters())
+    assert device != "fake" or fake_device.pinned["most"] - pinned == 4 * elements
+    optimizer.close()
+
+
 def inside_first(rank, size):
     """Two hosts of two ranks, of which each works on, copies, and keeps in pinned memory its half."""
     name, socket.gethostname = socket.gethostname, lambda: f"host {rank // 2}"
     own = [dist.new_group(one) for one in ([0, 1], [2, 3])][rank // 2]
-    pinned = fake_device.pinned["most"] = fake_device.pinned["now"]
+    pinned = pinned_now()
 
     def make(model):
         on_host = next(model.parameters()).device.type == "cpu"
@@ -149,7 +166,7 @@ def averaged(rank, size):
         one.close()
 
 
-SCENARIOS = (two_lines, inside_first, nobody_waits, averaged)
+SCENARIOS = (two_lines, half, inside_first, nobody_waits, averaged)
 
 
 def run(rank, names, size, path):
