@@ -9,6 +9,10 @@
 #include "base/memory.h"
 #include "cuda/device.h"
 
+#ifdef ONEBIT_EMULATED_CUDA
+#include <emulation.h>
+#endif
+
 onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
   cudaGetLastError(); /* it is told here, so the next call need not find it */
   onebit_status_t status =
@@ -21,27 +25,6 @@ static size_t bytes_of(size_t count, size_t size) {
   if (size && count > ((size_t)-1 >> 1) / size)
     return 0;
   return count && size ? count * size : 1;
-}
-
-/* A device, and the mode in which the thread was: what the library asks the driver for is no matter
- * of a capture, and would spoil it. */
-enum { MODES = cudaStreamCaptureModeRelaxed + 1 };
-
-int ob_cuda_enter(int number) {
-  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  int before = 0;
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  if (cudaGetDevice(&before) == cudaSuccess && before != number && number != OB_CURRENT_DEVICE)
-    cudaSetDevice(number);
-  return before * MODES + (int)mode;
-}
-
-void ob_cuda_leave(int before) {
-  enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)(before % MODES);
-  int now;
-  if (cudaGetDevice(&now) == cudaSuccess && now != before / MODES)
-    cudaSetDevice(before / MODES);
-  cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* A failure is the caller's to tell of: CUDA's next call must not find it. */
@@ -150,7 +133,9 @@ onebit_status_t ob_cuda_current(int *number) {
 
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer) {
   struct cudaPointerAttributes attributes;
+  int before = ob_cuda_enter(number);
   cudaError_t error = cudaPointerGetAttributes(&attributes, buffer);
+  ob_cuda_leave(before);
   if (error != cudaSuccess)
     return ob_cuda_error(error, name);
   if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
@@ -172,6 +157,8 @@ bool ob_cuda_owns(const void *memory, int *device) {
   *device = attributes.device;
   return attributes.type == cudaMemoryTypeDevice;
 }
+
+static bool has_context(int device) { return emulation_has_context(device); }
 
 #else
 
@@ -203,24 +190,64 @@ static void *open_driver(void) {
   return driver;
 }
 
+/* C has no cast from one kind of pointer to the other. */
+static void find(void *driver, const char *name, void *function) {
+  void *symbol = dlsym(driver, name);
+  memcpy(function, &symbol, sizeof symbol);
+}
+
 /* The runtime's own question would make a context on the device, for a program that may have no
  * business there. The driver is asked only if the program has loaded it already, and answers no
  * before it is initialised: then nothing is a device's memory. */
 bool ob_cuda_owns(const void *memory, int *device) {
-  typedef int question(void *answer, int attribute, unsigned long long pointer);
+  int (*ask)(void *answer, int attribute, unsigned long long pointer);
   void *driver = open_driver();
   if (!driver)
     return false;
-  question *ask;
-  void *symbol = dlsym(driver, "cuPointerGetAttribute");
-  memcpy(&ask, &symbol, sizeof ask); /* C has no cast from one kind of pointer to the other */
+  find(driver, "cuPointerGetAttribute", &ask);
   unsigned type = 0, managed = 0;
   unsigned long long pointer = (uintptr_t)memory;
-  bool owns = symbol && ask(&type, ATTRIBUTE_MEMORY_TYPE, pointer) == 0 &&
+  bool owns = ask && ask(&type, ATTRIBUTE_MEMORY_TYPE, pointer) == 0 &&
               type == MEMORY_TYPE_DEVICE && ask(&managed, ATTRIBUTE_IS_MANAGED, pointer) == 0 &&
               !(managed & 1) && ask(device, ATTRIBUTE_DEVICE_ORDINAL, pointer) == 0;
   dlclose(driver);
   return owns;
 }
 
+static bool has_context(int device) {
+  int (*ask)(int device, unsigned *flags, int *active), active = 0;
+  unsigned flags;
+  void *driver = open_driver();
+  if (!driver)
+    return false;
+  find(driver, "cuDevicePrimaryCtxGetState", &ask);
+  bool has = ask && ask(device, &flags, &active) == 0 && active;
+  dlclose(driver);
+  return has;
+}
+
 #endif
+
+/* A device, and the mode in which the thread was: what the library asks the driver for is no matter
+ * of a capture, and would spoil it. */
+enum { MODES = cudaStreamCaptureModeRelaxed + 1 };
+
+/* The device first: what asks for anything else makes a context on the current one. */
+int ob_cuda_enter(int number) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  int before = 0;
+  if (cudaGetDevice(&before) == cudaSuccess && before != number && number != OB_CURRENT_DEVICE)
+    cudaSetDevice(number);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return before * MODES + (int)mode;
+}
+
+/* A device without a context has been current to a thread that does not use it, as device 0 is from
+ * the beginning: going back there would make one, of hundreds of MiB. */
+void ob_cuda_leave(int before) {
+  enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)(before % MODES);
+  int now, device = before / MODES;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (cudaGetDevice(&now) == cudaSuccess && now != device && has_context(device))
+    cudaSetDevice(device);
+}

@@ -274,6 +274,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
 }
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+  use_device();
   if (!mode)
     return result(cudaErrorInvalidValue);
   std::swap(*mode, thread_mode);

@@ -26,6 +26,7 @@ thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<long> counters[static_cast<int>(counted::kinds)];
 std::atomic<bool> only_counting;
 std::atomic<long> allocations_left, launches_left;
+std::atomic<bool> contexts[MAX_DEVICES];
 
 constexpr int PROCESSORS = 4;
 
@@ -122,6 +123,11 @@ void fatal(const char *words, ...) {
 }
 
 int current_device() { return device; }
+
+int use_device() {
+  contexts[device] = true;
+  return device;
+}
 
 cudaError_t result(cudaError_t error) {
   if (error)
@@ -228,7 +234,14 @@ cudaError_t cudaSetDevice(int number) {
   if (!valid(number))
     return result(device_count() ? cudaErrorInvalidDevice : cudaErrorNoDevice);
   device = number;
+  use_device(); /* from CUDA 12 on */
   return cudaSuccess;
+}
+
+int emulation_has_context(int number) { return contexts[number]; }
+void emulation_forget_contexts(void) {
+  for (std::atomic<bool> &context : contexts)
+    context = false;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int number) {

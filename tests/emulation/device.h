@@ -11,6 +11,8 @@ namespace emulation {
 constexpr int MAX_DEVICES = 64;
 
 int current_device();
+/* The current device, which then has a context: what most calls leave behind. */
+int use_device();
 
 /* Remembers an error for cudaGetLastError and gives it back; success passes. */
 cudaError_t result(cudaError_t error);

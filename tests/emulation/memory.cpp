@@ -137,7 +137,7 @@ cudaError_t allocate(void **pointer, size_t size, bool pinned) {
   if (cudaError_t refused = refuse_in_capture())
     return refused;
   count(counted::allocations);
-  int device = current_device();
+  int device = use_device();
   const bool filled = !leaves(size);
   if (allocation_fails() || (!pinned && filled && size > DEVICE_MEMORY - used[device]))
     return cudaErrorMemoryAllocation;
@@ -396,6 +396,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr) {
   lock held(guard());
   const allocation *block = find(ptr);
+  use_device();
   void *address = const_cast<void *>(ptr);
   if (!block)
     *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, address};

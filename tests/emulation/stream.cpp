@@ -46,7 +46,7 @@ cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
   lock held(guard());
   forget_destroyed();
   bool blocking = !(flags & cudaStreamNonBlocking);
-  streams().push_back(std::make_shared<CUstream_st>(current_device(), blocking));
+  streams().push_back(std::make_shared<CUstream_st>(use_device(), blocking));
   *handle = streams().back().get();
   return cudaSuccess;
 }
@@ -135,6 +135,7 @@ cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle) {
 cudaError_t use_event(cudaEvent_t handle, bool wait) {
   lock held(guard());
   CUevent_st *event = find_event(handle);
+  use_device();
   if (!event)
     return cudaErrorInvalidResourceHandle;
   if (event->captured)
@@ -166,7 +167,7 @@ cudaError_t elapsed(float *milliseconds, cudaEvent_t first, cudaEvent_t second) 
 
 stream_ptr find_stream(cudaStream_t handle) {
   if (!handle || handle == cudaStreamLegacy)
-    return streams()[static_cast<size_t>(current_device())];
+    return streams()[static_cast<size_t>(use_device())];
   for (const stream_ptr &stream : streams())
     if (stream.get() == handle && !stream->destroyed)
       return stream;

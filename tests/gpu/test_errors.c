@@ -240,6 +240,41 @@ static void another_is_current(void) {
   plan_ranks_both(2, from_elsewhere, NULL);
 }
 
+/* A thread that has not used CUDA, and to which device 0 is current, works on a plan of another:
+ * what it does leaves no context on device 0. */
+#ifdef ONEBIT_EMULATED_CUDA
+static void *call_there(void *context) {
+  struct part *part = context;
+  CHECK_STATUS(part_call(part), ONEBIT_OK);
+  CHECK_STATUS(part_put_and_wait(part, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_reset_residual(part->plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
+  part->plan = NULL;
+  return NULL;
+}
+
+static void from_new_thread(const struct gpu_rank *self, void *context) {
+  struct part part;
+  pthread_t thread;
+  const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, ELEMENTS);
+  (void)context;
+  CHECK_CUDA(cudaSetDevice(1));
+  if (!part_create(&part, self->comm, &what, true))
+    return;
+  load(&part, 0);
+  emulation_forget_contexts();
+  pthread_create(&thread, NULL, call_there, &part);
+  pthread_join(thread, NULL);
+  CHECK(!emulation_has_context(0), "device 0 has a context");
+  part_destroy(&part);
+}
+
+static void no_context(void) {
+  gpu_threads(1, from_new_thread, NULL);
+  ranks_self(1, from_new_thread, NULL);
+}
+#endif
+
 /* --- Ranks that do not agree */
 
 static void differ(const struct gpu_rank *self, void *context) {
@@ -394,6 +429,7 @@ static const struct gpu_test tests[] = {
     {"ranks that do not agree", disagreement, false},
 #ifdef ONEBIT_EMULATED_CUDA
     {"no device that will do", no_device, false},
+    {"no context where nothing is", no_context, false},
     {"out of memory", memory, false},
     {"a launch over loopback", launch_loopback, false},
     {"a launch over NCCL", launch_nccl, false},

@@ -61,6 +61,11 @@ void emulation_reset_counts(void);
  * memory as it is, and what is allocated is as large as is asked for and untouched: zeros. */
 void emulation_only_count(int on);
 
+/* Whether a device has a context, which takes hundreds of MiB: cudaSetDevice makes one, and so does
+ * what works on the current device. */
+int emulation_has_context(int device);
+void emulation_forget_contexts(void);
+
 /* The nodes of a graph that have to follow each other: of its longest chain. */
 long emulation_longest_chain(cudaGraph_t graph);
 
