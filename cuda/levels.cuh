@@ -16,10 +16,10 @@ static __device__ inline uint32_t load_codes(const uint32_t *fields, unsigned fi
                                              unsigned away = 0) {
   const unsigned four = first / 4;
   if (width == 8)
-    return __ldg(fields + four + away);
+    return __ldcs(fields + four + away);
   if (width == 4)
-    return __ldg((const uint16_t *)(const void *)fields + four + away);
-  return __ldg((const uint8_t *)(const void *)fields + four + away);
+    return __ldcs((const uint16_t *)(const void *)fields + four + away);
+  return __ldcs((const uint8_t *)(const void *)fields + four + away);
 }
 
 template <unsigned width>

@@ -30,7 +30,7 @@ static __device__ inline void load_member(const struct part &part, unsigned firs
   const uint32_t *words = part.words + (first + four_at(0)) / OB_LANES;
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++)
-    signs[k] = whole || first + four_at(k) < count ? __ldg(&words[4 * k]) : 0;
+    signs[k] = whole || first + four_at(k) < count ? __ldcs(&words[4 * k]) : 0;
 }
 
 /* Moved to the top of the word a four's last sign is where a float has its own; the others choose,

@@ -142,6 +142,13 @@ bool allocation_fails() { return falls_due(allocations_left); }
 bool launch_fails() { return falls_due(launches_left); }
 
 static thread_local size_t threads_that_waited;
+static thread_local bool is_early;
+
+void check_constant_load() {
+  if (is_early)
+    fatal("a kernel that was launched to come early reads by __ldg, which may be loaded before the "
+          "kernel ahead has written it");
+}
 
 static bool comes_early(const cudaLaunchConfig_t &config) {
   for (unsigned i = 0; i < config.numAttrs; i++)
@@ -154,7 +161,9 @@ static bool comes_early(const cudaLaunchConfig_t &config) {
 static void run_kernel(dim3 grid, dim3 block, const std::function<void()> &thread, bool early) {
   const size_t threads = size_t{grid.x} * grid.y * grid.z * (size_t{block.x} * block.y * block.z);
   threads_that_waited = 0;
+  is_early = early;
   run_grid(grid, block, thread);
+  is_early = false;
   if (early && threads_that_waited < threads)
     fatal("a kernel was launched to come early, and %zu of its %zu threads have not waited for "
           "the one ahead",

@@ -60,6 +60,9 @@ template <typename T> T shuffle(unsigned mask, T value, unsigned source) {
 }
 
 /* The hardware takes vector accesses at multiples of their size only. */
+/* Of memory that nobody writes while the kernel is on the device. */
+void check_constant_load();
+
 template <typename T> T *aligned(T *address) {
   if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
     fatal("misaligned access: %zu bytes at %p", sizeof(T), (const void *)address);
@@ -131,7 +134,10 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
 /* Hints to the caches; what they read and write is aligned to its size. */
-template <typename T> T __ldg(const T *address) { return *emulation::aligned(address); }
+template <typename T> T __ldg(const T *address) {
+  emulation::check_constant_load();
+  return *emulation::aligned(address);
+}
 template <typename T> T __ldcs(const T *address) { return *emulation::aligned(address); }
 template <typename T> T __ldcg(const T *address) { return *emulation::aligned(address); }
 template <typename T> void __stcs(T *address, T value) { *emulation::aligned(address) = value; }
