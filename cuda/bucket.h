@@ -8,6 +8,12 @@
 /* A bucket's plans: what it sends dense, and in bits. */
 enum { OB_DENSE, OB_BITS, OB_PLANS };
 
+/* Addresses of gradients on their way to the device: pinned, by piece. */
+struct ob_addresses {
+  void **memory;
+  cudaEvent_t sent;
+};
+
 struct ob_bucket_device {
   const struct onebit_optimizer *optimizer;
   int number;
@@ -16,6 +22,9 @@ struct ob_bucket_device {
   void **copies, **gradients, **means;
   float *factors, *weight_decays, *scalings;
   float *scalings_there;
+  struct ob_addresses addresses[2]; /* in turns */
+  int turn;
+  bool moved; /* the device has not all addresses of now */
   /* Block sums of the latest pass, pinned: those of this kind, or with -1 none of them yet. */
   double *sums;
   int which_sums;

@@ -34,6 +34,12 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
   device->weight_decays = copied(optimizer, bucket->weight_decays, pieces, sizeof(float));
   device->scalings = copied(optimizer, bucket->scalings, pieces, sizeof(float));
   device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
+  for (int k = 0; k < 2; k++) {
+    device->addresses[k].memory = ob_memory_pinned.allocate(pieces, sizeof *device->gradients);
+    if (!device->addresses[k].memory)
+      return out_of_memory(device);
+    OB_TRY_CUDA(cudaEventCreateWithFlags(&device->addresses[k].sent, cudaEventDisableTiming));
+  }
   if (!device->parameters || !device->copies || !device->gradients || !device->means ||
       !device->factors || !device->weight_decays || !device->scalings || !device->scalings_there)
     return out_of_memory(device);
@@ -174,6 +180,11 @@ static void destroy(struct ob_bucket *bucket) {
     cudaStreamDestroy(device->own);
   if (device->parts)
     cudaStreamDestroy(device->parts);
+  for (int k = 0; k < 2; k++) {
+    if (device->addresses[k].sent)
+      cudaEventDestroy(device->addresses[k].sent);
+    ob_memory_pinned.release(device->addresses[k].memory);
+  }
   ob_memory_cuda.release(device->parameters);
   ob_memory_cuda.release(device->copies);
   ob_memory_cuda.release(device->gradients);
@@ -196,15 +207,12 @@ static onebit_status_t check(const char *name, const void *array) {
   return ob_cuda_check(number, name, array);
 }
 
+/* The next step sends them all. */
 static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                size_t piece) {
-  struct ob_bucket_device *device = bucket->device;
-  int before = ob_cuda_enter(device->number);
-  onebit_status_t status = ob_memory_cuda.copy(&device->gradients[piece], &bucket->gradients[piece],
-                                               sizeof *device->gradients);
-  (void)optimizer;
-  ob_cuda_leave(before);
-  return status;
+  (void)optimizer, (void)piece;
+  bucket->device->moved = true;
+  return ONEBIT_OK;
 }
 
 static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,

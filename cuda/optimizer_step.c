@@ -60,6 +60,34 @@ static onebit_status_t send(const struct ob_bucket_device *device, void *to, con
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "sending numbers of a unit");
 }
 
+/* Where gradients have moved to, behind the steps before: of those the one before the last has read
+ * its addresses when these are written. A graph's are those of its capture. */
+static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
+                                      struct ob_bucket *bucket) {
+  struct ob_bucket_device *device = bucket->device;
+  size_t bytes = bucket->bits->geometry.layout.pieces * sizeof *device->gradients;
+  cudaStream_t stream = stream_of(optimizer, bucket);
+  bool capturing = ob_cuda_is_capturing(stream);
+  if (!device->moved)
+    return ONEBIT_OK;
+  device->moved = false;
+  struct ob_addresses *next = &device->addresses[device->turn = !device->turn];
+  cudaError_t error = ob_cuda_reach(next->sent, false);
+  if (capturing || error == cudaErrorNotReady) {
+    cudaGetLastError();
+    ob_cuda_step_await(optimizer);
+    error = ob_cuda_reach(next->sent, true);
+  }
+  OB_TRY_CUDA(error);
+  memcpy(next->memory, bucket->gradients, bytes);
+  if (capturing)
+    return send(device, device->gradients, next->memory, bytes);
+  OB_TRY_CUDA(
+      cudaMemcpyAsync(device->gradients, next->memory, bytes, cudaMemcpyHostToDevice, stream));
+  OB_TRY_CUDA(cudaEventRecord(next->sent, stream));
+  return ONEBIT_OK;
+}
+
 /* They change at the freeze, and with a checkpoint: nothing is under way then. */
 static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
@@ -107,6 +135,7 @@ static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_
 static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   const struct onebit_plan *plan = plan_of(optimizer, bucket);
   OB_TRY(follow(optimizer, plan));
+  OB_TRY(send_addresses(optimizer, bucket));
   if (!optimizer->step.on_stream)
     OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
   OB_TRY(send_scalings(bucket));
@@ -210,6 +239,7 @@ static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_buck
   bool changes = ob_pass_writes(sink->kind) & ~OB_MASK(OB_SCRATCH);
   if (optimizer->step.started == 0)
     OB_TRY(follow(optimizer, bucket->dense));
+  OB_TRY(send_addresses(optimizer, bucket));
   if (sink->kind == OB_PASS_LAMB_FREEZE)
     OB_TRY(send_scalings(bucket));
   plan.state = changes ? state_of(optimizer, bucket) : NULL;

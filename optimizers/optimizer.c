@@ -400,7 +400,7 @@ onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size
   if (gradient)
     OB_TRY(ob_check_array(optimizer->executor, "gradient", tensor, gradient,
                           optimizer->options.gradient_dtype));
-  OB_TRY(ob_optimizer_catch_up(optimizer));
+  OB_TRY(ob_optimizer_check_held(optimizer));
   optimizer->list[tensor].gradient = gradient;
   return ob_buckets_set_gradient(optimizer, tensor, gradient);
 }

@@ -203,8 +203,8 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor);
 
 /* From the next step on this rank's gradient of a tensor is in another array, or there is none.
- * Local; not while a step is open, nor while steps on a stream are under way. The ranks need not
- * agree.
+ * Local; not while a step is open, nor while a graph replays one. Steps that are under way on
+ * streams read what they began with. The ranks need not agree.
  *   optimizer   the optimizer
  *   tensor      place in the list that the optimizer was made from
  *   gradient    as in onebit_tensor_t

@@ -30,7 +30,7 @@ static void warm_up(struct learner *learner) {
 struct costs {
   atomic_int arrived;
   const struct training_case *what;
-  long kernels;
+  long kernels, buckets;
 };
 
 /* Of threads, however often: `turn` counts them. */
@@ -38,6 +38,15 @@ static void meet(struct costs *costs, int size, int *turn) {
   atomic_fetch_add(&costs->arrived, 1);
   for (++*turn; atomic_load(&costs->arrived) < *turn * size;)
     sched_yield();
+}
+
+/* As after each backward pass of torch. */
+static void move_gradients(struct learner *learner) {
+  for (size_t t = 0; t < TRAINING_TENSORS; t++) {
+    const void *here = learner->optimizer->list[t].gradient;
+    CHECK_STATUS(onebit_optimizer_set_gradient(learner->optimizer, t, NULL), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_set_gradient(learner->optimizer, t, here), ONEBIT_OK);
+  }
 }
 
 static void count_a_step(struct learner *learner, struct costs *costs) {
@@ -48,6 +57,7 @@ static void count_a_step(struct learner *learner, struct costs *costs) {
   if (learner->rank == 0)
     emulation_reset_counts();
   meet(costs, learner->size, &turn);
+  move_gradients(learner);
   CHECK_STATUS(onebit_optimizer_step_stream(learner->optimizer, RATE, learner->streams[0]),
                ONEBIT_OK);
   meet(costs, learner->size, &turn);
@@ -59,6 +69,8 @@ static void count_a_step(struct learner *learner, struct costs *costs) {
   meet(costs, learner->size, &turn);
   CHECK(called.synchronisations == 0, "the host waited %ld times", called.synchronisations);
   CHECK(called.allocations == 0, "%ld allocations", called.allocations);
+  CHECK(ran.copies == 2 * costs->buckets * learner->size, "%ld copies on %d ranks", ran.copies,
+        learner->size);
   CHECK(ran.kernels == costs->kernels * learner->size, "%ld kernels on %d ranks, not %ld each",
         ran.kernels, learner->size, costs->kernels);
   if (learner->rank == 0)
@@ -101,8 +113,8 @@ static const struct training_case four =
 static void costs_are_known(void) {
   for (int size = 0; size <= 3; size++) { /* 0: one rank, without NCCL */
     const long each = 6;
-    struct costs one = {.what = &single, .kernels = each};
-    struct costs more = {.what = &four, .kernels = 4 * each + 1};
+    struct costs one = {.what = &single, .kernels = each, .buckets = 1};
+    struct costs more = {.what = &four, .kernels = 4 * each + 1, .buckets = 4};
     if (size == 0) {
       gpu_threads(1, count_alone, &one);
       gpu_threads(1, count_alone, &more);
