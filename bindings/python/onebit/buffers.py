@@ -119,6 +119,20 @@ def current_stream(buffer):
     return None
 
 
+# Bytes an element on a device: residuals, messages, masters and moments; and what CUDA rounds up.
+_ROOM_ELEMENT, _ROOM_BESIDE = 32, 64 << 20
+
+
+def make_room(count):
+    """Before something is made on a device for so many elements: memory that torch keeps for itself,
+    and does not use now, is given back where the device has too little."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    if torch.cuda.mem_get_info()[0] < count * _ROOM_ELEMENT + _ROOM_BESIDE:
+        torch.cuda.empty_cache()
+
+
 def wait_for_torch(buffers):
     """Waits until what torch has put on its current streams is complete: what the library does in a
     call that takes no stream is in the order of none of them."""

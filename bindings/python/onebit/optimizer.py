@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from onebit import _native
 from onebit._native import Device, Dtype, Stage, Status
-from onebit.buffers import buffer_of, current_stream
+from onebit.buffers import buffer_of, current_stream, make_room
 from onebit.errors import check, last_message, wrong
 from onebit.methods import METHODS, NAMES
 from onebit.stateful import Stateful
@@ -54,6 +54,8 @@ class Optimizer(Stateful):
             raise
         handle = ctypes.c_void_p()
         count = len(self._parameters)
+        if self._on_device:
+            make_room(sum(one.count for one in self._parameters))
         check(create(comm.handle, described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._begin(comm, handle)
 

@@ -6,7 +6,7 @@ import sys
 
 from onebit import _native
 from onebit._native import Device, Dtype, Operation, Status
-from onebit.buffers import buffer_of, current_stream, wait_for_torch
+from onebit.buffers import buffer_of, current_stream, make_room, wait_for_torch
 from onebit.errors import check, wrong
 
 _CALLS = {
@@ -69,6 +69,9 @@ class Plan:
         except Exception:
             create(comm.handle, 0, None, None)  # is refused: the other ranks need not wait
             raise
+        self.on_device = filled.device == Device.DEVICE_CUDA
+        if self.on_device:
+            make_room(count)
         handle = ctypes.c_void_p()
         check(create(comm.handle, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._handle = handle
@@ -76,7 +79,6 @@ class Plan:
         self.count = count
         self.operation = Operation(filled.operation)
         self.dtype = Dtype(filled.dtype)
-        self.on_device = filled.device == Device.DEVICE_CUDA
         comm._join(self)
 
     @property

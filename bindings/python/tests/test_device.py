@@ -7,9 +7,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 from conftest import REPOSITORY
+from onebit import buffers
 
 BUILD = pathlib.Path(os.environ.get("ONEBIT_EMULATED_BUILD", REPOSITORY / "build-emulated"))
 ARCHIVES = [BUILD / "libonebit.a", BUILD / "tests/emulation/libemulation.a"]
@@ -31,3 +33,18 @@ def test_memory_of_a_device(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith("alone and over loopback\n")
     assert ran.stdout.endswith("over NCCL\nin time\n") == bool(torch)
+
+
+def test_room_is_made_where_there_is_too_little(monkeypatch):
+    """What torch keeps and does not use is given back before the library asks the driver for more."""
+    emptied = []
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True,
+        mem_get_info=lambda: (100 << 20, 1 << 30),
+        empty_cache=lambda: emptied.append(True),
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    buffers.make_room(1 << 20)
+    assert not emptied
+    buffers.make_room(2 << 20)
+    assert emptied
