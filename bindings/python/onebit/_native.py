@@ -593,6 +593,7 @@ DEVICE_FUNCTIONS = {
     "onebit_optimizer_begin_stream": [HANDLE, c_float, c_void_p],
     "onebit_optimizer_ready_stream": [HANDLE, c_size_t, c_void_p],
     "onebit_optimizer_step_stream": [HANDLE, c_float, c_void_p],
+    "onebit_optimizer_set_learning_rate_pointer": [HANDLE, c_void_p],
     "onebit_optimizer_synchronize": [HANDLE],
 }
 OTHER_FUNCTIONS = {

@@ -160,6 +160,17 @@ class Optimizer(Stateful):
         check(_native.library().onebit_optimizer_set_gradient(self.handle, tensor, address))
         self._gradients[tensor] = found
 
+    def set_learning_rate_pointer(self, rate):
+        """With device="cuda": from the next step on the learning rate is the one float32 in this array
+        when the step runs, so that a graph which has captured a step follows a schedule; None: the
+        rate that `step` is given. The same on all ranks; not for `ZeroOneAdam`."""
+        found = None if rate is None else buffer_of(rate, "rate", False, self._on_device)
+        if found and (found.count != 1 or found.dtype != Dtype.FLOAT32):
+            raise wrong(f"rate is {found.count} of {found.dtype.name}, not one float32")
+        function = _native.library().onebit_optimizer_set_learning_rate_pointer
+        check(function(self.handle, found.address if found else None))
+        self._rate = found
+
     def set_learning_rate_factor(self, tensor, factor):
         """From the next step on the learning rate of tensor number `tensor` is the step's times
         this; the same on all ranks."""

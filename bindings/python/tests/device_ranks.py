@@ -104,6 +104,15 @@ def collectives(comm):
     assert optimizer.step(0.5) is onebit.Status.OK
     assert optimizer.synchronize() is onebit.Status.OK
     assert all(abs(one - (1 - 0.5 * mean)) < 1e-5 for one in parameter.values())
+    if comm.transport in ("self", "nccl"):
+        before, rate = parameter.values()[0], Array([0.25])
+        rated = onebit.Momentum(comm, [(parameter, gradient)], device="cuda", warmup_steps=5)
+        rated.set_learning_rate_pointer(rate)
+        rated.step(float("nan"))
+        assert rated.synchronize() is onebit.Status.OK
+        assert all(abs(one - (before - 0.25 * mean)) < 1e-5 for one in parameter.values())
+        rated.set_learning_rate_pointer(None)
+        raises(lambda: rated.set_learning_rate_pointer(parameter), "rate is 64 of FLOAT32, not one")
     return mean
 
 
