@@ -86,8 +86,7 @@ static void one_allgather(onebit_dtype_t dtype, bool in_place, const struct buff
       check_element(buffers->receive, dtype, (size_t)r * COUNT + i, exact_value(i, r, scale));
 }
 
-Test(mpi_calls, are_exact_where_one_bit_says_all) {
-  mpi_begin();
+RankedTest(mpi_calls, are_exact_where_one_bit_says_all) {
   struct buffers buffers = make_buffers(size_of(MPI_COMM_WORLD));
   size_t tensors;
   for (int turn = 0; turn < 4; turn++)
@@ -110,7 +109,6 @@ Test(mpi_calls, are_exact_where_one_bit_says_all) {
           (double)tally.bytes_sent, (double)tally.bytes_dense);
   }
   free_buffers(&buffers);
-  mpi_end();
 }
 
 /* ---- Widths ---- */
@@ -133,13 +131,12 @@ static double error_of(MPI_Comm comm, const char *bits) {
 }
 
 /* "" is as if it were not set. */
-Test(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
+RankedTest(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
   static const struct {
     const char *text;
     int bits;
     double most; /* of workers and servers together */
   } cases[] = {{"", 8, 0.06}, {"8", 8, 0.06}, {"4", 4, 0.2}, {"2", 2, 0.6}, {"1", 1, 1.1}};
-  mpi_begin();
   double before = 0;
   for (size_t k = 0; k < sizeof cases / sizeof cases[0] && size_of(MPI_COMM_WORLD) > 1; k++) {
     MPI_Comm comm = duplicate();
@@ -150,12 +147,10 @@ Test(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
     before = error;
     MPI_Comm_free(&comm);
   }
-  mpi_end();
 }
 
-Test(mpi_calls, fail_on_all_ranks_where_the_variable_is_wrong_on_one) {
+RankedTest(mpi_calls, fail_on_all_ranks_where_the_variable_is_wrong_on_one) {
   float values[COUNT] = {1};
-  int rank = mpi_begin(), size = size_of(MPI_COMM_WORLD);
   MPI_Comm comm = duplicate();
   setenv("ONEBIT_BITS", rank == size - 1 ? "3" : "4", 1);
   int code = ONEBIT_Allreduce(MPI_IN_PLACE, values, COUNT, MPI_FLOAT, MPI_SUM, comm);
@@ -163,7 +158,6 @@ Test(mpi_calls, fail_on_all_ranks_where_the_variable_is_wrong_on_one) {
   CHECK(size == 1 || rank < size - 1 || strstr(onebit_last_error(), "ONEBIT_BITS=3"), "%s",
         onebit_last_error());
   MPI_Comm_free(&comm);
-  mpi_end();
 }
 
 /* ---- Over many calls ---- */
@@ -200,9 +194,8 @@ static void owed(MPI_Comm comm, double *owes) {
   free(mine);
 }
 
-Test(mpi_calls, owe_what_is_kept_and_nothing_else) {
+RankedTest(mpi_calls, owe_what_is_kept_and_nothing_else) {
   enum { CALLS = 30 };
-  int rank = mpi_begin(), size = size_of(MPI_COMM_WORLD);
   static float send[COUNT], receive[COUNT];
   static double given[COUNT], got[COUNT], all[COUNT], owes[COUNT];
   for (int call = 0; call < CALLS; call++) {
@@ -226,7 +219,6 @@ Test(mpi_calls, owe_what_is_kept_and_nothing_else) {
     owed_most = fmax(owed_most, fabs(owes[i]));
   }
   CHECK(size == 1 || owed_most > 0.01, "nothing is owed: %g", owed_most);
-  mpi_end();
 }
 
 /* ---- Buffers that change ---- */
@@ -409,8 +401,7 @@ static void forget(int before) {
   MPI_Comm_free(&moving.comm);
 }
 
-Test(mpi_calls, never_give_a_wrong_sum_when_buffers_change) {
-  mpi_begin();
+RankedTest(mpi_calls, never_give_a_wrong_sum_when_buffers_change) {
   for (int k = 0; k < 4; k++) {
     int before = k & 1 ? 1 : 9;
     exchange_buffers(before, k & 2);
@@ -422,5 +413,4 @@ Test(mpi_calls, never_give_a_wrong_sum_when_buffers_change) {
   never_the_same();
   forget(1);
   forget(9);
-  mpi_end();
 }

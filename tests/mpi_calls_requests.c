@@ -123,19 +123,16 @@ static void withdraw_in_flight(struct flight *flight) {
   free(other);
 }
 
-Test(mpi_calls_requests, are_done_in_any_order) {
-  mpi_begin();
+RankedTest(mpi_calls_requests, are_done_in_any_order) {
   struct flight flight = make_flight(duplicate());
   wait_in_any_order(&flight, 16);
   withdraw_in_flight(&flight);
   free_flight(&flight);
   MPI_Comm_free(&flight.comm);
-  mpi_end();
 }
 
 /* Two communicators: a rank waits for the one first, another for the other, and both fall. */
-Test(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
-  int rank = mpi_begin();
+RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
   struct flight flights[2] = {make_flight(duplicate()), make_flight(duplicate())};
   for (int step = 0; step < 12; step++)
     for (int spoilt = 0; spoilt < 2; spoilt++) {
@@ -151,7 +148,6 @@ Test(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
   for (int k = 0; k < 2; k++)
     free_flight(&flights[k]);
   MPI_Comm_free(&flights[0].comm); /* the other one is MPI_Finalize's to end */
-  mpi_end();
 }
 
 /* ---- Persistent requests ---- */
@@ -229,8 +225,7 @@ static void refuse_requests(void) {
   check_code(ONEBIT_Wait(&flying, MPI_STATUS_IGNORE), MPI_SUCCESS);
 }
 
-Test(mpi_calls_requests, persist_and_outlive_communicators) {
-  mpi_begin();
+RankedTest(mpi_calls_requests, persist_and_outlive_communicators) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   struct flight flight = make_flight(duplicate());
   persist(&flight);
@@ -239,14 +234,12 @@ Test(mpi_calls_requests, persist_and_outlive_communicators) {
   for (int t = 2; t < TENSORS; t++)
     check_code(ONEBIT_Request_free(&flight.request[t]), MPI_SUCCESS);
   free_flight(&flight);
-  mpi_end();
 }
 
 /* ---- Memory and threads ---- */
 
 /* The first, the second, ... allocation of a rank fails: no rank waits, and the sums are right. */
-Test(mpi_calls_requests, do_without_memory) {
-  int rank = mpi_begin();
+RankedTest(mpi_calls_requests, do_without_memory) {
   for (int n = 1; n <= 48; n += n < 12 ? 1 : 3) {
     check_case("allocation %d fails", n);
     struct flight flight = make_flight(duplicate());
@@ -265,7 +258,6 @@ Test(mpi_calls_requests, do_without_memory) {
     free_flight(&flight);
     MPI_Comm_free(&flight.comm);
   }
-  mpi_end();
 }
 
 static void *calls_of_a_thread(void *argument) {
@@ -299,9 +291,8 @@ static void share_a_communicator(struct flight *flight) {
   }
 }
 
-Test(mpi_calls_requests, from_several_threads) {
+RankedTest(mpi_calls_requests, from_several_threads) {
   enum { THREADS = 3 };
-  mpi_begin();
   int provided;
   MPI_Query_thread(&provided);
   if (provided == MPI_THREAD_MULTIPLE) {
@@ -321,5 +312,4 @@ Test(mpi_calls_requests, from_several_threads) {
   } else {
     cr_log_warn("this MPI has no MPI_THREAD_MULTIPLE: threads are not tested");
   }
-  mpi_end();
 }

@@ -46,18 +46,14 @@ static void miss_the_last(calling *call, bool late_fails) {
   /* The buffers and the communicator are MPI's until it ends. */
 }
 
-Test(mpi_calls_waits, an_agreement_on_which_a_rank_never_comes) {
-  mpi_begin();
+RankedTest(mpi_calls_waits, an_agreement_on_which_a_rank_never_comes) {
   setenv("ONEBIT_TIMEOUT", "0.3", 1);
   if (size_of(MPI_COMM_WORLD) > 1)
     miss_the_last(sum, true);
-  mpi_end();
 }
 
-Test(mpi_calls_waits, a_dense_call_on_which_a_rank_never_comes) {
-  mpi_begin();
+RankedTest(mpi_calls_waits, a_dense_call_on_which_a_rank_never_comes) {
   setenv("ONEBIT_TIMEOUT", "0.3", 1);
   if (size_of(MPI_COMM_WORLD) > 1)
     miss_the_last(wait_dense, false);
-  mpi_end();
 }

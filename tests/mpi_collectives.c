@@ -10,11 +10,8 @@ static void in_rounds(onebit_comm_t comm, void *context) {
   collective_on_rank(comm, context);
 }
 
-Test(mpi_collectives, equal_the_oracle) {
-  mpi_begin();
-  int size;
+RankedTest(mpi_collectives, equal_the_oracle) {
   size_t count;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
   struct collective_case *cases = collective_cases(size, FEW, &count);
   struct sample sample = collective_sample("mpi_collectives", 1, cases, count);
   for (size_t k = 0; k < sample.count; k++) {
@@ -34,5 +31,4 @@ Test(mpi_collectives, equal_the_oracle) {
   }
   free(sample.rows);
   free(cases);
-  mpi_end();
 }

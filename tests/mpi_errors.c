@@ -90,26 +90,21 @@ static void write_config(char *path, int freeze_step) {
   setenv("ONEBIT_CONFIG", path, 1);
 }
 
-Test(mpi_errors, a_file_that_one_rank_cannot_read) {
-  int rank = mpi_begin(), size;
+RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
   onebit_comm_t comm = stale_comm();
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (rank == size - 1)
     setenv("ONEBIT_CONFIG", "/nowhere/at.all", 1);
   CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_ERROR_FILE);
   CHECK_WORDS(rank == size - 1 ? "ONEBIT_CONFIG=/nowhere/at.all: No such file" : "another rank");
   CHECK(comm == NULL, "a communicator");
-  mpi_end();
 }
 
-Test(mpi_errors, files_that_differ_between_ranks) {
+RankedTest(mpi_errors, files_that_differ_between_ranks) {
   char path[] = "/tmp/onebit-config-XXXXXX";
   float parameter = 1, gradient = 1;
   onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
   onebit_optimizer_t optimizer = NULL;
   onebit_comm_t comm = NULL;
-  int rank = mpi_begin(), size;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
   write_config(path, 3 + (rank == size - 1));
   CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_OK);
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer),
@@ -119,5 +114,4 @@ Test(mpi_errors, files_that_differ_between_ranks) {
   onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
   unlink(path);
-  mpi_end();
 }

@@ -3,14 +3,12 @@
 #include "tests/support_ladder.h"
 #include "tests/support_mpi.h"
 
-Test(mpi_ladder, climbs_and_descends) {
+RankedTest(mpi_ladder, climbs_and_descends) {
   static const onebit_schedule_t schedules[] = {ONEBIT_SCHEDULE_EXCHANGE,
                                                 ONEBIT_SCHEDULE_ALLGATHER};
-  mpi_begin();
   for (size_t k = 0; k < sizeof schedules / sizeof schedules[0]; k++) {
     struct climb climb = {.schedule = schedules[k]};
     check_case("schedule %d", (int)schedules[k]);
     on_mpi_ranks(MPI_COMM_WORLD, climb_on_rank, &climb);
   }
-  mpi_end();
 }

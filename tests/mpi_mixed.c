@@ -22,8 +22,7 @@ static struct adam_case case_of(int k) {
   return what;
 }
 
-Test(mpi_mixed, equals_the_oracle) {
-  mpi_begin();
+RankedTest(mpi_mixed, equals_the_oracle) {
   for (int k = 0; k < 9; k++) {
     struct adam_case what = case_of(k);
     what.uncompressed = k % 2 ? 0x2b : 0;
@@ -41,18 +40,13 @@ Test(mpi_mixed, equals_the_oracle) {
     what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     check(what);
   }
-  mpi_end();
 }
 
-Test(mpi_mixed, mistakes_before_the_norm) {
-  int size;
-  mpi_begin_several();
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
+SeveralRanksTest(mpi_mixed, mistakes_before_the_norm) {
   for (int guilty = 0; guilty < size; guilty++) {
     struct culprit culprit = {.rank = guilty, .clip_norm = 1.5};
     on_mpi_ranks(MPI_COMM_WORLD, wrong_learning_rate_on_one_rank, &culprit);
     on_mpi_ranks(MPI_COMM_WORLD, mistakes_in_an_open_step, &culprit);
     on_mpi_ranks(MPI_COMM_WORLD, destroyed_in_an_open_step, &culprit);
   }
-  mpi_end();
 }

@@ -58,7 +58,7 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   trainee_destroy(&trainee);
 }
 
-Test(mpi_move, ranks_leave_and_come) {
+RankedTest(mpi_move, ranks_leave_and_come) {
   static const struct checkpoint_case cases[] = {
       {.name = "efficient adam", .method = &ob_method_efficient_adam},
       {.name = "adam", .method = &ob_method_adam, .freeze_step = 6},
@@ -67,8 +67,6 @@ Test(mpi_move, ranks_leave_and_come) {
        .freeze_step = 3,
        .shards = ONEBIT_SHARDS_PARAMETERS},
       {.name = "lion", .method = &ob_method_lion}};
-  mpi_begin();
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++)
     on_mpi_ranks(MPI_COMM_WORLD, leave_and_come, (void *)&cases[k]);
-  mpi_end();
 }

@@ -47,15 +47,12 @@ static void check_profiles(struct adam_case what) {
   check(&what);
 }
 
-Test(mpi_optimizers, adam) {
-  mpi_begin();
+RankedTest(mpi_optimizers, adam) {
   check_profiles(case_of(&kind_adam, 5));
   check_buckets(case_of(&kind_adam, 5));
-  mpi_end();
 }
 
-Test(mpi_optimizers, adam_in_shards) {
-  mpi_begin();
+RankedTest(mpi_optimizers, adam_in_shards) {
   struct adam_case what = case_of(&kind_adam, 5);
   for (int mode = ONEBIT_SHARDS_STEP; mode <= ONEBIT_SHARDS_PARAMETERS; mode++) {
     what.options.shards = (onebit_shards_t)mode;
@@ -64,34 +61,21 @@ Test(mpi_optimizers, adam_in_shards) {
   what.options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   what.options.beta2 = 0.875;
   check(&what);
-  mpi_end();
 }
 
-Test(mpi_optimizers, lamb) {
-  mpi_begin();
+RankedTest(mpi_optimizers, lamb) {
   check_profiles(case_of(&kind_lamb, 5));
   check_buckets(case_of(&kind_lamb, 5));
-  mpi_end();
 }
 
-Test(mpi_optimizers, momentum) {
-  mpi_begin();
+RankedTest(mpi_optimizers, momentum) {
   check_buckets(case_of(&kind_momentum, 0));
   check_buckets(case_of(&kind_momentum, 3));
-  mpi_end();
 }
 
-Test(mpi_optimizers, efficient_adam) {
-  mpi_begin();
-  check_buckets(case_of(&kind_efficient_adam, 0));
-  mpi_end();
-}
+RankedTest(mpi_optimizers, efficient_adam) { check_buckets(case_of(&kind_efficient_adam, 0)); }
 
-Test(mpi_optimizers, lion) {
-  mpi_begin();
-  check_buckets(case_of(&kind_lion, 0));
-  mpi_end();
-}
+RankedTest(mpi_optimizers, lion) { check_buckets(case_of(&kind_lion, 0)); }
 
 static void check_zero_one(const struct zero_one_case *what) {
   struct zero_one_run run = zero_one_prepare(what);
@@ -100,8 +84,7 @@ static void check_zero_one(const struct zero_one_case *what) {
 }
 
 /* The plan may choose among the schedules of an optimizer only: an allgather has no servers. */
-Test(mpi_optimizers, zero_one_adam) {
-  mpi_begin();
+RankedTest(mpi_optimizers, zero_one_adam) {
   struct zero_one_case what = {
       .steps = 30, .options = zero_one_options(10), .tensors = &adam_tensors_odd, .still = true};
   MPI_Comm_size(MPI_COMM_WORLD, &what.size);
@@ -122,5 +105,4 @@ Test(mpi_optimizers, zero_one_adam) {
   what.options.common.bucket_size = 1000;
   what.parts = true;
   check_zero_one(&what);
-  mpi_end();
 }

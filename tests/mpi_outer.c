@@ -25,8 +25,7 @@ static void exchange(onebit_comm_t comm, void *context) {
   free(it);
 }
 
-Test(mpi_outer, equal_parameters_on_all_ranks) {
-  mpi_begin();
+RankedTest(mpi_outer, equal_parameters_on_all_ranks) {
   static const int widths[] = {1, 4, 8, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
   for (size_t k = 0; k < 5; k++)
     for (size_t delay = 0; delay < 4; delay += 3) {
@@ -36,7 +35,6 @@ Test(mpi_outer, equal_parameters_on_all_ranks) {
       options.weighted = k % 2 != 0;
       on_mpi_ranks(MPI_COMM_WORLD, exchange, &options);
     }
-  mpi_end();
 }
 
 static void go_on(onebit_comm_t comm, void *context) {
@@ -63,9 +61,8 @@ static void go_on(onebit_comm_t comm, void *context) {
   free(other);
 }
 
-Test(mpi_outer, a_checkpoint_goes_on_to_the_bit) {
+RankedTest(mpi_outer, a_checkpoint_goes_on_to_the_bit) {
   struct directories directories = {0};
-  const int rank = mpi_begin();
   if (rank == 0)
     directories = directories_create();
   MPI_Bcast(&directories, sizeof directories, MPI_BYTE, 0, MPI_COMM_WORLD);
@@ -73,7 +70,6 @@ Test(mpi_outer, a_checkpoint_goes_on_to_the_bit) {
   MPI_Barrier(MPI_COMM_WORLD);
   if (rank == 0)
     directories_remove(&directories);
-  mpi_end();
 }
 
 /* All ranks begin an exchange, of which one has a weight that is none. */
@@ -95,8 +91,6 @@ static void weigh_wrong(onebit_comm_t comm, void *context) {
   free(it);
 }
 
-Test(mpi_outer, a_wrong_weight_fails_on_all_ranks) {
-  mpi_begin();
+RankedTest(mpi_outer, a_wrong_weight_fails_on_all_ranks) {
   on_mpi_ranks(MPI_COMM_WORLD, weigh_wrong, NULL);
-  mpi_end();
 }

@@ -48,9 +48,7 @@ static void drift(onebit_comm_t between, void *context) {
   onebit_comm_destroy(alone);
 }
 
-Test(mpi_outer_sites, a_late_site_loses_nothing) {
-  mpi_begin();
+RankedTest(mpi_outer_sites, a_late_site_loses_nothing) {
   for (int quorum = 0; quorum < 2; quorum++)
     on_mpi_ranks(MPI_COMM_WORLD, drift, &quorum);
-  mpi_end();
 }

@@ -77,13 +77,11 @@ static void wait_across_communicators(int world_rank) {
   }
 }
 
-Test(mpi_requests, in_flight_on_any_communicator) {
-  int rank = mpi_begin();
+RankedTest(mpi_requests, in_flight_on_any_communicator) {
   run_scenarios(MPI_COMM_WORLD);
   MPI_Comm half;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &half);
   run_scenarios(half);
   MPI_Comm_free(&half);
   wait_across_communicators(rank);
-  mpi_end();
 }

@@ -21,12 +21,10 @@ static void miss_a_rank(enum wait_fault fault) {
   }
 }
 
-Test(mpi_waits, a_missed_rank) {
-  mpi_begin_several();
+SeveralRanksTest(mpi_waits, a_missed_rank) {
   miss_a_rank(WAIT_IS_AWAY);
   miss_a_rank(WAIT_CALLS_ANOTHER);
   miss_a_rank(WAIT_ABORTS);
-  mpi_end();
 }
 
 /* --- Late messages -----------------------------------------------------------------------------*/
@@ -74,12 +72,10 @@ static void send_late(onebit_comm_t comm, void *context) {
   free(message);
 }
 
-Test(mpi_waits, a_late_message) {
+SeveralRanksTest(mpi_waits, a_late_message) {
   static const size_t sizes[] = {64, (size_t)1 << 20};
-  mpi_begin_several();
   for (size_t k = 0; k < 2; k++)
     on_mpi_ranks(MPI_COMM_WORLD, send_late, (void *)&sizes[k]);
-  mpi_end();
 }
 
 /* --- After MPI_Finalize ------------------------------------------------------------------------*/

@@ -97,9 +97,8 @@ static void wrong_requests(MPI_Comm comm) {
   WRONG_MPI(ONEBIT_Waitall, (1, NULL, MPI_STATUSES_IGNORE), MPI_ERR_REQUEST, "requests is NULL");
 }
 
-Test(mpi_wrong_calls, are_errors_with_a_message) {
+RankedTest(mpi_wrong_calls, are_errors_with_a_message) {
   onebit_comm_t made;
-  mpi_begin();
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm comm = duplicate();
   WRONG(onebit_comm_create_mpi, (MPI_COMM_NULL, &made), ONEBIT_ERROR_ARGUMENT, "MPI_COMM_NULL");
@@ -112,5 +111,4 @@ Test(mpi_wrong_calls, are_errors_with_a_message) {
   cr_expect_eq(wrong_check_header("mpi"), 1);
   cr_expect_eq(wrong_check_header("mpi_calls"), 11);
   cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
-  mpi_end();
 }

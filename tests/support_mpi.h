@@ -6,15 +6,20 @@
 
 #include "tests/support.h"
 
-/* Initialises MPI with MPI_THREAD_MULTIPLE where the library has it, and gives this process's rank
- * in MPI_COMM_WORLD. Criterion runs each test in a process of its own: call it in the test, run one
- * test a launch. */
+/* A test on all ranks of MPI_COMM_WORLD, whose body has `rank` and `size`; the other is skipped on
+ * one rank. Criterion runs each test in a process of its own: one test a launch. */
+#define RankedTest(suite, name)       RANKED_TEST(suite, name, 1)
+#define SeveralRanksTest(suite, name) RANKED_TEST(suite, name, 2)
+#define RANKED_TEST(suite, name, least)                                                            \
+  static void suite##_##name##_ranked(int rank, int size);                                         \
+  Test(suite, name) { mpi_run(suite##_##name##_ranked, least); }                                   \
+  static void suite##_##name##_ranked(__attribute__((unused)) int rank,                            \
+                                      __attribute__((unused)) int size)
+void mpi_run(void (*body)(int rank, int size), int least);
+
+/* What that begins and ends with: initialises MPI with MPI_THREAD_MULTIPLE where the library has
+ * it, and gives this process's rank in MPI_COMM_WORLD; finalises MPI. */
 int mpi_begin(void);
-
-/* The same of a test that is about several ranks: one alone ends MPI, and the test is skipped. */
-int mpi_begin_several(void);
-
-/* Finalises MPI and then checks_must_hold(). */
 void mpi_end(void);
 
 /* Runs the body over the ranks of an MPI communicator, this process being one of them. */
