@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include "tests/oracle.h"
-#include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 
 /* --- Directories and files ---------------------------------------------------------------------*/
@@ -200,66 +199,4 @@ void record_adam(const char *directory, const char *name, int world, int steps,
   cr_assert_eq(fclose(text), 0);
   oracle_adam_destroy(adam);
   free(dense);
-}
-
-static struct oracle_zero_one *create_zero_one(int world) {
-  onebit_tensor_t tensors[5];
-  describe_tensors(tensors);
-  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
-  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  options.beta2 = 0.97;
-  options.epsilon = 1e-6;
-  options.variance_freeze_step = 7;
-  options.variance_update_scaler = 2;
-  options.local_step_scaler = 1;
-  options.local_step_clipper = 2;
-  return oracle_zero_one_create(world, 1, tensors, 5, &options);
-}
-
-static void record_zero_one_steps(const char *path, struct oracle_zero_one *oracle, int steps,
-                                  char *dense) {
-  size_t all = (size_t)oracle->ranks * oracle->total;
-  float *gradients = allocate(all, sizeof *gradients);
-  const float **ranks = by_rank(gradients, oracle->total, oracle->ranks);
-  onebit_status_t *statuses = allocate((size_t)oracle->ranks, sizeof *statuses);
-  FILE *in = open_in(path, "grads.f32", "wb"), *out = open_in(path, "params.f32", "wb");
-  for (int step = 0; step < steps; step++) {
-    dense[step] = oracle_zero_one_clock_next(&oracle->clock) == ORACLE_DENSE ? '1' : '0';
-    fill_all(gradients, oracle->total, oracle->ranks, step);
-    oracle_zero_one_step(oracle, ranks, 0.003f, statuses);
-    put(in, gradients, all);
-    put(out, oracle->parameter, all);
-  }
-  cr_assert(fclose(in) == 0 && fclose(out) == 0);
-  free(statuses);
-  free((void *)ranks);
-  free(gradients);
-}
-
-void record_zero_one(const char *directory, const char *name, int world, int steps,
-                     char path[PATH_ROOM]) {
-  begin_case(directory, name, path);
-  char *dense = allocate((size_t)steps + 1, 1);
-  struct oracle_zero_one *oracle = create_zero_one(world);
-  put_all(path, "params0.f32", oracle->parameter, oracle->total);
-  record_zero_one_steps(path, oracle, steps, dense);
-  FILE *text = open_in(path, "case.txt", "w");
-  fprintf(text,
-          "kind = zoadam\nworld = %d\nsteps = %d\nseed = 3\nshapes = %s\nlr = 0.003\n"
-          "betas = 0.9 0.97\neps = 1e-06\nweight_decay = 0.01\nvar_freeze_step = 7\n"
-          "var_update_scaler = 2\nlocal_step_scaler = 1\nlocal_step_clipper = 2\ntotal = %d\n"
-          "params_ranks = %d\ndense_allreduce_before_step = %s\n",
-          world, steps, RECORDED_SHAPES, RECORDED_TOTAL, world, dense);
-  cr_assert_eq(fclose(text), 0);
-  oracle_zero_one_destroy(oracle);
-  free(dense);
-}
-
-void record_lamb(const char *directory, const char *name, int world, int steps,
-                 char path[PATH_ROOM]) {
-  record_adam(directory, name, world, steps, path);
-  edit_case(path, "seed",
-            "max_coeff = 0.3\nmin_coeff = 0.01\ncoeff_beta = 0.9\nfactor_max = 4.0\n"
-            "factor_min = 0.5\nfactor_threshold = 0.1");
-  edit_case(path, "kind", "kind = lamb");
 }

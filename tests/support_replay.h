@@ -22,13 +22,6 @@ void record_allreduce(const char *directory, const char *name, int world, size_t
                       char path[PATH_ROOM]);
 void record_adam(const char *directory, const char *name, int world, int steps,
                  char path[PATH_ROOM]);
-/* Of 1-bit LAMB as far as its text goes; the numbers are 1-bit Adam's. */
-void record_lamb(const char *directory, const char *name, int world, int steps,
-                 char path[PATH_ROOM]);
-/* Of 0/1 Adam: the variance is frozen after 7 steps, from step 9 on the ranks meet in every second
- * one; every rank's parameters are recorded. */
-void record_zero_one(const char *directory, const char *name, int world, int steps,
-                     char path[PATH_ROOM]);
 #define RECORDED_SHAPES "513 37x3 1 8 64x40"
 #define RECORDED_TOTAL  (513 + 37 * 3 + 1 + 8 + 64 * 40)
 #define RECORDED_WARMUP 5

@@ -36,27 +36,7 @@ Test(replay, sound_cases_are_ok) {
     record_adam(scratch, name, worlds[i], 9, path);
     result = replayed(path, true, "");
     cr_expect(result.values == 9 * RECORDED_TOTAL && result.exceptions == 0 && result.worst == 0);
-    snprintf(name, sizeof name, "zero-one-w%d", worlds[i]);
-    record_zero_one(scratch, name, worlds[i], 14, path);
-    result = replayed(path, true, "");
-    cr_expect(result.values == 14 * RECORDED_TOTAL * (unsigned)worlds[i] &&
-              result.exceptions == 0 && result.worst == 0);
   }
-}
-
-/* Each rank has parameters of its own, and compares these. */
-Test(replay, ranks_that_are_apart) {
-  char path[PATH_ROOM];
-  record_zero_one(scratch, "zero-one", 3, 14, path);
-  const size_t last = recorded_values(path, "params.f32") - 3 * RECORDED_TOTAL; /* of step 13 */
-  size_t differ = 0;
-  for (size_t i = 0; i < RECORDED_TOTAL; i++)
-    differ += recorded_value(path, "params.f32", last + i) !=
-              recorded_value(path, "params.f32", last + RECORDED_TOTAL + i);
-  cr_assert_gt(differ, RECORDED_TOTAL / 2, "only %zu parameters differ", differ);
-  set_recorded_value(path, "params.f32", last + RECORDED_TOTAL + 5, 9); /* of rank 1 */
-  struct replay_result result = replayed(path, false, "step 13, value 5");
-  cr_expect(result.exceptions == 1 && result.wild == 1);
 }
 
 Test(replay, one_sign_in_ten_thousand_is_allowed) {
@@ -109,19 +89,13 @@ Test(replay, parameters_may_not_differ_by_more) {
   replayed(path, false, " 1 by more than rounding");
 }
 
-/* 0/1 Adam has no warm-up: what counts is in which steps gradients were averaged. */
 Test(replay, exchanges_must_agree) {
-  char adam[PATH_ROOM], zero_one[PATH_ROOM];
+  char adam[PATH_ROOM];
   record_adam(scratch, "adam", 2, 9, adam);
   edit_case(adam, "dense_allreduce_before_step", "dense_allreduce_before_step = 111111000");
   replayed(adam, false, "step 5: gradients are not averaged in full precision");
   edit_case(adam, "dense_allreduce_before_step", "dense_allreduce_before_step = 111100000");
   replayed(adam, false, "step 4: gradients are averaged in full precision");
-  record_zero_one(scratch, "zero-one", 2, 10, zero_one);
-  edit_case(zero_one, "dense_allreduce_before_step", "dense_allreduce_before_step = 1111010000");
-  replayed(zero_one, false, "step 3: gradients are not averaged in full precision");
-  edit_case(zero_one, "dense_allreduce_before_step", "dense_allreduce_before_step = 1100010000");
-  replayed(zero_one, false, "step 2: gradients are averaged in full precision");
 }
 
 Test(replay, what_the_library_refuses_is_told) {
@@ -145,14 +119,6 @@ static void small_adam(const char *name, char path[PATH_ROOM]) {
   record_adam(scratch, name, 2, 7, path);
 }
 
-static void small_zero_one(const char *name, char path[PATH_ROOM]) {
-  record_zero_one(scratch, name, 2, 7, path);
-}
-
-static void small_lamb(const char *name, char path[PATH_ROOM]) {
-  record_lamb(scratch, name, 2, 7, path);
-}
-
 Test(replay, program_prints_a_line_a_case) {
   char good[PATH_ROOM], bad[PATH_ROOM], other[PATH_ROOM];
   small_allreduce("good", good);
@@ -169,19 +135,6 @@ Test(replay, program_prints_a_line_a_case) {
   expect_said(said, "other/grads.f32: 178804 bytes, not the 178808 of 7 x 2 x 3193 float32\n");
   expect_said(said, "replay other: 0 values, 0 exceptions, worst 0, FAILED\n");
   expect_said(said, "replay good: 200 values, 0 exceptions, worst 0, ok\n");
-}
-
-/* The same steps, made by another optimizer. */
-Test(replay, program_knows_kinds_apart) {
-  char adam[PATH_ROOM], zero_one[PATH_ROOM], lamb[PATH_ROOM];
-  small_adam("adam", adam);
-  small_zero_one("zero-one", zero_one);
-  small_lamb("lamb", lamb);
-  expect_said(program(0, "tests/onebit-replay --loopback %s", adam),
-              "replay adam: 22351 values, 0 ex");
-  expect_said(program(0, "tests/onebit-replay --loopback %s", zero_one),
-              "replay zero-one: 44702 values, 0 exceptions, worst 0, ok\n");
-  expect_said(program(1, "tests/onebit-replay --loopback %s", lamb), "replay lamb: 22351 values, ");
 }
 
 Test(replay, program_refuses_a_wrong_command_line) {
@@ -253,16 +206,6 @@ static const struct edit {
     {small_adam, "freeze_step", "freeze_step = -1", "freeze_step is -1"},
     {small_adam, "params_ranks", "params_ranks = 3", "params.f32"},
     {small_adam, "dense_allreduce_before_step", "dense_allreduce_before_step = 11111", "is 11111"},
-    {small_zero_one, "var_freeze_step", "", "var_freeze_step is missing"},
-    {small_zero_one, "var_update_scaler", "var_update_scaler = 0", "var_update_scaler is 0"},
-    {small_zero_one, "local_step_scaler", "local_step_scaler = 0", "local_step_scaler is 0"},
-    {small_zero_one, "local_step_clipper", "local_step_clipper = 0", "local_step_clipper is 0"},
-    {small_lamb, "freeze_step", "", "freeze_step is missing"},
-    {small_lamb, "max_coeff", "", "max_coeff is missing"},
-    {small_lamb, "min_coeff", "min_coeff = small", "min_coeff is small"},
-    {small_lamb, "coeff_beta", "coeff_beta = 0.9 0.8", "coeff_beta is 0.9 0.8"},
-    {small_lamb, "factor_max", "factor_max = inf", "factor_max is inf"},
-    {small_lamb, "factor_threshold", "", "factor_threshold is missing"},
 };
 
 Test(replay, damaged_text) {
