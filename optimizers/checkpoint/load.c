@@ -68,10 +68,10 @@ static onebit_status_t prepare(struct ob_loading *loading, struct ob_parts *part
 
 static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
   struct ob_loading *loading = object;
-  if (dry)
+  if (dry) {
     OB_TRY(prepare(loading, parts));
-  if (dry)
     OB_TRY(ob_parts_check(parts, loading->optimizer, &loading->map));
+  }
   loading->dry = dry;
   return ob_restore(loading);
 }
