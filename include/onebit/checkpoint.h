@@ -91,6 +91,7 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
  * the same exchanges have begun. A resumed run goes on to the bit, also in the middle of a round.
  *   outer      the outer step; unchanged
  *   memory, capacity, bytes   as in onebit_optimizer_save
+ * Memory while it writes: 8 bytes an element.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, a capacity that is too small, with *bytes set),
  * ONEBIT_ERROR_UNSUPPORTED (a site that is being caught up has a part of a consensus only: save
  * after a later exchange), ONEBIT_ERROR_TRANSPORT (it has stopped), ONEBIT_ERROR_MEMORY, and those

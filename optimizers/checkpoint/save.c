@@ -54,7 +54,7 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
     low = fraction(total, saving->header.rank, saving->header.ranks);
     high = fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
-  for (size_t k = 0; k < saving->map.count; k++)
+  for (size_t k = 0; total && k < saving->map.count; k++)
     add_stretch(saving, what, space, &ob_map_list(&saving->map, space)[k], low, high);
 }
 

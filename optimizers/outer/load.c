@@ -6,7 +6,6 @@
  * own, so that the mean of what has not been exchanged yet, drifts and residuals, stays what it
  * was.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +13,6 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/sites.h"
 #include "optimizers/outer/state.h"
@@ -286,10 +284,10 @@ static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
   return status == ONEBIT_OK ? sent : status;
 }
 
+/* Copies of a device are there only where the ranks do not agree to load it. */
 static void close(void *object) {
   struct loading *loading = object;
-  (void)ob_outer_from_host(loading->outer,
-                           false); /* only where the ranks do not agree to load it */
+  (void)ob_outer_from_host(loading->outer, false);
   ob_release(loading->numbers);
   ob_release(loading->factors);
   ob_release(loading->values);

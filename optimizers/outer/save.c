@@ -52,6 +52,10 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
 struct outer_state {
   struct onebit_outer *outer;
   struct ob_outer_numbers *numbers;
+  /* outer->runs has the residual `what` of this fragment; pieces are looked up in their order. */
+  const struct ob_fragment *fragment;
+  enum ob_saved what;
+  size_t runs, next;
 };
 
 static struct ob_fragment_numbers numbers_of(const struct ob_fragment *fragment) {
@@ -133,27 +137,33 @@ static const void *number_of(void *object, enum ob_saved what, uint64_t i) {
   return (const uint64_t *)(const void *)((const struct outer_state *)object)->numbers + i;
 }
 
-/* The elements that a piece has in common with one of the runs of a residual. */
-static struct ob_run common_run(const struct ob_fragment *fragment, enum ob_saved what,
-                                const struct ob_outer_piece *piece) {
-  struct ob_outer_run *runs = fragment->outer->runs;
-  for (size_t k = fragment->outer->exchange->runs(fragment, what, runs); k-- > 0;) {
-    const size_t low = runs[k].at > piece->at ? runs[k].at : piece->at;
-    const size_t run_end = runs[k].at + runs[k].count, piece_end = piece->at + piece->count;
-    const size_t end = run_end < piece_end ? run_end : piece_end;
-    if (low < end)
-      return (struct ob_run){.offset = low - piece->at, .count = end - low};
+/* The elements of a piece that are in a run of the residual: no piece has two. */
+static struct ob_run find_run(struct outer_state *own, const struct ob_fragment *fragment,
+                              enum ob_saved what, const struct ob_outer_piece *piece) {
+  struct ob_outer_run *run = own->outer->runs;
+  if (own->fragment != fragment || own->what != what) {
+    own->fragment = fragment;
+    own->what = what;
+    own->runs = own->outer->exchange->runs(fragment, what, run);
+    own->next = 0;
   }
-  return (struct ob_run){0};
+  for (run += own->next; own->next < own->runs && run->at + run->count <= piece->at; run++)
+    own->next++;
+  const size_t piece_end = piece->at + piece->count;
+  if (own->next == own->runs || run->at >= piece_end)
+    return (struct ob_run){0};
+  const size_t run_end = run->at + run->count, end = run_end < piece_end ? run_end : piece_end;
+  const size_t first = run->at > piece->at ? run->at : piece->at;
+  return (struct ob_run){.offset = first - piece->at, .count = end - first};
 }
 
 static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
                             const struct ob_stretch *stretch) {
-  const struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
-  const struct ob_fragment *fragment = &outer->fragments[stretch->bucket];
+  struct outer_state *own = saving->state->object;
+  const struct ob_fragment *fragment = &own->outer->fragments[stretch->bucket];
   const struct ob_outer_piece *piece = &fragment->piece[stretch->piece];
   if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
-    return common_run(fragment, what, piece);
+    return find_run(own, fragment, what, piece);
   const bool there = what != OB_SAVED_DRIFT || ob_outer_received(fragment);
   return (struct ob_run){.count = there ? piece->count : 0};
 }
