@@ -49,15 +49,8 @@ onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const ch
 #pragma weak ncclCommWindowRegister
 #pragma weak ncclCommWindowDeregister
 #endif
-#if NCCL_VERSION_CODE >= 22800
-#pragma weak ncclAlltoAll
-#endif
-
 /* The version that is loaded; 0: it does not say. */
 int ob_nccl_version(void);
-
-/* A plan's batch as ncclAlltoAll, if it is one and the version has it. */
-ncclResult_t ob_nccl_all_to_all(const struct ob_batch *batch, cudaStream_t stream, bool *is_one);
 
 /* The transport's windows. */
 onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window);

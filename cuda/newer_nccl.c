@@ -1,6 +1,6 @@
 /*
  * What newer versions of NCCL have: compiled with one, and loaded. From 2.27 on windows, memory
- * that NCCL knows to be messages' and moves without copies of its own; from 2.28 on the all-to-all.
+ * that NCCL knows to be messages' and moves without copies of its own.
  */
 #include "base/error.h"
 #include "base/memory.h"
@@ -10,63 +10,6 @@ int ob_nccl_version(void) {
   int version = 0;
   return ncclGetVersion(&version) == ncclSuccess ? version : 0;
 }
-
-/* --- All-to-all --------------------------------------------------------------------------------*/
-
-#if NCCL_VERSION_CODE >= 22800
-
-/* Whether the messages of all ranks are as long, `step` bytes from each other: and where that of
- * rank 0 is, or would be. */
-static bool is_regular(const struct ob_endpoint *endpoints, size_t count, size_t bytes,
-                       ptrdiff_t step, unsigned char **base) {
-  *base = (unsigned char *)endpoints->data - endpoints->peer * step;
-  for (size_t i = 0; i < count; i++)
-    if (endpoints[i].bytes != bytes || endpoints[i].data != *base + endpoints[i].peer * step)
-      return false;
-  return true;
-}
-
-/* What plans leave between messages at most: they begin at multiples of OB_ALIGNMENT, and those of
- * ranks lie one more apart (collectives/schedules/schedule.c). */
-#define MAX_GAP (2 * OB_ALIGNMENT)
-
-/* Where a plan's batch is an all-to-all: how far its messages are apart, with a place for this
- * rank's own among them, and where they begin. Plans lay messages out alike on all ranks, and here
- * all are as long, so all ranks find the same. 0: it is none. */
-static size_t find_all_to_all(const struct ob_batch *batch, unsigned char *base[2]) {
-  size_t peers = (size_t)batch->comm->size - 1;
-  if (peers < 2 || batch->sends != peers || batch->receives != peers)
-    return 0;
-  const struct ob_endpoint *first = batch->send;
-  ptrdiff_t distance = (unsigned char *)first[1].data - (unsigned char *)first[0].data;
-  ptrdiff_t step = distance / (first[1].peer - first[0].peer), bytes = (ptrdiff_t)first->bytes;
-  if (step < bytes || step >= bytes + MAX_GAP ||
-      !is_regular(batch->send, peers, first->bytes, step, &base[0]) ||
-      !is_regular(batch->receive, peers, first->bytes, step, &base[1]))
-    return 0;
-  return (size_t)step;
-}
-
-ncclResult_t ob_nccl_all_to_all(const struct ob_batch *batch, cudaStream_t stream, bool *is_one) {
-  unsigned char *base[2];
-  size_t bytes = ncclAlltoAll && ob_nccl_version() >= 22800 ? find_all_to_all(batch, base) : 0;
-  *is_one = bytes > 0;
-  if (!bytes)
-    return ncclSuccess;
-  return ncclAlltoAll(base[0], base[1], bytes, ncclUint8, state_of(batch->comm)->comm, stream);
-}
-
-#else
-
-ncclResult_t ob_nccl_all_to_all(const struct ob_batch *batch, cudaStream_t stream, bool *is_one) {
-  (void)batch, (void)stream;
-  *is_one = false;
-  return ncclSuccess;
-}
-
-#endif
-
-/* --- Windows -----------------------------------------------------------------------------------*/
 
 #if NCCL_VERSION_CODE >= 22700
 

@@ -91,15 +91,10 @@ onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const ch
 /* Kernels are to follow on the stream: NCCL, which connects the ranks first, must have put it
  * there. */
 static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch *batch,
-                                 cudaStream_t stream, bool of_plan) {
-  bool is_one = false;
-  ncclResult_t ended = of_plan ? ob_nccl_all_to_all(batch, stream, &is_one) : ncclSuccess;
-  onebit_status_t status = ONEBIT_OK;
-  if (!is_one) {
-    NCCL_TRY(state, ncclGroupStart());
-    status = add_to_group(state, batch, stream);
-    ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
-  }
+                                 cudaStream_t stream) {
+  NCCL_TRY(state, ncclGroupStart());
+  onebit_status_t status = add_to_group(state, batch, stream);
+  ncclResult_t ended = ncclGroupEnd(); /* also after an error: the group is the thread's */
   onebit_status_t finished = ob_nccl_finish(batch->comm, ended, "begin to send to the others");
   return status == ONEBIT_OK ? finished : status;
 }
@@ -112,18 +107,14 @@ static onebit_status_t note_failure(onebit_comm_t comm, onebit_status_t status) 
   return status;
 }
 
-static onebit_status_t put_on(struct ob_batch *batch, cudaStream_t stream, bool of_plan) {
+static onebit_status_t put(struct ob_batch *batch, void *stream) {
   struct nccl_state *state = state_of(batch->comm);
   if (batch->sends + batch->receives == 0)
     return ONEBIT_OK;
   pthread_mutex_lock(&state->lock);
-  onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream, of_plan);
+  onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream);
   pthread_mutex_unlock(&state->lock);
   return note_failure(batch->comm, status);
-}
-
-static onebit_status_t put(struct ob_batch *batch, void *stream) {
-  return put_on(batch, stream, true);
 }
 
 static onebit_status_t check_health(struct nccl_state *state) {
@@ -204,7 +195,7 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   location(there.send, there.sends, &at);
   location(there.receive, there.receives, &at);
   own->is_there = true;
-  OB_TRY(put_on(&there, state->stream, false));
+  OB_TRY(put(&there, state->stream));
   OB_TRY_CUDA(cudaMemcpyAsync(own->pinned + sent, own->memory + sent, received, cudaMemcpyDefault,
                               state->stream));
   return ONEBIT_OK;

@@ -144,24 +144,6 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
              {transfer::reduce_scatter, sendbuff, recvbuff, recvcount, datatype, op, 0});
 }
 
-ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
-                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
-  const char *from = static_cast<const char *>(sendbuff);
-  char *to = static_cast<char *>(recvbuff);
-  int ranks = 0;
-  must_be_there(22800, "ncclAlltoAll");
-  count_all_to_all();
-  if (ncclResult_t error = ncclCommCount(comm, &ranks))
-    return error;
-  ncclGroupStart();
-  for (int peer = 0; peer < ranks; peer++) {
-    size_t offset = static_cast<size_t>(peer) * count * size_of(datatype);
-    ncclSend(from + offset, count, datatype, peer, comm, stream);
-    ncclRecv(to + offset, count, datatype, peer, comm, stream);
-  }
-  return ncclGroupEnd();
-}
-
 ncclResult_t ncclGroupStart(void) {
   group_depth++;
   return ncclSuccess;

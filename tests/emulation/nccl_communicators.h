@@ -16,7 +16,6 @@ ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process where this is an NCCL of before that version. */
 void must_be_there(int version, const char *function);
-void count_all_to_all();
 /* A communicator ends: an abort takes its windows along, else there may be none. With the lock. */
 void close_windows(ncclComm_t comm, bool abort);
 

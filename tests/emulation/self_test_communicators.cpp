@@ -329,18 +329,6 @@ void window(rank &self) {
   EXPECT(ncclMemFree(memory) == ncclSuccess);
 }
 
-/* Rank r sends 10 r + p to rank p. */
-void all_to_all(rank &self) {
-  EXPECT(join(self, 1) == ncclSuccess);
-  for (int peer = 0; peer < RANKS; peer++)
-    self.memory[peer] = 10 * self.number + peer;
-  EXPECT(ncclAlltoAll(self.memory, self.memory + RANKS, 1, ncclInt64, self.comm, self.stream) ==
-         ncclSuccess);
-  EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
-  for (int peer = 0; peer < RANKS; peer++)
-    EXPECT(self.memory[RANKS + peer] == 10 * peer + self.number);
-}
-
 ncclComm_t with_window(void **memory, ncclWindow_t *made) {
   ncclComm_t comm = nullptr;
   ncclCommInitAll(&comm, 1, nullptr);
@@ -365,11 +353,6 @@ void window_of_old() {
   setenv("EMULATED_NCCL_VERSION", "22600", 1);
   with_window(&memory, &made);
 }
-void all_to_all_of_old() {
-  setenv("EMULATED_NCCL_VERSION", "22700", 1);
-  ncclAlltoAll(nullptr, nullptr, 1, ncclInt64, nullptr, nullptr);
-}
-
 void memory() {
   void *memory = nullptr, *copy = pinned<long long>(1);
   ncclComm_t comm = nullptr;
@@ -389,12 +372,11 @@ void memory() {
 void test_communicators() {
   for (const auto &body :
        {configured, configured_to_block, split, split_without_one, split_without_waiting,
-        split_that_fails, finalize, finalize_what_runs, window, all_to_all})
+        split_that_fails, finalize, finalize_what_runs, window})
     on_ranks(body);
   EXPECT(aborts_with(free_a_window, "gives back the memory of a window"));
   EXPECT(aborts_with(destroy_with_window, "that has windows"));
   EXPECT(aborts_with(window_of_old, "NCCL 22600 has no ncclCommWindowRegister"));
-  EXPECT(aborts_with(all_to_all_of_old, "NCCL 22700 has no ncclAlltoAll"));
   wrong_configurations();
   all_by_one_thread();
   wrong_devices();

@@ -187,10 +187,7 @@ static void newer(void) {
   results = gpu_allocate(3 * (size_t)LARGE, sizeof(float));
   for (int k = 0; k < 2; k++) {
     setenv("EMULATED_NCCL_VERSION", older[k] ? "21800" : "22809", 1);
-    long calls = emulation_nccl_counts().all_to_alls;
     with_barrier(3, call_large, &older[k]);
-    calls = emulation_nccl_counts().all_to_alls - calls;
-    CHECK(calls == (older[k] ? 0 : 3), "%ld calls of ncclAlltoAll", calls);
     CHECK(emulation_nccl_counts().windows == 0, "a window is left");
   }
   unsetenv("EMULATED_NCCL_VERSION");
@@ -386,7 +383,7 @@ static const struct gpu_test tests[] = {
     {"handles that are none", nobody, false},
 #ifdef ONEBIT_EMULATED_CUDA
     {"a link breaks", broken_link, false},
-    {"windows and all-to-all", newer, false},
+    {"windows", newer, false},
 #endif
     {"given up while others wait", aborted, false},
     {"messages of the host without a rank", alone, false},

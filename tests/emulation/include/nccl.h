@@ -158,10 +158,6 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream);
 
-/* As NCCL makes it: a group of sends and receives. */
-ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
-                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
-
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
@@ -169,11 +165,10 @@ ncclResult_t ncclGroupEnd(void);
  * ncclRemoteError in ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
 
-/* Calls of the functions that are new in NCCL 2.27 and 2.28, so far, of all ranks; and windows that
- * are registered. With EMULATED_NCCL_VERSION=21800 this is NCCL 2.18, and these calls end the
- * process. */
+/* Windows that were registered, of all ranks, and that are. With EMULATED_NCCL_VERSION=21800 this
+ * is NCCL 2.18, which has none: what makes one ends the process. */
 struct emulation_nccl_counters {
-  long all_to_alls, registrations, windows;
+  long registrations, windows;
 };
 struct emulation_nccl_counters emulation_nccl_counts(void);
 
