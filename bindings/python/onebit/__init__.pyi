@@ -326,6 +326,7 @@ class Outer(_Stateful):
         comm: Communicator,
         parameters: Sequence[_Array],
         uncompressed: Sequence[int] = (),
+        stage: str = "auto",
         **options: Unpack[_OuterOptions],
     ) -> None: ...
     def step(self, weight: float = 1.0) -> Status: ...
@@ -343,6 +344,7 @@ class OuterSites(Outer):
         uncompressed: Sequence[int] = (),
         patience: float = 0.0,
         quorum: int = 0,
+        stage: str = "auto",
         **options: Unpack[_OuterOptions],
     ) -> None: ...
     def sites(self) -> dict[str, Any]: ...

@@ -1,6 +1,7 @@
 """The outer step: local steps on every rank, and an exchange of drifts now and then."""
 
 import ctypes
+import os
 import sys
 from typing import Any, Dict, Optional, Sequence
 
@@ -16,10 +17,12 @@ class Outer(Stateful):
     """The outer step of a list of parameters (onebit/outer.h is the manual). Collective.
 
     comm: a `Communicator`
-    parameters: numpy arrays or torch tensors, all of one type and either on the processor or on the
-        current CUDA device; equal on all ranks, trained and set in place. The inner optimizer is
-        the caller's.
+    parameters: numpy arrays or torch tensors, all of one type; equal on all ranks, trained and set in
+        place. The inner optimizer is the caller's.
     uncompressed: the numbers of those that are exchanged in float32
+    stage: of tensors on a device: "host" works on copies in memory of the host, on any device of
+        torch; "device" with the library's CUDA kernels; "auto": those where the library has them.
+        Copies are made in steps that exchange, with fragments, a delay or several sites in all
     options: the fields of onebit_outer_options_t by name (`rule="nesterov"`, `bits=4`);
         parameter_dtype and device are those of the arrays
 
@@ -38,6 +41,7 @@ class Outer(Stateful):
         comm: Communicator,
         parameters: Sequence[Any],
         uncompressed: Sequence[int] = (),
+        stage: str = "auto",
         **options: Any,
     ) -> None:
         self._handle = None
@@ -45,11 +49,13 @@ class Outer(Stateful):
         def create(*arguments):
             return _native.library().onebit_outer_create(comm.handle, *arguments)
 
-        self._create(comm, create, parameters, uncompressed, options)
+        self._create(comm, create, parameters, uncompressed, stage, options)
 
-    def _create(self, comm, create, parameters, uncompressed, options):
+    def _create(self, comm, create, parameters, uncompressed, stage, options):
         handle = ctypes.c_void_p()
+        self._position = None  # local steps since an exchange was due, where that is known
         try:
+            parameters = self._stage_parameters(parameters, stage)
             described, filled = self._describe(parameters, uncompressed, options)
         except Exception:
             create(None, 1, None, ctypes.byref(handle))  # the others need not wait
@@ -57,6 +63,48 @@ class Outer(Stateful):
         count = len(self._parameters)
         check(create(described, count, ctypes.byref(filled), ctypes.byref(handle)))
         self._begin(comm, handle)
+        if self._stage is not None:
+            self._stage.bring()  # they may have been rounded
+            info = self.info()
+            self._local_steps = info["local_steps"]
+            if info["fragments"] == 1 and not info["delay"]:
+                self._position = 0
+
+    def _stage_parameters(self, parameters, stage):
+        """The parameters, with copies of those that are on a device."""
+        self._stage, parameters = None, list(parameters)
+        tensors = [one for one in parameters if _is_torch(one)]
+        if not tensors:
+            return parameters
+        from onebit.torch.staged import Stage, is_staged
+        from onebit.torch.state import flat
+
+        if not is_staged(stage, tensors):
+            return parameters
+        self._stage, given = Stage(), parameters
+        for number, one in enumerate(given):
+            elements = flat(one.detach()) if _is_torch(one) else None
+            if elements is not None:
+                parameters[number] = self._stage.add(elements, one)
+        return parameters
+
+    def _is_due(self):
+        """Whether the next step may read or set parameters."""
+        if self._position is None:
+            return True
+        self._position = self._position % self._local_steps + 1
+        return self._position == self._local_steps
+
+    def _call(self, function, *arguments):
+        """A call that may read and set parameters."""
+        if self._stage is None:
+            wait_for_torch(self._parameters)
+            return check(function(self.handle, *arguments))
+        self._stage.take()
+        try:
+            return check(function(self.handle, *arguments))
+        finally:
+            self._stage.bring()
 
     def _describe(self, parameters, uncompressed, options):
         self._arrays = [getattr(one, "data", one) if _is_torch(one) else one for one in parameters]
@@ -91,13 +139,61 @@ class Outer(Stateful):
     def step(self, weight: float = 1.0) -> Status:
         """Counts a local step, which with `weighted` counts as `weight` says, and exchanges what is
         due: OK; or SKIPPED, and nothing of that exchange is applied."""
-        wait_for_torch(self._parameters)
-        return check(_native.library().onebit_outer_step(self.handle, weight))
+        function = _native.library().onebit_outer_step
+        if self._stage is not None and not self._is_due():
+            return check(function(self.handle, weight))
+        return self._call(function, weight)
 
     def synchronize(self) -> Status:
         """Exchanges everything, and makes the parameters equal on all ranks. Collective."""
-        wait_for_torch(self._parameters)
-        return check(_native.library().onebit_outer_synchronize(self.handle))
+        return self._call(_native.library().onebit_outer_synchronize)
+
+    def _take(self):
+        """The library reads parameters in a call that follows."""
+        if self._stage is not None:
+            self._stage.take()
+
+    def _changed(self):
+        """It may have set them, and the next exchange may be due at any step."""
+        if self._stage is not None:
+            self._stage.bring()
+            self._position = None
+
+    def _saved(self, name):
+        self._take()
+        return super()._saved(name)
+
+    def save_files(self, directory: "os.PathLike[str] | str") -> None:
+        """Saves into a directory that all ranks see. Collective."""
+        self._take()
+        super().save_files(directory)
+
+    def load(self, parts: Sequence[bytes]) -> None:
+        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
+        Collective."""
+        super().load(parts)
+        self._changed()
+
+    def load_files(self, directory: "os.PathLike[str] | str") -> None:
+        """Loads what `save_files` saved there last. Collective."""
+        super().load_files(directory)
+        self._changed()
+
+    def _change(self, comm):
+        super()._change(comm)
+        self._changed()
+
+    def move(self, comm: Communicator) -> None:
+        """Goes on with other ranks: those that are left, or that have come. Collective over comm.
+        The old communicator can be closed afterwards."""
+        self._take()
+        super().move(comm)
+
+    def shrink(self) -> Communicator:
+        """When a rank was lost: goes on with the others. Collective over them; the communicator
+        that they have from now on."""
+        self._take()
+        return super().shrink()
 
     def consensus(self, number: int, out: Any) -> Any:
         """Copies the consensus of parameter `number` to `out`, which is of float32, and returns
@@ -144,6 +240,7 @@ class OuterSites(Outer):
         uncompressed: Sequence[int] = (),
         patience: float = 0.0,
         quorum: int = 0,
+        stage: str = "auto",
         **options: Any,
     ) -> None:
         self._handle = None
@@ -157,7 +254,8 @@ class OuterSites(Outer):
                 site.handle, rank_0s, tensors, count, filled, ctypes.byref(sites), handle
             )
 
-        self._create(site, create, parameters, uncompressed, options)
+        self._create(site, create, parameters, uncompressed, stage, options)
+        self._position = None
 
     def sites(self) -> Dict[str, Any]:
         """How sites stand: the fields of onebit_sites_info_t by name."""
@@ -168,14 +266,18 @@ class OuterSites(Outer):
     def move(self, between: Optional[Communicator]) -> None:
         """Goes on with other sites. Collective over all their ranks; None but on rank 0 of a
         site."""
+        self._take()
         check(self._function("move")(self.handle, between.handle if between else None))
+        self._changed()
         self._between = between
 
     def shrink(self) -> Optional[Communicator]:
         """When a site was lost: goes on with the others. Collective over these; what joins them
         from now on, None but on rank 0 of a site."""
         handle = ctypes.c_void_p()
+        self._take()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))
+        self._changed()
         if handle:
             self._between = Communicator(handle, self._between._keeps, self._between.transport)
         check(status)

@@ -23,8 +23,8 @@ _left_in_flight = []
 class Request:
     """A nonblocking call under way. Its buffers are kept alive until it is finished."""
 
-    def __init__(self, plan, handle, buffers):
-        self._plan = plan
+    def __init__(self, plan, handle, buffers, bring):
+        self._plan, self._bring = plan, bring
         self._handle = handle
         self._buffers = buffers
         self._status = None
@@ -37,6 +37,7 @@ class Request:
             return Status.IN_PROGRESS
         self._plan._request = self._buffers = None
         self._status = Status(code)
+        self._bring(code)
         return check(code)
 
     def test(self):
@@ -54,13 +55,15 @@ class Plan:
 
     comm: a `Communicator`
     count: elements, as the operation counts them
+    Tensors of torch on a device are copied to memory of the host and back, unless the plan is of
+    device="cuda".
+
     options: the fields of onebit_plan_options_t by name; enums as members, or in words
         (`operation="reduce_scatter"`, `dtype="bfloat16"`, `wire="dense"`, `schedule="exchange"`)
     """
 
     def __init__(self, comm, count, **options):
-        self._handle = None
-        self._request = None
+        self._handle = self._request = self._stage = None
         create = _native.library().onebit_plan_create
         try:
             filled = _native.fill(_native.sized(_native.PlanOptions), options)
@@ -105,16 +108,47 @@ class Plan:
         return found
 
     def _buffers(self, sendbuf, recvbuf, operation):
-        """Raises before the library is called where an array is of no use here; so that the other
-        ranks do not wait, the library is then told of a call without one."""
+        """Two buffers, what is to be called at the end, and why there are none: that is raised before
+        the library is called where an array is of no use here; so that the other ranks do not wait,
+        the library is then told of a call without one."""
         send, receive = self._counts()
         if operation != self.operation:
-            return None, wrong(f"the plan is for {self.operation.name}, not for {operation.name}")
+            words = f"the plan is for {self.operation.name}, not for {operation.name}"
+            return None, None, wrong(words)
         try:
-            first = self._buffer(sendbuf, "sendbuf", send, False)
-            return (first, self._buffer(recvbuf, "recvbuf", receive, True)), None
+            first, second, bring = self._copies(sendbuf, recvbuf)
+            first = self._buffer(first, "sendbuf", send, False)
+            return (first, self._buffer(second, "recvbuf", receive, True)), bring, None
         except Exception as reason:  # noqa: BLE001
-            return None, reason
+            return None, None, reason
+
+    def _on_host(self, thing, name, filled):
+        """An array that the library can use: of a tensor on a device a copy, with what the tensor has if
+        `filled`."""
+        torch = sys.modules.get("torch")
+        device = thing.device.type if torch and isinstance(thing, torch.Tensor) else "cpu"
+        if self.on_device or device in ("cpu", "meta"):
+            return thing
+        if self._stage is None:
+            from onebit.torch.staged import Stage
+
+            self._stage = Stage()
+        if not filled:
+            return self._stage.gradient(name, thing)
+        copy, wait = self._stage.begin(name, thing.detach())
+        wait()
+        return copy
+
+    def _copies(self, sendbuf, recvbuf):
+        """What the library reads and writes, and a function that ends a call of that status."""
+        send = self._on_host(sendbuf, "sendbuf", True)
+        receive = self._on_host(recvbuf, "recvbuf", False)
+
+        def bring(code):
+            if receive is not recvbuf and code == Status.OK:
+                recvbuf.detach().copy_(receive)
+
+        return send, receive, bring
 
     def _fail_on_all(self, operation):
         """A call that the library refuses, for the sake of the ranks that wait for this one."""
@@ -122,7 +156,7 @@ class Plan:
         getattr(_native.library(), blocking)(None, None, self.handle)
 
     def _call(self, sendbuf, recvbuf, operation):
-        buffers, reason = self._buffers(sendbuf, recvbuf, operation)
+        buffers, bring, reason = self._buffers(sendbuf, recvbuf, operation)
         if reason is not None:
             self._fail_on_all(operation)
             raise reason
@@ -130,11 +164,12 @@ class Plan:
         if self.on_device:
             function = getattr(_native.library(), _CALLS[operation][0] + "_stream")
             return check(function(*addresses, self.handle, current_stream(buffers[1])))
-        function = getattr(_native.library(), _CALLS[operation][0])
-        return check(function(*addresses, self.handle))
+        code = getattr(_native.library(), _CALLS[operation][0])(*addresses, self.handle)
+        bring(code)
+        return check(code)
 
     def _start(self, sendbuf, recvbuf, operation):
-        buffers, reason = self._buffers(sendbuf, recvbuf, operation)
+        buffers, bring, reason = self._buffers(sendbuf, recvbuf, operation)
         if reason is not None:
             self._fail_on_all(operation)
             raise reason
@@ -143,7 +178,7 @@ class Plan:
         plan = self.handle
         wait_for_torch(buffers)
         check(function(buffers[0].address, buffers[1].address, plan, ctypes.byref(handle)))
-        self._request = Request(self, handle, buffers)
+        self._request = Request(self, handle, buffers, bring)
         return self._request
 
     def allreduce(self, sendbuf, recvbuf):

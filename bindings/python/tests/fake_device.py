@@ -58,6 +58,9 @@ class Stream:
     def record_event(self):
         return Event(self)
 
+    def is_capturing(self):
+        return False
+
 
 class Event:
     def __init__(self, stream):

@@ -186,6 +186,97 @@ def test_torch(on_ranks):
         assert torch.allclose(a, torch.full_like(a, 6.0), rtol=0.05)
 
 
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}, {"rule": "nesterov"}])
+def test_copies_of_tensors(on_ranks, options):
+    """As if the tensors were on a device: the same bits, also after a state was loaded."""
+    torch = pytest.importorskip("torch")
+    parts = {stage: [None, None] for stage in ("auto", "host")}
+
+    def body(comm):
+        ways = [[torch.from_numpy(one) for one in start()] for _ in parts]
+        options_of = {"local_steps": 4, **options}
+        outers = [onebit.Outer(comm, one, [1], stage, **options_of) for one, stage in zip(ways, parts)]
+
+        def steps(first, last):
+            for step in range(first, last):
+                for parameters, outer in zip(ways, outers):
+                    train([one.numpy() for one in parameters], comm.rank, step)
+                    outer.step()
+                assert all(torch.equal(*one) for one in zip(*ways)), step
+
+        steps(0, 6)
+        for saved, outer in zip(parts.values(), outers):
+            saved[comm.rank] = outer.save()
+        assert parts["auto"][comm.rank] == parts["host"][comm.rank]
+        steps(6, 11)
+        before = [one.clone() for one in ways[0]]
+        for saved, outer in zip(parts.values(), outers):
+            outer.load(saved)
+        steps(6, 11)
+        assert all(torch.equal(*one) for one in zip(before, ways[1]))
+        for outer in outers:
+            outer.synchronize()
+        assert all(torch.equal(*one) for one in zip(*ways))
+        return ways[1]
+
+    assert all(torch.equal(*one) for one in zip(*on_ranks(2, body)))
+
+
+def test_diloco(on_ranks):
+    torch = pytest.importorskip("torch")
+    import onebit.torch
+
+    if not hasattr(torch.optim.Optimizer, "register_step_post_hook"):
+        pytest.skip("this torch has no register_step_post_hook")
+
+    def body(comm):
+        ways = [torch.nn.Linear(20, 30) for _ in range(2)]
+        with torch.no_grad():
+            for one in [*ways[0].parameters(), *ways[1].parameters()]:
+                one.fill_(0.5)
+        ways[1].bias.requires_grad_(False)
+        ways[0].bias.requires_grad_(False)
+        inner = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in ways]
+        sgd = torch.optim.SGD(ways[0].parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        diloco = onebit.torch.DiLoCo(ways[0], inner[0], 3, outer=sgd, comm=comm)
+        outer = onebit.Outer(comm, [ways[1].weight], local_steps=3, rule="nesterov")
+        assert diloco.outer.info()["bits"] == 4 and diloco.outer.info()["momentum"] == 0.9
+        saved = None
+
+        def steps(first, last, both=True):
+            for step in range(first, last):
+                random = torch.Generator().manual_seed(10 * step + comm.rank)
+                points = torch.randn(8, 20, generator=random)
+                for one, optimizer in zip(ways, inner):
+                    optimizer.zero_grad()
+                    one(points).square().mean().backward()
+                    optimizer.step()
+                if both:
+                    outer.step()
+
+        with diloco:
+            steps(0, 7)
+            assert diloco.status is Status.OK and diloco.outer.info()["steps"] == 7
+            assert torch.equal(ways[0].weight, ways[1].weight)
+            saved = {**diloco.state_dict(), "inner": inner[0].state_dict()}
+            saved = {name: torch.clone(one) if name == "part" else one for name, one in saved.items()}
+            weight = ways[0].weight.detach().clone()
+        steps(7, 8, False)  # outside nothing counts
+        assert diloco.outer.info()["steps"] == 7
+        diloco.load_state_dict(saved)
+        assert torch.equal(ways[0].weight, weight)
+        diloco.synchronize()
+        with pytest.raises(onebit.Error, match="dampening of outer is 0.1"):
+            wrong = torch.optim.SGD(ways[0].parameters(), lr=1.0, momentum=0.9, dampening=0.1)
+            onebit.torch.DiLoCo(ways[0], inner[0], outer=wrong, comm=comm)
+        with pytest.raises(onebit.Error, match="outer is a AdamW"):
+            onebit.torch.DiLoCo(ways[0], inner[0], outer=inner[0], comm=comm)
+        diloco.close(), outer.close()
+        return ways[0].weight.detach()
+
+    assert torch.equal(*on_ranks(2, body))
+
+
 def test_sites_with_weights_save_and_load_by_themselves(on_ranks):
     options = {"local_steps": 3, "bits": 2, "weighted": 1, "patience": 1000.0, "delay": 2}
 

@@ -205,5 +205,5 @@ def test_models_on_a_device():
         fake_device = pytest.importorskip("fake_device")
         if not fake_device.is_possible():
             pytest.skip("this torch has no device of Python's, and no CUDA device")
-    for scenarios, ranks in ("two_lines,half,nobody_waits,averaged", 2), ("inside_first", 4):
+    for scenarios, ranks in ("two_lines,half,nobody_waits,averaged,outer_steps,collectives", 2), ("inside_first", 4):
         assert launch(scenarios, ranks, "torch_device_ranks.py").endswith("all well\n")

@@ -166,7 +166,53 @@ def averaged(rank, size):
         one.close()
 
 
-SCENARIOS = (two_lines, half, inside_first, nobody_waits, averaged)
+def outer_steps(rank, size):
+    """DiLoCo's exchanges; each parameter is copied in these alone."""
+    found = []
+    for on in "cpu", device:
+        module = network(on)
+        inner = torch.optim.AdamW(module.parameters(), lr=1e-2)
+        sgd = torch.optim.SGD(module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with onebit.torch.DiLoCo(module, inner, 3, outer=sgd, stage="host") as diloco:
+            fake_device.copies.clear()
+            for step in range(9):
+                inner.zero_grad()
+                step_of(module, on, rank, step)
+                inner.step()
+                found.append(bits(module))
+        assert device == "cuda" or on == "cpu" or fake_device.copies == {"fake": 3 * PARAMETERS}
+        assert diloco.outer.info()["exchanges"] == 3
+        diloco.synchronize()
+        found.append(bits(module))
+        assert alike(found[-1])
+        diloco.close()
+    assert all(torch.equal(*pair) for pair in zip(found[:10], found[10:]))
+
+
+def collectives(rank, size):
+    """Of tensors on a device with a plan of the processor; at once, and begun."""
+    comm = onebit.Communicator.torch()
+    mine = torch.full((10, 5), rank + 1.0)
+    for call in "allreduce", "iallreduce":
+        plan = onebit.Plan(comm, 50, bits=8)
+        for _ in range(3):
+            given, mean = mine.to(device), torch.zeros(10, 5).to(device)
+            done = getattr(plan, call)(given, mean)
+            assert (done.wait() if call[0] == "i" else done) is onebit.Status.OK
+            assert torch.allclose(mean.cpu(), torch.full((10, 5), (size + 1) / 2), rtol=0.01)
+        assert plan.allreduce(given * float("inf"), mean) is onebit.Status.SKIPPED
+        assert mean.cpu().isfinite().all() and torch.equal(given.cpu(), mine)
+        torch_ranks.raises(
+            onebit.Status.ERROR_ARGUMENT, lambda: plan.allreduce(given, mean[:3]), "has 15 elements"
+        )
+    gather = onebit.Plan(comm, 50, operation="allgather", wire="dense")
+    everyone = torch.zeros(size, 10, 5).to(device)
+    gather.allgather(given, everyone)
+    assert torch.equal(everyone.cpu()[:, 0, 0], torch.arange(1.0, size + 1))
+    comm.close()
+
+
+SCENARIOS = (two_lines, half, inside_first, nobody_waits, averaged, outer_steps, collectives)
 
 
 def run(rank, names, size, path):

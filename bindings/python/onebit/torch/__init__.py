@@ -4,7 +4,10 @@ averages gradients for an optimizer of one's own."""
 from onebit.methods import NAMES
 from onebit.torch.backward import optimizer_hook
 from onebit.torch.compress import compress
+from onebit.torch.diloco import DiLoCo
 from onebit.torch.hook import HookState, allreduce_hook
 from onebit.torch.optim import *  # noqa: F403: the optimizers
 
-__all__ = ["HookState", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES]
+__all__ = [
+    "DiLoCo", "HookState", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES,
+]  # fmt: skip

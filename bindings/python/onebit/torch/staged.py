@@ -157,9 +157,13 @@ class Stage:
                     stacklevel=2,
                 )
         if changed or self._is_untold:
-            for elements, copy in self._parameters:
-                copy.copy_(elements)
-            self._versions = self._found_versions()
+            self.take()
+
+    def take(self):
+        """Copies the parameters as they are now."""
+        for elements, copy in self._parameters:
+            copy.copy_(elements)
+        self.mark()
 
     def _is_looked_at(self):
         """In steps 1, 2, 4, 8, ..., and every 64th."""

@@ -1,0 +1,107 @@
+"""DiLoCo: local steps of any optimizer, and an exchange of what they have changed now and then.
+
+    inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+    with onebit.torch.DiLoCo(model, inner, sync_every=30):
+        for batch in batches:
+            inner.zero_grad()
+            loss(model, batch).backward()
+            inner.step()            # every 30th time the exchange, of one bit an element
+"""
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from onebit.communicator import Communicator
+from onebit.errors import wrong
+from onebit.outer import Outer
+from onebit.torch.gather import gather
+from onebit.torch.interrupt import interruptible
+
+
+def _rule_of(outer):
+    """The options of `onebit.Outer` that do what torch.optim.SGD does with the mean change."""
+    if outer is None:
+        return {}
+    if type(outer) is not torch.optim.SGD or len(outer.param_groups) != 1:
+        raise wrong(f"outer is a {type(outer).__name__}: a torch.optim.SGD of one group, or None")
+    group = outer.param_groups[0]
+    for name in "weight_decay", "dampening", "maximize":
+        if group.get(name):
+            raise wrong(f"{name} of outer is {group[name]}: the outer step has none")
+    rule = "nesterov" if group["nesterov"] else "momentum" if group["momentum"] else "mean"
+    momentum = {"momentum": group["momentum"]} if group["momentum"] else {}
+    return {"rule": rule, "learning_rate": group["lr"], **momentum}
+
+
+class DiLoCo:
+    """The outer step of a model, as a context in which each step of `inner` counts. Collective.
+
+    model: its parameters are equal on all ranks, of one type, on any device of torch; those that are
+        not trained stay
+    inner: a torch.optim.Optimizer, of each rank for itself
+    sync_every: steps from one exchange to the next
+    bits: of an element; None: what the rule wants (docs/outer.md), 1 without momentum
+    outer: torch.optim.SGD, of which the rate, momentum and nesterov are taken; None: the mean
+    comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
+        this; timeout: seconds that a rank waits for others then
+    options: of `onebit.Outer` (fragments, delay, weighted, stage, ...)
+
+    outer: the `onebit.Outer`
+    status: of the latest step, `Status.OK`, or `Status.SKIPPED` where what some rank had changed was not
+        finite
+    """
+
+    def __init__(
+        self, model, inner, sync_every=30, bits=None, outer=None, *, comm=None, process_group=None,
+        timeout=None, **options,
+    ):  # fmt: skip
+        self.status = self._hook = None
+        if not hasattr(inner, "register_step_post_hook"):
+            raise wrong("inner has no register_step_post_hook: torch.optim has it from torch 2.0 on")
+        if isinstance(model, DistributedDataParallel):
+            raise wrong("the model is a DistributedDataParallel, which averages each step: give its module")
+        options = {"local_steps": sync_every, **_rule_of(outer), **options}
+        if bits is not None:
+            options["bits"] = bits
+        parameters = [one for one in model.parameters() if one.requires_grad]
+        self._inner, self._owned = inner, comm is None
+        self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
+        try:
+            self.outer = Outer(self.comm, parameters, **options)
+        except Exception:
+            if self._owned:
+                self.comm.close()
+            raise
+
+    def __enter__(self):
+        self._hook = self._inner.register_step_post_hook(lambda *_: self._step())
+        return self
+
+    def __exit__(self, *_):
+        self._hook.remove()
+
+    @torch.no_grad()
+    def _step(self):
+        self.status = interruptible(self.comm, self.outer.step)
+
+    @torch.no_grad()
+    def synchronize(self):
+        """Exchanges everything, and makes the parameters equal on all ranks: at the end of a training,
+        or before a validation. Collective."""
+        return interruptible(self.comm, self.outer.synchronize)
+
+    def state_dict(self):
+        """This rank's, with its parameters; each rank saves its own. The inner optimizer's is apart."""
+        part = self.outer.save()
+        return {"part": torch.frombuffer(bytearray(part), dtype=torch.uint8)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        """Takes the state, each rank its own of as many ranks. Collective."""
+        self.outer.load(gather(self.comm, state_dict["part"].numpy().tobytes()))
+
+    def close(self):
+        """Gives the state back, and the communicator, if this has made it. On all ranks."""
+        self.outer.close()
+        if self._owned:
+            self.comm.close()
