@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/outer/outer.h"
 
 enum {
   WARMUP = 1 << OB_STAGE_WARMUP,
@@ -23,9 +24,10 @@ const struct ob_saved_row ob_saved_rows[OB_SAVED_END] = {
   [OB_SAVED_WORKER] =     {"worker residuals", 4, true,  false, true,  true,  ALWAYS, 0},
   [OB_SAVED_SERVER] =     {"server residuals", 4, false, false, true,  true,  ALWAYS, 0},
   [OB_SAVED_MOMENTS] =    {"own moments",      4, true,  false, false, true,  ALWAYS, 0},
-  [OB_SAVED_CONSENSUS] =  {"consensus",        4, false, false, false, true,  0,      0},
-  [OB_SAVED_OUTER_MOMENTUM] = {"outer momentum", 4, false, false, false, true,  0,      0},
-  [OB_SAVED_DRIFT] =      {"drift",            4, false, false, false, true,  0,      0},
+  [OB_SAVED_CONSENSUS] =  {"consensus", 4, false, false, false, true, 0, OB_OUTER_CONSENSUS},
+  [OB_SAVED_OUTER_MOMENTUM] = {"outer momentum", 4, false, false, false, true, 0,
+                               OB_OUTER_MOMENTUM},
+  [OB_SAVED_DRIFT] =      {"drift", 4, false, false, false, true, 0, OB_OUTER_DRIFT},
   [OB_SAVED_LADDERS] =    {"ladders",          8, false, false, false, false, ALWAYS, 0},
 };
 /* clang-format on */

@@ -39,8 +39,11 @@ struct ob_saved_row {
   bool own_apart; /* likewise while ranks differ (ob_part_header.apart) */
   bool may_lack;  /* elements that nobody has are zeros; of the rest somebody must have each */
   bool finite;    /* messages and residuals are made of it */
-  unsigned stages; /* of an optimizer: when it has it, 1 << enum ob_stage each */
-  int slot;        /* and in which arrays of its buckets; OB_MOMENTUM: in those or elsewhere */
+  /* Of an optimizer: the stages in which it has the row, 1 << enum ob_stage each, and the slot of
+   * the buckets' arrays that it is in; OB_MOMENTUM: in that or elsewhere. Of an outer step alone 0,
+   * and the array (enum ob_outer_array). */
+  unsigned stages;
+  int slot;
 };
 
 extern const struct ob_saved_row ob_saved_rows[OB_SAVED_END];

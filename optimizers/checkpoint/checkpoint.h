@@ -157,6 +157,10 @@ const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_s
 /* Fails unless the section is sound. Looks once. */
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section);
 
+/* The section that has all of what is not elements, which is sound. */
+onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, uint64_t count,
+                                     const struct ob_part_section **section);
+
 /* `count` of what the section has, from number `first` on. Only reading a file can fail. */
 onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_section *section,
                              uint64_t first, size_t count, void *values);

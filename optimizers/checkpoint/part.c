@@ -281,3 +281,11 @@ onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_sectio
   *sound = true;
   return ONEBIT_OK;
 }
+
+onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, uint64_t count,
+                                     const struct ob_part_section **section) {
+  *section = ob_part_from(part, what, OB_ELEMENTS, 0);
+  if (!*section || (*section)->first || (*section)->count != count)
+    return ob_part_error(part, "section '%s' is not there", ob_saved_rows[what].name);
+  return ob_part_verify(part, *section);
+}

@@ -194,15 +194,6 @@ static onebit_status_t restore_bucket(struct ob_loading *loading) {
 
 /* --- Numbers -----------------------------------------------------------------------------------*/
 
-/* The section that has all of what is not elements. */
-static onebit_status_t find(struct ob_loading *loading, enum ob_saved what, uint64_t count,
-                            const struct ob_part_section **section) {
-  *section = ob_part_from(loading->own, what, OB_ELEMENTS, 0);
-  if (!*section || (*section)->first || (*section)->count != count)
-    return ob_part_error(loading->own, "section '%s' is not there", ob_saved_rows[what].name);
-  return ob_part_verify(loading->own, *section);
-}
-
 static onebit_status_t check_number(const struct ob_loading *loading, const struct ob_numbers *is,
                                     uint64_t bits) {
   double value = (double)bits;
@@ -224,7 +215,7 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
   const struct ob_part_section *section = NULL;
   struct ob_numbers is;
   if (stored)
-    OB_TRY(find(loading, what, stored, &section));
+    OB_TRY(ob_part_find_numbers(loading->own, what, stored, &section));
   for (uint64_t i = 0; i < count; i++) {
     void *number = ob_checkpoint_number(loading->optimizer, what, i, &is);
     uint64_t bits = 0;

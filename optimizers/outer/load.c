@@ -40,10 +40,8 @@ static const struct ob_fragment_numbers *fragment_of(const struct loading *loadi
 static onebit_status_t read_numbers(struct loading *loading, int k) {
   struct ob_part *part = &loading->parts->list[k];
   const size_t count = ob_outer_number_count(loading->outer);
-  const struct ob_part_section *section = ob_part_from(part, OB_SAVED_NUMBERS, OB_ELEMENTS, 0);
-  if (!section || section->first || section->count != count)
-    return ob_part_error(part, "section 'numbers' is not there");
-  OB_TRY(ob_part_verify(part, section));
+  const struct ob_part_section *section;
+  OB_TRY(ob_part_find_numbers(part, OB_SAVED_NUMBERS, count, &section));
   OB_TRY(ob_part_copy(part, section, 0, count, numbers_of(loading, k)));
   return ob_outer_check_numbers(part, numbers_of(loading, k), loading->outer,
                                 numbers_of(loading, 0));
@@ -200,10 +198,11 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
 
 static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment *fragment) {
   const bool received = fragment_of(loading, 0, fragment)->state == OB_OUTER_RECEIVED;
-  for (int what = OB_SAVED_CONSENSUS; what <= OB_SAVED_DRIFT; what++) {
-    float *to = ob_fragment_array(fragment, (enum ob_saved)what);
+  for (int k = OB_SAVED_NORMS; k < OB_SAVED_END; k++) {
+    const enum ob_saved what = (enum ob_saved)k;
+    float *to = ob_outer_has_array(what) ? ob_fragment_array(fragment, what) : NULL;
     if (to && (what != OB_SAVED_DRIFT || received))
-      OB_TRY(read_elements(loading, (enum ob_saved)what, fragment->first, fragment->count, to));
+      OB_TRY(read_elements(loading, what, fragment->first, fragment->count, to));
   }
   OB_TRY(load_parameters(loading, fragment));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_WORKER));

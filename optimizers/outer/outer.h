@@ -115,7 +115,7 @@ enum ob_fragment_stage {
 };
 
 /* The arrays of an outer step, of a float for each element. The first ones are in memory of the
- * executor, and are rows of its state, from OB_SAVED_CONSENSUS on. */
+ * executor, and a row of the state each; what is before the drift all ranks have alike. */
 enum ob_outer_array {
   OB_OUTER_CONSENSUS,
   OB_OUTER_MOMENTUM, /* NULL with ONEBIT_OUTER_MEAN */
@@ -255,11 +255,13 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
+/* Whether the row is one of these arrays. */
+static inline bool ob_outer_has_array(enum ob_saved what) { return !ob_saved_rows[what].stages; }
 /* Its elements of a row; of residuals those that are held. */
 static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {
   const bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
   return residual ? fragment->held[what - OB_SAVED_WORKER]
-                  : fragment->array[what - OB_SAVED_CONSENSUS];
+                  : fragment->array[ob_saved_rows[what].slot];
 }
 /* Fills in the arrays that are held, each element in its place, zeros where this rank has none. */
 onebit_status_t ob_outer_hold(struct onebit_outer *outer);

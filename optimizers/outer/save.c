@@ -126,10 +126,10 @@ static size_t list_stretches(const void *object, struct ob_stretch *all) {
 }
 
 static bool has(const struct ob_saving *saving, enum ob_saved what) {
-  static const bool rows[OB_SAVED_END] = {
-      [OB_SAVED_NUMBERS] = true, [OB_SAVED_PARAMETERS] = true, [OB_SAVED_WORKER] = true,
-      [OB_SAVED_SERVER] = true,  [OB_SAVED_CONSENSUS] = true,  [OB_SAVED_DRIFT] = true};
-  return rows[what] || (what == OB_SAVED_OUTER_MOMENTUM && saving->header.momentum);
+  const struct outer_state *own = saving->state->object;
+  const bool others = what == OB_SAVED_NUMBERS || what == OB_SAVED_PARAMETERS ||
+                      what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
+  return others || (ob_outer_has_array(what) && own->outer->array[ob_saved_rows[what].slot]);
 }
 
 static const void *number_of(void *object, enum ob_saved what, uint64_t i) {
