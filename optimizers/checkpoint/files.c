@@ -23,16 +23,11 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/forked.h"
-#include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
-#include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
-#include "optimizers/checkpoint/manifest.h"
-#include "optimizers/checkpoint/system.h"
 
 /* --- The directory -----------------------------------------------------------------------------*/
 

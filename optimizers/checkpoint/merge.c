@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
-#include "collectives/watch.h"
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 

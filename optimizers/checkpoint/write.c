@@ -1,5 +1,4 @@
 /* A part is written: its sections, and then its front, which has their checksums. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "base/error.h"
