@@ -8,7 +8,8 @@
 /* --- Which sections there are ------------------------------------------------------------------*/
 
 /* Elements that follow those before are in one section with them. */
-static void add(struct ob_saving *saving, int what, int space, uint64_t first, uint64_t end) {
+static void add(struct ob_saving *saving, enum ob_saved what, enum ob_space space, uint64_t first,
+                uint64_t end) {
   struct ob_part_section *next = saving->sections + saving->header.sections;
   struct ob_part_section *last = next - (saving->header.sections > 0);
   if (first >= end)
