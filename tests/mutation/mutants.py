@@ -256,7 +256,7 @@ MUTANTS = [
     ("checkpoint", "optimizers/checkpoint/restore.c", "checkpoint checkpoint_elastic move",
      "  if (residual && loading->optimizer->options.no_error_feedback)", "  if (residual && !run->count)"),
     ("checkpoint", "optimizers/checkpoint/restore.c", "large checkpoint",
-     "    restoring->large |= fabsf(loading->values[i]) >= OB_LARGE_SCALE;", "    restoring->large |= false;"),
+     "    *large |= fabsf(loading->values[i]) >= OB_LARGE_SCALE;", "    *large |= false;"),
     # Headers of messages
     ("header", MESSAGE, "message damage",
      "  if (header->sequence != call->sequence)", "  if (header->sequence > call->sequence)"),
