@@ -47,12 +47,18 @@ static void check_profiles(struct adam_case what) {
   check(&what);
 }
 
-RankedTest(mpi_optimizers, adam) {
+RankedTest(mpi_optimizers, equal_the_oracle) {
   check_profiles(case_of(&kind_adam, 5));
   check_buckets(case_of(&kind_adam, 5));
+  check_profiles(case_of(&kind_lamb, 5));
+  check_buckets(case_of(&kind_lamb, 5));
+  check_buckets(case_of(&kind_momentum, 0));
+  check_buckets(case_of(&kind_momentum, 3));
+  check_buckets(case_of(&kind_efficient_adam, 0));
+  check_buckets(case_of(&kind_lion, 0));
 }
 
-RankedTest(mpi_optimizers, adam_in_shards) {
+RankedTest(mpi_optimizers, shards_equal_the_oracle) {
   struct adam_case what = case_of(&kind_adam, 5);
   for (int mode = ONEBIT_SHARDS_STEP; mode <= ONEBIT_SHARDS_PARAMETERS; mode++) {
     what.options.shards = (onebit_shards_t)mode;
@@ -62,20 +68,6 @@ RankedTest(mpi_optimizers, adam_in_shards) {
   what.options.beta2 = 0.875;
   check(&what);
 }
-
-RankedTest(mpi_optimizers, lamb) {
-  check_profiles(case_of(&kind_lamb, 5));
-  check_buckets(case_of(&kind_lamb, 5));
-}
-
-RankedTest(mpi_optimizers, momentum) {
-  check_buckets(case_of(&kind_momentum, 0));
-  check_buckets(case_of(&kind_momentum, 3));
-}
-
-RankedTest(mpi_optimizers, efficient_adam) { check_buckets(case_of(&kind_efficient_adam, 0)); }
-
-RankedTest(mpi_optimizers, lion) { check_buckets(case_of(&kind_lion, 0)); }
 
 static void check_zero_one(const struct zero_one_case *what) {
   struct zero_one_run run = zero_one_prepare(what);

@@ -1,7 +1,7 @@
 /*
- * Clipping by the norm of all ranks' gradients: parameters and norm equal the oracle's to the bit,
- * in every stage, profile, type, form and bucket; norms that are not finite skip the step on all
- * ranks; mistakes of one rank reach the others though there is one exchange more.
+ * Clipping by the norm of all ranks' gradients, beside what test_optimizers.c has: the norm is what
+ * the header says; norms that are not finite skip the step on all ranks; mistakes of one rank reach
+ * the others though there is one exchange more.
  */
 #include "tests/support_adam.h"
 #include "tests/support_errors.h"
@@ -29,70 +29,6 @@ Test(clipping, clips_some_steps_of_a_run) {
   cr_assert(clipped > 2 && clipped < what.steps - 2, "%d of %d steps are clipped", clipped,
             what.steps);
   adam_release(&run);
-}
-
-Test(clipping, equals_the_oracle) {
-  static const double norms[] = {1e-3, MIDDLE, 1e6};
-  for (size_t k = 0; k < sizeof norms / sizeof norms[0]; k++) {
-    struct adam_case what = case_of(norms[k]);
-    adam_check_on_groups(what);
-    what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    adam_check_on_groups(what);
-  }
-}
-
-Test(clipping, in_any_form_and_bucket) {
-  static const size_t bucket_sizes[] = {0, 1, 1000};
-  for (int form = 0; form < ADAM_FORMS; form++)
-    for (size_t b = 0; b < 3; b++) {
-      struct adam_case what = case_of(MIDDLE);
-      what.form = (enum adam_form)form;
-      what.options.common.bucket_size = bucket_sizes[b];
-      what.uncompressed = b == 1 ? 0x2b : 0;
-      what.size = 1 + (form + (int)b) % 4;
-      adam_check(&what);
-    }
-}
-
-Test(clipping, of_any_type_with_a_loss_scale_and_micro_batches) {
-  for (int k = 0; k < 9; k++) {
-    struct adam_case what = case_of(MIDDLE);
-    what.options.common.gradient_dtype = (onebit_dtype_t)(k / 3);
-    what.options.common.parameter_dtype = (onebit_dtype_t)(k % 3);
-    what.options.common.initial_loss_scale = 4;
-    what.options.common.loss_scale_interval = 5;
-    what.options.common.gradient_factor = 1.0 / 3;
-    what.multiple = 3.0f;
-    what.absent = k % 2 ? 5 : 0;
-    what.options.common.block_size = k % 2 ? 64 : ONEBIT_BLOCK_BUFFER;
-    adam_check_on_groups(what);
-  }
-}
-
-Test(clipping, on_several_hosts) {
-  static const int splits[][2] = {{4, 2}, {6, 3}, {3, 3}};
-  for (size_t k = 0; k < 3; k++) {
-    struct adam_case what = case_of(MIDDLE);
-    what.size = splits[k][0];
-    what.hosts = splits[k][1];
-    what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-    what.options.common.gradient_dtype = (onebit_dtype_t)k;
-    adam_check(&what);
-  }
-}
-
-Test(clipping, every_codec_and_any_number_of_threads) {
-  struct adam_case what = case_of(MIDDLE);
-  what.size = 2;
-  adam_check_codecs(what);
-  what.options.common.gradient_dtype = ONEBIT_BFLOAT16;
-  adam_check_codecs(what);
-}
-
-Test(clipping, of_no_tensors) {
-  struct adam_case what = case_of(1.0);
-  what.tensors = &adam_tensors_none;
-  adam_check_on_groups(what);
 }
 
 /* The norm as the public header has it, in double. */

@@ -1,7 +1,6 @@
 /*
- * 1-bit LAMB, beside what test_optimizers.c has of all: what travels scaled, and DeepSpeed's
- * messages; plain LAMB equals the published formulas, and a tensor's numbers are right
- * at their ends.
+ * 1-bit LAMB, beside what test_optimizers.c has of all: plain LAMB equals the published formulas,
+ * and a tensor's numbers are right at their ends.
  */
 #include <float.h>
 
@@ -17,69 +16,6 @@ static struct adam_case case_of(const struct adam_tensors *tensors, size_t freez
                            .still = true};
   what.options.freeze_step = freeze_step;
   return what;
-}
-
-static struct adam_case deepspeed_case(const struct adam_tensors *tensors, size_t freeze_step) {
-  struct adam_case what = case_of(tensors, freeze_step);
-  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  return what;
-}
-
-/* The fourth tensor's only element never has a gradient. */
-static const struct adam_tensors with_a_still_one = {
-    6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
-
-/* Momenta travel scaled; one of them is zero. */
-Test(lamb, one_scale_a_buffer) {
-  struct adam_case what = case_of(&adam_tensors_odd, 5);
-  what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-  adam_check_on_groups(what);
-  what.tensors = &with_a_still_one;
-  adam_check_on_groups(what);
-  what.options.common.bucket_size = 1000; /* each of which has its own scalings */
-  adam_check_on_groups(what);
-}
-
-Test(lamb, profile_deepspeed) {
-  static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &with_a_still_one,
-                                                     &adam_tensors_one, &adam_tensors_tiny,
-                                                     &adam_tensors_none};
-  for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++) {
-    adam_check_on_groups(deepspeed_case(lists[k], 6));
-    adam_check_on_groups(deepspeed_case(lists[k], 1)); /* one step of warm-up all the same */
-  }
-}
-
-/* Messages end inside of tensors, and in the padding. */
-Test(lamb, profile_deepspeed_in_many_messages) {
-  struct adam_case what = deepspeed_case(&adam_tensors_many_words, 4);
-  what.options.common.chunk_size = 2048;
-  adam_check_on_groups(what);
-}
-
-/* However tensors are put into buckets, the bits are the same: the library's are the oracle's. */
-static void check_bucket(struct adam_case what, const struct adam_run *one_bucket) {
-  struct adam_run run = adam_prepare(&what);
-  const float *last = run.moments[what.steps - 1].parameters;
-  on_ranks(what.size, adam_on_rank, &run);
-  CHECK_BITS("parameters with other buckets", last, one_bucket->moments[what.steps - 1].parameters,
-             run.total, ONEBIT_FLOAT32);
-  adam_release(&run);
-}
-
-Test(lamb, buckets_in_any_form) {
-  static const size_t sizes[] = {1, 1000, 5200};
-  struct adam_case plain = case_of(&adam_tensors_odd, 4);
-  plain.steps = 10;
-  struct adam_run one_bucket = adam_prepare(&plain);
-  for (int form = 0; form < ADAM_FORMS; form++)
-    for (size_t b = 0; b < sizeof sizes / sizeof sizes[0]; b++) {
-      struct adam_case what = plain;
-      what.form = (enum adam_form)form;
-      what.options.common.bucket_size = sizes[b];
-      check_bucket(what, &one_bucket);
-    }
-  adam_release(&one_bucket);
 }
 
 /* --- The published formulas, in double, of the mean gradient: bias correction, no clamp at all. */

@@ -1,111 +1,9 @@
 /*
- * Mixed precision and what gradients count as: with gradients and parameters of any type 1-bit Adam
- * equals the oracle's in every bit, whatever the profile, buckets, form of the step, codec and
- * number of threads; gradients that are not there count as zeros; sums over micro-batches count as
- * their mean; tensors stay uncompressed where that is asked for.
+ * Mixed precision and what gradients count as, beside what test_optimizers.c has: gradients that are
+ * not there count as zeros, sums over micro-batches as their mean, and master values keep what
+ * types of 16 bits would lose.
  */
 #include "tests/support_adam.h"
-
-static struct adam_case case_of(onebit_dtype_t gradients, onebit_dtype_t parameters) {
-  struct adam_case what = {.steps = 12,
-                           .options = ONEBIT_ADAM_OPTIONS_INIT,
-                           .tensors = &adam_tensors_odd,
-                           .still = true};
-  what.options.freeze_step = 5;
-  what.options.common.gradient_dtype = gradients;
-  what.options.common.parameter_dtype = parameters;
-  return what;
-}
-
-Test(mixed, any_types_in_buckets) {
-  for (int k = 0; k < 9; k++) {
-    struct adam_case what = case_of((onebit_dtype_t)(k / 3), (onebit_dtype_t)(k % 3));
-    what.options.common.bucket_size = 1000;
-    what.form = (enum adam_form)(k % ADAM_FORMS);
-    adam_check_on_groups(what);
-  }
-}
-
-Test(mixed, any_types_on_several_hosts) {
-  for (int k = 0; k < 9; k++) {
-    struct adam_case what = case_of((onebit_dtype_t)(k / 3), (onebit_dtype_t)(k % 3));
-    what.size = 4;
-    what.hosts = 2;
-    what.multiple = 3.0f; /* inside a host too gradients are weighed before they are added */
-    what.options.common.gradient_factor = 1.0 / 3;
-    what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-    adam_check(&what);
-  }
-}
-
-Test(mixed, every_codec_and_any_number_of_threads) {
-  for (size_t c = 0; c < test_codecs_count; c++) {
-    if (!use_codec(test_codecs[c]))
-      continue;
-    for (int threads = 1; threads <= 3; threads++) {
-      struct adam_case what =
-          case_of((onebit_dtype_t)(threads % 3), (onebit_dtype_t)((threads + (int)c) % 3));
-      what.size = 3;
-      what.options.common.threads = threads;
-      what.options.common.gradient_factor = 0.3;
-      adam_check(&what);
-    }
-  }
-}
-
-/* --- Tensors that stay uncompressed */
-
-static void check_uncompressed(unsigned mask, size_t dense_below) {
-  static const size_t bucket_sizes[] = {0, 1, 1000};
-  for (int k = 0; k < 4; k++) {
-    struct adam_case what = case_of((onebit_dtype_t)(k % 3), (onebit_dtype_t)((k + 1) % 3));
-    what.form = (enum adam_form)((k + (int)mask) % ADAM_FORMS);
-    what.uncompressed = mask;
-    what.options.common.dense_below = dense_below;
-    if (k < 3)
-      what.options.common.bucket_size = bucket_sizes[k];
-    else
-      what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    adam_check_on_groups(what);
-  }
-}
-
-Test(mixed, the_first_and_the_last_stay_uncompressed) { check_uncompressed(0x102, 0); }
-Test(mixed, small_tensors_stay_uncompressed) { check_uncompressed(0, 101); }
-
-/* A tensor of as many elements as dense_below is compressed: 100 in 100. */
-Test(mixed, dense_below_is_below) { check_uncompressed(0x100, 100); }
-
-/* A warm-up that never ends, and one whose end is found from all tensors' variance. */
-Test(mixed, other_warm_ups_of_uncompressed_tensors) {
-  struct adam_case what = case_of(ONEBIT_FLOAT16, ONEBIT_BFLOAT16);
-  what.uncompressed = 0x2b;
-  what.options.freeze_step = ONEBIT_FREEZE_NEVER;
-  adam_check_on_groups(what);
-  what.options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
-  what.options.beta2 = 0.875;
-  what.steps = 30;
-  adam_check_on_groups(what);
-}
-
-/* --- Gradients that are somewhere else, or not there */
-
-Test(mixed, gradients_move_and_are_absent) {
-  static const size_t absent[] = {0, 1, 2, 5}; /* 1: there is none, ever */
-  for (int k = 0; k < 12; k++) {
-    struct adam_case what = case_of((onebit_dtype_t)(k % 3), (onebit_dtype_t)(k / 3 % 3));
-    what.form = (enum adam_form)(k % ADAM_FORMS);
-    what.absent = absent[k % 4];
-    what.moving = k % 2 || !what.absent;
-    what.uncompressed = k % 3 == 2 ? 0x2b : 0;
-    what.options.common.bucket_size = k % 3 == 1 ? 1000 : 0;
-    if (k / 4 == 2) {
-      what.options.common.bucket_size = 0;
-      what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    }
-    adam_check_on_groups(what);
-  }
-}
 
 /* Two optimizers that differ in one thing of their gradients, whose parameters must not differ. */
 enum { EACH = 1500, TENSORS = 3, COUNT = EACH * TENSORS };
@@ -205,15 +103,6 @@ Test(mixed, micro_batches_add_up) {
         what.options.common.profile = (onebit_profile_t)profile;
         on_ranks(size, accumulated_on_rank, &what);
       }
-}
-
-/* Rates and decays of two groups, and a factor that no power of two is. */
-Test(mixed, groups_of_tensors) {
-  struct adam_case what = case_of(ONEBIT_BFLOAT16, ONEBIT_BFLOAT16);
-  what.multiple = 3.0f;
-  what.options.common.gradient_factor = 1.0 / 3;
-  what.uncompressed = 0x10;
-  adam_check_on_groups(what);
 }
 
 /* --- Master values */

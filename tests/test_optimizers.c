@@ -38,18 +38,179 @@ static bool is_deepspeed(const struct adam_case *what) {
   return what->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-Test(optimizers, any_tensors) {
-  static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_one,
-                                                     &adam_tensors_many_words, &adam_tensors_tiny,
-                                                     &adam_tensors_none};
-  for (size_t k = 0; k < KINDS; k++)
-    for (size_t t = 0; t < sizeof lists / sizeof lists[0]; t++) {
-      struct adam_case what = kinds[k];
-      what.tensors = lists[t];
-      if (t == 0 || test_wanted_of(k, t))
-        adam_check_on_groups(what);
-    }
+/* --- Everything together */
+
+/* A case is a choice of each of these: every two meet in some row. */
+enum {
+  KIND,
+  TENSORS,
+  FORM,
+  BUCKET,
+  GROUP,
+  GRADIENTS,
+  PARAMETERS,
+  CUT,
+  CLIP,
+  WEIGHT,
+  POISON,
+  DENSE,
+  ABSENT,
+  NUMBERS,
+  WARM_UP,
+  CODEC,
+  THREADS,
+  CHOICES
+};
+
+/* The fourth tensor's only element never has a gradient. */
+static const struct adam_tensors with_a_still_one = {
+    6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
+static const struct adam_tensors *const lists[] = {&adam_tensors_odd,  &adam_tensors_one,
+                                                   &adam_tensors_tiny, &adam_tensors_many_words,
+                                                   &adam_tensors_none, &with_a_still_one};
+static const size_t bucket_sizes[] = {0, 1, 1000, 5200};
+/* Ranks and hosts; 0: in the schedule of one host. */
+static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
+                                {4, 1}, {4, 2}, {6, 2}, {6, 3}, {4, 4}};
+/* The middle norm clips some of the steps; no norm skips a step by itself. */
+static const double clip_norms[] = {0, 1e-3, 195};
+static const float poisons[] = {0, INFINITY, NAN};
+/* Tensors that stay uncompressed: 0, 1, 3 and 5, the first ones and the last, or all. */
+static const unsigned masks[] = {0, 0x2b, 0x102, 0x1ff};
+static const size_t absent[] = {0, 5, 2, 1};
+enum { AS_ONE, MESSAGES, BUFFER, CUTS };
+enum { AS_GIVEN, OTHERS, NO_FEEDBACK, NUMBERS_COUNT };
+enum { OWN, ONE_STEP, NEVER, AUTOMATIC, WARM_UPS };
+
+#define LENGTH(list) (sizeof(list) / sizeof(list)[0])
+static const size_t lengths[CHOICES] = {[KIND] = KINDS,
+                                        [TENSORS] = LENGTH(lists),
+                                        [FORM] = ADAM_FORMS,
+                                        [GROUP] = LENGTH(groups),
+                                        [BUCKET] = LENGTH(bucket_sizes),
+                                        [GRADIENTS] = 3,
+                                        [PARAMETERS] = 3,
+                                        [CUT] = CUTS,
+                                        [CLIP] = LENGTH(clip_norms),
+                                        [WEIGHT] = 2,
+                                        [POISON] = LENGTH(poisons),
+                                        [DENSE] = LENGTH(masks) + 2,
+                                        [ABSENT] = LENGTH(absent),
+                                        [NUMBERS] = NUMBERS_COUNT,
+                                        [WARM_UP] = WARM_UPS,
+                                        [CODEC] = 4,
+                                        [THREADS] = 3};
+
+static void draw_choices(const void *table, size_t row, size_t *choice) {
+  (void)table;
+  for (size_t k = 0; k < CHOICES; k++) {
+    const double place = ((double)uniform_value(row * CHOICES + k) + 1) / 2;
+    choice[k] = (size_t)(place * (double)lengths[k]);
+  }
 }
+
+/* How many messages, of what, to whom; DeepSpeed's profile has its own. */
+static void choose_messages(struct adam_case *what, const size_t *choice) {
+  onebit_optimizer_options_t *common = &what->options.common;
+  const int *group = groups[choice[GROUP]];
+  const bool hosts = group[1] && !is_deepspeed(what) && !what->options.shards;
+  what->size = group[0];
+  what->form = (enum adam_form)choice[FORM];
+  common->threads = 1 + (int)choice[THREADS];
+  if (hosts) {
+    what->hosts = group[1];
+    common->schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  }
+  if (is_deepspeed(what)) {
+    common->chunk_size = choice[CUT] == MESSAGES ? 2048 : 0;
+    return;
+  }
+  common->bucket_size = bucket_sizes[choice[BUCKET]];
+  if (choice[CUT] == BUFFER && !hosts)
+    common->block_size = ONEBIT_BLOCK_BUFFER;
+  if (choice[CUT] == MESSAGES) {
+    common->scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+    common->block_size = 64;
+    common->chunk_size = 128;
+  }
+}
+
+/* Of any type, weighed, clipped, in another array each time and not always there. */
+static void choose_gradients(struct adam_case *what, const size_t *choice) {
+  onebit_optimizer_options_t *common = &what->options.common;
+  common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
+  common->parameter_dtype = (onebit_dtype_t)choice[PARAMETERS];
+  if (what->options.shards == ONEBIT_SHARDS_STEP) /* takes no others */
+    common->parameter_dtype = ONEBIT_FLOAT32;
+  common->clip_norm = clip_norms[choice[CLIP]];
+  if (choice[WEIGHT]) {
+    common->gradient_factor = 1.0 / 3;
+    common->initial_loss_scale = 4;
+    common->loss_scale_interval = 5;
+    what->multiple = 3.0f;
+  }
+  if (choice[DENSE] < LENGTH(masks))
+    what->uncompressed = masks[choice[DENSE]];
+  else
+    common->dense_below = 100 + choice[DENSE] - LENGTH(masks); /* a tensor has 100 elements */
+  /* The oracle adds squares up in the order of DeepSpeed's LAMB where all tensors are compressed. */
+  if (is_deepspeed(what) && what->kind == &kind_lamb && choice[DENSE])
+    common->clip_norm = 0;
+  what->absent = absent[choice[ABSENT]];
+  what->moving = what->absent > 0;
+  if (what->tensors->count == 0 ||
+      what->absent) /* the poison may be of a gradient that is not there */
+    return;
+  what->poison = poisons[choice[POISON]];
+  what->poisoned_rank = what->size - 1;
+  what->poisoned_from = choice[FORM] % 2 ? 6 : 0;
+}
+
+/* With beta2 = 7/8 the ninth step is the first that can freeze. */
+static void choose_numbers(struct adam_case *what, const size_t *choice) {
+  what->options.common.no_error_feedback = choice[NUMBERS] == NO_FEEDBACK;
+  if (choice[NUMBERS] == OTHERS) {
+    what->options.beta1 = 0.8;
+    what->options.beta2 = 0.95;
+    what->options.epsilon = 1e-3;
+    what->options.no_bias_correction = 1;
+  }
+  if (what->options.freeze_step == 0)
+    return;
+  if (choice[WARM_UP] == ONE_STEP)
+    what->options.freeze_step = 1;
+  if (choice[WARM_UP] == NEVER)
+    what->options.freeze_step = ONEBIT_FREEZE_NEVER;
+  if (choice[WARM_UP] == AUTOMATIC && what->tensors->count > 0 && what->absent != 1 &&
+      (what->kind == &kind_adam || what->kind == &kind_lamb)) {
+    what->options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
+    what->options.beta2 = 0.875;
+    what->steps = 20;
+  }
+}
+
+Test(optimizers, in_any_combination) {
+  const struct sample_table table = {.name = "optimizers",
+                                     .rows = 4000,
+                                     .dimensions = CHOICES,
+                                     .thinner = 8,
+                                     .levels = draw_choices};
+  const struct sample sample = sample_of(&table);
+  for (size_t k = 0; k < sample.count; k++) {
+    size_t choice[CHOICES];
+    draw_choices(NULL, sample.rows[k], choice);
+    struct adam_case what = kinds[choice[KIND]];
+    what.tensors = lists[choice[TENSORS]];
+    choose_messages(&what, choice);
+    choose_gradients(&what, choice);
+    choose_numbers(&what, choice);
+    use_codec(test_codecs[choice[CODEC]]);
+    adam_check(&what);
+  }
+  free(sample.rows);
+}
+
+/* --- What is not chosen there */
 
 Test(optimizers, counts_on_the_edges) {
   for (size_t k = 0; k < KINDS; k++)
@@ -60,51 +221,6 @@ Test(optimizers, counts_on_the_edges) {
       if (test_counts[c] < 10000 && test_wanted_of(k, c))
         adam_check(&what);
     }
-}
-
-/* One step of warm-up, and nothing else; where the optimizer has one. */
-Test(optimizers, other_warm_ups) {
-  for (size_t k = 0; k < KINDS; k++) {
-    struct adam_case what = kinds[k];
-    if (what.options.freeze_step == 0)
-      continue;
-    what.options.freeze_step = 1;
-    adam_check_on_groups(what);
-    what.options.freeze_step = ONEBIT_FREEZE_NEVER;
-    adam_check_on_groups(what);
-  }
-}
-
-/* With beta2 = 7/8 the ninth step is the first that can freeze. */
-Test(optimizers, automatic_freeze) {
-  for (size_t k = 0; k < KINDS; k++) {
-    struct adam_case what = kinds[k];
-    if (what.kind != &kind_adam && what.kind != &kind_lamb)
-      continue;
-    what.options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
-    what.options.beta2 = 0.875;
-    what.steps = 24;
-    adam_check_on_groups(what);
-  }
-}
-
-Test(optimizers, options_are_heeded) {
-  for (size_t k = 0; k < KINDS; k++) {
-    struct adam_case what = kinds[k];
-    what.options.beta1 = 0.8;
-    what.options.beta2 = 0.95;
-    what.options.epsilon = 1e-3;
-    what.options.no_bias_correction = 1;
-    what.options.common.gradient_factor = 0.3;
-    if (!is_deepspeed(&what)) {
-      what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-      what.options.common.block_size = 64;
-      what.options.common.chunk_size = 128;
-    }
-    adam_check_on_groups(what);
-    what.options.common.no_error_feedback = 1;
-    adam_check_on_groups(what);
-  }
 }
 
 Test(optimizers, options_of_their_own) {
@@ -138,92 +254,15 @@ Test(optimizers, first_gradients_that_come_late) {
   }
 }
 
-Test(optimizers, one_scale_a_buffer) {
-  for (size_t k = 0; k < KINDS; k++)
-    for (size_t bucket_size = 0; bucket_size <= 1000 && !is_deepspeed(&kinds[k]);
-         bucket_size += 1000) {
-      struct adam_case what = kinds[k];
-      what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-      what.options.common.bucket_size = bucket_size;
-      adam_check_on_groups(what);
-    }
-}
-
-Test(optimizers, buckets_in_any_form) {
-  static const size_t sizes[] = {1, 1000, 5200};
-  for (size_t k = 0; k < KINDS; k++)
-    for (int form = 0; form < ADAM_FORMS; form++) {
-      struct adam_case what = kinds[k];
-      what.form = (enum adam_form)form;
-      what.size = 2 + form % 3;
-      what.options.common.bucket_size = is_deepspeed(&what) ? 0 : sizes[((size_t)form + k) % 3];
-      adam_check(&what);
-    }
-}
-
-Test(optimizers, on_hosts) {
-  static const int splits[][2] = {{4, 2}, {6, 3}, {4, 4}, {4, 1}};
-  for (size_t k = 0; k < KINDS; k++)
-    for (size_t s = 0; s < 4 && !is_deepspeed(&kinds[k]) && !kinds[k].options.shards; s++) {
-      struct adam_case what = kinds[k];
-      what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-      what.options.common.bucket_size = s % 2 ? 1000 : 0;
-      what.options.common.chunk_size = s % 2 ? 0 : 2048;
-      what.size = splits[s][0];
-      what.hosts = splits[s][1];
-      if (test_wanted_of(k, s))
-        adam_check(&what);
-    }
-}
-
-Test(optimizers, every_codec_and_any_number_of_threads) {
-  for (size_t k = 0; k < KINDS; k++)
-    adam_check_codecs(kinds[k]);
-}
-
-/* Some, and all of them: 0, 1, 3, 5; there are nine. */
-Test(optimizers, tensors_that_stay_uncompressed) {
-  static const unsigned masks[] = {0x2b, 0x2b, 0x1ff};
-  for (size_t k = 0; k < KINDS; k++)
-    for (size_t m = 0; m < 3; m++) {
-      struct adam_case what = kinds[k];
-      what.uncompressed = masks[m];
-      what.options.common.bucket_size = m == 1 && !is_deepspeed(&what) ? 1000 : 0;
-      adam_check_on_groups(what);
-    }
-}
-
-/* Weighed, clipped, in another array each time and not always there. */
-Test(optimizers, gradients_and_parameters_of_any_type) {
-  for (size_t k = 0; k < KINDS; k++)
-    for (int types = 0; types < 9; types++) {
-      struct adam_case what = kinds[k];
-      what.options.common.gradient_dtype = (onebit_dtype_t)(types / 3);
-      what.options.common.parameter_dtype = (onebit_dtype_t)(types % 3);
-      what.options.common.gradient_factor = 1.0 / 3;
-      what.options.common.initial_loss_scale = 4;
-      what.options.common.loss_scale_interval = 5;
-      what.options.common.clip_norm = types % 2 ? 0.3 : 0;
-      what.multiple = 3.0f;
-      what.absent = 5;
-      what.moving = true;
-      what.uncompressed = types % 2 ? 0 : 0x12;
-      what.size = 1 + types % 4;
-      if (what.options.shards == ONEBIT_SHARDS_STEP && types % 3)
-        continue; /* needs parameters of float32 */
-      adam_check(&what);
-    }
-}
-
 /* The poison is on each rank once, in all steps from the first on or only behind a warm-up. */
 Test(optimizers, skipped_steps_change_nothing) {
-  static const float poisons[] = {INFINITY, NAN, -3e38f};
+  static const float values[] = {INFINITY, NAN, -3e38f};
   for (size_t k = 0; k < KINDS; k++)
     for (int rank = 0; rank < 3; rank++)
       for (int from = 0; from <= 6; from += 6) {
         struct adam_case what = kinds[k];
         what.size = 1 + rank + (int)k % 2;
-        what.poison = poisons[rank];
+        what.poison = values[rank];
         what.poisoned_rank = rank;
         what.poisoned_from = from;
         what.options.common.bucket_size = rank == 1 && !is_deepspeed(&what) ? 1000 : 0;

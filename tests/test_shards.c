@@ -1,8 +1,7 @@
 /*
- * 1-bit Adam whose state is sharded, beside what test_optimizers.c has of all: parameters equal the
- * oracle's in every bit after every step, for groups of 1 to 7 ranks, in both modes; its warm-up is
- * that of an optimizer that is not sharded; skipped steps change nothing; steps are bounded. What
- * it costs and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
+ * 1-bit Adam whose state is sharded, beside what test_optimizers.c has of all: its warm-up is that of
+ * an optimizer that is not sharded; skipped steps change nothing; steps are bounded. What it costs
+ * and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
  */
 #include "tests/support_adam.h"
 
@@ -13,33 +12,6 @@ static struct adam_case case_of(const struct adam_tensors *tensors, size_t freez
       .steps = 14, .options = ONEBIT_ADAM_OPTIONS_INIT, .tensors = tensors, .still = true};
   what.options.freeze_step = freeze_step;
   return what;
-}
-
-static void check_on_groups(struct adam_case what) {
-  static const int sizes[] = {1, 2, 3, 4, 7};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
-    for (size_t m = 0; m < 2; m++) {
-      what.size = sizes[p];
-      what.options.shards = modes[m];
-      if (test_wanted(p))
-        adam_check(&what);
-    }
-}
-
-/* With beta2 = 7/8 the ninth step is the first that can. */
-Test(shards, automatic_freeze) {
-  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
-  what.options.beta2 = 0.875;
-  what.steps = 24;
-  struct adam_run run = adam_prepare(&(struct adam_case){.size = 1,
-                                                         .steps = what.steps,
-                                                         .options = what.options,
-                                                         .tensors = what.tensors,
-                                                         .still = true});
-  cr_assert_geq(run.moments[what.steps - 1].freeze_step, 9);
-  adam_release(&run);
-  what.options.common.bucket_size = 1000;
-  check_on_groups(what);
 }
 
 enum { PAIR_COUNT = 600, PAIR_STEPS = 12 };
@@ -88,45 +60,6 @@ Test(shards, sums_of_the_variance_are_doubles) {
                          "step %d: %.17g, not %.17g", step, shared.of_step[step],
                          whole.of_step[step]);
   }
-}
-
-Test(shards, buckets_in_any_form) {
-  static const size_t sizes[] = {1, 1000, 5200};
-  for (int form = 0; form < ADAM_FORMS; form++) {
-    struct adam_case what = case_of(&adam_tensors_odd, 4);
-    what.options.common.bucket_size = sizes[form % 3];
-    what.options.common.chunk_size = form % 2 ? 256 : 0;
-    what.options.common.block_size = 64;
-    what.form = (enum adam_form)form;
-    check_on_groups(what);
-  }
-}
-
-/* --- What gradients and parameters are, and count as */
-
-Test(shards, clipping_and_loss_scales) {
-  struct adam_case what = case_of(&adam_tensors_odd, 4);
-  what.options.common.gradient_dtype = ONEBIT_FLOAT16;
-  what.options.common.block_size = 128;
-  what.options.common.chunk_size = 512;
-  what.options.common.clip_norm = 0.5;
-  what.options.common.initial_loss_scale = 4;
-  what.options.common.loss_scale_interval = 5;
-  what.options.common.gradient_factor = 0.25;
-  what.multiple = 4;
-  check_on_groups(what);
-  what.poison = INFINITY;
-  what.options.common.bucket_size = 1000;
-  check_on_groups(what);
-}
-
-Test(shards, tensors_that_stay_uncompressed) {
-  struct adam_case what = case_of(&adam_tensors_odd, 4);
-  what.uncompressed = 1u << 4 | 1u << 7;
-  what.options.common.dense_below = 50;
-  what.options.common.bucket_size = 2000;
-  what.form = BACKWARD;
-  check_on_groups(what);
 }
 
 /* --- The warm-up, beside an optimizer that is not sharded */
