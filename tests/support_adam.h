@@ -10,6 +10,8 @@
 #include "tests/oracle.h"
 #include "tests/support.h"
 
+#define LENGTH(list) (sizeof(list) / sizeof(list)[0])
+
 struct adam_tensor {
   size_t count;
   float weight_decay, factor;

@@ -241,3 +241,26 @@ struct sample sample_product(const char *name, size_t thinner, const size_t *siz
     table.rows *= sizes[k];
   return sample_of(&table);
 }
+
+void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choices) {
+  uint64_t state = mixed(row + 1);
+  for (size_t k = 0; k < lists; k++)
+    choices[k] = drawn(&state, sizes[k]);
+}
+
+static void draw(const void *table, size_t row, size_t *levels) {
+  const struct product *product = table;
+  sample_choices(product->sizes, product->lists, row, levels);
+}
+
+struct sample sample_combinations(const char *name, size_t thinner, const size_t *sizes,
+                                  size_t lists) {
+  const struct product product = {sizes, lists};
+  const struct sample_table table = {.name = name,
+                                     .rows = 4000,
+                                     .dimensions = lists,
+                                     .thinner = thinner,
+                                     .levels = draw,
+                                     .table = &product};
+  return sample_of(&table);
+}

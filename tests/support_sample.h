@@ -34,6 +34,12 @@ struct sample sample_of(const struct sample_table *table);
  * each value is met. */
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists);
 
+/* Of a product that is too long to be listed, 4,000 rows that are drawn from it; and which entry of
+ * each list a row has. */
+struct sample sample_combinations(const char *name, size_t thinner, const size_t *sizes,
+                                  size_t lists);
+void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choices);
+
 /* The k-th entry to walk of a plain list, however long: one of each so many in a row. */
 size_t sample_turn(size_t k);
 

@@ -82,7 +82,6 @@ enum { AS_ONE, MESSAGES, BUFFER, CUTS };
 enum { AS_GIVEN, OTHERS, NO_FEEDBACK, NUMBERS_COUNT };
 enum { OWN, ONE_STEP, NEVER, AUTOMATIC, WARM_UPS };
 
-#define LENGTH(list) (sizeof(list) / sizeof(list)[0])
 static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [TENSORS] = LENGTH(lists),
                                         [FORM] = ADAM_FORMS,
@@ -100,14 +99,6 @@ static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [WARM_UP] = WARM_UPS,
                                         [CODEC] = 4,
                                         [THREADS] = 3};
-
-static void draw_choices(const void *table, size_t row, size_t *choice) {
-  (void)table;
-  for (size_t k = 0; k < CHOICES; k++) {
-    const double place = ((double)uniform_value(row * CHOICES + k) + 1) / 2;
-    choice[k] = (size_t)(place * (double)lengths[k]);
-  }
-}
 
 /* How many messages, of what, to whom; DeepSpeed's profile has its own. */
 static void choose_messages(struct adam_case *what, const size_t *choice) {
@@ -190,15 +181,10 @@ static void choose_numbers(struct adam_case *what, const size_t *choice) {
 }
 
 Test(optimizers, in_any_combination) {
-  const struct sample_table table = {.name = "optimizers",
-                                     .rows = 4000,
-                                     .dimensions = CHOICES,
-                                     .thinner = 8,
-                                     .levels = draw_choices};
-  const struct sample sample = sample_of(&table);
+  const struct sample sample = sample_combinations("optimizers", 8, lengths, CHOICES);
   for (size_t k = 0; k < sample.count; k++) {
     size_t choice[CHOICES];
-    draw_choices(NULL, sample.rows[k], choice);
+    sample_choices(lengths, CHOICES, sample.rows[k], choice);
     struct adam_case what = kinds[choice[KIND]];
     what.tensors = lists[choice[TENSORS]];
     choose_messages(&what, choice);

@@ -10,181 +10,130 @@ static void check_case_of_zero_one(const struct zero_one_case *what) {
   zero_one_release(&run);
 }
 
-static void check_on_groups(struct zero_one_case what) {
-  static const int sizes[] = {1, 2, 3, 4, 7};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++) {
-    what.size = sizes[p];
-    if (test_wanted(p))
-      check_case_of_zero_one(&what);
-  }
-}
+/* A case is a choice of each of these: every two meet in some row. */
+enum {
+  TENSORS,
+  GROUP,
+  PROFILE,
+  CUT,
+  NUMBERS,
+  FREEZE,
+  INTERVALS,
+  BUCKET,
+  PARTS,
+  POISON,
+  DENSE,
+  ABSENT,
+  GRADIENTS,
+  PARAMETERS,
+  CODEC,
+  THREADS,
+  CHOICES
+};
 
-/* Ten steps of the variance stage, of which the fifth is the first in bits; in the local stage
- * meetings after 1, 2 and 4 steps. */
-static struct zero_one_case case_of(const struct adam_tensors *tensors) {
-  return (struct zero_one_case){
-      .steps = 30, .options = zero_one_options(10), .tensors = tensors, .still = true};
-}
-
-Test(zero_one, any_tensors) {
-  static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_one,
-                                                     &adam_tensors_many_words, &adam_tensors_tiny,
-                                                     &adam_tensors_none};
-  for (size_t k = 0; k < sizeof lists / sizeof lists[0]; k++)
-    check_on_groups(case_of(lists[k]));
-}
-
-Test(zero_one, profile_deepspeed) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  check_on_groups(what);
-  what.tensors = &adam_tensors_none;
-  check_on_groups(what);
-}
-
-/* Each alone, and then all of them. */
-Test(zero_one, options_are_heeded) {
-  enum { BLOCKS, BUFFER, UNCORRECTED, FORGETFUL, BETAS, ALL };
-  for (int changed = BLOCKS; changed <= ALL; changed++) {
-    struct zero_one_case what = case_of(&adam_tensors_odd);
-    if (changed == BLOCKS || changed == ALL) {
-      what.options.common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-      what.options.common.block_size = 64;
-      what.options.common.chunk_size = 128;
-    }
-    if (changed == BUFFER)
-      what.options.common.block_size = ONEBIT_BLOCK_BUFFER;
-    what.options.no_bias_correction = changed == UNCORRECTED || changed == ALL;
-    what.options.common.no_error_feedback = changed == FORGETFUL || changed == ALL;
-    if (changed == BETAS || changed == ALL) {
-      what.options.beta1 = 0.8;
-      what.options.beta2 = 0.95;
-      what.options.epsilon = 1e-3;
-    }
-    check_on_groups(what);
-  }
-}
-
-Test(zero_one, every_codec_and_any_number_of_threads) {
-  for (size_t c = 0; c < test_codecs_count; c++)
-    for (int k = 0; k < 6 && use_codec(test_codecs[c]); k++) {
-      struct zero_one_case what = case_of(&adam_tensors_odd);
-      what.size = 3;
-      what.options.common.threads = 1 + k / 2;
-      what.options.common.profile = k % 2 ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
-      check_case_of_zero_one(&what);
-    }
-}
-
-/* After one step, never in this run, and after a step in bits. */
-Test(zero_one, freezes_early_and_late) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  const size_t steps[] = {1, 2, 7, 30, 31};
-  for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
-    what.options.variance_freeze_step = steps[i];
-    what.options.common.profile = ONEBIT_PROFILE_DEFAULT;
-    what.size = 3;
-    check_case_of_zero_one(&what);
-    what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    check_case_of_zero_one(&what);
-  }
-}
-
+static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tensors_one,
+                                                   &adam_tensors_many_words, &adam_tensors_tiny,
+                                                   &adam_tensors_none};
+/* Ranks and hosts; 0: in the schedule of one host. */
+static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
+                                {4, 2}, {6, 3}, {6, 2}, {3, 1}};
+/* After one step, after a step in bits, in the last step, and never in this run. */
+static const size_t freezes[] = {1, 2, 7, 10, 30, 31};
 /* Scalers of 1, one that is never reached, clippers that are no power of two, and 1: the ranks meet
  * in every step. */
-Test(zero_one, other_intervals) {
-  const size_t others[][3] = {{1, 1, 6}, {3, 2, 5}, {2, 1, 1}, {100, 100, 3}, {1, 4, 7}};
-  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-    struct zero_one_case what = case_of(&adam_tensors_tiny);
-    what.options.variance_update_scaler = others[i][0];
-    what.options.local_step_scaler = others[i][1];
-    what.options.local_step_clipper = others[i][2];
-    what.steps = 60;
-    what.size = 2;
-    check_case_of_zero_one(&what);
-    what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-    check_case_of_zero_one(&what);
+static const size_t intervals[][3] = {{2, 3, 4}, {1, 1, 6},     {3, 2, 5},
+                                      {2, 1, 1}, {100, 100, 3}, {1, 4, 7}};
+static const size_t bucket_sizes[] = {0, 1, 100, 2000, 5000};
+static const float poisons[] = {0, NAN, INFINITY, -INFINITY};
+enum { AS_ONE, MESSAGES, BUFFER, CUTS };
+enum { AS_GIVEN, OTHERS, NO_FEEDBACK, NUMBERS_COUNT };
+enum { COMPRESSED, SOME, SOME_AND_SMALL, ALL, DENSE_COUNT };
+
+static const size_t lengths[CHOICES] = {[TENSORS] = LENGTH(lists),
+                                        [GROUP] = LENGTH(groups),
+                                        [PROFILE] = 2,
+                                        [CUT] = CUTS,
+                                        [NUMBERS] = NUMBERS_COUNT,
+                                        [FREEZE] = LENGTH(freezes),
+                                        [INTERVALS] = LENGTH(intervals),
+                                        [BUCKET] = LENGTH(bucket_sizes),
+                                        [PARTS] = 2,
+                                        [POISON] = LENGTH(poisons),
+                                        [DENSE] = DENSE_COUNT,
+                                        [ABSENT] = 2,
+                                        [GRADIENTS] = 3,
+                                        [PARAMETERS] = 3,
+                                        [CODEC] = 4,
+                                        [THREADS] = 3};
+
+/* How many messages, of what, to whom; DeepSpeed's profile has its own. */
+static void choose_messages(struct zero_one_case *what, const size_t *choice) {
+  onebit_optimizer_options_t *common = &what->options.common;
+  const int *group = groups[choice[GROUP]];
+  what->size = group[0];
+  what->parts = choice[PARTS];
+  common->threads = 1 + (int)choice[THREADS];
+  if (choice[PROFILE]) {
+    common->profile = ONEBIT_PROFILE_DEEPSPEED;
+    return;
+  }
+  what->hosts = group[1];
+  common->schedule = group[1] ? ONEBIT_SCHEDULE_HIERARCHICAL : ONEBIT_SCHEDULE_AUTOMATIC;
+  common->bucket_size = bucket_sizes[choice[BUCKET]];
+  if (choice[CUT] == BUFFER && !group[1])
+    common->block_size = ONEBIT_BLOCK_BUFFER;
+  if (choice[CUT] == MESSAGES) {
+    common->scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
+    common->block_size = 64;
+    common->chunk_size = 128;
   }
 }
 
-/* Several exchanges a step, of which none may be applied before all are known to be well. */
-Test(zero_one, buckets) {
-  const size_t sizes[] = {1, 100, 2000, 5000};
-  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-    for (int parts = 0; parts < 2; parts++) {
-      struct zero_one_case what = case_of(&adam_tensors_odd);
-      what.options.common.bucket_size = sizes[i];
-      what.parts = parts;
-      what.poison = parts ? NAN : 0.0f;
-      what.size = 3;
-      check_case_of_zero_one(&what);
-    }
+/* Movements travel as float32, whatever gradients are. Where a gradient is not finite all ranks skip
+ * a step that exchanges; in one that does not, this rank alone stays where it is. */
+static void choose_gradients(struct zero_one_case *what, const size_t *choice) {
+  onebit_optimizer_options_t *common = &what->options.common;
+  common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
+  common->parameter_dtype = (onebit_dtype_t)choice[PARAMETERS];
+  common->gradient_factor = choice[GRADIENTS] ? 0.25 : 0;
+  what->uncompressed = choice[DENSE] != COMPRESSED;
+  common->dense_below = choice[DENSE] == SOME_AND_SMALL            ? 32
+                        : choice[DENSE] == ALL && !choice[PROFILE] ? 100000
+                                                                   : 0;
+  what->absent = choice[ABSENT];
+  if (!what->absent && what->tensors->count > 0)
+    what->poison = poisons[choice[POISON]];
+  what->poisoned_rank = what->size - 1;
 }
 
-Test(zero_one, hosts_with_several_ranks) {
-  const int groups[][2] = {{4, 2}, {6, 3}, {6, 2}, {3, 1}};
-  for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
-    for (int poisoned = 0; poisoned < 2; poisoned++) {
-      struct zero_one_case what = case_of(&adam_tensors_odd);
-      what.size = groups[i][0];
-      what.hosts = groups[i][1];
-      what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-      what.options.common.bucket_size = poisoned ? 2000 : 0;
-      what.poison = poisoned ? INFINITY : 0.0f;
-      what.poisoned_rank = 1;
-      check_case_of_zero_one(&what);
-    }
+static void choose_numbers(struct zero_one_case *what, const size_t *choice) {
+  onebit_zero_one_adam_options_t *options = &what->options;
+  options->common.no_error_feedback = choice[NUMBERS] == NO_FEEDBACK;
+  options->variance_update_scaler = intervals[choice[INTERVALS]][0];
+  options->local_step_scaler = intervals[choice[INTERVALS]][1];
+  options->local_step_clipper = intervals[choice[INTERVALS]][2];
+  if (choice[NUMBERS] == OTHERS) {
+    options->no_bias_correction = 1;
+    options->beta1 = 0.8;
+    options->beta2 = 0.95;
+    options->epsilon = 1e-3;
+  }
 }
 
-/* In steps that exchange all ranks skip; in those that do not, this one alone stays where it is. */
-Test(zero_one, gradients_that_are_not_finite) {
-  const float values[] = {NAN, INFINITY, -INFINITY};
-  for (size_t v = 0; v < sizeof values / sizeof values[0]; v++)
-    for (int deepspeed = 0; deepspeed < 2; deepspeed++) {
-      struct zero_one_case what = case_of(v ? &adam_tensors_odd : &adam_tensors_one);
-      what.options.common.profile = deepspeed ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
-      what.poison = values[v];
-      what.steps = 60;
-      for (what.size = 1; what.size <= 4; what.size += what.size) {
-        what.poisoned_rank = what.size - 1;
-        check_case_of_zero_one(&what);
-      }
-    }
-}
-
-Test(zero_one, tensors_that_stay_uncompressed) {
-  for (int deepspeed = 0; deepspeed < 2; deepspeed++)
-    for (int poisoned = 0; poisoned < 2; poisoned++) {
-      struct zero_one_case what = case_of(&adam_tensors_odd);
-      what.options.common.profile = deepspeed ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
-      what.uncompressed = true; /* some of them and the small ones, or all */
-      what.options.common.dense_below = poisoned && !deepspeed ? 100000 : 32;
-      what.poison = poisoned ? NAN : 0.0f;
-      what.size = 3;
-      what.steps = 50;
-      check_case_of_zero_one(&what);
-    }
-}
-
-Test(zero_one, ranks_without_a_gradient) {
-  struct zero_one_case what = case_of(&adam_tensors_odd);
-  what.absent = true;
-  check_on_groups(what);
-}
-
-/* Movements travel as float32, whatever gradients are. */
-Test(zero_one, types_of_16_bits) {
-  const onebit_dtype_t types[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};
-  for (size_t g = 0; g < 3; g++)
-    for (size_t p = 0; p < 3; p++) {
-      struct zero_one_case what = case_of(&adam_tensors_odd);
-      what.options.common.gradient_dtype = types[g];
-      what.options.common.parameter_dtype = types[p];
-      what.options.common.gradient_factor = 0.25;
-      what.size = 4;
-      what.hosts = g == p ? 1 : 2;
-      if (what.hosts > 1)
-        what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-      check_case_of_zero_one(&what);
-    }
+Test(zero_one, in_any_combination) {
+  const struct sample sample = sample_combinations("zero_one", 16, lengths, CHOICES);
+  for (size_t k = 0; k < sample.count; k++) {
+    size_t choice[CHOICES];
+    sample_choices(lengths, CHOICES, sample.rows[k], choice);
+    struct zero_one_case what = {.steps = 40,
+                                 .options = zero_one_options(freezes[choice[FREEZE]]),
+                                 .tensors = lists[choice[TENSORS]],
+                                 .still = true};
+    choose_messages(&what, choice);
+    choose_gradients(&what, choice);
+    choose_numbers(&what, choice);
+    use_codec(test_codecs[choice[CODEC]]);
+    check_case_of_zero_one(&what);
+  }
+  free(sample.rows);
 }
