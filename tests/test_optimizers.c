@@ -65,9 +65,11 @@ enum {
 /* The fourth tensor's only element never has a gradient. */
 static const struct adam_tensors with_a_still_one = {
     6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
-static const struct adam_tensors *const lists[] = {&adam_tensors_odd,  &adam_tensors_one,
-                                                   &adam_tensors_tiny, &adam_tensors_many_words,
-                                                   &adam_tensors_none, &with_a_still_one};
+/* What shows most stands several times. */
+static const struct adam_tensors *const lists[] = {
+    &adam_tensors_odd,        &adam_tensors_odd,  &adam_tensors_odd,
+    &adam_tensors_odd,        &adam_tensors_one,  &adam_tensors_tiny,
+    &adam_tensors_many_words, &adam_tensors_none, &with_a_still_one};
 static const size_t bucket_sizes[] = {0, 1, 1000, 5200};
 /* Ranks and hosts; 0: in the schedule of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
@@ -80,7 +82,7 @@ static const unsigned masks[] = {0, 0x2b, 0x102, 0x1ff};
 static const size_t absent[] = {0, 5, 2, 1};
 enum { AS_ONE, MESSAGES, BUFFER, CUTS };
 enum { AS_GIVEN, OTHERS, NO_FEEDBACK, NUMBERS_COUNT };
-enum { OWN, ONE_STEP, NEVER, AUTOMATIC, WARM_UPS };
+enum { ONE_STEP, NEVER, AUTOMATIC, OWN, WARM_UPS = OWN + 4 };
 
 static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [TENSORS] = LENGTH(lists),
@@ -93,7 +95,7 @@ static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [CLIP] = LENGTH(clip_norms),
                                         [WEIGHT] = 2,
                                         [POISON] = LENGTH(poisons),
-                                        [DENSE] = LENGTH(masks) + 2,
+                                        [DENSE] = LENGTH(masks) + 1,
                                         [ABSENT] = LENGTH(absent),
                                         [NUMBERS] = NUMBERS_COUNT,
                                         [WARM_UP] = WARM_UPS,
@@ -143,7 +145,7 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
   if (choice[DENSE] < LENGTH(masks))
     what->uncompressed = masks[choice[DENSE]];
   else
-    common->dense_below = 100 + choice[DENSE] - LENGTH(masks); /* a tensor has 100 elements */
+    common->dense_below = 101;
   /* The oracle adds squares up in the order of DeepSpeed's LAMB where all tensors are compressed. */
   if (is_deepspeed(what) && what->kind == &kind_lamb && choice[DENSE])
     common->clip_norm = 0;
@@ -256,4 +258,13 @@ Test(optimizers, skipped_steps_change_nothing) {
         what.form = rank == 2 ? BACKWARD : IN_ONE_CALL;
         adam_check(&what);
       }
+}
+
+/* A tensor of as many elements as dense_below is compressed. */
+Test(optimizers, dense_below_is_below) {
+  for (size_t k = 0; k < KINDS; k++) {
+    struct adam_case what = kinds[k];
+    what.options.common.dense_below = 100;
+    adam_check(&what);
+  }
 }
