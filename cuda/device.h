@@ -43,7 +43,7 @@ struct ob_device_host {
 
 /* Messages beside kernels (overlap.h); without a stream there is one chunk only. */
 struct ob_overlap {
-  cudaStream_t stream;  /* for messages */
+  cudaStream_t stream;  /* for messages, the communicator's */
   cudaEvent_t computed; /* the kernels before the next message */
   cudaEvent_t *moved;   /* one a slot: its latest batch */
 };

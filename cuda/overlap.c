@@ -18,15 +18,11 @@ static onebit_status_t create_events(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* With the highest priority: a kernel of NCCL is a few thread blocks, and would else wait for the
- * last of those of a kernel that fills the device. */
 onebit_status_t ob_overlap_create(struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
-  int lowest, highest;
-  if (!plan->comm->transport->put || plan->comm->size == 1 || plan->geometry.chunks == 1)
+  if (!plan->comm->transport->stream || plan->comm->size == 1 || plan->geometry.chunks == 1)
     return ONEBIT_OK;
-  OB_TRY_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  OB_TRY_CUDA(cudaStreamCreateWithPriority(&overlap->stream, cudaStreamNonBlocking, highest));
+  overlap->stream = plan->comm->transport->stream(plan->comm);
   return create_events(plan);
 }
 
@@ -38,8 +34,6 @@ void ob_overlap_destroy(struct onebit_plan *plan) {
   ob_release(overlap->moved);
   if (overlap->computed)
     cudaEventDestroy(overlap->computed);
-  if (overlap->stream)
-    cudaStreamDestroy(overlap->stream);
 }
 
 static onebit_status_t branch(struct onebit_plan *plan) {

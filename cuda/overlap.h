@@ -1,6 +1,6 @@
 /*
  * Messages beside kernels: a plan of several chunks over a transport that puts messages on streams
- * (NCCL) has a stream of its own for them. A message follows all kernels that were put before it;
+ * (NCCL) puts them on a stream of the communicator's. A message follows all kernels that were put before it;
  * kernels follow messages only where they read them, so that chunk i + 1 is compressed while chunk
  * i travels.
  *

@@ -117,6 +117,8 @@ static onebit_status_t put(struct ob_batch *batch, void *stream) {
   return note_failure(batch->comm, status);
 }
 
+static void *message_stream(onebit_comm_t comm) { return state_of(comm)->messages; }
+
 static onebit_status_t check_health(struct nccl_state *state) {
   ncclResult_t found = ncclSuccess;
   if (state->aborted)
@@ -259,6 +261,8 @@ static void release_state(struct nccl_state *state) {
   int before = ob_cuda_enter(state->device);
   if (state->stream)
     cudaStreamDestroy(state->stream);
+  if (state->messages)
+    cudaStreamDestroy(state->messages);
   ob_cuda_leave(before);
   ob_nccl_state_release(state);
 }
@@ -274,6 +278,7 @@ const struct ob_transport ob_transport_nccl = {
     .begin = begin,
     .test = test,
     .put = put,
+    .stream = message_stream,
     .window_create = ob_nccl_window_create,
     .window_register = ob_nccl_window_register,
     .window_destroy = ob_nccl_window_destroy,
@@ -312,15 +317,25 @@ static onebit_status_t find_hosts(onebit_comm_t comm, onebit_status_t status) {
   return ob_agree_names(comm, getenv("NCCL_HOSTID"));
 }
 
+/* Messages have the highest priority: a kernel of NCCL is a few thread blocks, and would else wait
+ * for the last of those of a kernel that fills the device. One stream serves all plans: the device
+ * has few queues, and NCCL orders a communicator's messages anyway. */
+static onebit_status_t create_streams(struct nccl_state *state) {
+  int lowest, highest;
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  OB_TRY_CUDA(cudaStreamCreateWithPriority(&state->messages, cudaStreamNonBlocking, highest));
+  return ONEBIT_OK;
+}
+
 static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size) {
   NCCL_TRY(state, ncclCommUserRank(state->comm, rank));
   NCCL_TRY(state, ncclCommCount(state->comm, size));
   NCCL_TRY(state, ncclCommCuDevice(state->comm, &state->device));
   int before = ob_cuda_enter(state->device);
   onebit_status_t status = ob_cuda_load_kernels();
-  cudaError_t error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
-  if (status == ONEBIT_OK && error != cudaSuccess)
-    status = ob_cuda_error(error, "cudaStreamCreateWithFlags");
+  if (status == ONEBIT_OK)
+    status = create_streams(state);
   ob_cuda_leave(before);
   return status;
 }

@@ -61,6 +61,9 @@ struct ob_transport {
   /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
    * is put there next begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
+  /* A stream of the communicator's that messages may be put on beside kernels; absent: there is
+   * none. */
+  void *(*stream)(onebit_comm_t comm);
   /* Memory for all messages of a plan that it puts on streams, set to zero; all ranks ask for as
    * many bytes. *window is NULL where it is worth nothing. ONEBIT_ERROR_MEMORY. NULL: never. */
   onebit_status_t (*window_create)(onebit_comm_t comm, size_t bytes, struct ob_window **window);

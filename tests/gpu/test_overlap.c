@@ -4,6 +4,7 @@
  */
 #define _DEFAULT_SOURCE
 #include "collectives/plan.h"
+#include "cuda/device.h"
 #include "tests/gpu/plans.h"
 
 #if defined ONEBIT_EMULATED_CUDA && defined ONEBIT_HAVE_NCCL
@@ -44,6 +45,9 @@ static void count_kind(const struct gpu_rank *self, size_t kind, size_t chunks) 
   if (!part_create(&part, self->comm, &what, true))
     return;
   CHECK(part.info.chunks == chunks, "%zu chunks", part.info.chunks);
+  CHECK(chunks == 1 ||
+            part.plan->device->overlap.stream == self->comm->transport->stream(self->comm),
+        "the plan has a stream of its own for messages");
   const long groups = chunks == 1 ? 0 : (long)chunks * (two_phases ? 2 : 1);
   const long beside = count_beside(&part);
   CHECK(beside == groups, "%ld messages are beside the kernels, not %ld", beside, groups);
