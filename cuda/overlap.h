@@ -1,8 +1,8 @@
 /*
  * Messages beside kernels: a plan of several chunks over a transport that puts messages on streams
- * (NCCL) puts them on a stream of the communicator's. A message follows all kernels that were put before it;
- * kernels follow messages only where they read them, so that chunk i + 1 is compressed while chunk
- * i travels.
+ * (NCCL) puts them on a stream of the communicator's. A message follows all kernels that were put
+ * before it; kernels follow messages only where they read them, so that chunk i + 1 is compressed
+ * while chunk i travels.
  *
  *   stream of the call   C0 . C1 . C2 ...  r0 R0 . r1 R1 . ...
  *   messages             .  E0 . E1 . E2 ...     . G0 .  G1 ...
