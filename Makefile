@@ -137,7 +137,10 @@ CUDA_LIBRARY = $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
 NCCL_LIBRARY = $(if $(has_nccl),$(NCCL_HOME:%=%/lib))
 library_in = $(or $(patsubst $(2)/%,-l:%,$(if $(wildcard $(2)/lib$(1).so),,\
   $(lastword $(sort $(wildcard $(2)/lib$(1).so.*))))),-l$(1))
-CUDA_LIBS = $(foreach folder,$(NCCL_LIBRARY) $(CUDA_LIBRARY),-L$(folder) -Wl,-rpath,$(folder)) \
+# CUDA_RPATH=0: whoever loads the library knows where CUDA's are, as the Python package does.
+CUDA_RPATH ?= 1
+CUDA_LIBS = $(foreach folder,$(NCCL_LIBRARY) $(CUDA_LIBRARY),-L$(folder) \
+  $(if $(filter-out 0,$(CUDA_RPATH)),-Wl$(comma)-rpath$(comma)$(folder))) \
   -Wl,--as-needed $(call library_in,cudart,$(CUDA_LIBRARY)) \
   $(if $(has_nccl),$(call library_in,nccl,$(or $(NCCL_LIBRARY),$(CUDA_LIBRARY)))) \
   -lstdc++ -ldl -Wl,--no-as-needed

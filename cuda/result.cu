@@ -6,6 +6,14 @@
  */
 #include "cuda/location.cuh"
 
+/* What the kernels are compiled for, for whoever looks into the library's file: the package's
+ * onebit.info does. */
+#ifdef __CUDA_ARCH_LIST__
+#define TEXT_OF(...) #__VA_ARGS__
+#define TEXT(...)    TEXT_OF(__VA_ARGS__)
+__attribute__((used)) static const char kernels[] = "onebit kernels: " TEXT(__CUDA_ARCH_LIST__);
+#endif
+
 /* A warp a tile. A quiet not-a-number is one in each of the types; a product that is too large for
  * float16 is infinity, as the sum would be that it stands for. */
 template <onebit_dtype_t dtype>

@@ -6,7 +6,8 @@
 #                    PYTHON_LIBRARY gets it at run time, and it finds MPI in the process: so one
 #                    wheel has one for Open MPI, one for MPICH and one for the ABI of MPI 5 (MPI_KIND
 #                    in dropin/kinds/rules.mk), and needs none of them.
-#   wheel            the wheels as PyPI takes them, and the source distribution, in WHEELS
+#   wheel            the wheels as PyPI takes them, and the source distribution, in WHEELS;
+#                    wheel CUDA=1: one with kernels, for the CUDA of CUDA_MAJOR (13, 12)
 
 PYTHON_LIBRARY ?= $(BUILD)/python/libonebit_python.so
 WHEELS         ?= $(BUILD)/wheels
@@ -31,5 +32,6 @@ python-mpi: $(call objects,base/*_mpi.c collectives/transports/end_mpi.c \
 	  -Wl,-rpath,'$$ORIGIN' \
 	  -o $(BUILD)/python/libonebit_$(MPI_KIND).so $(filter %.o,$^) $(PYTHON_LIBRARY) -ldl
 
-wheel:
-	+PYTHON='$(PYTHON)' WHEELS='$(WHEELS)' packaging/wheels
+wheel: # with kernels only where that is asked for: an nvcc that is here says nothing
+	+PYTHON='$(PYTHON)' WHEELS='$(WHEELS)' CUDA='$(if $(filter command,$(origin CUDA)),$(CUDA),0)' \
+	  packaging/wheels

@@ -5,7 +5,7 @@ be there. Where an mpicc is found, the transport over its MPI is built too, of e
 (mpicc.openmpi, mpicc.mpich); the library is linked to no MPI either way.
 
 Environment: CC and CFLAGS, as ever; MPICCS, the wrappers to take ("" for none); ONEBIT_MAKE, settings
-for make ("OPENMP=0 CUDA=1").
+for make ("OPENMP=0 CUDA=1"); ONEBIT_LABEL, which comes behind the version ("cu13").
 """
 
 import os
@@ -44,7 +44,9 @@ LEFT_OUT = re.compile(
 
 def version():
     header = (TOP / "include/onebit/status.h").read_text()
-    return ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header))
+    numbers = ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header))
+    label = os.environ.get("ONEBIT_LABEL", "")
+    return f"{numbers}+{label}" if label else numbers
 
 
 # --- The library ---------------------------------------------------------------------------------

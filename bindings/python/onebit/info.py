@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sys
 
 from onebit import _native
@@ -89,12 +90,25 @@ def _mpi():
     return f"{parts}; mpi4py {_version_of('mpi4py')} has {words}"
 
 
+def _loaded(name):
+    """The file of a library that is in this process."""
+    with open("/proc/self/maps") as maps:
+        found = (line.split()[-1] for line in maps if f"/lib{name}.so" in line)
+        return next(found, f"no lib{name}.so in this process")
+
+
+def _kernels():
+    with open(_native.library_path(), "rb") as file:
+        found = re.search(rb"onebit kernels: ([\d,]+)", file.read())
+    return ", ".join(f"sm_{int(one) // 10}" for one in found[1].split(b",")) if found else "kernels"
+
+
 def _nccl():
+    if _has("onebit_comm_create_nccl"):
+        return f"the library has it, {_loaded('nccl')}"
     found = glob.glob(os.path.join(_folder_of("nvidia.nccl"), "lib", "libnccl.so*"))
     path = (found or [ctypes.util.find_library("nccl")])[0]
     here = f"NCCL is here, {path}" if path else "no NCCL here"
-    if _has("onebit_comm_create_nccl"):
-        return f"the library has it; {here}"
     return f"no: the library is built without NCCL (make CUDA=1, ONEBIT_LIBRARY); {here}"
 
 
@@ -118,7 +132,7 @@ def _driver():
 
 def _cuda():
     if _has("onebit_allreduce_stream"):
-        return f"the library has kernels; {_driver()}"
+        return f"the library has {_kernels()}; {_loaded('cudart')}; {_driver()}"
     return f"no: the library is built without CUDA (make CUDA=1, ONEBIT_LIBRARY); {_driver()}"
 
 
