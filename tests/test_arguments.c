@@ -1,7 +1,7 @@
 /*
- * Wrong arguments: what support_wrong_calls.c, which has each argument of each public function wrong
- * once, does not have: buffers that stay as they were, the environment, counts beyond memory. Here
- * on one rank; test_disagreement.c has what other ranks see.
+ * Wrong arguments: what support_wrong_calls.c, which has each argument of each public function
+ * wrong once, does not have: buffers that stay as they were, the environment, counts beyond memory.
+ * Here on one rank; test_disagreement.c has what other ranks see.
  */
 #include "tests/support_collectives.h"
 

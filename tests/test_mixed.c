@@ -1,6 +1,6 @@
 /*
- * Mixed precision and what gradients count as, beside what test_optimizers.c has: gradients that are
- * not there count as zeros, sums over micro-batches as their mean, and master values keep what
+ * Mixed precision and what gradients count as, beside what test_optimizers.c has: gradients that
+ * are not there count as zeros, sums over micro-batches as their mean, and master values keep what
  * types of 16 bits would lose.
  */
 #include "tests/support_adam.h"

@@ -146,13 +146,12 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
     what->uncompressed = masks[choice[DENSE]];
   else
     common->dense_below = 101;
-  /* The oracle adds squares up in the order of DeepSpeed's LAMB where all tensors are compressed. */
+  /* The oracle has the order of squares in DeepSpeed's LAMB where all tensors are compressed. */
   if (is_deepspeed(what) && what->kind == &kind_lamb && choice[DENSE])
     common->clip_norm = 0;
   what->absent = absent[choice[ABSENT]];
   what->moving = what->absent > 0;
-  if (what->tensors->count == 0 ||
-      what->absent) /* the poison may be of a gradient that is not there */
+  if (what->tensors->count == 0 || what->absent) /* of what is not there no poison is seen */
     return;
   what->poison = poisons[choice[POISON]];
   what->poisoned_rank = what->size - 1;

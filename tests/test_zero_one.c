@@ -89,8 +89,8 @@ static void choose_messages(struct zero_one_case *what, const size_t *choice) {
   }
 }
 
-/* Movements travel as float32, whatever gradients are. Where a gradient is not finite all ranks skip
- * a step that exchanges; in one that does not, this rank alone stays where it is. */
+/* Movements travel as float32, whatever gradients are. Where a gradient is not finite all ranks
+ * skip a step that exchanges; in one that does not, this rank alone stays where it is. */
 static void choose_gradients(struct zero_one_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
