@@ -129,7 +129,9 @@ ifeq ($(CUDA),1)
 CUDA_LAST = $(lastword $(CUDA_ARCHS))
 CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
   -gencode arch=compute_$(CUDA_LAST),code=compute_$(CUDA_LAST)
-COMPILE_CU = $(NVCC) -std=c++17 -O3 -fmad=false $(CUDA_CODE) -I. -Iinclude $(CPPFLAGS) \
+# CUDA_FLAGS: more options of nvcc's: -lineinfo; -DOB_CUDA_LATE, and no kernel is launched early.
+CUDA_FLAGS ?=
+COMPILE_CU = $(NVCC) -std=c++17 -O3 -fmad=false $(CUDA_CODE) -I. -Iinclude $(CPPFLAGS) $(CUDA_FLAGS) \
   -Xcompiler=-Wall,-Wextra,-fPIC,-fno-exceptions,-ffp-contract=off \
   $(if $(warns_are_errors),-Werror=all-warnings)
 # The toolkit's folder has lib64, pip's lib; pip's libraries have their version's name only.

@@ -81,7 +81,7 @@ describe_machine() {
     [ "$emulated" = 1 ] || "$NVCC" --version | sed -n 's/.*release.*, V/nvcc: /p'
     echo "processor: $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)"
     echo "system: $(uname -sr)"
-    echo "revision: $(git describe --always --dirty 2>/dev/null || echo unknown)"
+    echo "revision: $(git describe --always --dirty 2>/dev/null || echo "${REVISION:-unknown}")"
     echo "date: $(date -u +%FT%TZ)"
     echo "command: $command_line"
   } >"$output/machine.new"
