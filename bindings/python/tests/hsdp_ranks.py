@@ -129,39 +129,55 @@ def skipped(rank, size):
 
 
 def checkpoints(rank, size):
-    """torch.distributed.checkpoint: as many replicas go on to the bit, and one alone from the same
-    parameters."""
-    from torch.distributed.checkpoint import load, save
+    """torch.distributed.checkpoint: as many replicas go on to the bit; one alone, and then two from
+    one, go on from the same parameters."""
+    from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     place = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(place)
     alone = dist.new_group([0, 1])
     few = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
+
+    def state_of(model, optimizer):
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+
+    def resume(mesh, where, group=None, **planned):
+        model = network(mesh)
+        optimizer = adam(model, **WARMUP)
+        both = state_of(model, optimizer)
+        planner = DefaultLoadPlanner(**planned)
+        load(both, checkpoint_id=where, process_group=group, planner=planner)
+        set_state_dict(model, optimizer, model_state_dict=both["model"],
+                       optim_state_dict=both["optimizer"])
+        return model, optimizer
+
     for stop in 3, 8:
         where = os.path.join(place[0], str(stop))
         model = network(mesh_of(2, 2))
         optimizer = adam(model, **WARMUP)
         train(model, optimizer, 0, stop)
-        both = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-        save(both, checkpoint_id=where)
+        save(state_of(model, optimizer), checkpoint_id=where)
         saved = bits(model)
         train(model, optimizer, stop, 12)
-        for mesh, group in (mesh_of(2, 2), None), (few, alone):
-            if group is alone and rank > 1:
-                continue
-            other = network(mesh)
-            resumed = adam(other, **WARMUP)
-            both = dict(zip(("model", "optimizer"), get_state_dict(other, resumed)))
-            load(both, checkpoint_id=where, process_group=group)
-            set_state_dict(other, resumed, model_state_dict=both["model"],
-                           optim_state_dict=both["optimizer"])
+        other, resumed = resume(mesh_of(2, 2), where)
+        assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
+        train(other, resumed, stop, 12)
+        assert torch.equal(bits(other), bits(model)), stop
+        optimizer.close(), resumed.close()
+        if rank < 2:
+            other, resumed = resume(few, where, alone)
             assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
-            train(other, resumed, stop, 12, group)
-            assert group is alone or torch.equal(bits(other), bits(model)), stop
+            save(state_of(other, resumed), checkpoint_id=where + "-few", process_group=alone)
+            train(other, resumed, stop, 12, alone)
             assert bits(other).isfinite().all() and not torch.equal(bits(other), saved)
             resumed.close()
-        optimizer.close()
+        dist.barrier()
+        other, resumed = resume(mesh_of(2, 2), where + "-few", allow_partial_load=True)
+        assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
+        train(other, resumed, stop, 12)
+        assert alike(bits(other)) and bits(other).isfinite().all()
+        resumed.close()
     dist.barrier()
     if rank == 0:
         shutil.rmtree(place[0])

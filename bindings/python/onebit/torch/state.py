@@ -262,7 +262,18 @@ class _Loaded:
             return {"is": "torch's" if any(self.state.values()) else "none"}
         complete = sorted(self.heads) == list(range(self.ranks))
         apart = any(part.apart_of(head.header) for head in self.heads.values())
-        return {"is": "ours", "whole": complete and self.ranks, "apart": apart}
+        steps = max(part.steps_of(head.header) for head in self.heads.values())
+        return {"is": "ours", "whole": complete and self.ranks, "apart": apart, "steps": steps}
+
+    def head_bytes(self):
+        """Of the first rank whose head is here."""
+        name = f"{_HEAD}{min(self.heads)}"
+        return self.state[self.parameters[0]][name].detach().cpu().numpy().tobytes()
+
+    def take_head(self, data):
+        """Of a rank that was saved, for one that was not."""
+        head = _decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.heads = {part.rank_of(head.header): head}
 
     def values(self, name, first, count):
         """Elements from number `first` on."""
@@ -336,6 +347,10 @@ class _Loaded:
             for what, _, first, count, values in self.heads[rank].sections
             if what == part.MOMENTS and values is None
         ]
+        if spans and not self._has(f"{_NAMES[part.MOMENTS]}_{rank}"):  # which another rank has loaded
+            variance = self.values(_NAMES[part.VARIANCE], 0, int(self.firsts[-1]))
+            made = np.where(self._dense_elements(), variance, variance * self.ranks)
+            return [(part.MOMENTS, part.ELEMENTS, 0, made)]
         made = np.full(int(self.firsts[-1]), np.nan, "<f4")
         for first, count in spans:
             name = f"{_NAMES[part.MOMENTS]}_{rank}"
@@ -412,6 +427,16 @@ class _Loaded:
         arrays[part.MOMENTS] = np.where(self._dense_elements(), variance, variance * ranks)
 
 
+def _share_heads(comm, loaded, steps):
+    """Ranks that a checkpoint in place (torch.distributed.checkpoint) has nothing of, since fewer had
+    saved it, have made no step: they take another rank's head."""
+    if min(steps) or not max(steps):
+        return
+    heads = gather(comm, loaded.head_bytes())
+    if not steps[comm.rank]:
+        loaded.take_head(next(head for head, made in zip(heads, steps) if made))
+
+
 def load(optimizer, state, begin):
     """Puts a state into an optimizer. Collective. begin: called with beta1 of the latest step, or
     None, before anything is loaded; a function. Returns whether there was one."""
@@ -427,6 +452,8 @@ def load(optimizer, state, begin):
     if kinds == ["none"]:
         return False
     parts, mine = [], None
+    if kinds == ["ours"]:
+        _share_heads(comm, loaded, [one["steps"] for one in everyone])
     whole = all(one.get("whole") == everyone[0].get("whole") for one in everyone)
     whole = everyone[0].get("whole") if whole else 0
     try:
