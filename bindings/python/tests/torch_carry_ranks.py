@@ -731,23 +731,22 @@ def not_compressed(rank, size):
     """What compress refuses, on all ranks where one rank's is that."""
     module = network()
     model, weights = wrapped(module), list(module.parameters())
-    refused = [
-        ("a RMSprop, not", torch.optim.RMSprop(weights)),
-        ("SGD without momentum", torch.optim.SGD(weights, lr=0.1)),
-        ("heavy ball", torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True)),
-        ("no such variant", torch.optim.AdamW(weights, amsgrad=True)),
-        ("betas of group 1", torch.optim.AdamW(
-            [{"params": weights[:1]}, {"params": weights[1:], "betas": (0.5, 0.9)}])),
-    ]
-    for words, optimizer in refused:
-        raises(Status.ERROR_ARGUMENT, lambda: onebit.torch.compress(model, optimizer), words)
-    good = torch.optim.AdamW(weights)
-    raises(Status.ERROR_ARGUMENT, lambda: onebit.torch.compress(module, good), "not a Distributed")
+    other, good = torch.optim.RMSprop(weights), torch.optim.AdamW(weights)
+    status = Status.ERROR_ARGUMENT
+    words = "EfficientAdam cannot go on in the place of RMSprop, whose first parameter is stepped by"
+    raises(
+        status, lambda: onebit.torch.compress(model, other, onebit.torch.EfficientAdam), words)
+    raises(status, lambda: onebit.torch.compress(module, good), "not a Distributed")
     if size > 1:
-        status = Status.ERROR_ARGUMENT if rank == 0 else Status.ERROR_PEER
-        mine = refused[0][1] if rank == 0 else good
-        raises(status, lambda: onebit.torch.compress(model, mine))
+        mine = other if rank == 0 else good
+        raises(status, lambda: onebit.torch.compress(model, mine), "are of other types")
+        mine = model if rank == 0 else module
+        raises(Status.ERROR_PEER if rank == 0 else status, lambda: onebit.torch.compress(mine, good))
+    expect("frobnicate", lambda: onebit.torch.compress(model, other, frobnicate=1), TypeError)
     onebit.torch.compress(model, good).close()
+    again = torch.optim.AdamW(weights)
+    if hasattr(model, "_comm_hooks"):  # else torch's own words
+        raises(status, lambda: onebit.torch.compress(model, again), "communication hook already")
 
 
 def interrupted(rank, size):

@@ -43,37 +43,54 @@ def optimizer_hook(state, bucket):
     optimizer = getattr(state, "optimizer", None)
     if optimizer is None:
         raise wrong("the hook's state is not optimizer.hook_state(), or was pickled")
-    optimizer._backward.add(bucket)
+    averaged = optimizer._backward.add(bucket)
+    if averaged is not None:
+        return averaged
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-def check_model(model, parameters, ranks):
-    """Raises unless the hook can work for this model and this optimizer's parameters. ranks: this
-    rank's number, and how many the optimizer is of."""
+def check_wrapped(model):
     if not isinstance(model, DistributedDataParallel):
-        raise wrong(f"model is a {type(model).__name__}, not a DistributedDataParallel")
+        raise wrong(
+            f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one, or for "
+            "FSDP2 take onebit.torch.fsdp.compress"
+        )
+    if getattr(model, "_comm_hooks", None):
+        raise wrong("the model has a communication hook already")
+
+
+def sparse_modules(model):
+    """By name: those whose weight has sparse gradients."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if getattr(module, "sparse", False)
+        and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+    }
+
+
+def check_model(model, parameters, ranks, remainder):
+    """Raises unless the hook can work for this model and this optimizer's parameters, which are all
+    that the model has where there is no remainder. ranks: this rank's number, and how many the
+    optimizer is of."""
+    check_wrapped(model)
     group = model.process_group
     if (group.rank(), group.size()) != ranks:
         raise wrong(
             f"the model's group has rank {group.rank()} of {group.size()}, the optimizer's "
             f"communicator rank {ranks[0]} of {ranks[1]}"
         )
-    if getattr(model, "_comm_hooks", None):
-        raise wrong("the model has a communication hook already")
     if getattr(model, "mixed_precision", None) is not None:
         raise wrong("the model has DistributedDataParallel's own mixed_precision: use autocast")
-    for name, module in model.module.named_modules():
-        if getattr(module, "sparse", False) and isinstance(
-            module, (torch.nn.Embedding, torch.nn.EmbeddingBag)
-        ):
-            raise wrong(f"{name} has sparse gradients: make it with sparse=False")
+    for name in sparse_modules(model.module) if remainder is None else ():
+        raise wrong(f"{name} has sparse gradients: make it with sparse=False")
     ignored = set(getattr(model, "parameters_to_ignore", ()))
     names = {id(one): name for name, one in model.module.named_parameters() if name not in ignored}
     known = {id(one) for one in parameters}
     for name, one in model.module.named_parameters():
-        if one.requires_grad and id(one) in names and id(one) not in known:
+        if remainder is None and one.requires_grad and id(one) in names and id(one) not in known:
             raise wrong(f"parameter {name} of the model is not one of the optimizer's")
     for number, one in enumerate(parameters):
         if id(one) not in names:
@@ -111,9 +128,7 @@ class Backward:
     # --- In the backward pass --------------------------------------------------------------------
 
     def add(self, bucket):
-        """A bucket is full."""
-        if bucket.buffer().layout != torch.strided:
-            raise wrong("a bucket of gradients is sparse: the optimizer cannot use that")
+        """A bucket is full: the future of the gradients that are averaged, None if none is."""
         config = getattr(self._model(), "_join_config", None)
         if getattr(config, "enable", False):
             raise wrong(
@@ -122,23 +137,35 @@ class Backward:
             )
         if bucket.index() == 0:
             self._begin()
-        for parameter, view in zip(bucket.parameters(), bucket.gradients()):
+        remainder, averaged = self._optimizer._remainder, None
+        if remainder is not None:
+            averaged = remainder.add(bucket, lambda one: id(one) in self._numbers)
+        for number, parameter, view in self._carried(bucket, remainder is None):
             if parameter.stride() != view.stride():  # the bucket has them as the parameter has
                 view = view.as_strided(parameter.size(), parameter.stride())
-            self._add(self._number_of(parameter), view)
+            self._add(number, view)
         if self.open and self._optimizer._stage is not None:
             self._optimizer._stage.end_bucket(self._optimizer.onebit.ready)
         if bucket.is_last() and self.overlap:
             self._when_it_ends()
+        return averaged
 
-    def _number_of(self, parameter):
-        number = self._numbers.get(id(parameter))
-        if number is None:
-            raise wrong(
-                f"a parameter of shape {tuple(parameter.shape)} of the model is not one of the "
-                "optimizer's"
-            )
-        return number
+    def _carried(self, bucket, all_are):
+        """(number, parameter, gradient) of those that the optimizer has."""
+        parameters, strided = bucket.parameters(), bucket.buffer().layout == torch.strided
+        gradients = bucket.gradients() if strided else parameters
+        for parameter, view in zip(parameters, gradients):
+            number = self._numbers.get(id(parameter))
+            if number is None and all_are:
+                raise wrong(
+                    f"a parameter of shape {tuple(parameter.shape)} of the model is not one of the "
+                    "optimizer's"
+                )
+            if number is None:
+                continue
+            if not strided:
+                raise wrong("a bucket of gradients is sparse: the optimizer cannot use that")
+            yield number, parameter, view
 
     def _begin(self):
         """Also ends a step of a backward pass that no step of the optimizer has followed."""
@@ -229,6 +256,12 @@ class Backward:
     def over(self):
         """The step is made."""
         self._old.clear()
+
+    def skip(self):
+        """The step is left out on all ranks."""
+        overlap = self.overlap
+        self.discard()
+        self.overlap, self._clean, self._passes = overlap, 0, 0
 
     def discard(self):
         """Gradients are not final after a backward pass: ends a step that has begun as one that

@@ -1,28 +1,53 @@
-"""One call for a program that has DistributedDataParallel and an optimizer of torch's.
+"""One call for a program that has DistributedDataParallel and optimizers of torch's.
 
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = onebit.torch.compress(model, optimizer)
 """
 
+import json
 import sys
 import types
+import warnings
+import weakref
+from typing import NamedTuple
 
 import torch
 
+from onebit import _native
 from onebit.communicator import Communicator
-from onebit.errors import wrong
+from onebit.errors import OnebitWarning, wrong
 from onebit.torch import optim
-from onebit.torch.gather import agree
+from onebit.torch.backward import check_wrapped, sparse_modules
+from onebit.torch.gather import agree, gather
+from onebit.torch.hook import DTYPES, HookState, allreduce_hook
+from onebit.torch.remainder import Remainder
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
-from onebit.torch.transport import check_member, timeout_of
+from onebit.torch.state import flat
+from onebit.torch.transport import timeout_of
 
-# Of groups; each optimizer's own are found there, since a group may have been given others.
-_KEYS = {
-    torch.optim.AdamW: ("betas", "eps", *optim._ADAM_KEYS),
-    torch.optim.Adam: ("betas", "eps", *optim._ADAM_KEYS),
-    torch.optim.SGD: ("momentum", *optim._SGD_KEYS),
+
+class _How(NamedTuple):
+    """kind: the class that goes on in the place of torch's
+    given: keys of torch's groups that are its options, alike in all groups
+    keys: those of which it knows one value, or which change nothing (None)
+    """
+
+    kind: type
+    given: tuple
+    keys: dict
+
+
+# What is decided by the optimizer's type. All others stay as they are, and their gradients are
+# averaged in 8 bits.
+_HOWS = {
+    torch.optim.AdamW: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
+    torch.optim.Adam: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),
+    torch.optim.SGD: _How(optim.Momentum, ("momentum",), optim._SGD_KEYS),
 }
+_BITS = 8
+_FROZEN = "is frozen"
+_NAMED = 4  # parameters at most, of those that have one reason
 
 
 def _given_away(self, *_, **__):
@@ -38,65 +63,190 @@ def _is_accelerated(optimizer):
     return module is not None and isinstance(optimizer, module.AcceleratedOptimizer)
 
 
-def _check(optimizer):
-    if type(optimizer) not in _KEYS:
-        raise wrong(
-            f"the optimizer is a {type(optimizer).__name__}, not torch.optim's AdamW, Adam or SGD: "
-            "for others register onebit.torch.allreduce_hook"
-        )
-    if type(optimizer) is torch.optim.SGD and not optimizer.param_groups[0]["momentum"]:
-        raise wrong(
-            "SGD without momentum has no optimizer here: register onebit.torch.allreduce_hook"
-        )
+# --- What is carried -----------------------------------------------------------------------------
+
+
+def _why_not_group(how, group, first):
+    """Why the library's optimizer cannot have the parameters of a group; None: it can."""
+    for name in *how.given, "decoupled_weight_decay":
+        if group.get(name) != first.get(name):
+            return f"{name} is {group[name]}, and {first[name]} in the first group"
+    for name in how.given:
+        values = group[name] if name == "betas" else (group[name],)
+        if not all(0 < one < (1 if name != "eps" else 2) for one in values):
+            return f"{name} is {group[name]}"
+    for name, value in how.keys.items():
+        if value is not None and group.get(name, value) != value:
+            return f"{name} is {group[name]}: {optim._WHY_NOT[name]}"
+    return None
+
+
+def _why_not_parameter(one, names, sparse):
+    if id(one) not in names:
+        return "is not of the model that is wrapped"
+    if not one.requires_grad:
+        return _FROZEN
+    if id(one) in sparse:
+        return "has sparse gradients"
+    if one.dtype not in DTYPES:
+        return f"is of {one.dtype}"
+    one = getattr(one, "to_local", lambda: one)()  # of DTensor
+    return None if flat(one.detach()) is not None else "has gaps in its memory"
+
+
+def _module_of(model):
+    return model if isinstance(model, FSDPModule) else model.module
+
+
+def _reasons(model, optimizer):
+    """Of each parameter of an optimizer, why the library's cannot have it; None: it can."""
+    how, reasons = _HOWS.get(type(optimizer)), {}
+    ignored, module = set(getattr(model, "parameters_to_ignore", ())), _module_of(model)
+    names = {id(one) for name, one in module.named_parameters() if name not in ignored}
+    sparse = {id(one.weight) for one in sparse_modules(module).values()}
+    for group in optimizer.param_groups:
+        why_not = f"is stepped by {type(optimizer).__name__}"
+        if how is not None:
+            why_not = _why_not_group(how, group, optimizer.param_groups[0])
+        for one in group["params"]:
+            reasons[one] = why_not or _why_not_parameter(one, names, sparse)
+    sizes = {}
+    for one, reason in reasons.items():
+        if reason is None:
+            key = one.dtype, one.device.type
+            sizes[key] = sizes.get(key, 0) + one.numel()
+    most = max(sizes, key=sizes.get, default=None)
+    for one, reason in reasons.items():
+        if reason is None and (one.dtype, one.device.type) != most:
+            reasons[one] = f"is of {one.dtype} on {one.device.type}, most are of {most[0]} on {most[1]}"
+    return reasons
+
+
+class _Choice:
+    """Which optimizer of a program's is carried, and of which parameters, and why not the others.
+
+    optimizers: torch's
+    kind: as of `compress`
+    carried: the number of the optimizer; None: none is
+    reasons: by parameter, of those that are not
+    dense: why nothing is compressed, or None
+    """
+
+    def __init__(self, model, optimizers, kind):
+        self.dense = None
+        if getattr(model, "mixed_precision", None) is not None:
+            self.dense = ("the model's own mixed_precision averages gradients with a hook of its own: "
+                          "with torch.autocast they are compressed")  # fmt: skip
+        elif not isinstance(model, FSDPModule):
+            check_wrapped(model)
+        every = [_reasons(model, one) for one in optimizers]
+        sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
+        best = max(range(len(sizes)), key=sizes.__getitem__)
+        self.carried = best if sizes[best] and kind is not HookState and not self.dense else None
+        why = "kind is HookState" if kind is HookState else "another optimizer has more parameters"
+        self.reasons = {}
+        for number, of in enumerate(every):
+            for one, reason in of.items():
+                if reason or number != self.carried:
+                    self.reasons[one] = reason or why
+        if self.carried is None and kind not in (None, HookState) and not self.dense:
+            reason = next(iter(self.reasons.values()), "does not exist")
+            raise wrong(f"{kind.__name__} cannot go on in the place of "
+                        f"{type(optimizers[0]).__name__}, whose first parameter {reason}")
+        self.names = {one: name for name, one in _module_of(model).named_parameters()}
+        for one in self.names:
+            if one.requires_grad and not any(one in of for of in every):
+                self.reasons[one] = "is of no optimizer: requires_grad_(False) saves its exchange"
+        others = [one for one, reason in self.reasons.items() if reason != _FROZEN]
+        if isinstance(model, FSDPModule) and others:
+            name = self.names.get(others[0], "a parameter of the optimizer")
+            raise wrong(f"of fully_shard every parameter goes on with one bit, but {name} "
+                        f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
+
+    def words(self):
+        """What is said of the parameters that are not carried, those that are frozen aside."""
+        if self.dense:
+            return [f"nothing is compressed: {self.dense}"]
+        by_reason = {}
+        for one, reason in self.reasons.items():
+            if reason != _FROZEN:
+                by_reason.setdefault(reason, []).append(self.names.get(one, "one of no name"))
+        return [
+            f"averaged in {_BITS} bits an element, not exchanged in one: {_some(names)} ({reason})"
+            for reason, names in by_reason.items()
+        ]
+
+    def digest(self):
+        """What all ranks must have alike."""
+        return json.dumps([self.carried, bool(self.dense), sorted(self.names.get(one, "") for one in self.reasons)])
+
+
+def _some(names):
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} others" if more > 0 else "")
+
+
+def _choose(comm, model, optimizers, kind):
+    reason = choice = None
+    try:
+        choice = _Choice(model, optimizers, kind)
+    except Exception as caught:  # noqa: BLE001
+        reason = caught
+    agree(comm, reason)
+    everyone = set(gather(comm, choice.digest().encode()))
+    if len(everyone) > 1:
+        reason = wrong("the ranks' optimizers are of other types, or have other parameters")
+    agree(comm, reason)
+    return choice
+
+
+# --- What is made --------------------------------------------------------------------------------
 
 
 def _options_of(optimizer):
     first = optimizer.param_groups[0]
-    options = {name: first[name] for name in _KEYS[type(optimizer)] if name in first}
+    options = {name: first[name] for name in _HOWS[type(optimizer)].given}
+    options.update({name: first[name] for name in _HOWS[type(optimizer)].keys if name in first})
     coupled = type(optimizer) is not torch.optim.AdamW
     options["decoupled_weight_decay"] = first.get("decoupled_weight_decay", False) or not coupled
     return {**options, "lr": optimizer.defaults["lr"], "weight_decay": first["weight_decay"]}
 
 
-def _kind_of(optimizer, kind, options):
-    """The class, and what is chosen for a program that chooses nothing (docs/optimizers.md)."""
-    if kind is None:
-        sgd = type(optimizer) is torch.optim.SGD
-        kind = optim.Momentum if sgd else optim.EfficientAdam
-    if kind is optim.Momentum:
-        options = {"warmup_steps": 100, "warmup_bits": 8, **options}
-    return kind, options
+def _hook_state(model, timeout, **options):
+    state = HookState(timeout=timeout, **{"bits": _BITS, **options})
+    _native.fill(_native.sized(_native.PlanOptions), state._plan_options)  # refuses others
+    state._model = weakref.ref(model)
+    return state
 
 
-def _shards_of(model, optimizer, inside, kind, timeout, options):
+def _layout_of(model, optimizer, inside, kind, timeout, options):
     """What each rank works on."""
     if isinstance(model, FSDPModule):
         return shards_of(list(model.parameters()))
-    group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
-    given = getattr(optimizer, "param_groups", ())
-    types = {one.device.type for group in given for one in group["params"]} or {"cpu"}
     reason = None
-    if "cpu" in types:
+    if any(one.device.type == "cpu" for group in optimizer.param_groups for one in group["params"]):
         reason = "parameters are on the processor"
     elif kind is optim.Lamb or any(options.get(name) for name in ("max_norm", "trust_ratio")):
         reason = "norms of all elements are asked for"
     elif not FSDPModule:
         reason = "this torch has no torch.distributed.tensor"
-    check_member(group)
-    return inside_of(group, inside, types.pop(), reason, timeout_of(group, timeout))
+    device = next(one for group in optimizer.param_groups for one in group["params"]).device.type
+    group = model.process_group
+    return inside_of(group, inside, device, reason, timeout_of(group, timeout))
 
 
-def _make(comm, model, optimizer, kind, overlap, options):
-    reason = None
-    try:
-        _check(optimizer)
-        kind, options = _kind_of(optimizer, kind, {**_options_of(optimizer), **options})
-    except Exception as caught:  # noqa: BLE001
-        reason = caught
-    agree(comm, reason)
+def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
+    """The library's optimizer in the place of torch's."""
+    if kind is optim.Momentum:
+        options = {"warmup_steps": 100, "warmup_bits": 8, **options}
+    remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
+    if not isinstance(model, FSDPModule):
+        remainder = Remainder(
+            model, _hook_state(model, timeout), optimizer, [one for one in reasons if one in own])
+    options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder}
     made = kind(optimizer.param_groups, comm=comm, **options)
     try:
-        if isinstance(model, FSDPModule):
+        if remainder is None:
             stop_all_reduce(model)
         else:
             made.attach(model, overlap)
@@ -104,28 +254,56 @@ def _make(comm, model, optimizer, kind, overlap, options):
     except Exception:
         made.onebit.close()
         raise
+    made._owned = True
+    for one in made._parameters:
+        optimizer.state.pop(one, None)
+    optimizer.param_groups = made.param_groups
+    optimizer.step = types.MethodType(_given_away, optimizer)
+    optimizer._opt_called, optimizer._step_count = True, 1  # of torch 2 and of torch 1
     return made
+
+
+def _average(comm, model, optimizers, timeout, options, dense):
+    """Optimizers that stay as they are, with a hook that averages gradients in few bits, unless all
+    is dense."""
+    reason = None
+    try:
+        state = _hook_state(model, timeout, **options)
+    except Exception as caught:  # noqa: BLE001
+        reason = caught
+    agree(comm, reason)
+    if not dense:
+        model.register_comm_hook(state, allreduce_hook)
+    for one in optimizers:
+        one.close = state.close
 
 
 def compress(
     model, optimizer, kind=None, *, overlap=True, timeout=None, inside="auto", **options
 ):
-    """The optimizer that goes on in place of torch's AdamW, Adam or SGD with momentum, attached to
-    a DistributedDataParallel, or to a model of fully_shard on a mesh of replicas and shards (HSDP),
-    whose replicas exchange what is compressed. Collective; what it cannot do raises `Error` on all
-    ranks.
+    """The optimizer that goes on in place of torch's, attached to a DistributedDataParallel, or to a
+    model of fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is
+    compressed. Collective; what it cannot do raises `Error` on all ranks.
 
-    Parameters, groups, learning rates, betas, eps, momentum and weight decay are those of
+    AdamW, Adam, and SGD with momentum go on as an optimizer of the library's, with one bit an
+    element. Parameters, groups, learning rates, betas, eps, momentum and weight decay are those of
     `optimizer`, and so is its state: of steps that it has made, or what a trainer has loaded into
     it (`load_state_dict`). It makes no step any more. Schedulers may be made of either, before or
     after: their groups are the same.
 
-    optimizer: one that Accelerate has prepared stays that, of the one that goes on: it is given
-        back, leaves out the steps of an accumulation as before, and has the attributes `onebit`,
-        `comm`, `close`, `describe` and `consolidate_state_dict` of it
+    What those cannot have is said once, and averaged in 8 bits an element, sparse gradients as torch
+    does it, where a model is not of fully_shard: parameters of another type than most, with sparse gradients, in groups with other betas,
+    of no optimizer, of a layer that is thawed or added later; and all where the optimizer is another
+    one (RMSprop, Muon, SGD with nesterov, ...), which then is given back and makes its own steps.
+
+    optimizer: or a list of several, as of Muon and AdamW, whose parameters are this model's: a list
+        is given back, in which the one that goes on with one bit is another. One that Accelerate
+        has prepared stays that, of the one that goes on: it is given back, leaves out the steps of
+        an accumulation as before, and has the attributes `onebit`, `comm`, `close`,
+        `describe` and `consolidate_state_dict` of it
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
-        send one
+        send one. `HookState`: every optimizer stays as it is
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
@@ -133,27 +311,48 @@ def compress(
         process group of this rank's host; "auto": where parameters are on a device and each of
         several hosts has as many ranks (`describe()` of the result says what is done, and why); None:
         never. A checkpoint is then of torch.distributed.checkpoint, or consolidated
-    options: of that class
+    options: of that class; where all optimizers stay as they are, of `HookState`
     """
-    accelerated = _is_accelerated(optimizer) and optimizer
-    if accelerated:
-        optimizer = accelerated.optimizer
-    shards = _shards_of(model, optimizer, inside, kind, timeout, options)
-    group = getattr(getattr(model, "_orig_mod", model), "process_group", None)
-    comm = Communicator.torch(shards.mesh.get_group(0) if shards.number else group, timeout)
-    options["shards"] = shards
+    several = isinstance(optimizer, (list, tuple))
+    given = list(optimizer) if several else [optimizer]
+    inner = [one.optimizer if _is_accelerated(one) else one for one in given]
+    wrapped = getattr(model, "_orig_mod", model)
+    group = getattr(wrapped, "process_group", None)
+    if isinstance(wrapped, FSDPModule):
+        group = shards_of(list(wrapped.parameters())).mesh.get_group(0)
+    comm = Communicator.torch(group, timeout)
     try:
-        made = _make(comm, model, optimizer, kind, overlap, options)
+        choice = _choose(comm, wrapped, inner, kind)
+        made = list(inner)
+        if choice.carried is None:
+            _average(comm, wrapped, inner, timeout, options, choice.dense)
+        else:
+            carried = inner[choice.carried]
+            kind = kind or _HOWS[type(carried)].kind  # docs/optimizers.md
+            layout = _layout_of(wrapped, carried, inside, kind, timeout, options)
+            if layout.number and group is not layout.mesh.get_group(0):
+                comm.close()
+                comm = Communicator.torch(layout.mesh.get_group(0), timeout)
+            made[choice.carried] = _carry(
+                comm, wrapped, carried, kind, overlap, timeout, layout, options, choice.reasons)
     except Exception:
         comm.close()
         raise
-    made._owned = True
-    optimizer.param_groups = made.param_groups
-    optimizer.step = types.MethodType(_given_away, optimizer)
-    optimizer._opt_called, optimizer._step_count = True, 1  # of torch 2 and of torch 1
-    if not accelerated:
+    if choice.carried is None:
+        comm.close()
+    for words in choice.words():
+        warnings.warn(words, OnebitWarning, stacklevel=2)
+    results = [_returned(*pair) for pair in zip(given, made)]
+    return results if several else results[0]
+
+
+def _returned(given, made):
+    """One that Accelerate has prepared stays that."""
+    if not _is_accelerated(given):
         return made
-    accelerated.__init__(made, device_placement=False, scaler=accelerated.scaler)
+    if given.optimizer is not made:
+        given.__init__(made, device_placement=False, scaler=given.scaler)
     for name in "onebit", "comm", "close", "describe", "consolidate_state_dict":
-        setattr(accelerated, name, getattr(made, name))
-    return accelerated
+        if hasattr(made, name):
+            setattr(given, name, getattr(made, name))
+    return given

@@ -157,8 +157,9 @@ class HookState:
         self.bits, self.normalise, self._plan_options = bits, normalise, plan_options
         self.steps = self.compressed = self.dense = self.skipped = self.dropped = 0
         self._normaliser = Normaliser() if normalise else None
-        self._group = self.comm = self._loaded = None
+        self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
+        self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
         self._numbers = {}  # of parameters, in the order of the first step; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
         self._plans = {}  # by the bucket's index: its layout, the plan
@@ -193,6 +194,12 @@ class HookState:
         parameters = bucket.parameters()
         if bucket.index() == 0:
             self._begin_pass(parameters)
+        future = self._add(bucket, parameters)
+        if bucket.is_last():
+            self.end_pass()
+        return future
+
+    def _add(self, bucket, parameters):
         self.comm._check_process()
         numbers = [self._numbers.setdefault(one, len(self._numbers)) for one in parameters]
         job = _Job(bucket.buffer(), bucket.index(), numbers, self.steps < self.warmup_steps)
@@ -200,18 +207,21 @@ class HookState:
             self._layouts[job.index] = numbers
             job.gradients = bucket.gradients() if self.normalise else None
         self._pass.append(job)
+        self._gradients += bytes_of(job.tensor)
         if self._loaded is None:
             self._start(job)
-        if bucket.is_last():
-            self.steps += 1
-            self._when_the_pass_ends()
         return job.future
+
+    def end_pass(self):
+        """All buckets of a backward pass have been added."""
+        self.steps += 1
+        self._when_the_pass_ends()
 
     def _begin_pass(self, parameters):
         self._layouts, self._pass, self._at_once = {}, [], False
         if self.comm is not None and all(one in self._numbers for one in parameters):
             return
-        models = _models_of(self, parameters)
+        models = [self._model()] if self._model else _models_of(self, parameters)
         # The first pass of a static graph fills all buckets once its end has come.
         self._at_once = any(one.static_graph for one in models)
         group = _group_of(models) if self._given_group is None else self._given_group
@@ -250,6 +260,7 @@ class HookState:
     def _start_dense(self, job):
         """As DistributedDataParallel does. Not every gloo knows bfloat16."""
         self.dense += 1
+        self._sent_dense += bytes_of(job.tensor)
         job.tensor.div_(self._group.size())
         bfloat16 = job.tensor.dtype == torch.bfloat16
         job.summed = job.tensor.float() if bfloat16 else job.tensor
@@ -422,6 +433,13 @@ class HookState:
     def _sizes(self, numbers):
         counts = [one.numel() for one in self._numbers]
         return [counts[number] for number in numbers]
+
+
+def bytes_of(tensor):
+    """Of its elements, or of those and their places where it is sparse."""
+    if tensor.layout == torch.strided:
+        return tensor.numel() * tensor.element_size()
+    return bytes_of(tensor._values()) + bytes_of(tensor._indices())
 
 
 def as_tensor(values):

@@ -129,9 +129,11 @@ class _Optimizer(StatefulOptimizer):
         process_group=None,
         timeout=None,
         stage="auto",
-        shards=None,
+        layout=None,
+        remainder=None,
         **options,
     ):
+        self._remainder = remainder  # of onebit.torch.compress
         self.onebit = self.comm = self.status = self._backward = None
         if isinstance(lr, Communicator):
             raise TypeError("the communicator is given by name: comm=")
@@ -144,7 +146,7 @@ class _Optimizer(StatefulOptimizer):
         self._owned = comm is None
         self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
         try:
-            self._make(options, stage, shards)
+            self._make(options, stage, layout)
         except Exception:
             self._refuse()
             raise
@@ -182,7 +184,7 @@ class _Optimizer(StatefulOptimizer):
         if self._owned:
             self.comm.close()
 
-    def _make(self, options, stage, shards):
+    def _make(self, options, stage, layout):
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -194,7 +196,7 @@ class _Optimizer(StatefulOptimizer):
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
-        self._shards = shards or shards_of(every)
+        self._shards = layout or shards_of(every)
         self._check_shards(options)
         # Of each tensor of the library's: its parameter, the number of its group, its factor and
         # its weight decay. Those that are not trained have none.
@@ -203,6 +205,8 @@ class _Optimizer(StatefulOptimizer):
             factor, decay = rates.factors[number], rates.decays[number]
             factor = 1.0 if factor is None else factor
             for one in group["params"]:
+                if self._remainder is not None and one in self._remainder:
+                    continue
                 if not one.requires_grad:
                     self._frozen.append(one)
                     continue
@@ -265,9 +269,17 @@ class _Optimizer(StatefulOptimizer):
     # --- Groups ----------------------------------------------------------------------------------
 
     def add_param_group(self, group):
-        if self.onebit is not None:
-            raise wrong("parameters cannot be added once the optimizer is made")
+        if self.onebit is not None and self._remainder is None:
+            raise wrong(
+                "parameters cannot be added once the optimizer is made: onebit.torch.compress makes "
+                "one that takes them"
+            )
         super().add_param_group(group)
+        if self.onebit is not None:
+            self._uncompressed.append(False)
+            self._remainder.extend(self.param_groups[-1]["params"])
+            self._warn("the parameters of the group that was added are averaged in "
+                       f"{self._remainder.state.bits} bits an element")
 
     def _check_group(self, number, group):
         for name, value in self._fixed.items():
@@ -298,6 +310,9 @@ class _Optimizer(StatefulOptimizer):
         """What the groups ask of the next step."""
         rates, beta1 = [], None
         for number, group in enumerate(self.param_groups):
+            if self._remainder is not None and all(one in self._remainder for one in group["params"]):
+                rates.append(0.0)
+                continue
             self._check_group(number, group)
             own = self._beta1_of(number, group)
             if beta1 not in (None, own):
@@ -349,7 +364,8 @@ class _Optimizer(StatefulOptimizer):
         try:
             if self._backward is not None:
                 raise wrong("the optimizer has a model already")
-            check_model(wrapped, self._parameters, self._shards.ranks(self.comm))
+            ranks = self._shards.ranks(self.comm)
+            check_model(wrapped, self._parameters, ranks, self._remainder)
         except Exception as caught:  # noqa: BLE001
             reason = caught
         agree(self.comm, reason)
@@ -417,15 +433,16 @@ class _Optimizer(StatefulOptimizer):
         """All that the library reads is where it belongs."""
         scale = getattr(self, "grad_scale", None)  # of a GradScaler that has not divided by it
         if scale is not None:
-            gradients = [one.grad for one in self._parameters if one.grad is not None]
+            every = [one for group in self.param_groups for one in group["params"]]
+            gradients = [one.grad for one in every if one.grad is not None]
             inverse = 1.0 / float(scale)
             for one in gradients:
                 one.mul_(inverse)
         if not self.defaults["decoupled_weight_decay"]:
-            for group in self.param_groups:
-                for one in group["params"] if group["weight_decay"] else ():
-                    if one.grad is not None:
-                        one.grad.add_(one, alpha=float(group["weight_decay"]))
+            for one, number in zip(self._parameters, self._group_of):
+                decay = float(self.param_groups[number]["weight_decay"])
+                if decay and one.grad is not None:
+                    one.grad.add_(one, alpha=decay)
         self._set_rates(rates)
         self._found = self._shards.gradients(self._parameters)
         for number, one in enumerate(self._found):
@@ -450,6 +467,9 @@ class _Optimizer(StatefulOptimizer):
             self._check_places()
             rates = self._wanted_rates()
             passes, begun = 0, False
+            if self._remainder is not None and not self._remainder.settle():
+                self._backward.skip()
+                return Status.SKIPPED
             if self._backward is not None:
                 passes, begun = self._backward.settle(rates, hasattr(self, "found_inf"))
             if not begun:
@@ -504,6 +524,8 @@ class _Optimizer(StatefulOptimizer):
             with torch.enable_grad():
                 loss = closure()
         self.status = self._exchange()
+        if self._remainder is not None and self.status == Status.OK:
+            self._remainder.step()
         self._count_skipped()
         self._found, self._copies = [], []
         self._forget_state()
@@ -531,6 +553,8 @@ class _Optimizer(StatefulOptimizer):
         self.onebit.close()
         if self._owned:
             self.comm.close()
+        if self._remainder is not None:
+            self._remainder.state.close()
 
     # --- State -----------------------------------------------------------------------------------
 
@@ -546,6 +570,8 @@ class _Optimizer(StatefulOptimizer):
         if self._stage is not None:
             self._stage.refresh()
         super()._load(loaded, groups)
+        if self._remainder is not None:
+            self._remainder.load(loaded)
         with torch.no_grad():
             self._bring()
 

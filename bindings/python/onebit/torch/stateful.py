@@ -15,7 +15,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
     `_beta1` of the latest step; `_has_state` and `_begin_loading`; and calls `_forget_state` after
     each step."""
 
-    _state = None
+    _state = _remainder = None
     _shards = Whole()
     _consolidated = _said = _closed = False
     _divides, _no_warmup, _warmup_steps = False, False, 0  # of the optimizer's options
@@ -33,11 +33,15 @@ class StatefulOptimizer(torch.optim.Optimizer):
         if not self._has_state():
             return self._state or {}
         if self._state is None:
-            self._state = self._of_parts([self.onebit.save_whole()])
+            self._state = self._with_remainder(self._of_parts([self.onebit.save_whole()]))
         return self._state
 
     def _of_parts(self, parts):
         return state.of_parts(self._parameters, parts, self._beta1, self._shards)
+
+    def _with_remainder(self, found):
+        """With the state of the parameters which torch's own optimizer steps."""
+        return found if self._remainder is None else {**found, **self._remainder.state_of()}
 
     @state.setter
     def state(self, value):
@@ -53,6 +57,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         self._state = self._of_parts(parts) if mine else None
         if mine:
             self._shards.complete(self._state)
+            self._state = self._with_remainder(self._state)
         self._consolidated = True
 
     def state_dict(self):

@@ -1,0 +1,369 @@
+"""Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_trainings.py
+runs. `python trainings_ranks.py CASE,CASE RANKS`; without cases all, with a table."""
+
+import os
+import sys
+import tempfile
+import warnings
+
+import torch_ranks
+from torch_common import alike
+
+import onebit
+import onebit.torch
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+
+STEPS, CASES = 60, {}
+# Of losses at the end: compressed to plain.
+TOLERANCE = 0.02
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def points_of(rank, step, count=16, width=20):
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    points = torch.randn(count, width, generator=random)
+    return points, points[:, :1].sin() + points[:, 1:2] * points[:, 2:3]
+
+
+def loss_of(model, rank, step, count=16):
+    points, wanted = points_of(rank, step, count)
+    return nn.functional.mse_loss(model(points).float(), wanted)
+
+
+def network(width=64):
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(20, width), nn.LayerNorm(width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
+        nn.Linear(width, 1))
+
+
+def replica(module, **options):
+    return DistributedDataParallel(module, bucket_cap_mb=0.01, **options)
+
+
+def train(model, optimizers, rank, loss=loss_of, steps=STEPS, after=lambda step: None):
+    for step in range(steps):
+        after(step)
+        for one in optimizers:
+            one.zero_grad()
+        loss(model, rank, step).backward()
+        for one in optimizers:
+            one.step()
+
+
+def judged(model, loss=loss_of):
+    """The loss on what was not trained on; all ranks must have the same model."""
+    module = getattr(model, "module", model)
+    assert alike(torch.cat([one.detach().float().flatten() for one in module.parameters()]))
+    with torch.no_grad():
+        return loss(module, 99, 99, 512).item()
+
+
+# --- The cases: take(model, optimizer) is compress, or gives the optimizer back -------------------
+
+
+class Language(nn.Module):
+    """As nanoGPT, smaller: tied weights."""
+
+    def __init__(self, words=16, width=32, length=16):
+        super().__init__()
+        torch.manual_seed(3)
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.block = nn.TransformerEncoderLayer(width, 2, 64, 0.0, batch_first=True)
+        self.head = nn.Linear(width, words, bias=False)
+        self.words.weight.data.mul_(0.1)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        length = tokens.shape[1]
+        mask = torch.full((length, length), float("-inf")).triu(1)
+        made = self.words(tokens) + self.places(torch.arange(length))
+        return self.head(self.block(made, mask))
+
+
+def language_loss(model, rank, step, count=8):
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    first = torch.randint(16, (count, 1), generator=random)
+    tokens = (first + 5 * torch.arange(17)) % 16
+    noise = torch.randint(16, tokens.shape, generator=random)
+    tokens = torch.where(torch.rand(tokens.shape, generator=random) < 0.2, noise, tokens)
+    return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@case
+def gpt(rank, take):
+    """Tied weights, groups, a schedule, accumulation with no_sync, and the norm clipped."""
+    model = replica(Language())
+    matrices = [one for one in model.parameters() if one.dim() > 1]
+    others = [one for one in model.parameters() if one.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-2, betas=(0.9, 0.95))
+    optimizer = take(model, optimizer)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            (language_loss(model, rank, 2 * step) / 2).backward()
+        (language_loss(model, rank, 2 * step + 1) / 2).backward()
+        getattr(optimizer, "clip_grad_norm_", lambda norm: clip_grad_norm_(model.parameters(), norm))(1.0)
+        optimizer.step()
+        schedule.step()
+    return judged(model, language_loss)
+
+
+def of_optimizer(make, **options):
+    def body(rank, take):
+        model = replica(network())
+        optimizer = take(model, make(model.parameters(), **options))
+        train(model, [optimizer], rank)
+        return judged(model)
+
+    return body
+
+
+for _name, _options in {
+    "SGD": {"lr": 0.05}, "RMSprop": {"lr": 1e-3}, "Adagrad": {"lr": 1e-2}, "Adamax": {"lr": 5e-3},
+    "Adafactor": {"lr": 3e-2}, "NAdam": {"lr": 3e-3}, "RAdam": {"lr": 3e-3}, "ASGD": {"lr": 0.05},
+    "Adadelta": {"lr": 1.0}, "Adam": {"lr": 3e-3},
+}.items():  # fmt: skip
+    if hasattr(torch.optim, _name):
+        CASES[_name] = of_optimizer(getattr(torch.optim, _name), **_options)
+CASES["momentum"] = of_optimizer(torch.optim.SGD, lr=0.02, momentum=0.9)
+CASES["nesterov"] = of_optimizer(torch.optim.SGD, lr=0.02, momentum=0.9, nesterov=True)
+CASES["amsgrad"] = of_optimizer(torch.optim.AdamW, lr=3e-3, amsgrad=True)
+CASES["beta1_of_0"] = of_optimizer(torch.optim.Adam, lr=3e-3, betas=(0.0, 0.9))
+
+
+class Recommender(nn.Module):
+    """DLRM's shape: rows of tables, of which a batch uses few."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.top = nn.Embedding(500, 8, sparse=True), network()
+        self.top[0] = nn.Linear(28, 64)
+
+    def forward(self, points):
+        rows = (points[:, 0].abs() * 100).long() % 500
+        return self.top(torch.cat([points, self.table(rows)], 1))
+
+
+@case
+def sparse(rank, take):
+    """The program's own optimizer knows sparse gradients."""
+    model = replica(Recommender())
+    optimizer = take(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    train(model, [optimizer], rank)
+    return judged(model)
+
+
+@case
+def sparse_and_adam(rank, take):
+    model = replica(Recommender())
+    optimizers = [
+        torch.optim.SparseAdam([model.module.table.weight], lr=1e-2),
+        torch.optim.AdamW(model.module.top.parameters(), lr=3e-3),
+    ]
+    optimizers = take(model, optimizers)
+    train(model, optimizers, rank)
+    return judged(model)
+
+
+@case
+def muon(rank, take):
+    """Matrices by Muon, the rest by AdamW."""
+    kind = getattr(torch.optim, "Muon", torch.optim.RMSprop)  # torch 2.9 has it
+    model = replica(network())
+    matrices = [one for one in model.parameters() if one.dim() == 2 and one.shape[0] > 1]
+    known = {id(one) for one in matrices}
+    others = [one for one in model.parameters() if id(one) not in known]
+    options = {"lr": 1e-3} if kind is torch.optim.RMSprop else {"lr": 5e-3}
+    optimizers = take(
+        model, [kind(matrices, **options), torch.optim.AdamW(others, lr=3e-3)])
+    train(model, optimizers, rank)
+    return judged(model)
+
+
+@case
+def types(rank, take):
+    """Weights in bfloat16, norms in float32; gloo of torch 1.13 has no bfloat16."""
+    low, wide = torch.bfloat16, torch.float32
+    if not hasattr(torch, "compile"):
+        low, wide = torch.float32, torch.float64
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = network()
+            for module in self.body:
+                module.to(low if isinstance(module, nn.Linear) else wide)
+
+        def forward(self, points):
+            for module in self.body:
+                wanted = next(module.parameters(), points).dtype
+                points = module(points.to(wanted))
+            return points
+
+    model = replica(Mixed())
+    optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+    train(model, [optimizer], rank)
+    return judged(model)
+
+
+@case
+def thawed(rank, take):
+    """A layer that is frozen when the optimizer is made, and trained later."""
+    model = replica(network(), find_unused_parameters=True)
+    layer = model.module[3]
+    layer.requires_grad_(False)
+    optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0))
+    train(model, [optimizer], rank, after=lambda step: layer.requires_grad_(step >= 20))
+    return judged(model)
+
+
+@case
+def added(rank, take):
+    """The group of a layer that is thawed is added then."""
+    model = replica(network(), find_unused_parameters=True)
+    layer = model.module[3]
+    layer.requires_grad_(False)
+    some = [one for one in model.parameters() if one.requires_grad]
+    optimizer = take(model, torch.optim.AdamW(some, lr=3e-3))
+
+    def after(step):
+        if step == 20:
+            layer.requires_grad_(True)
+            optimizer.add_param_group({"params": list(layer.parameters()), "lr": 1e-3})
+
+    train(model, [optimizer], rank, after=after)
+    return judged(model)
+
+
+@case
+def of_no_optimizer(rank, take):
+    """A body that has gradients, and a head that alone is trained."""
+    model = replica(network())
+    optimizer = take(model, torch.optim.AdamW(model.module[3:].parameters(), lr=3e-3))
+    train(model, [optimizer], rank)
+    return judged(model)
+
+
+@case
+def lora(rank, take):
+    class Adapted(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear.requires_grad_(False)
+            self.down = nn.Parameter(torch.randn(4, linear.in_features) * 0.1)
+            self.up = nn.Parameter(torch.zeros(linear.out_features, 4))
+
+        def forward(self, points):
+            return self.linear(points) + points @ self.down.T @ self.up.T
+
+    module = network()
+    for number in (0, 3, 5):
+        module[number] = Adapted(module[number])
+    module[1].requires_grad_(False)
+    model = replica(module)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = take(model, torch.optim.AdamW(trained, lr=1e-2))
+    train(model, [optimizer], rank)
+    return judged(model)
+
+
+@case
+def gan(rank, take):
+    """Two models, whose losses go through both."""
+    torch.manual_seed(5)
+    maker = replica(nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)))
+    critic = replica(nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)))
+    adam = {"lr": 3e-3, "betas": (0.5, 0.999)}
+    of_maker = take(maker, torch.optim.Adam(maker.parameters(), **adam))
+    of_critic = take(critic, torch.optim.Adam(critic.parameters(), **adam))
+    judge = nn.functional.binary_cross_entropy_with_logits
+    for step in range(STEPS):
+        random = torch.Generator().manual_seed(1000 * rank + step)
+        noise = torch.randn(32, 4, generator=random)
+        true = torch.randn(32, 2, generator=random) * 0.3 + 1
+        of_critic.zero_grad()
+        found = critic(torch.cat([true, maker(noise).detach()]))
+        judge(found, torch.cat([torch.ones(32, 1), torch.zeros(32, 1)])).backward()
+        of_critic.step()
+        of_maker.zero_grad()
+        judge(critic.module(maker(noise)), torch.ones(32, 1)).backward()
+        of_maker.step()
+    with torch.no_grad():
+        noise = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
+        return 1 + judged(critic, lambda model, *_: (maker.module(noise) - 1).square().mean())
+
+
+@case
+def zero(rank, take):
+    """Stage 1: torch's ZeroRedundancyOptimizer."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = replica(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
+    train(model, [take(model, optimizer)], rank)
+    return judged(model)
+
+
+@case
+def shards(rank, take):
+    def sharded(model, optimizer):
+        return take(model, optimizer, onebit.torch.Adam, shards=1, freeze_step=40)
+
+    model = replica(network())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = optimizer if take is plain else sharded(model, optimizer)
+    train(model, [optimizer], rank)
+    return judged(model)
+
+
+# --- The ranks -----------------------------------------------------------------------------------
+
+
+def plain(model, optimizer):
+    return optimizer
+
+
+def run(rank, name):
+    """(plain, compressed) losses, and what was said."""
+    wanted = CASES[name](rank, plain)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = CASES[name](rank, onebit.torch.compress)
+    said = [str(one.message) for one in caught if one.category is onebit.OnebitWarning]
+    return wanted, found, said
+
+
+def ranks(rank, names, size, path):
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    for name in names:
+        wanted, found, said = run(rank, name)
+        if rank == 0:
+            print(f"{name:16} {wanted:.4f} {found:.4f}", *said, sep="\n    ", flush=True)
+        assert abs(found - wanted) <= TOLERANCE * wanted, (name, wanted, found)
+    if rank == 0:
+        print("all well", flush=True)
+
+
+if __name__ == "__main__":
+    assert torch_ranks.PACKAGE
+    with tempfile.TemporaryDirectory() as place:
+        names = list(CASES) if sys.argv[1:2] in ([], ["all"]) else sys.argv[1].split(",")
+        size = int(sys.argv[2]) if sys.argv[2:] else 2
+        arguments = (names, size, os.path.join(place, "store"))
+        torch.multiprocessing.start_processes(ranks, arguments, nprocs=size, start_method="fork")
