@@ -194,6 +194,24 @@ def refusals(rank, size):
     expect("for FSDP take onebit.torch.fsdp.compress", lambda: adam(flat))
 
 
+def norms(rank, size):
+    """clip_grad_norm_ finds the norm of the mean over replicas and shards, and inside hosts."""
+    mesh = mesh_of(2, size // 2)
+    plain, model = network(mesh), network(mesh)
+    optimizer = adam(model)
+    backward(plain, 0), backward(model, 0)
+    wanted = torch.cat([one.grad.full_tensor().flatten() for one in plain.parameters()]).norm()
+    found = optimizer.clip_grad_norm_(wanted / 2)
+    assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+    optimizer.step(), optimizer.close()
+    dense, ours = Trainer(None, ours=False), Trainer(hosts_of(rank, size), **WARMUP)
+    dense.step(0), ours.step(0)
+    wanted = torch.cat([one.grad.flatten() for one in dense.module.parameters()]).norm()
+    found = ours.optimizer.clip_grad_norm_(wanted / 2)  # the gradients are still there
+    assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+    ours.optimizer.close()
+
+
 # --- Inside a host first -------------------------------------------------------------------------
 
 
@@ -312,7 +330,8 @@ def inside_cannot(rank, size):
 
 
 SCENARIOS = (
-    in_full_precision, in_bits, skipped, checkpoints, refusals, inside, inside_resumes, inside_cannot,
+    in_full_precision, in_bits, skipped, checkpoints, refusals, norms, inside, inside_resumes,
+    inside_cannot,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="t
 
 @pytest.mark.parametrize(
     "scenarios",
-    ["in_full_precision,in_bits,skipped,checkpoints,refusals", "inside,inside_resumes,inside_cannot"],
+    ["in_full_precision,in_bits,skipped,checkpoints,refusals", "norms,inside,inside_resumes,inside_cannot"],
 )
 def test_shards(scenarios):
     from onebit.torch import shards

@@ -335,7 +335,7 @@ def skipped(rank, size):
         warnings.simplefilter("always")
         for step in range(10):
             run.step(rank, step, spoil if 1 <= step <= 6 else None)
-    found = [str(one.message) for one in seen]
+    found = [str(one.message) for one in seen if "written to" not in str(one.message)]
     assert [f"so far {count} steps" in one for count, one in zip((1, 2, 4), found)] == [True] * 3
     assert len(found) == 3 and run.optimizer.onebit.info()["steps"] == 4
     with warnings.catch_warnings(record=True) as seen:

@@ -1,24 +1,26 @@
 """Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_trainings.py
 runs. `python trainings_ranks.py CASE,CASE RANKS`; without cases all, with a table."""
 
+import copy
 import os
 import sys
 import tempfile
 import warnings
 
 import torch_ranks
-from torch_common import alike
+from torch_common import alike, expect
 
 import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from onebit import Status
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-STEPS, CASES = 60, {}
+STEPS, CASES, CHECKS = 60, {}, {}
 # Of losses at the end: compressed to plain.
 TOLERANCE = 0.02
 
@@ -115,7 +117,10 @@ def gpt(rank, take):
         with model.no_sync():
             (language_loss(model, rank, 2 * step) / 2).backward()
         (language_loss(model, rank, 2 * step + 1) / 2).backward()
-        getattr(optimizer, "clip_grad_norm_", lambda norm: clip_grad_norm_(model.parameters(), norm))(1.0)
+        if take is plain:
+            clip_grad_norm_(model.parameters(), 1.0)
+        else:
+            optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         schedule.step()
     return judged(model, language_loss)
@@ -196,24 +201,7 @@ def muon(rank, take):
 
 @case
 def types(rank, take):
-    """Weights in bfloat16, norms in float32; gloo of torch 1.13 has no bfloat16."""
-    low, wide = torch.bfloat16, torch.float32
-    if not hasattr(torch, "compile"):
-        low, wide = torch.float32, torch.float64
-
-    class Mixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = network()
-            for module in self.body:
-                module.to(low if isinstance(module, nn.Linear) else wide)
-
-        def forward(self, points):
-            for module in self.body:
-                wanted = next(module.parameters(), points).dtype
-                points = module(points.to(wanted))
-            return points
-
+    """Weights in bfloat16, norms in float32."""
     model = replica(Mixed())
     optimizer = take(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     train(model, [optimizer], rank)
@@ -330,6 +318,111 @@ def shards(rank, take):
     return judged(model)
 
 
+# --- What else must hold -------------------------------------------------------------------------
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def bits(model):
+    return torch.cat([one.detach().flatten().double() for one in model.parameters()])
+
+
+class Mixed(nn.Module):
+    """Weights in bfloat16, norms in float32; gloo of torch 1.13 has no bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        new = hasattr(torch, "compile")
+        low, wide = (torch.bfloat16, torch.float32) if new else (torch.float32, torch.float64)
+        self.body = network()
+        for module in self.body:
+            module.to(low if isinstance(module, nn.Linear) else wide)
+
+    def forward(self, points):
+        for module in self.body:
+            points = module(points.to(next(module.parameters(), points).dtype))
+        return points
+
+
+def made(saved=None):
+    model = replica(Mixed(), find_unused_parameters=True)
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = onebit.torch.compress(model, inner)
+    if saved:
+        optimizer.load_state_dict(saved)
+    return model, optimizer
+
+
+@check
+def skipped(rank):
+    """A gradient of the remainder that is not finite on one rank: no rank's step changes anything."""
+    model, optimizer = made()
+    norm, spoil = model.module.body[1].bias, [1.0]
+    norm.register_hook(lambda gradient: gradient * spoil[0])
+    for step in range(8):
+        spoil[0] = float("nan") if rank == 1 and step == 5 else 1.0
+        before = bits(model)
+        train(model, [optimizer], rank, lambda *_: loss_of(model, rank, step), 1)
+        wanted = Status.SKIPPED if step == 5 else Status.OK
+        assert optimizer.status is wanted and torch.equal(before, bits(model)) == (step == 5)
+        assert alike(bits(model))
+    assert optimizer.onebit.info()["steps"] == 7
+
+
+@check
+def resumed(rank):
+    """The state of what torch's own optimizer steps is saved and loaded with the rest."""
+    model, optimizer = made()
+    train(model, [optimizer], rank, steps=5)
+    saved, norm = optimizer.state_dict(), model.module.body[1].bias
+    other, again = made(copy.deepcopy(saved))
+    mine, theirs = (
+        one.state[of.module.body[1].bias] for one, of in ((optimizer, model), (again, other)))
+    assert torch.equal(mine["exp_avg"], theirs["exp_avg"]) and float(theirs["step"]) == 5
+    assert len(saved["state"]) == len(list(model.parameters())) and norm in optimizer.state
+    train(other, [again], rank, steps=2)
+
+
+@check
+def norms(rank):
+    """clip_grad_norm_ has the norm of the mean, and scales alike on all ranks; torch's own is told."""
+    model, optimizer = made()
+    for step in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(model, rank, step).backward()
+        if rank == 1 and step == 1:
+            model.module.body[3].weight.grad = None
+        means = []
+        for one in model.parameters():
+            mean = torch.zeros_like(one) if one.grad is None else one.grad.clone()
+            mean = mean.float() / 2
+            dist.all_reduce(mean)
+            means.append(mean.flatten())
+        wanted, own = torch.cat(means).norm(), model.module.body[0].weight.grad.clone()
+        found = optimizer.clip_grad_norm_(wanted / 2)
+        assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+        factor = model.module.body[0].weight.grad.float().norm() / own.float().norm()
+        assert abs(factor - wanted / 2 / found) < 0.01
+        optimizer.step()
+    expect("the 2-norm alone", lambda: optimizer.clip_grad_norm_(1.0, 1.0))
+    told = []
+    optimizer._warn = told.append
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+    assert not told, told
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert len(told) == 1 and "optimizer.clip_grad_norm_(max_norm)" in told[0], told
+
+
 # --- The ranks -----------------------------------------------------------------------------------
 
 
@@ -352,6 +445,9 @@ def ranks(rank, names, size, path):
     store = dist.FileStore(path, size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     for name in names:
+        if name in CHECKS:
+            CHECKS[name](rank)
+            continue
         wanted, found, said = run(rank, name)
         if rank == 0:
             print(f"{name:16} {wanted:.4f} {found:.4f}", *said, sep="\n    ", flush=True)
@@ -363,7 +459,7 @@ def ranks(rank, names, size, path):
 if __name__ == "__main__":
     assert torch_ranks.PACKAGE
     with tempfile.TemporaryDirectory() as place:
-        names = list(CASES) if sys.argv[1:2] in ([], ["all"]) else sys.argv[1].split(",")
+        names = [*CASES, *CHECKS] if sys.argv[1:2] in ([], ["all"]) else sys.argv[1].split(",")
         size = int(sys.argv[2]) if sys.argv[2:] else 2
         arguments = (names, size, os.path.join(place, "store"))
         torch.multiprocessing.start_processes(ranks, arguments, nprocs=size, start_method="fork")

@@ -119,11 +119,16 @@ class Backward:
         self._passes = 0  # since the latest step
         self._rates = None  # at the beginning of the pass
         self._marks = None  # of the gradients at its end
-        self._said = False
+        self._places = None  # likewise, and what tells of writes to them
+        self._said = self._told = False
 
     @property
     def _optimizer(self):
         return self._optimizer_of()
+
+    @property
+    def model(self):
+        return self._model()
 
     # --- In the backward pass --------------------------------------------------------------------
 
@@ -146,7 +151,7 @@ class Backward:
             self._add(number, view)
         if self.open and self._optimizer._stage is not None:
             self._optimizer._stage.end_bucket(self._optimizer.onebit.ready)
-        if bucket.is_last() and self.overlap:
+        if bucket.is_last():
             self._when_it_ends()
         return averaged
 
@@ -170,7 +175,7 @@ class Backward:
     def _begin(self):
         """Also ends a step of a backward pass that no step of the optimizer has followed."""
         self._passes += 1
-        self._marks = None
+        self._marks = self._places = None
         if self._passes > 1:
             self.discard()
         if not self.overlap or self._passes > 1:
@@ -205,7 +210,13 @@ class Backward:
         queue(lambda: queue(self._end))
 
     def _end(self):
-        self._marks = self._mark()
+        self._places = self._find_places()
+        if self.overlap:
+            self._marks = self._mark()
+
+    def _find_places(self):
+        gradients = [one.grad for one in self._optimizer._parameters]
+        return [None if one is None else (one.data_ptr(), one._version) for one in gradients]
 
     def _mark(self):
         """Changes where a gradient is another tensor, or was written to; through `.data` too, where
@@ -216,19 +227,20 @@ class Backward:
             if one is not None:
                 samples.setdefault((one.device, one.dtype), []).append(_sample(one))
         return (
-            [None if one is None else (one.data_ptr(), one._version) for one in gradients],
+            self._find_places(),
             [torch.cat(ones).cpu().view(torch.uint8).numpy().tobytes() for ones in samples.values()],
         )
 
     # --- In the step -----------------------------------------------------------------------------
 
-    def settle(self, rates, scaled):
+    def settle(self, rates, scaled, unscaled):
         """The step comes: the backward passes since the latest, and whether it is open, with all
         that the step would tell the library.
 
-        scaled: a GradScaler has looked at the gradients
+        scaled: a GradScaler has looked at the gradients; unscaled: and has divided them
         """
         self._check_sync()
+        self._check_writes(unscaled)
         final = (
             self._passes == 1
             and not scaled
@@ -252,6 +264,26 @@ class Backward:
             "a step inside the model's no_sync(): gradients are still being accumulated. With "
             "Accelerate prepare the optimizer, whose step then leaves that out"
         )
+
+    def _check_writes(self, unscaled):
+        places, self._places = self._places, None
+        if self._told or places is None or self._optimizer.comm.size == 1:
+            return
+        self._told = any(
+            None not in (before, now) and before[0] == now[0] and now[1] - before[1] > unscaled
+            for before, now in zip(places, self._find_places())
+        )
+        if self._told:
+            self._optimizer._warn(
+                "gradients were written to between backward and step. They are this rank's own, not "
+                "the mean of all ranks', and so was the norm if that was torch's clip_grad_norm_: "
+                "optimizer.clip_grad_norm_(max_norm) clips by the norm of the mean"
+            )
+
+    def clipped(self):
+        """The optimizer has clipped the gradients itself, on all ranks."""
+        self.discard()
+        self._places = None
 
     def over(self):
         """The step is made."""

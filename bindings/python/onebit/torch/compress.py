@@ -274,8 +274,12 @@ def _average(comm, model, optimizers, timeout, options, dense):
     agree(comm, reason)
     if not dense:
         model.register_comm_hook(state, allreduce_hook)
+
+    def clip_grad_norm_(max_norm, norm_type=2.0):
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+
     for one in optimizers:
-        one.close = state.close
+        one.close, one.clip_grad_norm_ = state.close, clip_grad_norm_
 
 
 def compress(
@@ -300,7 +304,7 @@ def compress(
         is given back, in which the one that goes on with one bit is another. One that Accelerate
         has prepared stays that, of the one that goes on: it is given back, leaves out the steps of
         an accumulation as before, and has the attributes `onebit`, `comm`, `close`,
-        `describe` and `consolidate_state_dict` of it
+        `clip_grad_norm_`, `describe` and `consolidate_state_dict` of it
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
         send one. `HookState`: every optimizer stays as it is
@@ -352,7 +356,8 @@ def _returned(given, made):
         return made
     if given.optimizer is not made:
         given.__init__(made, device_placement=False, scaler=given.scaler)
-    for name in "onebit", "comm", "close", "describe", "consolidate_state_dict":
+    names = "onebit", "comm", "close", "clip_grad_norm_", "describe", "consolidate_state_dict"
+    for name in names:
         if hasattr(made, name):
             setattr(given, name, getattr(made, name))
     return given

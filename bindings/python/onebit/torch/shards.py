@@ -66,6 +66,14 @@ class Whole:
         Collective over the shards."""
         return reason
 
+    def mean(self, values):
+        """Of numbers that each rank has: their mean inside the host. Collective over the shards."""
+        return values
+
+    def sum(self, values):
+        """Of numbers that are of this rank's shard: those of all. Collective over the shards."""
+        return values
+
     def describe(self):
         why = f" ({self._reason})" if self._reason else ""
         return f"each rank exchanges all elements{why}"
@@ -85,6 +93,11 @@ class _Shards(Whole):
         flag = torch.tensor(int(bool(flag)), dtype=torch.int32, device=self.mesh.device_type)
         dist.all_reduce(flag, dist.ReduceOp.MAX, self._group)
         return flag.item() != 0
+
+    def _sum(self, values):
+        values = values.to(self.mesh.device_type, copy=True)
+        dist.all_reduce(values, group=self._group)
+        return values.cpu()
 
     def agree(self, reason):
         failed = self._any(reason is not None)
@@ -132,6 +145,9 @@ class Sharded(_Shards):
         found = super().gradients(parameters)
         self._skip_together(found, [self.local(one) for one in parameters])
         return found
+
+    def sum(self, values):
+        return self._sum(values)
 
     def describe(self):
         return f"shard {self.number} of {self.mesh.size(1)} of FSDP's is exchanged between replicas"
@@ -214,6 +230,9 @@ class Inside(_Shards):
                 elements = flat(parameters[number].detach())
                 elements.copy_(some.reshape(-1)[: len(elements)])
         return True
+
+    def mean(self, values):
+        return self._sum(values).div_(self.mesh.size(1))
 
     def describe(self):
         hosts, size = self.mesh.shape
