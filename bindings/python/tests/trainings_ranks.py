@@ -309,7 +309,7 @@ def zero(rank, take):
 @case
 def shards(rank, take):
     def sharded(model, optimizer):
-        return take(model, optimizer, onebit.torch.Adam, shards=1, freeze_step=40)
+        return take(model, optimizer, onebit.torch.Adam, shards=1, freeze_step=20)
 
     model = replica(network())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -387,6 +387,28 @@ def resumed(rank):
 
 
 @check
+def reports(rank):
+    """What is sent is counted beside what a ring would have sent: bytes of bits, and of 8 bits."""
+    model, optimizer = made()
+    train(model, [optimizer], rank, steps=100)
+    report = optimizer.report()
+    assert (report.steps, report.skipped) == (100, 0) and report.overlapped > 90, report
+    assert set(report.averaged) == {"body.1.weight", "body.1.bias"}, report
+    gradients = sum(one.numel() * one.element_size() for one in model.parameters())
+    assert report.dense_bytes == 100 * gradients  # of a ring of two ranks
+    assert 3 < report.dense_bytes / report.bytes_sent < 40, report
+    optimizer.close()
+    assert optimizer.report() == report and "x less traffic" in str(report), str(report)
+    model = replica(network())
+    optimizer = onebit.torch.compress(model, torch.optim.RMSprop(model.parameters(), lr=1e-3))
+    train(model, [optimizer], rank)
+    optimizer.close()
+    report = optimizer.report()
+    assert 3 < report.dense_bytes / report.bytes_sent < 4 and report.steps == STEPS, str(report)
+    assert len(report.averaged) == len(list(model.parameters()))
+
+
+@check
 def norms(rank):
     """clip_grad_norm_ has the norm of the mean, and scales alike on all ranks; torch's own is told."""
     model, optimizer = made()
@@ -431,13 +453,22 @@ def plain(model, optimizer):
 
 
 def run(rank, name):
-    """(plain, compressed) losses, and what was said."""
-    wanted = CASES[name](rank, plain)
+    """Losses plain and compressed, how much less was sent than dense, and what was said."""
+    wanted, taken = CASES[name](rank, plain), []
+
+    def take(model, optimizer, *arguments, **options):
+        found = onebit.torch.compress(model, optimizer, *arguments, **options)
+        taken.extend(found if isinstance(found, list) else [found])
+        return found
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = CASES[name](rank, onebit.torch.compress)
+        found = CASES[name](rank, take)
     said = [str(one.message) for one in caught if one.category is onebit.OnebitWarning]
-    return wanted, found, said
+    reports = [one.report() for one in taken]
+    for one in taken:
+        one.close()
+    return wanted, found, min(one.dense_bytes / one.bytes_sent for one in reports), said
 
 
 def ranks(rank, names, size, path):
@@ -448,9 +479,11 @@ def ranks(rank, names, size, path):
         if name in CHECKS:
             CHECKS[name](rank)
             continue
-        wanted, found, said = run(rank, name)
+        wanted, found, less, said = run(rank, name)
         if rank == 0:
-            print(f"{name:16} {wanted:.4f} {found:.4f}", *said, sep="\n    ", flush=True)
+            text = f"{name:16} {wanted:.4f} {found:.4f} {less:.1f}x less traffic"
+            print(text, *said, sep="\n    ", flush=True)
+        assert less > 1.5, (name, less)  # least with clipping, which takes 16 KiB a step
         assert abs(found - wanted) <= TOLERANCE * wanted, (name, wanted, found)
     if rank == 0:
         print("all well", flush=True)

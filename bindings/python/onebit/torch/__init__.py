@@ -7,7 +7,8 @@ from onebit.torch.compress import compress
 from onebit.torch.diloco import DiLoCo
 from onebit.torch.hook import HookState, allreduce_hook
 from onebit.torch.optim import *  # noqa: F403: the optimizers
+from onebit.torch.report import Report
 
 __all__ = [
-    "DiLoCo", "HookState", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES,
+    "DiLoCo", "HookState", "Report", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES,
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
 from onebit.errors import wrong
+from onebit.torch.hook import bytes_of
 from onebit.torch.interrupt import interruptible
 
 # Steps that are looked at before any begins in the backward pass. The buckets are laid out anew
@@ -121,6 +122,7 @@ class Backward:
         self._marks = None  # of the gradients at its end
         self._places = None  # likewise, and what tells of writes to them
         self._said = self._told = False
+        self.gradients = self.overlapped = 0  # bytes of all buckets; steps that began before step()
 
     @property
     def _optimizer(self):
@@ -140,6 +142,7 @@ class Backward:
                 "the model is in its join(): a rank without inputs makes no step, which the "
                 "others' steps need. Give all ranks as many inputs, or none the last ones"
             )
+        self.gradients += bytes_of(bucket.buffer())
         if bucket.index() == 0:
             self._begin()
         remainder, averaged = self._optimizer._remainder, None
@@ -254,6 +257,7 @@ class Backward:
                 self.discard()
         passes, self._passes = self._passes, 0
         was_open, self.open = self.open, False
+        self.overlapped += was_open
         return passes, was_open
 
     def _check_sync(self):

@@ -22,6 +22,7 @@ from onebit.torch.backward import check_wrapped, sparse_modules
 from onebit.torch.gather import agree, gather
 from onebit.torch.hook import DTYPES, HookState, allreduce_hook
 from onebit.torch.remainder import Remainder
+from onebit.torch.report import summaries
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
 from onebit.torch.transport import timeout_of
@@ -47,7 +48,6 @@ _HOWS = {
 }
 _BITS = 8
 _FROZEN = "is frozen"
-_NAMED = 4  # parameters at most, of those that have one reason
 
 
 def _given_away(self, *_, **__):
@@ -163,27 +163,24 @@ class _Choice:
             raise wrong(f"of fully_shard every parameter goes on with one bit, but {name} "
                         f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
 
+    def averaged(self):
+        """By name, why a parameter is not carried, those that are frozen aside."""
+        return {
+            self.names.get(one, f"unnamed {number}"): reason
+            for number, (one, reason) in enumerate(self.reasons.items())
+            if reason != _FROZEN
+        }
+
     def words(self):
-        """What is said of the parameters that are not carried, those that are frozen aside."""
+        """What is said of them."""
         if self.dense:
             return [f"nothing is compressed: {self.dense}"]
-        by_reason = {}
-        for one, reason in self.reasons.items():
-            if reason != _FROZEN:
-                by_reason.setdefault(reason, []).append(self.names.get(one, "one of no name"))
-        return [
-            f"averaged in {_BITS} bits an element, not exchanged in one: {_some(names)} ({reason})"
-            for reason, names in by_reason.items()
-        ]
+        bits = f"averaged in {_BITS} bits an element, "
+        return [bits + one for one in summaries(self.averaged())]
 
     def digest(self):
         """What all ranks must have alike."""
         return json.dumps([self.carried, bool(self.dense), sorted(self.names.get(one, "") for one in self.reasons)])
-
-
-def _some(names):
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} others" if more > 0 else "")
 
 
 def _choose(comm, model, optimizers, kind):
@@ -263,7 +260,16 @@ def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reas
     return made
 
 
-def _average(comm, model, optimizers, timeout, options, dense):
+def _share(optimizers, carried, averaged):
+    """What the one that is carried has is of the model, and so of all."""
+    carried.averaged = averaged
+    for one in optimizers:
+        if one is not carried:
+            one.close = lambda: None
+            one.report, one.clip_grad_norm_ = carried.report, carried.clip_grad_norm_
+
+
+def _average(comm, model, optimizers, timeout, options, dense, averaged):
     """Optimizers that stay as they are, with a hook that averages gradients in few bits, unless all
     is dense."""
     reason = None
@@ -274,12 +280,13 @@ def _average(comm, model, optimizers, timeout, options, dense):
     agree(comm, reason)
     if not dense:
         model.register_comm_hook(state, allreduce_hook)
+    state.averaged = averaged
 
     def clip_grad_norm_(max_norm, norm_type=2.0):
         return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
 
     for one in optimizers:
-        one.close, one.clip_grad_norm_ = state.close, clip_grad_norm_
+        one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
 
 
 def compress(
@@ -303,8 +310,8 @@ def compress(
     optimizer: or a list of several, as of Muon and AdamW, whose parameters are this model's: a list
         is given back, in which the one that goes on with one bit is another. One that Accelerate
         has prepared stays that, of the one that goes on: it is given back, leaves out the steps of
-        an accumulation as before, and has the attributes `onebit`, `comm`, `close`,
-        `clip_grad_norm_`, `describe` and `consolidate_state_dict` of it
+        an accumulation as before, and has the attributes `onebit`, `comm`, `describe` and
+        `consolidate_state_dict` of it. All have `clip_grad_norm_`, `report` and `close`
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
         send one. `HookState`: every optimizer stays as it is
@@ -329,7 +336,7 @@ def compress(
         choice = _choose(comm, wrapped, inner, kind)
         made = list(inner)
         if choice.carried is None:
-            _average(comm, wrapped, inner, timeout, options, choice.dense)
+            _average(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:
             carried = inner[choice.carried]
             kind = kind or _HOWS[type(carried)].kind  # docs/optimizers.md
@@ -339,6 +346,7 @@ def compress(
                 comm = Communicator.torch(layout.mesh.get_group(0), timeout)
             made[choice.carried] = _carry(
                 comm, wrapped, carried, kind, overlap, timeout, layout, options, choice.reasons)
+            _share(made, made[choice.carried], choice.averaged())
     except Exception:
         comm.close()
         raise
@@ -356,7 +364,8 @@ def _returned(given, made):
         return made
     if given.optimizer is not made:
         given.__init__(made, device_placement=False, scaler=given.scaler)
-    names = "onebit", "comm", "close", "clip_grad_norm_", "describe", "consolidate_state_dict"
+    names = ("onebit", "comm", "close", "report", "describe", "clip_grad_norm_",
+             "consolidate_state_dict")  # fmt: skip
     for name in names:
         if hasattr(made, name):
             setattr(given, name, getattr(made, name))

@@ -26,6 +26,7 @@ from onebit.errors import wrong
 from onebit.plan import Plan
 from onebit.torch.gather import agree
 from onebit.torch.interrupt import wait_for
+from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_always
 from onebit.torch.width import Normaliser, choose
 
@@ -159,6 +160,7 @@ class HookState:
         self._normaliser = Normaliser() if normalise else None
         self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
+        self.averaged = {}
         self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
         self._numbers = {}  # of parameters, in the order of the first step; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
@@ -186,6 +188,13 @@ class HookState:
     def bytes_sent(self):
         """By this rank, of what was compressed."""
         return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
+
+    def report(self):
+        """A `Report` of what was saved."""
+        ranks = self._group.size() if self._group is not None else 1
+        sent = self.bytes_sent + ring(self._sent_dense, ranks)
+        dense = ring(self._gradients, ranks)
+        return Report(self.steps, 0, self.steps, sent, dense, self.averaged)
 
     def add(self, bucket):
         """Takes a bucket; the future has the average when the backward pass ends."""

@@ -30,6 +30,7 @@ from onebit.torch.backward import (
 from onebit.torch.gather import agree
 from onebit.torch.interrupt import interruptible
 from onebit.torch.norm import MeanNorm
+from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
 from onebit.torch.staged import Stage, is_staged
 from onebit.torch.state import flat, strides_of
@@ -237,6 +238,7 @@ class _Optimizer(StatefulOptimizer):
         self.onebit = self._kind(self.comm, tensors, **self._c_options(options))
         self._forget_state()
         self._tag = self._skipped = 0
+        self.averaged, self._sent_before = {}, self.comm.bytes_sent
         self._clips = options.get("clip_norm") is not None
         self._set_rates(rates)  # factors that are 0
 
@@ -579,8 +581,25 @@ class _Optimizer(StatefulOptimizer):
         where = "the host's memory, in copies" if self._stage is not None else "place"
         return f"{self.onebit.describe()}; {self._shards.describe()}, in {where}"
 
+    def report(self):
+        """A `Report` of what was saved so far, and of all once it is closed. Local."""
+        if self._closed:
+            return self._reported
+        steps, passes = self.onebit.info()["steps"], self._backward
+        own = [self._shards.local(one) for one in self._parameters]
+        gradients = sum(one.numel() * one.element_size() for one in own) * steps
+        ranks = self._shards.ranks(self.comm)[1]
+        dense = ring(passes.gradients if passes else gradients, ranks)
+        sent = self.comm.bytes_sent - self._sent_before
+        if self._remainder is not None:
+            sent += self._remainder.state.report().bytes_sent
+        overlapped = passes.overlapped if passes else 0
+        return Report(steps, self._skipped, overlapped, sent, dense, self.averaged)
+
     def close(self):
         """Gives the state back, and the communicator, if the optimizer has made it. On all ranks."""
+        if not self._closed:
+            self._reported = self.report()
         self._closed = True
         self._forget_state()
         if self._norm is not None:

@@ -1,0 +1,43 @@
+"""What was saved: `print(optimizer.report())`."""
+
+from typing import Any, NamedTuple
+
+
+class Report(NamedTuple):
+    """steps: that this rank has made; skipped: others, of gradients that were not finite
+    overlapped: steps whose exchange began in the backward pass
+    bytes_sent: by this rank; what torch averages is counted for a ring
+    dense_bytes: what a ring would have sent of the same gradients in their own type
+    averaged: by name, parameters that are not exchanged in one bit, and why
+    """
+
+    steps: int
+    skipped: int
+    overlapped: int
+    bytes_sent: int
+    dense_bytes: int
+    averaged: Any
+
+    def __str__(self):
+        sent, dense = self.bytes_sent, self.dense_bytes
+        less = f"{dense / sent:.1f}x less traffic: " if sent and dense > sent else ""
+        text = (
+            f"{self.steps} steps, {self.skipped} skipped, {self.overlapped} with an exchange in the "
+            f"backward pass; {less}{sent / 1e6:.3g} MB sent instead of {dense / 1e6:.3g} MB"
+        )
+        return "; ".join([text, *summaries(self.averaged)])
+
+
+def ring(count, ranks):
+    """Bytes that a rank sends for an all-reduce of so many."""
+    return 2 * (ranks - 1) * count // ranks
+
+
+def summaries(reasons, named=4):
+    """Of (name, reason): a text for each reason, with so many names."""
+    by_reason = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - named} others" if len(names) > named else ""
+        yield f"not exchanged in one bit: {', '.join(names[:named])}{more} ({reason})"
