@@ -26,9 +26,9 @@ def test_distributed_checkpoints():
     assert launch("distributed", 3, "torch_resume_ranks.py").endswith("all well\n")
 
 
-@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+@pytest.mark.parametrize("trainer", ["accelerate", "lightning", "transformers"])
 def test_released_trainers(trainer):
-    """Accelerate's is in torch_carry_ranks.py."""
+    """That Accelerate resumes is in torch_carry_ranks.py."""
     if not importlib.util.find_spec(trainer):
         pytest.skip(f"{trainer} is not here")
     assert "all well\n" in launch(trainer, 2, "trainers_ranks.py")

@@ -1,14 +1,16 @@
 """Released trainers, as their users write them, with what docs/accelerate.md and docs/lightning.md
-add: stop in the warm-up and after it, and resume by their own checkpoints. test_torch_resume.py runs
-it as torch_resume_ranks.py."""
+add: the programs of those, and stops in the warm-up and after it, after which they resume by their own
+checkpoints. test_torch_resume.py runs it as torch_resume_ranks.py."""
 
 import os
+import pathlib
 import shutil
 import sys
 import tempfile
 import warnings
 
 import torch_resume_ranks
+from torch_common import alike
 from torch_resume_ranks import from_rank_0
 
 import onebit.torch
@@ -56,6 +58,34 @@ def resumes(rank, train):
         shutil.rmtree(place)
 
 
+def documented(page, word, names):
+    """Runs a program of a document as it is, and without its new lines; losses are alike."""
+    text = (pathlib.Path(__file__).parents[3] / "docs" / page).read_text()
+    blocks = [one.partition("```")[0] for one in text.split("```python\n")[1:]]
+    (program,) = (one for one in blocks if word in one)
+    plain = [one for one in program.splitlines(True) if "# onebit" not in one]
+    assert len(plain) < len(program.splitlines())
+    points, losses = torch.randn(512, 20, generator=torch.Generator().manual_seed(9)), []
+    place, before = from_rank_0(tempfile.mkdtemp() if dist.get_rank() == 0 else None), os.getcwd()
+    os.chdir(place)
+    for one in "", program, "".join(plain):
+        named, module = names()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            exec(compile(one, page, "exec"), named)  # noqa: S102
+        # Clipped by the norm of the mean.
+        assert not [one for one in caught if "written to" in str(one.message)]
+        assert alike(bits(module))
+        with torch.no_grad():
+            losses.append(nn.functional.mse_loss(module(points), points[:, :1].sin()).item())
+    untrained, compressed, dense = losses
+    assert dense < 0.7 * untrained and compressed != dense, (page, losses)
+    assert abs(compressed - dense) < 0.05 * (untrained - dense), (page, losses)
+    os.chdir(before)
+    dist.barrier()
+    shutil.rmtree(place, ignore_errors=True)
+
+
 def lightning(rank, size):
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
@@ -79,30 +109,30 @@ def lightning(rank, size):
             return {"optimizer": optimizer,
                     "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    class Compress(lightning.Callback):
-        def on_train_start(self, trainer, module):
-            given = trainer.optimizers[0]
-            trainer.optimizers = [onebit.torch.compress(trainer.strategy.model, given, **OPTIONS)]
-
+    class Save(lightning.Callback):
         def on_train_end(self, trainer, module):
-            assert trainer.optimizers[0].onebit.info()["steps"] == trainer.max_steps
             if self.place:
                 trainer.save_checkpoint(self.place)
-            trainer.optimizers[0].close()
 
     def train(stop, begin, place):
-        callback = Compress()
-        callback.place = place
+        save, callback = Save(), onebit.torch.LightningCallback(**OPTIONS)
+        save.place = place
         trainer = lightning.Trainer(
             accelerator="cpu", devices=size, strategy=DDPStrategy(process_group_backend="gloo"),
-            max_steps=stop, callbacks=[callback], logger=False, enable_checkpointing=False,
+            max_steps=stop, callbacks=[save, callback], logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
             reload_dataloaders_every_n_epochs=1,
         )
         module = Module()
         trainer.fit(module, ckpt_path=begin)
+        assert callback.optimizer[0].report().steps == stop
         return bits(module)
 
+    def names():
+        module = Module()
+        return {"lightning": lightning, "module": module}, module.network
+
+    documented("lightning.md", "lightning.Trainer", names)
     resumes(rank, train)
 
 
@@ -123,18 +153,12 @@ def transformers(rank, size):
     examples = [{"points": one, "labels": one[:1].sin()} for one in points]
 
     def train(stop, begin, place):
-        class Compress(transformers.TrainerCallback):
-            def on_train_begin(self, args, state, control, **kwargs):
-                optimizer = onebit.torch.compress(
-                    trainer.model_wrapped, trainer.optimizer, **OPTIONS)
-                trainer.optimizer = optimizer
-
+        class Stop(transformers.TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
                 if state.global_step == stop < STEPS:
                     control.should_save = control.should_training_stop = True
-                if control.should_save:
-                    trainer.optimizer.consolidate_state_dict()
 
+        callback = onebit.torch.TrainerCallback(**OPTIONS)
         with tempfile.TemporaryDirectory() as unused:
             args = transformers.TrainingArguments(
                 place or unused, max_steps=STEPS, per_device_train_batch_size=16 // size,
@@ -142,15 +166,42 @@ def transformers(rank, size):
                 logging_strategy="no", disable_tqdm=True, ddp_find_unused_parameters=False,
             )
             trainer = transformers.Trainer(
-                Model(), args, train_dataset=examples, callbacks=[Compress()])
+                Model(), args, train_dataset=examples, callbacks=[Stop(), callback])
             if begin:
                 begin = os.path.join(begin, os.listdir(begin)[0])
             trainer.train(resume_from_checkpoint=begin)
-        assert trainer.optimizer.onebit.info()["steps"] == stop
-        trainer.optimizer.close()
+        assert callback.optimizer.report().steps == stop
         return bits(trainer.model)
 
+    def names():
+        model = Model()
+        arguments = transformers.TrainingArguments(
+            "unused", max_steps=STEPS, per_device_train_batch_size=4, learning_rate=3e-3,
+            gradient_accumulation_steps=2, save_strategy="no", report_to=[], use_cpu=True, seed=1,
+            disable_tqdm=True, ddp_find_unused_parameters=False,
+        )
+        return {"transformers": transformers, "model": model, "arguments": arguments,
+                "examples": examples}, model.network  # fmt: skip
+
+    documented("accelerate.md", "transformers.Trainer", names)
     resumes(rank, train)
+
+
+def accelerate(rank, size):
+    import accelerate
+
+    def names():
+        module = network()
+        optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        points = torch.randn(1600, 20, generator=torch.Generator().manual_seed(5))
+        data = torch.utils.data.TensorDataset(points, points[:, :1].sin())
+        return {"accelerate": accelerate, "torch": torch, "model": module, "optimizer": optimizer,
+                "scheduler": schedule,
+                "loader": torch.utils.data.DataLoader(data, batch_size=8)}, module  # fmt: skip
+
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    documented("accelerate.md", "accelerate.Accelerator", names)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,16 @@ from onebit.torch.diloco import DiLoCo
 from onebit.torch.hook import HookState, allreduce_hook
 from onebit.torch.optim import *  # noqa: F403: the optimizers
 from onebit.torch.report import Report
+from onebit.torch.trainers import CALLBACKS
 
 __all__ = [
     "DiLoCo", "HookState", "Report", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES,
 ]  # fmt: skip
+
+
+def __getattr__(name):
+    """The callbacks of trainers, which are loaded when they are asked for."""
+    if name not in CALLBACKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = CALLBACKS[name]()
+    return globals()[name]

@@ -20,11 +20,12 @@ from onebit.errors import OnebitWarning, wrong
 from onebit.torch import optim
 from onebit.torch.backward import check_wrapped, sparse_modules
 from onebit.torch.gather import agree, gather
-from onebit.torch.hook import DTYPES, HookState, allreduce_hook
+from onebit.torch.hook import DTYPES, HookState, allreduce_hook, instances_of
 from onebit.torch.remainder import Remainder
 from onebit.torch.report import summaries
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
+from onebit.torch.stateful import StatefulOptimizer
 from onebit.torch.transport import timeout_of
 
 
@@ -139,6 +140,8 @@ class _Choice:
                           "with torch.autocast they are compressed")  # fmt: skip
         elif not isinstance(model, FSDPModule):
             check_wrapped(model)
+        if any(isinstance(one, StatefulOptimizer) for one in optimizers):
+            raise wrong("an optimizer is one of onebit.torch's already: attach it to the model")
         every = [_reasons(model, one) for one in optimizers]
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
@@ -311,7 +314,8 @@ def compress(
         is given back, in which the one that goes on with one bit is another. One that Accelerate
         has prepared stays that, of the one that goes on: it is given back, leaves out the steps of
         an accumulation as before, and has the attributes `onebit`, `comm`, `describe` and
-        `consolidate_state_dict` of it. All have `clip_grad_norm_`, `report` and `close`
+        `consolidate_state_dict` of it, and its Accelerator's `clip_grad_norm_` is its own. All
+        have `clip_grad_norm_`, `report` and `close`
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
         send one. `HookState`: every optimizer stays as it is
@@ -369,4 +373,23 @@ def _returned(given, made):
     for name in names:
         if hasattr(made, name):
             setattr(given, name, getattr(made, name))
+    for one in instances_of(sys.modules["accelerate"].Accelerator):
+        if any(of is given for of in one._optimizers):
+            _clip_for(one, made)
     return given
+
+
+def _clip_for(accelerator, optimizer):
+    """An Accelerator's clip_grad_norm_ of this optimizer's parameters is the optimizer's."""
+    before = accelerator.clip_grad_norm_
+
+    def clip_grad_norm_(parameters, max_norm, norm_type=2):
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        known = {id(one) for one in parameters}
+        own = getattr(optimizer, "_parameters", ())
+        if norm_type != 2 or not own or any(id(one) not in known for one in own):
+            return before(parameters, max_norm, norm_type)
+        accelerator.unscale_gradients()
+        return optimizer.clip_grad_norm_(max_norm)
+
+    accelerator.clip_grad_norm_ = clip_grad_norm_

@@ -68,21 +68,29 @@ def _work(calls):
         call = None
 
 
-def _models_of(state, parameters):
-    """Each DistributedDataParallel that has these parameters, and this state: a bucket does not
-    name its model."""
-    wanted, kinds = {id(one) for one in parameters}, [DistributedDataParallel]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
+def instances_of(kind):
+    """All objects of that class, and of those that derive from it."""
+    kinds = [kind]
+    for one in kinds:
+        kinds += one.__subclasses__()
     # An object refers to its class. Not all objects are asked: tensors that C++ owns may be freed.
-    models = [
+    return [one for of in kinds for one in gc.get_referrers(of) if type(one) is of]
+
+
+def models_of(parameters):
+    """Each DistributedDataParallel that has these parameters."""
+    wanted = {id(one) for one in parameters}
+    return [
         one
-        for kind in kinds
-        for one in gc.get_referrers(kind)
-        if type(one) is kind
-        and "process_group" in vars(one)
+        for one in instances_of(DistributedDataParallel)
+        if "process_group" in vars(one)
         and any(id(parameter) in wanted for parameter in one.parameters())
     ]
+
+
+def _models_with(state, parameters):
+    """Those that have this state, too: a bucket does not name its model."""
+    models = models_of(parameters)
     own = [one for one in models if any(of is state for _, of in getattr(one, "_comm_hooks", ()))]
     return own or models
 
@@ -230,7 +238,7 @@ class HookState:
         self._layouts, self._pass, self._at_once = {}, [], False
         if self.comm is not None and all(one in self._numbers for one in parameters):
             return
-        models = [self._model()] if self._model else _models_of(self, parameters)
+        models = [self._model()] if self._model else _models_with(self, parameters)
         # The first pass of a static graph fills all buckets once its end has come.
         self._at_once = any(one.static_graph for one in models)
         group = _group_of(models) if self._given_group is None else self._given_group

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 
 class Report(NamedTuple):
-    """steps: that this rank has made; skipped: others, of gradients that were not finite
+    """steps: that this rank has made, with those of a state that was loaded; skipped: others, of
+        gradients that were not finite
     overlapped: steps whose exchange began in the backward pass
     bytes_sent: by this rank; what torch averages is counted for a ring
     dense_bytes: what a ring would have sent of the same gradients in their own type

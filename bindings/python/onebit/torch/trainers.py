@@ -1,0 +1,94 @@
+"""Callbacks by which released trainers compress: `onebit.torch.TrainerCallback` for Hugging Face's,
+`onebit.torch.LightningCallback` for Lightning's. Each class is made when it is asked for, since its
+base is the trainer's."""
+
+import warnings
+
+from onebit.errors import OnebitWarning
+from onebit.torch.compress import compress
+from onebit.torch.hook import models_of
+
+
+class _Compressing:
+    """kind, options: as of `onebit.torch.compress`
+
+    optimizer: what it gave back, while a training goes on and after it; None: there is one process
+    """
+
+    def __init__(self, kind=None, **options):
+        self._kind, self._options, self.optimizer = kind, options, None
+
+    def _begin(self, model, optimizer):
+        """model: a DistributedDataParallel; None: there is none"""
+        if model is None:
+            warnings.warn("the trainer has not wrapped its model in a DistributedDataParallel: "
+                          "nothing is exchanged, and nothing is compressed", OnebitWarning,
+                          stacklevel=3)  # fmt: skip
+            return optimizer
+        self.optimizer = compress(model, optimizer, self._kind, **self._options)
+        return self.optimizer
+
+    def _end(self, is_first):
+        """Says what was saved, on the first process."""
+        every = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+        for one in every if self.optimizer is not None else ():
+            one.close()
+        if is_first and self.optimizer is not None:
+            print(f"onebit: {every[0].report()}", flush=True)
+
+
+def trainer_callback():
+    import transformers
+
+    class TrainerCallback(_Compressing, transformers.TrainerCallback):
+        __doc__ = f"""For transformers.Trainer: `callbacks=[onebit.torch.TrainerCallback()]`.
+
+    {_Compressing.__doc__}"""
+
+        def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
+            found = models_of(model.parameters())
+            self._begin(found[0] if found else None, optimizer)
+
+        def on_step_end(self, args, state, control, **_):
+            if control.should_save and hasattr(self.optimizer, "consolidate_state_dict"):
+                self.optimizer.consolidate_state_dict()
+
+        on_epoch_end = on_step_end
+
+        def on_train_end(self, args, state, control, **_):
+            self._end(state.is_world_process_zero)
+
+    return TrainerCallback
+
+
+def lightning_callback():
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+    class LightningCallback(_Compressing, Callback):
+        __doc__ = f"""For Lightning's Trainer: `callbacks=[onebit.torch.LightningCallback()]`.
+
+    {_Compressing.__doc__}"""
+
+        def on_train_start(self, trainer, module):
+            model = trainer.strategy.model
+            model = None if model is module else model
+            found = self._begin(model, trainer.optimizers)
+            if model is None:
+                return
+            trainer.optimizers = found
+
+            def clip_grad_by_norm(optimizer, clip_val):
+                getattr(optimizer, "optimizer", optimizer).clip_grad_norm_(clip_val)
+
+            trainer.precision_plugin.clip_grad_by_norm = clip_grad_by_norm
+
+        def on_train_end(self, trainer, module):
+            self._end(trainer.is_global_zero)
+
+    return LightningCallback
+
+
+CALLBACKS = {"TrainerCallback": trainer_callback, "LightningCallback": lightning_callback}
