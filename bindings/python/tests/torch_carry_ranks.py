@@ -454,10 +454,11 @@ def errors(rank, size):
     run.step(rank, 6)
     assert alike(run.bits())
     run.close()
-    run = Run(comm, {})
-    with run.model.join():
-        expect("join()", lambda: run.step(rank, 0))
-    run.close()
+    for ddp, join in ({"find_unused_parameters": True}, {}), ({}, {"divide_by_initial_world_size": False}):
+        run = Run(comm, ddp)
+        with run.model.join(**join):
+            expect("join()", lambda: run.step(rank, 0))
+        run.close()
     module = nn.Sequential(nn.Embedding(9, 20, sparse=True), nn.Linear(20, 1))
     one = optimizer_of(module, comm)
     expect("sparse=False", lambda: one.attach(wrapped(module)))

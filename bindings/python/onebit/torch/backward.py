@@ -136,13 +136,9 @@ class Backward:
 
     def add(self, bucket):
         """A bucket is full: the future of the gradients that are averaged, None if none is."""
-        config = getattr(self._model(), "_join_config", None)
-        if getattr(config, "enable", False):
-            raise wrong(
-                "the model is in its join(): a rank without inputs makes no step, which the "
-                "others' steps need. Give all ranks as many inputs, or none the last ones"
-            )
         self.gradients += bytes_of(bucket.buffer())
+        if self.is_joining() and not _is_in_a_pass():
+            return self._follow(bucket)
         if bucket.index() == 0:
             self._begin()
         remainder, averaged = self._optimizer._remainder, None
@@ -156,6 +152,28 @@ class Backward:
             self._optimizer._stage.end_bucket(self._optimizer.onebit.ready)
         if bucket.is_last():
             self._when_it_ends()
+        return averaged
+
+    def is_joining(self):
+        """Whether ranks may be without inputs: the model is in its join()."""
+        model = self._model()
+        if not getattr(getattr(model, "_join_config", None), "enable", False):
+            return False
+        if not model._divide_by_initial_world_size:
+            raise wrong("the model is in its join() without divide_by_initial_world_size: no hook "
+                        "knows of how many ranks a mean is")  # fmt: skip
+        if model.find_unused_parameters or self._optimizer._shards.number:
+            raise wrong("the model is in its join() with find_unused_parameters, or ranks of a host "
+                        "share the work: compress with kind onebit.torch.HookState")  # fmt: skip
+        return True
+
+    def _follow(self, bucket):
+        """On a rank without inputs, whose buckets are zeros: with the last one comes the step."""
+        remainder, averaged = self._optimizer._remainder, None
+        if remainder is not None:
+            averaged = remainder.add(bucket, lambda one: id(one) in self._numbers)
+        if bucket.is_last():
+            self._optimizer.follow()
         return averaged
 
     def _carried(self, bucket, all_are):
@@ -181,7 +199,7 @@ class Backward:
         self._marks = self._places = None
         if self._passes > 1:
             self.discard()
-        if not self.overlap or self._passes > 1:
+        if not self.overlap or self._passes > 1 or self.is_joining():
             return
         self._rates = self._optimizer._wanted_rates()
         if self._clean < _LOOKED_AT or len(self._views) < len(self._numbers):
@@ -317,6 +335,14 @@ def _sample(gradient):
         gradient = gradient.as_strided((gradient.numel(),), (1,))
     flat = gradient.view(-1)
     return flat[:: max(flat.numel() // _SAMPLES, 1)]
+
+
+def _is_in_a_pass():
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def fail_step(optimizer):

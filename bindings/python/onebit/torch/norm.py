@@ -45,10 +45,11 @@ class MeanNorm:
         summed = self._block.view_as(self._signs).mul_(self._signs).sum(0).roll(number**2)
         return summed if bin(number).count("1") % 2 else -summed
 
-    def find(self, own, averaged):
-        """Collective. own: gradients that each rank has for itself; averaged: those that all ranks
-        have alike. Every rank gets the same number; not-a-number where some is not finite."""
-        squares = sum((one.detach().float().norm() ** 2).cpu() for one in averaged) + torch.zeros(1)
+    def find(self, own, squares):
+        """Collective. own: gradients that each rank has for itself; squares: the squared norm of
+        those that all ranks have alike. Every rank gets the same number; not-a-number where some is
+        not finite."""
+        squares = torch.tensor([float(squares)])
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
         else:

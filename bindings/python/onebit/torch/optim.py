@@ -10,6 +10,7 @@ averaging the gradients a second time, and exchanges in the backward pass what c
 """
 
 import ctypes
+import json
 import math
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from onebit.torch.backward import (
     fail_step,
     optimizer_hook,
 )
-from onebit.torch.gather import agree
+from onebit.torch.gather import agree, gather
 from onebit.torch.interrupt import interruptible
 from onebit.torch.norm import MeanNorm
 from onebit.torch.report import Report, ring
@@ -406,19 +407,16 @@ class _Optimizer(StatefulOptimizer):
         mean over the ranks has, which DistributedDataParallel would leave: returned, and found from
         16 KiB of each rank's within 1.1 % (one standard deviation). Before `step`, after a
         GradScaler's `unscale_`. Collective."""
-        reason = None
         if norm_type != 2:
-            reason = wrong(f"norm_type is {norm_type}: of the mean, the 2-norm alone is known")
-        agree(self.comm, reason)
-        if self._norm is None:
-            self._norm = MeanNorm(self.comm, self._shards)
+            raise wrong(f"norm_type is {norm_type}: of the mean, the 2-norm alone is known")
         model = self._backward and self._backward.model
         carried = {id(one) for one in self._parameters}
         every = [one for group in self.param_groups for one in group["params"]]
         every = {id(one): one for one in (*every, *(model.parameters() if model else ()))}
-        own = [_gradient_or_zeros(one) for one in self._parameters]
         others = [one.grad for key, one in every.items() if key not in carried and one.grad is not None]
-        norm = self._norm.find(own, others)
+        squares = float(sum((one.float().norm() ** 2).cpu() for one in others))
+        self._tell(("clip", squares))
+        norm = self._find_norm(squares)
         factor = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
         for one in every.values():
             if one.grad is not None:
@@ -426,6 +424,12 @@ class _Optimizer(StatefulOptimizer):
         if self._backward is not None:
             self._backward.clipped()
         return norm
+
+    def _find_norm(self, squares):
+        """squares: of gradients that are averaged already"""
+        if self._norm is None:
+            self._norm = MeanNorm(self.comm, self._shards)
+        return self._norm.find([_gradient_or_zeros(one) for one in self._parameters], squares)
 
     # --- Steps -----------------------------------------------------------------------------------
 
@@ -493,17 +497,55 @@ class _Optimizer(StatefulOptimizer):
                 "made: make it after that has changed, or before the parameter is frozen"
             )
 
+    # --- In the model's join(): what those with inputs do is told to those without
+
+    def _tell(self, what):
+        """(what is done, with what); None: this rank has no inputs. Returns what the others do."""
+        if what is not None and not (self._backward and self._backward.is_joining()):
+            return what
+        everyone = [json.loads(one) for one in gather(self.comm, json.dumps(what).encode())]
+        return next(one for one in everyone if one is not None)
+
+    @torch.no_grad()
+    def follow(self):
+        """Makes the step of a rank that has no inputs, with the others and with zeros."""
+        self.zero_grad(set_to_none=True)
+        call, told = self._tell(None)
+        while call != "step":
+            if call == "clip":
+                self._find_norm(told)
+            else:
+                self._remainder.settle()
+            call, told = self._tell(None)
+        if told == "skip":
+            self.status = Status.SKIPPED
+        else:
+            self.status = self._step_with(_Rates(*told[0]), told[1], False)
+        self._count_skipped()
+        self._forget_state()
+
     def _exchange(self):
         try:
             self._check_places()
             rates = self._wanted_rates()
             passes, begun = 0, False
-            if self._remainder is not None and not self._remainder.settle():
-                self._backward.skip()
-                return Status.SKIPPED
+            if self._remainder is not None:
+                self._tell(("settle", None))
+                if not self._remainder.settle():
+                    self._tell(("step", "skip"))
+                    self._backward.skip()
+                    return Status.SKIPPED
             if self._backward is not None:
                 passes, begun = self._backward.settle(
                     rates, hasattr(self, "found_inf"), self._is_unscaled())
+            self._tell(("step", (rates, passes)))
+        except BaseException:
+            fail_step(self.onebit)
+            raise
+        return self._step_with(rates, passes, begun)
+
+    def _step_with(self, rates, passes, begun):
+        try:
             if not begun:
                 self._prepare(rates)
                 self._set_passes(passes)
