@@ -180,15 +180,31 @@ static void level_block(const struct ob_block_step *step, struct levels *levels,
   measure(step, b, block, thread, values, error);
 }
 
+/* What a table adds to the estimates of a block. */
+static float floor_of(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                      const struct ob_moment_factors *factors) {
+  const struct ob_residual *residual = step->residual;
+  const struct ob_piece *piece = &step->work->layout->piece[block->piece];
+  const float times = step->source->floors ? step->source->floors[block->piece] : 0;
+  if (times == 0)
+    return 0;
+  const struct ob_interval words = ob_piece_interval(piece, &step->source->own);
+  const struct ob_sample sample = ob_sample_for(b, words.end - words.first);
+  const uint16_t *moments =
+      residual->moments[residual->now] + (words.first - residual->first_word) * OB_LANES;
+  return ob_moment_floor(times, step->work->codec->add_moments(moments, sample), sample, factors);
+}
+
 /* The moments of the block: what the run reads, and what it writes. */
-static void point_to_moments(const struct ob_block_step *step, const struct ob_block *block,
-                             struct ob_compress_run *run) {
+static void point_to_moments(const struct ob_block_step *step, size_t b,
+                             const struct ob_block *block, struct ob_compress_run *run) {
   const struct ob_residual *residual = step->residual;
   const size_t at = residual_at(residual, block);
   run->moments = residual->moments[residual->now] + at;
   run->moments_out = residual->moments[!residual->now] + at;
   run->factor = step->source->values ? 1 : step->source->factor;
   run->moment = step->source->moment;
+  run->moment.floor = floor_of(step, b, block, &run->moment);
 }
 
 /* Written in place, as by begin_reduce_run: a copy reads in wider pieces what was just written, and
@@ -226,7 +242,7 @@ static void begin_compress_run(const struct ob_block_step *step, size_t b,
       .residual_out = residual_values(residual, !residual->now, block),
   };
   if (run->moment_rule)
-    point_to_moments(step, block, run);
+    point_to_moments(step, b, block, run);
 }
 
 static void note_changed(const struct ob_residual *residual, size_t b) {

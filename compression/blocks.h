@@ -142,6 +142,8 @@ struct ob_source {
   /* With moments, and residuals that have them: how they change, and its factors. */
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
+  const float *floors;    /* NULL, or one a piece: so many times a table's mean moment counts */
+  struct ob_interval own; /* where there are floors: the words whose moments this rank moves */
 };
 
 /* Compresses the blocks of `shape` into `out`. `last` is the message with the same blocks that came

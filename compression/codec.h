@@ -144,6 +144,8 @@ struct ob_codec {
    * added to lanes. */
   float (*compress)(const struct ob_compress_run *);
   float (*reduce)(const struct ob_reduce_run *);
+  /* The sum of the moments of a sample, by lanes as well. */
+  float (*add_moments)(const uint16_t *moments, struct ob_sample sample);
   /* The largest magnitude of whole groups of values; of such as are not finite, one that is not. */
   float (*largest)(const float *values, size_t count);
   void (*quantise)(const struct ob_quantise_run *);

@@ -18,11 +18,21 @@ FIXED void group_prefetch_moments(const struct ob_compress_run *run, onebit_dtyp
     group_prefetch((const float *)run->input + first);
 }
 
+/* The sum of the moments of a sample. */
+static float add_moments(const uint16_t *moments, struct ob_sample sample) {
+  V lanes[GROUP];
+  group_set(lanes, 0);
+  for (size_t word = sample.first; word < sample.end; word += sample.step)
+    for (int k = 0; k < GROUP; k++)
+      lanes[k] = v_add(lanes[k], v_load_bfloat16(moments + word * OB_LANES + (size_t)(k * VL)));
+  return group_total(lanes);
+}
+
 /* ob_moment_input of the group; the moments, like the residuals, fill whole words. */
 FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size_t first,
                          const V error[GROUP]) {
   const struct ob_moment_factors f = ob_moment_factors_for(run->moment, run->momentum_scale);
-  const V min = v_set(f.epsilon * f.epsilon);
+  const V min = v_set(f.epsilon * f.epsilon + f.floor);
   for (int k = 0; k < GROUP; k++) {
     const size_t at = first + (size_t)(k * VL);
     const V gradient = v_mul(v_set(run->factor), group[k]),

@@ -403,6 +403,7 @@ const struct ob_codec CODEC = {
     .name = CODEC_NAME,
     .compress = compress,
     .reduce = reduce,
+    .add_moments = add_moments,
     .largest = largest,
     .quantise = quantise,
     .sum = sum,

@@ -77,6 +77,19 @@ OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t
   return found;
 }
 
+struct ob_interval {
+  size_t first, end;
+};
+
+/* The words of a piece that are among others. */
+OB_INLINE struct ob_interval ob_piece_interval(const struct ob_piece *piece,
+                                               const struct ob_interval *among) {
+  struct ob_interval found;
+  found.first = piece[0].first_word > among->first ? piece[0].first_word : among->first;
+  found.end = piece[1].first_word < among->end ? piece[1].first_word : among->end;
+  return found;
+}
+
 /* The first word of a block; block == blocks gives the number of words. */
 OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
   if (block >= layout->blocks)

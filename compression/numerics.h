@@ -270,6 +270,7 @@ OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
 struct ob_moment_factors {
   float beta2, one_minus_beta2, epsilon;
   float now, before, fresh;
+  float floor; /* of a block, added to the estimate; or 0 */
 };
 
 /* Those of step number `step` that depend on it. Of many ranks a quarter is taken to be as new as
@@ -292,8 +293,34 @@ OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factor
   return f;
 }
 
+/* In a table the mean of its moments before this step counts as well, so many times: of 0.3 and 1
+ * this ended nearer to dense Adam with 4 ranks and 1,000 steps, on words of C headers. */
+#define OB_TABLE_FLOOR 1.0f
+
+/* Words of 32 elements, from `first` on, of those that a table has in the residual of a rank: the
+ * mean is that of a sample, for each block another one. A block alone will not do, which may be no
+ * more than a row. */
+struct ob_sample {
+  size_t first, end, step;
+};
+/* So many words, or all where there are less; and less than twice as many, since the step is
+ * rounded down. */
+#define OB_SAMPLE_MIN 64
+
+OB_INLINE struct ob_sample ob_sample_for(size_t block, size_t words) {
+  const size_t step = words > OB_SAMPLE_MIN ? words / OB_SAMPLE_MIN : 1;
+  const struct ob_sample sample = {block % step, words, step};
+  return sample;
+}
+
+OB_INLINE float ob_moment_floor(float times, float moments, struct ob_sample sample,
+                                const struct ob_moment_factors *f) {
+  const size_t words = (sample.end - sample.first + sample.step - 1) / sample.step;
+  return times * f->fresh * (moments / (float)(words * OB_LANES));
+}
+
 /* What is exchanged of a gradient, before it is weighed; moves its moment. The root is of the
- * estimate plus epsilon squared. Not finite, where the moment is too large. */
+ * estimate plus epsilon squared and the floor. Not finite, where the moment is too large. */
 OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16_t *moment,
                                 float chance, const struct ob_moment_factors *f) {
   if (rule == OB_MOMENTS_NONE)
@@ -302,7 +329,7 @@ OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16
   const float now = f->beta2 * before + (f->one_minus_beta2 * gradient) * gradient;
   const float mean = f->now * now + f->before * before;
   *moment = ob_moment_round(now, chance);
-  return gradient * ob_reciprocal_root(mean + f->epsilon * f->epsilon);
+  return gradient * ob_reciprocal_root(mean + (f->epsilon * f->epsilon + f->floor));
 }
 
 /* The factors of Lion: its step is the sign of a direction. */

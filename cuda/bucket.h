@@ -20,7 +20,7 @@ struct ob_bucket_device {
   /* By piece, in memory of the device; and on the host, what the device has of the scalings. */
   float **parameters;
   void **copies, **gradients, **means;
-  float *factors, *weight_decays, *scalings;
+  float *factors, *weight_decays, *scalings, *floors;
   float *scalings_there;
   struct ob_addresses addresses[2]; /* in turns */
   int turn;

@@ -131,16 +131,36 @@ static __device__ inline void weigh(const struct ob_cuda_plan &plan,
       source.momentum_in_residual && !(source.only_at_first && plan.state->outcome.calls > 0);
 }
 
+/* As blocks.c has it. */
+static __device__ inline float floor_of(const struct ob_cuda_plan &plan, const uint16_t *moments,
+                                        const struct ob_cuda_source &source,
+                                        const struct location &location,
+                                        const struct ob_moment_factors &factors) {
+  const float times = source.floors ? source.floors[location.block.piece] : 0;
+  if (times == 0)
+    return 0;
+  const struct ob_interval words =
+      ob_piece_interval(&plan.geometry.layout.piece[location.block.piece], &source.own);
+  const struct ob_sample sample = ob_sample_for(location.number, words.end - words.first);
+  float lane = 0;
+  moments += (words.first - plan.worker.first_word) * OB_LANES + lane_number();
+  for (size_t word = sample.first; word < sample.end; word += sample.step)
+    lane += ob_from_bfloat16(moments[word * OB_LANES]);
+  return ob_moment_floor(times, __shfl_sync(all_lanes, sum_lanes(lane), 0), sample, &factors);
+}
+
 static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
                                                    const struct ob_cuda_source &source,
-                                                   const struct ob_block &block,
+                                                   const struct location &location,
                                                    float momentum_scale) {
+  const struct ob_block &block = location.block;
   struct ob_moment_factors factors = source.moment;
   if (source.counted) {
     factors.now = plan.state->moment.now;
     factors.before = plan.state->moment.before;
     factors.fresh = plan.state->moment.fresh;
   }
+  factors.floor = floor_of(plan, plan.worker.moments[now], source, location, factors);
   return {values_of(plan.worker, plan.worker.moments[now], block),
           values_of(plan.worker, plan.worker.moments[!now], block),
           source.values ? 1 : source.factor, ob_moment_factors_for(factors, momentum_scale)};
@@ -186,7 +206,7 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
   if (momentum)
     add_momentum(plan, now, location, &run);
   if (treatment == SECOND_MOMENTS)
-    moments = moments_of(plan, now, source, location.block, run.momentum_scale);
+    moments = moments_of(plan, now, source, location, run.momentum_scale);
   const float sum = compress<dtype, momentum, treatment>(run, moments, tile);
   if (lane_number() == 0)
     set_scale(plan, now, false, location, out, sum);

@@ -210,6 +210,8 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
                                   .limit = call->source.limit,
                                   .moment_rule = call->source.moment_rule,
                                   .moment = call->source.moment,
+                                  .floors = call->source.floors,
+                                  .own = call->source.own,
                                   .counted = call->counted,
                                   .float32 = call->source.float32};
   if (call->device_inputs)

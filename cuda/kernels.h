@@ -124,6 +124,8 @@ struct ob_cuda_source {
   bool float32;
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
+  const float *floors; /* NULL, or one a piece */
+  struct ob_interval own;
   bool counted; /* what these have of the step is the state's instead */
   float limit;  /* of products with reciprocals, of messages of more than one bit */
 };

@@ -33,6 +33,7 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
   device->factors = copied(optimizer, bucket->factors, pieces, sizeof(float));
   device->weight_decays = copied(optimizer, bucket->weight_decays, pieces, sizeof(float));
   device->scalings = copied(optimizer, bucket->scalings, pieces, sizeof(float));
+  device->floors = copied(optimizer, bucket->floors, pieces, sizeof(float));
   device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
   for (int k = 0; k < 2; k++) {
     device->addresses[k].memory = ob_memory_pinned.allocate(pieces, sizeof *device->gradients);
@@ -41,7 +42,8 @@ static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob
     OB_TRY_CUDA(cudaEventCreateWithFlags(&device->addresses[k].sent, cudaEventDisableTiming));
   }
   if (!device->parameters || !device->copies || !device->gradients || !device->means ||
-      !device->factors || !device->weight_decays || !device->scalings || !device->scalings_there)
+      !device->factors || !device->weight_decays || !device->scalings || !device->floors ||
+      !device->scalings_there)
     return out_of_memory(device);
   memcpy(device->scalings_there, bucket->scalings, pieces * sizeof(float));
   return ONEBIT_OK;
@@ -192,6 +194,7 @@ static void destroy(struct ob_bucket *bucket) {
   ob_memory_cuda.release(device->factors);
   ob_memory_cuda.release(device->weight_decays);
   ob_memory_cuda.release(device->scalings);
+  ob_memory_cuda.release(device->floors);
   ob_memory_cuda.release(device->states);
   ob_memory_pinned.release(device->sums);
   destroy_lamb(device);

@@ -150,6 +150,8 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
   call->device_outputs = call->outputs ? device->means : NULL;
   if (call->source.scalings)
     call->source.scalings = device->scalings;
+  if (call->source.floors)
+    call->source.floors = device->floors;
   int before = ob_cuda_enter(device->number);
   onebit_status_t status = prepare(optimizer, bucket);
   ob_cuda_leave(before);

@@ -49,7 +49,7 @@ static void describe(image_task_t *own) {
   for (size_t t = 0; t < NETWORK_TENSORS; t++)
     own->task.tensors[t] =
         (train_tensor_t){network->tensors[t].value, network->tensors[t].gradient,
-                         network->tensors[t].count, !network->tensors[t].is_bias};
+                         network->tensors[t].count, !network->tensors[t].is_bias, 0};
   network->ready = tell;
   network->ready_context = own;
 }

@@ -42,7 +42,7 @@ static void describe(text_task_t *own) {
   own->task.samples = own->options->train.batch * own->options->context;
   for (size_t t = 0; t < model->ntensors; t++)
     own->task.tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
-                                            model->tensors[t].count, !model->tensors[t].is_gain};
+                                            model->tensors[t].count, !model->tensors[t].is_gain, 0};
   model->ready = tell;
   model->ready_context = own;
 }

@@ -126,6 +126,12 @@ static onebit_status_t create_of_method(train_optimizer_t *optimizer,
   return create[method](optimizer, tensors);
 }
 
+/* Whether it is Efficient-Adam, which has tables. */
+static int divides(const train_optimizer_t *optimizer) {
+  const int method = optimizer->options->method;
+  return optimizer->form == COMPRESSED && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB);
+}
+
 static onebit_status_t create_onebit(train_optimizer_t *optimizer) {
   const train_task_t *task = optimizer->task;
   onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
@@ -135,6 +141,7 @@ static onebit_status_t create_onebit(train_optimizer_t *optimizer) {
         .gradient = train_arrays_gradient(&optimizer->arrays, t),
         .count = task->tensors[t].count,
         .weight_decay = task->tensors[t].decays ? optimizer->options->weight_decay : 0.0f,
+        .uncompressed = divides(optimizer) && task->tensors[t].table ? ONEBIT_TABLE : 0,
     };
   const onebit_status_t status = create_of_method(optimizer, tensors);
   free(tensors);

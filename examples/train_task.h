@@ -37,6 +37,7 @@ typedef struct train_tensor {
   float *value, *gradient;
   size_t count;
   int decays;
+  int table; /* of outputs: ONEBIT_TABLE, where the optimizer has that */
 } train_tensor_t;
 
 /* A kind's own task begins with it. */

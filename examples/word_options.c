@@ -13,6 +13,8 @@ static const option_t data[] = {
     {"width", OPTION_COUNT, AT(width), 1, 4096, NULL, 0, "columns of a table"},
     {"context", OPTION_COUNT, AT(context), 1, 1024, NULL, 0,
      "words before the one that is predicted"},
+    {"no-table", OPTION_FLAG, AT(no_table), 0, 0, NULL, 0,
+     "Efficient-Adam compresses the table of outputs as it does other tensors"},
 };
 
 static const word_options_t defaults = {

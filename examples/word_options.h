@@ -10,6 +10,7 @@ typedef struct word_options {
   train_options_t train;
   paths_t data;
   size_t vocabulary, width, context;
+  int no_table;
 } word_options_t;
 
 extern const command_line_t word_command_line;

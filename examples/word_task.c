@@ -45,7 +45,8 @@ static void describe(word_task_t *own) {
   own->task.samples = own->options->train.batch;
   for (size_t t = 0; t < LOG_BILINEAR_TENSORS; t++)
     own->tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
-                                       model->tensors[t].count, t != WORD_BIAS};
+                                       model->tensors[t].count, t != WORD_BIAS,
+                                       t == WORD_TABLE && !own->options->no_table};
   model->ready = tell;
   model->ready_context = own;
 }

@@ -169,6 +169,9 @@ onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
     }
     OB_TRY(check_number("weight_decay", k, tensors[k].weight_decay));
     OB_TRY(check_number("learning_rate_factor", k, tensors[k].learning_rate_factor));
+    if (tensors[k].uncompressed == ONEBIT_TABLE && !optimizer->method->divides)
+      return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                      "tensors[%zu].uncompressed is ONEBIT_TABLE: that is for Efficient-Adam", k);
   }
   return check_apart(options, tensors, count);
 }

@@ -123,7 +123,7 @@ static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucke
 /* The lists of what is known of each piece. */
 #define LISTS(row)                                                                                 \
   row(parameters) row(copies) row(gradients) row(means) row(factors) row(weight_decays)            \
-      row(learning_rates) row(scalings) row(tensor_of)
+      row(learning_rates) row(scalings) row(floors) row(tensor_of)
 
 onebit_status_t ob_bucket_allocate(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
   const size_t pieces = bucket->bits->geometry.layout.pieces;

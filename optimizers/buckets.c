@@ -16,7 +16,8 @@ static bool is_fused(const struct onebit_optimizer *optimizer, const struct ob_b
 }
 
 bool ob_is_uncompressed(const struct onebit_optimizer *optimizer, const onebit_tensor_t *tensor) {
-  return tensor->uncompressed || tensor->count < optimizer->options.dense_below;
+  return (tensor->uncompressed && tensor->uncompressed != ONEBIT_TABLE) ||
+         tensor->count < optimizer->options.dense_below;
 }
 
 /* A bucket is filled from the last tensor down, since backward passes come to that one first, and
@@ -102,6 +103,7 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
   bucket->factors[k] = tensor->learning_rate_factor;
   bucket->weight_decays[k] = tensor->weight_decay;
   bucket->scalings[k] = 1;
+  bucket->floors[k] = tensor->uncompressed == ONEBIT_TABLE ? OB_TABLE_FLOOR : 0;
   bucket->tensor_of[k] = t;
   if (offset == 0)
     optimizer->tensors[t].first_block = piece->first_block;

@@ -109,7 +109,8 @@ static void add_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_
                         uint64_t *constants) {
   for (size_t k = 0; k < ntensors; k++) {
     uint64_t count = tensors[k].count;
-    unsigned char uncompressed = tensors[k].uncompressed != 0;
+    bool table = tensors[k].uncompressed == ONEBIT_TABLE;
+    unsigned char uncompressed = table ? 2 : tensors[k].uncompressed != 0;
     *counts = ob_hash(*counts, &count, sizeof count);
     *constants = ob_hash(*constants, &tensors[k].weight_decay, sizeof(float));
     *constants = ob_hash(*constants, &tensors[k].learning_rate_factor, sizeof(float));

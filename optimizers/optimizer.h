@@ -51,6 +51,7 @@ struct ob_bucket {
   float *factors, *weight_decays;
   float *learning_rates; /* factor * the step's learning rate */
   float *scalings;       /* as in struct ob_source */
+  float *floors;         /* likewise: 0 but for tables */
   size_t *tensor_of;     /* which tensor it is of; tensor_count: of none */
   struct ob_pass_sink sink;
   size_t filled;  /* tensors that have elements */

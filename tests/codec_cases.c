@@ -117,12 +117,15 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
                  .epsilon = 1e-4f,
                  .now = 0.11f,
                  .before = 0.33f,
-                 .fresh = 0.44f},
+                 .fresh = 0.44f,
+                 .floor = 0.02f},
       .residual = residual.data,
       .residual_scale = 0.21f,
       .residual_out = out.data,
       .bits = bits.data,
   };
+  const struct ob_sample sample = {words_of(c->count) / 3, words_of(c->count), 1 + c->count % 3};
+  result_add_sum(result, codec->add_moments(now.data, sample));
   result_add_sum(result, codec->compress(&run));
   bool finite = c->values != VALUES_NAN && c->values != VALUES_OVERFLOW;
   result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);

@@ -100,7 +100,7 @@ static void copy_tensors(struct oracle_adam *adam, const onebit_tensor_t *tensor
     if (adam->factor[k] == 0.0f)
       adam->factor[k] = 1.0f;
     adam->uncompressed[k] =
-        tensors[k].uncompressed || tensors[k].count < adam->options.common.dense_below;
+        tensors[k].uncompressed > 0 || tensors[k].count < adam->options.common.dense_below;
     adam->total += tensors[k].count;
   }
   adam->parameter = zeros(adam->total, sizeof(float));

@@ -55,6 +55,9 @@ struct oracle_efficient_adam *oracle_efficient_adam_create(
   oracle->update = allocate(oracle->state->total, sizeof(float));
   oracle->gain = options->gain;
   oracle->moment = allocate((size_t)oracle->state->size * oracle->state->total, sizeof(float));
+  oracle->table = allocate(count + 1, sizeof *oracle->table);
+  for (size_t k = 0; k < count; k++)
+    oracle->table[k] = tensors[k].uncompressed == ONEBIT_TABLE;
   return oracle;
 }
 
@@ -67,6 +70,7 @@ void oracle_efficient_adam_destroy(struct oracle_efficient_adam *oracle) {
   free(oracle->divisor);
   free(oracle->update);
   free(oracle->moment);
+  free(oracle->table);
   free(oracle);
 }
 
@@ -115,12 +119,12 @@ static float mean_moment(const struct oracle_efficient_adam *oracle, bool begins
 
 /* What worker w puts in of element i; its error is `error`. Moves *moment. */
 static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, bool begins,
-                      float error, float *moment) {
+                      float floor, float error, float *moment) {
   const struct oracle_adam *state = oracle->state;
   double b2 = state->options.beta2, b1 = state->options.beta1;
   float g = state->means[w * state->total + i], epsilon = (float)state->options.epsilon;
   float v = (float)b2 * *moment + ((float)(1.0 - b2) * g) * g;
-  float mean = mean_moment(oracle, begins, v, *moment) + epsilon * epsilon;
+  float mean = mean_moment(oracle, begins, v, *moment) + (epsilon * epsilon + floor);
   /* Just after the warm-up the residual is the momentum. */
   bool first = state->steps == state->freeze_step;
   *moment = oracle_rounded_by_chance(v, first ? (float)b1 * state->momentum[i] : error);
@@ -145,10 +149,82 @@ static bool *find_begins(const struct oracle_adam *state, const struct oracle_ex
   return begins;
 }
 
+/* Runs first .. end - 1: those of run k's tensor that the same rank of a host compresses. */
+static void find_part(const struct oracle_exchange *exchange, const size_t *tensor, size_t k,
+                      size_t *first, size_t *end) {
+  const struct oracle *runs = exchange->oracle;
+  int part = runs->runs[k].server / runs->size;
+  for (*first = k; *first > 0; (*first)--)
+    if (tensor[*first - 1] != tensor[k] || runs->runs[*first - 1].server / runs->size != part)
+      break;
+  for (*end = k + 1; *end < runs->run_count; (*end)++)
+    if (tensor[*end] != tensor[k] || runs->runs[*end].server / runs->size != part)
+      break;
+}
+
+/* Which tensor each run is of, numbered by the exchange. */
+static size_t *find_tensors(const struct oracle_adam *state,
+                            const struct oracle_exchange *exchange) {
+  const struct oracle *runs = exchange->oracle;
+  size_t *tensor = allocate(runs->run_count + 1, sizeof *tensor), at = 0, end = 0;
+  for (size_t k = 0; k < runs->run_count; k++) {
+    while (runs->runs[k].first >= end && at < exchange->tensors)
+      end += state->count[exchange->tensor[at++]];
+    tensor[k] = at - 1;
+  }
+  return tensor;
+}
+
+/* The mean moment of every so many words of 32, from word `start` on, of elements first .. end - 1:
+ * every lane's sum, and then the sum of lanes. */
+static float mean_of_sample(const float *moment, size_t first, size_t end, size_t start,
+                            size_t step) {
+  size_t words = 0, total = (end - first + 31) / 32;
+  float *sample = allocate(32 * (total + 1), sizeof *sample);
+  for (size_t word = start; word < total; word += step, words++)
+    for (size_t i = 0; i < 32 && first + 32 * word + i < end; i++)
+      sample[32 * words + i] = moment[first + 32 * word + i];
+  float mean = oracle_run_sum(sample, 32 * words) / (float)(32 * words);
+  free(sample);
+  return mean;
+}
+
+/* Of each worker and element of the exchange: in a table the mean of its moments. */
+static float *find_floors(const struct oracle_efficient_adam *oracle,
+                          const struct oracle_exchange *exchange) {
+  const struct oracle_adam *state = oracle->state;
+  const struct oracle *runs = exchange->oracle;
+  size_t size = (size_t)state->size, total = exchange->total;
+  double t = (double)(state->steps - oracle->zero_steps) + 1.0;
+  float all_new = (float)(1.0 / (1.0 - pow(state->options.beta2, t)) / (double)state->size);
+  float *floors = allocate(size * total, sizeof *floors);
+  float *moment = allocate(total, sizeof *moment);
+  size_t *tensor = find_tensors(state, exchange);
+  for (size_t w = 0; w < size; w++) {
+    oracle_gather(state, exchange, oracle->moment + w * state->total, moment);
+    for (size_t k = 0; k < runs->run_count; k++) {
+      size_t first, end;
+      if (!oracle->table[exchange->tensor[tensor[k]]])
+        continue;
+      find_part(exchange, tensor, k, &first, &end);
+      size_t from = runs->runs[first].first,
+             upto = runs->runs[end - 1].first + runs->runs[end - 1].count,
+             words = (upto - from + 31) / 32, step = words > 64 ? words / 64 : 1;
+      float mean = mean_of_sample(moment, from, upto, k % step, step);
+      for (size_t i = 0; i < runs->runs[k].count; i++)
+        floors[w * total + runs->runs[k].first + i] = all_new * mean;
+    }
+  }
+  free(tensor);
+  free(moment);
+  return floors;
+}
+
 /* What an exchange is of: moments move when it is made. */
 struct step {
   const struct oracle_efficient_adam *oracle;
   const bool *begins;
+  const float *floors;
   float *moments;
 };
 
@@ -156,8 +232,8 @@ static float input_of(const void *context, const struct oracle_exchange *exchang
                       size_t at, size_t i) {
   const struct step *step = context;
   float error = exchange->oracle->worker_error[w * exchange->oracle->elements + at];
-  return own_step(step->oracle, w, i, step->begins[at], error,
-                  &step->moments[w * step->oracle->state->total + i]);
+  return own_step(step->oracle, w, i, step->begins[at], step->floors[w * exchange->total + at],
+                  error, &step->moments[w * step->oracle->state->total + i]);
 }
 
 static bool exchange_tensors(struct oracle_efficient_adam *oracle,
@@ -166,9 +242,10 @@ static bool exchange_tensors(struct oracle_efficient_adam *oracle,
   size_t bytes = (size_t)state->size * state->total * sizeof(float);
   float *moments = allocate(bytes, 1), *output = allocate(exchange->total, sizeof *output);
   bool *begins = find_begins(state, exchange);
+  float *floors = find_floors(oracle, exchange);
   memcpy(moments, oracle->moment, bytes);
   float **inputs =
-      oracle_inputs(state, exchange, input_of, &(struct step){oracle, begins, moments});
+      oracle_inputs(state, exchange, input_of, &(struct step){oracle, begins, floors, moments});
   bool done = oracle_exchange(exchange->oracle, (const float *const *)inputs, output);
   if (done) {
     oracle_scatter(state, exchange, output, state->momentum);
@@ -176,6 +253,7 @@ static bool exchange_tensors(struct oracle_efficient_adam *oracle,
   }
   oracle_free_inputs(state, inputs);
   free(begins);
+  free(floors);
   free(moments);
   free(output);
   return done;

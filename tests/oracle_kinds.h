@@ -13,6 +13,7 @@ struct oracle_efficient_adam {
   struct oracle_lamb *lamb;  /* with trust ratios, whose state it is; or NULL */
   float *moment;             /* [size][total]: of each worker's own gradients */
   double gain;               /* 0: the default */
+  bool *table;               /* [tensors] */
   /* The warm-up: exchanges of divided gradients, their state being nothing else; how many steps;
    * steps before the first gradient; [total]: by what they are divided, the update. */
   struct oracle_adam *warm;

@@ -59,12 +59,13 @@ static struct learner make_learner(const struct adam_case *what, const float *st
     const struct adam_tensor *given = &what->tensors->list[k];
     void *parameter = element_of(learner.parameters, first, options->parameter_dtype);
     void *gradient = element_of(learner.gradients[0], first, options->gradient_dtype);
-    learner.tensors[k] = (onebit_tensor_t){given->count ? parameter : NULL,
-                                           given->count ? gradient : NULL,
-                                           given->count,
-                                           given->weight_decay,
-                                           given->factor,
-                                           (int)(what->uncompressed >> k & 1)};
+    learner.tensors[k] = (onebit_tensor_t){
+        given->count ? parameter : NULL,
+        given->count ? gradient : NULL,
+        given->count,
+        given->weight_decay,
+        given->factor,
+        what->tables >> k & 1 ? ONEBIT_TABLE : (int)(what->uncompressed >> k & 1)};
     learner.first[k] = first;
     first += given->count;
   }

@@ -53,6 +53,7 @@ struct adam_case {
                      are multiplied by the loss scale in any case */
   size_t absent;  /* when not 0: one of so many gradients, of a tensor and rank and step, is NULL */
   unsigned uncompressed; /* bit k: tensor k stays so */
+  unsigned tables;       /* likewise: is one */
   bool moving;           /* gradients are in another array every other step */
   const int *widths;     /* NULL, or of each step: the bits of what is compressed. Then beta1 is 1/2
                             and there is no bias correction: products with levels are exact */

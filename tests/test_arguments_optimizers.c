@@ -157,6 +157,25 @@ Test(arguments_optimizers, options_that_do_not_go_together) {
   onebit_comm_destroy(comm);
 }
 
+/* Of all optimizers only those that divide gradients have tables. */
+Test(arguments_optimizers, tables) {
+  onebit_comm_t comm = self();
+  float parameter[2] = {0};
+  const onebit_tensor_t table = {parameter, NULL, 2, 0, 0, ONEBIT_TABLE};
+  for (size_t k = 0; ob_methods[k]; k++) {
+    onebit_optimizer_t optimizer;
+    const bool has = ob_methods[k] == &ob_method_efficient_adam;
+    check_case("%s", ob_methods[k]->name);
+    CHECK_STATUS(ob_optimizer_create(comm, ob_methods[k], NULL, &table, 1, &optimizer),
+                 has ? ONEBIT_OK : ONEBIT_ERROR_UNSUPPORTED);
+    if (!has)
+      CHECK_WORDS("tensors[0].uncompressed is ONEBIT_TABLE");
+    onebit_optimizer_destroy(optimizer);
+  }
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
 Test(arguments_optimizers, create) {
   onebit_comm_t comm = self();
   onebit_optimizer_t optimizer;

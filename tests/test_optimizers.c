@@ -267,3 +267,34 @@ Test(optimizers, dense_below_is_below) {
     adam_check(&what);
   }
 }
+
+static struct adam_case efficient_on_three_ranks(void) {
+  return (struct adam_case){.kind = &kind_efficient_adam,
+                            .size = 3,
+                            .steps = 16,
+                            .options = ONEBIT_ADAM_OPTIONS_INIT,
+                            .tensors = &adam_tensors_odd,
+                            .still = true};
+}
+
+/* In some there is another tensor beside them in the bucket. */
+Test(optimizers, tables) {
+  struct adam_case what = efficient_on_three_ranks();
+  what.tables = 1u << 2 | 1u << 5;
+  what.uncompressed = 1u << 3;
+  what.poison = NAN;
+  adam_check(&what);
+  what.options.common.bits = 2; /* products with levels are exact then: */
+  what.options.beta1 = 0.5;
+  what.options.common.bucket_size = 1000;
+  adam_check(&what);
+  what = efficient_on_three_ranks();
+  what.kind = &kind_efficient_lamb;
+  what.tables = ~0u;
+  what.options.freeze_step = 5;
+  what.options.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  what.options.common.gradient_dtype = ONEBIT_FLOAT16;
+  what.size = 4;
+  what.hosts = 2;
+  adam_check(&what);
+}

@@ -38,6 +38,12 @@
  * whatever scales the elements have and however rarely they have gradients: what is divided so is
  * at most 1 / sqrt(a (1 - b2)).
  *
+ * In a table (ONEBIT_TABLE) V_k has 1 / P / (1 - b2^t) times the mean of v_k' besides: over the
+ * table, but only of 64 to 128 words of 32 elements, others for each block; of the part that this
+ * rank compresses, with schedule hierarchical. Rows then have much the same V_k on all ranks, where
+ * else the one that drew a rare word divides by a large V_k and the others, which push the word
+ * away, by a small one.
+ *
  * Where gradients stay the same on all ranks V_k is a P-th of dense Adam's, and steps are up to
  * sqrt(P) times as long; a gain of 1 / sqrt(P) makes them dense Adam's there.
  *

@@ -75,9 +75,15 @@ typedef struct onebit_tensor {
   float weight_decay;         /* decoupled, as in AdamW: wd in the formulas. Default 0 */
   float learning_rate_factor; /* multiplies the step's learning rate. 0 means the default, 1 */
   /* Nonzero: its gradient is always averaged in full precision, and it takes the uncompressed step
-   * of its optimizer in all stages. */
+   * of its optimizer in all stages. But ONEBIT_TABLE: it is compressed, as a table of outputs. */
   int uncompressed;
 } onebit_tensor_t;
+
+/* The tensor has a row for each of many words or classes, any of which is rarely the right one, as
+ * the last matrix of a language model has. Efficient-Adam divides its gradients by more (V_k in
+ * efficient_adam.h), without a byte more; to other tensors that does harm. Other optimizers refuse
+ * it; an outer step makes no difference. Checkpoints do not have it. */
+#define ONEBIT_TABLE (-1)
 
 /* freeze_step: find the step from the variance (see onebit_adam_options_t), or never freeze: plain
  * Adam. */

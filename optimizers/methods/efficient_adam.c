@@ -119,6 +119,14 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucke
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, number_of_step(optimizer));
 }
 
+/* Of a hierarchical schedule a rank compresses a part. */
+static struct ob_interval own_interval(const struct onebit_plan *plan) {
+  const struct ob_layout *layout = &plan->geometry.layout;
+  size_t first, end;
+  ob_plan_compressed(plan, &first, &end);
+  return (struct ob_interval){ob_layout_word(layout, first), ob_layout_word(layout, end)};
+}
+
 static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                  struct ob_call *call) {
   const struct ob_moments *moments = &optimizer->moments;
@@ -128,6 +136,8 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
   call->source.moment_rule = OB_MOMENTS_SECOND;
   call->source.moment = (struct ob_moment_factors){
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
+  call->source.floors = bucket->floors;
+  call->source.own = own_interval(bucket->bits);
   ob_moment_correct(&call->source.moment, moments->beta2, (double)bucket->bits->geometry.members,
                     number_of_step(optimizer));
 }

@@ -62,7 +62,8 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
         .parameter = count ? tensors[t].parameter : NULL,
         .count = count,
         .first = outer->count,
-        .uncompressed = tensors[t].uncompressed || count < outer->options.dense_below};
+        .uncompressed = (tensors[t].uncompressed && tensors[t].uncompressed != ONEBIT_TABLE) ||
+                        count < outer->options.dense_below};
     outer->count += count;
   }
   outer->tensor_count = ntensors;

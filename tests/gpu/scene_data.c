@@ -223,6 +223,12 @@ static void add_moments(struct scene *scene) {
                                               .now = 0.11f,
                                               .before = 0.33f,
                                               .fresh = 0.44f};
+  float *floors = scene_take_scalings(scene, true);
+  source->floors = floors;
+  const struct ob_residual *worker = &scene->host.worker;
+  source->own = scene->source.own =
+      (struct ob_interval){worker->first_word, worker->first_word + worker->words};
+  scene->source.floors = ON_DEVICE(scene, floors);
   scene->source.moment = source->moment;
   scene->source.counted = scene->what->counted;
   if (!scene->what->counted)

@@ -28,6 +28,7 @@ enum training_form {
 /* What else is special, bits. */
 enum {
   PLAIN_TENSOR = 1,  /* the third tensor stays uncompressed */
+  TABLES = 64,       /* all others are tables */
   NO_GRADIENT = 2,   /* odd ranks have none of the fourth tensor in every third attempt */
   SAVED_ANEW = 4,    /* two thirds through all is saved, and another optimizer loads it */
   WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale, where there is one */

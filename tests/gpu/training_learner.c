@@ -96,8 +96,10 @@ static void place_tensors(struct learner *learner) {
         .count = tensors[k].count,
         .weight_decay = tensors[k].weight_decay,
         .learning_rate_factor = tensors[k].factor,
-        .uncompressed = k == PLAIN && learner->what->traits & PLAIN_TENSOR,
+        .uncompressed = learner->what->traits & TABLES ? ONEBIT_TABLE : 0,
     };
+  if (learner->what->traits & PLAIN_TENSOR)
+    learner->tensors[PLAIN].uncompressed = 1;
 }
 
 static void move(const struct learner *learner, void *to, const void *from, size_t bytes,

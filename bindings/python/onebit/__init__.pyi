@@ -12,6 +12,7 @@ from onebit._native import FREEZE_AUTOMATIC as FREEZE_AUTOMATIC
 from onebit._native import FREEZE_NEVER as FREEZE_NEVER
 from onebit._native import OUTER_DENSE as OUTER_DENSE
 from onebit._native import OUTER_SPARSE as OUTER_SPARSE
+from onebit._native import TABLE as TABLE
 from onebit._native import WARMUP_NONE as WARMUP_NONE
 from onebit._native import WARMUP_STEPS as WARMUP_STEPS
 from onebit._native import AdamExchange as AdamExchange
@@ -152,7 +153,7 @@ class Tensor(NamedTuple):
     gradient: _Array = None
     weight_decay: float = 0.0
     learning_rate_factor: float = 1.0
-    uncompressed: bool = False
+    uncompressed: int = 0
 
 _Tensors = Iterable[Tensor | tuple[_Array, _Array]]
 

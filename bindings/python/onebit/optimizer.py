@@ -19,14 +19,15 @@ class Tensor(NamedTuple):
     gradient: this rank's own; None: it has none (`Optimizer.set_gradient` can change that)
     weight_decay: decoupled, as in AdamW
     learning_rate_factor: multiplies the step's learning rate
-    uncompressed: its gradient is always averaged in full precision
+    uncompressed: true: its gradient is always averaged in full precision; `TABLE`, of Efficient-Adam:
+        it is compressed, as a table of outputs
     """
 
     parameter: Any
     gradient: Any = None
     weight_decay: float = 0.0
     learning_rate_factor: float = 1.0
-    uncompressed: bool = False
+    uncompressed: int = 0
 
 
 class Optimizer(Stateful):
@@ -96,7 +97,7 @@ class Optimizer(Stateful):
             place.count = parameter.count
             place.weight_decay = one.weight_decay
             place.learning_rate_factor = one.learning_rate_factor
-            place.uncompressed = bool(one.uncompressed)
+            place.uncompressed = int(one.uncompressed)
         return described, filled
 
     @staticmethod

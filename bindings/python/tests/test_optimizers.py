@@ -83,6 +83,22 @@ def test_efficient_adam_without_a_warm_up(on_ranks):
         assert numpy.allclose(abs(moved), 1e-2 * 0.2, rtol=0.1)
 
 
+def test_a_table_makes_smaller_steps_where_gradients_are_small():
+    with onebit.Communicator.self_() as comm:
+        moved = []
+        for table in 0, onebit.TABLE:
+            parameter, gradient = numpy.zeros(64, "<f4"), numpy.ones(64, "<f4")
+            gradient[1::2] = 1e-3
+            tensor = onebit.Tensor(parameter, gradient, uncompressed=table)
+            with onebit.EfficientAdam(comm, [tensor], warmup_steps=2) as optimizer:
+                for _ in range(40):
+                    optimizer.step(1e-2)
+            moved.append(abs(parameter))
+        assert (moved[1][1::2] < moved[0][1::2] / 2).all()
+        with pytest.raises(onebit.Error, match="tensors\\[0\\].uncompressed is ONEBIT_TABLE"):
+            onebit.Adam(comm, [tensor])
+
+
 @pytest.mark.parametrize(
     "kind, options",
     [

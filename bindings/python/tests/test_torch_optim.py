@@ -190,5 +190,10 @@ def test_what_is_refused(made):
     optimizer.param_groups[0]["betas"] = (0.9, 0.99)
     with pytest.raises(onebit.Error, match="only the first can change"):
         optimizer.step()
+    table, comm = torch.nn.Parameter(torch.ones(3)), optimizer.comm
+    with pytest.raises(onebit.Error, match="tables has what is not"):
+        onebit.torch.EfficientAdam([table], comm=comm, tables=[torch.ones(3)])
+    with pytest.raises(onebit.Error, match="ONEBIT_TABLE: that is for Efficient-Adam"):
+        onebit.torch.Adam([table], comm=comm, tables=[table])
     with pytest.raises(onebit.Error, match="is not dense"):
         onebit.torch.Adam([torch.nn.Parameter(torch.ones(4, 4)[:, :2])], comm=optimizer.comm)

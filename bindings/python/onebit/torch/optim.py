@@ -93,6 +93,8 @@ class _Optimizer(StatefulOptimizer):
         `clip_grad_norm_` clips that of the mean, as under DistributedDataParallel.
         torch.nn.utils.clip_grad_norm_ clips those of each rank by their own norm, which is said
     uncompressed: of a group: its gradients are averaged in full precision
+    tables: of EfficientAdam, parameters that are tables of outputs, as [model.lm_head.weight] where a
+        row is rarely the right one (docs/optimizers.md)
     comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
         the optimizer; timeout: seconds that a rank waits for others then
     stage: of parameters on a device: "host" works on copies in memory of the host, on any device of
@@ -129,6 +131,7 @@ class _Optimizer(StatefulOptimizer):
         decoupled_weight_decay=True,
         max_norm=None,
         uncompressed=False,
+        tables=(),
         comm=None,
         process_group=None,
         timeout=None,
@@ -150,7 +153,7 @@ class _Optimizer(StatefulOptimizer):
         self._owned = comm is None
         self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
         try:
-            self._make(options, stage, layout)
+            self._make(options, stage, layout, tables)
         except Exception:
             self._refuse()
             raise
@@ -188,7 +191,7 @@ class _Optimizer(StatefulOptimizer):
         if self._owned:
             self.comm.close()
 
-    def _make(self, options, stage, layout):
+    def _make(self, options, stage, layout, tables):
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -202,6 +205,9 @@ class _Optimizer(StatefulOptimizer):
         self._stage = Stage() if is_staged(stage, every) else None
         self._shards = layout or shards_of(every)
         self._check_shards(options)
+        tables = {id(one) for one in tables}
+        if not tables <= {id(one) for one in every if one.requires_grad}:
+            raise wrong("tables has what is not a parameter of the groups that is trained")
         # Of each tensor of the library's: its parameter, the number of its group, its factor and
         # its weight decay. Those that are not trained have none.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
@@ -223,7 +229,7 @@ class _Optimizer(StatefulOptimizer):
                                 "others lie between them")
                 if self._stage is not None:
                     array = self._stage.add(array, one)
-                uncompressed = self._uncompressed[number]
+                uncompressed = onebit.TABLE if id(one) in tables else self._uncompressed[number]
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = self._found_places()
         self._addresses = [None] * len(tensors)
