@@ -28,7 +28,7 @@
 #define OB_MPI_KIND OB_MPI_MPICH
 #endif
 
-/* Of every MPI library since MPI 3: without one of these it is not used. */
+/* Every MPI library since MPI 3 has these: a library that lacks one of them is not used. */
 #define OB_MPI_REQUIRED(X)                                                                         \
   X(MPI_Abort)                                                                                     \
   X(MPI_Bcast)                                                                                     \
@@ -221,7 +221,8 @@ struct ob_mpi_table {
  * another ABI than the build's: the message names both. */
 onebit_status_t ob_mpi_bind(void);
 
-/* Whether the process has an MPI library of another ABI: its handles mean nothing here. */
+/* True if the process's MPI library has another ABI than the build's: its handles mean nothing
+ * here. */
 bool ob_mpi_is_foreign(void);
 
 /* The table. Of a foreign library it has the functions. Without an MPI library in the process it

@@ -9,29 +9,33 @@
 #include "base/json_read.h"
 #include "base/knobs.h"
 
-/* Whether there is none, or it is well: ONEBIT_ERROR_FILE, it cannot be read; or
- * ONEBIT_ERROR_ARGUMENT, and the message names file, line and key. A file that is wrong has no
- * values. */
+/* Checks the file: ONEBIT_OK if it is correct or there is none, ONEBIT_ERROR_FILE if it cannot be
+ * read, ONEBIT_ERROR_ARGUMENT with a message that names file, line and key if it is wrong. A wrong
+ * file has no values. */
 onebit_status_t ob_config_check(void);
 
 /* The value of a knob in the file, as the environment would have it; NULL: there is none. */
 const char *ob_config_knob(enum ob_knob knob, const struct ob_json_value **value);
 
-/* A value of the object, or of the outermost one, NULL; NULL: there is none. */
+/* The first value with this key in the object, or in the outermost one (NULL); NULL: there is
+ * none. */
 const struct ob_json_value *ob_config_find(const struct ob_json_value *object, const char *key);
 
-/* The value that follows in the text, of which find's is the first in an object; NULL: none. */
+/* The value of the object that follows `value` in the text, the first one after NULL; NULL:
+ * none. */
 const struct ob_json_value *ob_config_next(const struct ob_json_value *object,
                                            const struct ob_json_value *value);
 
-/* ONEBIT_ERROR_ARGUMENT: "FILE:LINE: KEY is VALUE, " and what is wrong with it. */
+/* Fails with ONEBIT_ERROR_ARGUMENT: "FILE:LINE: KEY is VALUE, " and what is wrong with it. */
 onebit_status_t ob_config_wrong(const struct ob_json_value *value, const char *why);
 
-/* "FILE:LINE: KEY" and "FILE:LINE", in the thread's memory, which is the next one's too. */
+/* "FILE:LINE: KEY" and "FILE:LINE". Both are in the thread's memory, which the next call
+ * overwrites. */
 const char *ob_config_origin(const struct ob_json_value *value);
 const char *ob_config_line(const struct ob_json_value *value);
 
-/* Whether it is a key of DeepSpeed's that has no effect: why, or "". NULL: it is not known. */
+/* The reason why a key of DeepSpeed's has no effect here, or "" where none is recorded; NULL: the
+ * key is not known as such. */
 const char *ob_config_without_effect(const char *key, bool of_optimizer);
 
 /* Warns of the outermost keys without effect, once a process. */

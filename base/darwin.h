@@ -1,6 +1,6 @@
 /*
- * What macOS lacks of POSIX: included before the files that use it of a build for Darwin, by the
- * Makefile. Cross-compiled, and not run yet.
+ * Supplies what macOS lacks of POSIX. The Makefile includes it before the files that use it in a
+ * build for Darwin. Cross-compiled, not run yet.
  */
 #ifndef OB_BASE_DARWIN_H
 #define OB_BASE_DARWIN_H

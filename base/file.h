@@ -18,7 +18,7 @@ struct ob_input {
   uint64_t bytes; /* as many as there were when it was opened */
 };
 
-/* What these return: 0, the system's errno, or one of these. */
+/* The functions below return 0, the system's errno, or one of these. */
 enum { OB_INPUT_IRREGULAR = -1, OB_INPUT_CHANGED = -2 };
 
 /* Opens a regular file, or a link to one, for reading.
@@ -31,13 +31,13 @@ int ob_input_read(const struct ob_input *input, uint64_t offset, void *to, size_
 
 void ob_input_close(struct ob_input *input);
 
-/* Why, as text. Returns `text`. */
+/* Writes the meaning of such a code as text. Returns `text`. */
 enum { OB_INPUT_REASON = 96 };
 const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
 
-/* Opens a file for writing, at its beginning when that is new or is to be new, else at its end. A
- * FIFO that nobody reads is refused, as it would wait for ever; where somebody reads, what he
- * leaves in it too long is lost, with an error, and not waited for. What it returns is as above. */
+/* Opens a file for writing: at its end with `append`, else emptied. A FIFO that nobody reads is
+ * refused, as opening it would block; where a reader is too slow, lines are lost with an error
+ * rather than waited for. */
 int ob_output_open(FILE **file, const char *path, bool append);
 
 /* The system's calls for these, which a test may replace. */

@@ -1,4 +1,4 @@
-/* Which MPI library the process has. */
+/* Finds the MPI library that the process has. */
 #ifdef ONEBIT_HAVE_MPI
 #define _GNU_SOURCE /* dl_iterate_phdr, RTLD_DEFAULT */
 

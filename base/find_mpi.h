@@ -7,9 +7,9 @@
 
 #include <stdbool.h>
 
-/* Whose ABI. A handle is the address of a variable in Open MPI, an int in MPICH and its relatives
- * (Intel MPI, MVAPICH, Cray MPICH), and a pointer that is a small number in the ABI of MPI 5, which
- * several libraries have beside their own. */
+/* The ABI of an MPI library. A handle is the address of a variable in Open MPI, an int in MPICH and
+ * its relatives (Intel MPI, MVAPICH, Cray MPICH), and a pointer that is a small number in the ABI
+ * of MPI 5, which several libraries have beside their own. */
 enum ob_mpi_kind { OB_MPI_OPENMPI, OB_MPI_MPICH, OB_MPI_STANDARD, OB_MPI_KINDS };
 
 struct ob_mpi_found {
@@ -19,7 +19,7 @@ struct ob_mpi_found {
   char version[96]; /* what it says of itself, and its ABI where that is not its own */
 };
 
-/* Looked for until there is one; thread-safe. NULL: the process has none, yet. */
+/* The library is looked for until there is one; thread-safe. NULL: the process has none yet. */
 const struct ob_mpi_found *ob_mpi_find(void);
 
 #endif

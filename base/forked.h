@@ -13,8 +13,8 @@ int ob_own_file(int file);
 /* Closes a file that is registered. Negative is fine. */
 void ob_own_close(int file);
 
-/* How often this process and those before it were forked since the library was loaded: an object
- * that was made at another number is the parent's. */
+/* The number of forks between the loading of the library and this process: an object that was made
+ * at another number is the parent's. */
 unsigned ob_forks(void);
 
 #endif

@@ -12,7 +12,7 @@ const char *ob_json_number(char text[OB_JSON_NUMBER], double value) {
   return text;
 }
 
-/* What stands before a value. */
+/* Writes the comma and the key that precede a value. */
 static void put_key(struct ob_json *json, const char *key) {
   if (json->behind)
     fputs(json->spaced && key ? ", " : ",", json->file);

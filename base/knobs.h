@@ -43,12 +43,11 @@ struct ob_knob_row {
 
 extern const struct ob_knob_row ob_knobs[OB_KNOB_COUNT];
 
-/* The text that counts, the environment's before the file's; NULL: neither has it, or it is empty.
- */
+/* The text of a knob: the environment's, else the file's; NULL: neither has it, or it is empty. */
 const char *ob_knob_text(enum ob_knob knob);
 
-/* What messages call it: its name, or "FILE:LINE: KEY"; and where it is from: "environment",
- * "default" or "FILE:LINE". In the thread's memory. */
+/* The name of a knob in messages, its variable or "FILE:LINE: KEY"; and where its value is from:
+ * "environment", "default" or "FILE:LINE". Both are in the thread's memory. */
 const char *ob_knob_label(enum ob_knob knob);
 const char *ob_knob_origin(enum ob_knob knob);
 
@@ -59,7 +58,7 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
  * (docs/scales.md). */
 #define OB_SAFE_BITS 8
 
-/* Bits an element: between which two of 1, 2, 4 and 8; 0 and 0: not said. */
+/* The range of bits an element, two of 1, 2, 4 and 8; 0 and 0: not set. */
 struct ob_bits {
   int min, max;
 };

@@ -1,4 +1,4 @@
-/* What launchers say of a job in the environment of its ranks. */
+/* Reads what launchers say of a job in the environment of its ranks. */
 #ifdef ONEBIT_HAVE_MPI
 #include "base/launch_mpi.h"
 

@@ -1,4 +1,4 @@
-/* Whether the launcher and the program's MPI library belong together. */
+/* Checks that the launcher and the program's MPI library belong together. */
 #ifndef OB_BASE_LAUNCH_MPI_H
 #define OB_BASE_LAUNCH_MPI_H
 
@@ -9,8 +9,8 @@
 /* This process's rank as its launcher says in the environment; 0 where that says nothing. */
 int ob_launch_rank(void);
 
-/* Whether the launcher is another MPI's, and has started several ranks; then text says so. Before
- * MPI_Init too, in which MPICH 5 ends such a program. */
+/* True if another MPI's launcher has started several ranks; then `text` says so. May be called
+ * before MPI_Init, in which MPICH 5 ends such a program. */
 bool ob_launch_is_foreign(char *text, size_t bytes);
 
 /* Called while MPI runs, with a communicator of the program's. The launcher of one MPI starts a

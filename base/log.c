@@ -1,4 +1,4 @@
-/* What the library says while it runs. */
+/* The library's messages while it runs. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/log.h"
 

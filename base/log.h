@@ -1,7 +1,7 @@
 /*
- * What the library says while it runs, by ONEBIT_DEBUG: a line for each, with rank and host in
- * front, to standard error or the file that ONEBIT_DEBUG_FILE names. Where a level is off it costs
- * reading one int.
+ * Writes the library's messages while it runs, as ONEBIT_DEBUG asks: a line each, with rank and
+ * host in front, to standard error or the file that ONEBIT_DEBUG_FILE names. Where a level is off
+ * it costs reading one int.
  */
 #ifndef OB_BASE_LOG_H
 #define OB_BASE_LOG_H
@@ -17,16 +17,16 @@ enum ob_log_level { OB_LOG_WARN, OB_LOG_INFO, OB_LOG_TRACE };
  * ONEBIT_ERROR_FILE. */
 onebit_status_t ob_log_open(int rank);
 
-/* What ONEBIT_DEBUG says. */
+/* Reads the level that ONEBIT_DEBUG asks for. */
 onebit_status_t ob_log_asked(enum ob_log_level *level);
 
 bool ob_log_wants(enum ob_log_level level);
 
-/* rank: of the communicator that it is about; -1: of none. */
+/* `rank` is that of the communicator that the message is about; -1: it is about none. */
 void ob_log(enum ob_log_level level, int rank, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Replaces %h by the host's name and %r by the rank. False: there is not so much room. */
+/* Replaces %h by the host's name and %r by the rank. False: `path` is too short. */
 bool ob_expand_path(const char *pattern, int rank, char *path, size_t bytes);
 
 #endif

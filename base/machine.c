@@ -1,4 +1,4 @@
-/* What the kernel says of the machine. */
+/* Reads what the kernel says of the machine. */
 #define _DEFAULT_SOURCE
 #include "base/machine.h"
 

@@ -38,8 +38,8 @@ struct ob_memory {
 
 extern const struct ob_memory ob_memory_host;
 
-/* Whether this allocation must fail, for a test; errno is then ENOMEM. For other kinds of memory,
- * and for what else the system may not have: shared memory, its mapping, a thread. */
+/* Nonzero if this allocation must fail, for a test; errno is then ENOMEM. Also asked before the
+ * system's other resources are taken: shared memory, its mapping, a thread. */
 int ob_memory_must_fail(void);
 
 /* For tests: from now on the n-th of these of the process fails, once; n <= 0 switches it off. */

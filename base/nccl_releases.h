@@ -1,12 +1,12 @@
-/* What the headers of NCCL 2.18 and later lack of what is used here; for whoever includes nccl.h
- * and calls more than its oldest release has. */
+/* Declares what is used here but missing in some headers of NCCL since 2.18; for files that include
+ * nccl.h and call more than its oldest release has. */
 #ifndef OB_BASE_NCCL_RELEASES_H
 #define OB_BASE_NCCL_RELEASES_H
 
 #include <nccl.h>
 
-/* C saw this type nowhere before 2.28: it stood behind a macro of CUDA's C++ header. In all
- * releases its number is this one. */
+/* Before 2.28 this type was declared in CUDA's C++ header only, not for C. Its number is the same
+ * in all releases. */
 #if NCCL_VERSION_CODE < 22800
 #define ncclBfloat16 ((ncclDataType_t)9)
 #endif
