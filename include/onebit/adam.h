@@ -115,9 +115,9 @@ typedef struct onebit_adam_options {
    * knows no last step). */
   double freeze_threshold;
   int no_bias_correction; /* nonzero: m^ = m and v^ = v. Profile deepspeed sets it */
-  /* What the ranks exchange in the compressed stage. */
+  /* Data that the ranks exchange in the compressed stage. */
   onebit_adam_exchange_t exchange;
-  /* Who keeps variance and master values: all ranks, or each for the share that it serves. */
+  /* Ranks that hold variance and master values: all, or each those of its share of the elements. */
   onebit_shards_t shards;
   onebit_optimizer_options_t common;
 } onebit_adam_options_t;

@@ -1,7 +1,7 @@
 /*
- * What was compressed, of a program's MPI or NCCL collectives: for a program, or a tool within it,
- * that wants to see while it runs what the report of libonebit-mpi.so or libonebit-nccl.so says at
- * the end: docs/preload.md.
+ * Counters of a program's compressed MPI or NCCL collectives. A program, or a tool within it, reads
+ * here while it runs what libonebit-mpi.so or libonebit-nccl.so reports at the end:
+ * docs/preload.md.
  */
 #ifndef ONEBIT_COUNTERS_H
 #define ONEBIT_COUNTERS_H
@@ -42,7 +42,7 @@ typedef struct onebit_counters {
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */
 onebit_status_t onebit_counters_get(onebit_counters_t *counters);
 
-/* Why calls were passed on, as text: "no rule asks for it" for example. Local.
+/* The reason why calls were passed on, as text: "no rule asks for it" for example. Local.
  *   reason   a place of onebit_counters_t.passed
  * NULL where the place is not used, and where it stands for no reason. Owned by the library.
  * Thread-safe. */

@@ -60,8 +60,8 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
  * of the calls. */
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan);
 
-/* How many of the plan's calls are complete, those that graphs have replayed among them, which no
- * host sees. Local; waits for nothing.
+/* Counts the plan's complete calls, also those that graphs have replayed and no host has seen.
+ * Local; waits for nothing.
  *   plan      over NCCL, a CUDA-aware MPI or with one rank
  *   made      out: calls that ended well, modulo 2^32
  *   skipped   out: calls that were skipped (ONEBIT_SKIPPED), modulo 2^32
@@ -157,7 +157,7 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
 onebit_status_t onebit_optimizer_set_learning_rate_pointer(onebit_optimizer_t optimizer,
                                                            const float *rate);
 
-/* As onebit_plan_synchronize, for the steps of an optimizer. */
+/* Does for the steps of an optimizer what onebit_plan_synchronize does for calls. */
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer);
 
 #ifdef __cplusplus

@@ -1,8 +1,7 @@
 /*
- * Communicators over a transport of the caller's: what moves the bytes is a handful of functions
- * that send, receive and test. For networks and frameworks that the library does not know (Gloo,
- * libfabric, sockets): every schedule, plan and optimizer works on such a communicator as it does
- * over MPI.
+ * Communicators over a transport of the caller's: a handful of functions that send, receive and
+ * test move the bytes. For networks and frameworks that the library does not know (Gloo, libfabric,
+ * sockets): every schedule, plan and optimizer works on such a communicator as it does over MPI.
  */
 #ifndef ONEBIT_CUSTOM_H
 #define ONEBIT_CUSTOM_H
@@ -16,50 +15,48 @@
 extern "C" {
 #endif
 
-/* How bytes move, by point-to-point messages. Start from ONEBIT_TRANSPORT_CALLBACKS_INIT; `send`,
- * `receive`, `test` and `cancel` are needed, the rest may stay zero.
+/* Functions that move bytes by point-to-point messages. Start from ONEBIT_TRANSPORT_CALLBACKS_INIT;
+ * `send`, `receive`, `test` and `cancel` are required, the rest may stay zero.
  *
- * What is asked of them:
- *  - Nothing waits, but `test`, and that no longer than it is told.
+ * Requirements:
+ *  - Only `test` may wait, and no longer than it is told.
  *  - Between two ranks, messages with the same tag arrive in the order in which they were sent, and
  *    meet receives in the order in which these were begun. Messages with different tags do not wait
- *    for each other, nor do messages of different ranks: one that nobody receives yet does not keep
- *    up those behind it.
- *  - They are called by the threads that use the communicator and what was made on it, also by
- *    several at once if the program does so, and with ONEBIT_PROGRESS=thread by one of the
- *    library's. They must not call the library for this communicator. Their floating-point
- *    environment and their locale are the library's, the default ones.
- *  - They return 0, or a code below 0 that is the transport's own: a failure. The first failure on
- *    a rank ends the communicator there: the call in hand and all later ones are an
- *    ONEBIT_ERROR_TRANSPORT, what is still under way is cancelled as it is met, and `abort` is
- *    called, once.
- */
+ *    for each other, nor do messages of different ranks: a message without a receive must not delay
+ *    those behind it.
+ *  - The threads that use the communicator, or what was made on it, call them, several at once if
+ *    the program does so; with ONEBIT_PROGRESS=thread so does a thread of the library's. They must
+ *    not call the library for this communicator. They run with the default floating-point
+ *    environment and locale.
+ *  - They return 0, or a code below 0 of the transport's own for a failure. The first failure on a
+ *    rank ends the communicator there: the current call and all later ones return
+ *    ONEBIT_ERROR_TRANSPORT, operations under way are cancelled as they are met, and `abort` is
+ *    called, once. */
 typedef struct onebit_transport_callbacks {
   size_t size;   /* sizeof(onebit_transport_callbacks_t): lets the struct grow */
   void *context; /* the caller's; the first argument of every function */
-  /* Begins to send `bytes` bytes at `data` to rank `peer`. They stay as they are until the
-   * operation is complete, or cancelled. *operation: what `test` and `cancel` will be asked about;
-   * NULL if the message is on its way, and `data` no longer needed, already. */
+  /* Begins to send `bytes` bytes at `data` to rank `peer`. They stay unchanged until the operation
+   * is complete or cancelled. *operation: the handle for `test` and `cancel`; NULL if the message
+   * is on its way already, and `data` no longer needed. */
   int (*send)(void *context, const void *data, size_t bytes, int peer, int tag, void **operation);
-  /* Begins to receive a message of at most `bytes` bytes from rank `peer`. *operation: as above,
-   * never NULL (that is taken for a failure). */
+  /* Begins to receive a message of at most `bytes` bytes from rank `peer`. *operation: the handle;
+   * NULL counts as a failure. */
   int (*receive)(void *context, void *data, size_t bytes, int peer, int tag, void **operation);
-  /* Whether the operation is complete. 0: it is, and is not asked about again; for one that
-   * receives, *bytes is then set to the length of the message. ONEBIT_IN_PROGRESS: not yet; `test`
-   * may have waited for it up to `seconds` (0: not at all), or may return sooner. After a failure
-   * `cancel` is still called. */
+  /* Tests whether the operation is complete. 0: it is, and is not tested again; for a receive
+   * *bytes is then the length of the message. ONEBIT_IN_PROGRESS: not yet; `test` may have waited
+   * for it up to `seconds` (0: not at all), or may return sooner. After a failure `cancel` is still
+   * called. */
   int (*test)(void *context, void *operation, double seconds, size_t *bytes);
-  /* Gives an operation up that is not complete. When this returns, its memory is not looked at any
-   * more. */
+  /* Gives up an operation that is not complete. Its memory is not accessed after this returns. */
   void (*cancel)(void *context, void *operation);
-  /* May be NULL. This rank has failed, or could not make the communicator: makes all operations of
-   * the other ranks fail that wait for it, so that they need not wait for `timeout`. */
+  /* May be NULL. This rank has failed, or could not make the communicator: makes the operations of
+   * the other ranks that wait for it fail, so that they need not wait for `timeout`. */
   void (*abort)(void *context);
-  /* May be NULL. What happened, for onebit_last_error: a line of text for a code that one of the
-   * others has just returned to this thread, valid until this thread's next call. */
+  /* May be NULL. The text for onebit_last_error: one line about a code that another function has
+   * just returned to this thread, valid until this thread's next call. */
   const char *(*message)(void *context, int code);
-  /* May be NULL. Called now and then while a rank waits for something else: a transport without
-   * threads of its own can move what it has in hand. */
+  /* May be NULL. Called now and then while a rank waits for something else, so that a transport
+   * without threads of its own can make progress. */
   void (*progress)(void *context);
   /* May be NULL. The communicator is destroyed; the last call. */
   void (*release)(void *context);

@@ -95,7 +95,7 @@ private:
 using input = basic_buffer<const void>;
 using output = basic_buffer<void>;
 
-/* What all handles have in common: they own, and give back. */
+/* The base of all handles, which own the object and give it back. */
 template <typename Pointer, void (*give_back)(Pointer)> class handle {
 public:
   handle() noexcept = default;

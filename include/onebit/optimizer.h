@@ -121,8 +121,8 @@ typedef struct onebit_optimizer_options {
   /* Default ONEBIT_SCHEDULE_AUTOMATIC: hierarchical when there are several hosts with as many ranks
    * each, more than one; else exchange. Not ONEBIT_SCHEDULE_ALLGATHER. */
   onebit_schedule_t schedule;
-  /* Where parameters and gradients are, as in onebit_plan_options_t. All ranks need not agree; if
-   * they do not, and hosts have several ranks, name a schedule that both devices have. */
+  /* The memory of parameters and gradients, as in onebit_plan_options_t. Ranks may differ; if they
+   * do, and hosts have several ranks, name a schedule that both devices have. */
   onebit_device_t device;
   onebit_dtype_t gradient_dtype;  /* default ONEBIT_FLOAT32 */
   onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32, without master values */
@@ -262,10 +262,11 @@ onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double 
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag);
 
-/* Whether all ranks have the same parameters, to the bit: they start from the same, and stay the
- * same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts its
- * steps on a device, and then the step fails on every rank and changes nothing. Collective; reads
- * all parameters once, on a device copies them to the host, and waits for steps on streams.
+/* Checks that all ranks have the same parameters, to the bit: ranks that start from the same keep
+ * the same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts
+ * its steps on a device, where a difference fails the step on every rank and changes nothing.
+ * Collective; reads all parameters once, on a device copies them to the host, and waits for steps
+ * on streams.
  *   optimizer   the optimizer; not while a step is open; of 0/1 Adam not while the info's
  *               `synchronized` is 0, for then they differ
  * Errors: ONEBIT_ERROR_MISMATCH (they differ: the message names the first such tensor, and the
@@ -281,8 +282,8 @@ onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer);
  * steps on a device: call onebit_optimizer_compare). */
 onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimizer, uint64_t steps);
 
-/* What the next step's loss is to be multiplied with; 1 without loss scaling. Local; waits for
- * steps on streams.
+/* Gets the factor of the next step's loss; 1 without loss scaling. Local; waits for steps on
+ * streams.
  *   optimizer   the optimizer
  *   scale       out
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_DEVICE. */

@@ -18,7 +18,7 @@ inline onebit_tensor_t tensor(void *parameter, const void *gradient, std::size_t
   return made;
 }
 
-/* What all kinds have in common; make one of the kinds below, which can be moved into this. */
+/* The base of all optimizers; make one of the kinds below, which can be moved into this. */
 class optimizer : public handle<onebit_optimizer_t, detail::destroy_optimizer> {
 public:
   using handle::handle;

@@ -77,7 +77,7 @@ extern "C" {
 
 typedef struct onebit_outer *onebit_outer_t;
 
-/* What is done with the mean drift: the formulas are above. */
+/* The use of the mean drift: the formulas are above. */
 typedef enum onebit_outer_rule {
   ONEBIT_OUTER_MEAN = 0,
   ONEBIT_OUTER_MOMENTUM = 1, /* heavy ball, without dampening */
@@ -106,7 +106,7 @@ typedef struct onebit_outer_options {
   int bits;
   size_t fragments; /* F, at most local_steps; default 1 */
   size_t delay;     /* local steps, less than local_steps; default 0: an exchange is waited for */
-  /* What the consensus counts when it becomes the parameters, in (0, 1]; default 1, with a delay
+  /* The weight of the consensus when it becomes the parameters, in (0, 1]; default 1, with a delay
    * 0.5. */
   double mixing;
   int weighted;                   /* nonzero: by what onebit_outer_step is told */
@@ -156,8 +156,8 @@ onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *t
 typedef struct onebit_sites_options {
   size_t size;     /* sizeof(onebit_sites_options_t) */
   double patience; /* seconds that an exchange waits for sites that are late; default 10 */
-  /* How many sites, this one included, a round has at least: with fewer here a site trains on, and
-   * what it serves waits. 1 to the number of sites; default: more than half. */
+  /* The least number of sites in a round, this one included: with fewer a site trains on, and the
+   * drift that it serves waits. 1 to the number of sites; default: more than half. */
   int quorum;
 } onebit_sites_options_t;
 

@@ -36,7 +36,7 @@ public:
         const onebit_outer_options_t &options = outer_options())
       : outer(comm, tensors.data(), tensors.size(), options) {}
 
-  /* Of several sites: between is NULL but on rank 0 of a site. */
+  /* An outer step over several sites: between is NULL except on rank 0 of a site. */
   outer(const communicator &site, const communicator *between,
         const std::vector<onebit_tensor_t> &tensors,
         const onebit_outer_options_t &options = outer_options(),

@@ -27,7 +27,7 @@ extern "C" {
 
 typedef struct onebit_plan *onebit_plan_t;
 
-/* Which collective a plan is for, and what its count means there. */
+/* The collective of a plan, and the meaning of its count. */
 typedef enum onebit_operation {
   ONEBIT_ALLREDUCE = 0, /* count elements in every buffer; the result is the mean over the ranks */
   ONEBIT_ALLGATHER = 1, /* count elements from each rank, size * count in recvbuf, in rank order */
@@ -43,10 +43,10 @@ typedef enum onebit_dtype {
   ONEBIT_FLOAT16 = 2
 } onebit_dtype_t;
 
-/* What the scale of a block is made of. In one bit it is the magnitude that stands for all
+/* The source of a block's scale. In one bit the scale is the magnitude that stands for all
  * elements: RMS keeps the block's Euclidean norm; the mean of absolute values is the least-squares
- * choice. In more bits the largest level stands for the largest magnitude, and with RMS for at most
- * so many times the root mean square as is best for that width. docs/scales.md has the
+ * choice. In more bits the largest level stands for the largest magnitude, but with RMS at most for
+ * the multiple of the root mean square that is best for that width. docs/scales.md has the
  * measurements. */
 typedef enum onebit_scale {
   ONEBIT_SCALE_RMS = 0,           /* sqrt(sum c^2 / count) */
@@ -54,7 +54,7 @@ typedef enum onebit_scale {
   ONEBIT_SCALE_LARGEST = 2        /* max |c|; of more than one bit only */
 } onebit_scale_t;
 
-/* What travels. */
+/* The contents of messages. */
 typedef enum onebit_wire {
   ONEBIT_WIRE_BITS = 0, /* one bit an element, or `bits`, with error feedback */
   /* Values, no error: for warm-up steps, and to compare with. Sums are float32 and in rank order,
@@ -86,8 +86,8 @@ typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
-/* Where buffers and residuals are, and who computes. No bit of any result depends on it, and the
- * ranks of a job need not agree. */
+/* The memory of buffers and residuals, and the processor that computes. No bit of any result
+ * depends on it, and the ranks of a job need not agree. */
 typedef enum onebit_device {
   ONEBIT_DEVICE_HOST = 0, /* the processor's memory */
   /* The memory of the CUDA device that is current when the plan is made: onebit/cuda.h. */
@@ -175,7 +175,7 @@ onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
  * request in flight). */
 onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 
-/* What a plan decided; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
+/* The decisions of a plan; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
 typedef struct onebit_plan_info {
   size_t size;
   /* The first element that this rank keeps a worker residual of: 0, but in a hierarchical plan with
@@ -198,12 +198,12 @@ typedef struct onebit_plan_info {
   int bits;                  /* an element, with ONEBIT_WIRE_BITS: in the next call */
   int min_bits, max_bits;    /* between which the plan moves by itself */
   uint64_t moves;            /* how often that has changed `bits` since the plan was made */
-  /* Where min_bits and max_bits differ: the norm of this rank's residual over that of its input in
-   * the latest 16 calls, as sender or as server, whichever is larger; 0 before. */
+  /* With min_bits and max_bits that differ: the norm of this rank's residual over that of its input
+   * in the latest 16 calls, as sender or as server, whichever is larger; 0 before. */
   double residual_ratio;
 } onebit_plan_info_t;
 
-/* Says what the plan decided. Local.
+/* Reports the decisions of a plan. Local.
  *   plan   the plan
  *   info   out: all of it; `size` is set by the caller
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, info is NULL, or a size the library does not know). */
@@ -235,13 +235,13 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
  * fewest bits take: then all have those), ONEBIT_ERROR_BUSY (a plan has a request in flight). */
 onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget);
 
-/* Why the plan chose its schedule: a line for each schedule with the time that the cost model
- * predicts for it, and where the model's numbers come from (a file that onebit-tune wrote, or
- * defaults, and then why). Local.
+/* Explains the plan's choice of a schedule: a line for each schedule with the time that the cost
+ * model predicts for it, and the source of the model's numbers (a file that onebit-tune wrote, or
+ * defaults, and why). Local.
  *   plan   the plan; NULL or no plan gives ""
- * The text is the plan's and lives as long; of a plan of several widths its last line says which it
- * has now, and changes with that. ONEBIT_EXPLAIN=1 in the environment has rank 0 print
- * them when a plan is made. */
+ * The text is the plan's and lives as long; with several widths its last line names the current one
+ * and changes with it. With ONEBIT_EXPLAIN=1 in the environment rank 0 prints it when a plan is
+ * made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 
 /* The residual, for checkpoints and for looking at it: export copies it out, import puts it back

@@ -12,15 +12,15 @@
  * hindrance. Traffic is neither encrypted nor authenticated: between sites it belongs into a
  * tunnel.
  *
- * Whose job a rank is of is known by a name: the secret, else ONEBIT_JOB of the environment, else
- * the number of the run that its launcher gives it (TORCHELASTIC_RUN_ID, unless it is "none",
+ * A name tells the ranks of a job from all others: the secret, else ONEBIT_JOB of the environment,
+ * else the number of the run that its launcher gives it (TORCHELASTIC_RUN_ID, unless it is "none",
  * PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, PALS_APID, FLUX_JOB_ID, SLURM_JOB_ID with SLURM_STEP_ID,
- * PBS_JOBID, LSB_JOBID). Rank 0 takes who proves that it has the name, a rank of another job is
- * told so, and anything else at the port is turned away and takes no rank's place. Later
- * connections have a key that rank 0 draws for each communicator. Two jobs without a name, or in
- * one allocation without steps, cannot be told apart when they use one port at one time. There rank
- * 0 waits 2 s for a rank that comes twice, by which it is seen, and keeps the port as long as the
- * communicator: then it is an error, on all ranks that met, and no mean over both.
+ * PBS_JOBID, LSB_JOBID). Rank 0 accepts connections that prove to know the name, tells a rank of
+ * another job that it is one, and rejects anything else at the port. Later connections have a key
+ * that rank 0 draws for each communicator. Two jobs without a name, or in one allocation without
+ * steps, cannot be told apart when they use one port at one time. There rank 0 waits 2 s for a rank
+ * that comes twice, by which it is seen, and keeps the port as long as the communicator: then it is
+ * an error, on all ranks that met, and no mean over both.
  *
  * A rank that ends while it joins can be started again. What a rank lacks, open files (whose soft
  * limit is raised to the hard one), ports, memory, is an error at once, with the system's words,
@@ -54,16 +54,16 @@ typedef struct onebit_sockets_options {
   /* This rank's number, 0 to ranks - 1, and how many there are. Default (ranks is 0, and rank too):
    * RANK and WORLD_SIZE of the environment, as torchrun sets them. */
   int rank, ranks;
-  /* Where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in brackets; a
-   * link-local one with this host's interface to it, "[fe80::1%eth0]:29400". Otherwise the
-   * same on all ranks. Default: MASTER_ADDR and MASTER_PORT of the environment; torchrun itself
+  /* The address where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in
+   * brackets; a link-local one with this host's interface to it, "[fe80::1%eth0]:29400". Otherwise
+   * the same on all ranks. Default: MASTER_ADDR and MASTER_PORT of the environment; torchrun itself
    * listens there unless it is told to use another port. */
   const char *rendezvous;
   /* Ranks that give the same name share a host, and its /dev/shm. Default: what gethostname says.
    */
   const char *host;
-  /* What only ranks of this job know: the job's name, which is not sent. Default: another name, as
-   * above. The same on all ranks. */
+  /* A secret of this job's ranks, the same on all: the job's name, which is not sent. Default:
+   * another name, as above. */
   const char *secret;
   /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
    * counts. Default 16, and 8 of more than 32 ranks: each is an open file. By default, too, a rank

@@ -1,7 +1,7 @@
 /*
- * What a person who tunes an optimizer needs to see: where the time of its steps goes, what they
- * send, and whether the error that one bit leaves behind stays in bounds, for all tensors and for
- * each. A training that goes well needs none of these calls; one that does not should begin with
+ * Statistics for tuning an optimizer: where the time of its steps goes, how much they send, and
+ * whether the error that one bit leaves behind stays in bounds, for all tensors and for each. A
+ * training that goes well needs none of these calls; one that does not should begin with
  *
  *   size_t tensor;
  *   if (onebit_optimizer_check(optimizer, &tensor) == ONEBIT_WARNING)
@@ -89,7 +89,7 @@ typedef struct onebit_tensor_statistics {
 onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
                                                        onebit_tensor_statistics_t *statistics);
 
-/* How onebit_optimizer_describe writes. */
+/* The output format of onebit_optimizer_describe. */
 typedef enum onebit_format { ONEBIT_FORMAT_TEXT = 0, ONEBIT_FORMAT_JSON = 1 } onebit_format_t;
 
 /* Writes the statistics in one line, without a newline at its end: as text for a person, or as a

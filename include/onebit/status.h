@@ -28,7 +28,7 @@ extern "C" {
 #define ONEBIT_VERSION_MINOR 2
 #define ONEBIT_VERSION_PATCH 0
 
-/* What calls return. */
+/* The results of calls. */
 typedef enum onebit_status {
   ONEBIT_OK = 0,          /* done */
   ONEBIT_IN_PROGRESS = 1, /* the request is not finished: test it again, or wait */
@@ -59,9 +59,9 @@ typedef enum onebit_status {
  * Never NULL; owned by the library. Thread-safe. */
 const char *onebit_status_string(onebit_status_t status);
 
-/* What went wrong in the latest call of this thread that returned a negative status, or what
- * ONEBIT_WARNING warns of, as one line of text that names the argument and its value where one is
- * at fault; "" when no call has failed.
+/* The message of the latest call of this thread that returned a negative status, or the text of an
+ * ONEBIT_WARNING: one line that names the argument and its value where one is at fault; "" when no
+ * call has failed.
  * Local.
  * Owned by the library, valid until this thread's next failing call. */
 const char *onebit_last_error(void);
