@@ -16,10 +16,11 @@
 extern "C" {
 #endif
 
-/* What an element has. The first ones are arrays of the optimizer, which lie as residuals do. */
+/* The values of an element. The first ones are arrays of the optimizer, which lie as residuals
+ * do. */
 enum ob_slot {
   OB_MOMENTUM,
-  /* Once frozen, what is left of it: a reciprocal or a denominator. */
+  /* Once frozen its slot has a reciprocal or a denominator. */
   OB_VARIANCE,
   OB_FRESH,   /* 1-bit LAMB: the fresh variance */
   OB_ANCHOR,  /* 0/1 Adam: the parameters that the ranks met at last */
@@ -82,12 +83,12 @@ enum ob_pass_kind { OB_PASS_KINDS(OB_PASS_KIND) OB_PASSES };
  * to the bit as the largest of all quotients. */
 enum { OB_SUMS = 4, OB_LARGEST = 3 };
 
-/* What the lanes of a sum begin with. */
+/* The value that the lanes of a sum begin with. */
 OB_INLINE float ob_sum_start(int which) {
   return ob_float_of(which == OB_LARGEST ? 0x7f800000u : 0);
 }
 
-/* What the sums of `count` blocks come to, of tensors or of all: none is negative. */
+/* The total of the sums of `count` blocks, of tensors or of all: none is negative. */
 OB_INLINE double ob_total_of(int which, const double *sums, size_t count) {
   double largest = 0;
   if (which != OB_LARGEST)
@@ -97,17 +98,18 @@ OB_INLINE double ob_total_of(int which, const double *sums, size_t count) {
   return largest;
 }
 
-/* What a step's norm is of the norm of the bits that it travelled as. These have the root mean
- * square of the step with the residuals of servers and workers, which are as long as the step. Of
- * 1/2, 5/8, 2/3, 3/4 and 1 this brought Efficient-Adam with trust ratios nearest to dense LAMB, on
+/* The norm of a step relative to that of the bits that carried it. These have the root mean square
+ * of the step with the residuals of servers and workers, which are as long as the step. Of 1/2,
+ * 5/8, 2/3, 3/4 and 1 this brought Efficient-Adam with trust ratios nearest to dense LAMB, on
  * tinyshakespeare with 2, 4 and 8 ranks. */
 #define OB_STEP_SIGNAL (2.0f / 3)
 
-/* What is the same for all elements of a piece. */
+/* Factors that all elements of a piece share. */
 struct ob_pass_factors {
   struct ob_adam_factors adam;
   struct ob_lion_factors lion;
-  /* Of this rank's gradients: loss scale, clipping, accumulation. What is exchanged has it. */
+  /* The factor of this rank's gradients: loss scale, clipping, accumulation. What is exchanged has
+   * it. */
   float gradient_factor;
   float learning_rate, weight_decay;
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
@@ -233,7 +235,7 @@ OB_INLINE unsigned ob_pass_writes(enum ob_pass_kind kind) {
   }
 }
 
-/* How many of the sums it has, as bits. */
+/* The sums that a pass makes, one bit each. */
 OB_INLINE unsigned ob_pass_sums(enum ob_pass_kind kind) {
   switch (kind) {
   case OB_PASS_SQUARES:
@@ -311,8 +313,9 @@ OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_fac
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* What is exchanged of a movement; of an element that does not move, whether it is a number. It is
- * none where the gradient's square is none, whose step is bounded all the same. */
+/* The value to exchange for a movement; 0 for an element that does not move, or NaN if its movement
+ * is not finite. NaN, too, where the gradient's square is not finite, whose step is bounded all the
+ * same. */
 OB_INLINE float ob_zero_one_sent(float moved, float denominator, float gradient) {
   const float square = gradient * gradient;
   const float sent = ob_is_finite(denominator) ? moved * denominator : moved - moved;
@@ -339,8 +342,9 @@ OB_INLINE float ob_lamb_freshen(struct ob_element *e, float now, float gradient,
 
 /* --- A pass */
 
-/* What a pass divides of its messages alone, the one before times beta1: of signs that is one of
- * few values a block, and a loop over elements need not divide. */
+/* True if a pass divides something that its messages alone determine (`last` is the one before,
+ * times beta1): with signs the quotient is one of few values a block, and a loop over elements need
+ * not divide. */
 OB_INLINE int ob_pass_has_quotient(enum ob_pass_kind kind) {
   return kind == OB_PASS_LAMB_FRESH || kind == OB_PASS_ZERO_ONE_MET;
 }
