@@ -1,7 +1,7 @@
-/* What comes of messages: sums of them, stores, and passes of optimizers, block by block. */
+/* Uses messages block by block: sums them, stores them, and runs passes of optimizers on them. */
 #include "compression/block_step.h"
 
-/* Where the block begins in its piece's output, or among the values of the message. */
+/* The block's place in its piece's output, or among the values of the message. */
 static void *output_of(const struct ob_block_step *step, const struct ob_block *block) {
   size_t size = ob_dtype_size(step->work->output_dtype);
   if (step->out)

@@ -1,4 +1,4 @@
-/* What the loops over the blocks of a message have in common: their threads and memory. */
+/* The threads and memory of the loops over the blocks of a message. */
 #include "compression/block_step.h"
 
 #ifdef _OPENMP

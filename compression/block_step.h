@@ -1,6 +1,6 @@
 /*
- * What the loops over the blocks of a message have in common (blocks.h): one step on one message,
- * as the threads see it, and where a block is in it.
+ * The common part of the loops over the blocks of a message (blocks.h): one step on one message, as
+ * the threads see it, and the position of a block in it.
  */
 #ifndef OB_COMPRESSION_BLOCK_STEP_H
 #define OB_COMPRESSION_BLOCK_STEP_H
@@ -31,7 +31,7 @@ size_t ob_scratch_of_levels(const struct ob_work *work);
 uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
                           const struct ob_block *block);
 
-/* What a message's sign bits stand for in this block, or what its levels are multiplied with. */
+/* The magnitude that a message's sign bits stand for in this block, or the factor of its levels. */
 float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block);
 
 /* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the

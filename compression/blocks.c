@@ -38,7 +38,7 @@ static void set_scale(struct ob_block_step *step, size_t block, size_t count, fl
   step->out->scales[block - step->shape->first] = ob_serve_scale(residual->serving.rule, scale);
 }
 
-/* Where the block's values are among the kept ones. */
+/* The position of the block in the residual's values. */
 static size_t residual_at(const struct ob_residual *residual, const struct ob_block *block) {
   return (block->word - residual->first_word) * OB_LANES;
 }
@@ -54,7 +54,7 @@ static float residual_scale(const struct ob_residual *residual, size_t block) {
   return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
 }
 
-/* Where compress and reduce write the new values of a block of levels. */
+/* The scratch to which compress and reduce write the new values of a block of levels. */
 static float *scratch_for(const struct ob_block_step *step, int thread) {
   return step->work->wide + (size_t)thread * ob_scratch_of_levels(step->work);
 }
@@ -95,7 +95,8 @@ static void measure(const struct ob_block_step *step, size_t b, const struct ob_
  * (docs/measured/processor.md). */
 #define PART 512
 
-/* What makes the values of a block, one of these, and what then makes levels of them. */
+/* The run that finds a block's values, one of the two, and the run that makes levels of the block
+ * before. */
 struct levels {
   struct ob_compress_run *compress;
   struct ob_reduce_run *reduce;
@@ -361,8 +362,8 @@ float ob_finish(struct ob_work *work, struct ob_residual *residual, const double
 
 /* --- Undoing a call: of one copy of the residuals */
 
-/* What the element was before `added`; or what it is, where nothing was added. A sum that is not
- * finite says nothing any more: then it is zero. */
+/* The element's error before `added`, or its present error where nothing was added. A sum that is
+ * not finite has lost it: then it is zero. */
 static float undone(float value, float scale, float added, bool changed) {
   if (!changed || !ob_is_finite(added))
     return ob_residual_of(value, scale);
@@ -370,8 +371,8 @@ static float undone(float value, float scale, float added, bool changed) {
   return ob_is_finite(before) ? before : 0;
 }
 
-/* What the call has added to a block's errors, as the codec adds it to none. The scratch has a
- * block of zeros, one for this, and its signs. */
+/* Finds what the call has added to a block's errors by adding it to zeros. The scratch has a block
+ * of zeros, one for the result, and its signs. */
 static void find_added(const struct ob_block_step *step, size_t b, const struct ob_block *block) {
   const struct ob_work *work = step->work;
   const size_t full = work->layout->block;

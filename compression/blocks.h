@@ -36,8 +36,8 @@
 struct ob_residual {
   size_t first, first_word, blocks, words;
   bool one_scale;
-  /* Of the results that the messages are, where they are stored as they come: scales are rounded to
-   * it before they are sent, so that what rounding takes is kept. */
+  /* The type of results that are stored straight from the messages: scales are rounded to it before
+   * they are sent, so that the residual has what rounding loses. */
   onebit_dtype_t result_dtype;
   const struct ob_memory *memory; /* where the arrays are */
   int now;                        /* which copy is the current one */
@@ -51,8 +51,8 @@ struct ob_residual {
    * OB_MEASURE_EVERY, are measured in this call. NULL: none. */
   struct ob_norms *norms;
   size_t phase;
-  /* Of a server. Where it keeps no error but something else, it keeps that as it is, and a scale is
-   * only its size. */
+  /* The server's rule. Where it keeps something else than an error, that is stored as it is, and a
+   * scale is only its size. */
   struct ob_serving serving;
 };
 
@@ -66,9 +66,9 @@ void ob_residual_commit(struct ob_residual *residual);
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
 /* After a reset: memory of the host goes back to the system until it is written. */
 void ob_residual_return(struct ob_residual *residual);
-/* Where errors are not fed back: resets what is an error. */
+/* Without error feedback: resets the errors, and leaves a server's other state. */
 onebit_status_t ob_residual_forget(struct ob_residual *residual);
-/* Whether a scale is OB_LARGE_SCALE or larger. In memory of the host. */
+/* True if a scale is OB_LARGE_SCALE or larger. For memory of the host. */
 bool ob_residual_large(const struct ob_residual *residual);
 size_t ob_residual_bytes(const struct ob_residual *residual);
 
@@ -86,7 +86,7 @@ onebit_status_t ob_residual_export(const struct ob_residual *residual,
 onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob_layout *layout,
                                    const float *error);
 
-/* How the blocks of a plan are worked on. */
+/* The parameters and the scratch of all work on a plan's blocks. */
 struct ob_work {
   const struct ob_codec *codec;
   const struct ob_layout *layout;
@@ -118,22 +118,22 @@ size_t ob_work_wide(const struct ob_work *work);
 onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams);
 void ob_work_destroy(struct ob_work *work);
 
-/* Where compress takes its input: inputs[piece] points to the piece's elements, NULL: zeros. It is
+/* The input of compress: inputs[piece] points to the piece's elements, NULL: zeros. It is
  * multiplied by `weight`; with `momentum`, decay times the momentum that was last exchanged is
  * added. `momentum_in_residual`: the momentum has not been exchanged yet, the residuals' array has
  * it, times decay.
  *
- * `factor` is what an element of the inputs counts as, before it is added to anyone else's: it is
- * loaded times factor into dense messages and into what the ranks of a host add up, and where no
- * such sum comes first, weight * factor is the weight. So what is found not to be finite, or too
- * large for its square, are the numbers that count: a loss scale makes no difference to it. */
+ * `factor` scales an element of the inputs before it is added to anyone else's: it is loaded times
+ * factor into dense messages and into the sums of a host's ranks, and where no such sum comes
+ * first, weight * factor is the weight. So the numbers tested for being not finite, or too large
+ * for their square, are those that count: a loss scale makes no difference to it. */
 struct ob_source {
   const void *const *inputs;
   float factor;
   bool momentum, momentum_in_residual;
   float decay, weight;
-  /* NULL, or one a piece: by what its momentum is multiplied while it travels. 0: no tensor's, but
-   * padding whose momentum stays as it is: its decay is 1. */
+  /* NULL, or the factor of each piece's momentum while it travels. 0: the piece is padding whose
+   * momentum stays as it is: its decay is 1. */
   const float *scalings;
   const float *reciprocals; /* NULL, or one an element, likewise; they lie as the layout does */
   float limit;              /* of the product with those, which is cut off there; 0: none */
@@ -158,11 +158,11 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
 void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums);
 
-/* Of one copy, whether the call has changed a block of it; of two, false. */
+/* With one copy: true if the call has changed a block of it. With two: false. */
 bool ob_residual_has_changed(const struct ob_residual *residual);
-/* After a call that is not to be: the blocks of `shape` that it has changed become the
- * errors before, as exactly as is said above, by what the call was given; others the errors that
- * they are. Once that is done of all blocks, ob_residual_undone. One thread at a time. */
+/* Undo a call that failed or was skipped: the blocks of `shape` that it has changed become the
+ * errors before, as exactly as is said above, from the call's own input; the others become their
+ * present errors. Call ob_residual_undone after all blocks. One thread at a time. */
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
                       struct ob_residual *residual, const struct ob_message_shape *shape,
                       const struct ob_view *last);
@@ -184,7 +184,7 @@ void ob_sum_values(struct ob_work *work, const struct ob_view *in,
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
                      const struct ob_message_shape *shape, void *const *outputs);
 
-/* What a pass of an optimizer works on. Arrays lie as a layout's words do, from first_word on. */
+/* The operands of an optimizer's pass. Arrays lie as a layout's words do, from first_word on. */
 struct ob_pass_sink {
   enum ob_pass_kind kind;
   size_t first_word;
@@ -208,7 +208,7 @@ struct ob_pass_sink {
   /* One a block: the sum of its variances before this step, for passes that divide gradients. It
    * may be sums[0]. */
   const double *variances;
-  /* Where the arrays are a device's: what it has that here is by piece. */
+  /* For arrays of a device: its own form of the members that are here by piece. */
   const struct ob_bucket_device *device;
 };
 

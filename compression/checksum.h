@@ -26,7 +26,7 @@ OB_INLINE uint32_t ob_check_word(uint32_t lane, uint32_t word) {
   return lane ^ lane >> 15;
 }
 
-/* What the lane adds: the last step of MurmurHash3. */
+/* The lane's contribution to the checksum: the last step of MurmurHash3. */
 OB_INLINE uint32_t ob_check_end(uint32_t lane) {
   lane = (lane ^ lane >> 16) * OB_CHECK_WORD;
   lane = (lane ^ lane >> 13) * OB_CHECK_WORD2;

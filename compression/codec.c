@@ -1,4 +1,4 @@
-/* Which codecs there are, which of them this processor can run, and which one serves. */
+/* The list of codecs, and the choice of one that this processor can run. */
 #include "compression/codec.h"
 
 #include <stdio.h>

@@ -26,8 +26,8 @@
 #include "compression/passes.h"
 #include "onebit/plan.h"
 
-/* Of a block whose values become levels, by lanes: the sum of magnitudes, as numerics.h defines it,
- * and the largest, which says nothing where the sum is not finite. */
+/* Lanes of a block whose values become levels: the sum of magnitudes, as numerics.h defines it, and
+ * the largest, which is meaningless where the sum is not finite. */
 struct ob_lanes {
   float sum[OB_LANES], largest[OB_LANES];
 };
@@ -159,7 +159,7 @@ struct ob_codec {
   bool (*mean)(const float *const *inputs, size_t streams, float factor, size_t count,
                float *output);
   void (*convert)(const float *input, size_t count, void *output, onebit_dtype_t dtype);
-  /* What `count` words of a payload add to a message's checksum (checksum.h). */
+  /* The contribution of `count` words of a payload to a message's checksum (checksum.h). */
   uint32_t (*checksum)(const void *payload, size_t count);
 };
 

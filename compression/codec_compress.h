@@ -1,6 +1,6 @@
 /*
- * What a rank makes of its values: the part of codec_template.h that compresses them, with its
- * parameters and its functions on groups.
+ * The part of codec_template.h that compresses a rank's values, with its parameters and its
+ * functions on groups.
  */
 
 /* ob_reciprocal_root */

@@ -57,7 +57,7 @@ FIXED void group_quantise(const float *values, unsigned width, V inverse, V scal
 }
 #endif
 
-/* What the elements of group number `word` stand for: signs, or levels. */
+/* Decodes the elements of group number `word`: signs, or levels. */
 FIXED void group_values(V group[GROUP], const uint32_t *words, size_t word, unsigned width,
                         V scale) {
   if (width == 1)
@@ -113,8 +113,8 @@ static void quantise(const struct ob_quantise_run *run) {
     quantise_run(run, 8);
 }
 
-/* As whole numbers, the bits of magnitudes are in the order of the magnitudes, and those of a NaN
- * are above all others. */
+/* The largest magnitude. As whole numbers, the bits of magnitudes are in the order of the
+ * magnitudes, and those of a NaN are above all others. */
 static float largest(const float *values, size_t count) {
   uint32_t lanes[OB_LANES] = {0}, max_bits = 0;
   for (size_t i = 0; i < count; i += OB_LANES) {

@@ -57,8 +57,8 @@ FIXED float *pass_array(const struct ob_pass_run *run, int slot) {
   return slot < OB_ARRAYS ? run->arrays[slot] : slot == OB_PARAMETER ? run->parameter : NULL;
 }
 
-/* What a pass writes and does not read goes past the caches: a line that is only written is not
- * read first. */
+/* Slots that a pass writes and does not read are stored past the caches: a line that is only
+ * written is not read first. */
 FIXED bool pass_only_writes(enum ob_pass_kind kind, int slot) {
   return OB_MASK(slot) & ob_pass_writes(kind) & ~ob_pass_reads(kind);
 }
@@ -68,7 +68,7 @@ FIXED bool pass_streams(const struct ob_pass_run *run, enum ob_pass_kind kind, i
   return pass_only_writes(kind, slot) && run->stream && array && (uintptr_t)array % sizeof(V) == 0;
 }
 
-/* Where whole groups of each slot are: in its array, or in a small one, which begins with zeros. */
+/* Points each slot to its array, or to a small one, which begins with zeros. */
 FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
                       enum ob_pass_kind kind) {
   const unsigned used = ob_pass_reads(kind) | ob_pass_writes(kind);
@@ -81,7 +81,7 @@ FIXED void pass_begin(struct pass_group *group, const struct ob_pass_run *run,
     }
 }
 
-/* Whether a pass gains from asking for its arrays: where it decodes a message it is busy enough to
+/* True if the pass gains from prefetching its arrays: one that decodes a message computes enough to
  * fall behind them. */
 FIXED bool pass_prefetches(enum ob_pass_kind kind) {
   return ob_pass_reads(kind) & OB_MASK(OB_MESSAGE);
@@ -257,8 +257,8 @@ static void squares(struct ob_pass_run *run) {
     squares_run(run, ONEBIT_FLOAT16);
 }
 
-/* Whether all messages that the pass reads are of signs, as nearly always: then it has a loop of
- * its own, without a call. */
+/* True if all messages that the pass reads are signs, as nearly always: then it has a loop of its
+ * own, without a call. */
 static bool is_of_signs(const struct ob_pass_run *run) {
   const bool two = ob_pass_reads(run->kind) & OB_MASK(OB_LAST);
   return run->width == 1 && (!two || (run->last && run->last_width == 1));

@@ -1,6 +1,6 @@
 /*
- * What a server makes of the ranks' messages: the part of codec_template.h that does it, with its
- * parameters and its words for groups.
+ * The part of codec_template.h that reduces the ranks' messages on a server, with its parameters
+ * and its functions on groups.
  */
 /* The sum of the streams' values for the group whose word is `word`: in their order, one addition
  * after the other. Tables of the sums of four streams, looked up by four signs, were weighed: of 16

@@ -141,7 +141,7 @@ FIXED float group_total(const V group[GROUP]) {
   return ob_sum_lanes(lanes);
 }
 
-/* What a run adds to: the lanes of a block so far, or its own. */
+/* The lanes that a run adds to: those of a block so far, or its own. */
 struct sums {
   V sum[GROUP], largest[GROUP];
 };
@@ -178,8 +178,8 @@ FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Where the residual is written in place: those that the input makes not finite stay as they are,
- * for the call to be undone (blocks.h). */
+/* Leaves a residual that is written in place as it is where the input makes it not finite, so that
+ * the call can be undone (blocks.h). */
 FIXED void group_guard(V stored[GROUP], const V input[GROUP], const float *residual) {
   for (int k = 0; k < GROUP; k++)
     stored[k] = v_if_zero(v_sub(input[k], input[k]), stored[k], v_load(residual + k * VL));
@@ -209,8 +209,8 @@ FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residu
 #include "compression/codec_compress.h"
 #include "compression/codec_reduce.h"
 
-/* Whether a sum can be beyond the largest float16. None is larger than that of the scales, which is
- * rounded as often; of levels, where that does not hold, it may be. */
+/* True if a sum can be beyond the largest float16. With signs none is larger than that of the
+ * scales, which is rounded as often; with levels that does not hold, so it may be. */
 FIXED bool exceeds_float16(const struct ob_sum_run *run) {
   float max = 0;
   for (size_t s = 0; s < run->streams; s++)

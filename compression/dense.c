@@ -23,7 +23,8 @@ static void run_step(struct step *step,
   ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
-/* Where the block begins in the message, in elements; how many there are in its words. */
+/* The position of the block in the message, in elements; the next: the elements that its words
+ * hold. */
 static size_t position_of(const struct step *step, const struct ob_block *block) {
   return (block->word - step->first_word) * OB_LANES;
 }

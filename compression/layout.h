@@ -1,5 +1,5 @@
 /*
- * How elements are laid out in blocks and words.
+ * The layout of elements in blocks and words.
  *
  * A layout is a list of pieces (tensors, or a server's share of a padded buffer), each cut into
  * blocks from its start; a block never spans two pieces. In the residuals and in messages each
@@ -98,7 +98,7 @@ OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
   return ob_layout_block(layout, block, &piece).word;
 }
 
-/* How many elements lie before a block. */
+/* The number of elements before a block. */
 size_t ob_layout_element(const struct ob_layout *layout, size_t block);
 
 /* The first block that begins at this word or after it. */

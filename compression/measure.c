@@ -45,10 +45,10 @@ static float square_of(const float *values, size_t count) {
   return (float)sum(squares);
 }
 
-/* As quantising writes it, and the fields that nobody reads. */
+/* The scratch has the error that quantising writes, and the fields, which nobody reads. */
 size_t ob_measure_scratch(size_t block) { return block + block / OB_LANES * OB_MAX_WIDTH; }
 
-/* What levels of `width` bits leave of the values. */
+/* The sum of squares that levels of `width` bits would leave of the values. */
 static double left_by_levels(const struct ob_measure_run *run, unsigned width, double value,
                              const struct ob_codec *codec) {
   const float largest = codec->largest(run->values, run->count);

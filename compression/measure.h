@@ -1,6 +1,6 @@
 /*
- * What a block's quantising does to it: the norms by which a plan finds that its messages have too
- * few bits, or more than they need (collectives/ladder.h).
+ * Measures what quantising does to a block: the norms by which a plan finds that its messages have
+ * too few bits, or more than they need (collectives/ladder.h).
  */
 #ifndef OB_COMPRESSION_MEASURE_H
 #define OB_COMPRESSION_MEASURE_H

@@ -67,7 +67,7 @@ struct ob_header {
 
 struct ob_codec;
 
-/* What both sides know of a message. */
+/* The shape of a message, which both sides know. */
 struct ob_message_shape {
   size_t first, blocks, words; /* first block; how many blocks, and groups of 32 elements */
   bool one_scale, dense;
@@ -114,7 +114,7 @@ OB_INLINE struct ob_view ob_message_view(void *memory, const struct ob_message_s
   return view;
 }
 
-/* What both sides know of the call that a message belongs to. */
+/* The call that a message belongs to, as both sides know it. */
 struct ob_message_call {
   enum ob_message_kind kind;
   uint32_t sequence;
@@ -139,7 +139,7 @@ OB_INLINE struct ob_header ob_header_make(const struct ob_message_shape *shape,
   return header;
 }
 
-/* What the header adds to the checksum: one lane, of all its words but the checksum. */
+/* The header's contribution to the checksum: one lane, of all its words but the checksum. */
 OB_INLINE uint32_t ob_header_sum(const struct ob_header *header) {
   const uint32_t words[] = {
       header->magic,
@@ -165,7 +165,7 @@ OB_INLINE size_t ob_message_payload(const struct ob_message_shape *shape) {
 
 OB_INLINE bool ob_scale_is_sound(float scale) { return ob_is_finite(scale) && scale >= 0; }
 
-/* What the payload is, as flags. */
+/* The flags that describe the payload. */
 #define OB_PAYLOAD_FLAGS (OB_FLAG_DENSE | OB_FLAG_HALF | 3 * OB_FLAG_WIDTH)
 
 OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
@@ -177,7 +177,7 @@ OB_INLINE unsigned ob_payload_flags(bool dense, bool half, unsigned width) {
 /* Bits an element of a message that is not dense. */
 OB_INLINE unsigned ob_flags_width(unsigned flags) { return 1u << (flags / OB_FLAG_WIDTH & 3); }
 
-/* What is wrong with a header: the first that is. */
+/* Faults of a header, in the order in which they are looked for; the first one found counts. */
 enum ob_header_fault {
   OB_HEADER_SOUND,
   OB_HEADER_MAGIC,
@@ -205,14 +205,14 @@ OB_INLINE enum ob_header_fault ob_header_check(const struct ob_header *header,
   return ob_scale_is_sound(header->scale) ? OB_HEADER_SOUND : OB_HEADER_SCALE;
 }
 
-/* Whether what a sender says shows that ranks made the call with different arguments. One that
+/* True if a sender's header shows that ranks made the call with different arguments. A sender that
  * cannot take part does not say which it has, unless that is why. */
 OB_INLINE bool ob_header_disagrees(unsigned flags, uint32_t agreed, uint32_t own) {
   return (flags & OB_FLAG_MISMATCH) || (!(flags & OB_FLAG_ERROR) && agreed != own);
 }
 
-/* How a call ends, when all flags are in: `status` is this rank's own; `failed` and `not_finite`
- * the first rank that said so, or -1. */
+/* The status of a call when all flags are in: `status` is this rank's own; `failed` and
+ * `not_finite` are the first rank that said so, or -1. */
 OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, int not_finite) {
   if (status != ONEBIT_OK)
     return status;

@@ -44,7 +44,7 @@ OB_INLINE float ob_choose(int condition, float yes, float no) {
   return ob_float_of((ob_bits_of(yes) & all) | (ob_bits_of(no) & ~all));
 }
 
-/* What a sign stands for: +scale, or -scale when the bit is 1. Scales are never negative. */
+/* The value of a sign: +scale, or -scale when the bit is 1. Scales are never negative. */
 OB_INLINE float ob_decode(uint32_t sign, float scale) {
   return ob_float_of(ob_bits_of(scale) | sign << 31);
 }
@@ -55,7 +55,7 @@ OB_INLINE float ob_residual_of(float residual, float scale) {
   return residual - ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));
 }
 
-/* What an element adds to its lane. */
+/* An element's contribution to its lane. */
 OB_INLINE float ob_magnitude(float value, onebit_scale_t rule) {
   return rule == ONEBIT_SCALE_RMS ? value * value : ob_float_of(ob_bits_of(value) & ~OB_SIGN_BIT);
 }
@@ -72,9 +72,9 @@ OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
  * many that the additions of a vector or a warp do not wait for each other. */
 #define OB_SUM_LANES 1024
 
-/* What the sums of blocks add up to: in double, sum number i goes to lane i mod 1024, in order, and
- * the lanes are halved: 512, 256 .. 1. Lanes past `count` are zeros, and left out: no sum is
- * negative, so none is -0. */
+/* Adds the sums of blocks in double: sum number i goes to lane i mod 1024, in order, and the lanes
+ * are halved: 512, 256 .. 1. Lanes past `count` are zeros, and left out: no sum is negative, so
+ * none is -0. */
 OB_INLINE double ob_add_sums(const double *sums, size_t count) {
   double lanes[OB_SUM_LANES];
   size_t width = 1;
@@ -248,7 +248,7 @@ OB_INLINE float ob_reciprocal_root(float value) {
   return guess * (OB_ROOT_FACTOR * (OB_ROOT_TERM - value * guess * guess));
 }
 
-/* What an optimizer keeps of this rank's own gradients, a moment an element, in bfloat16. */
+/* The moments that an optimizer keeps of this rank's own gradients, one an element, in bfloat16. */
 enum ob_moment_rule {
   OB_MOMENTS_NONE,
   OB_MOMENTS_SECOND /* Efficient-Adam: running mean of squares */
@@ -262,20 +262,20 @@ OB_INLINE uint16_t ob_moment_round(float moment, float chance) {
   return (uint16_t)((ob_bits_of(moment) + (ob_bits_of(chance) & 0xffff)) >> 16);
 }
 
-/* How moments change, and what an estimate of the mean gradient's second moment, without bias, is
- * made of: so many times the moment of this step, and the one before it. Of P ranks whose gradients
- * are independent the mean has 1 / P^2 of the sum of all ranks' moments, and the others' are most
- * likely what this rank's was before its own gradient of this step came. In a block that has no
- * step yet they are as new as this rank's: `fresh` times that of this step. */
+/* Factors of the moments' update, and of the unbiased estimate of the mean gradient's second
+ * moment: `now` times the moment of this step, plus `before` times the one before it. With P ranks
+ * whose gradients are independent the mean has 1 / P^2 of the sum of all ranks' moments, and the
+ * others' are most likely what this rank's was before its own gradient of this step came. In a
+ * block that has no step yet they are as new as this rank's: `fresh` times that of this step. */
 struct ob_moment_factors {
   float beta2, one_minus_beta2, epsilon;
   float now, before, fresh;
   float floor; /* of a block, added to the estimate; or 0 */
 };
 
-/* Those of step number `step` that depend on it. Of many ranks a quarter is taken to be as new as
- * this one: so the first gradient of an element after a long time counts at most 2 sqrt(P) times,
- * and not P times, if it came to all ranks at once. */
+/* Sets the factors that depend on the number of the step. With many ranks a quarter is taken to be
+ * as new as this one: so the first gradient of an element after a long time counts at most 2
+ * sqrt(P) times, and not P times, if it came to all ranks at once. */
 OB_INLINE void ob_moment_correct(struct ob_moment_factors *f, double beta2, double ranks,
                                  uint64_t step) {
   const double now = 1 / (1 - ob_power(beta2, step));
@@ -354,7 +354,7 @@ OB_INLINE float ob_lion_signed(float direction, unsigned element) {
   return direction == 0 ? ob_float_of(element % 2 ? OB_SIGN_BIT : 0) : direction;
 }
 
-/* What a server makes of the mean of the ranks' values, and keeps. */
+/* A server's use of the mean of the ranks' values, and the state that it keeps. */
 enum ob_serve_rule {
   OB_SERVE_MEAN, /* adds the residual, sends signs and a scale, keeps the new error */
   OB_SERVE_LION  /* keeps the momentum; sends signs of the direction, and 1 for a scale */
@@ -365,13 +365,13 @@ struct ob_serving {
   struct ob_lion_factors lion;
 };
 
-/* Bits an element of what it sends, where ranks send so many: of Lion a sign all the same. */
+/* Bits an element of a server's messages where ranks send `width`: with Lion always a sign. */
 OB_INLINE unsigned ob_serve_width(enum ob_serve_rule rule, unsigned width) {
   return rule == OB_SERVE_LION ? 1 : width;
 }
 
-/* What a server's scale is found from, and by that rule the scale in its message: of Lion a block
- * without a direction anywhere, as of a layer that is not trained, has the scale 0. */
+/* The rule of a server's scale, and the scale in its message: with Lion a block without a direction
+ * anywhere, as of a layer that is not trained, has the scale 0. */
 OB_INLINE onebit_scale_t ob_serve_measure(enum ob_serve_rule rule, onebit_scale_t scale) {
   return rule == OB_SERVE_LION ? ONEBIT_SCALE_MEAN_ABSOLUTE : scale;
 }
@@ -380,13 +380,13 @@ OB_INLINE float ob_serve_scale(enum ob_serve_rule rule, float scale) {
   return rule == OB_SERVE_LION && scale > 0 ? 1 : scale;
 }
 
-/* What the server keeps of an element: of Lion its momentum, else its residual. */
+/* A server's state of an element: with Lion its momentum, else its residual. */
 OB_INLINE float ob_residual_content(enum ob_serve_rule rule, float residual, float scale) {
   return rule == OB_SERVE_LION ? residual : ob_residual_of(residual, scale);
 }
 
-/* What is left of the variance once it is frozen: 1 / denominator. With `keep_zero` an element
- * without variance does not move. */
+/* The reciprocal 1 / denominator, which replaces the variance once it is frozen. With `keep_zero`
+ * an element without variance does not move. */
 OB_INLINE float ob_adam_reciprocal(float variance, int keep_zero, const struct ob_adam_factors *f) {
   return keep_zero && variance == 0 ? 0 : 1 / ob_adam_denominator(variance, f);
 }

@@ -50,7 +50,7 @@ static unsigned sent_of(size_t count) {
   return count < OB_SPARSE_SENT ? (unsigned)count : OB_SPARSE_SENT;
 }
 
-/* Of a whole chunk: compilers make vectors of a count that they know. */
+/* Counts in a whole chunk: compilers vectorise a loop whose count they know. */
 static unsigned count_from(const uint32_t magnitudes[OB_SPARSE_CHUNK], uint32_t threshold) {
   unsigned found = 0;
   for (size_t i = 0; i < OB_SPARSE_CHUNK; i++)

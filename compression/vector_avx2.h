@@ -54,7 +54,7 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(packed));
 }
 
-/* Of a NaN and a number these two take their second operand. */
+/* min and max return their second operand where one of the two is a NaN. */
 static inline V v_bound_float16(V value) {
   const V max = _mm256_set1_ps(OB_FLOAT16_MAX), min = _mm256_set1_ps(-OB_FLOAT16_MAX);
   return _mm256_min_ps(max, _mm256_max_ps(min, value));
@@ -91,7 +91,7 @@ static inline void group_signed(uint32_t word, V magnitude, V group[4]) {
   }
 }
 
-/* Of 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
+/* Decodes 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
 #define VECTOR_LEVELS
 static inline V level_of_byte(__m256i code) {
   const __m256i upper = _mm256_slli_epi32(code, 20),

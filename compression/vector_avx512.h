@@ -50,7 +50,7 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(words));
 }
 
-/* Of a NaN and a number these two take their second operand. */
+/* min and max return their second operand where one of the two is a NaN. */
 static inline V v_bound_float16(V value) {
   const V max = _mm512_set1_ps(OB_FLOAT16_MAX), min = _mm512_set1_ps(-OB_FLOAT16_MAX);
   return _mm512_min_ps(max, _mm512_max_ps(min, value));
@@ -101,7 +101,7 @@ static inline V level_of(unsigned width, V table, __m512i code) {
   return width == 2 ? _mm512_permutevar_ps(table, code) : _mm512_permutexvar_ps(code, table);
 }
 
-/* Of 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
+/* Decodes 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
 static inline V level_of_byte(__m512i code) {
   const __m512i upper = _mm512_slli_epi32(code, 20), no_sign = _mm512_set1_epi32((int)0x87ffffff),
                 exponent = _mm512_set1_epi32(112 << 23);
@@ -137,7 +137,7 @@ static inline __m512i halves_of(const __m512i lanes[2], int upper) {
   return _mm512_permutex2var_epi16(lanes[0], upper ? _mm512_or_si512(order, odd) : order, lanes[1]);
 }
 
-/* Where bits of the first are set those of the second, else of the third. */
+/* Takes the bits of `yes` where those of the mask are set, else those of `no`. */
 static inline __m512i choose(int mask, __m512i yes, __m512i no) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), yes, no, 0xca);
 }

@@ -49,7 +49,7 @@ static inline void v_store_bfloat16(uint16_t *to, V value) {
   vst1_u16(to, vmovn_u32(vbslq_u32(number, vshrq_n_u32(sum, 16), quiet)));
 }
 
-/* Of a NaN and a number these two make NaN. */
+/* min and max return a NaN where one of the two is a NaN. */
 static inline V v_bound_float16(V value) {
   const V max = vdupq_n_f32(OB_FLOAT16_MAX);
   return vminq_f32(max, vmaxq_f32(vnegq_f32(max), value));
