@@ -1,4 +1,4 @@
-/* How the ranks of an NCCL communicator ask each other something. */
+/* Agreements among the ranks of an NCCL communicator. */
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>

@@ -82,7 +82,8 @@ static bool prepare(struct ob_nccl_comm *comm) {
   return good;
 }
 
-/* What ranks tell each other. The largest of a number and of its negative say whether it is one. */
+/* The values that ranks agree on. A number is the same on all ranks if the largest of it and of its
+ * negative are negatives of each other. */
 enum { HASH, HASH_NEGATED, WRONG_SETTINGS, SAME_THREAD, REQUIRED, VALUES };
 
 static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES]) {
@@ -94,7 +95,7 @@ static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES])
   values[REQUIRED] = ob_preload.required;
 }
 
-/* Why nothing is compressed on it; NULL: something may be. */
+/* The reason why nothing is compressed on it; NULL: something may be. */
 static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
   if (values[WRONG_SETTINGS])
     return values[WRONG_SETTINGS] == comm->size - comm->rank ? ob_nccl_wrong_settings() : "";
@@ -133,7 +134,7 @@ static ncclResult_t settle(struct ob_nccl_comm **made, size_t count) {
   return result;
 }
 
-/* Whether there is another rank of the same communicator among those that this thread makes. */
+/* True if this thread makes another rank of the same communicator. */
 static bool has_twin(const struct ob_nccl_made *made, size_t count, size_t which) {
   static const ncclUniqueId none;
   if (!memcmp(&made[which].id, &none, sizeof none))
@@ -196,7 +197,7 @@ static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
   return result != ncclInProgress && !(config && config->blocking == 0);
 }
 
-/* What NCCL has said, unless it went well and keeping fails. */
+/* Keeps the new communicator. Returns NCCL's result, unless that is good and keeping fails. */
 static ncclResult_t keep(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
                          bool same_thread, const ncclConfig_t *config) {
   struct ob_nccl_made made = {.comm = comm, .same_thread = same_thread};
@@ -251,7 +252,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int ke
               config);
 }
 
-/* What the library has in flight is through, and its plans are gone, before NCCL looks. */
+/* Completes the library's calls in flight and frees its plans before NCCL looks. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ob_nccl_comm_release(remove_comm(comm));
   return ob_next_ncclCommFinalize(comm);

@@ -15,7 +15,8 @@ struct entry {
   struct ob_nccl_decision decision;
 };
 
-/* Of a thread. What is allocated goes at the end of the group: threads end without a word. */
+/* A thread's open group. Its memory is freed when the group ends, since nothing tells when a thread
+ * ends. */
 struct group {
   int depth;
   struct entry usual[USUAL_CAPACITY];
@@ -58,7 +59,8 @@ bool ob_nccl_group_make(const struct ob_nccl_made *made) {
 
 /* ---- The end ---- */
 
-/* Of several calls that NCCL does together nobody knows which took how long. */
+/* Times the only call of a group: where NCCL does several together nobody knows which took how
+ * long. */
 static struct ob_nccl_timer *time_the_only(void) {
   const struct entry *only = entries();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)
@@ -66,7 +68,7 @@ static struct ob_nccl_timer *time_the_only(void) {
   return ob_nccl_timer_begin(only->decision.comm, NULL, only->decision.record, only->call.stream);
 }
 
-/* What was put off. The first result that is none counts. */
+/* Runs the calls that were put off. The first result that is not ncclSuccess counts. */
 static ncclResult_t run_entries(void) {
   ncclResult_t result = ncclSuccess;
   for (size_t i = 0; i < group.count; i++) {

@@ -39,13 +39,13 @@ struct ob_nccl_call {
   cudaStream_t stream;
 };
 
-/* What of it counts for plans. */
+/* The properties of a call that count for plans. */
 struct ob_nccl_kind {
   onebit_dtype_t dtype;
   bool sum;
 };
 
-/* Whether the call can be compressed at all, by its type and operation; else why not. */
+/* Decides by type and operation whether the call can be compressed at all; else returns why not. */
 enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_kind *kind);
 
 /* The call by NCCL. */
@@ -56,7 +56,7 @@ ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call);
 /* Numbers in one message. */
 #define OB_MAX_AGREED 128
 
-/* Of a communicator: what its ranks send each other about themselves. */
+/* The buffers in which a communicator's ranks send each other numbers. */
 struct ob_agreement {
   cudaStream_t stream;
   cudaEvent_t done;
@@ -115,7 +115,8 @@ struct ob_nccl_comm {
   unsigned users; /* of the list's lock: threads that are in a call on it, and the list itself */
 };
 
-/* What is kept for a communicator, until ob_nccl_comm_release; NULL where nothing is known. */
+/* The library's state of a communicator, in use until ob_nccl_comm_release; NULL where nothing is
+ * known. */
 struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t comm);
 void ob_nccl_comm_release(struct ob_nccl_comm *comm);
 
@@ -141,10 +142,10 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 
 /* ---- Tensors (tensor.c) ---- */
 
-/* What the loops ask for: of a communicator's ranks the largest values. */
+/* Agreement for the loops: the largest values of a communicator's ranks. */
 bool ob_nccl_agree_on_loop(void *comm, int64_t *values, int count);
 
-/* What a call is to the ranks of its communicator. */
+/* The decision on a call, the same on all ranks of its communicator. */
 struct ob_nccl_decision {
   struct ob_nccl_comm *comm; /* used; NULL where nothing is known of it */
   enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
@@ -162,7 +163,7 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 /* Looks for a loop. Collective; not in a group. */
 void ob_nccl_look(struct ob_nccl_comm *comm);
 
-/* Where a loop has been left, its tensors may have the errors of others: they are given up. */
+/* Gives up the residuals of a loop that has been left: they may be of other tensors. */
 void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream);
 
 /* All that the tensors have. Local. */
@@ -194,7 +195,7 @@ void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 
 /* ---- Groups (group.c) ---- */
 
-/* Whether this thread is in a group of the program's. */
+/* True if this thread is in a group of the program's. */
 bool ob_nccl_in_group(void);
 
 /* For the end of the group: a call that is to be compressed then, or that NCCL has been given.
@@ -207,9 +208,9 @@ bool ob_nccl_group_make(const struct ob_nccl_made *made);
 
 /* Reads the settings, once. */
 void ob_nccl_start(void);
-/* Why they are wrong; NULL where they are not. */
+/* The reason why they are wrong; NULL where they are not. */
 const char *ob_nccl_wrong_settings(void);
-/* Why the library can do nothing on this machine; NULL where it can. */
+/* The reason why the library can do nothing on this machine; NULL where it can. */
 const char *ob_nccl_unusable(void);
 /* A communicator of several ranks has been made, and settled unless `refused`. */
 void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused);

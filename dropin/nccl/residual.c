@@ -1,6 +1,6 @@
 /*
- * How large the residual of a tensor is. The result is looked at on its stream, by a
- * copy of its first elements; the residual when the call is through, before the next one.
+ * Measures the residual of a tensor. The result is looked at on its stream, by a copy of its first
+ * elements; the residual when the call is through, before the next one.
  */
 #include "base/memory.h"
 #include "dropin/elements.h"

@@ -201,8 +201,8 @@ static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_ten
 
 /* ---- In a graph ---- */
 
-/* What calls with other buffers have left is given up now, once, and not by each launch; and before
- * there is one, since launches are not behind other streams. */
+/* Gives up the residuals of calls with other buffers now, once, and not by each launch; and before
+ * the first launch, since launches are not behind other streams. */
 static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
   int before = ob_cuda_enter(comm->device);

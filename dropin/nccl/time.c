@@ -1,6 +1,5 @@
 /*
- * How long calls take on their streams: an event before and one behind, looked at when it costs no
- * wait.
+ * Times calls on their streams: an event before and one behind, looked at when it costs no wait.
  */
 #include "dropin/nccl/preload.h"
 #include "onebit/cuda.h"
