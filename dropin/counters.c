@@ -84,7 +84,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
   return record;
 }
 
-/* As in ob_counters_pass. */
+/* Adds without a read-modify-write, as ob_counters_pass does. */
 static void add(_Atomic uint64_t *to, uint64_t more) {
   atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
                         memory_order_relaxed);

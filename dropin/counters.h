@@ -1,7 +1,7 @@
 /*
- * What calls have gone through, kept for the report and onebit_counters_get. A record is a tensor,
- * or what is known of one before it has a number: the calls of a communicator with one operation,
- * type and count. Records live until the process ends, since communicators do not.
+ * Counters of a program's calls, for the report and onebit_counters_get. A record is a tensor, or
+ * what is known of one before it has a number: the calls of a communicator with one operation, type
+ * and count. Records live until the process ends, since communicators do not.
  */
 #ifndef OB_DROPIN_COUNTERS_H
 #define OB_DROPIN_COUNTERS_H
@@ -16,7 +16,7 @@
 /* Dense calls that are remembered one by one: as many as a warm-up mostly has. */
 #define OB_DENSE_SAMPLES 64
 
-/* Which calls a record is of. */
+/* The calls that a record counts. */
 struct ob_record_of {
   uint64_t communicator; /* its handle, as a number: one that is freed and used again is the same */
   int comm_size;
@@ -26,8 +26,8 @@ struct ob_record_of {
   size_t count;
 };
 
-/* How far compressed sums of a tensor were from the exact ones (dropin/mpi/shadow.c): squares of
- * the norms of the latest differences and sums. Written by the thread that calls. */
+/* The distance of a tensor's compressed sums from the exact ones (dropin/mpi/shadow.c): squares of
+ * the norms of the latest differences and sums. Written by the calling thread. */
 #define OB_SHADOW_SAMPLES 64
 struct ob_record_shadow {
   struct ob_record_shadow *next;
@@ -50,8 +50,9 @@ struct ob_record {
   _Atomic uint64_t skipped; /* results that are not-a-number */
   _Atomic int bits;         /* an element, in the latest compressed call; 0: there was none */
   _Atomic uint64_t moves;   /* how often a tensor's have changed */
-  /* Of blocking calls: how many, and their seconds. The first dense call is left out: it connects
-   * the ranks. One that was withdrawn counts among the compressed ones: it has cost both. */
+  /* Blocking calls that were timed, and their seconds. The first dense call is left out: it
+   * connects the ranks. A call that was withdrawn counts among the compressed ones: it has cost
+   * both. */
   _Atomic uint64_t timed_dense, timed_compressed;
   _Atomic double seconds_dense, seconds_compressed;
   _Atomic double seconds_deciding;                /* agreeing, making plans, shadows */
@@ -84,17 +85,17 @@ static inline void ob_counters_pass(enum ob_reason reason) {
 void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds);
 void ob_record_compressed(struct ob_record *record, double seconds);
 void ob_record_decided(struct ob_record *record, double seconds);
-/* Of a compressed call; `bits` an element. */
+/* Counts the bytes of a compressed call with `bits` an element. */
 void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense);
-/* It was the first of its tensor with other bits than before. */
+/* Counts a change of a tensor's bits, at the first call with the new number. */
 void ob_record_moved(struct ob_record *record);
 
-/* What a rank sends in such a call that is dense, as the common algorithms go about it: each
+/* The bytes that a rank sends in such a call when it is dense, with the common algorithms: each
  * element once in each phase, but for a rank's own part. */
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                         int comm_size);
 
-/* Seconds of a call that is not blocking say nothing; or come later. */
+/* The time of a call that is not blocking, which says nothing, or is known later. */
 #define OB_NOT_TIMED (-1.0)
 void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 
@@ -115,7 +116,7 @@ void ob_record_skipped(struct ob_record *record);
  * second. */
 double ob_record_dense_seconds(const struct ob_record *record);
 
-/* What its compressed calls have saved so far. */
+/* The seconds that the record's compressed calls have saved so far. */
 double ob_record_saved(const struct ob_record *record);
 
 #endif

@@ -147,7 +147,7 @@ static const struct seen *learned(const struct ob_loops *loops, int length, int 
   return seen_before(loops, (size_t)(length - phase));
 }
 
-/* Whether the calls to follow are those of a loop, from its phase `turn` on. */
+/* True if the coming calls are those of a known loop, from its phase `turn` on. */
 static bool is_turned(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
@@ -238,7 +238,7 @@ static bool may_miss(struct ob_loops *loops, uint64_t signature) {
          !loops->loop[loops->current].ambiguous;
 }
 
-/* Where the call is in the loops that are known; none where it is not certain. */
+/* The call's position in the known loops; none where it is not certain. */
 static int follow(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
   bool follows = loops->current != NO_LOOP && expected(loops)->exact == exact;
   loops->left = follows ? NO_LOOP : loops->current;

@@ -1,17 +1,16 @@
 /*
- * Which tensor a call is of: its position in the order of calls. A call names buffers, which are
+ * Finds the tensor of a call: its position in the order of calls. A call names buffers, which are
  * one rank's, and may be others each time; what all ranks see alike is the order of the calls on a
  * communicator, with their counts, types and operations, and the small sums between them. A program
  * that trains repeats its calls in loops. Several loops are known at once, and a program goes from
  * one to another. Buffers serve to find a loop's length where its calls are all equal: a side that
  * repeats on some rank is enough.
  *
- * Where a call is not what was to come, the position is not certain before all calls of the loop
- * have come once, as they should: until then they have none. What was kept of errors in the loop
- * that was left is given up: the calls before may have been those of another loop that begins
- * alike.
+ * After an unexpected call positions are uncertain until all calls of the loop have come once in
+ * order: until then calls have none. The residuals of the loop that was left are given up: the
+ * calls before may have been those of another loop that begins alike.
  *
- * Everything but what is said of buffers is the same on all ranks, as MPI and NCCL demand it.
+ * Everything but the use of buffers is the same on all ranks, as MPI and NCCL demand it.
  */
 #ifndef OB_DROPIN_LOOPS_H
 #define OB_DROPIN_LOOPS_H
@@ -30,7 +29,7 @@
 
 struct ob_loops;
 
-/* Of the ranks' values the largest, each; collective. False: it has failed. */
+/* Replaces each value by the largest of all ranks' values; collective. False: it has failed. */
 typedef bool ob_loops_largest(void *context, int64_t *values, int count);
 
 /* repeats: how often all calls of a loop must have come before it is followed, 2 or more.
@@ -43,7 +42,7 @@ void ob_loops_destroy(struct ob_loops *loops);
 uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
                             size_t count);
 
-/* A call that is not looked at: it tells those apart that come behind it. */
+/* Notes a call that gets no position: it distinguishes the calls that follow it. */
 void ob_loops_note(struct ob_loops *loops, uint64_t signature);
 
 /* Notes a call, and gives its position, or OB_NO_POSITION. *look: it is time for ob_loops_look. */
@@ -54,35 +53,34 @@ int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *se
  * was no space for more. */
 bool ob_loops_look(struct ob_loops *loops);
 
-/* What the caller keeps with a position: its tensor's number and one; 0: none yet. */
+/* The caller's entry for a position: its tensor's number plus one; 0: none yet. */
 int *ob_loops_tensor(struct ob_loops *loops, int position);
 
-/* Of the last call, which had no position: its tensor, by what the ranks have agreed on otherwise.
- * A loop that is found later has it for the position. */
+/* Sets the tensor of the last call, which had no position, as the ranks have agreed on it
+ * otherwise. A loop that is found later has it for the position. */
 void ob_loops_set_last(struct ob_loops *loops, int tensor);
 
 /* There is no tensor of this number any more. */
 void ob_loops_drop(struct ob_loops *loops, int tensor);
 
-/* Of the last call: where it was not what was to come, the positions of the loop that it has left,
+/* The positions of the loop that the last call has left because it was not the expected one:
  * `count` of them from `first` on, else none. */
 void ob_loops_left(const struct ob_loops *loops, int *first, int *count);
 
-/* Of a call that is not to be noted, such as one that a graph captures: the first position that has
- * its signature in the loop that is followed, behind `after`, or from the next call on where that
- * is OB_NO_POSITION. OB_NO_POSITION: none. All ranks find alike. */
+/* Finds the position of a call that is not to be noted, such as one that a graph captures: the
+ * first that has its signature in the loop that is followed, behind `after`, or from the next call
+ * on where that is OB_NO_POSITION. OB_NO_POSITION: there is none. All ranks find the same. */
 int ob_loops_find(const struct ob_loops *loops, uint64_t signature, int after);
 
 /* A rank's buffers of a tensor. A side that has been the same for eight calls should stay so: true
- * where it does not, since what is kept of errors may be another tensor's then, and is to be given
- * up. */
+ * where it does not, since the residual may be another tensor's then, and is to be given up. */
 struct ob_buffers {
   const void *sendbuf, *recvbuf;
   unsigned steady[2]; /* calls for which they have been the same */
 };
 bool ob_buffers_move(struct ob_buffers *buffers, const void *sendbuf, const void *recvbuf);
 
-/* Why a call without a position is dense. */
+/* The reason why a call without a position is dense. */
 enum ob_reason ob_loops_reason(const struct ob_loops *loops);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * What the libraries share that stand before MPI or NCCL in a program that knows nothing of onebit:
- * what may be compressed, as all ranks have settled it, and how the program ends.
+ * The common part of the libraries that stand before MPI or NCCL in a program that knows nothing of
+ * onebit: the calls that may be compressed, as all ranks have settled it, and the end of the
+ * program.
  */
 #ifndef OB_DROPIN_PRELOAD_H
 #define OB_DROPIN_PRELOAD_H
@@ -11,7 +12,7 @@
 #include "dropin/counters.h"
 #include "dropin/rules.h"
 
-/* What has been settled, the same on all ranks. */
+/* The settings, the same on all ranks. */
 struct ob_preload {
   /* Calls with fewer elements are passed on after one comparison; all of them before the ranks have
    * settled, after their end, and where nothing may be compressed. */
@@ -33,17 +34,17 @@ onebit_status_t ob_preload_read_settings(void);
 /* Equal where rules and version of the library are: ranks compare it. */
 uint64_t ob_preload_hash(void);
 
-/* Lets calls through to where they may be compressed, and not any more; or never, for this reason,
- * whose text stays. */
+/* Lets calls through to where they may be compressed (open), stops that (close), or refuses it for
+ * a reason whose text stays. */
 void ob_preload_open(void);
 void ob_preload_close(void);
 void ob_preload_refuse(const char *why);
 
-/* Asks at the end of this process, when all that the program does is done; where it says no, an
- * exit status of 0 becomes 1. Processes that are forked from it are left alone. */
+/* Asks `went_well` at the end of this process, when all that the program does is done; false makes
+ * an exit status of 0 a 1. Processes that are forked from it are left alone. */
 void ob_preload_judge_exit(bool (*went_well)(void));
 
-/* Whether the call is too small to be looked at. Counting those costs a load and a store. A
+/* True if the call is too small to be looked at. Counting those costs a load and a store. A
  * negative count of MPI's, an error of the program's, is a very large one here, and found later. */
 static inline bool ob_preload_small(onebit_operation_t operation, size_t count) {
   bool small = count < atomic_load_explicit(&ob_preload.min_count[operation], memory_order_relaxed);

@@ -1,8 +1,8 @@
-/* Why calls of a program are not compressed, in an order that reports keep. */
+/* Reasons why a program's calls are not compressed, in an order that reports keep. */
 #ifndef OB_DROPIN_REASON_H
 #define OB_DROPIN_REASON_H
 
-/* Why a call can not be compressed, or is not. Reports count by it. */
+/* The reason why a call can not be compressed, or is not. Reports count by it. */
 enum ob_reason {
   OB_REASON_NONE = 0,  /* it can be */
   OB_REASON_TYPE,      /* not float, double, bfloat16, half */

@@ -70,7 +70,7 @@ static void print_plan(int size, const char *over, const char *sums) {
   fprintf(stderr, ".\n");
 }
 
-/* What is refused is said even where no report is wanted. */
+/* A refusal is printed even where no report is wanted. */
 void ob_report_start(int size, const char *over, const char *sums) {
   if (ob_preload.refused)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);

@@ -1,6 +1,6 @@
 /*
- * What a preloaded program is told on standard error: a line at its start, and a report at its end,
- * or the report as JSON in a file. ONEBIT_REPORT says which.
+ * The output of a preloaded program on standard error: a line at its start, and a report at its
+ * end, or the report as JSON in a file. ONEBIT_REPORT chooses.
  */
 #ifndef OB_DROPIN_REPORT_H
 #define OB_DROPIN_REPORT_H
@@ -28,24 +28,24 @@ struct ob_report {
 /* (elapsed + saved) / elapsed */
 double ob_report_factor(const struct ob_report *report);
 
-/* The line at the start: why nothing is compressed, or what will be. By one rank.
+/* Prints the line at the start: why nothing is compressed, or what will be. On one rank.
  *   over   what carries the bytes, as text
  *   sums   what is compressed without a rule, as "MPI_Allreduce of float or double sums" */
 void ob_report_start(int size, const char *over, const char *sums);
 
-/* Prints the report, and what ONEBIT_REQUIRE makes of it. By one rank. */
+/* Prints the report, and judges it where ONEBIT_REQUIRE asks for that. On one rank. */
 void ob_report_print(const struct ob_report *report);
 
 /* The largest residual relative to the signal that was seen, of this rank's records. */
 double ob_report_max_residual_ratio(void);
 
-/* Of a record's calls those that were passed on, by why. */
+/* Counts a record's calls that were passed on, by reason. */
 void ob_report_passed(const struct ob_record *record, uint64_t passed[OB_REASON_COUNT]);
 
-/* "one bit", "8 bits"; of 32, "float32". */
+/* "one bit", "8 bits"; for 32, "float32". */
 const char *ob_report_bits(int bits);
 
-/* Of records: "float" and the like. */
+/* The names of a record's type and operation: "float" and the like. */
 const char *ob_report_dtype(onebit_dtype_t dtype);
 const char *ob_report_operation(onebit_operation_t operation);
 

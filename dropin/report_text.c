@@ -29,7 +29,7 @@ static void print_passed(FILE *file, const char *before, const uint64_t passed[O
     fputc('\n', file);
 }
 
-/* What compressing would have saved, of the seconds that were seen. */
+/* The seconds that compressing would have saved, of those that were measured. */
 static double seconds_to_save(const struct ob_record *record, const struct ob_report *report) {
   const struct ob_record_of *of = &record->of;
   int bits = ob_preload.rules.bits.max;

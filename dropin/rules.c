@@ -1,4 +1,4 @@
-/* What rules say of a call, and where they come from. dropin/rules_parse.c reads their lines. */
+/* Applies rules to calls, and loads them. dropin/rules_parse.c reads their lines. */
 #define _POSIX_C_SOURCE 200809L
 #include "dropin/rules.h"
 
@@ -11,7 +11,7 @@
 #include "base/knobs.h"
 #include "dropin/elements.h"
 
-/* What `bytes` in a rule means: what a rank gives to such a call. */
+/* The meaning of `bytes` in a rule: the bytes that a rank gives to such a call. */
 static uint64_t bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                          int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;

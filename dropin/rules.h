@@ -26,15 +26,16 @@
 #include "onebit/plan.h"
 #include "onebit/status.h"
 
-/* Where ONEBIT_GRADIENTS=1. From 8 KiB on a compressed call is the faster one at 1 Gbit/s; but what
- * is below 64 KiB is mostly numbers that a program wants as they are, and little of its time. */
+/* The least bytes with ONEBIT_GRADIENTS=1. From 8 KiB on a compressed call is the faster one at 1
+ * Gbit/s; but calls below 64 KiB are mostly numbers that a program wants as they are, and little of
+ * its time. */
 #define OB_RULES_MIN_BYTES ((size_t)64 << 10)
 /* Rounds of a loop that are seen dense before the first compressed one. */
 #define OB_RULES_WARMUP 2
 
 enum ob_rule_key { OB_RULE_BYTES, OB_RULE_COUNT, OB_RULE_COMM_SIZE, OB_RULE_KEYS };
 
-/* What a rule wants of a number: the bounds belong to it; `except` does not. */
+/* A rule's condition on a number: the bounds belong to it; `except` does not. */
 struct ob_rule_range {
   uint64_t low, high;
   uint64_t except; /* only where excepts */
@@ -81,18 +82,18 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules);
 /* Equal where the rules are: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
-/* Whether such a call is to be compressed: OB_REASON_NONE, or why not. */
+/* Decides whether such a call is to be compressed: OB_REASON_NONE, or the reason why not. */
 enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t operation,
                               onebit_dtype_t dtype, size_t count, int comm_size);
 
-/* Whether anything can be compressed: by ONEBIT_GRADIENTS or a rule. */
+/* True if anything can be compressed: by ONEBIT_GRADIENTS or a rule. */
 bool ob_rules_ask(const struct ob_rules *rules);
 
 /* Bits of an element in a call that is compressed. */
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
                              onebit_dtype_t dtype, size_t count, int comm_size);
 
-/* Whether some call may have a range of bits. */
+/* True if some call may have a range of bits. */
 bool ob_rules_move(const struct ob_rules *rules);
 
 /* The smallest count with which a call of the operation can be compressed, whatever its type and

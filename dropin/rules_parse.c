@@ -173,7 +173,7 @@ static unsigned bits_of(struct word list, const struct name *table, size_t rows)
   return bits;
 }
 
-/* What says how, and not of which calls. True: it was this. */
+/* Parses a word that says how calls are compressed, and not which. *was: the word is one. */
 static onebit_status_t parse_way(const struct reader *reader, struct word word,
                                  struct ob_rule *rule, bool *was) {
   static const char prefix[] = "bits=";

@@ -1,5 +1,5 @@
-/* What communicator.c, which knows tensors, and attributes.c, which knows how MPI keeps
- * things with communicators, have of each other. */
+/* The interface between communicator.c, which knows tensors, and attributes.c, which knows how MPI
+ * attaches objects to communicators. */
 #ifndef OB_DROPIN_MPI_ATTACHED_H
 #define OB_DROPIN_MPI_ATTACHED_H
 
@@ -14,7 +14,8 @@ void ob_attached_destroy(struct ob_attached *attached);
 /* The communicator's, or NULL where there is none yet or can be none. Local. */
 struct ob_attached *ob_attached_known(MPI_Comm comm);
 
-/* Why there can be none: how making one has failed; ONEBIT_OK where nobody has tried. Local. */
+/* The status with which making one has failed, so that there can be none; ONEBIT_OK where nobody
+ * has tried. Local. */
 onebit_status_t ob_attached_failure(MPI_Comm comm);
 
 /* Makes sure that MPI_Finalize gives back what the library keeps. Local. */

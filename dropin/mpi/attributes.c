@@ -1,5 +1,5 @@
 /*
- * How MPI keeps what belongs to a communicator: as an attribute, whose deletion frees it. A
+ * Attaches the library's objects to MPI communicators: as an attribute, whose deletion frees it. A
  * communicator that is still there when MPI ends is found in a list, by a deletion too: that of an
  * attribute of MPI_COMM_SELF, which MPI_Finalize deletes first, while everything still works.
  */

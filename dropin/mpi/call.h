@@ -43,7 +43,7 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
 MPI_Op ob_mpi_average(void);
 
-/* Whether MPI is initialised and not yet finalised. */
+/* True if MPI is initialised and not yet finalised. */
 bool ob_mpi_is_running(void);
 
 /* Frees them: by what MPI_Finalize calls. */

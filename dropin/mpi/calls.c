@@ -10,7 +10,8 @@
 #include "dropin/mpi/queue.h"
 #include "onebit/mpi_calls.h"
 
-/* How often a program that asked for compression makes its calls before the ranks follow them. */
+/* Repetitions of its calls that a program which asked for compression makes before the ranks follow
+ * them. */
 #define REPEATS 2
 
 /* ---- Errors ---- */
@@ -93,8 +94,8 @@ int ob_call_check(struct ob_mpi_call *call, int count) {
 
 /* ---- Calls ---- */
 
-/* Where nothing can be kept for want of memory, calls are dense; other reasons are for the program
- * to know, and its environment's fault. */
+/* Without memory for the library's objects calls are dense; other failures are reported to the
+ * program, whose environment causes them. */
 static int check_failure(MPI_Comm comm) {
   onebit_status_t status = ob_attached_failure(comm);
   if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)

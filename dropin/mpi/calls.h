@@ -1,4 +1,4 @@
-/* What blocking calls and requests share. */
+/* The common part of blocking calls and requests. */
 #ifndef OB_DROPIN_MPI_CALLS_H
 #define OB_DROPIN_MPI_CALLS_H
 

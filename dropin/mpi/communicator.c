@@ -41,7 +41,7 @@ struct ob_attached {
 #define MAX_ONCE          128
 #define MAX_ONCE_ELEMENTS ((size_t)1 << 28)
 
-/* What was not used for so many calls is not used any more. */
+/* Tensors that were not used for so many calls are not used any more. */
 #define OLD_CALLS (4 * (uint64_t)OB_MAX_POSITIONS)
 
 /* ---- Beginning and end ---- */
@@ -51,7 +51,7 @@ static bool largest_of_ranks(void *context, int64_t *values, int count) {
   return ob_largest(attached->comm, values, count) == MPI_SUCCESS;
 }
 
-/* What a rank alone can fail in comes first: then all learn of it. */
+/* Allocates first what a rank alone can fail to get: then all ranks learn of it. */
 static bool allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
   return *attached &&
@@ -138,7 +138,7 @@ static int make_slot(struct ob_attached *attached) {
   return oldest;
 }
 
-/* What ONEBIT_BITS says. */
+/* The bits that ONEBIT_BITS gives. */
 static const struct ob_bits own_bits = {0, 0};
 
 /* Collective. Gives the slot, or FAILED_TENSOR on all ranks. */
@@ -175,7 +175,7 @@ static struct ob_exchange *use(struct ob_attached *attached, int slot,
 
 /* ---- Positions ---- */
 
-/* Where a loop is left, its tensors may have the errors of others. */
+/* Resets the residuals of a loop that was left: they may be of other tensors. */
 static void restart_left(struct ob_attached *attached) {
   int first, count;
   ob_loops_left(attached->loops, &first, &count);
@@ -197,7 +197,7 @@ static int position_of(struct ob_attached *attached, const struct ob_mpi_call *c
   return position;
 }
 
-/* Where there was no space for one more loop, the tensors of all that were known go. */
+/* Looks for a loop. Where there was no space for one more, the tensors of all known loops go. */
 static void look_for_loop(struct ob_attached *attached) {
   if (!ob_loops_look(attached->loops))
     return;
@@ -294,7 +294,7 @@ void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation
 
 /* ---- Agreeing on a tensor ---- */
 
-/* Whether one more may be made for buffers that no rank knows. All ranks find alike. */
+/* True if one more tensor may be made for buffers that no rank knows. All ranks find the same. */
 static bool may_make(const struct ob_attached *attached, const struct ob_mpi_call *call) {
   size_t once = 0, elements = call->count;
   for (int slot = 0; slot < attached->slots; slot++) {

@@ -1,11 +1,11 @@
 /*
- * What is kept for an MPI communicator, as an attribute of it: made by the first call that wants
+ * The library's state of an MPI communicator, an attribute of it: made by the first call that wants
  * it, gone when the communicator is freed or MPI ends (MPI_Finalize frees MPI_COMM_SELF, whose
  * attributes are deleted first).
  *
  * A tensor is a position in the order of the calls (dropin/loops.h). Where a program asks for
- * compression from the first call on, calls without a position are told apart by a message of 32
- * bytes; never by what one rank alone sees of its buffers.
+ * compression from the first call on, a message of 32 bytes identifies the tensors of calls without
+ * a position; never what one rank alone sees of its buffers.
  */
 #ifndef OB_DROPIN_MPI_COMMUNICATOR_H
 #define OB_DROPIN_MPI_COMMUNICATOR_H

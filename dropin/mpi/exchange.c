@@ -129,7 +129,7 @@ struct buffers {
   void *receive;
 };
 
-/* Where the plan reads and writes: MPI_IN_PLACE is this rank's part of the receive buffer, and in a
+/* The buffers of the plan: MPI_IN_PLACE is this rank's part of the receive buffer, and in a
  * reduce-scatter the whole of it, of which MPI overwrites the first part and nothing else. */
 static struct buffers buffers_of(const struct ob_exchange *exchange,
                                  const struct ob_mpi_call *call) {

@@ -18,7 +18,7 @@
 #include "base/knobs.h"
 #include "dropin/mpi/call.h"
 
-/* What an exchange has done: calls that are not compressed were withdrawn. */
+/* Counts of an exchange's calls: calls that are not compressed were withdrawn. */
 struct ob_tally {
   int bits;   /* an element, of what is sent in the latest call */
   bool moved; /* which had others than the call before */
@@ -59,11 +59,11 @@ void ob_exchange_destroy(struct ob_exchange *exchange);
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
 const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
-/* How many of its latest calls in a row went dense after all: all ranks find alike, because this
- * waits until those in flight are decided. */
+/* The number of its latest calls in a row that went dense after all. All ranks find the same,
+ * because this waits until those in flight are decided. */
 unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange);
 
-/* They count anew. */
+/* Sets that number to zero. */
 void ob_exchange_forgive(struct ob_exchange *exchange);
 
 /* Notes a call that the ranks knew beforehand to be dense. */

@@ -40,18 +40,18 @@ struct ob_preload_decision {
  * the call is not to be made, and the communicator's error handler has been called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
-/* Whether MPI would find an argument wrong that a compressed call would not: it is asked. */
+/* True if MPI would reject an argument that a compressed call would not; asks MPI. */
 bool ob_preload_is_wrong(const struct ob_mpi_call *call);
 
-/* A call of a kind that is never compressed, as "reduce": where it is not small it is counted. */
+/* Counts a call of a kind that is never compressed, as "reduce", unless it is small. */
 void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_Comm comm,
                       double seconds);
 
-/* A call that is passed on at once: where others of its communicator are followed, it tells those
- * behind it apart. */
+/* Notes a call that is passed on at once: where others of its communicator are followed, it
+ * distinguishes the calls behind it. */
 void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
-/* What the record learns of a compressed call, from its exchange as it was then. */
+/* Notes a compressed call in the record, from its exchange as it was then. */
 void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally);
 
 #endif

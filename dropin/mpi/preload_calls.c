@@ -88,7 +88,7 @@ static bool is_within_world(MPI_Comm comm) {
   return common == size;
 }
 
-/* What is decided without a word to other ranks, in the order of what it costs to find out. */
+/* Decides what this rank can decide without other ranks, the cheapest questions first. */
 static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record,
                             struct ob_followed *followed) {
   onebit_dtype_t dtype;
@@ -154,7 +154,7 @@ void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
     ob_record_moved(record);
 }
 
-/* What the record makes of a call that its exchange has done. False: it was withdrawn. */
+/* Notes in the record a call that its exchange has done. False: it was withdrawn. */
 static bool note(const struct ob_preload_decision *decision, uint64_t before, double seconds) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
   if (tally->compressed == before) {
@@ -227,8 +227,8 @@ OB_PRELOAD_VISIBLE int MPI_Reduce_scatter_block(const void *sendbuf, void *recvb
   return ob_preload_call(&call);
 }
 
-/* Where one side's count or type differs from the other's, which MPI allows, it is not ours. In
- * place, the receiving side's are the ones that count. */
+/* An allgather whose sides differ in count or type, which MPI allows, is passed on. In place, the
+ * receiving side's count. */
 OB_PRELOAD_VISIBLE int MPI_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype,
                                      void *recvbuf, int recvcount, MPI_Datatype recvtype,
                                      MPI_Comm comm) {

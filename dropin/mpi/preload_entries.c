@@ -26,7 +26,7 @@ typedef uintptr_t any; /* a handle of any MPI library */
 
 static bool is_int(MPI_Count count) { return count >= INT_MIN && count <= INT_MAX; }
 
-/* Where the MPI library has no call for it. A negative one is for MPI to refuse. */
+/* Refuses a count for which the MPI library has no call. A negative one is for MPI to refuse. */
 static int refuse_count(any comm) {
   if (!ob_mpi_is_foreign())
     PMPI_Comm_call_errhandler((MPI_Comm)comm, MPI_ERR_COUNT);

@@ -1,4 +1,4 @@
-/* Whether all ranks have the library, by MPI's name service. */
+/* Finds out by MPI's name service whether all ranks have the library. */
 #define _DEFAULT_SOURCE /* usleep */
 #include "dropin/mpi/preload_presence.h"
 
@@ -68,7 +68,7 @@ static bool look_up(int rank, int attempts, char value[VALUE_BYTES]) {
   }
 }
 
-/* What an earlier program of the job has left is withdrawn. */
+/* Publishes this rank's value, and withdraws what an earlier program of the job has left. */
 static bool publish(int rank, const char *value) {
   char found[VALUE_BYTES];
   for (int attempt = 0; attempt < 2; attempt++) {

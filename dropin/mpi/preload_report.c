@@ -1,4 +1,4 @@
-/* What the report is made of where MPI carries the bytes. */
+/* Gathers the contents of the report where MPI carries the bytes. */
 #include <stdlib.h>
 
 #include "dropin/mpi/preload.h"
@@ -8,7 +8,7 @@ void ob_preload_report_start(int size) {
   ob_report_start(size, ob_mpi_version(), "MPI_Allreduce of float or double sums");
 }
 
-/* What this rank has counted, or all ranks together. */
+/* Gathers the counters of this rank, or of all ranks together. */
 static void gather(struct ob_report *report, bool all) {
   const onebit_counters_t *own = &report->own;
   uint64_t sums[3] = {own->compressed, own->bytes_sent, own->bytes_dense};

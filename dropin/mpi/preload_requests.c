@@ -23,7 +23,7 @@ bool ob_flight_test(struct ob_flight *flight) {
   return true;
 }
 
-/* What MPI wants of a generalized request. */
+/* Fills in the status of a generalized request for MPI. */
 static int query(void *state, MPI_Status *status) {
   const struct ob_flight *flight = state;
   PMPI_Status_set_elements(status, MPI_BYTE, 0);

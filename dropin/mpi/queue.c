@@ -192,7 +192,7 @@ static void unlink_operation(struct ob_queue *queue, const struct ob_operation *
   in_flight--;
 }
 
-/* Its owner may take it from now on, and nobody else may look at it. */
+/* From now on the operation's owner may take it, and nobody else may look at it. */
 static void finish(struct ob_operation *operation, int code) {
   operation->code = code;
   if (code != MPI_SUCCESS)
@@ -211,7 +211,8 @@ static void finish_dense(struct ob_operation *operation, const char *call, int c
   finish(operation, code);
 }
 
-/* What its plan says of it. A plan whose transport has failed before does not even begin. */
+/* The status of the operation's plan. A plan whose transport has failed before does not even
+ * begin. */
 static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
   if (operation->stage == OB_STAGE_WAITS) {
     operation->stage = OB_STAGE_COMPRESSED;
@@ -275,8 +276,8 @@ static struct ob_operation *next_of(struct ob_queue *queue, const struct ob_oper
   return next;
 }
 
-/* Of a claimed queue. One that ends must not be looked at any more: so it is asked for the next
- * before, and what withdraws is sent in the next turn. */
+/* Moves the operations of a claimed queue. One that ends must not be looked at any more: so the
+ * next one is read before, and what withdraws is sent in the next turn. */
 static void move_claimed(struct ob_queue *queue, bool wait) {
   for (struct ob_operation *operation = next_of(queue, NULL), *next; operation; operation = next) {
     next = next_of(queue, operation);

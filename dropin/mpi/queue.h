@@ -1,5 +1,5 @@
-/* What the two halves of exchange.h share: exchange.c knows plans and results, queue.c what
- * is in flight and in which order it moves. */
+/* The interface between the two halves of exchange.h: exchange.c knows plans and results, queue.c
+ * the operations in flight and the order in which they move. */
 #ifndef OB_DROPIN_MPI_QUEUE_H
 #define OB_DROPIN_MPI_QUEUE_H
 
@@ -71,10 +71,10 @@ onebit_status_t ob_mpi_failed(const char *call, int code);
 /* Begins the operation's compressed call. */
 onebit_status_t ob_exchange_start(struct ob_operation *operation);
 
-/* From the plan's result to MPI's. */
+/* Copies the plan's result to MPI's buffer. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call);
 
-/* Whether every rank has met a status of this kind, with nothing changed. Then all of them go on
+/* True if every rank gets a status of this kind, with nothing changed. Then all of them go on
  * dense. A damaged message and a failed transport may have met one alone. */
 bool ob_is_withdrawn(onebit_status_t status);
 
@@ -88,10 +88,10 @@ void ob_queues_lock(void);
 void ob_queues_unlock(void);
 size_t ob_queues_in_flight(void);
 
-/* That of a program's communicator; NULL: there is none, or not yet. */
+/* The queue of a program's communicator; NULL: there is none, or not yet. */
 struct ob_queue *ob_queue_of(MPI_Comm comm);
 
-/* Whether an operation of the exchange is in flight. */
+/* True if an operation of the exchange is in flight. */
 bool ob_queue_serves(const struct ob_exchange *exchange);
 
 /* Gives an operation's memory back, or keeps it for the next one. */

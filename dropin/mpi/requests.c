@@ -62,7 +62,7 @@ static MPI_Comm comm_of(ONEBIT_Request request) {
   return comm;
 }
 
-/* What a program gives as one: it is not followed before. */
+/* Checks a handle that a program gives as a request, before it is dereferenced. */
 static int check_handle(ONEBIT_Request request) {
   if (ob_handle_check(request, OB_HANDLE_MPI_REQUEST, "request") == ONEBIT_OK)
     return MPI_SUCCESS;
@@ -182,7 +182,7 @@ static void end(ONEBIT_Request *request) {
 
 static bool is_over(const ONEBIT_Request *request) { return !*request || !(*request)->active; }
 
-/* What the request holds, without a word to the handler. */
+/* Finishes what the request holds, without a call of the error handler. */
 static int finish(ONEBIT_Request request, bool wait, bool *done) {
   int code, flag = 1;
   if (request->operation) {

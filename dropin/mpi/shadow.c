@@ -73,7 +73,7 @@ static struct difference compare(onebit_dtype_t dtype, const char *sum, const ch
   return found;
 }
 
-/* As far below as MAX_BOUNDS below have it. */
+/* The bound of quiet, as far below as MAX_BOUNDS has it above. */
 #define QUIET (1.0 / 13)
 
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
@@ -83,8 +83,8 @@ bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call
   return shadow->norm < QUIET * QUIET * before;
 }
 
-/* What a sum may differ by, relative to its norm: over three times what it does where calls are of
- * one magnitude (0.037, 0.18, 0.5 and 1.2: tests/preload/streams sgd). */
+/* The bound of a sum's difference, relative to its norm: over three times the difference where
+ * calls are of one magnitude (0.037, 0.18, 0.5 and 1.2: tests/preload/streams sgd). */
 static double bound_of(int bits) {
   return bits == 0 ? INFINITY : bits >= 8 ? 0.125 : bits >= 4 ? 0.6 : bits >= 2 ? 1.6 : 4;
 }

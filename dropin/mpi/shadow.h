@@ -11,7 +11,7 @@
 #include "dropin/counters.h"
 #include "dropin/mpi/call.h"
 
-/* Of a tensor. All zero at first; the same on all ranks but for the input. */
+/* The shadow of a tensor. All zero at first; the same on all ranks but for the input. */
 struct ob_shadow {
   uint64_t calls;           /* compressed blocking ones */
   unsigned offences, since; /* shadows beyond the bound, and since the last of them */
@@ -24,17 +24,18 @@ struct ob_shadow {
 /* Memory for the input of a tensor's shadow. */
 size_t ob_shadow_bytes(const struct ob_mpi_call *call);
 
-/* Before a compressed blocking call: whether it has a shadow, which all ranks find alike. Then its
- * input is kept. */
+/* Called before a compressed blocking call. True if it has a shadow, which all ranks find alike;
+ * its input is then kept. */
 bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
-/* After that call. Collective. tensor: its number for messages; bits: of an element in the call,
- * 0 where the tensor may have more, and so is not judged. */
+/* Called after that call. Collective. tensor: its number for messages; bits: of an element in the
+ * call, 0 where the tensor may have more, and so is not judged. */
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record);
 
-/* Before a nonblocking call, which has no shadow: whether this rank's input is so much smaller than
- * the one before that what that left out would be much of the sum. Then the rank withdraws. */
+/* Called before a nonblocking call, which has no shadow. True if this rank's input is so much
+ * smaller than the one before that the error of that one would be much of the sum. Then the rank
+ * withdraws. */
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
 #endif

@@ -13,7 +13,8 @@
 #include "collectives/watch.h"
 #include "dropin/mpi/queue.h"
 
-/* Of a rank that waits here the answer takes a turn of its loop, on a busy processor a few more. */
+/* Time for the answer: a rank that waits here needs a turn of its loop, on a busy processor a few
+ * more. */
 #define ROLL_SECONDS 0.5
 /* Tests of the request between two looks for questions. */
 #define TESTS_BETWEEN 64
