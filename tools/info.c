@@ -153,7 +153,7 @@ static void print_value(const struct ob_option_file *file, const struct ob_json_
   printf("\n");
 }
 
-/* As a program that leaves all options zero is told. */
+/* Checks options as for a program that leaves all of its own zero. */
 static onebit_status_t check_options(const struct ob_option_file *file) {
   onebit_optimizer_options_t common = {0};
   struct ob_moments moments;

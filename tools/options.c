@@ -230,7 +230,8 @@ static bool set_option(const struct tool_option *option, bool is_long, const cha
   return false;
 }
 
-/* What getopt_long did not understand: `argument` is where it was, `found` an option it knows. */
+/* Refuses what getopt_long did not understand: `argument` is the text, `found` an option it
+ * knows. */
 static enum tool_asked refuse(const char *argument, int got, int found, char error[TOOL_ERROR]) {
   if (got == 1)
     snprintf(error, TOOL_ERROR, "%.120s: unexpected argument", argument);

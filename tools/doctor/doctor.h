@@ -111,8 +111,8 @@ struct doctor_diagnosis {
 };
 
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis);
-/* Whether a value lies below (rates) or above (times) the others of its kind by the given ratio of
- * the median, and by more than noise. Zeros are left out; never among fewer than three. */
+/* True if a value lies below (rates) or above (times) the others of its kind by the given ratio of
+ * the median, and by more than noise. Zeros are left out; false among fewer than three. */
 bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad);
 
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts);

@@ -22,7 +22,7 @@ static struct doctor_facts facts;
 
 static bool leads(void) { return team.leaders != MPI_COMM_NULL; }
 
-/* Of what is measured several times the best counts: noise only makes it worse. */
+/* Repeated measurements count by their best: noise only makes them worse. */
 static void keep_faster(double *rate, double another) { *rate = fmax(*rate, another); }
 static void keep_sooner(double *time, double another) {
   if (another > 0 && (*time <= 0 || another < *time))
@@ -300,7 +300,8 @@ static const struct {
              {"pairs of hosts", measure_pairs},
              {"plain TCP", measure_subnets}};
 
-/* What looks wrong is measured again: noise that makes a rate small once does not do so always. */
+/* Suspicious measurements are repeated: noise that makes a rate small once does not do so
+ * always. */
 enum { ATTEMPTS = 3 };
 #define LONG_ENOUGH 12.0 /* seconds: an attempt more ends within the half minute */
 

@@ -21,7 +21,7 @@ const struct doctor_interface *doctor_interface_in(const struct doctor_facts *fa
   return NULL;
 }
 
-/* Whether every host is in the subnet behind those that count, with an address of its own. */
+/* True if every host has an address in the candidate's subnet, each another one. */
 static bool is_shared(const struct doctor_facts *facts, int candidate) {
   for (int h = 0; h < facts->host_count; h++) {
     const struct doctor_interface *mine = doctor_interface_in(facts, h, candidate);
@@ -198,7 +198,7 @@ static bool is_faster(const struct doctor_facts *facts, int fast, int slow) {
   return rate > 0 && facts->subnets[fast].one_stream >= FASTER_RATIO * rate;
 }
 
-/* Whether a host sends in both: Open MPI cuts long messages among all that it may use. */
+/* True if a host sends in both: Open MPI cuts long messages among all that it may use. */
 static bool sends_in_both(const struct doctor_facts *facts, int subnet, int other) {
   for (int h = 0; h < facts->host_count; h++)
     if (doctor_part_of(facts, h, subnet) >= USED_PART &&
@@ -280,8 +280,8 @@ static void judge_each_interface(const struct doctor_facts *facts,
 #define LATE_RATIO        3.0
 #define LATE_MICROSECONDS 100.0 /* less is a longer cable or another switch: it costs nothing */
 
-/* Of each host the best with any other: noise and a partner's faults only make rates less, and
- * times longer. */
+/* Finds each host's best values with any other: noise and a partner's faults only lower rates and
+ * raise times. */
 static void find_best(const struct doctor_facts *facts, double *sends, double *receives,
                       double *times) {
   const int hosts = facts->host_count;

@@ -1,4 +1,4 @@
-/* What the doctor measures without MPI: the host that it runs on, and plain TCP; Linux. */
+/* Measures what the doctor can without MPI: the host that it runs on, and plain TCP; Linux. */
 #define _GNU_SOURCE /* sched_getaffinity, accept4 */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What the doctor prints: tables of what was measured, findings, and settings to paste. */
+/* Prints the doctor's report: tables of measurements, findings, and settings to paste. */
 #include <string.h>
 
 #include "tools/doctor/doctor.h"

@@ -99,7 +99,7 @@ static int earliest(const struct relay_network *network, bool leaving) {
   return at;
 }
 
-/* What has come to the far end of its way waits there for the host's link. */
+/* Delivers a packet to the host's link at the far end of its way, where it waits. */
 static void arrive(struct relay_network *network, struct relay_packet *packet) {
   struct relay_link *target = &network->links[packet->to];
   if (draw(network) < network->loss)

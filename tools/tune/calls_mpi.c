@@ -38,7 +38,7 @@ static bool say(const struct contest *contest, const struct tune_point *point) {
   return false;
 }
 
-/* What the library does not do is left out. False on all ranks after complaining. */
+/* Enters a point, unless the library cannot do it. False on all ranks after complaining. */
 static bool enter(struct contest *contest, struct tune_point point) {
   const struct ob_cost_task *task = &point.task;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -174,7 +174,7 @@ static const struct wanted {
     BITS(16 << 20, false, 65536, HIERARCHICAL),
 };
 
-/* What was measured of a turn: the point stays INFINITY where it is not possible. */
+/* Measures one point by itself: it stays INFINITY where it is not possible. */
 static bool measure_alone(struct contest *contest, struct tune_point *point) {
   bool well = enter(contest, *point) && hold(contest, POINT_SECONDS, 2);
   if (contest->count)
@@ -218,8 +218,8 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 static const size_t ladder[] = {64,      1024,    4096,    16384,   65536,    131072,  262144,
                                 1 << 19, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20};
 
-/* Where an exchange has several messages to each peer. The first chunk is preferred: another one
- * must be faster by more than noise. */
+/* Sizes at which an exchange has several messages to each peer. The first chunk is preferred:
+ * another one must be faster by more than noise. */
 static const size_t chunk_sizes[] = {4 << 20, 16 << 20, 64 << 20};
 static const size_t chunks[] = {131072, 65536, 262144};
 #define WORTH 0.98

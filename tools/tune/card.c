@@ -1,4 +1,4 @@
-/* What a step takes on GPUs. */
+/* Predicts the time of a step on GPUs. */
 #include "tools/tune/card.h"
 
 #include <math.h>
@@ -129,7 +129,7 @@ static struct tune_update compressed(const struct tune_card *card, const struct 
   return method == TUNE_HIERARCHICAL || two.together < one.together ? two : one;
 }
 
-/* As often as the policy has it: steps in bits, and dense ones; between them a local step. */
+/* Mixes steps as often as the policy has them: in bits, and dense; between them a local step. */
 static struct tune_update mixed(const struct tune_card *card, const struct shape *shape,
                                 struct tune_policy policy) {
   const struct tune_update bits = compressed(card, shape, TUNE_ZERO_ONE),

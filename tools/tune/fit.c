@@ -83,10 +83,10 @@ static bool turn(struct ob_costs *costs, const struct ob_costs *start,
 
 void tune_fit(struct ob_costs *costs, struct tune_points *points) {
   double square = 0;
-  /* What MPI_Allreduce loses of the bandwidth may be the link's (round trips, congestion) or the
-   * cores' (copies): from one bandwidth nobody can tell. All of it is taken for the link's: after a
-   * fit at 1 Gbit/s, calls at 200 and at 500 Mbit/s lost as large a part. On faster links than the
-   * one measured that speaks for MPI, so that compression is never promised too much. */
+  /* The bandwidth that MPI_Allreduce loses may be the link's loss (round trips, congestion) or the
+   * cores' (copies): one bandwidth cannot tell. All of it is taken for the link's: after a fit at 1
+   * Gbit/s, calls at 200 and at 500 Mbit/s lost as large a part. On faster links than the one
+   * measured that speaks for MPI, so that compression is never promised too much. */
   costs->mpi_byte = 0;
   costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
   struct ob_costs start = *costs;

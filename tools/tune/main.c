@@ -107,7 +107,7 @@ static bool has_outer(const struct tune_options *options) {
          options->delay >= 0;
 }
 
-/* What is wrong with options of the whole run; NULL: nothing. */
+/* The fault in options of the whole run, as text; NULL: none. */
 static const char *check_whole(const struct tune_options *options) {
   if (!options->whole)
     return has_outer(options) ? "--local-steps, --bits, --fragments and --delay are for --whole-run"
@@ -117,7 +117,7 @@ static const char *check_whole(const struct tune_options *options) {
                                       : NULL;
 }
 
-/* What is wrong with options that are right each alone; NULL: nothing. */
+/* The fault in options that are right each alone, as text; NULL: none. */
 static const char *check(const struct tune_options *options) {
   bool measures = options->output || options->dry_run || options->quick;
   bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
@@ -156,7 +156,7 @@ static int run(const struct tune_options *options) {
 }
 #endif
 
-/* What the command line does not say; of a card an H200's. */
+/* Fills in what the command line leaves out; for a card, an H200's values. */
 static void fill_in(struct tune_options *options) {
   const struct tune_card *card = &tune_card_default;
   options->copy = options->copy > 0 ? options->copy : card->copy;

@@ -36,7 +36,7 @@ bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs)
     memcpy(costs->source, source, sizeof source);
     reach_link(costs);
   }
-  /* What whole calls took is of one network and one number of hosts: not what is asked for. */
+  /* Times of whole calls are left out: they are of one network and one number of hosts. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
     costs->between.bandwidth = options->bandwidth * TUNE_PAYLOAD;
@@ -127,7 +127,7 @@ static void print_methods(const struct ob_costs *costs, const struct tune_traini
   }
 }
 
-/* Where one-bit hierarchical is not possible it is as flat; the better of both is printed. */
+/* A hierarchical exchange that is not possible counts as flat; the better of both is printed. */
 static void print_scales(const struct ob_costs *costs, struct tune_training training) {
   printf("\n# The same with other numbers of hosts, %d rank%s each, no overlap: seconds a step\n",
          training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s");

@@ -75,7 +75,7 @@ static double best_step(const struct network *network, enum tune_method first,
   return best;
 }
 
-/* Of the better compressed step over the better dense one, which may be of 16 bits. */
+/* The speed-up of the better compressed step over the better dense one, which may be of 16 bits. */
 static double gain(const struct network *network, bool overlap) {
   return best_step(network, TUNE_DENSE, TUNE_HALF, overlap) /
          best_step(network, TUNE_FLAT, TUNE_HIERARCHICAL, overlap);

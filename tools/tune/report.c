@@ -1,5 +1,5 @@
-/* What onebit-tune says and writes: what was measured, how well the model fits, what plans will
- * decide, and the tuning file. */
+/* Prints the results of onebit-tune: measurements, the fit of the model, and decisions of plans;
+ * and writes the tuning file. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>

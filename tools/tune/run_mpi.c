@@ -114,7 +114,7 @@ static void time_some(const struct arrays *arrays, bool asked, bool quick, doubl
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
-/* Whether all ranks are on one machine, whatever the names of their hosts. */
+/* True if all ranks are on one machine, whatever the names of their hosts. */
 static bool one_machine(void) {
   uint64_t own = ob_machine_number(), first = own;
   MPI_Bcast(&first, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
@@ -239,13 +239,14 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
   /* Each was sent, and another received, on a core that may be shared. */
   link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
-  /* What an exchange reaches of the link both ways is fitted; this is what the link can do. */
+  /* The link's own bandwidth; the part of it that an exchange reaches both ways is fitted. */
   link->bandwidth = bandwidth(&flow, false, quick);
   link->bandwidth = fmax(link->bandwidth, bandwidth(&flow, true, quick));
   MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, comm);
 }
 
-/* What cannot be measured (one host, one rank a host) stays as it is. */
+/* Measures the links; values that cannot be measured (one host, one rank a host) stay as they
+ * are. */
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing(&run->costs, &run->cluster);
   measure_link(run->team.local, &run->costs.inside, sharing, run->options->quick);

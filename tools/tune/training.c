@@ -110,7 +110,7 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 #undef MEAN_OF
 }
 
-/* What is not hidden of an exchange. */
+/* The part of an exchange that is not hidden. */
 static double waiting(const struct tune_training *training, double exchange, bool overlap) {
   return !overlap ? exchange
                   : fmax(exchange - TUNE_HIDING * training->compute, TUNE_EXPOSED * exchange);
@@ -125,7 +125,7 @@ double tune_step_seconds(const struct ob_costs *costs, const struct tune_trainin
          parts.policy.dense * waiting(training, parts.full.seconds, overlap);
 }
 
-/* Whether the method is worth it at a bandwidth. */
+/* True if the method is worth it at a bandwidth. */
 static bool worth(const struct ob_costs *costs, const struct tune_training *training,
                   enum tune_method method, double bandwidth) {
   struct ob_costs other = *costs;

@@ -42,8 +42,8 @@ struct tune_policy {
 
 struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method);
 
-/* Of the computation, the part that an exchange can hide behind (backward is two thirds); of the
- * exchange, the part that cannot be hidden (the last of 25 buckets). */
+/* The part of the computation that an exchange can hide behind (backward is two thirds), and the
+ * part of the exchange that cannot be hidden (the last of 25 buckets). */
 #define TUNE_HIDING  (2.0 / 3)
 #define TUNE_EXPOSED (1.0 / 25)
 
@@ -63,7 +63,7 @@ struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap);
 
-/* Where a method's step saves less than this, it is not worth what bits round. */
+/* The least speed-up that is worth the rounding to bits. */
 #define TUNE_WORTH 1.05
 
 /* The bandwidth between hosts, in bytes a second, above which a run with the method is less than

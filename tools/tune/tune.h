@@ -26,13 +26,13 @@ struct tune_options {
   int hosts, ranks_per_host;
   int device;                         /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
   double copy, launch, group, inside; /* of struct tune_card */
-  /* Of struct tune_wanted; 0, and -1 for bits and delay, where the command line does not say.
+  /* Members of struct tune_wanted; 0, and -1 for bits and delay, where the command line gives none.
    * `bits` is a place in tune_widths. */
   int local_steps, bits, fragments, delay;
   double warm_up; /* share of the steps, or TUNE_WARM_UP */
 };
 
-/* What --bits may be: "1", "2", "4", "8", "float32", "sparse". */
+/* The values of --bits: "1", "2", "4", "8", "float32", "sparse". */
 extern const char *const tune_width_names[];
 
 enum { TUNE_HOST, TUNE_CUDA };
@@ -66,7 +66,8 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
 /* `cluster`: a task of no elements, with hosts and ranks. */
 void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
 void tune_report_points(const struct tune_points *points, double residual);
-/* What plans of 4 B to 256 MiB will choose, where that changes, and each candidate's time. */
+/* Prints the choices of plans of 4 B to 256 MiB, at each size where they change, and each
+ * candidate's time. */
 void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
 
 /* Writes the file, by way of one beside it, and makes its directory. False after complaining. */

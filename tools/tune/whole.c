@@ -1,4 +1,4 @@
-/* What a whole run takes, by the way in which it is trained. */
+/* Predicts the time of a whole run for each way to train. */
 #include "tools/tune/whole.h"
 
 #include <math.h>

@@ -40,7 +40,7 @@ struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_tra
 /* NULL, or why there is no such way: "--delay times --fragments ...". */
 const char *tune_way_error(const struct tune_way *way);
 
-/* What is asked for in all outer steps; 0, and -1 for delay and bits: nothing. */
+/* The values that all outer steps must have; 0, and -1 for delay and bits: any. */
 struct tune_wanted {
   int local_steps, bits, fragments, delay;
 };
@@ -51,8 +51,8 @@ struct tune_wanted {
 enum { TUNE_WAYS = 24 };
 size_t tune_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAYS]);
 
-/* Of ways in that order, the first whose run takes at most 5 % longer than without a network, or
- * else the fastest. */
+/* Chooses among ways in that order the first whose run takes at most 5 % longer than without a
+ * network, or else the fastest. */
 #define TUNE_NEAR 1.05
 size_t tune_choose(const struct ob_costs *costs, const struct tune_training *training,
                    const struct tune_way *ways, size_t count);
