@@ -45,7 +45,7 @@ struct bench_table;
 #define BENCH_VARIANTS   12           /* names in one --compare */
 #define BENCH_ALGORITHMS 16           /* numbers in one --mpi-algorithms */
 
-/* What is asked of a plan. */
+/* The options of a plan that a comparison varies. */
 struct bench_variant {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
@@ -96,7 +96,7 @@ extern const char *const bench_dtypes[],
 
 /* --- The table of benchmarks */
 
-/* Which benchmarks an option belongs to, as bits. */
+/* The benchmarks that an option belongs to, as bits. */
 enum {
   BENCH_COLLECTIVES = 1,
   BENCH_CODEC = 2,
@@ -105,7 +105,7 @@ enum {
   BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
 
-/* What one run has. */
+/* The parts of one run. */
 struct bench_job {
   const struct bench_benchmark *benchmark;
   const struct bench_options *options;
@@ -200,7 +200,7 @@ struct bench_statistics {
 
 /* Sorts the samples. */
 struct bench_statistics bench_statistics(double *samples, size_t count);
-/* Of a[i] / b[i], which belong to the same round. `scratch` holds count numbers. */
+/* Statistics of a[i] / b[i], which belong to the same round. `scratch` holds count numbers. */
 struct bench_statistics bench_ratio(const double *a, const double *b, size_t count,
                                     double *scratch);
 
@@ -227,7 +227,7 @@ extern const struct bench_space bench_space_host, bench_space_cuda;
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
                      uint64_t seed);
 
-/* What a call puts on a stream. */
+/* The operations that a call puts on a stream. */
 struct bench_counts {
   bool known;
   size_t kernels, copies, synchronisations;

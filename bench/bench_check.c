@@ -75,8 +75,8 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
   }
 }
 
-/* What storing a number in a dtype may round away: half a unit in its last place, at most this part
- * of it, and half the smallest float16. */
+/* The error that storing a number in a dtype may add: half a unit in its last place, at most this
+ * part of it, and half the smallest float16. */
 static double tolerance(const struct bench_case *test, double size, double result) {
   static const double half[] = {0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0, 0x1p-25};
   onebit_dtype_t dtype = test->options->dtype;

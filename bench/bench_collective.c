@@ -138,7 +138,7 @@ static int fill(struct bench_case *test) {
                          : BENCH_OK;
 }
 
-/* Of a case that has all that does not depend on the size. */
+/* Sets up for a size a case that has everything that does not depend on the size. */
 static int set_up(struct bench_case *test, size_t bytes) {
   const struct bench_collective *collective = test->collective;
   size_t ranks = (size_t)test->team->size, elements = bytes / sizeof(float);
@@ -206,7 +206,7 @@ static const struct bench_entry *quickest(const struct bench_case *test, size_t 
   return best;
 }
 
-/* Of a device: the first of NCCL's, or the library's own. */
+/* A device's dense entry: the first of NCCL's, or the library's own. */
 static const struct bench_entry *dense_on_device(const struct bench_case *test) {
   size_t dense = test->plan_count + (test->ways[test->plan_count].plan && test->nccl);
   return dense < test->rounds.count ? &test->rounds.entries[dense] : NULL;

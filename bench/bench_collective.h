@@ -11,13 +11,14 @@
 
 #include "bench/bench.h"
 
-/* Of a nonblocking collective: alone, a computation as long as it, and the two together. */
+/* The times of a nonblocking collective: alone, a computation as long as it, and the two
+ * together. */
 enum { BENCH_PURE, BENCH_COMPUTE, BENCH_OVERALL };
 
 /* In percent, of the three times: what the computation hides of the communication. */
 double bench_overlap_percent(double overall, double compute, double pure);
 
-/* What differs between them. */
+/* The properties in which collectives differ. */
 struct bench_collective {
   const char *name, *dense_name;
   onebit_operation_t operation;
@@ -45,11 +46,12 @@ struct bench_way {
   bool half; /* NCCL's, of bfloat16 */
 };
 
-/* What differs between memories, and with a computation. */
+/* The functions in which memories differ, and measurements beside a computation. */
 struct bench_calls {
   int (*add)(struct bench_case *test); /* the ways */
   int (*measure)(struct bench_job *job, struct bench_case *test);
-  /* Of bench_measure_ways: behind the rounds, or NULL; -c; above the rows, and below the last. */
+  /* Steps of bench_measure_ways: after the rounds, or NULL; for -c; above the rows; below the last
+   * row. */
   int (*settle)(struct bench_case *test);
   int (*judge)(struct bench_case *test, bool *right);
   void (*note)(struct bench_job *job, const struct bench_case *test);
@@ -89,7 +91,7 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
                                          struct bench_variant variant, onebit_device_t device);
 onebit_plan_info_t bench_plan_info(onebit_plan_t plan);
 
-/* How often: what the options say, or what the size says. */
+/* The numbers of calls: the options', or by default the size's. */
 size_t bench_case_iterations(const struct bench_case *test);
 size_t bench_case_warmups(const struct bench_case *test);
 

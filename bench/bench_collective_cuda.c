@@ -105,7 +105,7 @@ static int run_twin(struct bench_team *team, const void *context) {
   return bench_status(status, "-c: on the host");
 }
 
-/* What the device has is forgotten before each call. */
+/* Resets the device's residual and result before each call. */
 static int run_device(const struct bench_case *test, void *result) {
   cudaStream_t stream = test->device->stream;
   BENCH_TRY(bench_status(onebit_plan_reset_residual(test->plan), "onebit_plan_reset_residual"));

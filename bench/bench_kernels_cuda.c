@@ -13,7 +13,7 @@
 
 enum { DTYPES = ONEBIT_FLOAT16 + 1 };
 
-/* What passes have besides on a device. */
+/* The additional parts of passes on a device. */
 struct bench_kernels {
   struct bench_device *device;
   onebit_plan_t bits[DTYPES], dense[DTYPES]; /* bits[ONEBIT_FLOAT32] is the passes' own plan */

@@ -1,4 +1,4 @@
-/* What a call cannot be faster than: its bytes at the rate of the links, and its arithmetic on the
+/* Lower bounds of a call's time: its bytes at the rate of the links, and its arithmetic on the
  * cores that all ranks have together. */
 #include <math.h>
 

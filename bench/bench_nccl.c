@@ -69,7 +69,7 @@ void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm) {
 
 /* --- NCCL's own */
 
-/* Of float32, or where the way says so of bfloat16. */
+/* Runs NCCL's collective in float32, or where the way says so in bfloat16. */
 static int run(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   const struct bench_case *test = way->test;

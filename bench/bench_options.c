@@ -19,7 +19,7 @@ static const char *const devices[] = {"host", "cuda", NULL};
 /* 64 bytes an element, and more ranks than a machine has, still fit in a size_t. */
 #define MAX_BYTES (SIZE_MAX >> 20)
 
-/* What functions of the table say of a wrong value. */
+/* The message of the table's functions about a wrong value. */
 typedef const char *reading;
 
 static reading read_sizes(void *values, const char *value) {
@@ -44,7 +44,7 @@ static reading read_link(void *values, const char *value) {
   return isnan(bench_link_sent(value)) ? "there is no such network interface" : NULL;
 }
 
-/* Which block sizes there are is the library's to say, when the plan is made. */
+/* The library checks the block size when the plan is made. */
 static reading read_block_size(void *values, const char *value) {
   struct bench_options *options = values;
   const char *end = tool_read_integer(value, true, &options->block_size);
@@ -94,7 +94,7 @@ static reading read_compare(void *values, const char *value) {
   return NULL;
 }
 
-/* Which numbers there are is the MPI library's to say. */
+/* The MPI library checks the numbers. */
 static reading read_algorithms(void *values, const char *value) {
   struct bench_options *options = values;
   options->all_algorithms = strcmp(value, "all") == 0;

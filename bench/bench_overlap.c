@@ -115,7 +115,7 @@ static onebit_status_t finish_dense(struct side *side) {
   return ONEBIT_OK;
 }
 
-/* As the options say, or one for each 200 us of the computation. */
+/* Sets the number of tests: the options', or one for each 200 us of the computation. */
 static void set_tests(const struct bench_rounds *rounds, const struct bench_options *options,
                       struct side *sides, size_t count) {
   for (size_t k = 0; k < count; k++) {

@@ -43,7 +43,8 @@ static void compress(struct bench_passes *passes, const struct ob_source *source
   ob_residual_commit(residual);
 }
 
-/* What is read and then written is in the cache: in place there is nothing to gain by streaming. */
+/* An array that is read and then written is in the cache: in place there is nothing to gain by
+ * streaming. */
 int bench_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
@@ -174,9 +175,9 @@ LOOP(run_write, bench_write_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
 LOOP(run_memcpy,
      memcpy(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], passes->count * sizeof(float)))
 
-/* What must move: memory that is read counts once and so does memory that is written. What a
- * processor reads only because a cached store will write there does not count: it is a cost of the
- * pass, not its work. Nor do scales, 8 bytes a block. */
+/* The bytes that must move: memory that is read counts once and so does memory that is written.
+ * Memory that a processor reads only because a cached store will write there does not count: it is
+ * a cost of the pass, not its work. Nor do scales, 8 bytes a block. */
 /* clang-format off */
 const struct bench_pass
     /* b and a in, a out */
@@ -362,7 +363,7 @@ int bench_passes_extend(struct bench_passes *passes) {
                                                   : bench_no_memory("moments", passes->count);
 }
 
-/* Of either memory. The optimizer goes before what it works on. */
+/* Destroys passes in either memory. The optimizer goes before the arrays that it works on. */
 void bench_passes_destroy(struct bench_passes *passes) {
   void (*release)(void *) = passes->space->memory->release;
   onebit_optimizer_destroy(passes->optimizer);

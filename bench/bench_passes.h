@@ -23,7 +23,7 @@ enum bench_array {
   BENCH_ARRAYS
 };
 
-/* What the passes work on: all arrays that any of them needs, so that they can take turns. */
+/* The operands of the passes: all arrays that any of them needs, so that they can take turns. */
 struct bench_passes {
   const struct bench_space *space;
   size_t count, streams; /* elements; the most streams in any pass */
@@ -56,12 +56,13 @@ struct bench_pass {
   } each;
   bool streams;  /* it takes other ranks' messages */
   bool captured; /* it is a whole step, on a device in a graph too */
-  /* Of bench_run_pass and _apply; plain loops: how the variance is kept, and what is scratch. */
+  /* For bench_run_pass and _apply; for plain loops the form of the variance, and the array that is
+   * scratch. */
   enum ob_pass_kind kinds[2]; /* the second one OB_PASS_SQUARES: there is one */
   bool frozen;
   enum bench_array scratch;
   void (*fused[2])(struct bench_fused *fused);
-  /* Of bench_run_compress and _reduce. */
+  /* For bench_run_compress and _reduce. */
   bool momentum, reciprocals, moments, in_place;
   bool otherwise; /* stores that are streaming where the plan's are cached, and the reverse */
   enum ob_serve_rule serve_rule;

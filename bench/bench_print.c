@@ -66,7 +66,8 @@ static void put_csv(struct bench_table *table, const char *text) {
     printf("\"");
 }
 
-/* Whether the value itself is to be printed; else it is not of this format, or its head is. */
+/* True if the value itself is to be printed; else it is not of this format, or its head is
+ * printed. */
 static bool wants_value(struct bench_table *table, const char *key, const char *head, int width) {
   if (!(table->format == BENCH_TEXT ? head : key))
     return false;

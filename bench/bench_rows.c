@@ -52,7 +52,7 @@ static const char *head(bool wanted, const char *text) { return wanted ? text : 
 
 static bool compares(const struct bench_row *row) { return row->test->options->compare_count > 0; }
 
-/* What was run: as asked for, and as the plan decided. */
+/* Puts the settings of a row: as asked for, and as the plan decided. */
 static void put_setting(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -89,7 +89,7 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bench_number(table, "tests", head(full, "Tests"), 12, 0, (double)row->tests);
 }
 
-/* Of a nonblocking row these are of the communication alone. */
+/* Puts the times of a row; those of a nonblocking row are the communication's alone. */
 static void put_times(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics *time = &row->time->time;
@@ -203,7 +203,7 @@ static void fields(struct bench_table *table, const void *context) {
     bench_number(table, "of_best", "Of best", 10, 3, row->of_best);
 }
 
-/* What the library refused is no measured row. */
+/* Puts a row without measurements, for what the library refused. */
 static void refused_fields(struct bench_table *table, const void *context) {
   const struct bench_row *row = context;
   if (table->heads) {

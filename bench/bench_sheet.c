@@ -23,7 +23,7 @@ static bool is_of_one_bit(const struct bench_sheet *sheet, const struct bench_pa
 }
 #endif
 
-/* What the list has; a step that is put on a stream is also replayed as a graph. */
+/* Adds the list's passes; a step that is put on a stream is also replayed as a graph. */
 static int add_all(struct bench_sheet *sheet) {
   struct bench_rounds *rounds = &sheet->rounds;
   const struct bench_options *options = sheet->job->options;
@@ -140,7 +140,7 @@ const struct bench_entry *bench_sheet_dense(const struct bench_sheet *sheet) {
   return best_of(sheet, sheet->list->copies, sheet->list->dense);
 }
 
-/* Of a / b, the median of times of the same round; where one has none, of medians. */
+/* Puts the ratio a / b: the median over rounds, or where one has no rounds the ratio of medians. */
 static void put_ratio(struct bench_table *table, const struct bench_sheet *sheet, const char *name,
                       const struct bench_entry *a, const struct bench_entry *b, double factor) {
   const struct bench_rounds *rounds = &sheet->rounds;
