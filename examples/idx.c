@@ -39,7 +39,7 @@ static int open_stream(stream_t *stream) {
 
 static void close_stream(stream_t *stream) { gzclose_r(stream->file); }
 
-/* How many of the bytes came. */
+/* Reads up to `count` bytes, and returns the number that came. */
 static size_t take(stream_t *stream, unsigned char *bytes, size_t count) {
   size_t taken = 0;
   int status = Z_OK;
@@ -87,7 +87,7 @@ static size_t take(stream_t *stream, unsigned char *bytes, size_t count) {
 
 enum { MOST_BYTES = 1 << 30 }; /* MNIST has 47 million */
 
-/* Of the elements `wanted` are missing. */
+/* Refuses a file that ends before the elements `wanted`. */
 static int refuse_end(const stream_t *stream, size_t came, size_t wanted) {
   char why[200];
   if (stream->gone_wrong[0])

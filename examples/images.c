@@ -14,7 +14,7 @@ static int refuse(char *words, const char *what, const char *why) {
   return -1;
 }
 
-/* What the two files say together. */
+/* Checks that the two files belong together. */
 static int check(const idx_t *pixels, const idx_t *labels, const char *images_path,
                  const char *labels_path, char *words) {
   char why[200];
@@ -91,7 +91,7 @@ void images_free(images_t *images) {
 
 /* --- Orders ------------------------------------------------------------------------------------*/
 
-/* Where the element in place `last` comes from: any place up to it (Fisher and Yates). */
+/* The place from which the element in place `last` comes: any up to it (Fisher and Yates). */
 static size_t partner(size_t last, uint64_t *random) {
   return (size_t)(random_bits(random) % (last + 1));
 }

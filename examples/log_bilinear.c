@@ -95,7 +95,7 @@ static float *take(log_bilinear_t *model, size_t *used, size_t count) {
   return at;
 }
 
-/* Where everything is; returns how many floats that are. */
+/* Assigns memory to all arrays; returns the number of floats. */
 static size_t place(log_bilinear_t *model) {
   const log_bilinear_shape_t *shape = &model->shape;
   const size_t table = shape->vocabulary * shape->width, before = shape->context * shape->width;

@@ -276,7 +276,7 @@ static void place_convolution(network_t *network, size_t *used, struct convoluti
   c->d_out = take(network, used, images * out_size(c));
 }
 
-/* Where everything is; returns how many floats that are. */
+/* Assigns memory to all arrays; returns the number of floats. */
 static size_t place_all(network_t *network) {
   const network_shape_t *shape = &network->shape;
   struct convolution *second = &network->convolutions[1];

@@ -60,8 +60,8 @@ void network_initialise(network_t *network, uint64_t seed);
  * pass. */
 void network_forward(network_t *network, const float *pixels, size_t images);
 
-/* Of the latest forward pass: the mean of -ln(probability of the label), and how many images have
- * no class that is more probable than their label. */
+/* Results of the latest forward pass: the mean of -ln(probability of the label), and the number of
+ * images without a class that is more probable than their label. */
 double network_loss(const network_t *network, const unsigned char *labels, size_t images);
 size_t network_correct(const network_t *network, const unsigned char *labels, size_t images);
 

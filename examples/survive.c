@@ -32,8 +32,8 @@ static float feature(int point, int i) { /* what looks drawn, between -1 and 1 *
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
 
-/* Of the mean square of what the weights miss on this rank's points, of which fewer ranks have more
- * each. */
+/* The gradient of the mean squared error on this rank's points; with fewer ranks each has more
+ * points. */
 static double compute_gradient(int rank, int size) {
   double loss = 0;
   int first = POINTS * rank / size, end = POINTS * (rank + 1) / size;

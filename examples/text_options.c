@@ -41,7 +41,7 @@ static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
 const command_line_t text_command_line = {
     "train_text", "data-parallel training of a character-level transformer", tables, &defaults};
 
-/* What no option alone can be blamed for. */
+/* Checks options that go wrong together. */
 static int check(const text_options_t *options, char *words) {
   if (options->train.help)
     return 0;

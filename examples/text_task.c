@@ -112,7 +112,7 @@ static double gradient(train_task_t *task, size_t micro_batch) {
   return found;
 }
 
-/* How many windows of the held-out text are looked at. */
+/* The number of windows of the held-out text that validation uses. */
 static size_t looked_at(const text_task_t *own) {
   const size_t context = own->options->context, most = own->options->held_out;
   const size_t windows = text_held_out(own->text, context);

@@ -21,7 +21,7 @@ int train_arrays_create(train_arrays_t *arrays, const train_task_t *task,
                         const train_options_t *options);
 void train_arrays_destroy(train_arrays_t *arrays);
 
-/* What the optimizer is to be given. */
+/* The arrays for the optimizer. */
 void *train_arrays_parameter(const train_arrays_t *arrays, size_t tensor);
 const void *train_arrays_gradient(const train_arrays_t *arrays, size_t tensor);
 

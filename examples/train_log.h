@@ -11,12 +11,12 @@
 
 typedef struct train_log {
   FILE *file; /* NULL: none is asked for */
-  /* Of the steps that were made before the training was resumed, when the log has them. */
+  /* Totals of the steps before the training was resumed, when the log has them. */
   double seconds;
   uint64_t bytes;
 } train_log_t;
 
-/* What a line says. Seconds and bytes are those since the training was begun or resumed. */
+/* The contents of a line. Seconds and bytes are those since the training was begun or resumed. */
 typedef struct train_log_line {
   size_t step;
   double seconds;
@@ -25,9 +25,9 @@ typedef struct train_log_line {
   const double *loss; /* of the held-out data; NULL: they were not looked at */
 } train_log_line_t;
 
-/* Opens the log of a training that has made its first `made` steps. What the file says of later
- * steps, which will be made again, is taken out; of a training from the start, everything is.
- * Returns 0, or -1 when the file cannot be written. */
+/* Opens the log of a training that has made its first `made` steps. Lines of later steps, which
+ * will be made again, are removed; for a training from the start, all lines. Returns 0, or -1 when
+ * the file cannot be written. */
 int train_log_open(train_log_t *log, const char *path, size_t made);
 void train_log_add(train_log_t *log, const train_log_line_t *line);
 void train_log_close(train_log_t *log);

@@ -244,7 +244,7 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
   return outer != ONEBIT_OK ? outer : status;
 }
 
-/* What the steps of --outer have sent. A round is an exchange of all fragments. */
+/* Counts the exchanges of --outer. A round is an exchange of all fragments. */
 static void count_rounds(onebit_optimizer_info_t *info, const onebit_outer_info_t *outer) {
   const uint64_t rounds = outer->exchanges / outer->fragments;
   const int dense = outer->bits == ONEBIT_OUTER_DENSE;

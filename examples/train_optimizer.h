@@ -1,6 +1,6 @@
 /*
- * What a training makes its steps with: an optimizer of the library, compressed or dense, or dense
- * on each rank with an outer step, or train_dense.h, behind the same few calls.
+ * The optimizer of a training: one of the library, compressed or dense, or a dense one on each rank
+ * with an outer step, or train_dense.h, behind the same few calls.
  */
 #ifndef EXAMPLES_TRAIN_OPTIMIZER_H
 #define EXAMPLES_TRAIN_OPTIMIZER_H

@@ -19,8 +19,8 @@ typedef enum method {
   METHODS
 } method_t;
 
-/* How gradients travel: with the bits of the method, dense by the same optimizer, dense by
- * MPI_Allreduce and an optimizer of train_dense.h, or not at all: --outer. */
+/* The exchange of gradients: with the bits of the method, dense by the same optimizer, dense by
+ * MPI_Allreduce and an optimizer of train_dense.h, or none: --outer. */
 typedef enum form { COMPRESSED, DENSE, DENSE_MPI, OUTER, FORMS } form_t;
 
 #define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
@@ -76,7 +76,7 @@ typedef struct train_options {
   int help, version; /* version: also help, until it is printed */
 } train_options_t;
 
-/* What a program's own defaults begin with. */
+/* The initial members of a program's own defaults. */
 #define TRAIN_OPTIONS_DEFAULTS                                                                     \
   .seed = 1, .accumulate = 1, .learning_rate = REAL_UNSET, .rise = COUNT_UNSET, .last_rate = 0.1f, \
   .freeze = COUNT_UNSET, .variance_freeze = COUNT_UNSET, .variance_scaler = COUNT_UNSET,           \
@@ -97,7 +97,7 @@ void train_options_complete(train_options_t *options, const float learning_rates
 /* Options that go together, or not: 0, or -1 with words that name those at fault. */
 int train_options_check(const train_options_t *options, char words[OPTION_WORDS]);
 
-/* Of one training: --compare makes two. */
+/* The form of one training: --compare makes two. */
 form_t train_options_form(const train_options_t *options);
 
 /* "1-bit Adam", "dense Adam over MPI_Allreduce". */
@@ -107,7 +107,7 @@ const char *train_method_name(int method); /* as --optimizer has it */
 /* Steps when the training ends: --steps, or --stop-at. */
 size_t train_last_step(const train_options_t *options);
 
-/* Of step 0 and on: the same bits on all ranks. */
+/* The rate of a step, counted from 0: the same bits on all ranks. */
 float train_learning_rate(const train_options_t *options, size_t step);
 
 #endif

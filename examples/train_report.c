@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* Of a compressed training's two stages. */
+/* The name of a training's stage; only compressed ones have two. */
 static const char *stage_name(const training_t *training, onebit_stage_t stage) {
   static const char *const names[][2] = {{"warm-up", "compressed"}, {"variance", "local"}};
   return training->form == COMPRESSED ? names[training->options->method == ZERO_ONE_ADAM][stage]
@@ -70,7 +70,7 @@ static int check_progress(const training_t *training, const tally_t *since) {
   return agree(training->team, training->skipped <= 40, words);
 }
 
-/* What is exchanged here is not timed. */
+/* Reports the steps; its exchanges are not timed. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
   const size_t every = training->options->validate_every, last = train_last_step(training->options);
   const int validates = step == last || (every > 0 && step % every == 0);
@@ -111,8 +111,8 @@ static int warms_in_bits(const training_t *training) {
          (compressed && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB));
 }
 
-/* What the compressed stage sent against the warm-up, and how large the error is that waits to be
- * sent, next to the momentum that it belongs to. */
+/* Prints the bytes of the compressed stage against the warm-up, and the size of the residual
+ * relative to the momentum that it belongs to. */
 static void print_compression(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
@@ -138,7 +138,8 @@ static void print_compression(const training_t *training) {
   printf("; steps skipped: %llu\n", (unsigned long long)training->info.skipped);
 }
 
-/* What a rank sends for a gradient in float32, by reduce-scatter and allgather, in every step. */
+/* The bytes that a rank sends for float32 gradients, by reduce-scatter and allgather, in every
+ * step. */
 static double float32_bytes(const training_t *training) {
   const double ranks = (double)training->team->size;
   return 2.0 * (ranks - 1.0) / ranks * 4.0 * (double)training->parameters * (double)steps(training);

@@ -1,5 +1,5 @@
 /*
- * What trainings print: a line for some steps, and what came of it all.
+ * Prints the progress of trainings, a line for some steps, and their results.
  */
 #ifndef EXAMPLES_TRAIN_REPORT_H
 #define EXAMPLES_TRAIN_REPORT_H
@@ -15,14 +15,14 @@ void report_close(training_t *training);
 /* Columns of the lines that follow. */
 void report_head(const training_t *training);
 
-/* Of so many steps made, the latest of them in `since`. Collective; validates where that is due. 0,
- * or -1 after saying why. */
+/* Reports after `step` steps, the latest of them in `since`. Collective; validates where that is
+ * due. 0, or -1 after saying why. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since);
 
-/* Of a training that is done; with its line of JSON. */
+/* Reports a finished training; with its line of JSON. */
 void report_end(const training_t *training);
 
-/* Both side by side. */
+/* Reports both trainings side by side. */
 void report_comparison(const training_t *dense, const training_t *bits);
 
 #endif

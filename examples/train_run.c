@@ -113,7 +113,7 @@ static void add(tally_t *sum, const tally_t *tally) {
   sum->optimizer_seconds += tally->optimizer_seconds;
 }
 
-/* Where a checkpoint is, the log has a line to go on from. */
+/* True if the log has a line for the step; a resumed training needs one for each checkpoint. */
 static int is_reported(const train_options_t *options, size_t step) {
   return step % options->report_every == 0 || step == train_last_step(options) ||
          is_saved(options, step) ||

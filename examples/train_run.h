@@ -24,7 +24,7 @@ typedef struct training {
   train_log_t log; /* on rank 0, when one is asked for */
   size_t skipped;  /* how many of the latest steps were, in a row */
 
-  /* What came of it. */
+  /* The results. */
   size_t first;     /* steps made before, by the training that is resumed */
   tally_t tally[2]; /* of each onebit_stage_t; of dense forms all in the first */
   double loss;      /* of all ranks' samples, since the report before the last one */

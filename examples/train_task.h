@@ -1,5 +1,5 @@
 /*
- * What is trained: data and a model, behind a few calls. train_text, train_images and train_words
+ * A training task: data and a model, behind a few calls. train_text, train_images and train_words
  * each have a kind of their own; optimizers (train_optimizer.h) and steps (train_run.h) see only
  * this.
  */
@@ -11,7 +11,7 @@
 
 typedef struct train_task train_task_t;
 
-/* What the held-out data say. */
+/* The quality of the model on the held-out data. */
 typedef struct train_quality {
   double loss;
   double accuracy; /* from 0 to 1; negative: it is not a matter of right and wrong */
@@ -53,7 +53,7 @@ struct train_task {
   void *ready_context;
 };
 
-/* Whose samples this rank draws: with --hard same those of rank 0. */
+/* The rank whose samples this rank draws: with --hard same rank 0. */
 static inline size_t train_sampling_rank(const train_task_t *task, const train_options_t *options) {
   return options->hard == HARD_SAME ? 0 : task->team->rank;
 }

@@ -20,7 +20,7 @@ typedef struct team {
   int quiet;          /* nothing is to be said */
 } team_t;
 
-/* What each rank does; returns its exit status. */
+/* The work of each rank; returns its exit status. */
 typedef int rank_body_t(team_t *team, const void *context);
 
 /* Runs the body on every rank: threads of this process as many as asked for, or, for 0, the

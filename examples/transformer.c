@@ -15,7 +15,7 @@
 
 typedef const transformer_tensor_t *tensor_t;
 
-/* What a block's forward pass keeps for its backward pass, and its six tensors. */
+/* A block's six tensors, and the values that its forward pass keeps for its backward pass. */
 struct transformer_layer {
   tensor_t attention_gain, query_key_value, attention_output, mlp_gain, mlp_input, mlp_output;
   float *input;                  /* [row][width] */
@@ -48,7 +48,7 @@ static void tell(const transformer_t *model, tensor_t tensor) {
 
 /* --- Attention ---------------------------------------------------------------------------------*/
 
-/* Where one head of one sequence lies. */
+/* The positions of one head of one sequence. */
 typedef struct head {
   size_t position; /* of the first element in a [row][width] array */
   size_t query;    /* the same in the [row][3 width] array of queries, keys and values */

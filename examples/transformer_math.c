@@ -89,7 +89,7 @@ static inline __attribute__((always_inline)) float exponential(float x) {
   e = 1.0f / 6.0f + r * e;
   e = 0.5f + r * e;
   e = 1.0f + r * (1.0f + r * e);
-  /* What is not a number stays one by way of e, and has no exponent. */
+  /* A NaN stays one by way of e, and has no exponent. */
   const uint32_t bits = (uint32_t)((int32_t)(k == k ? k : 0.0f) + 127) << 23;
   float power;
   memcpy(&power, &bits, sizeof power);
