@@ -25,8 +25,8 @@ namespace {
 
 constexpr unsigned LANES = 32, MAX_THREADS = 1024;
 
-/* What a shuffle reads from a lane that does not take part: undefined in CUDA, here a NaN as a
- * float and as a double, so that it is seen if it is used. */
+/* The value that a shuffle reads from a lane that does not take part: undefined in CUDA, here a NaN
+ * as a float and as a double, so that it is seen if it is used. */
 constexpr uint64_t NOBODY = 0xfffdeadbfffdeadb;
 
 const char *name(collective kind) {
@@ -86,7 +86,7 @@ private:
   std::minstd_rand random_;
 };
 
-/* Which threads may run: a bit each. */
+/* The threads that may run: a bit each. */
 class ready_set {
 public:
   void insert(unsigned number) {

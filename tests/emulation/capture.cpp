@@ -71,7 +71,7 @@ bool captured_implicitly(const CUstream_st &stream) {
   return false;
 }
 
-/* Whether every node that nothing comes after is among the origin's last. */
+/* True if every node that nothing comes after is among the origin's last. */
 bool is_joined(const capture &all) {
   std::vector<bool> followed(all.nodes.size());
   for (const graph_node &node : all.nodes)

@@ -157,7 +157,8 @@ static bool comes_early(const cudaLaunchConfig_t &config) {
   return false;
 }
 
-/* What comes early and does not wait reads what the kernel ahead has yet to write. */
+/* Runs a kernel. A thread that comes early and does not wait reads what the kernel ahead has yet to
+ * write. */
 static void run_kernel(dim3 grid, dim3 block, const std::function<void()> &thread, bool early) {
   const size_t threads = size_t{grid.x} * grid.y * grid.z * (size_t{block.x} * block.y * block.z);
   threads_that_waited = 0;

@@ -30,16 +30,16 @@ enum class counted {
 };
 void count(counted what, long times = 1);
 
-/* Whether emulation_only_count is on; and then, whether so many bytes are left as they are. */
+/* True if emulation_only_count is on; and then, true if so many bytes are left as they are. */
 bool only_counts();
 bool leaves(size_t bytes);
 
-/* Whether this allocation (launch) is the one that a test makes fail. */
+/* True if this allocation (launch) is the one that a test makes fail. */
 bool allocation_fails();
 bool launch_fails();
 
-/* Calls that would wait for, or change, what a capture must not see: an error, and the end of that
- * capture. With the lock. */
+/* Refuses a call that would wait for, or change, what a capture must not see: an error, and the end
+ * of that capture. With the lock. */
 cudaError_t refuse_in_capture();
 
 } // namespace emulation

@@ -70,7 +70,7 @@ emulation_enter:
 )");
 extern "C" void emulation_enter();
 
-/* As emulation_switch leaves a stack: r15, r14, r13, r12, rbx, rbp, the return address. */
+/* Fills a stack as emulation_switch leaves it: r15, r14, r13, r12, rbx, rbp, the return address. */
 static void prepare(context &fresh, void *top, void (*entry)(void *), void *argument) {
   void **frame = static_cast<void **>(top) - 9; /* a call finds the stack aligned to 16 */
   frame[3] = argument;
@@ -130,7 +130,7 @@ emulation_enter:
 )");
 extern "C" void emulation_enter();
 
-/* As emulation_switch leaves a stack: x19, x20, ..., x29, x30 at 88, then d8 to d15. */
+/* Fills a stack as emulation_switch leaves it: x19, x20, ..., x29, x30 at 88, then d8 to d15. */
 static void prepare(context &fresh, void *top, void (*entry)(void *), void *argument) {
   void **frame = static_cast<void **>(top) - 20;
   frame[0] = reinterpret_cast<void *>(entry);

@@ -31,7 +31,7 @@ constexpr size_t ZONE = 0;
 constexpr size_t ZONE = 4096;
 #endif
 constexpr size_t ALIGNMENT = 4096, KEPT = size_t{32} << 20;
-/* Of a zone, at each synchronisation. */
+/* Bytes of a zone that are checked at each synchronisation. */
 constexpr size_t CHECKED = 512;
 /* Each a NaN, as floats. */
 constexpr unsigned char FRESH = 0xff, FREED = 0xfe, GUARD = 0xfd;
@@ -215,7 +215,7 @@ cudaError_t unregister_memory(lock &held, void *pointer) {
 
 enum class place { pageable, pinned, device, broken };
 
-/* Where these bytes are; broken if they end beyond their allocation. */
+/* The memory of these bytes; broken if they end beyond their allocation. */
 place where(const void *pointer, size_t size) {
   const allocation *block = find(pointer);
   if (!block)
@@ -230,7 +230,7 @@ bool matches(place actual, bool says_device) {
                      : actual == place::pageable || actual == place::pinned;
 }
 
-/* Whether the kind says the truth about both sides. */
+/* True if the kind matches both sides. */
 bool truthful(cudaMemcpyKind kind, place to, place from) {
   if (to == place::broken || from == place::broken)
     return false;

@@ -10,7 +10,7 @@ namespace emulation {
 
 constexpr size_t DEVICE_MEMORY = size_t{4} << 30; /* of one device */
 
-/* Whether a kernel may touch these bytes. With the lock. */
+/* True if a kernel may touch these bytes. With the lock. */
 bool device_can_touch(const void *pointer, size_t size);
 
 /* Ends the process if something was written just outside of an allocation. With the lock. */

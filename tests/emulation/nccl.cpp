@@ -43,7 +43,7 @@ ncclResult_t flush() {
   return ncclSuccess;
 }
 
-/* How many times `count` elements a call reads and writes. */
+/* The factors of `count` elements that a call reads, and writes. */
 size_t times_read(const transfer &what, size_t ranks) {
   return what.kind == transfer::receive ? 0 : what.kind == transfer::reduce_scatter ? ranks : 1;
 }

@@ -37,7 +37,7 @@ std::map<std::string, std::shared_ptr<clique>> &forming() {
   return all;
 }
 
-/* What making a communicator ends with: the wait for the other ranks. */
+/* The end of making a communicator: the wait for the other ranks. */
 using arrival = std::function<ncclResult_t(lock &)>;
 thread_local std::vector<arrival> arrivals;
 
@@ -212,8 +212,8 @@ ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclC
   return arrive(held, [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
 
-/* What is queued, and what has begun: the last that was enqueued comes after the others. What a
- * launched graph has begun is for the graph's stream to wait for. */
+/* Completes what is queued, and what has begun: the last that was enqueued comes after the others.
+ * Operations that a launched graph has begun are for the graph's stream to wait for. */
 void drain(lock &held, const comm_ptr &comm) {
   const char *whom = "kernels of NCCL, in ncclCommFinalize or ncclCommDestroy";
   while (!comm->queued.empty())

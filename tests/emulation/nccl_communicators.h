@@ -1,5 +1,5 @@
 /*
- * What NCCL's calls on communicators and the calls that make them share.
+ * The common part of NCCL's calls on communicators and the calls that make them.
  */
 #ifndef EMULATION_NCCL_COMMUNICATORS_H
 #define EMULATION_NCCL_COMMUNICATORS_H
@@ -11,7 +11,7 @@ namespace emulation {
 /* The communicator behind a handle, or none. With the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
-/* Keeps the words for ncclGetLastError, and gives the error back; so does the end of a group. */
+/* Keeps the words for ncclGetLastError, and returns the error; so does the end of a group. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process where this is an NCCL of before that version. */
@@ -19,15 +19,16 @@ void must_be_there(int version, const char *function);
 /* A communicator ends: an abort takes its windows along, else there may be none. With the lock. */
 void close_windows(ncclComm_t comm, bool abort);
 
-/* What a call that the ranks make together gives back: who did not want to wait must be able to. */
+/* The result of a call that the ranks make together, which a rank that does not wait must be able
+ * to get. */
 ncclResult_t answer(const ncclComm &made);
 
-/* Whether the calling thread is between ncclGroupStart and ncclGroupEnd. */
+/* True if the calling thread is between ncclGroupStart and ncclGroupEnd. */
 bool in_group();
-/* Whether calls wait for the end of its group. */
+/* True if calls wait for the end of its group. */
 bool group_has_calls();
-/* At its end: waits until the communicators that it makes are there, and gives the first error; or
- * gives them up. */
+/* At the end of a group: waits until the communicators that it makes are there, and returns the
+ * first error; or gives them up. */
 ncclResult_t arrive_all();
 void forget_arrivals();
 

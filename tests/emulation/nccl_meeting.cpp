@@ -131,7 +131,7 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
   return false;
 }
 
-/* What the awaited ranks have yet to begin. */
+/* The operations that the awaited ranks have yet to begin. */
 std::vector<operation_ptr> needs(const clique &ranks, const operation &self) {
   std::vector<operation_ptr> found;
   for (const std::shared_ptr<begun> &by : ranks.waiting)

@@ -1,5 +1,6 @@
 /*
- * Where the ranks of a communicator meet: sends with receives, and collectives with each other.
+ * Matches the calls of a communicator's ranks: sends with receives, and collectives with each
+ * other.
  */
 #ifndef EMULATION_NCCL_MEETING_H
 #define EMULATION_NCCL_MEETING_H
@@ -56,7 +57,7 @@ struct posted {
   std::shared_ptr<begun> by;
 };
 
-/* What a rank says to ncclCommSplit, and what it gets. */
+/* The arguments of a rank's ncclCommSplit, and its result. */
 struct choice {
   int color, key;
   bool blocking;

@@ -12,7 +12,7 @@ namespace emulation {
 
 namespace {
 
-/* How an element is read, counted with, and written. */
+/* Reads and writes an element, and names the type of its arithmetic. */
 template <typename T> struct element {
   using number = T;
   static T load(const void *from, size_t i) { return static_cast<const T *>(from)[i]; }

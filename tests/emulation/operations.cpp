@@ -40,8 +40,8 @@ void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &a
       after.push_back(other->last);
 }
 
-/* What an operation waits for: the first of its stream, and those that it comes after; or, begun,
- * what other ranks have to run. */
+/* The operations that one waits for: the first of its stream, and those that it comes after; or,
+ * begun, those that other ranks have to run. */
 std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
   if (wanted->state == operation::running)
     return wanted->what.needs ? wanted->what.needs(*wanted) : std::vector<operation_ptr>();

@@ -24,7 +24,7 @@ using operation_ptr = std::shared_ptr<operation>;
 using stream_ptr = std::shared_ptr<CUstream_st>;
 using lock = std::unique_lock<std::mutex>;
 
-/* What an operation does. A graph keeps it to do it again. */
+/* The work of an operation. A graph keeps it to do it again. */
 struct work {
   /* Called without the lock. False: it has begun, and finish() will be called for it. */
   std::function<bool(const operation_ptr &)> start;
@@ -101,7 +101,7 @@ std::vector<stream_ptr> streams_of(int device);
 void synchronise_device(lock &held, int device,
                         const char *whom = "an operation of another thread or rank");
 
-/* What the environment says. */
+/* The value of an environment variable. */
 long setting(const char *name, long otherwise);
 
 } // namespace emulation

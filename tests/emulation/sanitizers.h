@@ -1,5 +1,5 @@
 /*
- * Which sanitizers this is compiled with: gcc and clang say it differently.
+ * Finds the sanitizers that this is compiled with, which gcc and clang announce differently.
  */
 #ifndef EMULATION_SANITIZERS_H
 #define EMULATION_SANITIZERS_H

@@ -1,5 +1,5 @@
 /*
- * What the parts of the emulated device's own test share.
+ * The common part of the files of the emulated device's own test.
  */
 #ifndef EMULATION_SELF_TEST_H
 #define EMULATION_SELF_TEST_H
@@ -9,7 +9,7 @@
 void expect(bool holds, const char *what, const char *file, int line);
 #define EXPECT(condition) expect(condition, #condition, __FILE__, __LINE__)
 
-/* Whether a child process that calls the function aborts and says these words. */
+/* True if a child process that calls the function aborts with these words. */
 bool aborts_with(void (*function)(), const char *words);
 
 /* One grid on the stream. */

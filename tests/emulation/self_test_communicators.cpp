@@ -297,7 +297,7 @@ void wrong_in_a_group() {
   EXPECT(ncclGroupStart() == ncclSuccess && ncclGroupEnd() == ncclSuccess);
 }
 
-/* What another thread has begun is over too when the communicator is final. */
+/* A collective that another thread has begun is over too when the communicator is final. */
 void finalize_what_runs(rank &self) {
   static std::atomic<int> waiting{0};
   EXPECT(join(self, 1) == ncclSuccess);

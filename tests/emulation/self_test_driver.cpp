@@ -1,6 +1,6 @@
 /*
- * What a driver may do, by CUDA's and NCCL's documents, and most drivers seldom do: copies that are
- * late, calls that wait, kernels that spin.
+ * Actions that CUDA's and NCCL's documents allow a driver, and most drivers seldom take: copies
+ * that are late, calls that wait, kernels that spin.
  */
 #include <stdlib.h>
 
@@ -28,7 +28,7 @@ int *on_device(int value) {
   return static_cast<int *>(memory);
 }
 
-/* What a stream that is not ordered with the default one sees. */
+/* The value that a stream which is not ordered with the default one sees. */
 int seen_by(cudaStream_t stream, const int *memory, int *seen) {
   EXPECT(launch(stream, 1, 1, copy, seen, memory) == cudaSuccess);
   EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);

@@ -238,7 +238,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
   return result(elapsed(ms, start, end));
 }
 
-/* What waits for the event holds the operation itself. */
+/* Destroys an event; an operation that waits for it holds the event's operation itself. */
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   lock held(guard());
   if (!find_event(event))

@@ -1,6 +1,7 @@
 /*
- * What a .cu file includes: the language of the device side and the launch, for a C++17 compiler.
- * A kernel is an ordinary function; launched, it is called once for each CUDA thread, on a fiber.
+ * The header that .cu files include: the language of the device side and the launch, for a C++17
+ * compiler. A kernel is an ordinary function; launched, it is called once for each CUDA thread, on
+ * a fiber.
  */
 #ifndef EMULATION_CUDA_RUNTIME_H
 #define EMULATION_CUDA_RUNTIME_H

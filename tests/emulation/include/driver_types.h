@@ -123,7 +123,7 @@ typedef struct cudaUUID_t {
   char bytes[16];
 } cudaUUID_t;
 
-/* Of the attributes of a launch, the one that has an effect. */
+/* Attributes of a launch; one of them has an effect. */
 typedef enum cudaLaunchAttributeID {
   cudaLaunchAttributeIgnore = 0,
   cudaLaunchAttributeProgrammaticStreamSerialization = 6

@@ -43,7 +43,7 @@
 extern "C" {
 #endif
 
-/* What has run, and what was called, since the last reset. */
+/* Counts of operations and calls since the last reset. */
 struct emulation_counters {
   long kernels;
   long copies;

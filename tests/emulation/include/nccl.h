@@ -161,8 +161,8 @@ ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recv
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-/* The next operation of this rank fails, as when the link to another one breaks: all ranks find
- * ncclRemoteError in ncclCommGetAsyncError. */
+/* Makes the next operation of this rank fail, as when the link to another one breaks: all ranks
+ * find ncclRemoteError in ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
 
 /* Windows that were registered, of all ranks, and that are. With EMULATED_NCCL_VERSION=21800 this
