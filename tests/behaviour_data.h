@@ -17,7 +17,7 @@ size_t bytes_of(onebit_dtype_t dtype);
 /* Zeros; ends the process where there is no memory. */
 void *memory(size_t bytes);
 
-/* Of the files of a directory, whatever their order; they are removed, and it, too. */
+/* Digests the files of a directory, whatever their order, and removes them and the directory. */
 uint64_t digest_files(const char *directory);
 
 #endif

@@ -18,7 +18,7 @@ struct golden {
 
 size_t golden_count(void);
 
-/* What the codec makes of a case; without a name where there is no memory. */
+/* Runs a case with the codec; without a name where there is no memory. */
 struct golden golden_run(size_t index, const struct ob_codec *codec);
 
 #endif

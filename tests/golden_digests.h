@@ -1,5 +1,5 @@
-/* What golden_cases.c makes: `codec_digest CODEC` prints these lines, with any codec. Recorded with
- * wire format 3. */
+/* The digests of golden_cases.c: `codec_digest CODEC` prints these lines, with any codec. Recorded
+ * with wire format 3. */
 #ifndef ONEBIT_TESTS_GOLDEN_DIGESTS_H
 #define ONEBIT_TESTS_GOLDEN_DIGESTS_H
 

@@ -32,7 +32,7 @@ void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value);
 /* The same of a result, or of a parameter: there is no infinity among float16's, but +-65504. */
 void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float value);
 
-/* What sums of blocks are added up in, from zeros on; and what they come to, once. */
+/* The accumulator of sums of blocks, from zeros on; and its total, once. */
 struct oracle_sum {
   double lane[1024];
   size_t count;
@@ -59,7 +59,7 @@ struct oracle {
   size_t valid;        /* elements of the send buffer */
   size_t elements;     /* with the padding of profile deepspeed */
   size_t result_count; /* elements of all ranks' results together, or of the common result */
-  /* Of the results: in an exchange (profile default) and an allgather scales are rounded to it
+  /* The results' type: in an exchange (profile default) and an allgather scales are rounded to it
    * before they are sent, so that the residual has what rounding takes. oracle_call sets it. */
   onebit_dtype_t result_dtype;
   bool common_scale; /* one scale for all runs of a worker buffer, and of a server share */
@@ -109,8 +109,8 @@ size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
 
-/* Where the part of the server residual begins that a rank keeps, and its elements (0 unless it is
- * an allreduce). */
+/* The first element of the server residual that a rank keeps, and its elements (0 unless it is an
+ * allreduce). */
 size_t oracle_server_first(const struct oracle *oracle, int rank);
 size_t oracle_server_count(const struct oracle *oracle, int rank);
 
@@ -184,8 +184,8 @@ bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradien
 /* The mean over the workers. */
 float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
 
-/* What the workers put into an exchange: `value` of worker w's element `at` of the exchange, which
- * is element i of the optimizer. */
+/* A worker's input of an exchange: `value` of worker w's element `at` of the exchange, which is
+ * element i of the optimizer. */
 typedef float oracle_value(const void *context, const struct oracle_exchange *exchange, size_t w,
                            size_t at, size_t i);
 float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
@@ -219,14 +219,14 @@ void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_r
 /* A step with a frozen variance, within ONEBIT_STEP_BOUND but in profile deepspeed. */
 float oracle_bounded(const struct oracle_adam *adam, float step);
 
-/* After a warm-up step that is counted: whether it is the last. */
+/* True if this warm-up step, which has been counted, is the last. */
 bool oracle_must_freeze(struct oracle_adam *adam);
 /* Ends the warm-up after this step. */
 void oracle_freeze(struct oracle_adam *adam);
 
-/* What worker w adds of element i to the momentum of the compressed stage. What a gradient counts
- * as and what the optimizer makes of it are one factor where the gradient is compressed as it is;
- * in the hierarchical schedule it is a host's mean that is. */
+/* The value that worker w adds of element i to the momentum of the compressed stage. The weight of
+ * a gradient and the optimizer's factor are one factor where the gradient is compressed as it is;
+ * in the hierarchical schedule a host's mean is compressed. */
 float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i);
 

@@ -17,13 +17,14 @@ struct oracle_lamb {
   double *coefficient, *factor; /* of each tensor */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */
-  /* What came back, as it travels, and what a worker's next momentum begins with, as it is. */
+  /* The result of the exchange, as it travels, and the beginning of a worker's next momentum, as it
+   * is. */
   float *received, *carried;
   float *padding; /* likewise: both */
   size_t padding_count;
 };
 
-/* As oracle_adam_create. */
+/* Creates the oracle as oracle_adam_create does. */
 struct oracle_lamb *oracle_lamb_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_lamb_options_t *options);
 void oracle_lamb_destroy(struct oracle_lamb *lamb);
@@ -37,7 +38,7 @@ void oracle_lamb_whole_step(struct oracle_lamb *lamb, size_t k, float learning_r
 /* Tensor k by its update, times its trust ratio. */
 void oracle_lamb_move(struct oracle_lamb *lamb, size_t k, float learning_rate);
 
-/* As oracle_adam_step. */
+/* Makes a step as oracle_adam_step does. */
 bool oracle_lamb_step(struct oracle_lamb *lamb, const float *const *gradients, float learning_rate);
 
 #endif

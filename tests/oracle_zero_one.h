@@ -22,7 +22,7 @@ struct oracle_zero_one_clock {
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed);
 
-/* What the next step sends; and that step is made. */
+/* The exchange of the next step; and the count of that step. */
 int oracle_zero_one_clock_next(const struct oracle_zero_one_clock *clock);
 void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 
@@ -60,7 +60,7 @@ void oracle_zero_one_destroy(struct oracle_zero_one *oracle);
 void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gradients,
                           float learning_rate, onebit_status_t *statuses);
 
-/* Whether parameters are equal on all ranks now. */
+/* True if parameters are equal on all ranks now. */
 bool oracle_zero_one_together(const struct oracle_zero_one *oracle);
 
 #endif

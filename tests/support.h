@@ -1,6 +1,6 @@
 /*
- * What the tests share: ranks that are threads, checks that work inside them, gradient-like data,
- * buffers between guard pages, and comparison to the bit.
+ * The common part of the tests: ranks that are threads, checks that work inside them, gradient-like
+ * data, buffers between guard pages, and comparison to the bit.
  *
  * A check that fails is noted, with the rank and the case it happened in, and the test goes on: a
  * rank that left early would leave the others waiting for its messages. The test fails at its end,
@@ -71,7 +71,7 @@ bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call,
 #define CHECK_WORDS(part) check_words((part), __FILE__, __LINE__)
 bool check_words(const char *part, const char *file, int line);
 
-/* What this thread's next failures should be told with: the case, and the rank (-1: no rank). */
+/* Sets the labels of this thread's next failures: the case, and the rank (-1: no rank). */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void check_rank(int rank);
 
@@ -80,7 +80,7 @@ void checks_must_hold(void);
 
 /* ---- Ranks (support.c) ---- */
 
-/* What one rank does. The communicator is destroyed after it returns. */
+/* The body of one rank. The communicator is destroyed after it returns. */
 typedef void rank_body(onebit_comm_t comm, void *context);
 
 /* Runs the body on `size` ranks, each a thread, over a loopback communicator; then
@@ -93,7 +93,7 @@ void on_hosts(int size, int hosts, rank_body *body, void *context);
 /* Waits until all ranks of comm are here: a collective of its own on a dense plan of no element. */
 void meet(onebit_comm_t comm);
 
-/* Whether plans can be made with this codec here; "" is the library's own choice. Leaves
+/* True if plans can be made with this codec here; "" is the library's own choice. Leaves
  * ONEBIT_CODEC set to it when they can, and unset when they cannot. Call it while no other thread
  * runs. */
 bool use_codec(const char *name);

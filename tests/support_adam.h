@@ -26,7 +26,7 @@ struct adam_tensors {
 extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensors_many_words,
     adam_tensors_tiny, adam_tensors_none;
 
-/* How a step is made: in one call, or with gradients that are ready one by one: from the last
+/* The form of a step: in one call, or with gradients that are ready one by one: from the last
  * tensor on, from the first, in an order of each rank's own that changes; or each rank tells of
  * some of them only, or makes every third step in one call. */
 enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
@@ -59,7 +59,7 @@ struct adam_case {
                             and there is no bias correction: products with levels are exact */
 };
 
-/* What the oracle says after each step. */
+/* The oracle's state after each step. */
 struct adam_run {
   const struct adam_case *what;
   struct adam_moment {

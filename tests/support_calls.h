@@ -1,5 +1,5 @@
-/* What the tests of MPI-shaped calls share: data that one bit says exactly, and what the library
- * keeps of a communicator. For tests/mpi_calls*.c. */
+/* The common part of tests of MPI-shaped calls: data that one bit represents exactly, and the
+ * library's state of a communicator. For tests/mpi_calls*.c. */
 #ifndef ONEBIT_TESTS_SUPPORT_CALLS_H
 #define ONEBIT_TESTS_SUPPORT_CALLS_H
 
@@ -25,7 +25,7 @@ bool check_exact(const char *what, const float *buffer, size_t count, int size, 
 
 float element(const void *buffer, onebit_dtype_t dtype, size_t i);
 
-/* What the tensors of a communicator have gone through, all together; and how many there are. */
+/* The counts of a communicator's tensors, all together; and the number of tensors. */
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
 
 /* A communicator of all ranks that returns errors. */

@@ -8,7 +8,8 @@
 #include "tests/oracle.h"
 #include "tests/support.h"
 
-/* Where the buffers lie. APART_ODD: one element (three for the result) after an aligned address. */
+/* The placement of the buffers. APART_ODD: one element (three for the result) after an aligned
+ * address. */
 enum placement { APART_ABOVE, APART_BELOW, APART_ODD, IN_PLACE, PLACEMENTS };
 
 struct collective_case {
@@ -19,9 +20,9 @@ struct collective_case {
   bool nonblocking; /* every second call */
 };
 
-/* How much of the table: EVERY_OPTION is the full product of dtype, scale and block size for counts
- * up to 4097; COVERING has every pair of scale and block size for each operation and count; FEW is
- * for launches under mpirun. */
+/* The extent of the table: EVERY_OPTION is the full product of dtype, scale and block size for
+ * counts up to 4097; COVERING has every pair of scale and block size for each operation and count;
+ * FEW is for launches under mpirun. */
 enum extent { EVERY_OPTION, COVERING, FEW };
 
 /* The cases for groups of `size`; the caller frees the array. */

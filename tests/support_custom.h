@@ -9,7 +9,7 @@
 
 enum custom_call { CUSTOM_SEND, CUSTOM_RECEIVE, CUSTOM_TEST, CUSTOM_CALLS };
 
-/* What goes wrong: the `at`-th call (from 1 on) of one kind on one rank; 0: nothing. */
+/* A failure: of the `at`-th call (from 1 on) of one kind on one rank; 0: none. */
 struct custom_fault {
   enum custom_call call;
   int rank;

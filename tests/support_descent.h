@@ -13,7 +13,7 @@ enum { RANKS = 4, UNKNOWNS = 1500 };
 /* The gradient of a rank's sum by unknown i, where that is w. */
 float descent_slope(float w, int rank, size_t i);
 
-/* How far the mean loss is above its minimum: sum of curvature / 2 (w - mean target)^2. */
+/* The mean loss above its minimum: sum of curvature / 2 (w - mean target)^2. */
 double descent_excess(const float w[UNKNOWNS]);
 
 /* That of all ranks, which must have come to the same bits. */

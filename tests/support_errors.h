@@ -11,7 +11,7 @@
  * hierarchical plan that may be another, who has heard of it. */
 void check_blame(onebit_status_t status, onebit_comm_t comm, int culprit, const char *name);
 
-/* Which rank is at fault, the schedule of allreduces and optimizers, and the latters' clipping and
+/* The rank at fault, the schedule of allreduces and optimizers, and the latters' clipping and
  * shards. */
 struct culprit {
   int rank;

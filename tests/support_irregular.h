@@ -1,4 +1,4 @@
-/* What may stand in the place of a file that is to be read; the reader must not wait for it. */
+/* Objects in the place of a file that is to be read; the reader must not wait for them. */
 #ifndef ONEBIT_TESTS_SUPPORT_IRREGULAR_H
 #define ONEBIT_TESTS_SUPPORT_IRREGULAR_H
 

@@ -26,7 +26,7 @@ struct long_run {
   uint64_t calls, every; /* calls of a rank; of them about one in `every` meets a fault, 0: none */
   pthread_barrier_t barrier;
   float values[LONG_RANKS][LONG_VALUES]; /* inputs are parts of them */
-  /* What came of it. `hash` is of all results; `state` of what is left at the end. */
+  /* The results. `hash` is of all results of calls; `state` of what is left at the end. */
   uint64_t hash[LONG_RANKS][LONG_ITEMS], state[LONG_RANKS][LONG_ITEMS];
   uint64_t faults[LONG_FAULTS];   /* of rank 0's counting: the same on all */
   size_t bytes_early, bytes_late; /* allocated, after a tenth of the calls and after all */
@@ -51,7 +51,7 @@ struct long_rank long_begin(struct long_run *run, onebit_comm_t comm);
 /* A number below `limit`, the same on all ranks. */
 uint64_t long_draw(struct long_rank *self, uint64_t limit);
 
-/* Whether a fault is due before this call; which, and whose. */
+/* True if a fault is due before this call; which, and whose. */
 bool long_is_due(struct long_rank *self, uint64_t call, enum long_fault *fault, bool *mine);
 
 /* Input of this rank: `count` values, others for each call. */

@@ -43,8 +43,8 @@ double *outer_held_back(const struct saved_parts *parts);
 
 enum { PLAIN_TENSORS = 3, PLAIN_EACH = 320, PLAIN_ALL = PLAIN_TENSORS * PLAIN_EACH };
 
-/* Where a rank's training goes: its own optimum, and in part everyone's; and a step there, of
- * rate 0.05. */
+/* The target of a rank's training: its own optimum, and in part everyone's; and a step towards it,
+ * of rate 0.05. */
 float plain_target(int rank, size_t i);
 void plain_train_by(float rate, float *parameters, size_t count, int rank);
 void plain_train(float *parameters, size_t count, int rank);

@@ -27,7 +27,7 @@ enum {
   PART_ROWS = 232
 };
 
-/* What a section has. */
+/* The contents of a section. */
 enum {
   SECTION_NORMS = 1,
   SECTION_NUMBERS,

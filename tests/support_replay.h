@@ -26,7 +26,7 @@ void record_adam(const char *directory, const char *name, int world, int steps,
 #define RECORDED_TOTAL  (513 + 37 * 3 + 1 + 8 + 64 * 40)
 #define RECORDED_WARMUP 5
 
-/* How many values a file has. */
+/* The number of values in a file. */
 size_t recorded_values(const char *path, const char *file);
 
 /* One value of a file, to be looked at or changed. */

@@ -1,8 +1,8 @@
 /*
- * Which rows of a long table a run walks: a share of them (ONEBIT_TEST_SHARE=5: a fifth) that a
- * seed shuffles (ONEBIT_TEST_SEED; tests/run has another each day). Every pair of values of two
- * dimensions that the table has is in it, as far as the share reaches; shares of a fifth and more
- * are widened until it is. What is left of the share is random. Needs no test framework.
+ * Chooses the rows of a long table that a run walks: a share of them (ONEBIT_TEST_SHARE=5: a fifth)
+ * that a seed shuffles (ONEBIT_TEST_SEED; tests/run has another each day). Every pair of values of
+ * two dimensions that the table has is in it, as far as the share reaches; shares of a fifth and
+ * more are widened until it is. The rest of the share is random. Needs no test framework.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_SAMPLE_H
 #define ONEBIT_TESTS_SUPPORT_SAMPLE_H
@@ -43,18 +43,18 @@ void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choic
 /* The k-th entry to walk of a plain list, however long: one of each so many in a row. */
 size_t sample_turn(size_t k);
 
-/* Whether to walk entry `number` of a list of `count`: one of each so many in a row, the last of
- * which may be fewer. */
+/* True if entry `number` of a list of `count` is to be walked: one of each so many in a row, the
+ * last of which may be fewer. */
 bool sample_has(size_t number, size_t count);
 
 /* One of how many cases is walked: ONEBIT_TEST_SHARE, or 1. */
 size_t test_share(void);
 
-/* Whether short lists are thinned, too: not with a share of a fifth or more, as plain runs have. */
+/* True if short lists are thinned, too: not with a share of a fifth or more, as plain runs have. */
 bool test_thins(void);
 
-/* Whether to walk entry `number` of a short list. However small the share, one of the entries 1, 2
- * and 3 is walked, which in lists of group sizes are several ranks. */
+/* True if entry `number` of a short list is to be walked. However small the share, one of the
+ * entries 1, 2 and 3 is walked, which in lists of group sizes are several ranks. */
 bool test_wanted(size_t number);
 
 /* The same of a table with rows: along its diagonals, so that every row and every column has its

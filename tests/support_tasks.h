@@ -31,7 +31,7 @@ struct task {
   float rate; /* the highest one */
 };
 
-/* Of the usual size. */
+/* The task in its usual size. */
 struct task task_of(enum task_kind kind);
 
 /* Parameters to start from. */
@@ -49,14 +49,14 @@ bool task_gradient(const struct task *task, const float *parameters, int rank, i
 /* Root mean square of the distance from the optimum. Not a number where some parameter is none. */
 double task_distance(const struct task *task, const float *parameters);
 
-/* Of the parameters to start from. */
+/* The distance of the parameters to start from. */
 double task_start_distance(const struct task *task);
 
 /* Makes an optimizer of the tensor on a rank. */
 typedef onebit_status_t task_create(onebit_comm_t comm, const onebit_tensor_t *tensor,
                                     const void *options, onebit_optimizer_t *optimizer);
 
-/* What came of a run. */
+/* The results of a run. */
 struct task_end {
   double distance;        /* the worst rank's */
   double largest;         /* distance of all steps */

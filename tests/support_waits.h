@@ -9,7 +9,7 @@
 
 #include "tests/support.h"
 
-/* What the rank that is missed does instead of its third call. */
+/* The act of the missing rank in place of its third call. */
 enum wait_fault { WAIT_LEAVES, WAIT_IS_AWAY, WAIT_CALLS_ANOTHER, WAIT_ABORTS };
 
 struct wait_case {

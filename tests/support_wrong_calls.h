@@ -34,7 +34,7 @@ bool wrong_covers(const char *function);
  * arguments; how many it found. */
 size_t wrong_check_header(const char *header);
 
-/* What calls are made with. Destroyed handles are destroyed last, so that no other has their
+/* Valid arguments of calls. Destroyed handles are destroyed last, so that no other has their
  * address; `foreign` is memory of the program's. */
 struct wrong_scene {
   onebit_comm_t comm, no_comm;

@@ -22,7 +22,7 @@ struct zero_one_case {
   int poisoned_rank;
 };
 
-/* What the oracle says after each call. */
+/* The oracle's state after each call. */
 struct zero_one_moment {
   onebit_status_t *statuses;             /* [size] */
   float *parameters;                     /* [size][total] */

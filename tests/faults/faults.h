@@ -109,7 +109,7 @@ struct row {
 
 enum state { AWAY, RUNNING, ENDED };
 
-/* What a rank notes of itself. */
+/* A rank's notes of itself. */
 struct record {
   _Atomic int state;
   _Atomic int paused; /* it has stopped itself, and wants to be continued after so many ms */
@@ -120,7 +120,7 @@ struct record {
   char message[256];
 };
 
-/* What a job shares. */
+/* The memory that the ranks of a job share. */
 struct scene {
   struct row row;
   bool progress_thread;
@@ -159,7 +159,7 @@ void participant_run(struct participant *participant, connect_function *connect)
  * more. */
 bool strike(struct participant *participant, enum moment moment);
 
-/* What becomes of a message that is about to leave: see the faults. */
+/* The fate of a message that is about to leave: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
 /* `data` has space for 8 bytes more than *bytes, and may be changed. */
 enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes);
@@ -173,7 +173,7 @@ void run_threads(struct scene *scene);
 connect_function connect_tcp, connect_threads;
 void tcp_choose_port(struct scene *scene);
 void tcp_come_as_stranger(const struct scene *scene, int rank);
-/* Whose transport is not in this build: NULL. */
+/* Each is NULL where its transport is not in this build. */
 void run_mpi(struct scene *scene, const char *program, const char *path);
 int participant_mpi(struct scene *scene);
 void run_nccl(struct scene *scene);

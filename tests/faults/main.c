@@ -81,7 +81,7 @@ static struct scene *map_scene(const char *path, bool create) {
 
 static void case_process(struct scene *scene, const char *path) {
   setpgid(0, 0);
-  /* What launchers and notices of waits say would hide the table. */
+  /* Launchers and notices of waits write lines that would hide the table. */
   if (!freopen("/dev/null", "w", stderr))
     exit(3);
   if (scene->row.transport == MPI)
@@ -137,7 +137,7 @@ static void continue_ranks(struct running *running) {
 
 /* --- How it has ended */
 
-/* Whether this rank is one that cannot be expected to end. */
+/* True if this rank cannot be expected to end. */
 static bool is_gone(const struct row *row, int rank) {
   return rank == row_victim(row) && (row->fault == KILLED || row->fault == FORKED ||
                                      row->fault == LEFT || row->fault == SILENT);

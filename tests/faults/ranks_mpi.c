@@ -39,8 +39,8 @@ int participant_mpi(struct scene *scene) {
   return MPI_Finalize() != MPI_SUCCESS;
 }
 
-/* What MPI is given in place of the library's memory is kept: the end of a message is not seen
- * here. */
+/* Copies of the library's messages, which MPI sends instead, are not freed: the end of a send is
+ * not seen here. */
 int MPI_Isend(const void *data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
               MPI_Request *request) {
   if (!own || !own->messages_fail || type != MPI_BYTE)

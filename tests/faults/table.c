@@ -24,7 +24,7 @@ int row_victim(const struct row *row) { return (int)(row->seed % RANKS); }
 
 bool fault_is_of_messages(enum fault fault) { return fault >= LATE; }
 
-/* Whether the transport can have the fault at all. Threads cannot be killed alone, and their
+/* True if the transport can have the fault at all. Threads cannot be killed alone, and their
  * messages are copies of memory; over NCCL nobody sees a message. */
 static bool is_possible(enum transport transport, enum fault fault) {
   bool processes = transport != THREADS && transport != NCCL;
@@ -107,7 +107,7 @@ static enum promise promise_of(const struct row *row) {
   }
 }
 
-/* How many of a row, with another victim, message and bit. */
+/* The number of cases of a row, with another victim, message and bit each. */
 static unsigned seeds_of(enum transport transport, enum fault fault, enum moment moment) {
   if (fault == NONE)
     return 1;

@@ -1,4 +1,4 @@
-/* What the fuzzers of costs do with them. */
+/* The use that the fuzzers make of costs. */
 #ifndef ONEBIT_TESTS_FUZZ_COSTS_H
 #define ONEBIT_TESTS_FUZZ_COSTS_H
 

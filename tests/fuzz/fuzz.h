@@ -1,7 +1,7 @@
 /*
- * What the fuzzers share. Each is a file here with libFuzzer's one function; what it starts from is
- * in seeds/NAME, written by the library itself (seeds.c). A format with a checksum is mended
- * before it is read, where the input asks for that: so the fuzzer gets behind it.
+ * The common part of the fuzzers. Each is a file here with libFuzzer's one function; its first
+ * inputs are in seeds/NAME, written by the library itself (seeds.c). A format with a checksum is
+ * mended before it is read, where the input asks for that: so the fuzzer gets behind it.
  */
 #ifndef ONEBIT_TESTS_FUZZ_FUZZ_H
 #define ONEBIT_TESTS_FUZZ_FUZZ_H

@@ -74,7 +74,7 @@ static void mend(struct receiver *receiver, unsigned char *message, size_t bytes
   memcpy(message, &header, sizeof header);
 }
 
-/* What a receiver computes with is what it expects, and sound. */
+/* Checks that the fields a receiver computes with are the expected ones, and sound. */
 static void look(const struct receiver *receiver, const struct ob_view *view) {
   const struct ob_message_shape *shape = &receiver->shape;
   FUZZ_CHECK((view->header->flags & OB_PAYLOAD_FLAGS) ==

@@ -64,7 +64,7 @@ static onebit_outer_options_t outer_options(int kind) {
   return options;
 }
 
-/* Of a site that is alone: rank 0 has a communicator for it. */
+/* Creates the outer step of a site that is alone: rank 0 has a communicator for it. */
 static onebit_status_t create_site(onebit_comm_t site, const onebit_tensor_t *tensors, size_t count,
                                    const onebit_outer_options_t *options, onebit_outer_t *outer) {
   onebit_comm_t between = NULL;

@@ -8,7 +8,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/optimizers.h"
 
-/* What an input begins with: which kind, what is mended, and the bytes of the first of two parts;
+/* The first bytes of an input: the kind, what is mended, and the length of the first of two parts;
  * 0: there is one. */
 enum { CHOICES = 4 };
 enum { MEND_IDENTITY = 1, MEND_LENGTHS = 2, MEND_SECTIONS = 4, MEND_FRONT = 8 };

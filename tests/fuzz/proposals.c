@@ -7,14 +7,14 @@
 
 enum { RANKS = 4, TERMS = 3 };
 
-/* What this rank proposes: an agreement with itself alone leaves it in the slot. */
+/* Makes this rank's proposal: an agreement with itself alone leaves it in the slot. */
 static void propose(struct onebit_comm *comm, const struct ob_term *terms) {
   comm->size = 1;
   comm->rank = 0;
   FUZZ_CHECK(ob_agree(comm, ONEBIT_OK, terms, TERMS) == ONEBIT_OK);
 }
 
-/* Where the checksum of a proposal is, and where what it is of begins. */
+/* The offsets of a proposal's checksum, and of the bytes that it covers. */
 enum { CHECKSUM = 8, SUMMED = 16 };
 
 static void mend(unsigned char *slot, const unsigned char *own, int what) {

@@ -120,7 +120,7 @@ static void *save_part(void *context) {
   return NULL;
 }
 
-/* Of one rank or two, after so many steps. */
+/* Writes the parts of one rank or two, after so many steps. */
 static void write_parts(int kind, int ranks, int steps) {
   struct rank rank[2] = {{.kind = kind, .steps = steps}, {.kind = kind, .steps = steps}};
   onebit_comm_t comms[2];

@@ -17,7 +17,7 @@ void reuse(void) {
   }
 }
 
-/* What one rank has that is no number, no rank takes for a sum; and the steps after are well. */
+/* A sum with one rank's NaN is no number on any rank; and the steps after are well. */
 void not_a_number(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {
@@ -42,7 +42,7 @@ void not_a_number(void) {
   CUDA(cudaFree(mine));
 }
 
-/* What is not for compression: other types and operations, and what is one rank's. */
+/* Calls that are not for compression: other types and operations, and one rank's. */
 void foreign(void) {
   int *whole = device_memory(COUNT * sizeof *whole);
   float *mine = device_memory(COUNT * sizeof *mine);
@@ -203,7 +203,7 @@ void graph_of_several(void) {
     CUDA(cudaFree(each[k]));
 }
 
-/* Of a part of the ranks, made and gone again with what was compressed on it. */
+/* Communicators of a part of the ranks, made and gone again with what was compressed on them. */
 void communicators(void) {
   ncclComm_t whole = comm, part;
   float *mine = device_memory(COUNT * sizeof *mine);

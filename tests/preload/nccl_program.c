@@ -55,7 +55,7 @@ static void run(const char *name) {
 
 /* --- Ranks */
 
-/* What they share: memory that is mapped before there are processes. */
+/* The memory that ranks share, mapped before there are processes. */
 static struct {
   ncclUniqueId id;
   volatile int ready;

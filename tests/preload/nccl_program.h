@@ -1,4 +1,4 @@
-/* What a rank of nccl_program has, and its cases. */
+/* The state of a rank of nccl_program, and its cases. */
 #ifndef ONEBIT_TESTS_PRELOAD_NCCL_PROGRAM_H
 #define ONEBIT_TESTS_PRELOAD_NCCL_PROGRAM_H
 
@@ -9,14 +9,14 @@
 
 enum { COUNT = 20000, STEPS = 40, RANKS_MOST = 8 };
 
-/* Of a rank: a thread's, or a process's. */
+/* The state of a rank: a thread's, or a process's. */
 extern _Thread_local int rank;
 extern _Thread_local ncclComm_t comm;
 extern _Thread_local cudaStream_t stream;
 extern _Thread_local float *host; /* pinned, COUNT + 1 */
 extern int size;
 
-/* --- nccl_values.c: what ends the process where it goes wrong */
+/* --- nccl_values.c: checks that end the process */
 
 void fail(const char *what, int step, int i, double is, double wanted);
 void check_cuda(cudaError_t error, const char *call);

@@ -181,8 +181,8 @@ void moves(void) {
     CUDA(cudaFree(several[k]));
 }
 
-/* What is left of a tensor's error is not given to another one, in another buffer: exact values are
- * exact there. */
+/* A tensor's residual is not given to another one, in another buffer: exact values are exact
+ * there. */
 void another(void) {
   float *usual = device_memory(COUNT * sizeof *usual), *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {

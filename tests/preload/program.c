@@ -224,7 +224,7 @@ static void doubles(void) {
   free(mine), free(sum);
 }
 
-/* What is not a sum of floats: always exact. */
+/* Calls other than sums of floats: always exact. */
 static void foreign(void) {
   float *mine = floats(COUNT), *result = floats(COUNT);
   int *wide = calloc(2 * COUNT, sizeof *wide);
@@ -317,7 +317,8 @@ static void long_counts(void) {
   free(mine), free(sum);
 }
 
-/* Of an MPI library that says what count has come to it, and does nothing else; or without one. */
+/* Calls an MPI library that prints the count which has come to it, and does nothing else; or one
+ * without such calls. */
 static void beyond_int(void) {
   const MPI_Count count = (MPI_Count)3000000000;
   float nothing = 0;

@@ -1,4 +1,4 @@
-/* What the files of `program` have in common. */
+/* The common part of the files of `program`. */
 #ifndef ONEBIT_TESTS_PRELOAD_PROGRAM_H
 #define ONEBIT_TESTS_PRELOAD_PROGRAM_H
 

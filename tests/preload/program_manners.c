@@ -84,7 +84,7 @@ void forked(void) {
   free(mine), free(sum);
 }
 
-/* What is never compressed, though it may be a gradient. */
+/* Calls that are never compressed, though they may be of gradients. */
 void reduce_and_broadcast(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   for (int step = 0; step < STEPS; step++) {

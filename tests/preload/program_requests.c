@@ -63,7 +63,7 @@ void nonblocking(void) {
     free(mine[t]), free(sum[t]);
 }
 
-/* What MPI forbids, and some programs do: the last request is never waited for. */
+/* A last request that is never waited for, which MPI forbids, and some programs do. */
 void unfinished(void) {
   static float values[COUNT];
   MPI_Request request = MPI_REQUEST_NULL;

@@ -1,4 +1,4 @@
-/* What the files of `streams` have in common. */
+/* The common part of the files of `streams`. */
 #ifndef ONEBIT_TESTS_PRELOAD_STREAMS_H
 #define ONEBIT_TESTS_PRELOAD_STREAMS_H
 

@@ -132,7 +132,7 @@ void critic(void) {
            (double)(largest / (0.5F * (float)size)));
 }
 
-/* What is averaged are the weights, after some local steps. */
+/* Averages weights after some local steps. */
 void averaging(void) {
   struct learner learner = learner_of(7);
   for (int round = 0; round < 100; round++) {
