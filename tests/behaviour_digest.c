@@ -23,7 +23,7 @@ enum { MAX_RANKS = 4, STEPS = 14, TENSORS = 4 };
 static const size_t counts[TENSORS] = {3001, 33, 2048, 777};
 enum { ELEMENTS = 3001 + 33 + 2048 + 777 };
 
-/* What all cases of a run share, and what one rank has of it. */
+/* The shared part of all cases of a run, and one rank's part. */
 struct group {
   const struct behaviour *what;
   int size, hosts;
@@ -190,7 +190,7 @@ static void save(struct rank *rank, const struct model *model) {
   pthread_barrier_wait(&group->barrier);
 }
 
-/* What goes on from the checkpoint. */
+/* Loads the checkpoint, and continues from it. */
 static void load(struct rank *rank) {
   struct group *group = rank->group;
   struct model model;

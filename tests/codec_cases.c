@@ -139,7 +139,7 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
 
 static const size_t streams[stream_count] = {1, 2, 7};
 
-/* Where the momentum and the sum of the streams are both zero the direction is. */
+/* A reduction of Lion; the direction is zero where the momentum and the sum of the streams are. */
 static void run_lion(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                      unsigned width, struct result *result) {
   struct guarded_array bits[7], residual = words_create(c->count, 2),

@@ -70,7 +70,7 @@ static void exchange_destroy(struct exchange *exchange) {
   ob_layout_destroy(&exchange->layout);
 }
 
-/* What rank k, or the server, has written becomes a message, and what it keeps is kept. */
+/* Makes a message of what rank k, or the server, has written, and commits its residual. */
 static void send(struct exchange *exchange, int k, int step, struct golden *golden) {
   const struct ob_message_call call = {k == SERVER ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER,
                                        (uint32_t)step, COUNT, 0};

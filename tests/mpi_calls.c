@@ -176,7 +176,7 @@ static onebit_plan_t plan_of(MPI_Comm comm) {
   return plan;
 }
 
-/* What all calls together still owe, of the mean: mean of the workers' errors and the servers'. */
+/* The residual of all calls together, of the mean: mean of the workers' errors and the servers'. */
 static void owed(MPI_Comm comm, double *owes) {
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan = plan_of(comm);

@@ -62,7 +62,7 @@ static void refuse_between_groups(int rank, MPI_Errhandler handler) {
   MPI_Comm_free(&half);
 }
 
-/* Where it is noticed, no rank waits for another. */
+/* A refusal that some rank notices leaves no rank waiting for another. */
 static void refuse_other_counts(MPI_Comm comm, int rank) {
   float a[8] = {0}, b[8];
   if (size_of(comm) > 1)

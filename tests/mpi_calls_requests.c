@@ -185,7 +185,8 @@ static void persist(struct flight *flight) {
   CHECK(!flight->request[0], "a request that was given back is null");
 }
 
-/* What was in flight when its communicator went is done; a persistent request has none any more. */
+/* A request in flight when its communicator goes is done; a persistent request has no communicator
+ * any more. */
 static void outlive_the_communicator(struct flight *flight) {
   bool several = size_of(flight->comm) > 1;
   int size = size_of(flight->comm);

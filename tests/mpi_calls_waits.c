@@ -9,7 +9,7 @@ static int sum(MPI_Comm comm, const float *from, float *to, int count) {
   return ONEBIT_Allreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm);
 }
 
-/* What calls that are dense wait with. */
+/* Waits as dense calls do. */
 static int wait_dense(MPI_Comm comm, const float *from, float *to, int count) {
   MPI_Request request;
   MPI_Iallreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm, &request);

@@ -31,7 +31,7 @@ static void skip_without_device(void) {
     cr_skip_test("no CUDA device: %s", cudaGetErrorString(error));
 }
 
-/* Which ranks are on the device. */
+/* The ranks that are on the device. */
 enum job { ALL_HOST, ALL_DEVICE, ODD_DEVICE };
 
 static onebit_device_t device_of(enum job job, int rank) {

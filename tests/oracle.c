@@ -161,7 +161,7 @@ static float scale_of(double sum, size_t count, onebit_scale_t rule) {
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
-/* Of a whole buffer or share. */
+/* The scale of a whole buffer or share. */
 static float common_scale_of(double sum, size_t count, onebit_scale_t rule) {
   if (rule != ONEBIT_SCALE_RMS)
     return scale_of(sum, count, rule);
@@ -210,7 +210,7 @@ static void decode_levels(const float *values, size_t count, int bits, float sca
     decoded[i] = level_next_to(values[i] * inverse, bits) * (scale * part);
 }
 
-/* Of consecutive runs; parts as decoded, NULL: not wanted. */
+/* Quantises consecutive runs to levels; parts as decoded, NULL: not wanted. */
 static bool quantize_levels(const struct oracle *oracle, const struct oracle_run *runs,
                             size_t run_count, const float *values, float *decoded, float *parts) {
   int bits = oracle->options.bits;
@@ -228,7 +228,7 @@ static bool quantize_levels(const struct oracle *oracle, const struct oracle_run
   return true;
 }
 
-/* As a result of the type would be read again. */
+/* The value as it is read back from a result of the type. */
 static float rounded(float value, onebit_dtype_t dtype) {
   float room;
   oracle_store_result(&room, 0, dtype, value);
@@ -262,7 +262,7 @@ static bool quantize(const struct oracle *oracle, const struct oracle_run *runs,
   return true;
 }
 
-/* What every rank sends: its compensated values, and what the others read of them. */
+/* Compresses every rank's values: the compensated ones, and what the others decode of them. */
 static bool compress(struct oracle *oracle, const float *const *inputs) {
   bool gathers = oracle->options.operation == ONEBIT_ALLGATHER;
   onebit_dtype_t dtype = gathers ? oracle->result_dtype : ONEBIT_FLOAT32;
@@ -403,7 +403,7 @@ static bool exchange_dense(const struct oracle *oracle, const float *const *inpu
   return true;
 }
 
-/* What worker w puts in: a rank's input, or the mean of a host's, added in rank order. */
+/* The input of worker w: a rank's, or the mean of a host's, added in rank order. */
 static void load_worker(const struct oracle *oracle, const void *const *inputs, float *values) {
   onebit_dtype_t dtype = oracle->options.dtype;
   for (size_t i = 0; i < oracle->valid; i++) {

@@ -219,7 +219,7 @@ static size_t freeze_distance(double beta2) {
   return (size_t)(fabs(steps - whole) < 1e-6 ? whole : ceil(steps));
 }
 
-/* Whether recent gradients are larger than the variance accounts for. */
+/* True if recent gradients are larger than the variance accounts for. */
 static bool lags(const struct oracle_adam *adam) {
   double power = 0.0, variance = 0.0;
   if (deepspeed(adam) || adam->options.shards || !adam->total)
@@ -249,7 +249,7 @@ bool oracle_must_freeze(struct oracle_adam *adam) {
   return (settled || t >= ONEBIT_FREEZE_LATEST * distance) && !lags(adam);
 }
 
-/* Where the step m / (sqrt(v^) + eps) is what is exchanged, it takes the momentum's place. */
+/* True if the step m / (sqrt(v^) + eps) is exchanged in the momentum's place. */
 static bool exchanges_step(const struct oracle_adam *adam) {
   return adam->options.exchange == ONEBIT_ADAM_EXCHANGE_STEP &&
          !(deepspeed(adam) && adam->size == 1);

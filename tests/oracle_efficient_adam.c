@@ -117,7 +117,7 @@ static float mean_moment(const struct oracle_efficient_adam *oracle, bool begins
   return (float)(correction * own) * v + (float)others * old;
 }
 
-/* What worker w puts in of element i; its error is `error`. Moves *moment. */
+/* The input of worker w for element i; its error is `error`. Updates *moment. */
 static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size_t i, bool begins,
                       float floor, float error, float *moment) {
   const struct oracle_adam *state = oracle->state;
@@ -132,7 +132,7 @@ static float own_step(const struct oracle_efficient_adam *oracle, size_t w, size
   return (float)b1 * state->momentum[i] + weight * (g * oracle_reciprocal_root(mean));
 }
 
-/* Of each element of the exchange: whether the last step of its block was 0. */
+/* For each element of the exchange: true if the last step of its whole block was 0. */
 static bool *find_begins(const struct oracle_adam *state, const struct oracle_exchange *exchange) {
   const struct oracle *oracle = exchange->oracle;
   bool *begins = allocate(exchange->total, sizeof *begins), *zero = begins;

@@ -126,7 +126,8 @@ void oracle_lamb_destroy(struct oracle_lamb *lamb) {
 
 /* --- Norms */
 
-/* Of one run, as scales are summed: element i goes to lane i mod 32, lanes are added by halving. */
+/* The squares of one run, summed as scales are: element i goes to lane i mod 32, lanes are added by
+ * halving. */
 static float run_squares(const float *values, size_t count) {
   float lane[LANES] = {0};
   for (size_t i = 0; i < count; i++)
@@ -150,7 +151,8 @@ static double squares_there(const struct oracle *oracle, size_t before, size_t c
   return oracle_total(&sum);
 }
 
-/* Of a tensor that is in no exchange: in blocks, or in runs where a scale would cover more. */
+/* The squares of a tensor that is in no exchange: in blocks, or in runs where a scale would cover
+ * more. */
 static double squares_alone(const struct oracle_lamb *lamb, size_t count, const float *values) {
   size_t length = lamb->state->options.common.block_size;
   struct oracle_sum sum = {0};
@@ -256,7 +258,7 @@ static void freeze(struct oracle_lamb *lamb) {
 
 /* --- Compressed */
 
-/* What worker w sends in an exchange. */
+/* The input of worker w in an exchange. */
 static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                          const float *const *gradients, size_t w) {
   const struct oracle_adam *state = lamb->state;
@@ -346,7 +348,7 @@ static void compressed_tensor(struct oracle_lamb *lamb, size_t k, float learning
   move(lamb, k, learning_rate, lamb->coefficient[k] * f);
 }
 
-/* As in oracle_adam_step. */
+/* Does the part of a step that may fail, as oracle_adam_step. */
 static bool can_step(struct oracle_lamb *lamb, const float *const *gradients) {
   return oracle_take_gradients(lamb->state, gradients) &&
          (!lamb->state->compressed || exchange_all(lamb, gradients));

@@ -1,4 +1,4 @@
-/* How the oracle cuts a buffer: into shares, one a server, and into runs, one sum each. */
+/* Cuts a buffer for the oracle: into shares, one a server, and into runs, one sum each. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 

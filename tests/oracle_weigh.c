@@ -1,5 +1,5 @@
-/* What the gradients of a step count as, by the oracle: their share of a batch, the loss scale,
- * clipping; and how the loss scale goes on. */
+/* The weight of a step's gradients, by the oracle: their share of a batch, the loss scale,
+ * clipping; and the changes of the loss scale. */
 #include <math.h>
 #include <stdlib.h>
 

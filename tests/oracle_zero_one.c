@@ -210,7 +210,7 @@ static void skip(const struct oracle_zero_one *oracle, onebit_status_t *statuses
     statuses[r] = ONEBIT_SKIPPED;
 }
 
-/* Of one rank, but for tensors that stay uncompressed. */
+/* True if one rank's gradient is finite, except in tensors that stay uncompressed. */
 static bool is_finite(const struct oracle_zero_one *oracle, const float *gradient) {
   for (size_t k = 0; k < oracle->tensors; k++)
     for (size_t i = oracle->first[k]; i < oracle->first[k] + oracle->count[k]; i++)
@@ -246,8 +246,8 @@ static void count_step(struct oracle_zero_one *oracle, int sends, float learning
     freeze(oracle);
 }
 
-/* What there is to exchange: gradients, or movements of tensors that are compressed. False when it
- * is not finite. */
+/* Prepares the exchange of gradients, or of movements of tensors that are compressed. False when
+ * one is not finite. */
 static bool prepare(struct oracle_zero_one *oracle, const float *const *gradients,
                     float learning_rate) {
   const float **values = allocate((size_t)oracle->ranks, sizeof *values);

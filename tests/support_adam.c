@@ -21,7 +21,7 @@ const struct adam_tensors adam_tensors_many_words = {3,
 const struct adam_tensors adam_tensors_tiny = {3, {{1, 0, 0}, {1, 0.1f, 0}, {2, 0, 3.0f}}};
 const struct adam_tensors adam_tensors_none = {0, {{0, 0, 0}}};
 
-/* What an array of the gradients' type holds of what was meant, at the loss scale. */
+/* The value of a gradient in an array of the gradients' type, at the loss scale. */
 static float held(const struct adam_case *what, float gradient, double loss_scale) {
   float multiple = what->multiple != 0.0f ? what->multiple : 1.0f;
   uint32_t element;
@@ -116,7 +116,7 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
-/* Of the share that a rank serves, of all exchanges. */
+/* The norm of the share that a rank serves, of all exchanges. */
 static double share_norm(const struct oracle_adam *adam, int rank) {
   double sum = 0.0;
   for (size_t k = 0; k < adam->exchange_count; k++) {
@@ -132,7 +132,7 @@ static double share_norm(const struct oracle_adam *adam, int rank) {
   return sqrt(sum);
 }
 
-/* Of what one exchange keeps on a rank, as errors of the momentum; padding as it is. */
+/* The norm of one exchange's residual on a rank, as errors of the momentum; padding as it is. */
 static double kept_norm(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                         int rank) {
   const float *error = oracle_worker_error(exchange->oracle, rank);

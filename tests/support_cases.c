@@ -166,7 +166,8 @@ static size_t place_in(const size_t *list, size_t count, size_t value) {
   return k;
 }
 
-/* What a message is made of: bits an element, or what is said instead of a number of them. */
+/* The form of a message: bits an element, or an option that is given instead of a number of
+ * them. */
 enum form { ONE_BIT, TWO_BITS, FOUR_BITS, EIGHT_BITS, DENSE, DEEPSPEED, NO_FEEDBACK };
 enum { NOTHING, PART_OF_A_BLOCK, WHOLE_BLOCKS, BLOCKS_AND_A_PART, LENGTHS };
 
@@ -192,7 +193,8 @@ static size_t length_of(const struct collective_case *what) {
   return block && what->count % block == 0 ? WHOLE_BLOCKS : BLOCKS_AND_A_PART;
 }
 
-/* Of one bit an element: what goes with each other of operation, block size and length. */
+/* The level of cases of one bit an element, which pairs each operation, block size and length with
+ * each other. */
 static size_t one_bit_blocks(const struct collective_case *what, enum form form, size_t block) {
   const size_t operation = (size_t)what->options.operation;
   return form == ONE_BIT ? 1 + (operation * (BLOCK_SIZES + 1) + block) * LENGTHS + length_of(what)

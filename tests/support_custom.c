@@ -54,7 +54,7 @@ static bool alike(const struct letter *a, const struct letter *b) {
   return a->from == b->from && a->to == b->to && a->tag == b->tag;
 }
 
-/* Whether this call is the one that goes wrong. The lock is held. */
+/* True if this call is the one that fails. The lock is held. */
 static bool strikes(const struct member *member, enum custom_call call) {
   struct hub *hub = member->hub;
   if (hub->fault.call != call || hub->fault.rank != member->rank)

@@ -10,7 +10,7 @@
 
 enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };
 
-/* What was done to names since the directory was synced, to be undone. */
+/* Changes of names since the directory was synced, to be undone. */
 enum event_kind { MADE, RENAMED, REMOVED };
 
 struct event {
@@ -52,7 +52,7 @@ static struct open_file *file_of(int number) {
   return NULL;
 }
 
-/* Of a name in a directory that was opened before, or of a path. */
+/* Finds the path of a name in a directory that was opened before, or of a path. */
 static void find_path(char to[PATH], int directory, const char *name) {
   const struct open_file *file = directory == AT_FDCWD ? NULL : file_of(directory);
   if (snprintf(to, PATH, "%s%s%s", file ? file->path : "", file ? "/" : "", name) >= PATH ||
@@ -177,7 +177,7 @@ static ssize_t read_disk(int number, void *to, size_t bytes, off_t offset) {
   return some;
 }
 
-/* Of a write that the process ends in, the first half is there. */
+/* Writes; of a write in which the process ends the first half is on the disk. */
 static ssize_t write_disk(int number, const void *data, size_t bytes, off_t offset) {
   ssize_t written = -1;
   pthread_mutex_lock(&lock);

@@ -5,7 +5,8 @@
 
 #include "base/memory.h"
 
-/* What malloc keeps for threads counts as in use: some 60 kB here, however long a run is. */
+/* The memory that malloc keeps for threads counts as in use: some 60 kB here, however long a run
+ * is. */
 #define CACHED ((size_t)128 << 10)
 
 /* splitmix64's mixing. */

@@ -145,7 +145,7 @@ void record_allreduce(const char *directory, const char *name, int world, size_t
   free(result);
 }
 
-/* Where the parameters begin, in five tensors. */
+/* The first parameters, in five tensors. */
 static void describe_tensors(onebit_tensor_t tensors[5]) {
   static float parameter[RECORDED_TOTAL];
   const size_t counts[] = {513, 37 * 3, 1, 8, 64 * 40};

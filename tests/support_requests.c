@@ -61,7 +61,7 @@ void flight_release(struct flight *flight) {
   free(flight);
 }
 
-/* What one rank has of a flight. */
+/* One rank's part of a flight. */
 struct seat {
   const struct collective_run *run;
   onebit_plan_t plan;

@@ -1,6 +1,6 @@
 /*
- * What lets the tests run under sanitizers. Each function here is found before the library
- * function of that name, also by shared libraries.
+ * Lets the tests run under sanitizers. Each function here is found before the library function of
+ * that name, also by shared libraries.
  */
 #if defined(__SANITIZE_THREAD__)
 

@@ -35,7 +35,7 @@ static void stay_away(const struct wait_run *run, int others) {
     nanosleep(&(struct timespec){0, 1000000}, NULL);
 }
 
-/* What the rank does that is missed. */
+/* Acts as the missing rank. */
 static void misbehave(onebit_comm_t comm, const struct wait_run *run, const float *from, float *to,
                       onebit_plan_t other) {
   if (run->fault == WAIT_ABORTS)

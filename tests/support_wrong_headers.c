@@ -1,4 +1,4 @@
-/* Which functions the public headers declare, for tests that must leave none out. */
+/* Lists the functions that the public headers declare, for tests that must leave none out. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>

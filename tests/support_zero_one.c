@@ -35,7 +35,7 @@ static void describe_tensors(const struct zero_one_case *what, void *parameters,
   }
 }
 
-/* Whether the rank has a gradient of the tensor in this call. */
+/* True if the rank has a gradient of the tensor in this call. */
 static bool has_gradient(const struct zero_one_case *what, size_t tensor, int rank, int call) {
   return !what->absent || (tensor + (size_t)rank + (size_t)call) % 5 != 0;
 }
@@ -44,7 +44,7 @@ static bool is_poisoned(const struct zero_one_case *what, int rank, int call) {
   return what->poison != 0.0f && rank == what->poisoned_rank && call % 2 == 0;
 }
 
-/* As float32, rounded to the type of gradients. */
+/* The gradient as float32, rounded to the type of gradients. */
 static void gradient_at(const struct zero_one_case *what, float *gradient, size_t total, int rank,
                         int call) {
   onebit_dtype_t dtype = what->options.common.gradient_dtype;
