@@ -158,8 +158,8 @@ Test(adam, elements_without_variance_do_not_move) {
   adam_release(&run);
 }
 
-/* What steps send: warm-up as much as a dense allreduce, the compressed stage at most a thirtieth
- * of it. */
+/* Checks the bytes of steps: a warm-up step sends as much as a dense allreduce, a compressed one at
+ * most a thirtieth of it. */
 static void check_bytes(onebit_comm_t comm, void *context) {
   enum { COUNT = 1 << 18 };
   (void)context;

@@ -52,7 +52,7 @@ Test(adam_hosts, wrong_learning_rate_on_one_rank) {
 Test(adam_hosts, mistakes_in_an_open_step) { everyone_once(mistakes_in_an_open_step); }
 Test(adam_hosts, destroyed_in_an_open_step) { everyone_once(destroyed_in_an_open_step); }
 
-/* What it would have to be for momentum cannot be had in an allgather. */
+/* An allgather cannot average momentum, so the optimizer refuses it. */
 static void ask_for_allgather(onebit_comm_t comm, void *context) {
   static float parameters[10], gradients[10]; /* no step is made */
   onebit_tensor_t tensor = {parameters, gradients, 10, 0, 0, 0};

@@ -10,8 +10,8 @@
 static char stale;
 enum { TENSOR = 10 };
 
-/* Where malloc says that there is not so much memory, sanitizers end the program, unless asked not
- * to. */
+/* Lets malloc return NULL under sanitizers, which otherwise end the program where there is not so
+ * much memory. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }

@@ -214,7 +214,7 @@ static void check_disagreement(onebit_comm_t comm, int culprit, const struct any
                 name);
 }
 
-/* Of each row of its options: another number, which all kinds can have. */
+/* For each row of a kind's options: ranks disagree on a value that all kinds can have. */
 static void disagree_on(onebit_comm_t comm, int culprit, const struct ob_method *method) {
   for (size_t k = 0; k < method->option_count; k++) {
     const char *name = method->options[k].name;

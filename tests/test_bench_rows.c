@@ -44,7 +44,7 @@ static int run_job(struct bench_team *team, const void *context) {
   return bench_run_on(benchmark, &job->options, team);
 }
 
-/* What a benchmark says with two ranks. Once a test: standard output is closed behind it. */
+/* The output of a benchmark with two ranks. Once a test: standard output is closed behind it. */
 static const char *output_of(int argc, char **argv) {
   static char text[1 << 16], error[TOOL_ERROR];
   struct job job = {.subcommand = argv[1]};

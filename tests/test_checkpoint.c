@@ -32,7 +32,7 @@ static void check_parameters(struct history *history, const struct trainee *trai
              TRAINEE_ELEMENTS, history->what->common.parameter_dtype);
 }
 
-/* What the optimizer saves now must be this part. */
+/* Checks that the optimizer would now save this part. */
 static void check_part(struct trainee *trainee, const struct saved_parts *parts) {
   size_t bytes = 0, wanted = parts->bytes[trainee->rank];
   void *memory = allocate(1, wanted);
@@ -62,7 +62,7 @@ static void keep(struct history *history, struct trainee *trainee, onebit_comm_t
          parameter_bytes(history->what));
 }
 
-/* What rank 0 has more than its share changes nothing. */
+/* A part with more than rank 0's share changes nothing. */
 static void resume_from_whole(struct trainee *trainee, struct history *history,
                               onebit_comm_t comm) {
   struct saved_parts *whole = &history->whole;
@@ -170,8 +170,8 @@ static void destroy_alone(struct alone *alone) {
   onebit_comm_destroy(alone->comm);
 }
 
-/* Where errors are not fed back it is forgotten; and one that is large is known to be, for a server
- * that adds to it may overflow. */
+/* A residual is forgotten where errors are not fed back; and a large one is marked as large, for a
+ * server that adds to it may overflow. */
 Test(checkpoint, residuals_of_others_are_forgotten_or_large) {
   struct alone saved, others[2];
   unsigned char part[8192];

@@ -84,7 +84,7 @@ static bool check_unchanged(const struct unchanged *unchanged) {
                             SMALL, ONEBIT_FLOAT32);
 }
 
-/* As docs/checkpoints.md has it: other checkpoints could not be loaded. */
+/* Checksums are as docs/checkpoints.md has them: other checkpoints could not be loaded. */
 Test(checkpoint_damage, checksums_are_those_of_the_format) {
   uint64_t words[6];
   for (uint64_t i = 0; i < 6; i++)

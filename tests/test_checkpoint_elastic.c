@@ -29,7 +29,7 @@ static void check_rounded(const void *parameters, const double *wanted, onebit_d
   free(rounded);
 }
 
-/* What ranks that are others than those that saved have after loading, as they save it. */
+/* The state of ranks that differ from those that saved, after loading, as they save it. */
 struct loading_run {
   const struct checkpoint_case *what;
   const struct saved_parts *from;
@@ -97,8 +97,8 @@ static void check_mean(const struct saved_parts *from, const struct saved_parts 
   free(got);
 }
 
-/* Where the blocks are the same: what all have alike is, and of what each has of its own the
- * mean. */
+/* Checks a load with the same blocks: arrays that all ranks share are the same, and of each rank's
+ * own the mean is. */
 static void check_remapped(const struct saved_parts *from, const struct saved_parts *to) {
   for (uint32_t what = SECTION_PARAMETERS; what <= SECTION_SERVER; what++) {
     bool moves = what == SECTION_PARAMETERS || what == SECTION_MOMENTUM || what == SECTION_MOVED;
@@ -228,8 +228,8 @@ Test(checkpoint_elastic, options_on_which_no_bit_depends) {
   use_codec("");
 }
 
-/* What is compensated next is beta1 times the momentum, and the residual: where messages cannot
- * say what the momentum was, it is the same all the same. */
+/* The next compensated value: beta1 times the momentum, and the residual. It is the same also where
+ * messages cannot represent the momentum. */
 static double *compensated(const struct saved_parts *parts) {
   float *momentum = parts_values(parts, SECTION_MOMENTUM);
   double *errors = parts_mean(parts, SECTION_WORKER);
@@ -291,7 +291,8 @@ Test(checkpoint_elastic, momentum_that_messages_cannot_say) {
   check_compensated(fused, other);
 }
 
-/* What the momentum of each element travels with: the last of LAMB's own numbers, one a tensor. */
+/* Divides by the factors of the travelling momentum: the last of LAMB's own numbers, one a
+ * tensor. */
 static void divide_by_scalings(const struct saved_parts *parts, double *values) {
   const char *part = parts->memory[0];
   size_t tensors = part_number(part, PART_TENSORS), i = 0;

@@ -62,7 +62,7 @@ static struct files_run run_files(int steps) {
   return run;
 }
 
-/* What there is to load, to be compared. */
+/* The parts that can be there to load, for comparison. */
 static struct saved_parts before, after;
 
 static bool same_parts(const struct saved_parts *a, const struct saved_parts *b) {
@@ -141,7 +141,7 @@ static pid_t make_child(void) {
   return child;
 }
 
-/* How it ended: 0, or 9 when the fault happened. */
+/* Returns the exit status of the child: 0, or 9 when the fault happened. */
 static int save_in_child(enum disk_fault fault, long at) {
   pid_t child = make_child();
   if (child == 0) {

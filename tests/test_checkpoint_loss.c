@@ -14,7 +14,7 @@ static float target(int sample, size_t i) {
   return uniform_value(10000 + i) + 0.3f * uniform_value(20000 + (size_t)sample * 10000 + i);
 }
 
-/* Of these parameters, above the least there is. */
+/* The loss at these parameters, above the minimum. */
 static double loss_of(const float *w) {
   double loss = 0;
   for (size_t i = 0; i < UNKNOWNS; i++) {
@@ -26,7 +26,7 @@ static double loss_of(const float *w) {
   return loss;
 }
 
-/* What a sample wants is seen through noise, another one in each step. */
+/* The gradient, with targets seen through noise, another one in each step. */
 static void gradient_of(const float *w, float *gradient, int rank, int size, int step) {
   int each = SAMPLES / size;
   for (size_t i = 0; i < UNKNOWNS; i++) {

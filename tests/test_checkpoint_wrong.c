@@ -153,7 +153,7 @@ Test(checkpoint_wrong, words_for_other_tensors) {
   check_mistake(&run, &two);
 }
 
-/* What is left out of all parts. */
+/* Elements that no part has are named. */
 Test(checkpoint_wrong, words_for_missing_elements) {
   struct mistake_run run = saved_mistake(&two, 5, "no part has element 0 of section 'variance'");
   char *part = run.parts.memory[0];

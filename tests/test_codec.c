@@ -168,7 +168,7 @@ Test(codec, scales_of_levels_can_be_inverted) {
     }
 }
 
-/* What is beyond the largest float16 becomes that, in the last word too. */
+/* Values beyond the largest float16 become that, in the last word too. */
 Test(codec, conversions_to_float16_are_bounded) {
   enum { count = 75 };
   float input[count];

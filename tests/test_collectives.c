@@ -142,7 +142,7 @@ Test(collectives, schedules_on_several_hosts) {
 }
 Test(collectives, schedules_on_one_host) { walk_schedules(4, 1); }
 
-/* What is asked for and cannot be had is refused, on every rank. */
+/* A schedule that cannot be had is refused, on every rank. */
 static void ask_for_hierarchy(onebit_comm_t comm, void *context) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan;

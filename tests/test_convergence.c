@@ -1,5 +1,5 @@
 /*
- * What error feedback is for: with it, training on one-bit exchanges comes to the same loss as
+ * Error feedback has its effect: with it, training on one-bit exchanges comes to the same loss as
  * training on dense ones; the control without it does not. Two small problems, the same on every
  * machine, on four ranks that each have data of their own.
  */

@@ -143,7 +143,7 @@ Test(cost, counts_the_bytes_of_a_host) {
   cr_expect_float_eq(levels, 2 * 3.0 / 4 * bits, 1);
 }
 
-/* As many bytes more as bits, but for the scales; and messages of as many bytes. */
+/* Bytes grow with bits, but for the scales; messages have as many bytes as before. */
 Test(cost, more_bits_are_longer_messages) {
   struct ob_costs costs = some_costs();
   struct ob_cost_task one = some_task(1 << 24, 4, 1), eight = one;
@@ -291,7 +291,7 @@ Test(cost, exact_sums_are_worth_three_per_cent) {
   }
 }
 
-/* Where nothing else takes time: each rank's elements are reduced once, wherever. */
+/* Without other costs: each rank's elements are reduced once, wherever. */
 Test(cost, reducing_counts_every_rank) {
   struct ob_costs none = some_costs();
   none.between.bandwidth = none.inside.bandwidth = 1e30;
@@ -331,7 +331,7 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
 }
 
-/* Of a mean of all ranks' messages, the less of writing it and of reading them costs nothing. */
+/* A mean of all ranks' messages costs writing it or reading them, whichever takes longer. */
 Test(cost, a_mean_costs_writing_or_reading) {
   struct ob_cost_task task = some_task(1 << 20, 4, 1);
   struct ob_costs costs = some_costs(), none = costs;

@@ -25,7 +25,7 @@ Test(counters, reasons_have_words_and_other_places_none) {
   CHECK(onebit_counters_reason((size_t)-1) == NULL, "no place");
 }
 
-/* Of the latest samples, in squares: each tensor has its own. */
+/* Differences are of the latest samples, in squares: each tensor has its own. */
 Test(counters, differences_from_exact_sums_are_of_the_latest) {
   static struct ob_record record;
   for (int i = 0; i < OB_SHADOW_SAMPLES; i++)

@@ -177,7 +177,7 @@ Test(custom, useless_callbacks_on_one_rank) {
 
 #define COUNT 9000
 
-/* What a rank came to. */
+/* The result of a rank. */
 struct outcome {
   onebit_status_t status;
   bool made;
@@ -223,7 +223,7 @@ static void make_and_use(const onebit_transport_callbacks_t *callbacks, int rank
   CHECK(outcome->made == (outcome->status == ONEBIT_OK), "status and handle do not agree");
   if (comm)
     use(comm, outcome);
-  /* What has failed once is at an end. */
+  /* A communicator that has failed once is at an end. */
   if (comm && outcome->status != ONEBIT_OK) {
     onebit_plan_t plan;
     CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
@@ -267,7 +267,7 @@ static void at_every_call(enum custom_call call, long limit) {
 
 Test(custom, any_send_fails) { at_every_call(CUSTOM_SEND, 1000); }
 Test(custom, any_receive_fails) { at_every_call(CUSTOM_RECEIVE, 1000); }
-/* How often they are asked depends on the others' speed: not more often than that, at the least. */
+/* The number of tests depends on the others' speed: 40 is always reached. */
 Test(custom, any_test_fails) { at_every_call(CUSTOM_TEST, 40); }
 
 /* An early failure, in creation and in the first call, reaches all. */

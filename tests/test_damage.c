@@ -69,7 +69,7 @@ static onebit_comm_t connect(struct wire *wire, const onebit_transport_callbacks
   return comm;
 }
 
-/* How a call ended on all ranks. */
+/* The ends of a call on all ranks. */
 struct ends {
   bool all_well, none_well, refused;
 };
@@ -104,7 +104,7 @@ static onebit_status_t call(onebit_plan_t plan, const float *input, float *outpu
   }
 }
 
-/* Whether the bit is one of a message: where several lie in one there is padding between them. */
+/* True if the bit is one of padding: where several messages lie in one it is between them. */
 static bool is_padding(const struct onebit_plan *plan, size_t bit) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
   return plan->schedule == &ob_schedule_doubling &&

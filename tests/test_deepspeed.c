@@ -11,8 +11,8 @@
 #define CHUNK  16
 #define CALLS  3
 
-/* What DeepSpeed's allreduce sent and kept in three calls with the same input. Bit 7 of a byte is
- * the first element's sign, 1 for not negative. */
+/* The data that DeepSpeed's allreduce sent and kept in three calls with the same input. Bit 7 of a
+ * byte is the first element's sign, 1 for not negative. */
 static const struct call {
   float worker_scale[2], server_scale[2];
   unsigned worker_bits[2];
@@ -58,7 +58,7 @@ static float sign_in(unsigned bits, int bytes, int i) {
   return bits >> (8 * bytes - 1 - i) & 1 ? 1.0f : -1.0f;
 }
 
-/* What a rank sent, from what it had and what it keeps: before + input = sent + after. */
+/* Checks the values that a rank sent, by its residuals: before + input = sent + after. */
 static void check_worker(const struct call *call, int rank, const float *input, const float *before,
                          const float *after) {
   for (int i = 0; i < PADDED; i++) {

@@ -63,7 +63,7 @@ static void fill_parameters(float *parameter) {
     parameter[FIRST + i] = (float)(i % 5 - 2) / 2.0f;
 }
 
-/* Where tensor t begins in the only bucket. */
+/* The piece of tensor t in the only bucket. */
 static size_t piece_of(const struct ob_bucket *bucket, size_t t) {
   size_t k = 0;
   while (bucket->tensor_of[k] != t)

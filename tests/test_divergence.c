@@ -54,8 +54,8 @@ static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
   return onebit_zero_one_adam_create(comm, tensor, 1, &adam, optimizer);
 }
 
-/* How far from the optimum a run may end, as a part of where it began, less than 1 of what moves at
- * all; 0: is not tried. */
+/* The largest distance from the optimum at which a run may end, relative to its start, less than 1
+ * for a run that moves at all; 0: is not tried. */
 typedef double limits[TASK_KINDS];
 
 /* It does not move: the variance was frozen before the first gradient came, and one bit has no zero
@@ -151,7 +151,7 @@ Test(divergence, lion_converges) {
   hold(LION, most);
 }
 
-/* Where the end is far from the dense form's the check warns soon after the freeze. */
+/* A run that ends far from the dense form's end is warned of soon after the freeze. */
 Test(divergence, is_warned_of) {
   static const struct {
     enum task_kind kind;

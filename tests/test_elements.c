@@ -4,7 +4,7 @@
 
 enum { ALL = 0x10000 };
 
-/* What the bits mean: exponent bits, then fraction bits. */
+/* The value of the bits: exponent bits, then fraction bits. */
 static double value_of(uint16_t bits, onebit_dtype_t dtype) {
   const int width = dtype == ONEBIT_BFLOAT16 ? 7 : 10, most = (1 << (15 - width)) - 1;
   const int exponent = bits >> width & most, fraction = bits & ((1 << width) - 1);

@@ -36,7 +36,7 @@ static void store(void *buffer, onebit_dtype_t dtype, int rank, int step) {
     ((float *)buffer)[i] = value(i, rank, step);
 }
 
-/* What is set for a call is there afterwards. */
+/* Sets rank 1's environment for a call; leave checks that it is there afterwards. */
 static struct ob_float_environment enter(const struct modes *modes, int rank) {
   const struct ob_float_environment own = float_environment();
   if (rank == 1)

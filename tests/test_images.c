@@ -1,5 +1,5 @@
 /*
- * What examples/train_images learns from and with: files in MNIST's format, drawn digits, and the
+ * The data and the model of examples/train_images: files in MNIST's format, drawn digits, and the
  * network, whose gradients are compared with finite differences.
  */
 #include "examples/digits.h"

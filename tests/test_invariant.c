@@ -25,8 +25,7 @@
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
-/* What the ranks write down at each step; rank r writes at r, so no two threads share an element.
- */
+/* The record of the ranks at each step; rank r writes at r, so no two threads share an element. */
 struct history {
   onebit_plan_options_t options;
   int size;
@@ -86,7 +85,7 @@ static void record_steps(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-/* What rounding takes that is not kept: nothing where a result is a message's scale, which is
+/* The error of rounding that is not kept: zero where a result is a message's scale, which is
  * rounded before it is sent. */
 static double rounding_of(const onebit_plan_options_t *options) {
   onebit_dtype_t dtype = options->dtype;
@@ -229,7 +228,7 @@ Test(invariant, allreduce_deepspeed) {
   check_counts(&options, SIZE_MAX);
 }
 
-/* Of the types of 16 bits, in the operation and the profile. */
+/* Checks the types of 16 bits, in the operation and the profile. */
 static void check_sixteen_bits(onebit_dtype_t dtype, onebit_operation_t operation,
                                onebit_profile_t profile) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;

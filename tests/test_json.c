@@ -15,7 +15,7 @@ Test(json, numbers_keep_nine_digits_or_are_null) {
   cr_expect_str_eq(ob_json_number(text, -INFINITY), "null");
 }
 
-/* What a writer writes of some values. */
+/* The output of a writer for some values. */
 static const char *written(bool spaced) {
   static char text[512];
   memset(text, 0, sizeof text);

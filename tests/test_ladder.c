@@ -71,7 +71,8 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
 
 Test(ladder, decides_as_documented) { on_ranks(1, decides_on_rank, NULL); }
 
-/* What a rank says at the end of a window in which half as many bits leave that part of a value. */
+/* The wish of a rank at the end of a window in which half as many bits leave that part of a
+ * value. */
 static unsigned wish_of(onebit_plan_t plan, double residual, double part) {
   plan->ladder.state.calls = OB_LADDER_WINDOW - 1;
   plan->ladder.state.worker = (struct ob_norms){
@@ -237,7 +238,7 @@ Test(ladder, ranks_at_different_widths_are_told) {
 
 enum { PLANS = 4 };
 
-/* Of one size, with inputs of which each is twice as large as the one before. */
+/* Calls plans of one size, with inputs of which each is twice as large as the one before. */
 static void call_all(onebit_comm_t comm, const onebit_plan_t *plans) {
   float *values = allocate(COUNT, sizeof *values), *result = allocate(COUNT, sizeof *result);
   for (int call = 0; call <= WINDOW; call++)

@@ -17,10 +17,10 @@ struct large {
   bool done[STEPS]; /* false: skipped */
 };
 
-/* What every rank of a worker puts in. Only the last block is large, which is in the last chunk of
+/* Fills the input of a worker's ranks. Only the last block is large, which is in the last chunk of
  * the last server. Step 0 leaves an error of a third of the value or more there, positive in the
- * first half, negative in the second; what step 1 adds has these signs too. All of it is taken
- * without any worker's error, so only the server sees how large that is. */
+ * first half, negative in the second; the input of step 1 has these signs too. All of it is
+ * accepted without any worker's error, so only the server sees how large that is. */
 static void fill(const struct large *large, float *values, int rank, int step) {
   const struct collective_case *what = &large->what;
   bool hosts = what->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
@@ -104,8 +104,8 @@ static struct collective_case case_of(size_t split, onebit_schedule_t schedule) 
   return what;
 }
 
-/* What the oracle knows of too. Not that the mean over a host's ranks is looked at in squares,
- * whatever the scale. */
+/* True for cases that the oracle predicts. It does not know that the mean over a host's ranks is
+ * looked at in squares, whatever the scale. */
 static bool is_for(const struct collective_case *what, bool overflows) {
   if (what->options.schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
     return true;

@@ -29,7 +29,7 @@ static void train(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* What two ranks say at a level, "" for none. */
+/* The lines of two ranks at a level, "" for none. */
 static const char *said_by(rank_body *body, void *context, const char *level) {
   static char text[1 << 14], path[] = "/tmp/onebit-log-XXXXXX", pattern[64], host[64] = "",
                              named[160];
@@ -170,7 +170,7 @@ Test(log, paths_are_expanded_or_too_long) {
   cr_expect_not(ob_expand_path("12345%r", 123, path, sizeof path));
 }
 
-/* What a reader leaves in a FIFO too long is not waited for. */
+/* A FIFO is not waited for when its reader leaves lines in it too long. */
 Test(log, a_fifo_with_a_reader_does_not_block) {
   char directory[] = "/tmp/onebit-log-XXXXXX", path[64];
   FILE *file;

@@ -101,7 +101,7 @@ static void mismatch(struct reducer *reducer, bool mine) {
                ONEBIT_ERROR_MISMATCH);
 }
 
-/* Whether the call has been made with it. */
+/* Meets the fault; true if the call has been made with it. */
 static bool meet_fault(struct reducer *reducer, size_t k, const float *send, enum long_fault fault,
                        bool mine) {
   switch (fault) {
@@ -173,7 +173,7 @@ Test(long_faults, allreduces_end_as_without) {
 
 /* ---- Steps ---- */
 
-/* Of each optimizer two or three stages: warm-ups end early. */
+/* Each optimizer has two or three stages: warm-ups end early. */
 static const struct any_case trained[] = {
     {ANY(efficient_adam, .gain = 1)},
     {ANY(adam, .freeze_step = 20)},
@@ -284,7 +284,7 @@ static bool is_told(enum long_fault fault) {
   return fault == LONG_WRONG_ARGUMENT || fault == LONG_MISMATCH || fault == LONG_NOT_FINITE;
 }
 
-/* Whether the step has been made with it. */
+/* Meets the fault; true if the step has been made with it. */
 static bool meet_step_fault(struct trainer *trainer, size_t k, enum long_fault fault, bool mine) {
   struct learner *learner = &trainer->learner[k];
   void *comm = trainer->self.comm;

@@ -259,7 +259,7 @@ Test(memory, adam_create_with_shares_of_masters) {
   check_creation(&creation);
 }
 
-/* Where calls are made without memory, and how. */
+/* The schedule and the shards with which calls are made without memory. */
 struct calls {
   pthread_barrier_t everyone;
   onebit_schedule_t

@@ -177,8 +177,8 @@ Test(message, has_one_checksum_by_every_codec) {
   free(words);
 }
 
-/* Of a long one, what a link or a memory does: bits, bursts, words and runs that are zeroed, moved
- * or taken from a neighbour. */
+/* A long payload is damaged as a link or a memory does it: bits, bursts, words and runs that are
+ * zeroed, moved or taken from a neighbour. */
 Test(message, shows_damage_of_a_long_payload) {
   enum { COUNT = 20000 };
   uint32_t *words = random_words(COUNT, 3), *damaged = malloc(COUNT * sizeof *damaged);

@@ -26,7 +26,7 @@ static double loss_of(const float *w) {
   return loss;
 }
 
-/* Of the samples rank, rank + size, ... */
+/* The gradient of the samples rank, rank + size, ... */
 static void gradient_of(const float *w, float *gradient, int rank, int size, int step) {
   for (size_t i = 0; i < UNKNOWNS; i++) {
     float sum = 0;

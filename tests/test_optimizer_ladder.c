@@ -117,7 +117,7 @@ static void destroy_learner(struct learner *learner) {
   free(learner->gradients);
 }
 
-/* Where gradients are normalised, a large one is hard only as long as it grows. */
+/* With normalised gradients a large one is hard only as long as it grows. */
 static void fill(struct learner *learner, int step) {
   const bool hard = step >= LADDER_ORDINARY && step < LADDER_HARD;
   ladder_fill(learner->gradients, COUNT, learner->rank, step);

@@ -17,7 +17,8 @@ struct descent {
   uint32_t checksum[MAX_RANKS];
 };
 
-/* How far the consensus ends from the mean of the ranks' optima, which is that of all. */
+/* Finds the distance of the final consensus from the mean of the ranks' optima, which is the
+ * optimum of all. */
 static void descend(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
@@ -79,8 +80,8 @@ Test(outer_bits, every_width_comes_to_the_optimum) {
                  sizes[s]);
 }
 
-/* Of a rank alone all that it does not send stays in its parameters: an exchange changes nothing
- * but its consensus. Of several, what they do not send is different from rank to rank. */
+/* A single rank keeps all that it does not send in its parameters: an exchange changes nothing but
+ * its consensus. With several ranks the part that is not sent differs from rank to rank. */
 static void stay(onebit_comm_t comm, void *context) {
   const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
   float p[PLAIN_ALL] = {0}, before[PLAIN_ALL], x[PLAIN_ALL];
@@ -156,7 +157,8 @@ static void count_bytes(onebit_comm_t comm, void *context) {
   free(p);
 }
 
-/* What is received in all is what is sent in all; the ranks' parts are the same but for a block. */
+/* The bytes received in all are those sent in all; the ranks' parts are the same but for a
+ * block. */
 Test(outer_bits, bytes_of_an_exchange) {
   for (int size = 2; size <= MAX_RANKS; size *= 2) {
     struct bytes bytes = {{0}};

@@ -159,14 +159,14 @@ static double weight_of(const struct saved_parts *parts, int k) {
   return weight;
 }
 
-/* Where a residual is in the parameters: number 10 of a rank's. */
+/* True if a residual is in the parameters: number 10 of a rank's. */
 static bool keeps(const struct saved_parts *parts) {
   const struct section numbers = part_section(parts->memory[0], 0);
   return part_number(parts->memory[0], (size_t)numbers.offset + 8 * (3 + 7)) != 0;
 }
 
-/* What the local steps have come to, but for the consensus: parameters count as their ranks'
- * weights do, without the residuals that are in them. */
+/* The mean result of the local steps, apart from the consensus: parameters count by their ranks'
+ * weights, without the residuals that are in them. */
 static void drift_means(const struct saved_parts *parts, bool weighted,
                         double means[OUTER_ELEMENTS]) {
   double weights = 0;

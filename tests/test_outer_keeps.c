@@ -1,6 +1,6 @@
 /*
- * What a rank has not sent stays in its parameters: after an exchange they are the consensus less
- * its residual, of whichever elements it has one.
+ * The part of its drift that a rank has not sent stays in its parameters: after an exchange they
+ * are the consensus less its residual, of whichever elements it has one.
  */
 #include "tests/support_outer.h"
 
@@ -36,8 +36,8 @@ static size_t check_part(const struct saved_parts *parts, int rank, const float 
   return kept;
 }
 
-/* Of the compressed tensors, 521 elements: on each rank, or with two places a host on half of them.
- */
+/* Checks the compressed tensors, 521 elements: on each rank, or with two places a host on half of
+ * them. */
 static void check_kept(onebit_outer_options_t options, int hosts, size_t low, size_t high) {
   struct kept *kept = allocate(1, sizeof *kept);
   kept->options = options;

@@ -121,8 +121,8 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   free(it);
 }
 
-/* How far the mean of the ranks' parameters has come from the consensus, to their messages and
- * servers: what they have not sent, and what of it each keeps in its parameters. */
+/* The outstanding drift, as a mean over the ranks: the consensus less their parameters, and the
+ * servers' residuals. */
 static double *outstanding(const struct saved_parts *parts, const float *x) {
   double *mean = parts_mean(parts, SECTION_PARAMETERS);
   float *server = parts_values(parts, SECTION_SERVER);

@@ -7,7 +7,7 @@
 
 enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
 
-/* Of a site, by its ranks. */
+/* The parts of a site, by its ranks. */
 struct saved {
   void *memory[MAX_RANKS];
   size_t bytes[MAX_RANKS];
@@ -134,7 +134,7 @@ Test(outer_sites_checkpoint, goes_on_exactly) {
 
 /* --- Others ------------------------------------------------------------------------------------*/
 
-/* Of another number of sites, and of other ranks in a site, each loads a part of some site. */
+/* Other numbers of sites, and of ranks in a site, can load: each loads a part of some site. */
 static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
   struct story *story = place->more;

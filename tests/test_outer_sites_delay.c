@@ -8,7 +8,7 @@ enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* fragments that end w
 
 /* --- The formulas ------------------------------------------------------------------------------*/
 
-/* Of all sites, in float32 messages. */
+/* The formulas for all sites, in float32 messages. */
 struct formulas {
   onebit_outer_options_t options;
   int sites;
@@ -34,7 +34,7 @@ static float move(struct formulas *f, size_t i) {
                                                     : d + b * f->m[i];
 }
 
-/* What a site has trained since its drift was sent stays its own. */
+/* Ends an exchange; the training of a site since its drift was sent stays its own. */
 static void end(struct formulas *f, size_t part, float mixing) {
   for (size_t i = part * SITES_EACH; f->in_flight[part] && i < (part + 1) * SITES_EACH; i++) {
     const float before = f->x[i];

@@ -65,7 +65,7 @@ Test(presence, ranks_that_wait_are_listed) {
   cr_expect_str_eq(text, "");
 }
 
-/* What a process that was killed has left goes away. */
+/* The file of a process that was killed goes away. */
 Test(presence, a_dead_process_is_not_listed) {
   char path[64], command[128];
   snprintf(path, sizeof path, "/tmp/onebit-%lu/%ld-999", (unsigned long)geteuid(), (long)getpid());

@@ -11,7 +11,7 @@
 
 enum { STEPS = 3 };
 
-/* What becomes of a bad call: rank 0 has a value that is not finite, or no receive buffer. */
+/* The causes of a bad call: rank 0 has a value that is not finite, or no receive buffer. */
 enum bad { SKIPPED, FAILED, BAD_CALLS };
 
 struct side {
@@ -40,7 +40,8 @@ static void check_undone(const struct kept_errors *before, const struct kept_err
   }
 }
 
-/* Where what was added is not known, but its size: to a few units of the largest value. */
+/* Checks a residual of which only the size of the added value is known: to a few units of the
+ * largest value. */
 static void check_close(const char *name, const float *before, const float *after, size_t count) {
   float largest = 1;
   for (size_t i = 0; i < count; i++)

@@ -106,7 +106,7 @@ Test(sample, some_of_any_list) {
     }
 }
 
-/* What a stride of 5 over 5 block sizes never met. */
+/* Many elements in default blocks are met, which a stride of 5 over 5 block sizes never did. */
 Test(sample, default_blocks_are_met_by_many_elements) {
   size_t count;
   struct collective_case *cases = collective_cases(2, EVERY_OPTION, &count);

@@ -93,7 +93,8 @@ static onebit_plan_t make(onebit_comm_t comm, onebit_schedule_t schedule, onebit
   return plan;
 }
 
-/* Where a rank of four on two hosts keeps errors: 32 words, of which a share has eight. */
+/* Checks the places of residuals on a rank of four on two hosts: 32 words, of which a share has
+ * eight. */
 static void check_places(const onebit_plan_info_t *info, int rank) {
   size_t place = (size_t)rank % 2, host = (size_t)rank / 2, share = 2 * place + host;
   bool hosts = info->schedule == ONEBIT_SCHEDULE_HIERARCHICAL;

@@ -21,7 +21,7 @@ struct ratios {
   double of_step[PAIR_STEPS];
 };
 
-/* What the freeze goes by. */
+/* Finds the ratios that decide the freeze. */
 static void find_ratios(onebit_comm_t comm, void *context) {
   struct ratios *ratios = context;
   float parameters[PAIR_COUNT] = {0}, gradients[PAIR_COUNT];

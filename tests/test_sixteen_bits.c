@@ -1,6 +1,6 @@
 /*
- * What is stored as float16 and bfloat16: of finite numbers none becomes infinity as float16, by
- * any codec, in any collective, nor in the parameters of an optimizer.
+ * Results in float16 and bfloat16: no finite number becomes infinity as float16, by any codec, in
+ * any collective, nor in the parameters of an optimizer.
  */
 #include <float.h>
 
@@ -18,7 +18,7 @@ enum { EDGES = sizeof edges / sizeof edges[0] };
 
 static float edge_at(size_t i) { return i % 3 ? edges[i % EDGES] : -edges[i % EDGES]; }
 
-/* What is to be stored: as float16 nothing is beyond 65504, and not-a-number stays so. */
+/* The value to be stored: as float16 nothing is beyond 65504, and not-a-number stays so. */
 static float stored(float value, onebit_dtype_t dtype) {
   uint16_t element;
   bool beyond = dtype == ONEBIT_FLOAT16 && fabsf(value) > 65504.0f;

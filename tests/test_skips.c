@@ -114,7 +114,7 @@ static onebit_status_t make_step(struct run *run, bool in_parts) {
   return onebit_optimizer_step(run->optimizer, 0.01f);
 }
 
-/* Of any place in any tensor. */
+/* Makes a step with a bad value at any place in any tensor. */
 static void poisoned_step(struct run *run, const struct skip *skip, int rank) {
   onebit_dtype_t dtype = skip->common.parameter_dtype;
   char *before = allocate(COUNT, dtype_size(dtype));
@@ -310,7 +310,8 @@ Test(skips, replicas_stay_identical) {
   }
 }
 
-/* Of what has come of several buckets, or steps: all ranks must come to the same. */
+/* An error of some bucket, or step, counts more than skips, and the first error counts, on all
+ * ranks alike. */
 Test(skips, an_error_counts_more_than_a_skip) {
   static const onebit_status_t came[][2] = {
       {ONEBIT_SKIPPED, ONEBIT_ERROR_TRANSPORT},

@@ -66,7 +66,7 @@ static void connect_one(onebit_sockets_options_t *options, void *context) {
   onebit_comm_destroy(comm);
 }
 
-/* What is lacking is named by the victim as the system does; the others name the victim. */
+/* The victim names the missing resource as the system does; the others name the victim. */
 static void check(const struct outcome *outcome, double seconds) {
   const char *words = strerror(now.absent ? now.struck->absence : now.struck->lack);
   char name[16];

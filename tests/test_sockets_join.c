@@ -1,5 +1,5 @@
 /*
- * How ranks over sockets find each other when something else is there too: another job at the same
+ * Ranks over sockets find each other when something else is there too: another job at the same
  * port, a stranger, a rank that was killed and started again, a child that keeps a dead rank's
  * files. The result is right, or an error on all ranks that met.
  */

@@ -1,6 +1,6 @@
 /*
- * What optimizers tell about themselves: norms and residuals of every tensor are the oracle's,
- * and the account of all of it is that of its tensors, and of the bytes that left.
+ * Statistics of optimizers: norms and residuals of every tensor are the oracle's, and the totals
+ * are those of its tensors, and of the bytes that left.
  */
 #include "tests/support_adam.h"
 #include "tests/support_statistics.h"
@@ -36,8 +36,8 @@ static size_t list_tensors(const struct adam_tensors *given, float *parameters, 
   return first;
 }
 
-/* What a rank keeps as error of `count` elements that lie from `first` on in an exchange, and what
- * came back for the same ones; `momentum` is that of all of them. */
+/* Adds a rank's error of the `count` elements that lie from `first` on in an exchange, and their
+ * result; `momentum` is that of all of them. */
 static void add_kept(const struct oracle *oracle, int rank, const float *momentum, size_t first,
                      size_t count, double *error, double *signal) {
   size_t kept = oracle_worker_first(oracle, rank), end = first + count, from = first;

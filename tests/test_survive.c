@@ -15,8 +15,8 @@ struct loss {
   const struct checkpoint_case *what;
   enum moment moment;
   int step, rank; /* in which the rank is lost */
-  /* Of the survivors, by their number at first: steps made when they went on, and parameters after
-   * each step, or NULL. */
+  /* The survivors' results, by their number at first: steps made when they went on, and parameters
+   * after each step, or NULL. */
   unsigned char *parameters[MAX_RANKS][MAX_STEPS + 1];
   atomic_int went_on;
 };

@@ -1,7 +1,7 @@
 /*
- * What the trainings of examples/ share, on small drawn digits and four ranks: each optimizer
- * learns what it does not without error feedback, a training that is saved and resumed ends with
- * the same bits, and options that must not matter do not.
+ * The common part of the trainings of examples/, on small drawn digits and four ranks: each
+ * optimizer learns what it does not without error feedback, a training that is saved and resumed
+ * ends with the same bits, and options that must not matter do not.
  */
 #include <stdarg.h>
 
@@ -277,8 +277,8 @@ Test(training, the_log_goes_on_as_it_would_have) {
   scratch_remove(directory);
 }
 
-/* What must not change a bit: how gradients are handed over, a loss scale that is a power of two,
- * reports. What must: the seed, the method. */
+/* Options that must not change a bit: how gradients are handed over, a loss scale that is a power
+ * of two, reports. Options that must: the seed, the method. */
 static void only_what_must_matters(const char *method) {
   char run[100];
   snprintf(run, sizeof run, "--optimizer %s --batch 4 --steps 30", method);
@@ -316,8 +316,8 @@ Test(training, what_must_not_matter_does_not) {
   }
 }
 
-/* Of two micro-batches of 4 images, and of one of 8: the same sums but for their order. In parts
- * and after the backward pass: the same bits. */
+/* Two micro-batches of 4 images have the sums of one of 8 but for their order. In parts and after
+ * the backward pass: the same bits. */
 Test(training, micro_batches_add_up) {
   const char *run = "--optimizer momentum --dense --steps 10";
   const training_t one = train_on(1, "%s --batch 8", run);

@@ -19,7 +19,7 @@ static float values[COUNT], gradient[COUNT];
 
 static void start(void) { fill_input(values, ONEBIT_FLOAT32, COUNT, 0, 1000); }
 
-/* Where the library's dense optimizer leaves the values. */
+/* Trains the values with the library's dense optimizer. */
 static void train_library(int method, onebit_comm_t comm, float *result) {
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;

@@ -147,7 +147,7 @@ static double deviation(const transformer_tensor_t *tensor) {
   return sqrt(dot(tensor->value, tensor->value, tensor->count) / (double)tensor->count);
 }
 
-/* Of the second and fourth matrix of a block 0.02 / sqrt(2 layers). */
+/* The second and fourth matrix of a block begin with 0.02 / sqrt(2 layers). */
 Test(transformer, it_begins_as_gpt2_does) {
   transformer_t *model = make_model(9);
   transformer_initialise(model, 9);

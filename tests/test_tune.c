@@ -294,7 +294,7 @@ Test(tune, kernels_take_what_their_bytes_take) {
   cr_expect_float_eq(dense, 28, 1e-9, "%g", dense);
 }
 
-/* As many chunks as cuda/chunks.c cuts, 7 kernels in each, or 4. */
+/* Chunks are counted as cuda/chunks.c cuts them, 7 kernels in each, or 4. */
 Test(tune, small_tensors_cost_launches) {
   struct tune_card card = some_card(0);
   struct tune_training host = {.parameters = 1000, .hosts = 1, .ranks_per_host = 8};
@@ -360,7 +360,7 @@ Test(tune, predicts) {
                     "--bandwidth 100gbit --latency 20us --tuning none");
   expect_said(said, " 1.02 Tbit/s");
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
-  /* What the best of Open MPI's algorithms reached on such a network. */
+  /* Open MPI's best algorithm reached this on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
   expect_said(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]) ||

@@ -145,7 +145,8 @@ static void some_steps(onebit_optimizer_t optimizer, const float *parameters, fl
   }
 }
 
-/* What is saved in 4 bits goes on in a dense warm-up, and the other way round: every rank alike. */
+/* A state saved in 4 bits continues in a dense warm-up, and the other way round: every rank
+ * alike. */
 static void load_on_rank(onebit_comm_t comm, void *context) {
   static const int bits[] = {4, 0, 8};
   float parameters[3][COUNT] = {{0}}, gradients[COUNT];

@@ -1,6 +1,6 @@
 /*
- * What examples/train_words is made of: texts as words, and the log-bilinear model's gradients
- * against finite differences.
+ * The parts of examples/train_words: texts as words, and the log-bilinear model's gradients against
+ * finite differences.
  */
 #include "examples/log_bilinear.h"
 #include "examples/random.h"
@@ -38,7 +38,7 @@ Test(words, are_numbered_by_how_often_they_are_met) {
   expect_words("", 10, 1, 0, NULL);
 }
 
-/* What is met in the held-out tenth only is not in the vocabulary. */
+/* A word that only the held-out tenth has is not in the vocabulary. */
 Test(words, come_from_what_there_is_to_learn) {
   words_t words = split("a b a b a b a b a new", 10);
   cr_expect_eq(words.training, 9);
@@ -87,7 +87,8 @@ static double loss(log_bilinear_t *model) {
   return log_bilinear_loss(model, drawn, small.samples);
 }
 
-/* Of one element, to the fourth order: float32 sums leave about 1e-7 of noise in the loss. */
+/* The slope by one element, to the fourth order: float32 sums leave about 1e-7 of noise in the
+ * loss. */
 static double slope(log_bilinear_t *model, float *element) {
   static const double weights[] = {1.0 / 12, -8.0 / 12, 8.0 / 12, -1.0 / 12};
   static const float places[] = {-0.2f, -0.1f, 0.1f, 0.2f};

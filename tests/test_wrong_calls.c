@@ -26,7 +26,8 @@ Test(wrong_calls, are_errors_with_a_message) {
   fprintf(stderr, "%zu wrong calls\n", wrong_made());
 }
 
-/* Of mpi.h and mpi_calls.h in mpi_wrong_calls.c, of cuda.h and nccl.h in tests/gpu. */
+/* Functions of mpi.h and mpi_calls.h are in mpi_wrong_calls.c, those of cuda.h and nccl.h in
+ * tests/gpu. */
 Test(wrong_calls, are_made_of_every_function) {
   static const char *const headers[] = {
       "adam",           "checkpoint", "collectives",   "communicator", "counters",  "custom",

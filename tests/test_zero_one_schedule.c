@@ -67,7 +67,7 @@ Test(zero_one_schedule, is_deepspeeds) {
   for (uint64_t step = 1; step < sizeof wanted; step++)
     cr_expect_eq(ob_zero_one_exchange(&schedule, step) == OB_EXCHANGE_DENSE,
                  wanted[step - 1] == 'F', "step %d", (int)step);
-  /* Of two recorded runs: 1, averaged. */
+  /* The schedules of two recorded runs: 1, averaged. */
   const char *const recorded[] = {"111110101010001000100010000000000000000000000000000000000000",
                                   "111010101010001000100000000000000000000000000000000000000000"};
   const struct ob_zero_one_schedule theirs[] = {schedule_of(24, 4, 8, 4, true),
