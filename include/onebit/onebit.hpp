@@ -110,7 +110,7 @@ public:
   handle &operator=(const handle &) = delete;
   ~handle() { reset(nullptr); }
 
-  /* For calls of the C interface; still owned here. */
+  /* The handle for calls of the C interface; still owned here. */
   Pointer get() const noexcept { return pointer_; }
   explicit operator bool() const noexcept { return pointer_ != nullptr; }
   /* No longer owned here: the caller destroys it. */

@@ -34,10 +34,11 @@ public:
   void set_gradient(std::size_t tensor, const void *gradient) {
     check(onebit_optimizer_set_gradient(get(), tensor, gradient));
   }
-  /* To another communicator, with the ranks that are left or have come. Collective over that. */
+  /* Moves to another communicator, with the ranks that are left or have come. Collective over
+   * that. */
   void move_to(const communicator &comm) { check(onebit_optimizer_move(get(), comm.get())); }
-  /* When a rank was lost: to a communicator of the others. `survivors` is not the old one; when
-   * this throws it is the latest that was made, from which another call begins. */
+  /* Moves to a communicator of the remaining ranks when one was lost. `survivors` is not the old
+   * one; when this throws it is the latest that was made, from which another call begins. */
   void shrink(communicator &survivors) {
     onebit_comm_t made = nullptr;
     onebit_status_t status = onebit_optimizer_shrink(get(), &made);
@@ -112,7 +113,7 @@ public:
     check(onebit_optimizer_save_whole(get(), part.data(), part.size(), &bytes));
     return part;
   }
-  /* From the parts of all ranks that saved, by rank. Collective. */
+  /* Loads the parts of all ranks that saved, by rank. Collective. */
   void load(const void *const *parts, const std::size_t *bytes, int count) {
     check(onebit_optimizer_load(get(), parts, bytes, count));
   }

@@ -74,7 +74,7 @@ public:
     check(onebit_outer_save(get(), part.data(), part.size(), &bytes));
     return part;
   }
-  /* From the parts of all ranks that saved, by rank. Collective. */
+  /* Loads the parts of all ranks that saved, by rank. Collective. */
   void load(const void *const *parts, const std::size_t *bytes, int count) {
     check(onebit_outer_load(get(), parts, bytes, count));
   }
@@ -83,7 +83,7 @@ public:
   void load_files(const char *directory) { check(onebit_outer_load_files(get(), directory)); }
   void load_files(const std::string &directory) { load_files(directory.c_str()); }
 
-  /* To other ranks, as an optimizer does; of a site, on its other ranks than 0, to NULL. */
+  /* Moves to other ranks, as an optimizer does; of a site, on its other ranks than 0, to NULL. */
   void move_to(std::nullptr_t) { check(onebit_outer_move(get(), nullptr)); }
   void move_to(const communicator &comm) { check(onebit_outer_move(get(), comm.get())); }
   void shrink(communicator &survivors) {
