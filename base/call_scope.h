@@ -16,8 +16,9 @@ struct ob_call_scope {
 struct ob_call_scope ob_call_enter(void);
 void ob_call_leave(const struct ob_call_scope *found);
 
-/* Until the end of the block, however it is left. Public functions begin with it, those that only
- * return what a handle holds excepted, and so does what a thread of the library's own runs. */
+/* Enters the scope until the end of the block, however it is left. Public functions begin with it,
+ * except those that only return what a handle holds; and so does what a thread of the library's own
+ * runs. */
 #define OB_CALL_SCOPE                                                                              \
   struct ob_call_scope ob_call_found __attribute__((cleanup(ob_call_leave), unused)) =             \
       ob_call_enter()

@@ -4,11 +4,11 @@
 
 #include <stdint.h>
 
-/* The same for all hosts that are served by one kernel, as containers and emulated hosts may be.
- * By the boot ID of Linux; 0: not known. */
+/* A number that all hosts served by one kernel share, as containers and emulated hosts may. From
+ * the boot ID of Linux; 0: not known. */
 uint64_t ob_machine_number(void);
 
-/* Its processors, all together. */
+/* The number of the machine's processors. */
 int ob_machine_processors(void);
 
 #endif

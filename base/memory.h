@@ -42,7 +42,7 @@ extern const struct ob_memory ob_memory_host;
  * system's other resources are taken: shared memory, its mapping, a thread. */
 int ob_memory_must_fail(void);
 
-/* For tests: from now on the n-th of these of the process fails, once; n <= 0 switches it off. */
+/* Makes the n-th allocation from now on fail, once, for tests; n <= 0 switches it off. */
 void ob_memory_fail_at(long n);
 
 #endif
