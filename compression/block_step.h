@@ -20,7 +20,7 @@ struct ob_block_step {
   void *const *outputs;
 };
 
-/* On all blocks of the shape, cut among the threads of the work. */
+/* Runs `body` on all blocks of the shape, cut among the threads of the work. */
 void ob_block_step_run(struct ob_block_step *step,
                        void (*body)(void *context, size_t first, size_t end, int thread));
 

@@ -65,7 +65,8 @@ static bool is_measured(const struct ob_residual *residual, size_t b) {
   return residual->norms && (b - residual->first) % OB_MEASURE_EVERY == residual->phase;
 }
 
-/* After a block was quantised; `values`: compensated, `error`: what is left, or NULL. */
+/* Measures a block after it was quantised; `values`: compensated, `error`: what is left, or
+ * NULL. */
 static void measure(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                     int thread, const float *values, const float *error) {
   const struct ob_work *work = step->work;

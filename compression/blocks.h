@@ -64,7 +64,7 @@ void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
 /* The moments stay. Errors: those of the memory, which the host's has not. */
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
-/* After a reset: memory of the host goes back to the system until it is written. */
+/* Gives memory of the host back to the system after a reset, until it is written. */
 void ob_residual_return(struct ob_residual *residual);
 /* Without error feedback: resets the errors, and leaves a server's other state. */
 onebit_status_t ob_residual_forget(struct ob_residual *residual);

@@ -135,8 +135,8 @@ OB_INLINE float ob_from_float16(uint16_t value) {
   return ob_float_of(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-/* To nearest, ties to even; beyond 65504 + half a step it is infinity. Subnormals: adding 0.5
- * leaves the value's multiple of 2^-24, rounded by the addition itself, in the low bits of the
+/* Rounds to nearest, ties to even; beyond 65504 + half a step it is infinity. Subnormals: adding
+ * 0.5 leaves the value's multiple of 2^-24, rounded by the addition itself, in the low bits of the
  * sum. */
 OB_INLINE uint16_t ob_to_float16(float value) {
   uint32_t bits = ob_bits_of(value), sign = bits >> 16 & 0x8000, size = bits & ~OB_SIGN_BIT;

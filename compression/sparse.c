@@ -74,7 +74,8 @@ static uint32_t threshold_of(const uint32_t *magnitudes, unsigned sent) {
 /* From here on a level would be rounded to infinity. */
 #define TOO_LARGE 0x7f7f8000u
 
-/* Those behind a short chunk are 0, which no threshold but 0 reaches. False: one is not finite. */
+/* Finds the magnitudes; behind a short chunk they are 0, which no threshold but 0 reaches. False:
+ * one is not finite. */
 static bool magnitudes_of(const float *values, size_t count, uint32_t magnitudes[OB_SPARSE_CHUNK]) {
   uint32_t too_large = 0;
   for (size_t i = 0; i < count; i++) {
@@ -85,7 +86,7 @@ static bool magnitudes_of(const float *values, size_t count, uint32_t magnitudes
   return !too_large;
 }
 
-/* Those above the threshold, and of those that equal it as many as are missing. */
+/* Chooses the magnitudes above the threshold, and as many of those that equal it as are missing. */
 static void choose(const uint32_t *magnitudes, size_t count, unsigned sent,
                    uint16_t positions[OB_SPARSE_SENT]) {
   const uint32_t threshold = threshold_of(magnitudes, sent);
