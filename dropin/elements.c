@@ -20,7 +20,7 @@ static inline uint32_t bits_of(float value) {
 
 static inline float wide_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
 
-/* To the nearest, ties to even; not-a-number stays quiet. */
+/* Rounds to nearest, ties to even; not-a-number stays quiet. */
 static inline uint16_t narrow_bfloat16(float value) {
   uint32_t bits = bits_of(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -38,8 +38,8 @@ static inline float wide_float16(uint16_t half) {
   return float_of(bits | sign);
 }
 
-/* To the nearest, ties to even. What is subnormal as half is rounded by a sum whose last bit has
- * that weight, 2^-24: the sum with 0.5. */
+/* Rounds to nearest, ties to even. A value that is subnormal as half is rounded by a sum whose last
+ * bit has that weight, 2^-24: the sum with 0.5. */
 static inline uint16_t narrow_float16(float value) {
   uint32_t sign = bits_of(value) >> 16 & 0x8000, bits = bits_of(value) & 0x7fffffff;
   uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;

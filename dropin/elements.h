@@ -26,8 +26,8 @@ void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size
 /* to[i] = to[i] / divisor, of the types' quotients the nearest. */
 void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor);
 
-/* From doubles to floats. False: a value is not finite, or the largest is beyond what floats hold
- * with their precision. */
+/* Converts doubles to floats. False: a value is not finite, or the largest is beyond what floats
+ * hold with their precision. */
 bool ob_elements_narrow(float *to, const double *from, size_t count);
 
 /* to[i] = from[i] * factor. */

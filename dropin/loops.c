@@ -104,7 +104,8 @@ static size_t length_of(const struct ob_loops *loops, int way) {
   return 0;
 }
 
-/* True where ranks, which find a loop of signatures alike, are to agree on its length. */
+/* Learns a call. True where ranks, which all find the same loop of signatures, are to agree on its
+ * length. */
 static bool learn(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
     const struct seen *then = seen_before(loops, back);
@@ -118,8 +119,8 @@ static bool learn(struct ob_loops *loops, const struct seen *call) {
   return loops->learned >= loops->next_look && length_of(loops, ALONE);
 }
 
-/* So many calls must have come where buffers show no length: a loop of a single call may be of
- * several tensors. */
+/* The number of calls that must have come where buffers show no length: a loop of a single call may
+ * be of several tensors. */
 static size_t patience(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }

@@ -38,7 +38,7 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, voi
                                 struct ob_loops **loops);
 void ob_loops_destroy(struct ob_loops *loops);
 
-/* Equal for calls with the same operation, count, type and kind of result. */
+/* A number that is equal for calls with the same operation, count, type and kind of result. */
 uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
                             size_t count);
 

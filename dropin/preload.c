@@ -61,5 +61,6 @@ static void at_exit(int status, void *nothing) {
   _exit(EXIT_FAILURE);
 }
 
-/* Before the program registers handlers of its own: those that come first are called last. */
+/* Registers at_exit before the program's own handlers: the first that is registered is called
+ * last. */
 __attribute__((constructor)) static void watch_exit(void) { on_exit(at_exit, NULL); }

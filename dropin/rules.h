@@ -79,7 +79,7 @@ onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
  * Errors: ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules);
 
-/* Equal where the rules are: ranks compare it. */
+/* A number that is equal where the rules are: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
 /* Decides whether such a call is to be compressed: OB_REASON_NONE, or the reason why not. */

@@ -43,7 +43,7 @@ static bool next_word(struct reader *reader, struct word *word) {
   return word->length > 0;
 }
 
-/* To the beginning of the next line: a comment goes to the end of the text's line. */
+/* Goes to the beginning of the next line: a comment ends with the text's line. */
 static void next_line(struct reader *reader) {
   if (reader->at < reader->end && *reader->at == '#')
     while (reader->at < reader->end && *reader->at != '\n')

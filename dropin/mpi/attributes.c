@@ -63,7 +63,7 @@ static struct holder *oldest(void) {
   return holder;
 }
 
-/* The same, of MPI_COMM_SELF. */
+/* Deletes all communicators' attributes when that of MPI_COMM_SELF is deleted. */
 static int end(MPI_Comm self, int key, void *value, void *extra) {
   (void)self, (void)key, (void)value, (void)extra;
   for (struct holder *holder = oldest(); holder; holder = oldest())

@@ -105,7 +105,7 @@ static bool has_every_rank(int size, const struct ob_presence *presence,
 
 static bool speaks;
 
-/* Once, from MPI_Init. */
+/* Settles with the other ranks, once, from MPI_Init. */
 static void settle(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;
@@ -129,7 +129,7 @@ static void settle(void) {
     ob_preload_open();
 }
 
-/* From MPI_Finalize. */
+/* Ends the library's work, from MPI_Finalize. */
 static void end(void) {
   OB_CALL_SCOPE;
   ob_preload_close();

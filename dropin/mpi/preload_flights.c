@@ -33,7 +33,8 @@ static struct ob_flight *move_all(void) {
   return done;
 }
 
-/* Also under a call of MPI that waits: nobody waits here, and nobody comes in twice. */
+/* Moves all flights, also under a call of MPI that waits: nobody waits here, and no thread enters
+ * twice. */
 static int move(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||

@@ -32,13 +32,13 @@ bool ob_flight_test(struct ob_flight *flight);
 /* Local; the same on all ranks of a job. Begins what it needs when first asked. */
 bool ob_flights_move(void);
 
-/* From now on the flight is moved, until it has ended. */
+/* Adds a flight, which is moved from now on until it has ended. */
 void ob_flights_add(struct ob_flight *flight);
 
 /* Waits until all have ended, and ends what moves them. */
 void ob_flights_finish(void);
 
-/* While a thread is in here nothing is moved under it: what is in here moves by itself. */
+/* Keeps flights from being moved under this thread, which moves them itself, until the release. */
 void ob_flights_hold(void);
 void ob_flights_release(void);
 

@@ -122,7 +122,7 @@ static int missing_rank(int size) {
   return missing;
 }
 
-/* Without rank 0, whoever finds none before itself. */
+/* True for the first rank that is there: it finds none before itself. */
 static bool is_first(void) {
   char value[VALUE_BYTES];
   int rank = 0;

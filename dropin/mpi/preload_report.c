@@ -27,7 +27,8 @@ static void gather(struct ob_report *report, bool all) {
   report->max_residual_ratio = largest[1];
 }
 
-/* By what the launcher says of the ranks on each host, where they are as many everywhere. */
+/* Counts hosts by the launcher's number of ranks on each host, where they are as many
+ * everywhere. */
 static int count_hosts(int ranks) {
   const char *text = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
   int local = atoi(text ? text : (text = getenv("MPI_LOCALNRANKS")) ? text : "0");

@@ -263,7 +263,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ob_next_ncclCommDestroy(comm);
 }
 
-/* By whatever thread, while another may be waiting for ranks that are gone: that one finds it
+/* Aborts from any thread, while another may be waiting for ranks that are gone: that one finds it
  * aborted, and is the last to let go. */
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   struct ob_nccl_comm *comm = remove_comm(handle);

@@ -171,19 +171,20 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
 
 /* ---- How much is kept (residual.c) ---- */
 
-/* For a tensor that has its plan; NULL where there is nothing to look at, or no memory. */
+/* Creates a sample of a tensor that has its plan; NULL where there is nothing to look at, or no
+ * memory. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks);
 void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
-/* Behind the tensor's 1st, 2nd, 4th, 8th ... call: takes a part of its result. */
+/* Takes a part of the result behind the tensor's 1st, 2nd, 4th, 8th ... call. */
 void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream);
-/* Once the latest call is through: compares that with the residual, which is copied to the
- * host. */
+/* Compares that part with the residual, which is copied to the host, once the latest call is
+ * through. */
 void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
 
 /* ---- Times (time.c) ---- */
 
-/* Around a call, on its stream: NULL where too many are in flight, which is fine for the end. Times
+/* Times a call on its stream: NULL where too many are in flight, which is fine for the end. Times
  * that have come since are put down first. The tensor is NULL for a dense call, whose record has
  * counted it already. */
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
@@ -198,10 +199,11 @@ void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 /* True if this thread is in a group of the program's. */
 bool ob_nccl_in_group(void);
 
-/* For the end of the group: a call that is to be compressed then, or that NCCL has been given.
- * Takes over the use of the communicator. False: no memory for it. */
+/* Adds to the group a call that is to be compressed at its end, or that NCCL has been given. Takes
+ * over the use of the communicator. False: no memory for it. */
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
-/* To be kept and settled when the group ends. False: there is no room for one more. */
+/* Adds a communicator that is to be kept and settled when the group ends. False: there is no room
+ * for one more. */
 bool ob_nccl_group_make(const struct ob_nccl_made *made);
 
 /* ---- The beginning and the end (preload.c) ---- */

@@ -214,7 +214,7 @@ static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_ncc
   return status;
 }
 
-/* From the first graph with the tensor on it is of these buffers. */
+/* Runs a call in a graph. From the first graph on the tensor keeps these buffers. */
 static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
                                  int position) {
   struct ob_nccl_tensor *tensor = comm->tensor[*ob_loops_tensor(comm->loops, position) - 1];
