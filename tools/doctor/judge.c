@@ -181,9 +181,10 @@ static void judge_binding(const struct doctor_facts *facts, struct doctor_diagno
 
 /* --- Interfaces --------------------------------------------------------------------------------*/
 
-/* By how much another subnet must be faster: gigabit and 2.5 Gbit/s are further apart, the runs of
- * one and the same link are not. What takes less than a part of the traffic is not used. Plain TCP
- * stays above a part of a link's speed; 25 Gbit/s are beyond what one process can fill. */
+/* The ratio by which another subnet must be faster: gigabit and 2.5 Gbit/s are further apart, the
+ * runs of one and the same link are not. Subnets with less than USED_PART of the traffic are not
+ * used. Plain TCP stays above LINK_PART of a link's speed; 25 Gbit/s are beyond what one process
+ * can fill. */
 #define FASTER_RATIO 1.6
 #define USED_PART    0.1
 #define LINK_PART    0.6

@@ -41,7 +41,7 @@ void relay_network_destroy(struct relay_network *network) {
   network->links = NULL;
 }
 
-/* From 0 to 1. Steele, Lea, Flood 2014: SplitMix64. */
+/* Draws a number from 0 to 1. Steele, Lea, Flood 2014: SplitMix64. */
 static double draw(struct relay_network *network) {
   uint64_t z = network->seed += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -65,7 +65,7 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
 /* A packet that has arrived, which the caller gives to free(); NULL: there is none yet. */
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now);
 
-/* When to look again: RELAY_NEVER when nothing is under way. */
+/* The time of the next look: RELAY_NEVER when nothing is under way. */
 uint64_t relay_network_next(const struct relay_network *network);
 
 #endif

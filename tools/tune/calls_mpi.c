@@ -208,8 +208,9 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 #define SIZE_SECONDS_QUICK 0.1
 #define MIN_CALLS          3
 
-/* Not measured: what takes long, and what the model calls so many times slower than the best that
- * no correction will make it the choice, unless it takes hardly any time. */
+/* Candidates that are not measured: those that take long, and those that the model calls so many
+ * times slower than the best that no correction will make them the choice, unless they take hardly
+ * any time. */
 #define HOPELESS 4
 #define HARDLY   0.005
 #define TOO_LONG 1.5
@@ -232,7 +233,7 @@ static bool hold_size(struct contest *contest) {
   return hold(contest, contest->run->options->quick ? SIZE_SECONDS_QUICK : SIZE_SECONDS, MIN_CALLS);
 }
 
-/* With the chunk that a plan would take. */
+/* The candidate with the chunk that a plan would take. */
 static struct tune_point entrant(const struct contest *contest, size_t bytes, size_t candidate) {
   const struct ob_cost_candidate *of = &ob_cost_candidates[candidate];
   struct tune_point point = point_of(contest, bytes, of->schedule, of->wire, 0);

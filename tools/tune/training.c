@@ -137,8 +137,8 @@ static bool worth(const struct ob_costs *costs, const struct tune_training *trai
          TUNE_WORTH * tune_step_seconds(&other, training, method, true);
 }
 
-/* By bisection in the logarithm, from a modem to more than memory has: 60 halvings of 24 octaves
- * are beyond what a double tells apart. */
+/* Searches by bisection in the logarithm, from a modem to more than memory has: 60 halvings of 24
+ * octaves are beyond what a double tells apart. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method) {
   double low = 1e4, high = 1e12;

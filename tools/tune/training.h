@@ -36,8 +36,8 @@ struct tune_policy {
   double one_bit, eight_bits, dense;
 };
 
-/* After which the variance is frozen, as in the recipe for BERT-Large that 0/1 Adam was published
- * with; the other options are the optimizer's defaults. */
+/* The steps after which the variance is frozen, as in the recipe for BERT-Large that 0/1 Adam was
+ * published with; the other options are the optimizer's defaults. */
 #define TUNE_FREEZE_STEP 12500
 
 struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method);

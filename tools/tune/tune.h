@@ -21,7 +21,7 @@ enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 struct tune_options {
   bool doctor, predict, whole, dry_run, quick, json;
   const char *output, *tuning; /* NULL: where the environment says */
-  /* For predict; 0 where the command line does not say, but NAN for `compute`. */
+  /* Options of --predict; 0 where the command line gives none, but NAN for `compute`. */
   double parameters, compute, bandwidth, latency, cores, steps;
   int hosts, ranks_per_host;
   int device;                         /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
@@ -74,8 +74,8 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin);
 
-/* From the tuning file, and what the command line says of the network. False after complaining of a
- * file that the command line names. */
+/* Loads costs from the tuning file, and the command line's of the network. False after complaining
+ * of a file that the command line names. */
 bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs);
 
 /* Each is an exit status; run: everything of an mpirun. */
