@@ -128,7 +128,7 @@ struct bench_benchmark {
 
 extern const struct bench_benchmark bench_table[];
 const struct bench_benchmark *bench_find(const char *name); /* NULL: there is none */
-/* With the options' memory and format. */
+/* Runs a benchmark with the options' memory and format. */
 int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
                  struct bench_team *team);
 bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_adam,
@@ -274,7 +274,7 @@ void bench_rounds_destroy(struct bench_rounds *rounds);
 /* Prints "onebit-bench: " and the message to stderr; of the others, returns the exit status. */
 void bench_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int bench_no_memory(const char *what, size_t count);
-/* Nothing with ONEBIT_OK; else what failed, and the library's message. */
+/* Complains of a status, unless it is ONEBIT_OK: what failed, and the library's message. */
 int bench_status(onebit_status_t status, const char *what);
 
 /* --- Rows. A function says the fields of a row one by one; the table makes of them a line of text,

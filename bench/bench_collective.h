@@ -15,7 +15,7 @@
  * together. */
 enum { BENCH_PURE, BENCH_COMPUTE, BENCH_OVERALL };
 
-/* In percent, of the three times: what the computation hides of the communication. */
+/* The part of the communication that the computation hides, in percent, from the three times. */
 double bench_overlap_percent(double overall, double compute, double pure);
 
 /* The properties in which collectives differ. */
@@ -104,7 +104,7 @@ int bench_case_check(struct bench_case *test, bool *right);
  * result, on rank 0; elsewhere, and when memory is out, not a number. */
 int bench_case_error(struct bench_case *test, double *error);
 
-/* Both of them for every plan of the case, as the options ask. */
+/* Does both for every plan of the case, as the options ask. */
 int bench_case_judge(struct bench_case *test, bool *right);
 
 /* way->computing of every plan; and the seconds that so many bytes take a link. */

@@ -160,7 +160,7 @@ static const struct bench_pass
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
-/* Those of optimizers. Where nothing is said of bytes, it is the pass's row that says it. */
+/* Passes of optimizers. A row without bytes has those of the pass's own row. */
 static const struct bench_pass
     compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
                      .momentum = true, .reciprocals = true},
@@ -349,8 +349,8 @@ void bench_note_deepspeed(struct bench_table *table) {
                     "kernels, 2 host waits, 4 collectives, about 180 bytes an element");
 }
 
-/* Its numbers are seconds: median, minimum, maximum; or a message that begins with a letter. The
- * script belongs to the sources: no part of what is installed. */
+/* Prints torch's numbers: seconds (median, minimum, maximum), or a message that begins with a
+ * letter. The script belongs to the sources: no part of what is installed. */
 void bench_torch(const struct bench_sheet *sheet) {
   const char *named = getenv("ONEBIT_BENCH_TORCH"), *script = named ? named : "bench/torch_adam.py";
   char command[512], message[256] = "it said nothing";

@@ -140,7 +140,7 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
   if (!values)
     return bench_no_memory("numbers", count);
   bench_fill(values, count, seed);
-  /* In place: what has become shorter lies before what is still to be read. */
+  /* Converts in place: the shorter elements lie before those that are still to be read. */
   for (size_t i = 0; dtype != ONEBIT_FLOAT32 && i < count; i++)
     ob_store(values, i, dtype, values[i]);
   onebit_status_t status = space->memory->copy(to, values, count * ob_dtype_size(dtype));

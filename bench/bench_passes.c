@@ -20,7 +20,7 @@ static struct ob_view view_of(const struct bench_passes *passes, unsigned char *
   return ob_message_view(base + chunk * passes->plan->geometry.stride, &shape);
 }
 
-/* From one stream's messages to the next's: as in a plan's own memory a line more, without which
+/* The distance of two streams' messages: a line more than in a plan's own memory, without which
  * those that are read together can all want the same set of the first-level cache. */
 static size_t stream_stride(const struct ob_geometry *geometry) {
   return geometry->chunks * geometry->stride + OB_ALIGNMENT;

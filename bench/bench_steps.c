@@ -197,7 +197,7 @@ static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
 
 /* --- adam */
 
-/* In its compressed stage: one step was made, and the host knows. */
+/* Creates an optimizer in its compressed stage: one step was made, and the host knows. */
 static onebit_status_t create_optimizer(struct bench_job *job, struct bench_passes *passes) {
   onebit_tensor_t tensor = {.parameter = passes->stepped,
                             .gradient = passes->arrays[BENCH_GRADIENT],
@@ -262,7 +262,8 @@ static void fill_options(const struct ob_method *method, const struct bench_opti
          &options->residual_copies, sizeof options->residual_copies);
 }
 
-/* In its compressed stage. Methods that the options are not for: not a number. */
+/* Finds the memory of an optimizer in its compressed stage; not a number for methods without the
+ * options. */
 static int weigh(const struct ob_method *method, const struct bench_options *options,
                  const struct bench_passes *passes, double *bytes) {
   onebit_tensor_t tensor = {.parameter = passes->arrays[BENCH_PARAMETERS],
@@ -285,7 +286,8 @@ static int weigh(const struct ob_method *method, const struct bench_options *opt
   return bench_status(status, method->name);
 }
 
-/* On arrays that there are. In CSV these are columns of another table, with heads of its own. */
+/* Prints the memory of optimizers on the passes' arrays. In CSV these are columns of another table,
+ * with heads of its own. */
 static int print_memory(struct bench_job *job, const struct bench_passes *passes) {
   struct bench_table *table = job->table;
   table->headed = false;

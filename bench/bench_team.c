@@ -118,7 +118,7 @@ int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
 
 /* --- Processes */
 
-/* In the process of a rank, which must not outlive the one that waits for it. */
+/* Runs in the process of a rank, which must not outlive its parent. */
 static int run_process(struct member *member) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   int status = bench_status(onebit_comm_create_self(&member->team.comm), "onebit_comm_create_self");
@@ -129,8 +129,8 @@ static int run_process(struct member *member) {
   return status;
 }
 
-/* When one has failed, the others get some seconds to notice and to say why: it may have been alone
- * with it, and they wait for it. */
+/* After a failure the other ranks have so long to notice it and to say why: a rank may have failed
+ * alone, and the others wait for it. */
 #define GRACE_MS 5000
 
 static int await(struct member *members, int ranks) {
@@ -156,7 +156,7 @@ static int await(struct member *members, int ranks) {
   return worst;
 }
 
-/* Those that were started wait in vain for one that was not. */
+/* Forks the ranks. Ranks that were started would wait in vain for one that was not. */
 static int run_processes(struct member *members, int ranks) {
   fflush(NULL);
   for (int rank = 0; rank < ranks; rank++) {

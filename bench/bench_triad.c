@@ -55,7 +55,7 @@ BENCH_INSIDE void scale(float *a, float s, size_t count) {
 
 BENCH_WIDTHS(scale_loop, scale, (float *a, float s, size_t count), (a, s, count))
 
-/* Likewise, into an array of its own. */
+/* Scales into an array of its own. */
 void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
