@@ -12,7 +12,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_nccl_comm *comms;
 
-static void add(struct ob_nccl_comm *comm) {
+static void add_comm(struct ob_nccl_comm *comm) {
   pthread_mutex_lock(&lock);
   comm->users = 1;
   comm->next = comms;
@@ -135,7 +135,7 @@ static ncclResult_t settle(struct ob_nccl_comm **made, size_t count) {
 }
 
 /* True if this thread makes another rank of the same communicator. */
-static bool has_twin(const struct ob_nccl_made *made, size_t count, size_t which) {
+static bool makes_another_rank(const struct ob_nccl_made *made, size_t count, size_t which) {
   static const ncclUniqueId none;
   if (!memcmp(&made[which].id, &none, sizeof none))
     return false;
@@ -145,7 +145,7 @@ static bool has_twin(const struct ob_nccl_made *made, size_t count, size_t which
   return false;
 }
 
-static struct ob_nccl_comm *enrol(ncclComm_t handle, bool same_thread) {
+static struct ob_nccl_comm *create_comm(ncclComm_t handle, bool same_thread) {
   struct ob_nccl_comm *comm = ob_allocate(1, sizeof *comm);
   if (!comm)
     return NULL;
@@ -153,7 +153,7 @@ static struct ob_nccl_comm *enrol(ncclComm_t handle, bool same_thread) {
   comm->same_thread = same_thread;
   pthread_mutex_init(&comm->lock, NULL);
   if (describe(comm)) {
-    add(comm);
+    add_comm(comm);
     return comm;
   }
   pthread_mutex_destroy(&comm->lock);
@@ -174,7 +174,7 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
     if (!made[i].blocking || !*made[i].comm) /* not there yet; a split that this rank is not in */
       continue;
     struct ob_nccl_comm *comm =
-        enrol(*made[i].comm, made[i].same_thread || has_twin(made, count, i));
+        create_comm(*made[i].comm, made[i].same_thread || makes_another_rank(made, count, i));
     if (!comm)
       return ncclSystemError;
     if (comm->size < 2)
@@ -198,8 +198,8 @@ static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
 }
 
 /* Keeps the new communicator. Returns NCCL's result, unless that is good and keeping fails. */
-static ncclResult_t keep(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
-                         bool same_thread, const ncclConfig_t *config) {
+static ncclResult_t keep_comm(ncclResult_t result, ncclComm_t *comm, const ncclUniqueId *id,
+                              bool same_thread, const ncclConfig_t *config) {
   struct ob_nccl_made made = {.comm = comm, .same_thread = same_thread};
   if (result != ncclSuccess && result != ncclInProgress)
     return result;
@@ -214,21 +214,21 @@ static ncclResult_t keep(ncclResult_t result, ncclComm_t *comm, const ncclUnique
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id,
                                                  int rank) {
-  return keep(ob_next_ncclCommInitRank(comm, nranks, id, rank), comm, &id, false, NULL);
+  return keep_comm(ob_next_ncclCommInitRank(comm, nranks, id, rank), comm, &id, false, NULL);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
                                                        ncclUniqueId id, int rank,
                                                        ncclConfig_t *config) {
-  return keep(ob_next_ncclCommInitRankConfig(comm, nranks, id, rank, config), comm, &id, false,
-              config);
+  return keep_comm(ob_next_ncclCommInitRankConfig(comm, nranks, id, rank, config), comm, &id, false,
+                   config);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank,
                                                          int ids, ncclUniqueId *id,
                                                          ncclConfig_t *config) {
-  return keep(ob_next_ncclCommInitRankScalable(comm, nranks, rank, ids, id, config), comm, id,
-              false, config);
+  return keep_comm(ob_next_ncclCommInitRankScalable(comm, nranks, rank, ids, id, config), comm, id,
+                   false, config);
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, const int *devices) {
@@ -248,8 +248,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int ke
   struct ob_nccl_comm *parent = ob_nccl_comm_use(comm);
   bool same_thread = parent && parent->same_thread;
   ob_nccl_comm_release(parent);
-  return keep(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL, same_thread,
-              config);
+  return keep_comm(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL,
+                   same_thread, config);
 }
 
 /* Completes the library's calls in flight and frees its plans before NCCL looks. */

@@ -6,7 +6,7 @@
 
 /* A call that others of the same plan have followed must not be asked how it ended: that would wait
  * for them. */
-static void put_down(const struct ob_nccl_timer *timer) {
+static void record_timer(const struct ob_nccl_timer *timer) {
   float milliseconds = 0;
   if (cudaEventElapsedTime(&milliseconds, timer->start, timer->end) == cudaSuccess)
     ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
@@ -22,7 +22,7 @@ static void put_down(const struct ob_nccl_timer *timer) {
   }
 }
 
-static bool has_come(const struct ob_nccl_timer *timer) {
+static bool is_complete(const struct ob_nccl_timer *timer) {
   cudaError_t error = cudaEventQuery(timer->end);
   if (error == cudaErrorNotReady)
     cudaGetLastError();
@@ -30,8 +30,8 @@ static bool has_come(const struct ob_nccl_timer *timer) {
 }
 
 static void look(struct ob_nccl_comm *comm) {
-  while (comm->timers_used && has_come(&comm->timers[comm->timers_first])) {
-    put_down(&comm->timers[comm->timers_first]);
+  while (comm->timers_used && is_complete(&comm->timers[comm->timers_first])) {
+    record_timer(&comm->timers[comm->timers_first]);
     comm->timers_first = (comm->timers_first + 1) % OB_TIMERS;
     comm->timers_used--;
   }
