@@ -82,7 +82,7 @@ const struct bench_space bench_space_cuda = {&ob_memory_cuda, start, stop};
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-static void together(struct bench_team *team) {
+static void synchronise_ranks(struct bench_team *team) {
   if (team)
     team->kind->barrier(team);
 }
@@ -91,18 +91,18 @@ static void together(struct bench_team *team) {
 int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry) {
   struct bench_team *team = rounds->team;
   size_t ranks = team ? (size_t)team->size : 1;
-  together(team);
+  synchronise_ranks(team);
   if (!team || team->rank == 0)
     emulation_reset_counts();
-  together(team);
+  synchronise_ranks(team);
   BENCH_TRY(entry->run(entry));
-  together(team);
+  synchronise_ranks(team);
   size_t waits = (size_t)emulation_counts().synchronisations;
-  together(team);
+  synchronise_ranks(team);
   BENCH_TRY_CUDA(cudaStreamSynchronize(rounds->device->stream));
-  together(team);
+  synchronise_ranks(team);
   struct emulation_counters ran = emulation_counts();
-  together(team);
+  synchronise_ranks(team);
   entry->counts = (struct bench_counts){.known = true,
                                         .kernels = (size_t)ran.kernels / ranks,
                                         .copies = (size_t)(ran.copies + ran.memsets) / ranks,

@@ -33,8 +33,8 @@ cudaStream_t bench_kernels_stream(const struct bench_passes *passes) {
 /* --- The kernels, a launch a chunk */
 
 /* The kernels' plan as that of a rank among so many; all of them have messages for its share. */
-static struct ob_cuda_plan among(const struct onebit_plan *plan, unsigned char *incoming,
-                                 size_t members) {
+static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned char *incoming,
+                                      size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
   kernel.geometry.members = members;
   kernel.geometry.incoming = incoming;
@@ -112,10 +112,10 @@ static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
 KERNEL(compress, k->bits[e->pass->dtype]->geometry.chunks,
        ob_cuda_compress(with_moments(p, e->pass), source_of(p, e->pass), chunk, s))
 KERNEL(reduce, p->plan->geometry.chunks,
-       ob_cuda_reduce(among(p->plan, p->messages, e->streams), chunk, s))
+       ob_cuda_reduce(plan_among(p->plan, p->messages, e->streams), chunk, s))
 KERNEL(sum, p->plan->geometry.chunks,
-       ob_cuda_sum(among(p->plan, p->messages, e->streams), pieces_of(p, p->arrays[BENCH_OUTPUT]),
-                   chunk, s))
+       ob_cuda_sum(plan_among(p->plan, p->messages, e->streams),
+                   pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk, s))
 KERNEL(store, p->plan->geometry.chunks,
        ob_cuda_store(p->plan->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk, s))
 KERNEL(apply, p->plan->geometry.chunks,
@@ -123,7 +123,7 @@ KERNEL(apply, p->plan->geometry.chunks,
 KERNEL(load, k->dense[e->pass->dtype]->geometry.chunks,
        ob_cuda_load(k->dense[e->pass->dtype]->device->kernel, source_of(p, e->pass), chunk, s))
 KERNEL(mean, k->dense[0]->geometry.chunks,
-       ob_cuda_mean(among(k->dense[0], k->dense_messages, e->streams), chunk, s))
+       ob_cuda_mean(plan_among(k->dense[0], k->dense_messages, e->streams), chunk, s))
 KERNEL(convert, k->dense[0]->geometry.chunks,
        ob_cuda_convert(k->dense[0]->device->kernel, pieces_of(p, p->arrays[BENCH_OUTPUT]), chunk,
                        s))

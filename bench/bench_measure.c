@@ -216,7 +216,7 @@ static int time_entries(struct bench_rounds *rounds) {
   return BENCH_OK;
 }
 
-static void sum_up(const struct bench_rounds *rounds, struct bench_entry *entry) {
+static void find_statistics(const struct bench_rounds *rounds, struct bench_entry *entry) {
   double *bytes[] = {&entry->wire_bytes, &entry->link_bytes};
   for (int k = 0; k < 2; k++) {
     *bytes[k] /= (double)((rounds->warmups + rounds->rounds) * rounds->repeats);
@@ -242,7 +242,7 @@ int bench_rounds_measure(struct bench_rounds *rounds) {
   }
   BENCH_TRY(time_entries(rounds));
   for (size_t k = 0; k < rounds->count; k++)
-    sum_up(rounds, &rounds->entries[k]);
+    find_statistics(rounds, &rounds->entries[k]);
   return BENCH_OK;
 }
 

@@ -124,7 +124,7 @@ static bool name_of(const struct control *control, int number, struct bench_algo
 }
 
 /* A call on a few numbers: some algorithms refuse numbers of ranks that they are not made for. */
-static bool works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
+static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
   float *numbers = calloc((size_t)ranks * 2, sizeof *numbers);
   int well = numbers && call(comm, operation, numbers, numbers + ranks, 1, NULL) == MPI_SUCCESS;
   MPI_Allreduce(MPI_IN_PLACE, &well, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -133,8 +133,8 @@ static bool works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
 }
 
 /* A communicator with the algorithm of that number, as the team's next one. */
-static bool add(struct bench_team *team, const struct control *control,
-                onebit_operation_t operation, int number) {
+static bool add_algorithm(struct bench_team *team, const struct control *control,
+                          onebit_operation_t operation, int number) {
   struct state *state = team->state;
   MPI_Comm *comm = &state->comms[team->algorithm_count];
   if (!name_of(control, number, &state->algorithms[team->algorithm_count])) {
@@ -146,7 +146,7 @@ static bool add(struct bench_team *team, const struct control *control,
       MPI_Comm_dup(MPI_COMM_WORLD, comm) != MPI_SUCCESS)
     return false;
   MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
-  if (works(*comm, operation, team->size))
+  if (algorithm_works(*comm, operation, team->size))
     team->algorithm_count++;
   else
     MPI_Comm_free(comm);
@@ -160,7 +160,7 @@ static bool add_all(struct bench_team *team, const struct control *control,
   int before;
   bool well = MPI_T_cvar_read(control->handle, &before) == MPI_SUCCESS;
   for (size_t k = 0; well && k < count && team->algorithm_count <= BENCH_ALGORITHMS; k++)
-    well = add(team, control, operation, all ? (int)k + 1 : (int)options->algorithms[k]);
+    well = add_algorithm(team, control, operation, all ? (int)k + 1 : (int)options->algorithms[k]);
   MPI_T_cvar_write(control->handle, &before);
   return well;
 }

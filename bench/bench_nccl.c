@@ -17,7 +17,7 @@ static int failed(ncclResult_t result, const char *what) {
  * where ranks outnumber a machine's GPUs, each is a host of its own; and where there is no other
  * machine they talk over its own sockets, as between hosts on an Ethernet. What the user has set
  * stays. */
-static void be_a_host(const struct bench_case *like) {
+static void name_own_host(const struct bench_case *like) {
   char host[32];
   snprintf(host, sizeof host, "rank%d", like->team->rank);
   setenv("NCCL_HOSTID", host, 0);
@@ -38,7 +38,7 @@ static void send_id(struct bench_team *team, ncclUniqueId *id) {
     id->internal[k] = (char)(unsigned char)bytes[k];
 }
 
-static int join(struct bench_case *like, ncclUniqueId id, onebit_comm_t *comm) {
+static int create_comm(struct bench_case *like, ncclUniqueId id, onebit_comm_t *comm) {
   BENCH_TRY_CUDA(cudaSetDevice(like->device->number));
   ncclResult_t result = ncclCommInitRank(&like->nccl, like->team->size, id, like->team->rank);
   if (result != ncclSuccess)
@@ -52,12 +52,12 @@ int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
   int devices = 0;
   BENCH_TRY_CUDA(cudaGetDeviceCount(&devices));
   if (like->device->ranks > devices && !BENCH_EMULATED)
-    be_a_host(like);
+    name_own_host(like);
   ncclResult_t result = team->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   if (!bench_team_agree(team, result == ncclSuccess))
     return result == ncclSuccess ? BENCH_FAILED : failed(result, "ncclGetUniqueId");
   send_id(team, &id);
-  int status = join(like, id, comm);
+  int status = create_comm(like, id, comm);
   return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
 }
 

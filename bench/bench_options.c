@@ -222,8 +222,8 @@ static void fill_in_defaults(const struct bench_benchmark *benchmark,
 }
 
 /* The first thing that does not fit the others. */
-static bool make_sense(const struct bench_benchmark *benchmark, const struct bench_options *options,
-                       char error[TOOL_ERROR]) {
+static bool check_combination(const struct bench_benchmark *benchmark,
+                              const struct bench_options *options, char error[TOOL_ERROR]) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA, has_cuda = false, has_nccl = false;
 #ifdef ONEBIT_HAVE_CUDA
   has_cuda = true;
@@ -256,7 +256,8 @@ static bool make_sense(const struct bench_benchmark *benchmark, const struct ben
   return true;
 }
 
-static struct tool tool_of(const struct bench_benchmark *benchmark, char name[64], char usage[96]) {
+static struct tool describe_tool(const struct bench_benchmark *benchmark, char name[64],
+                                 char usage[96]) {
   snprintf(name, 64, "onebit-bench %s", benchmark->name);
   snprintf(usage, 96, "%s [options]", name);
   return (struct tool){name, usage, benchmark->summary, rows, NULL, benchmark->kind, false};
@@ -265,7 +266,7 @@ static struct tool tool_of(const struct bench_benchmark *benchmark, char name[64
 enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
                                     struct bench_options *options, char error[TOOL_ERROR]) {
   char name[64], usage[96];
-  struct tool tool = tool_of(benchmark, name, usage);
+  struct tool tool = describe_tool(benchmark, name, usage);
   *options = (struct bench_options){.smallest = benchmark->smallest,
                                     .largest = benchmark->largest,
                                     .iterations = BENCH_BY_SIZE,
@@ -274,13 +275,13 @@ enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_be
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);
   fill_in_defaults(benchmark, options);
-  return asked == TOOL_RUN && !make_sense(benchmark, options, error) ? TOOL_WRONG : asked;
+  return asked == TOOL_RUN && !check_combination(benchmark, options, error) ? TOOL_WRONG : asked;
 }
 
 int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_asked asked,
                          const char *error, bool speak) {
   char name[64], usage[96];
-  struct tool tool = tool_of(benchmark, name, usage);
+  struct tool tool = describe_tool(benchmark, name, usage);
   if (asked == TOOL_WRONG && speak)
     bench_complain("%s; see %s --help", error, name);
   else if (speak)

@@ -10,13 +10,13 @@
 #define PART ((size_t)4096) /* numbers that are combined at a time */
 
 /* A team that is not complete would wait for ever. */
-static void must(onebit_status_t status, const char *what) {
+static void require_ok(onebit_status_t status, const char *what) {
   if (bench_status(status, what) != BENCH_OK)
     exit(BENCH_FAILED);
 }
 
 static void barrier(struct bench_team *team) {
-  must(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
+  require_ok(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
 }
 
 /* Each rank's numbers to each: the team's state has PART of them for every rank. */
@@ -34,8 +34,8 @@ static void exchange(struct bench_team *team, size_t count) {
   }
   if (batch->sends == 0)
     return;
-  must(team->comm->transport->begin(batch, 0), "exchange of numbers");
-  must(ob_watch_batch(batch, "exchange of numbers"), "exchange of numbers");
+  require_ok(team->comm->transport->begin(batch, 0), "exchange of numbers");
+  require_ok(ob_watch_batch(batch, "exchange of numbers"), "exchange of numbers");
 }
 
 static void combine(struct bench_team *team, double *values, size_t count, bool sum) {

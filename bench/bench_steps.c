@@ -264,8 +264,8 @@ static void fill_options(const struct ob_method *method, const struct bench_opti
 
 /* Finds the memory of an optimizer in its compressed stage; not a number for methods without the
  * options. */
-static int weigh(const struct ob_method *method, const struct bench_options *options,
-                 const struct bench_passes *passes, double *bytes) {
+static int measure_memory(const struct ob_method *method, const struct bench_options *options,
+                          const struct bench_passes *passes, double *bytes) {
   onebit_tensor_t tensor = {.parameter = passes->arrays[BENCH_PARAMETERS],
                             .gradient = passes->arrays[BENCH_GRADIENT],
                             .count = passes->count};
@@ -296,7 +296,7 @@ static int print_memory(struct bench_job *job, const struct bench_passes *passes
   for (size_t k = 0; k < sizeof memories / sizeof memories[0]; k++) {
     struct memory memory = memories[k];
     memory.shared = job->options->residual_copies == 1 && !memory.method->serve_rule ? 4 : 8;
-    BENCH_TRY(weigh(memory.method, job->options, passes, &memory.bytes));
+    BENCH_TRY(measure_memory(memory.method, job->options, passes, &memory.bytes));
     if (!isnan(memory.bytes))
       bench_print_row(table, memory_fields, &memory);
   }

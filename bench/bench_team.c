@@ -133,7 +133,7 @@ static int run_process(struct member *member) {
  * alone, and the others wait for it. */
 #define GRACE_MS 5000
 
-static int await(struct member *members, int ranks) {
+static int wait_for_processes(struct member *members, int ranks) {
   int worst = BENCH_OK, status, left = GRACE_MS;
   for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) >= 0;) {
     if (ended == 0) {
@@ -168,11 +168,11 @@ static int run_processes(struct member *members, int ranks) {
       bench_complain("--nccl-ranks %d: no process for rank %d", ranks, rank);
       while (rank-- > 0)
         kill(members[rank].id.process, SIGKILL);
-      await(members, 0);
+      wait_for_processes(members, 0);
       return BENCH_FAILED;
     }
   }
-  return await(members, ranks);
+  return wait_for_processes(members, ranks);
 }
 
 int bench_team_run_processes(int ranks, bench_body *body, const void *context) {

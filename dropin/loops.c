@@ -106,7 +106,7 @@ static size_t length_of(const struct ob_loops *loops, int way) {
 
 /* Learns a call. True where ranks, which all find the same loop of signatures, are to agree on its
  * length. */
-static bool learn(struct ob_loops *loops, const struct seen *call) {
+static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
     const struct seen *then = seen_before(loops, back);
     bool same = then->exact ? then->exact == call->exact : then->signature == call->signature;
@@ -121,7 +121,7 @@ static bool learn(struct ob_loops *loops, const struct seen *call) {
 
 /* The number of calls that must have come where buffers show no length: a loop of a single call may
  * be of several tensors. */
-static size_t patience(const struct ob_loops *loops, size_t alone) {
+static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
@@ -137,22 +137,22 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   if (!loops->largest(loops->context, all, 4) || all[0] != -all[1] || !all[0])
     return 0;
   *alone = (size_t)all[0];
-  if (all[3] && loops->learned < patience(loops, *alone))
+  if (all[3] && loops->learned < required_calls(loops, *alone))
     return 0;
   return all[2] > all[0] && all[2] % all[0] == 0 ? (size_t)all[2] : *alone;
 }
 
 /* The call that the loop to be followed, of such a length, has in a phase: the next one is in phase
  * 0. */
-static const struct seen *learned(const struct ob_loops *loops, int length, int phase) {
+static const struct seen *learned_call(const struct ob_loops *loops, int length, int phase) {
   return seen_before(loops, (size_t)(length - phase));
 }
 
 /* True if the coming calls are those of a known loop, from its phase `turn` on. */
-static bool is_turned(const struct ob_loops *loops, const struct loop *loop, int turn) {
+static bool matches_from(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
-        learned(loops, loop->length, i)->exact)
+        learned_call(loops, loop->length, i)->exact)
       return false;
   return true;
 }
@@ -160,7 +160,7 @@ static bool is_turned(const struct ob_loops *loops, const struct loop *loop, int
 static bool enter_known(struct ob_loops *loops, int length) {
   for (int l = 0; l < loops->count; l++)
     for (int turn = 0; turn < length && loops->loop[l].length == length; turn++)
-      if (!loops->loop[l].ambiguous && is_turned(loops, &loops->loop[l], turn)) {
+      if (!loops->loop[l].ambiguous && matches_from(loops, &loops->loop[l], turn)) {
         loops->current = l;
         loops->phase = turn;
         return true;
@@ -174,7 +174,7 @@ static bool enter_new(struct ob_loops *loops, int length, bool ambiguous) {
     loops->count = loops->positions = 0;
   loops->loop[loops->count] = (struct loop){loops->positions, length, ambiguous};
   for (int i = 0; i < length; i++) {
-    const struct seen *call = learned(loops, length, i);
+    const struct seen *call = learned_call(loops, length, i);
     loops->position[loops->positions + i] =
         (struct position){call->signature, call->exact, call->tensor};
   }
@@ -201,7 +201,7 @@ bool ob_loops_look(struct ob_loops *loops) {
 /* ---- Following ---- */
 
 /* The only position of such calls in all loops; ambiguous ones have none. */
-static bool enter(struct ob_loops *loops, uint64_t exact) {
+static bool enter_loop(struct ob_loops *loops, uint64_t exact) {
   int found = 0, loop = 0, phase = 0;
   for (int l = 0; l < loops->count; l++)
     for (int i = 0; i < loops->loop[l].length; i++)
@@ -234,18 +234,18 @@ static int advance(struct ob_loops *loops, uint64_t signature, bool exact) {
 
 /* One that only small sums before it tell from what was to come keeps the order once, without a
  * position; a second one before the loop has come whole does not. */
-static bool may_miss(struct ob_loops *loops, uint64_t signature) {
+static bool may_miss_position(struct ob_loops *loops, uint64_t signature) {
   return loops->current != NO_LOOP && expected(loops)->signature == signature && !loops->missed &&
          !loops->loop[loops->current].ambiguous;
 }
 
 /* The call's position in the known loops; none where it is not certain. */
-static int follow(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
+static int follow_loop(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
   bool follows = loops->current != NO_LOOP && expected(loops)->exact == exact;
   loops->left = follows ? NO_LOOP : loops->current;
-  if (follows || enter(loops, exact))
+  if (follows || enter_loop(loops, exact))
     return advance(loops, signature, true);
-  if (may_miss(loops, signature))
+  if (may_miss_position(loops, signature))
     return advance(loops, signature, false);
   loops->current = NO_LOOP;
   return OB_NO_POSITION;
@@ -255,12 +255,12 @@ int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *se
                       const void *recvbuf, bool *look) {
   uint64_t exact = loops->is_started ? mix(loops->before, signature) : 0;
   const struct seen call = {signature, exact, sendbuf, recvbuf, 0};
-  int position = follow(loops, signature, exact);
+  int position = follow_loop(loops, signature, exact);
   loops->before = 0;
   loops->is_started = true;
   *look = false;
   if (position == OB_NO_POSITION)
-    *look = learn(loops, &call);
+    *look = learn_call(loops, &call);
   else
     start_learning(loops);
   return position;

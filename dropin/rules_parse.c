@@ -20,7 +20,7 @@ struct reader {
 /* Words may be anything that a file holds; of one that is wrong so much is shown. */
 enum { SHOWN = 40 };
 
-static onebit_status_t wrong(const struct reader *reader, struct word word, const char *why) {
+static onebit_status_t refuse_word(const struct reader *reader, struct word word, const char *why) {
   char shown[SHOWN + 1];
   size_t length = word.length < SHOWN ? word.length : SHOWN;
   for (size_t i = 0; i < length; i++)
@@ -52,7 +52,7 @@ static void next_line(struct reader *reader) {
     reader->line += *reader->at++ == '\n';
 }
 
-static bool is(struct word word, const char *text) {
+static bool word_is(struct word word, const char *text) {
   return strlen(text) == word.length && !memcmp(text, word.at, word.length);
 }
 
@@ -91,15 +91,17 @@ static const char number_message[] =
     "may end in K, M or G";
 
 static void narrow(struct ob_rule_range *range, struct word sign, uint64_t number) {
-  if (is(sign, "!=")) {
+  if (word_is(sign, "!=")) {
     range->except = number;
     range->excepts = true;
   }
-  bool none = (is(sign, "<") && number == 0) || (is(sign, ">") && number == UINT64_MAX);
-  uint64_t low = is(sign, ">=") || is(sign, "=") ? number : is(sign, ">") ? number + 1 : 0;
-  uint64_t high = is(sign, "<=") || is(sign, "=") ? number
-                  : is(sign, "<")                 ? number - 1
-                                                  : UINT64_MAX;
+  bool none = (word_is(sign, "<") && number == 0) || (word_is(sign, ">") && number == UINT64_MAX);
+  uint64_t low = word_is(sign, ">=") || word_is(sign, "=") ? number
+                 : word_is(sign, ">")                      ? number + 1
+                                                           : 0;
+  uint64_t high = word_is(sign, "<=") || word_is(sign, "=") ? number
+                  : word_is(sign, "<")                      ? number - 1
+                                                            : UINT64_MAX;
   if (none) {
     low = UINT64_MAX;
     high = 0;
@@ -109,8 +111,8 @@ static void narrow(struct ob_rule_range *range, struct word sign, uint64_t numbe
 }
 
 static bool is_sign(struct word sign) {
-  return is(sign, "=") || is(sign, "!=") || is(sign, "<") || is(sign, "<=") || is(sign, ">") ||
-         is(sign, ">=");
+  return word_is(sign, "=") || word_is(sign, "!=") || word_is(sign, "<") || word_is(sign, "<=") ||
+         word_is(sign, ">") || word_is(sign, ">=");
 }
 
 static onebit_status_t parse_condition(const struct reader *reader, struct word word,
@@ -128,14 +130,14 @@ static onebit_status_t parse_condition(const struct reader *reader, struct word 
     if (!sign.length)
       break;
     if (!is_sign(sign) || !number_of(digits, &number))
-      return wrong(reader, word, number_message);
+      return refuse_word(reader, word, number_message);
     struct ob_rule_range *range = &rule->range[keys[i].key];
-    if (is(sign, "!=") && range->excepts)
-      return wrong(reader, word, "a rule can leave out one value only; give another rule");
+    if (word_is(sign, "!=") && range->excepts)
+      return refuse_word(reader, word, "a rule can leave out one value only; give another rule");
     narrow(range, sign, number);
     return ONEBIT_OK;
   }
-  return wrong(reader, word, condition_message);
+  return refuse_word(reader, word, condition_message);
 }
 
 /* ---- Operations and types: lists of names with commas ---- */
@@ -164,7 +166,7 @@ static unsigned bits_of(struct word list, const struct name *table, size_t rows)
     struct word one = {at, (size_t)((comma ? comma : end) - at)};
     unsigned found = 0;
     for (size_t i = 0; i < rows; i++)
-      found |= is(one, table[i].name) ? table[i].bits : 0;
+      found |= word_is(one, table[i].name) ? table[i].bits : 0;
     if (!found)
       return 0;
     bits |= found;
@@ -182,16 +184,16 @@ static onebit_status_t parse_way(const struct reader *reader, struct word word,
   if (!*was)
     return ONEBIT_OK;
   if (!rule->compress)
-    return wrong(reader, word, "what is passed on has no bits");
+    return refuse_word(reader, word, "what is passed on has no bits");
   if (!ob_bits_parse(word.at + length, word.length - length, &rule->bits))
-    return wrong(reader, word, bits_message);
+    return refuse_word(reader, word, bits_message);
   return ONEBIT_OK;
 }
 
 static onebit_status_t parse_rule(struct reader *reader, struct word first, bool compress) {
   struct ob_rules *rules = reader->rules;
   if (rules->rules == OB_MAX_RULES)
-    return wrong(reader, first, "one rule more than the 64 that there can be");
+    return refuse_word(reader, first, "one rule more than the 64 that there can be");
   struct ob_rule rule = {.compress = compress};
   for (size_t key = 0; key < OB_RULE_KEYS; key++)
     rule.range[key].high = UINT64_MAX;
@@ -207,7 +209,8 @@ static onebit_status_t parse_rule(struct reader *reader, struct word first, bool
       OB_TRY(parse_condition(reader, word, &rule));
   }
   if (!rule.operations)
-    return wrong(reader, first, "names no operation: allreduce, reduce-scatter, allgather or all");
+    return refuse_word(reader, first,
+                       "names no operation: allreduce, reduce-scatter, allgather or all");
   if (!rule.dtypes)
     rule.dtypes = ~0U;
   rules->rule[rules->rules++] = rule;
@@ -220,11 +223,11 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
                                     uint64_t high, const char *expected, uint64_t *number) {
   struct word word, more;
   if (!next_word(reader, &word))
-    return wrong(reader, first, "wants a number behind it");
+    return refuse_word(reader, first, "wants a number behind it");
   if (!number_of(word, number) || *number < low || *number > high)
-    return wrong(reader, word, expected);
+    return refuse_word(reader, word, expected);
   if (next_word(reader, &more))
-    return wrong(reader, more, "one number is enough");
+    return refuse_word(reader, more, "one number is enough");
   return ONEBIT_OK;
 }
 
@@ -234,30 +237,30 @@ enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {
   struct word word, more;
   if (!next_word(reader, &word))
-    return wrong(reader, first, "wants a number behind it");
+    return refuse_word(reader, first, "wants a number behind it");
   if (!ob_bits_parse(word.at, word.length, &reader->rules->bits))
-    return wrong(reader, word, bits_message);
-  return next_word(reader, &more) ? wrong(reader, more, "one word is enough") : ONEBIT_OK;
+    return refuse_word(reader, word, bits_message);
+  return next_word(reader, &more) ? refuse_word(reader, more, "one word is enough") : ONEBIT_OK;
 }
 
 static onebit_status_t parse_line(struct reader *reader, struct word first) {
   uint64_t number;
-  if (is(first, "compress") || is(first, "pass"))
-    return parse_rule(reader, first, is(first, "compress"));
-  if (is(first, "least")) {
+  if (word_is(first, "compress") || word_is(first, "pass"))
+    return parse_rule(reader, first, word_is(first, "compress"));
+  if (word_is(first, "least")) {
     OB_TRY(parse_number(reader, first, 0, SIZE_MAX / 2, "expected an integer, e.g. 64K", &number));
     reader->rules->min_bytes = (size_t)number;
     return ONEBIT_OK;
   }
-  if (is(first, "warmup")) {
+  if (word_is(first, "warmup")) {
     OB_TRY(parse_number(reader, first, MIN_WARMUP, MAX_WARMUP,
                         "expected an integer from 2 to 1000000", &number));
     reader->rules->warmup = (unsigned)number;
     return ONEBIT_OK;
   }
-  if (is(first, "bits"))
+  if (word_is(first, "bits"))
     return parse_bits(reader, first);
-  return wrong(reader, first, "a line begins with compress, pass, bits, least or warmup");
+  return refuse_word(reader, first, "a line begins with compress, pass, bits, least or warmup");
 }
 
 onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,

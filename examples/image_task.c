@@ -35,7 +35,7 @@ static void destroy(train_task_t *task) {
 }
 
 /* The network's backward pass has come to a tensor. */
-static void tell(void *context, size_t tensor) {
+static void report_ready(void *context, size_t tensor) {
   const image_task_t *own = context;
   if (own->task.ready)
     own->task.ready(own->task.ready_context, tensor);
@@ -128,7 +128,7 @@ static double gradient(train_task_t *task, size_t micro_batch) {
 }
 
 /* Loss and right answers of those held-out images that are this rank's: every size-th. */
-static void look(image_task_t *own, double *loss, double *correct) {
+static void evaluate(image_task_t *own, double *loss, double *correct) {
   const size_t batch = own->options->train.batch, size = own->task.team->size;
   for (size_t image = own->images->training + own->task.team->rank; image < own->images->count;) {
     size_t filled = 0;
@@ -145,7 +145,7 @@ static int validate(train_task_t *task, train_quality_t *quality) {
   const double held_out = (double)(own->images->count - own->images->training);
   const double size = (double)task->team->size;
   double loss = 0.0, correct = 0.0;
-  look(own, &loss, &correct);
+  evaluate(own, &loss, &correct);
   float numbers[NUMBERS] = {(float)loss, (float)correct};
   if (mean(task->team, numbers, "validation") != 0)
     return -1;

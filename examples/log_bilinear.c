@@ -9,7 +9,7 @@
 #include "examples/random.h"
 #include "examples/transformer_math.h"
 
-static void tell(const log_bilinear_t *model, size_t tensor) {
+static void report_ready(const log_bilinear_t *model, size_t tensor) {
   if (model->ready)
     model->ready(model->ready_context, tensor);
 }
@@ -71,19 +71,19 @@ void log_bilinear_backward(log_bilinear_t *model, const uint32_t *words, size_t 
   memset(bias->gradient, 0, vocabulary * sizeof(float));
   for (size_t i = 0; i < samples * vocabulary; i++)
     bias->gradient[i % vocabulary] += d_next[i] /= (float)samples;
-  tell(model, WORD_BIAS);
+  report_ready(model, WORD_BIAS);
   multiply(tensors[WORD_TABLE].gradient, width, transposed(d_next, vocabulary),
            stored(model->mixed, width), vocabulary, samples, width, REPLACE);
-  tell(model, WORD_TABLE);
+  report_ready(model, WORD_TABLE);
   multiply(model->d_mixed, width, stored(d_next, vocabulary),
            stored(tensors[WORD_TABLE].value, width), samples, vocabulary, width, REPLACE);
   multiply(tensors[MIXING].gradient, width, transposed(model->before, before),
            stored(model->d_mixed, width), before, samples, width, REPLACE);
-  tell(model, MIXING);
+  report_ready(model, MIXING);
   multiply(model->d_before, before, stored(model->d_mixed, width),
            transposed(tensors[MIXING].value, width), samples, width, before, REPLACE);
   spread(model, words, samples);
-  tell(model, CONTEXT_TABLE);
+  report_ready(model, CONTEXT_TABLE);
 }
 
 /* --- Memory and first values -------------------------------------------------------------------*/

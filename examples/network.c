@@ -40,7 +40,7 @@ static size_t out_size(const struct convolution *c) {
 }
 
 /* The tensors' gradients will not change any more in this backward pass. */
-static void tell(const network_t *network, size_t weights) {
+static void report_ready(const network_t *network, size_t weights) {
   for (size_t tensor = weights + 2; network->ready && tensor-- > weights;)
     network->ready(network->ready_context, tensor);
 }
@@ -151,7 +151,7 @@ static void convolve_backward(const network_t *network, const struct convolution
              transposed(weights->value, c->filters), positions, c->filters, patch, REPLACE);
     fold(c, d_in + i * in_size(c));
   }
-  tell(network, c->tensor);
+  report_ready(network, c->tensor);
 }
 
 /* --- Dense layers ------------------------------------------------------------------------------*/
@@ -172,7 +172,7 @@ static void dense_backward(const network_t *network, size_t tensor, const float 
   for (size_t i = 0; i < images; i++)
     for (size_t j = 0; j < out; j++)
       bias->gradient[j] += dy[i * out + j];
-  tell(network, tensor);
+  report_ready(network, tensor);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/

@@ -56,7 +56,7 @@ static uint64_t steps_of(const job_t *job) {
 }
 
 /* All ranks come here: a rank is gone, and the step of the others has failed. */
-static onebit_status_t go_on(job_t *job) {
+static onebit_status_t continue_without(job_t *job) {
   onebit_comm_t survivors = NULL, old = job->comm;
   double began = MPI_Wtime();
   fprintf(stderr, "rank %d: %s\n", onebit_comm_rank(old), onebit_last_error());
@@ -92,7 +92,7 @@ static onebit_status_t train(job_t *job) {
     status = make_step(job, step);
     if (status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER) {
       job->kill_rank = NOBODY;
-      status = go_on(job);
+      status = continue_without(job);
     }
     if (status != ONEBIT_OK && status != ONEBIT_SKIPPED)
       return status;

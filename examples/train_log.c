@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 /* Reads the lines of the steps that were made, and cuts off what comes after them. */
-static int go_on(train_log_t *log, size_t made) {
+static int read_made_lines(train_log_t *log, size_t made) {
   char text[512];
   long end = 0;
   while (fgets(text, sizeof text, log->file)) {
@@ -27,7 +27,7 @@ static int go_on(train_log_t *log, size_t made) {
 
 int train_log_open(train_log_t *log, const char *path, size_t made) {
   *log = (train_log_t){.file = made > 0 ? fopen(path, "r+") : NULL};
-  if (log->file && go_on(log, made) == 0)
+  if (log->file && read_made_lines(log, made) == 0)
     return 0;
   train_log_close(log);
   log->file = fopen(path, "w");

@@ -156,7 +156,7 @@ static void note(train_optimizer_t *optimizer, onebit_status_t status) {
 }
 
 /* The backward pass has come to a tensor. */
-static void tell(void *context, size_t tensor) {
+static void report_ready(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
   const size_t micro_batch = optimizer->micro_batch;
   train_arrays_take(&optimizer->arrays, tensor, micro_batch, optimizer->loss_scale);
@@ -187,7 +187,7 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
     return -1;
   optimizer->in_parts = options->bucket_size > 0;
   if (optimizer->in_parts) {
-    task->ready = tell;
+    task->ready = report_ready;
     task->ready_context = optimizer;
   }
   return 0;

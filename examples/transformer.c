@@ -41,7 +41,7 @@ static void linear_backward(float *dx, const float *dy, const float *x, tensor_t
 }
 
 /* The tensor's gradient will not change any more in this backward pass. */
-static void tell(const transformer_t *model, tensor_t tensor) {
+static void report_ready(const transformer_t *model, tensor_t tensor) {
   if (model->ready)
     model->ready(model->ready_context, (size_t)(tensor - model->tensors));
 }
@@ -124,24 +124,24 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
   const size_t rows = sequences * shape->context, width = shape->width;
   float *d_stream = model->d_stream, *d_normed = model->d_normed, *d_wide = model->d_wide;
   linear_backward(d_wide, d_stream, layer->activated, layer->mlp_output, rows, 4 * width, width);
-  tell(model, layer->mlp_output);
+  report_ready(model, layer->mlp_output);
   gelu_backward(d_wide, layer->hidden, rows * 4 * width);
   linear_backward(d_normed, d_wide, layer->normed2, layer->mlp_input, rows, width, 4 * width);
-  tell(model, layer->mlp_input);
+  report_ready(model, layer->mlp_input);
   normalise_backward(d_stream, layer->mlp_gain->gradient, d_normed, layer->middle,
                      layer->inverse_rms2, layer->mlp_gain->value, rows, width);
-  tell(model, layer->mlp_gain);
+  report_ready(model, layer->mlp_gain);
 
   linear_backward(d_normed, d_stream, layer->attended, layer->attention_output, rows, width, width);
-  tell(model, layer->attention_output);
+  report_ready(model, layer->attention_output);
   for (size_t i = 0; i < sequences * shape->heads; i++)
     attend_backward(model, layer, locate(shape, i / shape->heads, i % shape->heads), d_normed,
                     d_wide);
   linear_backward(d_normed, d_wide, layer->normed, layer->query_key_value, rows, width, 3 * width);
-  tell(model, layer->query_key_value);
+  report_ready(model, layer->query_key_value);
   normalise_backward(d_stream, layer->attention_gain->gradient, d_normed, layer->input,
                      layer->inverse_rms, layer->attention_gain->value, rows, width);
-  tell(model, layer->attention_gain);
+  report_ready(model, layer->attention_gain);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/
@@ -175,8 +175,8 @@ static void embed_backward(const transformer_t *model, const unsigned char *toke
       position[j] += dx[j];
     }
   }
-  tell(model, &model->tensors[POSITION_EMBEDDING]);
-  tell(model, &model->tensors[TOKEN_EMBEDDING]);
+  report_ready(model, &model->tensors[POSITION_EMBEDDING]);
+  report_ready(model, &model->tensors[TOKEN_EMBEDDING]);
 }
 
 void transformer_forward(transformer_t *model, const unsigned char *tokens, size_t sequences) {
@@ -215,11 +215,11 @@ void transformer_backward(transformer_t *model, const unsigned char *tokens, siz
     d_logits[i] /= (float)rows;
   linear_backward(model->d_normed, d_logits, model->normed, model->head, rows, shape->width,
                   shape->vocabulary);
-  tell(model, model->head);
+  report_ready(model, model->head);
   memset(model->d_stream, 0, rows * shape->width * sizeof(float));
   normalise_backward(model->d_stream, model->final_gain->gradient, model->d_normed, model->stream,
                      model->inverse_rms, model->final_gain->value, rows, shape->width);
-  tell(model, model->final_gain);
+  report_ready(model, model->final_gain);
   for (size_t l = shape->layers; l-- > 0;)
     block_backward(model, &model->layers[l], sequences);
   embed_backward(model, tokens, sequences);

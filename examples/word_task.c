@@ -31,7 +31,7 @@ static void destroy(train_task_t *task) {
 }
 
 /* The model's backward pass has come to a tensor. */
-static void tell(void *context, size_t tensor) {
+static void report_ready(void *context, size_t tensor) {
   const word_task_t *own = context;
   if (own->task.ready)
     own->task.ready(own->task.ready_context, tensor);

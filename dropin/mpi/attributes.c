@@ -64,7 +64,7 @@ static struct holder *oldest(void) {
 }
 
 /* Deletes all communicators' attributes when that of MPI_COMM_SELF is deleted. */
-static int end(MPI_Comm self, int key, void *value, void *extra) {
+static int delete_all(MPI_Comm self, int key, void *value, void *extra) {
   (void)self, (void)key, (void)value, (void)extra;
   for (struct holder *holder = oldest(); holder; holder = oldest())
     if (PMPI_Comm_delete_attr(holder->comm, communicators_key) != MPI_SUCCESS)
@@ -78,7 +78,7 @@ static int end(MPI_Comm self, int key, void *value, void *extra) {
 void ob_attached_watch_finalize(void) {
   pthread_mutex_lock(&lock);
   if (end_key == MPI_KEYVAL_INVALID &&
-      PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, end, &end_key, NULL) == MPI_SUCCESS) {
+      PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_all, &end_key, NULL) == MPI_SUCCESS) {
     PMPI_Comm_set_attr(MPI_COMM_SELF, end_key, NULL);
     int key = end_key; /* MPI frees it once the attribute is gone */
     PMPI_Comm_free_keyval(&key);
@@ -132,7 +132,7 @@ static bool is_group(MPI_Comm comm) {
 
 /* A rank that can not keep it can not take part again either, so it says so now: with a group of
  * ranks that keeps nothing, the next call comes here again, on all of them. */
-static bool all_keep(MPI_Comm comm, int key, struct holder *holder) {
+static bool agree_to_keep(MPI_Comm comm, int key, struct holder *holder) {
   bool mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS;
   int64_t missing = !mine;
   if (ob_largest(comm, &missing, 1) == MPI_SUCCESS && !missing)
@@ -158,7 +158,7 @@ static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
     if (status != ONEBIT_OK)
       snprintf(holder->message, sizeof holder->message, "%s", onebit_last_error());
   }
-  if (!all_keep(comm, key, holder)) {
+  if (!agree_to_keep(comm, key, holder)) {
     ob_attached_destroy(attached);
     return NULL;
   }

@@ -110,7 +110,7 @@ static int find(const struct ob_attached *attached, uint64_t signature,
   return NO_TENSOR;
 }
 
-static void drop(struct ob_attached *attached, int slot) {
+static void drop_tensor(struct ob_attached *attached, int slot) {
   release(attached->tensors[slot]);
   attached->tensors[slot] = NULL;
   ob_loops_drop(attached->loops, slot + 1);
@@ -122,7 +122,7 @@ static int make_slot(struct ob_attached *attached) {
   for (int slot = 0; slot < attached->slots; slot++) {
     const struct tensor *tensor = attached->tensors[slot];
     if (tensor && attached->calls - tensor->used > OLD_CALLS) {
-      drop(attached, slot);
+      drop_tensor(attached, slot);
       tensor = NULL;
     }
     if (!tensor && empty == NO_TENSOR)
@@ -134,7 +134,7 @@ static int make_slot(struct ob_attached *attached) {
     return empty;
   if (attached->slots < MAX_TENSORS)
     return attached->slots++;
-  drop(attached, oldest);
+  drop_tensor(attached, oldest);
   return oldest;
 }
 
@@ -163,8 +163,8 @@ static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *c
   return slot;
 }
 
-static struct ob_exchange *use(struct ob_attached *attached, int slot,
-                               const struct ob_mpi_call *call) {
+static struct ob_exchange *use_tensor(struct ob_attached *attached, int slot,
+                                      const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
   if (ob_buffers_move(&tensor->buffers, call->sendbuf, call->recvbuf))
     onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
@@ -203,7 +203,7 @@ static void look_for_loop(struct ob_attached *attached) {
     return;
   for (int slot = 0; slot < attached->slots; slot++)
     if (attached->tensors[slot])
-      drop(attached, slot);
+      drop_tensor(attached, slot);
 }
 
 /* The tensor of a position, made when it comes for the first time; NULL where that has failed. */
@@ -226,7 +226,7 @@ static struct tensor *tensor_at(struct ob_attached *attached, int position,
 #define FIT_CALLS 64
 
 /* All ranks alike: once the calls in flight are decided they know the same of every plan. */
-static void fit(struct ob_attached *attached, double budget) {
+static void fit_budget(struct ob_attached *attached, double budget) {
   onebit_plan_t plans[MAX_TENSORS];
   size_t count = 0;
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -243,7 +243,7 @@ static void fit(struct ob_attached *attached, double budget) {
 #define MAX_WITHDRAWALS 3
 #define PAUSE_CALLS     64
 
-static enum ob_reason judge(struct tensor *tensor) {
+static enum ob_reason judge_tensor(struct tensor *tensor) {
   if (tensor->shadow.refused)
     return OB_REASON_UNFAITHFUL;
   if (!tensor->pause && ob_exchange_withdrawals(tensor->exchange) >= MAX_WITHDRAWALS) {
@@ -266,19 +266,19 @@ static struct ob_exchange *follow(struct ob_attached *attached, const struct ob_
   uint64_t signature = ob_loops_signature(call->operation, dtype, sum, call->count);
   int position = position_of(attached, call, signature, &is_time);
   if (followed->budget > 0 && attached->calls % FIT_CALLS == 0)
-    fit(attached, followed->budget);
+    fit_budget(attached, followed->budget);
   if (is_time)
     look_for_loop(attached);
   followed->reason = ob_loops_reason(attached->loops);
   if (position == OB_NO_POSITION)
     return NULL;
   struct tensor *tensor = tensor_at(attached, position, call, followed->bits, signature);
-  followed->reason = tensor ? judge(tensor) : OB_REASON_MEMORY;
+  followed->reason = tensor ? judge_tensor(tensor) : OB_REASON_MEMORY;
   if (followed->reason != OB_REASON_NONE)
     return NULL;
   followed->shadow = &tensor->shadow;
   followed->tensor = *ob_loops_tensor(attached->loops, position);
-  return use(attached, followed->tensor - 1, call);
+  return use_tensor(attached, followed->tensor - 1, call);
 }
 
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
@@ -349,7 +349,7 @@ static struct ob_exchange *find_tensor(struct ob_attached *attached, const struc
     return NULL;
   ob_loops_set_last(attached->loops, slot + 1);
   *withdraw = other_buffers(attached, slot, call);
-  struct ob_exchange *exchange = use(attached, slot, call);
+  struct ob_exchange *exchange = use_tensor(attached, slot, call);
   if (alike)
     return exchange;
   ob_exchange_count_dense(exchange); /* some rank would withdraw: all know, and none begins */
@@ -360,7 +360,7 @@ static struct ob_exchange *use_position(struct ob_attached *attached, int positi
                                         const struct ob_mpi_call *call, uint64_t signature) {
   if (!tensor_at(attached, position, call, own_bits, signature))
     return NULL;
-  return use(attached, *ob_loops_tensor(attached->loops, position) - 1, call);
+  return use_tensor(attached, *ob_loops_tensor(attached->loops, position) - 1, call);
 }
 
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,

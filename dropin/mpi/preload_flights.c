@@ -35,7 +35,7 @@ static struct ob_flight *move_all(void) {
 
 /* Moves all flights, also under a call of MPI that waits: nobody waits here, and no thread enters
  * twice. */
-static int move(void) {
+static int move_flights(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
       pthread_mutex_trylock(&lock) != 0)
@@ -73,7 +73,7 @@ static void *run(void *nothing) {
       continue;
     }
     pthread_mutex_unlock(&mover.lock);
-    if (!move())
+    if (!move_flights())
       usleep(PAUSE);
     pthread_mutex_lock(&mover.lock);
   }
@@ -127,13 +127,13 @@ static progress_register *found(const char *name) {
 static bool joined;
 static bool join_progress(void) {
   progress_register *join = found("opal_progress_register");
-  joined = join && found("opal_progress_unregister") && join(move) == 0;
+  joined = join && found("opal_progress_unregister") && join(move_flights) == 0;
   return joined;
 }
 
 static void leave_progress(void) {
   if (joined)
-    found("opal_progress_unregister")(move);
+    found("opal_progress_unregister")(move_flights);
   joined = false;
 }
 
@@ -177,7 +177,7 @@ static void warn_of_unfinished(void) {
 void ob_flights_finish(void) {
   warn_of_unfinished();
   while (atomic_load(&alive))
-    move();
+    move_flights();
   end_thread();
   leave_progress();
 }

@@ -26,7 +26,7 @@ static void *address(void *from) {
 }
 
 /* Absent in `use mpi_f08` where the program leaves it out. */
-static void give(MPI_Fint *error, int code) {
+static void set_error(MPI_Fint *error, int code) {
   if (error)
     *error = (MPI_Fint)code;
 }
@@ -41,39 +41,39 @@ static void give(MPI_Fint *error, int code) {
   OB_PRELOAD_VISIBLE void lower##_ parameters
 
 /* Arguments come from Open MPI's argv, not from Fortran. */
-FORTRAN(mpi_init, MPI_INIT, (MPI_Fint * error)) { give(error, MPI_Init(NULL, NULL)); }
+FORTRAN(mpi_init, MPI_INIT, (MPI_Fint * error)) { set_error(error, MPI_Init(NULL, NULL)); }
 
 FORTRAN(mpi_init_thread, MPI_INIT_THREAD,
         (const MPI_Fint *required, MPI_Fint *provided, MPI_Fint *error)) {
   int level = MPI_THREAD_SINGLE;
-  give(error, MPI_Init_thread(NULL, NULL, (int)*required, &level));
+  set_error(error, MPI_Init_thread(NULL, NULL, (int)*required, &level));
   *provided = (MPI_Fint)level;
 }
 
-FORTRAN(mpi_finalize, MPI_FINALIZE, (MPI_Fint * error)) { give(error, MPI_Finalize()); }
+FORTRAN(mpi_finalize, MPI_FINALIZE, (MPI_Fint * error)) { set_error(error, MPI_Finalize()); }
 
 FORTRAN(mpi_allreduce, MPI_ALLREDUCE,
         (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
          const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *error)) {
-  give(error, MPI_Allreduce(address(sendbuf), address(recvbuf), (int)*count,
-                            PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm)));
+  set_error(error, MPI_Allreduce(address(sendbuf), address(recvbuf), (int)*count,
+                                 PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm)));
 }
 
 FORTRAN(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK,
         (void *sendbuf, void *recvbuf, const MPI_Fint *count, const MPI_Fint *datatype,
          const MPI_Fint *op, const MPI_Fint *comm, MPI_Fint *error)) {
-  give(error,
-       MPI_Reduce_scatter_block(address(sendbuf), address(recvbuf), (int)*count,
-                                PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm)));
+  set_error(error, MPI_Reduce_scatter_block(address(sendbuf), address(recvbuf), (int)*count,
+                                            PMPI_Type_f2c(*datatype), PMPI_Op_f2c(*op),
+                                            PMPI_Comm_f2c(*comm)));
 }
 
 FORTRAN(mpi_allgather, MPI_ALLGATHER,
         (void *sendbuf, const MPI_Fint *sendcount, const MPI_Fint *sendtype, void *recvbuf,
          const MPI_Fint *recvcount, const MPI_Fint *recvtype, const MPI_Fint *comm,
          MPI_Fint *error)) {
-  give(error,
-       MPI_Allgather(address(sendbuf), (int)*sendcount, PMPI_Type_f2c(*sendtype), address(recvbuf),
-                     (int)*recvcount, PMPI_Type_f2c(*recvtype), PMPI_Comm_f2c(*comm)));
+  set_error(error, MPI_Allgather(address(sendbuf), (int)*sendcount, PMPI_Type_f2c(*sendtype),
+                                 address(recvbuf), (int)*recvcount, PMPI_Type_f2c(*recvtype),
+                                 PMPI_Comm_f2c(*comm)));
 }
 
 FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
@@ -85,6 +85,6 @@ FORTRAN(mpi_iallreduce, MPI_IALLREDUCE,
                      PMPI_Op_f2c(*op), PMPI_Comm_f2c(*comm), &handle);
   if (code == MPI_SUCCESS)
     *request = PMPI_Request_c2f(handle);
-  give(error, code);
+  set_error(error, code);
 }
 #endif

@@ -28,7 +28,7 @@ struct waiter {
   const char *what;
 };
 
-static void say(const struct ob_queue *queue, int rank, int kind, int number) {
+static void send_roll(const struct ob_queue *queue, int rank, int kind, int number) {
   MPI_Request sent;
   if (PMPI_Isend(NULL, 0, MPI_BYTE, rank, number * KINDS + kind, queue->dense, &sent) ==
       MPI_SUCCESS)
@@ -44,7 +44,7 @@ void ob_roll_answer(struct ob_queue *queue) {
          found && PMPI_Mrecv(NULL, 0, MPI_BYTE, &message, MPI_STATUS_IGNORE) == MPI_SUCCESS) {
     int number = status.MPI_TAG / KINDS;
     if (status.MPI_TAG % KINDS == ASK)
-      say(queue, status.MPI_SOURCE, HERE, number);
+      send_roll(queue, status.MPI_SOURCE, HERE, number);
     else
       atomic_store(&queue->heard[status.MPI_SOURCE], number);
   }
@@ -63,7 +63,7 @@ static int call_roll(struct ob_queue *queue) {
   int number = 1 + (int)(atomic_fetch_add(&queue->rolls, 1) % (ROLL_CALLS - 1)), missing;
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank)
-      say(queue, rank, ASK, number);
+      send_roll(queue, rank, ASK, number);
   for (unsigned idle = 0; (missing = first_missing(queue, number)) >= 0 && ob_seconds() < until;
        idle++) {
     ob_roll_answer(queue);
@@ -78,7 +78,7 @@ static void describe(const void *of, struct ob_wait *wait) {
   wait->peer = call_roll(waiter->queue);
 }
 
-static onebit_status_t look(struct ob_watch *watch, const struct waiter *waiter) {
+static onebit_status_t check_waiter(struct ob_watch *watch, const struct waiter *waiter) {
   double timeout;
   if (waiter->queue)
     return ob_watch_look(watch, waiter->queue->comm, 0, describe, waiter);
@@ -88,7 +88,7 @@ static onebit_status_t look(struct ob_watch *watch, const struct waiter *waiter)
 
 int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what) {
   const struct waiter waiter = {queue, what};
-  if (look(watch, &waiter) == ONEBIT_OK)
+  if (check_waiter(watch, &waiter) == ONEBIT_OK)
     return MPI_SUCCESS;
   if (queue)
     queue->failed = true;

@@ -20,7 +20,7 @@ enum { FINDINGS = 1, TAG = 1 };
 static struct tool_cluster team;
 static struct doctor_facts facts;
 
-static bool leads(void) { return team.leaders != MPI_COMM_NULL; }
+static bool is_leader(void) { return team.leaders != MPI_COMM_NULL; }
 
 /* Repeated measurements count by their best: noise only makes them worse. */
 static void keep_faster(double *rate, double another) { *rate = fmax(*rate, another); }
@@ -80,7 +80,7 @@ static void gather(void) {
   doctor_read_host(&host);
   host.ranks = team.local_size;
   doctor_subtract(&host, &host); /* nothing is transferred yet */
-  if (leads())
+  if (is_leader())
     MPI_Allgather(&host, sizeof host, MPI_BYTE, facts.hosts, sizeof host, MPI_BYTE, team.leaders);
   MPI_Bcast(facts.hosts, hosts * (int)sizeof host, MPI_BYTE, 0, team.local);
   doctor_find_subnets(&facts);
@@ -108,7 +108,7 @@ static void measure_local_hops(void) {
   tool_wait_asleep(team.all);
   double hop = mean_hop(team.local);
   tool_wait_asleep(team.all);
-  if (!leads())
+  if (!is_leader())
     return;
   double *every = allocate((size_t)facts.host_count, sizeof *every);
   MPI_Allgather(&hop, 1, MPI_DOUBLE, every, 1, MPI_DOUBLE, team.leaders);
@@ -123,10 +123,10 @@ static void measure_waiting(void) {
   measure_local_hops();
   if (facts.host_count < 2)
     return;
-  if (leads() && team.host < 2)
+  if (is_leader() && team.host < 2)
     two = tool_go_round(team.leaders, peer, peer, team.host == 0, WAITING_SECONDS, &median);
   tool_wait_asleep(team.all);
-  if (leads())
+  if (is_leader())
     ring = mean_hop(team.leaders);
   MPI_Barrier(team.all); /* where the others wait, as they do in a collective */
   keep_sooner(&facts.hop_two, two / 2);
@@ -138,7 +138,7 @@ static void measure_waiting(void) {
 /* 4 MiB: 0.35 s at 100 Mbit/s, and far more than what else is sent. */
 enum { BYTES = 256 << 10, BULK_PIECES = 16 };
 
-static void pass_on(int pieces) {
+static void send_around(int pieces) {
   static char out[BYTES], in[BYTES];
   int hosts = facts.host_count;
   for (int i = 0; i < pieces; i++)
@@ -149,11 +149,11 @@ static void pass_on(int pieces) {
 
 static void measure_carrier(void) {
   const struct timespec settle = {.tv_nsec = 20000000}; /* some drivers count a little later */
-  if (leads() && facts.host_count >= 2) {
+  if (is_leader() && facts.host_count >= 2) {
     struct doctor_host before, after, *own = &facts.hosts[team.host];
-    pass_on(1); /* connections are made with the first message */
+    send_around(1); /* connections are made with the first message */
     doctor_read_host(&before);
-    pass_on(BULK_PIECES);
+    send_around(BULK_PIECES);
     nanosleep(&settle, NULL);
     doctor_read_host(&after);
     doctor_subtract(&before, &after);
@@ -215,7 +215,7 @@ static void gather_rows(double *matrix) {
  * Times are measured at one end. */
 static void measure_pairs(void) {
   int hosts = facts.host_count;
-  if (leads() && hosts >= 2) {
+  if (is_leader() && hosts >= 2) {
     for (int round = 0; round < hosts && round < MAX_ROUNDS; round++) {
       int peer = (round - team.host + hosts) % hosts;
       if (peer != team.host)
@@ -249,7 +249,7 @@ static double socket_rate(int subnet, int streams, int peer) {
 }
 
 static void measure_subnets(void) {
-  int steps = facts.host_count < 2 || !leads() ? 0 : facts.subnet_count * 2;
+  int steps = facts.host_count < 2 || !is_leader() ? 0 : facts.subnet_count * 2;
   for (int step = 0; step < steps; step++) {
     struct doctor_subnet *subnet = &facts.subnets[step / 2];
     int peer = team.host ^ 1, streams = step % 2 ? DOCTOR_STREAMS : 1;
@@ -271,7 +271,7 @@ enum { STEP_LIMIT = 60 }; /* longer than any step takes in a network of 10 Mbit/
 
 static const char *volatile step_name;
 
-static void give_up(int signal_number) {
+static void report_stall(int signal_number) {
   static const char *const text[] = {
       "onebit-tune: doctor: nothing moves for a minute while measuring ", NULL,
       ": a firewall between the hosts, an interface that\nnot all hosts can reach, or an MTU that "
@@ -309,7 +309,7 @@ int doctor_run(void) {
   static struct doctor_diagnosis diagnosis;
   double start = ob_seconds();
   int again = 1, status;
-  signal(SIGALRM, give_up);
+  signal(SIGALRM, report_stall);
   begin_step("who is where");
   tool_cluster_find(&team);
   gather();

@@ -172,7 +172,7 @@ static void count(const struct relay_network *network) {
 }
 
 /* NULL, or what is wrong. */
-static const char *obey(struct relay *relay, const char *line) {
+static const char *run_command(struct relay *relay, const char *line) {
   char verb[16] = "", rate[32] = "";
   int host = 0, read = sscanf(line, "%15s %d %31s", verb, &host, rate);
   if (read == 1 && strcmp(verb, "count") == 0) {
@@ -206,7 +206,7 @@ static bool take_commands(struct relay *relay) {
     size_t length = end ? (size_t)(end - line) + 1 : relay->line_bytes;
     if (end)
       *end = '\0';
-    const char *wrong = obey(relay, line);
+    const char *wrong = run_command(relay, line);
     puts(wrong ? wrong : "ok");
     fflush(stdout);
     relay->line_bytes -= length;

@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void put(struct relay_queue *queue, struct relay_packet *packet) {
+static void push_packet(struct relay_queue *queue, struct relay_packet *packet) {
   packet->next = NULL;
   *queue->end = packet;
   queue->end = &packet->next;
 }
 
-static struct relay_packet *take(struct relay_queue *queue) {
+static struct relay_packet *pop_packet(struct relay_queue *queue) {
   struct relay_packet *packet = queue->first;
   queue->first = packet->next;
   if (!queue->first)
@@ -33,9 +33,9 @@ void relay_network_destroy(struct relay_network *network) {
   for (int i = 0; network->links && i < network->hosts; i++) {
     struct relay_link *link = &network->links[i];
     while (link->flying.first)
-      free(take(&link->flying));
+      free(pop_packet(&link->flying));
     while (link->leaving.first)
-      free(take(&link->leaving));
+      free(pop_packet(&link->leaving));
   }
   free(network->links);
   network->links = NULL;
@@ -51,8 +51,8 @@ static double draw(struct relay_network *network) {
 
 /* Lets a packet wait for a way of a link that is free at *free: it leaves at packet->time. False:
  * too much is waiting. */
-static bool pass(const struct relay_network *network, double rate, uint64_t *free,
-                 struct relay_packet *packet) {
+static bool pass_link(const struct relay_network *network, double rate, uint64_t *free,
+                      struct relay_packet *packet) {
   if (rate <= 0)
     return true;
   uint64_t waiting = *free > packet->time ? *free - packet->time : 0;
@@ -75,13 +75,13 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
   }
   *packet = (struct relay_packet){.time = now, .from = from, .to = to, .bytes = bytes};
   memcpy(packet->data, data, bytes);
-  if (!pass(network, source->bytes_per_second, &source->up_free, packet)) {
+  if (!pass_link(network, source->bytes_per_second, &source->up_free, packet)) {
     target->dropped++;
     free(packet);
     return;
   }
   packet->time += network->delay;
-  put(&source->flying, packet);
+  push_packet(&source->flying, packet);
 }
 
 /* The host whose queue has the earliest packet, -1: all are empty. */
@@ -100,12 +100,12 @@ static int earliest(const struct relay_network *network, bool leaving) {
 }
 
 /* Delivers a packet to the host's link at the far end of its way, where it waits. */
-static void arrive(struct relay_network *network, struct relay_packet *packet) {
+static void deliver_packet(struct relay_network *network, struct relay_packet *packet) {
   struct relay_link *target = &network->links[packet->to];
   if (draw(network) < network->loss)
     target->lost++;
-  else if (pass(network, target->bytes_per_second, &target->down_free, packet)) {
-    put(&target->leaving, packet);
+  else if (pass_link(network, target->bytes_per_second, &target->down_free, packet)) {
+    push_packet(&target->leaving, packet);
     return;
   } else
     target->dropped++;
@@ -117,13 +117,13 @@ struct relay_packet *relay_network_receive(struct relay_network *network, uint64
     struct relay_link *source = &network->links[i];
     if (source->flying.first->time > now)
       break;
-    arrive(network, take(&source->flying));
+    deliver_packet(network, pop_packet(&source->flying));
   }
   for (int i; (i = earliest(network, true)) >= 0;) {
     struct relay_link *target = &network->links[i];
     if (target->leaving.first->time > now)
       break;
-    struct relay_packet *packet = take(&target->leaving);
+    struct relay_packet *packet = pop_packet(&target->leaving);
     if (!target->vanished) {
       target->received++;
       return packet;

@@ -32,14 +32,14 @@ struct contest {
   double times[OB_COST_CANDIDATES][MAX_CALLS];
 };
 
-static bool say(const struct contest *contest, const struct tune_point *point) {
+static bool complain_of(const struct contest *contest, const struct tune_point *point) {
   if (contest->run->team.rank == 0)
     tune_complain("%zu elements: %s", point->task.elements, onebit_last_error());
   return false;
 }
 
 /* Enters a point, unless the library cannot do it. False on all ranks after complaining. */
-static bool enter(struct contest *contest, struct tune_point point) {
+static bool add_entrant(struct contest *contest, struct tune_point point) {
   const struct ob_cost_task *task = &point.task;
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
@@ -52,7 +52,7 @@ static bool enter(struct contest *contest, struct tune_point point) {
       return true;
     onebit_status_t status = onebit_plan_create(contest->comm, task->elements, &options, &plan);
     if (status != ONEBIT_OK)
-      return status == ONEBIT_ERROR_UNSUPPORTED || say(contest, &point);
+      return status == ONEBIT_ERROR_UNSUPPORTED || complain_of(contest, &point);
     onebit_plan_get_info(plan, &info);
     if (info.schedule != options.schedule || info.wire != options.wire) {
       onebit_plan_destroy(plan);
@@ -76,12 +76,12 @@ static bool call(const struct contest *contest, size_t k, double *seconds) {
   else
     status = onebit_allreduce(contest->send, contest->receive, contest->plan[k]);
   *seconds = tune_largest(ob_seconds() - start);
-  return status == ONEBIT_OK || say(contest, point);
+  return status == ONEBIT_OK || complain_of(contest, point);
 }
 
 /* Each takes part in as many rounds as there is time for, which the first one tells; a median below
  * what was measured before takes its place. */
-static bool hold(struct contest *contest, double seconds, int min_calls) {
+static bool run_contest(struct contest *contest, double seconds, int min_calls) {
   int calls = MAX_CALLS;
   for (int i = -1; contest->count && i < calls; i++) {
     double time, all = 0;
@@ -101,13 +101,13 @@ static bool hold(struct contest *contest, double seconds, int min_calls) {
   return true;
 }
 
-static void end(struct contest *contest) {
+static void end_contest(struct contest *contest) {
   for (size_t k = 0; k < contest->count; k++)
     onebit_plan_destroy(contest->plan[k]);
   contest->count = 0;
 }
 
-static bool begin(struct tune_run *run, struct contest *contest) {
+static bool begin_contest(struct tune_run *run, struct contest *contest) {
   size_t count = (run->options->quick ? LARGEST_QUICK : LARGEST) / sizeof(float);
   *contest = (struct contest){.run = run,
                               .send = ob_allocate(count, sizeof(float)),
@@ -176,10 +176,10 @@ static const struct wanted {
 
 /* Measures one point by itself: it stays INFINITY where it is not possible. */
 static bool measure_alone(struct contest *contest, struct tune_point *point) {
-  bool well = enter(contest, *point) && hold(contest, POINT_SECONDS, 2);
+  bool well = add_entrant(contest, *point) && run_contest(contest, POINT_SECONDS, 2);
   if (contest->count)
     *point = contest->point[0];
-  end(contest);
+  end_contest(contest);
   return well;
 }
 
@@ -230,7 +230,8 @@ static bool too_large(const struct contest *contest, size_t bytes) {
 }
 
 static bool hold_size(struct contest *contest) {
-  return hold(contest, contest->run->options->quick ? SIZE_SECONDS_QUICK : SIZE_SECONDS, MIN_CALLS);
+  return run_contest(contest, contest->run->options->quick ? SIZE_SECONDS_QUICK : SIZE_SECONDS,
+                     MIN_CALLS);
 }
 
 /* The candidate with the chunk that a plan would take. */
@@ -253,7 +254,7 @@ static bool measure_chunks(struct contest *contest, size_t bytes) {
     return true;
   for (size_t k = 0; well && k < COUNT(chunks); k++) {
     point.task.chunk = chunks[k];
-    well = enter(contest, point);
+    well = add_entrant(contest, point);
   }
   well = well && hold_size(contest);
   for (size_t k = 1; well && k < contest->count; k++)
@@ -262,7 +263,7 @@ static bool measure_chunks(struct contest *contest, size_t bytes) {
   if (well && contest->count)
     ob_cost_add_point(&contest->run->costs.measured.chunk, (double)bytes,
                       (double)contest->point[best].task.chunk);
-  end(contest);
+  end_contest(contest);
   return well;
 }
 
@@ -278,13 +279,13 @@ static bool measure_factors(struct contest *contest, size_t bytes,
   }
   for (size_t k = 0; well && k < OB_COST_CANDIDATES; k++)
     if (points[k].predicted <= fmin(fmax(HOPELESS * best, HARDLY), TOO_LONG))
-      well = enter(contest, points[k]);
+      well = add_entrant(contest, points[k]);
   well = well && hold_size(contest);
   for (size_t k = 0; well && k < contest->count; k++) {
     const struct tune_point *point = &contest->point[k];
     factors[point->candidate] = fmin(factors[point->candidate], point->measured / point->predicted);
   }
-  end(contest);
+  end_contest(contest);
   return well;
 }
 
@@ -312,7 +313,7 @@ static bool measure_corrections(struct contest *contest) {
  * be told when the corrections apply. */
 bool tune_calls(struct tune_run *run, struct tune_points *points) {
   static struct contest contest;
-  bool well = begin(run, &contest) && measure_points(&contest, points);
+  bool well = begin_contest(run, &contest) && measure_points(&contest, points);
   if (well) {
     if (run->team.rank == 0)
       tune_fit(&run->costs, points);

@@ -68,8 +68,8 @@ static double objective(const struct ob_costs *costs, const struct ob_costs *sta
 }
 
 /* One knob, a step up or down, if that is better. */
-static bool turn(struct ob_costs *costs, const struct ob_costs *start,
-                 const struct tune_points *points, int k, double factor, double *best) {
+static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
+                       const struct tune_points *points, int k, double factor, double *best) {
   double *value = knob_of(costs, k), before = *value;
   *value = fmax(knobs[k].smallest, fmin(before * factor, knobs[k].largest));
   double now = objective(costs, start, points);
@@ -95,8 +95,8 @@ void tune_fit(struct ob_costs *costs, struct tune_points *points) {
     for (int pass = 0, better = 1; better && pass < 100; pass++) {
       better = 0;
       for (int k = 0; k < KNOBS; k++)
-        better |= turn(costs, &start, points, k, factor, &best) ||
-                  turn(costs, &start, points, k, 1 / factor, &best);
+        better |= try_factor(costs, &start, points, k, factor, &best) ||
+                  try_factor(costs, &start, points, k, 1 / factor, &best);
     }
   for (size_t i = 0; i < points->count; i++) {
     struct tune_point *point = &points->point[i];

@@ -332,7 +332,8 @@ static bool measure(struct tune_run *run, struct tune_points *points) {
   return run->cluster.ranks == 1 || tune_calls(run, points);
 }
 
-static bool conclude(struct tune_run *run, const char *path, const struct tune_points *points) {
+static bool report_results(struct tune_run *run, const char *path,
+                           const struct tune_points *points) {
   bool alone = run->cluster.ranks == 1;
   if (run->team.rank == 0) {
     tune_report_links(&run->cluster, &run->costs);
@@ -356,7 +357,7 @@ int tune_run(const struct tune_options *options) {
   tool_cluster_find(&run.team);
   find_cluster(&run);
   bool well = tune_all_well(run.team.rank != 0 || find_path(options, path)) &&
-              measure(&run, &points) && conclude(&run, path, &points);
+              measure(&run, &points) && report_results(&run, path, &points);
   well = tune_all_well(well);
   tool_cluster_free(&run.team);
   return well ? TUNE_OK : TUNE_FAILED;
