@@ -16,7 +16,7 @@ float descent_slope(float w, int rank, size_t i);
 /* The mean loss above its minimum: sum of curvature / 2 (w - mean target)^2. */
 double descent_excess(const float w[UNKNOWNS]);
 
-/* That of all ranks, which must have come to the same bits. */
+/* The excess of all ranks, which must have come to the same bits. */
 double descent_agreed(const double excess[RANKS]);
 
 #endif

@@ -38,7 +38,7 @@ float task_rate(const struct task *task, int step) {
   return task->rate * fminf(1.0f, 20.0f * done) * (1.0f - 0.9f * done);
 }
 
-/* By how much the gradient of element i is multiplied. */
+/* The factor of the gradient of element i. */
 static float scale_of(const struct task *task, size_t i, int step) {
   int quarter = task->steps / 4;
   switch (task->kind) {

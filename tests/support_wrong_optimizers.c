@@ -99,7 +99,7 @@ void wrong_creations(const struct wrong_scene *scene) {
 
 /* ---- Steps ---- */
 
-/* Those of `open` are noted in its step, which fails for them. */
+/* Makes wrong steps. Calls on `open` are noted in its step, which fails for them. */
 void wrong_steps(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, gone = scene->no_optimizer, open = scene->open;
   void *plan = scene->plan, *foreign = scene->foreign;

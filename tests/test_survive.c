@@ -107,7 +107,7 @@ static void run(onebit_comm_t first, void *context) {
     onebit_comm_destroy(comm);
 }
 
-/* Those that the survivors have after they went on. */
+/* Compares the parameters that the survivors have after they went on. */
 static void compare(struct loss *loss) {
   const struct checkpoint_case *what = loss->what;
   int rank0 = -1, compared = 0;

@@ -88,7 +88,7 @@ void complete(lock &held, const operation_ptr &wanted,
 /* Runs one operation on the way there, if one can run. */
 bool advance(lock &held, const operation_ptr &wanted);
 bool is_done(const operation_ptr &wanted);
-/* For what start() said is not over yet. */
+/* Finishes an operation that start() said is not over yet. */
 void finish(const operation_ptr &begun);
 /* Wakes all that sleep in wait_for_others(). */
 void wake_others();

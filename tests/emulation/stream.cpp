@@ -32,7 +32,7 @@ CUevent_st *find_event(cudaEvent_t handle) {
   return known ? handle : nullptr;
 }
 
-/* Those that have no handle any more, and nothing left to do. */
+/* Forgets streams that have no handle any more, and nothing left to do. */
 void forget_destroyed() {
   auto is_over = [](const stream_ptr &stream) {
     return stream->destroyed && stream->queue.empty();

@@ -285,7 +285,7 @@ static bool is_wanted(const struct row *row, size_t number) {
   return number % faults.every == 0 && (!faults.filter || strstr(name, faults.filter));
 }
 
-/* Those without a fault first. */
+/* Runs the rows with or without a fault, those without one first. */
 static void run_rows(bool without_fault, bool list) {
   struct row row;
   char name[96];
