@@ -27,25 +27,25 @@ static struct {
 /* --- Keys */
 
 #define LOCAL "gradients are each rank's own, and are weighed once"
-#define OWN   "that is the program's"
+#define OWN   "the program sets it"
 static const struct {
   bool of_optimizer;
   const char *key, *why;
 } without_effect[] = {
     {true, "lr", "the program gives each step its rate"},
     {true, "weight_decay", "the program gives each tensor its own"},
-    {true, "cuda_aware", "how bytes move is the communicator's"},
-    {true, "comm_backend_name", "how bytes move is the communicator's"},
+    {true, "cuda_aware", "the communicator has the transport"},
+    {true, "comm_backend_name", "the communicator has the transport"},
     {true, "bias_correction", "as in DeepSpeed, which ignores it"},
     {true, "max_grad_norm", "gradient_clipping is the key that clips"},
     {true, "amsgrad", "no 1-bit optimizer has that variant"},
     {true, "eps_inside_sqrt", "as in DeepSpeed, which ignores it"},
     {true, "exp_avg_mask", "a block of zeros stays zero without it"},
     {false, "scheduler", "the program gives each step its rate"},
-    {false, "fp16", "types and the loss scale are the program's"},
-    {false, "bf16", "types are the program's"},
-    {false, "bfloat16", "types are the program's"},
-    {false, "gradient_accumulation_steps", "gradient_factor is the program's"},
+    {false, "fp16", "the program chooses types and loss scale"},
+    {false, "bf16", "the program chooses the types"},
+    {false, "bfloat16", "the program chooses the types"},
+    {false, "gradient_accumulation_steps", "the program sets gradient_factor"},
     {false, "communication_data_type", "compressed steps send bits, others float32"},
     {false, "prescale_gradients", LOCAL},
     {false, "gradient_predivide_factor", LOCAL},

@@ -10,29 +10,30 @@
 #include "base/error.h"
 
 const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
-    [OB_KNOB_CONFIG] = {"ONEBIT_CONFIG", "-",
-                        "file of JSON with what the other variables do not say, by their names in "
-                        "lower case without ONEBIT_, and with DeepSpeed's section optimizer"},
+    [OB_KNOB_CONFIG] =
+        {"ONEBIT_CONFIG", "-",
+         "JSON file with values of variables that are not set, by their names in lower "
+         "case without ONEBIT_, and with DeepSpeed's section optimizer"},
     [OB_KNOB_CODEC] = {"ONEBIT_CODEC", "the fastest this processor can run",
                        "codec of plans made from now on: scalar, avx2, avx512 or neon"},
     [OB_KNOB_THREADS] = {"ONEBIT_THREADS", "1",
-                         "OpenMP threads that compress and reduce, where a plan does not say"},
+                         "OpenMP threads that compress and reduce, unless the plan sets them"},
     [OB_KNOB_TUNING] = {"ONEBIT_TUNING", "onebit/tuning in $XDG_CONFIG_HOME or ~/.config, if any",
                         "file that onebit-tune wrote, by which plans choose; none: do not look"},
     [OB_KNOB_EXPLAIN] = {"ONEBIT_EXPLAIN", "0",
                          "1: rank 0 prints what each plan decides, and why, on standard error"},
     [OB_KNOB_PROGRESS] = {"ONEBIT_PROGRESS", "calls",
-                          "what moves requests in flight: calls of the library; or thread, one of "
-                          "its own, which wants a core to spare"},
+                          "who moves requests in flight: calls, those of the library; or thread, a "
+                          "thread of its own, which needs a free core"},
     [OB_KNOB_TIMEOUT] = {"ONEBIT_TIMEOUT", "600",
                          "seconds that a rank waits for another before that is an error on all; "
                          "never: no limit"},
     [OB_KNOB_JOB] = {"ONEBIT_JOB", "the launcher's number of the run, where it gives one",
-                     "sockets: a name of this job, the same on all its ranks, which keeps those of "
-                     "another job at the same port away"},
+                     "sockets: name of this job, the same on all its ranks; it keeps ranks of "
+                     "another job at the same port out"},
     [OB_KNOB_GRADIENTS] = {"ONEBIT_GRADIENTS", "0",
                            "preloaded: 1: sums from 64 KiB on are gradients, and compressed; 0: "
-                           "only what rules name is, and the rest is watched"},
+                           "only calls that rules name are compressed, others are watched"},
     [OB_KNOB_RULES] = {"ONEBIT_RULES", "-",
                        "preloaded: a file of rules, or rules: which calls are compressed"},
     [OB_KNOB_REPORT] = {"ONEBIT_REPORT", "1",
@@ -41,10 +42,10 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_REQUIRE] = {"ONEBIT_REQUIRE", "0",
                          "preloaded: 1: the run fails where nothing has been compressed"},
     [OB_KNOB_EVERY_RANK] = {"ONEBIT_EVERY_RANK", "0",
-                            "preloaded: 1: every rank has libonebit-mpi.so, where its launcher has "
-                            "no name service to find that out by"},
+                            "preloaded: 1: every rank has libonebit-mpi.so; for launchers without "
+                            "a name service to find that out"},
     [OB_KNOB_COMMAND] = {"ONEBIT_COMMAND", "-",
-                         "preloaded: what onebit run says to type, for the report"},
+                         "preloaded: command line of onebit run that the report recommends"},
     [OB_KNOB_BITS] =
         {"ONEBIT_BITS", "8",
          "preloaded, and ONEBIT_Allreduce: bits an element, 1, 2, 4 or 8, or a range as 1..8 "
@@ -54,10 +55,11 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
                         "preloaded: the part of float32's bytes that a communicator's tensors may "
                         "send, as 1/20: those that gain most by the byte have more bits"},
     [OB_KNOB_DEBUG] = {"ONEBIT_DEBUG", "WARN",
-                       "what is said while a program runs: WARN; INFO, besides what is decided; or "
-                       "TRACE, besides each call with its bytes and time"},
-    [OB_KNOB_DEBUG_FILE] = {"ONEBIT_DEBUG_FILE", "standard error",
-                            "file to which that is appended; %h is the host's name, %r the rank"},
+                       "messages while a program runs: WARN; INFO, with decisions; or TRACE, with "
+                       "each call, its bytes and time"},
+    [OB_KNOB_DEBUG_FILE] =
+        {"ONEBIT_DEBUG_FILE", "standard error",
+         "file to which these messages are appended; %h is the host's name, %r the rank"},
     [OB_KNOB_METRICS] = {"ONEBIT_METRICS", "-",
                          "file to which rank 0 writes rows of an optimizer's steps as CSV; with "
                          "%r in it, each rank; %h is the host's name"},

@@ -45,7 +45,7 @@ static int run(const struct job *job, enum tool_asked asked, const char *error, 
     return run_job(NULL, job);
   if (size > 1 && job->options.ranks) {
     if (rank == 0)
-      bench_complain("--ranks %d: threads are for one process, and mpirun started %d",
+      bench_complain("--ranks %d: threads need a single process, but mpirun started %d",
                      job->options.ranks, size);
     return BENCH_USAGE;
   }

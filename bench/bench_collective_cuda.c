@@ -127,7 +127,7 @@ static int judge(struct bench_case *test, bool *right) {
     return BENCH_OK;
   if (info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts > 1) {
     if (test->team->rank == 0)
-      bench_complain("-c: threads are one host, and the hierarchical schedule has %d here",
+      bench_complain("-c: threads form one host, but the hierarchical schedule has %d here",
                      info.hosts);
     return BENCH_USAGE;
   }
@@ -206,7 +206,7 @@ static const char *refusal(const struct bench_options *options, const struct ben
                ? NULL
                : "the emulated device's NCCL knows the ranks of one process: --nccl-ranks";
   if (threads && (cudaGetDeviceCount(&count) != cudaSuccess || team->size > count))
-    return "ranks that are threads want a device each; --nccl-ranks starts processes";
+    return "each rank that is a thread needs its own device; --nccl-ranks starts processes";
   return NULL;
 }
 

@@ -236,7 +236,7 @@ static bool check_combination(const struct bench_benchmark *benchmark,
     const char *what, *why;
   } rules[] = {
       {cuda && !has_cuda, "-d cuda", "this onebit-bench was built without CUDA"},
-      {cuda && !benchmark->run_cuda, "-d cuda", "this subcommand is of the host only"},
+      {cuda && !benchmark->run_cuda, "-d cuda", "this subcommand runs on the host only"},
       {options->json && options->csv, "--csv", "not with --json"},
       {!cuda && options->nccl_ranks, "--nccl-ranks", "needs -d cuda"},
       {!cuda && options->nccl, "--transport nccl", "needs -d cuda"},

@@ -123,8 +123,7 @@ static void print_sum(FILE *file, const struct ob_report *report) {
           ob_report_factor(report), report->calls, report->seconds, report->span,
           report->seconds + report->seconds_saved);
   if (report->compressed && report->seconds_saved < 0)
-    fprintf(file, "  Compressing took longer than the network did: dense sums are the faster ones "
-                  "here.\n");
+    fprintf(file, "  Compressing took longer than the network did: dense sums are faster here.\n");
 }
 
 static void print_advice(FILE *file, const struct ob_report *report) {
@@ -164,9 +163,9 @@ static void print_width(FILE *file) {
       bits >= 8 ? "8 bits serve every optimizer (losses within 0.3 % of dense ones were measured); "
                   "where SGD with momentum gets the sums, ONEBIT_BITS=1 sends an eighth of the "
                   "bytes."
-                : "That is for SGD with momentum; Adam and its like train worse with less than 8 "
-                  "bits (one bit: 5 % more loss; ONEBIT_BITS=8), or take onebit's optimizers, "
-                  "which compress the momentum. Compare the loss with a dense run's.");
+                : "So few bits are for SGD with momentum; Adam and similar optimizers train worse "
+                  "below 8 bits (one bit: 5 % more loss): set ONEBIT_BITS=8, or use onebit's "
+                  "optimizers, which compress the momentum. Compare the loss with a dense run's.");
 }
 
 void ob_report_text(FILE *file, const struct ob_report *report) {

@@ -86,9 +86,8 @@ static const struct {
 static const char condition_message[] =
     "neither an operation, a type, bits=, nor bytes, count or comm-size with a sign and a number";
 static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or auto";
-static const char number_message[] =
-    "a sign (= != < <= > >=) wants a whole number behind it, which "
-    "may end in K, M or G";
+static const char number_message[] = "a sign (= != < <= > >=) needs a whole number after it, which "
+                                     "may end in K, M or G";
 
 static void narrow(struct ob_rule_range *range, struct word sign, uint64_t number) {
   if (word_is(sign, "!=")) {
@@ -184,7 +183,7 @@ static onebit_status_t parse_way(const struct reader *reader, struct word word,
   if (!*was)
     return ONEBIT_OK;
   if (!rule->compress)
-    return refuse_word(reader, word, "what is passed on has no bits");
+    return refuse_word(reader, word, "a rule that passes calls on takes no bits");
   if (!ob_bits_parse(word.at + length, word.length - length, &rule->bits))
     return refuse_word(reader, word, bits_message);
   return ONEBIT_OK;
@@ -193,7 +192,7 @@ static onebit_status_t parse_way(const struct reader *reader, struct word word,
 static onebit_status_t parse_rule(struct reader *reader, struct word first, bool compress) {
   struct ob_rules *rules = reader->rules;
   if (rules->rules == OB_MAX_RULES)
-    return refuse_word(reader, first, "one rule more than the 64 that there can be");
+    return refuse_word(reader, first, "there are more than 64 rules");
   struct ob_rule rule = {.compress = compress};
   for (size_t key = 0; key < OB_RULE_KEYS; key++)
     rule.range[key].high = UINT64_MAX;
@@ -223,11 +222,11 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
                                     uint64_t high, const char *expected, uint64_t *number) {
   struct word word, more;
   if (!next_word(reader, &word))
-    return refuse_word(reader, first, "wants a number behind it");
+    return refuse_word(reader, first, "needs a number after it");
   if (!number_of(word, number) || *number < low || *number > high)
     return refuse_word(reader, word, expected);
   if (next_word(reader, &more))
-    return refuse_word(reader, more, "one number is enough");
+    return refuse_word(reader, more, "takes one number only");
   return ONEBIT_OK;
 }
 
@@ -237,10 +236,10 @@ enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {
   struct word word, more;
   if (!next_word(reader, &word))
-    return refuse_word(reader, first, "wants a number behind it");
+    return refuse_word(reader, first, "needs a number after it");
   if (!ob_bits_parse(word.at, word.length, &reader->rules->bits))
     return refuse_word(reader, word, bits_message);
-  return next_word(reader, &more) ? refuse_word(reader, more, "one word is enough") : ONEBIT_OK;
+  return next_word(reader, &more) ? refuse_word(reader, more, "takes one word only") : ONEBIT_OK;
 }
 
 static onebit_status_t parse_line(struct reader *reader, struct word first) {

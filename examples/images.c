@@ -19,7 +19,7 @@ static int check(const idx_t *pixels, const idx_t *labels, const char *images_pa
                  const char *labels_path, char *words) {
   char why[200];
   if (pixels->size[0] != labels->size[0]) {
-    snprintf(why, sizeof why, "%zu labels, of %zu images in %.100s", labels->size[0],
+    snprintf(why, sizeof why, "%zu labels for %zu images in %.100s", labels->size[0],
              pixels->size[0], images_path);
     return refuse(words, labels_path, why);
   }
@@ -27,8 +27,8 @@ static int check(const idx_t *pixels, const idx_t *labels, const char *images_pa
     return refuse(words, images_path, "fewer than two images");
   if (pixels->size[1] >= IMAGE_LEAST && pixels->size[2] >= IMAGE_LEAST)
     return 0;
-  snprintf(why, sizeof why, "images of %zu x %zu pixels; %d a side are the least", pixels->size[1],
-           pixels->size[2], IMAGE_LEAST);
+  snprintf(why, sizeof why, "images of %zu x %zu pixels; at least %d a side are needed",
+           pixels->size[1], pixels->size[2], IMAGE_LEAST);
   return refuse(words, images_path, why);
 }
 

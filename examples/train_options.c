@@ -217,7 +217,7 @@ static int check_outer(const train_options_t *options, char *words) {
                        options->outer_delay || options->outer_mixing > 0.0f ||
                        options->outer_patience > 0.0f;
   if (!options->outer && has_more)
-    snprintf(words, OPTION_WORDS, "--outer: missing; the other options of the outer step want it");
+    snprintf(words, OPTION_WORDS, "--outer: missing; the other options of the outer step need it");
   else if (options->outer && (options->dense || options->dense_mpi || options->checkpoint ||
                               options->parameters || options->loss_scale > 0.0f || options->shards))
     snprintf(words, OPTION_WORDS,
@@ -229,14 +229,15 @@ static int check_outer(const train_options_t *options, char *words) {
 
 static int check_method(const train_options_t *options, char *words) {
   if (options->method != ADAM && (options->exchange || options->shards))
-    snprintf(words, OPTION_WORDS, "--%s: of --optimizer adam only",
+    snprintf(words, OPTION_WORDS, "--%s: is for --optimizer adam only",
              options->exchange ? "exchange" : "shards");
   else if (options->method == ADAM && options->exchange && options->shards)
     snprintf(words, OPTION_WORDS, "--exchange step: not with --shards, which say what is sent");
   else if (options->freeze == 0 && (options->method == ADAM || options->method == LAMB))
-    snprintf(words, OPTION_WORDS, "--freeze-step 0: wants at least one dense step; auto finds it");
+    snprintf(words, OPTION_WORDS,
+             "--freeze-step 0: at least one dense step is needed; auto finds it");
   else if (options->freeze == FREEZE_AUTOMATIC && options->method == MOMENTUM)
-    snprintf(words, OPTION_WORDS, "--freeze-step auto: of adam and lamb only");
+    snprintf(words, OPTION_WORDS, "--freeze-step auto: is for adam and lamb only");
   else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
     snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
   else
@@ -246,13 +247,14 @@ static int check_method(const train_options_t *options, char *words) {
 
 static int check_files(const train_options_t *options, char *words) {
   if (options->log && options->compare)
-    snprintf(words, OPTION_WORDS, "--log %.300s: of one training, and --compare makes two",
+    snprintf(words, OPTION_WORDS, "--log %.300s: is for one training, but --compare makes two",
              options->log);
   else if (options->checkpoint && options->compare)
-    snprintf(words, OPTION_WORDS, "--checkpoint %.300s: of one training, and --compare makes two",
+    snprintf(words, OPTION_WORDS,
+             "--checkpoint %.300s: is for one training, but --compare makes two",
              options->checkpoint);
   else if (!options->checkpoint && (options->save_every > 0 || options->resume))
-    snprintf(words, OPTION_WORDS, "--%s: wants --checkpoint, which says where",
+    snprintf(words, OPTION_WORDS, "--%s: needs --checkpoint DIRECTORY",
              options->resume ? "resume" : "save-every");
   else
     return 0;

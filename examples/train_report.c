@@ -61,11 +61,11 @@ static size_t steps(const training_t *training) {
 static int check_progress(const training_t *training, const tally_t *since) {
   char words[OPTION_WORDS];
   snprintf(words, sizeof words,
-           "no gradient is a number any more: the latest %zu steps were skipped; a lower "
+           "no gradient is finite any more: the latest %zu steps were skipped; a lower "
            "--learning-rate may help",
            training->skipped);
   if (agree(training->team, isfinite(since->loss),
-            "the loss is not a number any more; a lower --learning-rate may help") != 0)
+            "the loss is not finite any more; a lower --learning-rate may help") != 0)
     return -1;
   return agree(training->team, training->skipped <= 40, words);
 }

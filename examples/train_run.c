@@ -46,7 +46,7 @@ static int resume(training_t *training) {
   train_arrays_refresh(&optimizer->arrays);
   const onebit_optimizer_info_t info = train_optimizer_info(optimizer);
   training->first = (size_t)(info.steps + info.skipped);
-  snprintf(words, sizeof words, "--resume: %.300s is of step %zu, and %zu steps are all",
+  snprintf(words, sizeof words, "--resume: %.300s is of step %zu, but the training has %zu steps",
            options->checkpoint, training->first, train_last_step(options));
   say(training->team, "resumed after step %zu, from %s\n", training->first, options->checkpoint);
   return agree(training->team, training->first < train_last_step(options), words);
@@ -213,7 +213,7 @@ typedef struct command {
 
 static int load_and_train(team_t *team, const command_t *command) {
   const int well = !command->options->dense_mpi || team->has_mpi;
-  if (agree(team, well, "--dense-mpi: wants ranks that are MPI's processes") != 0)
+  if (agree(team, well, "--dense-mpi: needs ranks that are MPI processes") != 0)
     return WRONG_USE;
   return command->program->load_and_train(team, command->options);
 }

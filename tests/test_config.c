@@ -336,8 +336,8 @@ Test(config, what_has_no_effect_is_warned_of_once) {
   static const char *const wanted[] = {":1: train_batch_size is without effect\n",
                                        ":1: zero_optimization is without effect: 1-bit",
                                        ":3: lr is without effect: the program",
-                                       ":4: cuda_aware is without effect: how bytes",
-                                       ":4: comm_backend_name is without effect: how bytes",
+                                       ":4: cuda_aware is without effect: the communicator",
+                                       ":4: comm_backend_name is without effect: the communicator",
                                        "adam is not recommended"};
   write_file(DEEPSPEED);
   int file = mkstemp(said), before = dup(2);
@@ -367,7 +367,7 @@ Test(config, info_shows_where_each_value_is_from) {
   expect_said(said, "optimizers of type OneBitAdam");
   expect_said(said, ":3 beta1 0.8, beta2 0.99\n");
   expect_said(said, ":3 freeze_step 4\n");
-  expect_said(said, ":4 without effect: how bytes move");
+  expect_said(said, ":4 without effect: the communicator has");
   expect_said(said, ":6 clip_norm 0.5\n");
   expect_said(said, ":1 without effect\n");
   unlink(path);

@@ -166,7 +166,7 @@ Test(images, images_and_labels_must_go_together) {
   cr_expect(images.count == 3 && images.rows == 10 && images.classes == 5);
   images_free(&images);
   cr_expect_eq(load_pair(&images, 4, 10, words), -1);
-  cr_expect(strstr(words, "4 labels, of 3 images"), "%s", words);
+  cr_expect(strstr(words, "4 labels for 3 images"), "%s", words);
   cr_expect_eq(load_pair(&images, 3, 9, words), -1);
   cr_expect(strstr(words, "9 x 9 pixels"), "%s", words);
 }

@@ -167,17 +167,17 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--dense --dense-mpi", "--dense and --dense-mpi: one of them"},
       {"--compare --dense-mpi", "--compare: makes both trainings; not with --dense-mpi"},
       {"--dense-mpi --accumulate 2", "--dense-mpi: is the plainest form"},
-      {"--optimizer lamb --exchange step", "--exchange: of --optimizer adam only"},
-      {"--optimizer momentum --shards step", "--shards: of --optimizer adam only"},
-      {"--exchange step", "--exchange: of --optimizer adam only"},
+      {"--optimizer lamb --exchange step", "--exchange: is for --optimizer adam only"},
+      {"--optimizer momentum --shards step", "--shards: is for --optimizer adam only"},
+      {"--exchange step", "--exchange: is for --optimizer adam only"},
       {"--optimizer adam --exchange step --shards step", "--exchange step: not with --shards"},
       {"--block-size 33", "--block-size 33: not a multiple of 32"},
       {"--compare --log x", "--log x: of one training"},
       {"--compare --checkpoint x", "--checkpoint x: of one training"},
-      {"--resume", "--resume: wants --checkpoint"},
-      {"--save-every 3", "--save-every: wants --checkpoint"},
-      {"--optimizer lamb --freeze-step 0", "--freeze-step 0: wants at least one dense step"},
-      {"--optimizer momentum --freeze-step auto", "--freeze-step auto: of adam and lamb only"},
+      {"--resume", "--resume: needs --checkpoint"},
+      {"--save-every 3", "--save-every: needs --checkpoint"},
+      {"--optimizer lamb --freeze-step 0", "--freeze-step 0: at least one dense step"},
+      {"--optimizer momentum --freeze-step auto", "--freeze-step auto: is for adam and lamb only"},
       {"--step-seconds x", "--step-seconds x: not a number from 0 to 1000"},
       {"--outer-bits 1", "--outer: missing"},
       {"--outer-patience 3", "--outer: missing"},
@@ -281,7 +281,7 @@ Test(training_parts, programs_say_what_is_wrong) {
   expect_said(program(2, "examples/train_images --ranks 2 --held-out 60 --drawn 60"),
               "train_images: --held-out 60: leaves nothing of 60 images to learn from");
   expect_said(program(2, "examples/train_images --ranks 2 --drawn 60 --dense-mpi"),
-              "train_images: --dense-mpi: wants ranks that are MPI's processes");
+              "train_images: --dense-mpi: needs ranks that are MPI processes");
   expect_said(program(2, "examples/train_text --ranks 2 --data /nowhere"),
               "train_text: /nowhere: No such file or directory");
   expect_said(program(2, "examples/train_words --ranks 2 --data /nowhere"),
@@ -294,5 +294,5 @@ Test(training_parts, programs_say_what_is_wrong) {
               "train_images: outer step: ONEBIT_ERROR_ARGUMENT");
   expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 50 "
                          "--weight-decay 10 --learning-rate 10"),
-              "train_images: no gradient is a number any more");
+              "train_images: no gradient is finite any more");
 }

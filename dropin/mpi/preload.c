@@ -36,7 +36,7 @@ static onebit_status_t check_version(void) {
   if (!strcmp(next(), onebit_version()))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                  "the program is linked to onebit %s, and what is preloaded is %s", next(),
+                  "the program is linked to onebit %s, but onebit %s is preloaded", next(),
                   onebit_version());
 }
 
@@ -97,9 +97,10 @@ static bool has_every_rank(int size, const struct ob_presence *presence,
     snprintf(message, MESSAGE_BYTES, "rank %d of MPI_COMM_WORLD has no libonebit-mpi.so before MPI",
              presence->missing);
   else if (!message[0])
-    snprintf(message, MESSAGE_BYTES,
-             "the launcher has no name service (MPI_Publish_name), by which ranks find out whether "
-             "all have libonebit-mpi.so; if they have, ONEBIT_EVERY_RANK=1 says so");
+    snprintf(
+        message, MESSAGE_BYTES,
+        "the launcher has no name service (MPI_Publish_name), with which ranks find out whether "
+        "all have libonebit-mpi.so; if they have, set ONEBIT_EVERY_RANK=1");
   return false;
 }
 

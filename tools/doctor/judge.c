@@ -271,7 +271,7 @@ static void judge_each_interface(const struct doctor_facts *facts,
     add(diagnosis, DOCTOR_LINK_SPEED, -1,
         "something between the hosts, or the hosts themselves, holds the traffic back",
         "look for errors in ethtool -S, for other traffic, for a slower switch, at MTUs",
-        "plain TCP carries %.2f Gbit/s at best, the slowest link says %.1f", best, speed * 1e-3);
+        "plain TCP carries %.2f Gbit/s at best, but the slowest link has %.1f", best, speed * 1e-3);
 }
 
 /* --- Hosts and pairs ---------------------------------------------------------------------------*/
@@ -345,9 +345,9 @@ static void judge_hosts(const struct doctor_facts *facts, struct doctor_diagnosi
     if (facts->bandwidth[pair] > 0 && facts->bandwidth[pair] * PAIR_RATIO <= expected)
       add(diagnosis, DOCTOR_SLOW_PAIR, from, "exchanges that use this way wait for it",
           "the way between these two: links (ethtool on both), switches, cables, routing",
-          "%s to %s: %.2f Gbit/s, where %.2f is what %s", facts->hosts[from].name,
+          "%s to %s: %.2f Gbit/s, but %.2f Gbit/s %s", facts->hosts[from].name,
           facts->hosts[to].name, facts->bandwidth[pair], expected,
-          hosts == 2 ? "the other way carries" : "each reaches with other hosts");
+          hosts == 2 ? "the other way" : "with other hosts");
   }
   free(sends);
 }

@@ -31,8 +31,8 @@ _WHOLE = {
 
 # Why a key is without effect, where there is more to say.
 _REASONS = {
-    "cuda_aware": "how bytes move is the communicator's",
-    "comm_backend_name": "how bytes move is the communicator's",
+    "cuda_aware": "the communicator has the transport",
+    "comm_backend_name": "the communicator has the transport",
     "bias_correction": "as in DeepSpeed, which ignores it",
     "max_grad_norm": "gradient_clipping is the key that clips",
     "scheduler": "a scheduler of torch.optim.lr_scheduler steps the rate",
