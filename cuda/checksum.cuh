@@ -15,7 +15,7 @@ static __host__ __device__ inline size_t check_runs(const struct ob_geometry &ge
   return words ? (words + OB_CHECK_RUN - 1) / OB_CHECK_RUN : 1;
 }
 
-/* What the lane's two lanes of a run add. */
+/* The sum of the two lanes of a run that this lane has. */
 static __device__ inline uint32_t check_lanes(const uint32_t *payload, size_t count, size_t run) {
   const uint32_t first = (uint32_t)(run * OB_CHECK_LANES) + lane_number();
   uint32_t one = ob_check_begin(first), two = ob_check_begin(first + OB_LANES);
@@ -47,7 +47,7 @@ static __device__ inline void check_run(unsigned char *message,
     atomicAdd(sum, lane);
 }
 
-/* Whether all other warps of the launch are done; `done` is 0 again when the last one is. */
+/* True if all other warps of the launch are done; `done` is 0 again when the last one is. */
 static __device__ inline bool is_last_warp(uint32_t *done) {
   uint32_t before = 0;
   const uint32_t warps = gridDim.x * gridDim.y * warps_a_block;
@@ -61,8 +61,8 @@ static __device__ inline bool is_last_warp(uint32_t *done) {
   return __shfl_sync(all_lanes, before, 0) + 1 == warps;
 }
 
-/* Likewise of so many thread blocks that come here with the same `done`, by all their threads. The
- * barriers make one thread's fences those of all. */
+/* True in the last of so many thread blocks that come here with the same `done`, in all its
+ * threads. The barriers make one thread's fences those of all. */
 static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();

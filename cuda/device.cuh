@@ -1,5 +1,5 @@
 /*
- * How a warp works on a block: what the kernels share.
+ * The work of a warp on a block, which the kernels share.
  *
  * One warp takes one block: lane l adds the elements l, l + 32, ... in their order, and the lanes
  * are then halved, which is the sum that numerics.h defines. (CUB's block sum would do as well but
@@ -12,7 +12,7 @@
  * For the sum, values pass through a tile in shared memory, the warp's own, and there a word's 32
  * elements meet the 32 lanes.
  *
- * What is read or written once in a call is marked as such for the caches (__ldcs, __stcs).
+ * Data that a call reads or writes once is marked as such for the caches (__ldcs, __stcs).
  */
 #ifndef OB_CUDA_DEVICE_CUH
 #define OB_CUDA_DEVICE_CUH
@@ -135,7 +135,8 @@ static __device__ inline size_t warp_number() {
 
 /* --- Elements */
 
-/* Where in a tile the lane's part number k begins, of so many elements; its four number k. */
+/* The position in a tile of the lane's part number k, of so many elements; below, of its four
+ * number k. */
 template <unsigned width> static __device__ inline unsigned part_at(unsigned k) {
   return (k * OB_LANES + lane_number()) * width;
 }
@@ -221,7 +222,7 @@ static __device__ inline void store_one(void *buffer, unsigned i, float value) {
     __stcs(&((uint16_t *)buffer)[i], (uint16_t)narrowed<dtype>(value, 0));
 }
 
-/* What was loaded at once: the types of 16 bits lie two in a word. */
+/* Unpacks elements that were loaded at once: the types of 16 bits lie two in a word. */
 template <onebit_dtype_t dtype, unsigned width>
 static __device__ inline void unpack(const uint32_t *raw, float (&some)[width]) {
   OB_UNROLL
@@ -279,7 +280,7 @@ static __device__ inline void store_some(void *buffer, unsigned first, unsigned 
   }
 }
 
-/* What a lane has of a tile, in parts that lie where part_at says. */
+/* Loads a lane's elements of a tile, in parts that lie where part_at says. */
 template <onebit_dtype_t dtype, bool whole, unsigned parts, unsigned width>
 static __device__ inline void load_parts(const void *buffer, unsigned first, unsigned end,
                                          bool aligned, float (&some)[parts][width]) {
@@ -288,8 +289,8 @@ static __device__ inline void load_parts(const void *buffer, unsigned first, uns
     load_some<dtype, whole>(buffer, first + part_at<width>(k), end, aligned, some[k]);
 }
 
-/* Of a whole tile no load has a condition, wherever the buffer lies, and no conversion a branch, so
- * that all are on their way before the first use. */
+/* Loads a tile. In a whole tile no load has a condition, wherever the buffer lies, and no
+ * conversion a branch, so that all are on their way before the first use. */
 template <onebit_dtype_t dtype, unsigned parts, unsigned width>
 static __device__ inline void load_tile(const void *buffer, unsigned first, unsigned end,
                                         bool aligned, float (&some)[parts][width]) {
@@ -337,8 +338,8 @@ static __device__ inline void store_signs(uint32_t *words, unsigned first, unsig
     words[word] = signs;
 }
 
-/* Of the lane's four number k, element j in bit j; the tile's words are with the lanes from `base`
- * on. Bits above are others'. */
+/* The signs of the lane's four number k, element j in bit j; the tile's words are with the lanes
+ * from `base` on. Bits above are others'. */
 static __device__ inline uint32_t four_signs(uint32_t signs, unsigned k, unsigned base) {
   const unsigned word = four_at(k) / OB_LANES, bit = four_at(k) % OB_LANES;
   return __shfl_sync(all_lanes, signs, (int)(base + word)) >> bit;
@@ -402,9 +403,9 @@ template <unsigned count> static __device__ inline double halved(double (&values
   return values[0];
 }
 
-/* As ob_add_sums, by all threads of a block, for lane 0 of its first warp. Thread t has the lanes
- * t, t + threads, ..., and loads eight sums before the first addition: a block of 1024 threads then
- * has 64 KiB in flight. `parts` is the block's, one a thread. */
+/* Adds sums as ob_add_sums does, by all threads of a block, for lane 0 of its first warp. Thread t
+ * has the lanes t, t + threads, ..., and loads eight sums before the first addition: a block of
+ * 1024 threads then has 64 KiB in flight. `parts` is the block's, one a thread. */
 template <unsigned threads>
 static __device__ inline double add_sums(const double *sums, size_t count, double *parts) {
   constexpr unsigned held = OB_SUM_LANES / threads, at_once = 8, rows = threads / OB_LANES;

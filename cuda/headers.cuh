@@ -14,7 +14,7 @@
 
 /* --- Sealing */
 
-/* What is of a call is set back, but for what kernels before it may have met. For one lane. */
+/* Resets the call's state, but for what kernels before it may have found. For one lane. */
 static __device__ inline void begin_call(struct ob_cuda_state *state) {
   state->server_flags = 0;
   state->stop = 0;
@@ -32,7 +32,7 @@ static __device__ inline struct ob_message_shape shape_of(const struct ob_cuda_p
   return shape;
 }
 
-/* What must be the same on all ranks. */
+/* The number that must be the same on all ranks. */
 static __device__ inline uint32_t agreed_of(const struct ob_cuda_stamp &stamp) {
   return stamp.rate ? ob_bits_of(*stamp.rate) : stamp.agreed;
 }
@@ -121,7 +121,7 @@ static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
 
 /* --- Opening */
 
-/* What is wrong with a message, beside what it says of its sender: as ob_message_check, but for its
+/* Checks a message, except what it says of its sender, as ob_message_check does, but for its
  * length, which the transport has matched. */
 static __device__ inline onebit_status_t judge(const struct ob_cuda_plan &plan,
                                                const struct ob_cuda_stamp &stamp,
@@ -141,7 +141,7 @@ static __device__ inline int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
 
-/* What a member sent to this rank, or to all. */
+/* The message of a member to this rank, or to all. */
 static __device__ inline unsigned char *received(const struct ob_cuda_plan &plan,
                                                  enum ob_message_kind kind, size_t member,
                                                  struct ob_message_shape *shape) {

@@ -10,7 +10,8 @@
 
 /* --- Four elements */
 
-/* Of the four that is `away` fours behind element `first`, a whole number of fours. */
+/* Loads the codes of the four that is `away` fours behind element `first`, a whole number of
+ * fours. */
 template <unsigned width>
 static __device__ inline uint32_t load_codes(const uint32_t *fields, unsigned first,
                                              unsigned away = 0) {
@@ -62,7 +63,7 @@ struct level_run {
   float4 *tiles; /* the warp's, of resident_elements */
 };
 
-/* What is found on the way to the scale, by lane. */
+/* Sums that are found on the way to the scale, by lane. */
 struct level_sums {
   float squares;
   uint32_t largest; /* as whole numbers, the bits of magnitudes are in the order of these */
@@ -72,7 +73,7 @@ static __device__ inline float4 *tile_at(const struct level_run &run, unsigned f
   return run.tiles + first % resident_elements / 4;
 }
 
-/* Whether the values from `first` on will be overwritten in shared memory. */
+/* True if the values from `first` on stay in shared memory: no later ones overwrite them. */
 static __device__ inline bool is_resident(const struct level_run &run, unsigned first) {
   return first + resident_elements >= run.count;
 }
@@ -137,8 +138,8 @@ static __device__ inline struct level_run level_run_of(const struct ob_cuda_resi
           out.words + location.word * width, tiles};
 }
 
-/* As quantise_block in blocks.c, for all lanes. Beside an error that is kept as it is there is the
- * scale 0. */
+/* Sets the scale as quantise_block in blocks.c does, for all lanes. Beside an error that is stored
+ * as it is the scale is 0. */
 static __device__ inline float set_level_scale(const struct ob_cuda_plan &plan, uint32_t now,
                                                bool server, const struct location &location,
                                                const struct ob_view &out, unsigned width,

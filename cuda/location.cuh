@@ -1,7 +1,6 @@
 /*
- * Where things are: the block that a warp works on, the messages and their parts, the pieces of the
- * caller's buffers; and what becomes of a block's sum. As blocks.c and
- * collectives/geometry.h have it.
+ * Finds the block that a warp works on, the messages and their parts, the pieces of the caller's
+ * buffers; and handles a block's sum. As blocks.c and collectives/geometry.h have it.
  */
 #ifndef OB_CUDA_LOCATION_CUH
 #define OB_CUDA_LOCATION_CUH
@@ -20,7 +19,7 @@ static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chun
   return plan;
 }
 
-/* What a warp works on: a block of a message. */
+/* The block of a message that a warp works on. */
 struct location {
   struct ob_message_shape shape; /* of the message, but for its number of words */
   struct ob_block block;
@@ -50,7 +49,7 @@ static __device__ inline size_t segment_of(const struct ob_cuda_plan &plan, size
 
 /* --- Messages */
 
-/* Which copy of the results is the last call's, and which the next. */
+/* The copy of the results that is the last call's; below, the next one's. */
 static __device__ inline uint32_t last_of(const struct ob_cuda_plan &plan, uint32_t now) {
   return plan.results_stay ? 0 : now;
 }
@@ -64,14 +63,14 @@ static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &pla
   return ob_result_at(&plan.geometry, (int)copy, member, 0);
 }
 
-/* What this rank sends to a member; or in one message to all. */
+/* This rank's message to a member; or its one message to all. */
 static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
                                                 size_t member) {
   return plan.geometry.whole ? result_of(plan, next_of(plan, now), plan.geometry.member)
                              : plan.geometry.outgoing + member * plan.geometry.peer_stride;
 }
 
-/* What the members sent to this rank; or to all. The message of member m is m strides after its
+/* The members' messages to this rank; or to all. The message of member m is m strides after its
  * base, one for this rank's own and one each for the members before and after it. */
 struct senders {
   unsigned char *own, *before, *after;
@@ -100,7 +99,7 @@ static __device__ inline struct ob_view view_of(unsigned char *message,
   return ob_message_view(message, &location.shape);
 }
 
-/* What the sign bits stand for in this block. */
+/* The magnitude that the sign bits stand for in this block. */
 static __device__ inline float scale_of(const struct ob_view &view,
                                         const struct location &location) {
   return location.shape.one_scale ? view.header->scale : view.scales[location.index];
@@ -108,7 +107,7 @@ static __device__ inline float scale_of(const struct ob_view &view,
 
 /* --- Residuals */
 
-/* Of an array that lies as they do. */
+/* The block's values in an array that lies as residuals do. */
 template <typename T>
 static __device__ inline T *values_of(const struct ob_cuda_residual &residual, T *array,
                                       const struct ob_block &block) {
@@ -127,7 +126,7 @@ static __device__ inline float residual_scale(const struct ob_cuda_residual &res
 
 /* --- The caller's buffers */
 
-/* Where the block begins in its piece. A piece without elements need not lie anywhere. */
+/* The block's address in its piece. A piece without elements need not lie anywhere. */
 static __device__ inline char *piece_of(const struct ob_cuda_pieces &pieces, size_t first_piece,
                                         const struct ob_block &block, size_t element) {
   const size_t piece = first_piece + block.piece;

@@ -1,5 +1,5 @@
 /*
- * What a warp that adds members up wants of each member's message.
+ * The parts of each member's message that a warp needs to add members up.
  */
 #ifndef OB_CUDA_PARTS_CUH
 #define OB_CUDA_PARTS_CUH
