@@ -1,9 +1,10 @@
 /*
- * How a communicator over MPI ends: a rank that gives up tells the others in a small message, with
- * a tag of its own, for which every rank looks while it waits. With user-level failure mitigation
- * (ULFM) MPI itself finds out that a process has failed, and can go on without it; whether it has
- * that is found out when it is wanted, since one build of the library serves several versions of
- * MPI. */
+ * Ends a communicator over MPI: a rank that gives up tells the others in a small message, with a
+ * tag of its own, for which every rank looks while it waits. With user-level failure mitigation
+ * (ULFM) MPI itself finds out that a process has failed, and can go on without it; whether this MPI
+ * has that is found out when it is wanted, since one build of the library serves several versions
+ * of MPI.
+ */
 #ifdef ONEBIT_HAVE_MPI
 #define _POSIX_C_SOURCE 200809L
 #include <sched.h>
@@ -111,7 +112,7 @@ onebit_status_t ob_mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_state 
   return ONEBIT_OK;
 }
 
-/* Whether all that was told has left. */
+/* True if all messages about the end have left. */
 static bool has_told(const struct ob_mpi_state *state, int size) {
   for (double until = ob_seconds() + TELL_SECONDS; ob_seconds() < until; sched_yield()) {
     bool all = true;

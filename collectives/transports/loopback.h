@@ -16,7 +16,7 @@ struct mailbox {
   struct parcel *sent, *wanted;
 };
 
-/* What is known of a rank. */
+/* The group's state of a rank. */
 struct member {
   struct mailbox mailbox;
   int host;

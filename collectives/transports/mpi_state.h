@@ -1,4 +1,4 @@
-/* What the transport over MPI has of a communicator, and how it ends (end_mpi.c). */
+/* The state of a communicator over MPI, and its end (end_mpi.c). */
 #ifndef OB_COLLECTIVES_MPI_STATE_H
 #define OB_COLLECTIVES_MPI_STATE_H
 

@@ -20,7 +20,7 @@ static uint64_t host_number(const char *name) {
   return ob_hash(OB_HASH_START, name ? name : "", name ? strlen(name) : 0);
 }
 
-/* From what the ranks have told of their hosts. */
+/* Finds the hosts from what the ranks have told of theirs. */
 static onebit_status_t find_hosts(onebit_comm_t comm) {
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
@@ -34,7 +34,7 @@ static onebit_status_t find_hosts(onebit_comm_t comm) {
   return status;
 }
 
-/* Whether all ranks have told of the same machine, which serves several hosts. */
+/* True if all ranks have told of the same machine, which serves several hosts. */
 static bool on_one_machine(onebit_comm_t comm) {
   uint64_t first = ob_agree_note(comm, 0);
   int rank = 1;

@@ -1,4 +1,5 @@
-/* What transports without collectives of their own do once ranks can reach each other. */
+/* Settles a communicator of a transport without collectives of its own, once ranks can reach each
+ * other. */
 #ifndef OB_COLLECTIVES_SETTLE_H
 #define OB_COLLECTIVES_SETTLE_H
 

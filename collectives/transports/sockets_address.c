@@ -39,7 +39,8 @@ static onebit_status_t look_up(const char *host, const char *port, struct ob_add
   return ONEBIT_OK;
 }
 
-/* Of a link-local address, which means nothing without its interface; NULL: it is none. */
+/* The interface of a link-local address, which means nothing without it; NULL: it is no such
+ * address. */
 static uint32_t *scope_of(struct ob_address *address) {
   struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address->storage;
   bool local = address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);

@@ -80,7 +80,7 @@ bool ob_net_is_absence(int code) {
   return false;
 }
 
-/* What can be done about it, where that is known. */
+/* The remedy for an error, where one is known. */
 static const char *remedy(int code) {
   switch (code) {
   case ENFILE:

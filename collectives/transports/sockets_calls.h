@@ -1,5 +1,5 @@
 /*
- * What connecting asks of the system. Each function does what the system call of its name does, and
+ * The system calls of connecting. Each function does what the system call of its name does, and
  * fails as that: with errno. The files that they open do not block, and are this process's alone
  * (base/forked.h).
  */
@@ -25,7 +25,7 @@ int ob_net_epoll_create(void);
 int ob_net_epoll_add(int events, int file, struct epoll_event *event);
 int ob_net_getrandom(void *data, size_t bytes);
 
-/* Whether the error says that the other side is not there, or not yet, or that nothing has come;
+/* True if the error means that the other side is not there, or not yet, or that nothing has come;
  * any other one is this process's or this host's own, and waiting does not help. */
 bool ob_net_is_absence(int code);
 
@@ -33,7 +33,7 @@ bool ob_net_is_absence(int code);
 enum { OB_NET_REASON = 224 };
 const char *ob_net_reason(int code, char text[OB_NET_REASON]);
 
-/* A call has failed by errno: "sockets: accept: Too many open files: ...". */
+/* Reports a call that has failed by errno: "sockets: accept: Too many open files: ...". */
 onebit_status_t ob_net_failed(const char *call);
 
 /* Raises the number of files that this process may open to what the administrator allows. */

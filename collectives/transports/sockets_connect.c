@@ -1,6 +1,6 @@
 /*
- * How ranks that have found each other connect all with all: each to those below it. Every
- * connection begins with a greeting; what sends another one, or none, is closed.
+ * Connects ranks that have found each other, all with all: each to those below it. Every connection
+ * begins with a greeting; one that sends something else, or nothing, is closed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ bool ob_send_all(int file, const void *data, size_t bytes) {
   return ob_net_send(file, data, bytes) == (ssize_t)bytes;
 }
 
-/* What a call that has moved `moved` bytes, or failed, comes to. */
+/* The status of a call that has moved `moved` bytes, or failed. */
 static onebit_status_t judge(struct ob_rendezvous *state, const char *call, ssize_t moved) {
   if (moved > 0)
     return ONEBIT_OK;
@@ -211,7 +211,7 @@ static onebit_status_t settle(struct ob_rendezvous *state, bool *reported) {
   return state->rank == 0 ? state->refused : ONEBIT_IN_PROGRESS;
 }
 
-/* What the others say meanwhile. ONEBIT_IN_PROGRESS: nothing that ends it. */
+/* Reads the messages of the other ranks meanwhile. ONEBIT_IN_PROGRESS: nothing that ends it. */
 static onebit_status_t hear_others(struct ob_rendezvous *state) {
   if (state->rank > 0)
     return ob_verdict_read(state);
@@ -277,7 +277,7 @@ static void leave(struct ob_rendezvous *state) {
   ob_release(state->addresses);
 }
 
-/* What is told of it overwrites no words. */
+/* Tells the other ranks of the outcome, and keeps this rank's error message. */
 static void tell(struct ob_rendezvous *state, onebit_status_t status) {
   char text[512];
   const struct ob_answer answer = outcome(state, status);

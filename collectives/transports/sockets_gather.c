@@ -71,8 +71,9 @@ static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_vi
   return memcmp(proof, visitor->proof, sizeof proof) == 0;
 }
 
-/* Of a job that has no name of its own, or the rank 0 of which found the port taken: it cannot be
- * known which of the two is of this job. */
+/* Refuses a second rank of one number. In a job without a name of its own, or whose rank 0 found
+ * the port taken, it cannot be known which of the two belongs to this job: then the communicator
+ * fails. */
 static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   char text[256];

@@ -1,4 +1,4 @@
-/* Which job a rank is of. */
+/* Finds the job of a rank. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* How ranks 1 and up join rank 0. */
+/* Joins rank 0: the part of ranks 1 and up. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -103,7 +103,8 @@ static onebit_status_t prove(struct ob_rendezvous *state, const struct ob_answer
   return ONEBIT_OK;
 }
 
-/* Where rank 0's host has given its name to a loopback address, ranks there are reached as it. */
+/* Replaces loopback addresses of ranks on rank 0's host, which its name may stand for there, by the
+ * one that reaches rank 0. */
 static void reach_from_here(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_address listed, reached = state->at;

@@ -31,8 +31,8 @@ static void stop_listening(struct ob_stream *stream) {
   stream->ended = true;
 }
 
-/* What the rank says of the end. */
-static void hear(struct ob_stream *control) {
+/* Reads the rank's note about the end. */
+static void read_end_note(struct ob_stream *control) {
   struct ob_sockets_link *link = control->link;
   struct ob_end_note *note = &link->note;
   while (link->note_done < sizeof *note && !control->ended) {
@@ -67,7 +67,7 @@ static void lose(struct ob_sockets_link *link, const char *format, ...) {
   for (int i = 0; i < sockets->streams; i++)
     stop_listening(&link->streams[i]);
   if (!link->streams[sockets->streams].ended)
-    hear(&link->streams[sockets->streams]);
+    read_end_note(&link->streams[sockets->streams]);
 }
 
 static void end_stream(struct ob_stream *stream) {
@@ -102,7 +102,7 @@ static onebit_status_t enlarge(struct ob_sockets_link *link) {
   return ONEBIT_OK;
 }
 
-/* Where the tag is, or would be. */
+/* The index of the tag, or the one that it would have. */
 static size_t index_of(const struct ob_sockets_link *link, int tag) {
   size_t low = 0, high = link->tag_count;
   while (low < high) {
@@ -166,8 +166,8 @@ static int used_streams(const struct ob_sockets_link *link) {
   return link->far || link->sockets->use_all ? link->sockets->streams : 1;
 }
 
-/* Where the next segment of the link's first message can go. Short ones take the first stream that
- * is free; a long one goes round. */
+/* The stream for the next segment of the link's first message. Short messages take the first stream
+ * that is free; a long one takes turns. */
 static struct ob_stream *free_stream(struct ob_sockets_link *link) {
   int streams = used_streams(link);
   int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;
@@ -256,7 +256,7 @@ static void unlink_incoming(struct ob_sockets_link *link, const struct ob_incomi
     *at = message->next;
 }
 
-/* What streams are in the middle of goes elsewhere from now on. */
+/* Directs segments that streams are reading to another message from now on. */
 static void redirect(struct ob_sockets_link *link, const struct ob_incoming *from,
                      struct ob_incoming *to) {
   for (int i = 0; i < link->sockets->streams; i++)
@@ -350,7 +350,7 @@ static void account(struct ob_stream *stream, size_t got) {
     begin_segment(stream);
 }
 
-/* What a read may bring: the rest of a segment, and the head behind it. Returns the bytes. */
+/* Plans a read: the rest of a segment, and the head behind it. Returns the bytes. */
 static size_t plan_read(struct ob_stream *stream, struct iovec parts[2], size_t *count) {
   size_t left = stream->in_left, bytes = left;
   *count = 0;
@@ -387,7 +387,7 @@ static void read_some(struct ob_stream *stream) {
   }
 }
 
-/* What of it has come already is taken over. */
+/* Takes over the part of a message that has come already. */
 static void adopt_early(struct ob_sockets_link *link, struct ob_incoming *receive,
                         struct ob_incoming *early) {
   unlink_incoming(link, early);
@@ -455,7 +455,7 @@ static void handle(struct ob_stream *stream, uint32_t events) {
   if (stream->ended)
     return;
   if (is_control(stream)) {
-    hear(stream);
+    read_end_note(stream);
     return;
   }
   if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))

@@ -28,10 +28,10 @@ struct ob_job {
   bool exact;       /* no other job has this name */
 };
 
-/* By a secret, else ONEBIT_JOB, else the number that a launcher gave it, else by nothing. */
+/* Finds the job's name: the secret, else ONEBIT_JOB, else the launcher's number, else none. */
 void ob_job_find(const char *secret, struct ob_job *job);
 
-/* What only who has the job's name can say of the nonce. */
+/* Makes the proof for a nonce, which takes the job's name. */
 void ob_job_prove(const struct ob_job *job, const uint64_t nonce[2], uint64_t proof[2]);
 
 /* --- Messages ----------------------------------------------------------------------------------*/
@@ -144,7 +144,7 @@ onebit_status_t ob_join_gather(struct ob_rendezvous *state);
 /* Serves one that wants to join, also when all have: of a job without an exact name that is an
  * error on all. */
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor);
-/* Whether it has been waited for those long enough. */
+/* True if rank 0 has looked for a second job long enough. */
 bool ob_join_is_quiet(const struct ob_rendezvous *state);
 /* Reads what they report. `joining`: one whose connection ends is not missed yet. */
 onebit_status_t ob_members_read(struct ob_rendezvous *state, bool joining);
@@ -153,13 +153,13 @@ int ob_members_first_apart(const struct ob_rendezvous *state);
 /* Tells them the verdict. If that is an error, those who have not joined, too, for a while. */
 void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdict);
 
-/* sockets_join.c, of the others. Until they have the list of all. */
+/* sockets_join.c, of the others. Joins, until this rank has the list of all. */
 onebit_status_t ob_join(struct ob_rendezvous *state);
 /* Reads the verdict. ONEBIT_IN_PROGRESS: there is none yet. */
 onebit_status_t ob_verdict_read(struct ob_rendezvous *state);
 /* Tells rank 0 that this rank cannot go on. */
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report);
-/* Of a rank 0 whose port is taken: tells what has it, if that is another rank 0. */
+/* Asks what has rank 0's port when it is taken, and says so if that is another rank 0. */
 void ob_join_claim(struct ob_rendezvous *state);
 
 /* For tests: seconds in which rank 0 of a job without an exact name looks for a second job at its

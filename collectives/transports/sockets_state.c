@@ -25,7 +25,8 @@
  * there is the timeout. */
 #define KEEP_IDLE   60
 #define KEEP_PROBES 127
-/* Of data too. Without it the system gives up after 15 attempts, which with RESEND_MS are 40 s. */
+/* The limit for data too. Without it the system gives up after 15 attempts, which with RESEND_MS
+ * are 40 s. */
 #define GIVE_UP_MS (KEEP_IDLE * (KEEP_PROBES + 1) * 1000)
 
 /* Reads, each of OB_SEGMENT_MIN bytes, of what nobody wants at the end. */
@@ -40,14 +41,14 @@ static size_t stream_count(const struct ob_sockets *sockets) {
 static struct ob_sockets *first;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void enlist(struct ob_sockets *sockets) {
+static void add_to_list(struct ob_sockets *sockets) {
   pthread_mutex_lock(&list_lock);
   sockets->next = first;
   first = sockets;
   pthread_mutex_unlock(&list_lock);
 }
 
-static void strike_off(struct ob_sockets *sockets) {
+static void remove_from_list(struct ob_sockets *sockets) {
   pthread_mutex_lock(&list_lock);
   struct ob_sockets **at = &first;
   while (*at && *at != sockets)
@@ -129,7 +130,7 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
   sockets->size = size;
   sockets->streams = streams;
   pthread_mutex_init(&sockets->lock, NULL);
-  enlist(sockets);
+  add_to_list(sockets);
   sockets->events = ob_net_epoll_create();
   int code = sockets->events < 0 ? errno : 0;
   sockets->links = ob_allocate((size_t)size, sizeof *sockets->links);
@@ -149,7 +150,8 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
   return ONEBIT_OK;
 }
 
-/* What has come and is not read would make the system throw away what is still to leave. */
+/* Closes a stream. Bytes that were not read would make the system throw away what is still to
+ * leave, so they are read first. */
 static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   if (stream->file < 0)
     return;
@@ -163,7 +165,7 @@ static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
 void ob_sockets_destroy(struct ob_sockets *sockets) {
   if (!sockets || ob_sockets_is_foreign(sockets))
     return;
-  strike_off(sockets);
+  remove_from_list(sockets);
   for (size_t i = 0; sockets->all_streams && i < stream_count(sockets); i++)
     close_stream(sockets, &sockets->all_streams[i]);
   for (int rank = 0; sockets->links && rank < sockets->size; rank++) {
@@ -183,9 +185,9 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
   ob_release(sockets);
 }
 
-/* What a connection takes besides what is under way. What it has taken cannot go to another any
- * more, so a slow one must not hold much when a message ends; and a fast one must not run dry
- * before a rank comes back to it: 64 kB of each of 8 are 4 ms at 1 Gbit/s. */
+/* The bytes that a connection takes besides those under way. They cannot go to another any more, so
+ * a slow one must not hold much when a message ends; and a fast one must not run dry before a rank
+ * comes back to it: 64 kB of each of 8 are 4 ms at 1 Gbit/s. */
 #define MIN_UNSENT     (16 << 10)
 #define MAX_UNSENT     (64 << 10)
 #define UNSENT_SECONDS 0.02
@@ -228,7 +230,7 @@ void ob_stream_limit_unsent(struct ob_stream *stream) {
  * the system: 64 MiB at 1 Gbit/s took a fifth longer over 16 than over one. */
 #define FAR_MICROSECONDS 2000
 
-/* Of a connection that is new, whose round trip no queue has made longer. */
+/* True for a long round trip of a new connection, which no queue has made longer. */
 static bool is_far(int file) {
   struct tcp_info info;
   socklen_t bytes = sizeof info;

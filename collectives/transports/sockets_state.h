@@ -1,9 +1,9 @@
 /*
- * What the transport over sockets has of a communicator (onebit/sockets.h).
+ * The state of a communicator over sockets (onebit/sockets.h).
  *
- * A message travels in segments, each behind a head that says which message it belongs to, the
- * n-th with that tag between the two ranks, and where in it: so segments may take any stream, and
- * arrive in any order. One more connection of each two ranks, with nothing else on it, tells of the
+ * A message travels in segments, each behind a head that says which message it belongs to, the n-th
+ * with that tag between the two ranks, and where in it: so segments may take any stream, and arrive
+ * in any order. One more connection of each two ranks, with nothing else on it, tells of the
  * end.
  */
 #ifndef OB_COLLECTIVES_SOCKETS_STATE_H
@@ -37,7 +37,7 @@ struct ob_segment {
 /* Fills in what is not the caller's: magic and check. */
 void ob_segment_seal(struct ob_segment *segment);
 
-/* Whether it came as it was sent, and lies in its message. */
+/* True if the segment came as it was sent, and lies in its message. */
 bool ob_segment_is_valid(const struct ob_segment *segment);
 
 /* Bytes of the next segment of a message, of which `given` bytes are in others. */
@@ -84,7 +84,7 @@ struct ob_stream {
   struct ob_incoming *arriving; /* NULL: what comes is thrown away */
 };
 
-/* How many messages with a tag were begun so far. */
+/* The number of messages with a tag that were begun so far. */
 struct ob_tag_count {
   int tag;
   uint64_t sent, received;
@@ -140,10 +140,10 @@ void ob_sockets_destroy(struct ob_sockets *sockets);
  * connection. ONEBIT_ERROR_TRANSPORT: the system refuses; the file is still the caller's. */
 onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
 
-/* Whether this process was forked from the one that made it: the connections are not its own. */
+/* True if this process was forked from the one that made it: the connections are not its own. */
 bool ob_sockets_is_foreign(const struct ob_sockets *sockets);
 
-/* Whether this process has made a communicator of that key, and not destroyed it. */
+/* True if this process has made a communicator with that key, and not destroyed it. */
 bool ob_sockets_is_member(const uint64_t key[2]);
 
 /* The key of the newest one of this process; zeros: it has none. */
@@ -152,7 +152,7 @@ void ob_sockets_newest_key(uint64_t key[2]);
 /* Rank 0 keeps the port of a job without an exact name while the communicator is there: ranks of
  * another job, which come later, are refused and not joined by each other. */
 void ob_sockets_keep_listener(struct ob_sockets *sockets, int listener);
-/* What such a communicator of this process has at the address: it has it no more. -1: none has. */
+/* Takes the listener at the address from a communicator of this process. -1: none has one. */
 int ob_sockets_claim_listener(const struct ob_address *at);
 /* Refuses all who have come. The lock is held. */
 void ob_sockets_refuse(struct ob_sockets *sockets);

@@ -1,5 +1,5 @@
 /*
- * Transports: how bytes move between ranks. Each is a row of functions, declared below, in a file
+ * Transports move bytes between ranks. Each is a row of functions, declared below, in a file
  * of this folder; NCCL's is in cuda/. A transport never looks inside a message.
  *
  * Messages go in batches: sends and receives that begin together and are complete together. Between
@@ -20,7 +20,7 @@ struct ob_endpoint {
   int peer;
 };
 
-/* What is common to the batches of all transports; a transport's own batch begins with it. */
+/* The common part of the batches of all transports; a transport's own batch begins with it. */
 struct ob_batch {
   onebit_comm_t comm;
   size_t capacity; /* sends, and as many receives */
@@ -40,7 +40,8 @@ struct ob_transport {
   const char *name;
   bool (*threads)(void); /* whether several threads may use it at once */
   bool host_messages;    /* it can move messages that are in memory of the host */
-  /* Whether it can also move messages in memory of a device, driven by the host. NULL: no. */
+  /* True if it can also move messages in memory of a device, driven by the host. NULL: it
+   * cannot. */
   bool (*device_messages)(void);
   bool network; /* messages take time: plans choose their schedule by the cost model */
   /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */

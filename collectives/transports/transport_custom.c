@@ -122,7 +122,7 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* What arrived, into the endpoint. */
+/* Sets the endpoint's bytes to those that arrived. */
 static onebit_status_t read_size(struct custom_batch *batch, size_t number, size_t bytes) {
   if (number >= batch->base.receives)
     return ONEBIT_OK;
@@ -242,7 +242,7 @@ static onebit_status_t check_function(const char *name, bool there) {
   return there ? ONEBIT_OK : ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->%s is NULL", name);
 }
 
-/* What without which the other ranks cannot even be told. */
+/* Checks the arguments without which the other ranks cannot even be told. */
 static onebit_status_t check_usable(const onebit_transport_callbacks_t *call, int rank, int size) {
   if (!call)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks is NULL");

@@ -99,7 +99,7 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
     *list = parcel->next;
 }
 
-/* What nobody has met is taken back. */
+/* Takes back the parcels that nobody has met. */
 static void cancel_all(struct loopback_batch *batch) {
   const struct ob_batch *base = &batch->base;
   struct group *group = base->comm->state;

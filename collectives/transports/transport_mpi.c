@@ -18,8 +18,9 @@
 #include "collectives/transports/mpi_state.h"
 #include "onebit/mpi.h"
 
-/* How often a wait looks at the clock; after how many tries, most of a millisecond, it yields where
- * MPI itself does not (MPI_Waitall may spin for ever); how long a cancelled message is given. */
+/* Tries of a wait between two looks at the clock; tries, most of a millisecond, after which it
+ * yields where MPI itself does not (MPI_Waitall may spin for ever); time for a cancelled
+ * message. */
 #define LOOK_TRIES     16
 #define SPIN_TRIES     4096
 #define CANCEL_SECONDS 0.1
@@ -47,8 +48,8 @@ static struct ob_mpi_state *state_of(onebit_comm_t comm) { return comm->state; }
 
 static MPI_Comm mpi_of(onebit_comm_t comm) { return state_of(comm)->comm; }
 
-/* Whether the request ends soon, which a receive does that was cancelled, and a send that was on
- * its way. */
+/* True if the request ends soon, as a receive does that was cancelled, and a send that was on its
+ * way. */
 static bool ends_soon(MPI_Request *request) {
   int done = 0;
   for (double until = ob_seconds() + CANCEL_SECONDS; !done && ob_seconds() < until;) {
@@ -59,8 +60,9 @@ static bool ends_soon(MPI_Request *request) {
   return done;
 }
 
-/* Of a call that has failed: a message that came later would be written where the program has other
- * things by then. Receives are cancelled; MPI cannot take back a send that it has begun. */
+/* Ends the requests of a call that has failed: a message that came later would be written where the
+ * program has other things by then. Receives are cancelled; MPI cannot take back a send that it has
+ * begun. */
 static bool end_requests(struct mpi_batch *batch) {
   bool all = true;
   for (int i = 0; i < batch->started; i++) {
@@ -125,8 +127,8 @@ static int peer_of(const struct mpi_batch *batch, size_t request) {
                                   : base->send[request - base->receives].peer;
 }
 
-/* Which request has failed, and how: MPI_Testall says "error in status", or what the status says.
- */
+/* Finds the request that has failed, and its code: MPI_Testall gives "error in status", or the
+ * status's own. */
 static int find_failed(const struct mpi_batch *batch, int *code) {
   for (int i = 0; i < batch->started; i++) {
     int own = batch->statuses[i].MPI_ERROR;
@@ -259,11 +261,11 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
   return ob_launch_check(mpi);
 }
 
-/* What MPI may still write to when a wait for it has taken too long: then it is kept. */
+/* Memory that MPI may still write to when a wait for it has taken too long: then it is kept. */
 struct creation {
   MPI_Comm mpi, host;
   int first;
-  /* What ranks agree on: the status, the machine's number, and that times -1. */
+  /* Numbers that ranks agree on: the status, the machine's number, and that times -1. */
   int own[3], minimum[3];
   int *host_of;
   struct ob_costs costs;
@@ -322,7 +324,7 @@ static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
   return mine;
 }
 
-/* Whether all ranks are on one machine, which serves several hosts. */
+/* True if all ranks are on one machine, which serves several hosts. */
 static bool on_one_machine(const struct creation *creation, int size) {
   const int *minimum = creation->minimum, *host_of = creation->host_of;
   int rank = 1;

@@ -13,8 +13,8 @@
 #include "collectives/watch.h"
 
 /* The windows of so many together fill 500 Mbit/s at 80 ms (5 MB) with 640 kB each. */
-/* Of two ranks. By TCP's classic rule 8 of them carry less than a link of 40 Mbit/s at 80 ms with
- * 0.1 % lost, 16 fill it; many ranks have few open files each. */
+/* Connections of two ranks. By TCP's classic rule 8 of them carry less than a link of 40 Mbit/s at
+ * 80 ms with 0.1 % lost, 16 fill it; many ranks have few open files each. */
 #define DEFAULT_STREAMS 16
 #define STREAMS_OF_MANY 8
 #define MANY_RANKS      32
@@ -123,7 +123,8 @@ static int first_open(const struct sockets_batch *batch, bool lost) {
   return -1;
 }
 
-/* What another rank said of the end is told rather than that its connections have ended. */
+/* The status of a batch. Another rank's words about the end count more than that its connections
+ * have ended. */
 static onebit_status_t judge(const struct sockets_batch *batch) {
   onebit_comm_t comm = batch->base.comm;
   const struct ob_sockets *sockets = state_of(comm);
@@ -226,7 +227,7 @@ static onebit_status_t number_of(const char *name, int *value) {
   return ONEBIT_OK;
 }
 
-/* What the caller leaves open; `memory` holds the address then. */
+/* Completes options that the caller leaves open; `memory` then holds the address. */
 static onebit_status_t complete(onebit_sockets_options_t *options, char memory[256]) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   if (options->ranks == 0 && options->rank == 0) {
