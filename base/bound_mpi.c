@@ -52,7 +52,7 @@ static const struct ob_mpi_table *known(void) {
   return atomic_load_explicit(&bound.known, memory_order_acquire);
 }
 
-/* NULL: none is in the process, yet. */
+/* Finds and binds an MPI library; NULL: the process has none yet. */
 static const struct ob_mpi_table *find(void) {
   const struct ob_mpi_found *found = known() ? NULL : ob_mpi_find();
   if (!found)

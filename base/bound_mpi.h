@@ -133,8 +133,8 @@
   X(PMPI_Unpublish_name)                                                                           \
   X(PMPI_Wait)
 
-/* NULL where the MPI library has none: MPI 3.1's and MPI 4's, and what belongs to one library. The
- * mpi.h of the build may have no declaration of them, so their types stand here. */
+/* Functions that are NULL where the MPI library has none: MPI 3.1's and MPI 4's, and those of one
+ * library. The mpi.h of the build may have no declaration of them, so their types stand here. */
 #define OB_MPI_OPTIONAL(X)                                                                         \
   X(PMPI_Allreduce_c, (const void *, void *, MPI_Count, MPI_Datatype, MPI_Op, MPI_Comm))           \
   X(PMPI_Iallreduce_c,                                                                             \
@@ -225,8 +225,9 @@ onebit_status_t ob_mpi_bind(void);
  * here. */
 bool ob_mpi_is_foreign(void);
 
-/* The table. Of a foreign library it has the functions. Without an MPI library in the process it
- * ends the process with a message: a caller that cannot be sure asks ob_mpi_bind first. */
+/* Gives the table. For a foreign library it has the functions, too. Without an MPI library in the
+ * process it ends the process with a message: a caller that cannot be sure asks ob_mpi_bind
+ * first. */
 const struct ob_mpi_table *ob_mpi(void);
 
 /* The name and version of the bound library, as it gives them. */

@@ -8,7 +8,7 @@
 #include <xlocale.h>
 #endif
 
-/* It is 0 where it cannot be made: uselocale then changes nothing. */
+/* The library's locale, or 0 where it cannot be made: uselocale then changes nothing. */
 static locale_t own_locale;
 static void make_locale(void) { own_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0); }
 

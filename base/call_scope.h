@@ -23,7 +23,7 @@ void ob_call_leave(const struct ob_call_scope *found);
   struct ob_call_scope ob_call_found __attribute__((cleanup(ob_call_leave), unused)) =             \
       ob_call_enter()
 
-/* Within such a block, a statement as the program would run it. */
+/* Runs a statement within such a block as the program would run it. */
 #define OB_CALL_OF_PROGRAM(statement)                                                              \
   do {                                                                                             \
     ob_call_leave(&ob_call_found);                                                                 \

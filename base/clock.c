@@ -1,4 +1,4 @@
-/* The clock that durations are taken from. */
+/* The clock that measures durations. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/clock.h"
 

@@ -16,7 +16,8 @@
 /* A configuration of DeepSpeed's has some 2 KiB, and a hundred values. */
 enum { MAX_BYTES = 1 << 16, MAX_VALUES = 1024, PREFIX = sizeof "ONEBIT_" - 1 };
 
-/* Static: it is read before memory may fail, and kept as long as the process. */
+/* The file's contents. Static: it is read before memory may fail, and kept as long as the
+ * process. */
 static struct {
   onebit_status_t status;
   char path[1024], error[512], text[MAX_BYTES + 1];
@@ -52,7 +53,7 @@ static const struct {
     {false, "zero_optimization", "1-bit optimizers are for stage 0"},
 };
 
-/* DeepSpeed's others, each between spaces. */
+/* DeepSpeed's other keys, each between spaces. */
 static const char others[] =
     " activation_checkpointing aio amp autotuning checkpoint comet comms_logger compile "
     "compression_training csv_monitor curriculum_learning data_efficiency data_types "

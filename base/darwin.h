@@ -13,7 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Conditions wait by the calendar's clock there, or for a time: until a time of CLOCK_MONOTONIC. */
+/* Waits until a time of CLOCK_MONOTONIC: there, conditions wait until a time of the calendar's
+ * clock, or for a duration. */
 static inline int ob_darwin_timedwait(pthread_cond_t *condition, pthread_mutex_t *lock,
                                       const struct timespec *until) {
   struct timespec now;
@@ -34,7 +35,7 @@ static inline int ob_darwin_fallocate(int file, off_t offset, off_t bytes) {
 }
 #define posix_fallocate ob_darwin_fallocate
 
-/* Its shared memory is no regular file, and cannot be locked: files are. */
+/* Uses files, since shared memory there is no regular file and cannot be locked. */
 static inline int ob_darwin_shm_open(const char *name, int flags, mode_t mode) {
   char path[64];
   snprintf(path, sizeof path, "/tmp%s", name);

@@ -1,14 +1,14 @@
 /*
- * The one idiom for errors: a function that fails returns ob_error(status, "words"), its callers
- * forward the status with OB_TRY. The words stay with the thread until its next error.
+ * The one idiom for errors: a function that fails returns ob_error(status, "message"), its callers
+ * forward the status with OB_TRY. The message stays with the thread until its next error.
  */
 #ifndef OB_BASE_ERROR_H
 #define OB_BASE_ERROR_H
 
 #include "onebit/status.h"
 
-/* Keeps the words for onebit_last_error and returns the status. onebit_last_error() may be an
- * argument, to say more. */
+/* Keeps the message for onebit_last_error and returns the status. onebit_last_error() may be an
+ * argument, to extend it. */
 onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

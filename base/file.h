@@ -1,7 +1,7 @@
 /*
- * Files of which anybody may have made something else. For reading: a FIFO, a device, a socket or a
- * directory in its place is refused, and none makes the reader wait; a file that is shorter than
- * it was is an error, and no signal.
+ * Files that anybody may have replaced by something else. For reading: a FIFO, a device, a socket
+ * or a directory in its place is refused, and none makes the reader wait; a file that is shorter
+ * than it was is an error, and no signal.
  */
 #ifndef OB_BASE_FILE_H
 #define OB_BASE_FILE_H
@@ -40,7 +40,7 @@ const char *ob_input_reason(int code, char text[OB_INPUT_REASON]);
  * rather than waited for. */
 int ob_output_open(FILE **file, const char *path, bool append);
 
-/* The system's calls for these, which a test may replace. */
+/* The system's calls that the functions above use; a test may replace them. */
 struct ob_input_calls {
   int (*open)(int directory, const char *path, int flags);
   ssize_t (*read)(int file, void *to, size_t bytes, off_t offset);

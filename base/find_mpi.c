@@ -21,10 +21,10 @@ static struct {
 
 /* ---- In the process ---- */
 
-/* PMPI: an MPI_Init may be that of libonebit-mpi.so. */
+/* True if a library has MPI. It looks for PMPI: an MPI_Init may be that of libonebit-mpi.so. */
 static bool has_mpi(void *library) { return dlsym(library, "PMPI_Init") != NULL; }
 
-/* Paths of what is loaded. Opening it has to wait until the loader's lock is free. */
+/* Paths of the loaded libraries. Opening them has to wait until the loader's lock is free. */
 struct paths {
   char **path;
   size_t count, capacity;
@@ -47,7 +47,7 @@ static int count_path(struct dl_phdr_info *object, size_t size, void *context) {
   return 0;
 }
 
-/* One that was loaded for a part of the process only, as Python does for mpi4py. */
+/* Finds a library that was loaded for a part of the process only, as Python does for mpi4py. */
 static void *find_private(void) {
   struct paths paths = {0};
   void *found = NULL;
@@ -72,14 +72,15 @@ static void *find_private(void) {
 typedef int version_call(char *text, int *length);
 typedef int abi_call(int *version, int *subversion);
 
-/* The call of the table's: C knows no cast from void * to a function's address. */
+/* Looks up a function and converts it: C knows no cast from void * to a function's address. */
 #define LOOK_UP(call, library, name)                                                               \
   do {                                                                                             \
     void *address = dlsym(library, name);                                                          \
     memcpy(&(call), &address, sizeof(call));                                                       \
   } while (0)
 
-/* MPICH 5 answers for both of its libraries: -1 is its own ABI. */
+/* True if the library has MPI 5's ABI. MPICH 5 answers for both of its libraries: -1 is its own
+ * ABI. */
 static bool has_standard_abi(void *library) {
   abi_call *call;
   int version = -1, subversion = -1;

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A process has at most so many files open, by Linux's default of fs.nr_open. Each has a bit, of
- * memory that takes no page until it is written to. */
+/* The number of files that a process may have open, by Linux's default of fs.nr_open. Each has a
+ * bit, of memory that takes no page until it is written to. */
 #define FILES (1 << 20)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -7,10 +7,10 @@
 #ifndef OB_BASE_FORKED_H
 #define OB_BASE_FORKED_H
 
-/* Registers an open file, and returns it; what is negative passes. */
+/* Registers an open file, and returns it; a negative number is only returned. */
 int ob_own_file(int file);
 
-/* Closes a file that is registered. Negative is fine. */
+/* Closes a registered file. A negative number is fine. */
 void ob_own_close(int file);
 
 /* The number of forks between the loading of the library and this process: an object that was made

@@ -36,7 +36,8 @@ static size_t index_of(const struct table *table, uintptr_t address) {
   return (size_t)(mixed >> 32) & (table->slots - 1);
 }
 
-/* The slot that has the address, or the empty one where it would be. One is always empty. */
+/* The slot that has the address, or the empty one where it would be. There is always an empty
+ * one. */
 static _Atomic uintptr_t *find(const struct table *table, uintptr_t address) {
   for (size_t i = index_of(table, address);; i = (i + 1) & (table->slots - 1)) {
     uintptr_t entry = atomic_load_explicit(&table->slot[i], memory_order_acquire);
@@ -84,7 +85,7 @@ void *ob_handle_create(enum ob_handle_kind kind, size_t bytes) {
   return NULL;
 }
 
-/* Entries after the one that goes are put again, so that none is behind an empty slot. */
+/* Removes an entry, and puts those after it again, so that none is behind an empty slot. */
 static void remove_entry(const struct table *table, _Atomic uintptr_t *slot) {
   uintptr_t entry;
   atomic_store_explicit(slot, 0, memory_order_release);

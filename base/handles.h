@@ -24,20 +24,20 @@ enum ob_handle_kind {
   OB_HANDLE_OUTER
 };
 
-/* An object of `bytes` bytes, set to zero, as ob_allocate gives it, and registered; NULL when there
- * is no memory for the one or the other. */
+/* Creates an object of `bytes` bytes, set to zero as by ob_allocate, and registers it; NULL when
+ * there is no memory for the one or the other. */
 void *ob_handle_create(enum ob_handle_kind kind, size_t bytes);
 
-/* Its address is no handle any more; the memory stays. */
+/* Ends the registration: the address is no handle any more; the memory stays. */
 void ob_handle_retire(const void *handle);
 
-/* Retires it, where that was not done, and gives its memory back. NULL is fine. */
+/* Ends the registration, where that was not done, and frees the memory. NULL is fine. */
 void ob_handle_release(void *handle);
 
 bool ob_handle_is(const void *handle, enum ob_handle_kind kind);
 
-/* ONEBIT_ERROR_ARGUMENT, with the argument's name and value, unless it is a live handle of that
- * kind. */
+/* Fails with ONEBIT_ERROR_ARGUMENT, and the argument's name and value, unless it is a live handle
+ * of that kind. */
 onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, const char *name);
 
 #endif

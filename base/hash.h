@@ -1,4 +1,4 @@
-/* A number for bytes: 64-bit FNV-1a (Fowler, Noll, Vo). Files and messages have such numbers. */
+/* Hashes bytes with 64-bit FNV-1a (Fowler, Noll, Vo), for files and messages. */
 #ifndef OB_BASE_HASH_H
 #define OB_BASE_HASH_H
 

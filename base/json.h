@@ -13,8 +13,8 @@ enum { OB_JSON_NUMBER = 32 };
  * Returns `text`. */
 const char *ob_json_number(char text[OB_JSON_NUMBER], double value);
 
-/* A value in the making: begins as {.file = ...}. Commas are the writer's. Keys are written as they
- * are; NULL is for elements of an array, and for the outermost value. */
+/* A JSON value that is being written: starts as {.file = ...}. The writer puts the commas. Keys are
+ * written as they are; NULL is for elements of an array, and for the outermost value. */
 struct ob_json {
   FILE *file;
   bool spaced; /* for people: spaces, and a line for each object of an array */
@@ -22,7 +22,7 @@ struct ob_json {
   int depth;   /* of the open objects and arrays */
 };
 
-/* bracket: '{' or '[', and '}' or ']'. */
+/* `bracket` is '{' or '[', and at the end '}' or ']'. */
 void ob_json_begin(struct ob_json *json, const char *key, char bracket);
 void ob_json_end(struct ob_json *json, char bracket);
 

@@ -1,4 +1,4 @@
-/* Reading JSON. Texts are written over what has been read, which is never shorter. */
+/* Reads JSON. Texts are written over the input, which is never shorter than they are. */
 #include "base/json_read.h"
 
 #include <stdbool.h>
@@ -51,7 +51,7 @@ static bool skip(struct reader *reader, char wanted) {
 
 /* --- Texts and numbers */
 
-/* \uXXXX as UTF-8. Halves of a pair, and zero, which would end the text, are refused. */
+/* Converts \uXXXX to UTF-8. Halves of a pair, and zero, which would end the text, are refused. */
 static bool read_unicode(struct reader *reader) {
   char digits[5] = "", *end;
   strncpy(digits, reader->read, 4);
@@ -204,7 +204,7 @@ onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value 
   struct reader reader = {
       .name = name, .read = text, .write = text, .values = values, .capacity = capacity, .line = 1};
   skip_blanks(&reader);
-  /* A number that is not in an object might end where the next character is yet to be read. */
+  /* An outermost number might end where the next character is yet to be read. */
   if (*reader.read != '{')
     return wrong(&reader, "'{'");
   OB_TRY(read_value(&reader, NULL, -1));

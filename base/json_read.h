@@ -1,6 +1,6 @@
 /*
- * Reading JSON (RFC 8259) that a person has written: values in the order of the text, each with its
- * line. What is wrong is said with its line.
+ * Reads JSON (RFC 8259) that a person has written: values in the order of the text, each with its
+ * line. Errors name the line.
  */
 #ifndef OB_BASE_JSON_READ_H
 #define OB_BASE_JSON_READ_H
@@ -19,7 +19,8 @@ enum ob_json_kind {
   OB_JSON_OBJECT
 };
 
-/* One of an object has a key, which no other of the object has; one of an array has NULL. */
+/* A value of an object has a key, which no other value of the object has; one of an array has
+ * NULL. */
 struct ob_json_value {
   const char *key, *text; /* in the memory that was read; of an array or object text is NULL */
   enum ob_json_kind kind;

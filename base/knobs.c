@@ -66,7 +66,7 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_METRICS_EVERY] = {"ONEBIT_METRICS_EVERY", "10", "steps from one row to the next"},
 };
 
-/* Every value of a knob is found here: the environment's, else the file's. */
+/* Finds the value of a knob: the environment's, else the file's. */
 static const char *find(enum ob_knob knob, const struct ob_json_value **in_file) {
   const char *text = getenv(ob_knobs[knob].name);
   *in_file = NULL;
@@ -107,7 +107,7 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
   return ONEBIT_OK;
 }
 
-/* One digit. 0: it is no number of bits. */
+/* Reads one digit. 0: it is no number of bits. */
 static int digit_of(char digit) {
   return digit == '1' || digit == '2' || digit == '4' || digit == '8' ? digit - '0' : 0;
 }
@@ -133,7 +133,7 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
                   ob_knob_label(OB_KNOB_BITS), text);
 }
 
-/* One bit an element, and a scale for 2048. */
+/* The least budget: one bit an element, and a scale for 2048 elements. */
 #define MIN_BUDGET (1.0 / 32 + 1.0 / 2048)
 
 onebit_status_t ob_knob_budget(double *budget) {

@@ -1,7 +1,7 @@
 /*
- * The environment variables that the library reads, one row each. They are few on purpose: what
- * belongs to one plan is an option of the plan. What the environment does not say the file of
- * ONEBIT_CONFIG may (base/config.h).
+ * The environment variables that the library reads, one row each. They are few on purpose: settings
+ * of one plan are options of the plan. Where a variable is not set the file of ONEBIT_CONFIG may
+ * set its value (base/config.h).
  */
 #ifndef OB_BASE_KNOBS_H
 #define OB_BASE_KNOBS_H
@@ -51,11 +51,11 @@ const char *ob_knob_text(enum ob_knob knob);
 const char *ob_knob_label(enum ob_knob knob);
 const char *ob_knob_origin(enum ob_knob knob);
 
-/* A knob that is a whole number: *value becomes it, or `fallback` when it is not set. */
+/* Reads a knob that is a whole number into *value; `fallback` when it is not set. */
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value);
 
-/* With so many bits a program's own Adam trains as with dense sums, with 4 and less it does not
- * (docs/scales.md). */
+/* The least bits with which a program's own Adam trains as with dense sums; with 4 and less it does
+ * not (docs/scales.md). */
 #define OB_SAFE_BITS 8
 
 /* The range of bits an element, two of 1, 2, 4 and 8; 0 and 0: not set. */

@@ -6,7 +6,7 @@
 
 #include "base/bound_mpi.h"
 
-/* This process's rank as its launcher says in the environment; 0 where that says nothing. */
+/* This process's rank by its launcher's variables; 0 without such variables. */
 int ob_launch_rank(void);
 
 /* True if another MPI's launcher has started several ranks; then `text` says so. May be called

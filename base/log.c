@@ -53,7 +53,7 @@ onebit_status_t ob_log_asked(enum ob_log_level *asked) {
               : ONEBIT_OK;
 }
 
-/* Appends: ranks may share a file, to which each line is one write. */
+/* Opens for appending: ranks may share a file, to which each line is one write. */
 static onebit_status_t open_file(int rank) {
   const char *pattern = ob_knob_text(OB_KNOB_DEBUG_FILE);
   char path[1024];

@@ -8,27 +8,27 @@
 
 #include "onebit/status.h"
 
-/* Vector loads, non-temporal stores and cache lines all want this much. */
+/* The alignment of vector loads, non-temporal stores and cache lines. */
 #define OB_ALIGNMENT 64
 
-/* count * size bytes set to zero, aligned to OB_ALIGNMENT; NULL when there is no such memory or the
- * product overflows. Asking for nothing gives a pointer too. Large arrays are placed on huge pages
- * where the system has them. */
+/* Allocates count * size bytes set to zero, aligned to OB_ALIGNMENT; NULL when there is no such
+ * memory or the product overflows. No bytes give a pointer too. Large arrays are placed on huge
+ * pages where the system has them. */
 void *ob_allocate(size_t count, size_t size);
 
-/* Gives it back. NULL is fine. */
+/* Frees memory. NULL is fine. */
 void ob_release(void *memory);
 
 /* Returns the whole huge pages of this range to the system; they are zeros when they are used
  * again. */
 void ob_memory_return(void *memory, size_t bytes);
 
-/* Memory that something outside the library may still write to or read from: it stays as long as
- * the process does. NULL is fine. */
+/* Keeps memory that something outside the library may still write to or read from as long as the
+ * process. NULL is fine. */
 void ob_memory_keep(void *memory);
 
-/* A kind of memory: how arrays are taken from it (zeroed; NULL when there is none) and given back
- * (NULL is fine), and how they are looked at from the host: `copy` has one end there. */
+/* A kind of memory: allocates arrays (zeroed; NULL when there is none), frees them (NULL is fine),
+ * and copies from and to the host: `copy` has one end there. */
 struct ob_memory {
   void *(*allocate)(size_t count, size_t size);
   void (*release)(void *memory);
