@@ -65,7 +65,7 @@ bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) 
   return good;
 }
 
-/* While NCCL waits for a rank that is gone, the event never comes. */
+/* True unless a rank is gone: while NCCL waits for one, the event never comes. */
 static bool is_well(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
   pthread_mutex_lock(&comm->lock);
@@ -75,7 +75,7 @@ static bool is_well(struct ob_nccl_comm *comm) {
   return well;
 }
 
-/* NCCL does not say for which rank it waits: the one that does not print this. */
+/* Prints that it waits. NCCL does not say for which rank: the one that does not print this. */
 static bool is_late(struct ob_nccl_comm *comm, struct ob_watch *watch) {
   char what[96];
   double timeout;

@@ -1,6 +1,6 @@
 /*
- * NCCL's communicators: found by their handles, settled when they are made, given up before NCCL
- * gives them up.
+ * The state of NCCL's communicators: found by their handles, settled when they are made, given up
+ * before NCCL gives them up.
  */
 #include <string.h>
 
@@ -20,7 +20,7 @@ static void add_comm(struct ob_nccl_comm *comm) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Takes it out of the list, with the list's use of it. */
+/* Takes it out of the list; the caller has the list's use of it. */
 static struct ob_nccl_comm *remove_comm(ncclComm_t handle) {
   pthread_mutex_lock(&lock);
   struct ob_nccl_comm **at = &comms;
@@ -106,7 +106,8 @@ static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[V
   return NULL;
 }
 
-/* A thread that drives several ranks asks for all of them before it waits for one. */
+/* Settles communicators. A thread that drives several ranks asks for all of them before it waits
+ * for one. */
 static ncclResult_t settle(struct ob_nccl_comm **made, size_t count) {
   ncclResult_t result = ncclSuccess;
   int64_t values[VALUES];
@@ -161,10 +162,10 @@ static struct ob_nccl_comm *create_comm(ncclComm_t handle, bool same_thread) {
   return NULL;
 }
 
-/* Communicators of one call, or of one group. */
+/* The most communicators of one call, or of one group. */
 enum { AT_ONCE = 64 };
 
-/* Whoever can not be asked is missed by the others, as if NCCL itself had failed. */
+/* Makes their state. The others miss a rank that can not be asked, as if NCCL itself had failed. */
 ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
   OB_CALL_SCOPE;
   struct ob_nccl_comm *asked[AT_ONCE];
@@ -192,7 +193,8 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
 
 /* ---- In NCCL's place ---- */
 
-/* NCCL_CONFIG_UNDEF_INT, and so a communicator that blocks, unless it says otherwise. */
+/* True unless the config asks for a communicator that does not block; NCCL_CONFIG_UNDEF_INT, the
+ * default, is one that does. */
 static bool is_blocking(const ncclConfig_t *config, ncclResult_t result) {
   return result != ncclInProgress && !(config && config->blocking == 0);
 }
@@ -279,7 +281,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
   return result;
 }
 
-/* A communicator that has failed is the program's to abort, which goes on asking NCCL about it and
+/* Leaves a communicator that has failed to the program, which goes on asking NCCL about it and
  * would find it gone: NCCL tells it of the error, too. */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm) {
   (void)comm;

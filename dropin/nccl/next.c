@@ -1,4 +1,4 @@
-/* Finding NCCL's own functions, when they are first called. */
+/* Finds NCCL's own functions, when they are first called. */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include "dropin/nccl/next.h"
 
@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Linked to the program: behind this library, in the order in which names are found. Or loaded by
- * it at run time, where only a handle leads to it. */
+/* Finds a function behind this library, in the order in which names are found, if NCCL is linked to
+ * the program; or by a handle if the program has loaded NCCL at run time. */
 static void *find(const char *name) {
   void *found = dlsym(RTLD_NEXT, name);
   if (found)
@@ -16,7 +16,7 @@ static void *find(const char *name) {
   return library ? dlsym(library, name) : NULL;
 }
 
-/* All threads find the same. */
+/* Looks up a function; all threads find the same. */
 static void *look_up(_Atomic(void *) *known, const char *name) {
   void *found = atomic_load_explicit(known, memory_order_acquire);
   if (!found) {
@@ -26,7 +26,7 @@ static void *look_up(_Atomic(void *) *known, const char *name) {
   return found;
 }
 
-/* C knows no cast from void * to a function's address. */
+/* Defines a call of NCCL's function: C knows no cast from void * to a function's address. */
 #define OB_NCCL_DEFINE(name, parameters, arguments)                                                \
   ncclResult_t ob_next_nccl##name parameters {                                                     \
     static _Atomic(void *) known;                                                                  \

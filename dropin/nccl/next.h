@@ -8,7 +8,7 @@
 
 #include "base/nccl_releases.h"
 
-/* X(name, parameters, arguments): all that the library calls. What is not there gives
+/* X(name, parameters, arguments) for all functions that the library calls. A missing one gives
  * ncclInternalError. */
 #define OB_NCCL_FUNCTIONS(X)                                                                       \
   X(CommInitRank, (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank),                      \
@@ -64,7 +64,7 @@ ncclResult_t ncclGroupEnd(void);
 /* The library's ncclCommAbort (dropin/rules.mk). */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm);
 
-/* The two that give text. */
+/* The two functions that return text. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);
 const char *ob_next_ncclGetLastError(ncclComm_t comm);
 

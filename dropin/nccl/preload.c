@@ -1,4 +1,4 @@
-/* The collectives in the place of NCCL's; what is read at the start, and said at the end. */
+/* The collectives in the place of NCCL's; the settings at the start, and the report at the end. */
 #include "dropin/nccl/preload.h"
 
 #include <stdio.h>
@@ -18,8 +18,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool end_well(void);
 
-/* The library brings a CUDA runtime of its own, which may be too new for a driver that the
- * program's serves well. */
+/* Checks the driver: the library brings a CUDA runtime of its own, which may be too new for it,
+ * while the program's is not. */
 static void check_driver(void) {
   int driver = 0, runtime = 0;
   if (cudaDriverGetVersion(&driver) == cudaSuccess &&
@@ -29,7 +29,7 @@ static void check_driver(void) {
              driver / 1000);
 }
 
-/* Plans of a device stay with the bits that they begin with. */
+/* Reads the settings. Plans of a device stay with the bits that they begin with. */
 static onebit_status_t read_settings(void) {
   OB_TRY(ob_preload_read_settings());
   if (!ob_rules_move(&ob_preload.rules))
@@ -150,7 +150,8 @@ ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call) {
   return ncclInternalError;
 }
 
-/* NCCL wants that ranks agree on what is captured, so all of them find alike. */
+/* True while a graph is captured. NCCL wants that ranks agree on that, so all of them find
+ * alike. */
 static bool is_captured(cudaStream_t stream) {
   enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
@@ -186,9 +187,9 @@ static enum ob_reason judge(const struct ob_nccl_call *call, const struct ob_ncc
   return ob_rules_judge(&ob_preload.rules, call->operation, kind->dtype, call->count, comm->size);
 }
 
-/* While a graph is captured ranks cannot ask each other, so what is compressed is what they have
- * agreed on before: a position in the loop that they follow, whose plan is made. They find the
- * same one, by the order of calls since the capture began. */
+/* Decides a call in a captured graph. Ranks cannot ask each other then, so only calls that they
+ * have agreed on before are compressed: with a position in the loop that they follow, whose plan is
+ * made. They find the same one, by the order of calls since the capture began. */
 static void decide_captured(uint64_t signature, struct ob_nccl_decision *decision) {
   struct ob_nccl_comm *comm = decision->comm;
   int position = ob_loops_find(comm->loops, signature, comm->captured);

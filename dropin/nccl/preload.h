@@ -53,7 +53,7 @@ ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call);
 
 /* ---- Agreements (agree.c) ---- */
 
-/* Numbers in one message. */
+/* The most numbers in one message. */
 #define OB_MAX_AGREED 128
 
 /* The buffers in which a communicator's ranks send each other numbers. */
@@ -76,14 +76,14 @@ struct ob_nccl_tensor {
   onebit_plan_t plan;
   int bits; /* an element, of what is sent */
   uint64_t calls, bytes_sent, bytes_dense;
-  /* Its calls that are in graphs: then plan and buffers stay. How often they have been replayed,
-   * as far as was counted; and results that were not-a-number, of all calls. */
+  /* Counts of its calls that are in graphs, after which plan and buffers stay; of their replays, as
+   * far as was counted; and of results that were not-a-number, of all calls. */
   uint64_t captures, replays, skipped;
   struct ob_record *record;
   struct ob_nccl_sample *sample; /* NULL: of such calls there is none */
 };
 
-/* Calls that are timed on their streams, at once. */
+/* The most calls that are timed on their streams at once. */
 enum { OB_TIMERS = 16 };
 
 struct ob_nccl_timer {
@@ -126,14 +126,14 @@ struct ob_nccl_made {
   ncclUniqueId id; /* zeros: not known */
   bool same_thread, blocking;
 };
-/* Keeps what belongs to them, and settles with the other ranks; of all that one thread makes at a
- * time. Collective; not in a group. */
+/* Keeps their state, and settles with the other ranks; of all that one thread makes at a time.
+ * Collective; not in a group. */
 ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count);
 
-/* This rank's values become the largest of all ranks'. Not while the thread has a group open.
+/* Replaces this rank's values by the largest of all ranks'. Not while the thread has a group open.
  * False: NCCL or the device has failed. */
 bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count);
-/* The same in parts: the one in the middle may be in a group, and the last one waits. */
+/* Does the same in parts: the one in the middle may be in a group, and the last one waits. */
 bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
                        cudaStream_t stream);
 bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
@@ -154,10 +154,10 @@ struct ob_nccl_decision {
   struct ob_record *record;  /* NULL: only counted by its reason */
 };
 
-/* A call that is to be compressed is, unless no plan can be made. Not in a group. */
+/* Makes a call: compressed if so decided, unless no plan can be made. Not in a group. */
 ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision);
 
-/* Counts what graphs have replayed since this was last called, where all that is known has come. */
+/* Counts the replays of graphs since this was last called, if all known calls are complete. */
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor);
 
 /* Looks for a loop. Collective; not in a group. */
@@ -166,7 +166,7 @@ void ob_nccl_look(struct ob_nccl_comm *comm);
 /* Gives up the residuals of a loop that has been left: they may be of other tensors. */
 void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream);
 
-/* All that the tensors have. Local. */
+/* Destroys all tensors. Local. */
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
 
 /* ---- How much is kept (residual.c) ---- */
@@ -190,7 +190,7 @@ void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
 struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                                           struct ob_record *record, cudaStream_t stream);
 void ob_nccl_timer_end(struct ob_nccl_timer *timer, cudaStream_t stream);
-/* The tensor will be gone. */
+/* Forgets a tensor that will be gone. */
 void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor);
 void ob_nccl_timers_destroy(struct ob_nccl_comm *comm);
 
@@ -214,7 +214,7 @@ void ob_nccl_start(void);
 const char *ob_nccl_wrong_settings(void);
 /* The reason why the library can do nothing on this machine; NULL where it can. */
 const char *ob_nccl_unusable(void);
-/* A communicator of several ranks has been made, and settled unless `refused`. */
+/* Prints the line for a communicator of several ranks, settled unless `refused`. */
 void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused);
 
 #endif

@@ -16,7 +16,7 @@ struct ob_nccl_sample {
   uint64_t call;               /* whose result it is; 0: nobody's */
 };
 
-/* Only of an allreduce does a rank hold the mean of what it has sent. */
+/* Creates a sample, of an allreduce: only there does a rank hold the mean of what it has sent. */
 struct ob_nccl_sample *ob_nccl_sample_create(const struct ob_nccl_tensor *tensor, int ranks) {
   onebit_plan_info_t info = {.size = sizeof info};
   void *result;

@@ -1,4 +1,4 @@
-/* Plans for the calls of a loop, what becomes of a call, and how long it took. */
+/* Plans for the calls of a loop, and the compressed calls. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -31,7 +31,8 @@ void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm) {
   comm->onebit = NULL;
 }
 
-/* Memory that a plan can work on. NCCL takes more: memory of the host that the device can reach. */
+/* True for memory that a plan can work on. NCCL takes more: memory of the host that the device can
+ * reach. */
 static bool is_fit(const struct ob_nccl_comm *comm, const void *buffer, onebit_dtype_t dtype) {
   struct cudaPointerAttributes found;
   if (cudaPointerGetAttributes(&found, buffer) != cudaSuccess) {
@@ -65,7 +66,7 @@ static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl
   return status;
 }
 
-/* This rank's part; NULL where it can not. */
+/* Allocates this rank's part; NULL where it can not. */
 static struct ob_nccl_tensor *allocate(const struct ob_nccl_comm *comm,
                                        const struct ob_nccl_call *call, struct ob_record *record) {
   struct ob_nccl_kind kind;
@@ -82,7 +83,7 @@ static struct ob_nccl_tensor *allocate(const struct ob_nccl_comm *comm,
   return tensor;
 }
 
-/* Numbers are given alike on all ranks, since tensors are made and given up alike. */
+/* The next free number, the same on all ranks, since tensors are made and given up alike. */
 static int free_number(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (!comm->tensor[i])
@@ -90,7 +91,7 @@ static int free_number(struct ob_nccl_comm *comm) {
   return comm->tensors < OB_MAX_POSITIONS ? comm->tensors++ : FAILED_TENSOR;
 }
 
-/* Collective. Gives its number, or FAILED_TENSOR on all ranks. */
+/* Makes a tensor. Collective. Returns its number, or FAILED_TENSOR on all ranks. */
 static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
                 struct ob_record *record) {
   int number = free_number(comm);
@@ -107,7 +108,8 @@ static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
   return number;
 }
 
-/* All but those that a graph has, which may be launched as long as the communicator is there. */
+/* Gives up all tensors except those in graphs, which may be launched as long as the communicator is
+ * there. */
 static void drop_tensors(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (comm->tensor[i] && !comm->tensor[i]->captures) {
@@ -178,9 +180,9 @@ static bool has_buffers(const struct ob_nccl_tensor *tensor, const struct ob_ncc
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
-/* Each part also after another has failed: the others wait for the messages, and whatever recvbuf
- * held must not be taken for a result. A tensor that is in a graph keeps its buffers, and a call of
- * others neither finds its residual nor leaves one. */
+/* Makes a compressed call. Each part runs also after another has failed: the others wait for the
+ * messages, and the contents of recvbuf must not be taken for a result. A tensor that is in a graph
+ * keeps its buffers, and a call with others neither finds its residual nor leaves one. */
 static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
                              const struct ob_nccl_call *call) {
   const bool foreign = tensor->captures && !has_buffers(tensor, call);
@@ -228,7 +230,8 @@ static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl
   return result != ncclSuccess ? result : forgot;
 }
 
-/* The plan's state on the device counts calls, its graphs' too; the rest is what they were. */
+/* Counts replays: the plan's state on the device counts all calls, also those of graphs; the rest
+ * were counted here. */
 void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
   uint64_t made, skipped, direct = tensor->calls - tensor->captures;
   if (!tensor->captures || onebit_plan_get_calls(tensor->plan, &made, &skipped) != ONEBIT_OK)

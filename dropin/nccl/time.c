@@ -4,8 +4,8 @@
 #include "dropin/nccl/preload.h"
 #include "onebit/cuda.h"
 
-/* A call that others of the same plan have followed must not be asked how it ended: that would wait
- * for them. */
+/* Records the time. A call that others of the same plan have followed must not be asked how it
+ * ended: that would wait for them. */
 static void record_timer(const struct ob_nccl_timer *timer) {
   float milliseconds = 0;
   if (cudaEventElapsedTime(&milliseconds, timer->start, timer->end) == cudaSuccess)
