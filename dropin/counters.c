@@ -1,4 +1,4 @@
-/* Records of what calls have gone through, and their sum. */
+/* Records of calls, and their sum. */
 #include "dropin/counters.h"
 
 #include <math.h>
@@ -55,8 +55,8 @@ static struct ob_record *make(const struct ob_record_of *of, const char *communi
   return record;
 }
 
-/* Programs whose counts change call by call would have no end of records: from some on, and without
- * memory, they share one. */
+/* The most records. Programs whose counts change call by call would have no end of them: from here
+ * on, and without memory, tensors share one. */
 enum { MAX_RECORDS = 1024 };
 
 static struct ob_record *others_record(void) {

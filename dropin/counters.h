@@ -13,7 +13,7 @@
 #include "dropin/reason.h"
 #include "onebit/plan.h"
 
-/* Dense calls that are remembered one by one: as many as a warm-up mostly has. */
+/* The number of dense calls whose times are kept one by one: as many as a warm-up mostly has. */
 #define OB_DENSE_SAMPLES 64
 
 /* The calls that a record counts. */
@@ -57,25 +57,25 @@ struct ob_record {
   _Atomic double seconds_dense, seconds_compressed;
   _Atomic double seconds_deciding;                /* agreeing, making plans, shadows */
   _Atomic double dense_samples[OB_DENSE_SAMPLES]; /* seconds of the latest dense ones */
-  /* Norm of the residual relative to that of the mean, as last sampled and at most. */
+  /* The norm of the residual relative to that of the mean: the latest sample, and the largest. */
   _Atomic double residual_ratio, max_residual_ratio;
   _Atomic(struct ob_record_shadow *) shadows; /* of its tensors, the latest first */
 };
 
-/* The seconds begin. */
+/* Begins the seconds of the report. */
 void ob_counters_start(double now);
 
 /* The record of such calls, or NULL where none has been made. */
 struct ob_record *ob_counters_find(const struct ob_record_of *of);
-/* The same, or a new one with these names for communicator and type, of so many bytes a call; of
- * very many, and where there is no memory, one that is shared. */
+/* Finds the record, or makes one with these names for communicator and type, of so many bytes a
+ * call; after very many records, and without memory, calls share one. */
 struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *communicator,
                                    const char *type, size_t bytes);
-/* All of them, the latest first. */
+/* The latest record; `next` leads to all others. */
 struct ob_record *ob_counters_first(void);
 
-/* A call that was passed on before anybody asked whose it is. Adding takes no locked instruction:
- * of two threads that add at once, which few programs have, one count may be lost. */
+/* Counts a call that was passed on before anybody asked whose it is. Adding takes no locked
+ * instruction: of two threads that add at once, which few programs have, one count may be lost. */
 extern _Atomic uint64_t ob_counters_passed[OB_REASON_COUNT];
 static inline void ob_counters_pass(enum ob_reason reason) {
   uint64_t passed = atomic_load_explicit(&ob_counters_passed[reason], memory_order_relaxed);
@@ -99,17 +99,17 @@ uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size
 #define OB_NOT_TIMED (-1.0)
 void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 
-/* A sample of the residual: its norm relative to that of the mean, in the same elements. */
+/* Notes a sample of the residual: its norm relative to that of the mean, in the same elements. */
 void ob_record_residual(struct ob_record *record, double error, double mean);
 
-/* A compressed sum of a tensor beside the exact one, as squares of norms. */
+/* Notes a compressed sum of a tensor beside the exact one, as squares of norms. */
 void ob_record_shadowed(struct ob_record *record, int tensor, double error, double norm,
                         bool refused);
 
 /* The difference of the latest sums from the exact ones, relative to the sums' norm. */
 double ob_record_difference(const struct ob_record_shadow *shadow);
 
-/* A compressed call has given not-a-number, since a value was not finite. */
+/* Counts a compressed call with a result that is not-a-number, since a value was not finite. */
 void ob_record_skipped(struct ob_record *record);
 
 /* Seconds of a dense call: the median, which a few slow first ones do not move; 0 before the

@@ -28,9 +28,8 @@ static inline uint16_t narrow_bfloat16(float value) {
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
 
-/* The exponent field moves to its place in a float; what differs in the biases, 127 - 15, a product
- * puts right, which also makes normal numbers of the subnormal ones. Infinity's exponent is given
- * back. */
+/* Moves the exponent field to its place in a float; a product corrects the difference of the
+ * biases, 127 - 15, and makes normal numbers of subnormal ones. Infinity gets its exponent back. */
 static inline float wide_float16(uint16_t half) {
   uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
   float value = float_of(magnitude) * 0x1p112f;

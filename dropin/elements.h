@@ -1,6 +1,6 @@
 /*
- * Arithmetic on arrays of the element types, in the type's own precision: each result is
- * rounded to it. For what MPI does not do: products with a number, and sums of types it lacks.
+ * Arithmetic on arrays of the element types, in the type's own precision: each result is rounded to
+ * it. It does what MPI does not: products with a number, and sums of types that MPI lacks.
  */
 #ifndef OB_DROPIN_ELEMENTS_H
 #define OB_DROPIN_ELEMENTS_H
@@ -16,14 +16,14 @@
 
 size_t ob_elements_size(onebit_dtype_t dtype);
 
-/* The values as floats. */
+/* Reads values as floats. */
 void ob_elements_read(onebit_dtype_t dtype, float *to, const void *from, size_t count);
 
 /* to[i] = from[i] * factor. The two may be the same. */
 void ob_elements_multiply(onebit_dtype_t dtype, void *to, const void *from, size_t count,
                           float factor);
 
-/* to[i] = to[i] / divisor, of the types' quotients the nearest. */
+/* to[i] = to[i] / divisor, rounded to the nearest value of the type. */
 void ob_elements_divide(onebit_dtype_t dtype, void *to, size_t count, float divisor);
 
 /* Converts doubles to floats. False: a value is not finite, or the largest is beyond what floats
@@ -36,7 +36,7 @@ void ob_elements_widen(double *to, const float *from, size_t count, double facto
 /* to[i] = to[i] + from[i]. */
 void ob_elements_add(onebit_dtype_t dtype, void *to, const void *from, size_t count);
 
-/* The Euclidean norm. */
+/* Returns the Euclidean norm. */
 double ob_elements_norm(const float *values, size_t count);
 
 #endif

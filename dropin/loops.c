@@ -1,4 +1,4 @@
-/* Loops of calls: found, entered, followed and left. */
+/* Finds loops of calls, enters, follows and leaves them. */
 #include "dropin/loops.h"
 
 #include <string.h>
@@ -89,7 +89,7 @@ static const struct seen *seen_before(const struct ob_loops *loops, size_t back)
   return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
-/* After so many steps a program of many tensors has repeated its calls, too. */
+/* A program of many tensors has repeated its calls after so many steps, too. */
 #define LONG_STEPS 256
 
 /* The smallest length with which the latest calls have come `repeats` times, and half of all calls
@@ -125,8 +125,8 @@ static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
-/* The smallest for signatures, which all ranks find alike, or as many of them as some rank's
- * buffers need; 0: none yet. *alone: the first. */
+/* The smallest length for signatures, which all ranks find alike, or the multiple of it that some
+ * rank's buffers need; 0: none yet. *alone: the former. */
 static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   size_t length[WAYS];
   for (int way = 0; way < WAYS; way++)
@@ -142,8 +142,8 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   return all[2] > all[0] && all[2] % all[0] == 0 ? (size_t)all[2] : *alone;
 }
 
-/* The call that the loop to be followed, of such a length, has in a phase: the next one is in phase
- * 0. */
+/* The call in a phase of the loop of such a length that is to be followed: the next call is in
+ * phase 0. */
 static const struct seen *learned_call(const struct ob_loops *loops, int length, int phase) {
   return seen_before(loops, (size_t)(length - phase));
 }
@@ -200,7 +200,7 @@ bool ob_loops_look(struct ob_loops *loops) {
 
 /* ---- Following ---- */
 
-/* The only position of such calls in all loops; ambiguous ones have none. */
+/* Enters the loop with the only position of such calls in all loops; ambiguous loops have none. */
 static bool enter_loop(struct ob_loops *loops, uint64_t exact) {
   int found = 0, loop = 0, phase = 0;
   for (int l = 0; l < loops->count; l++)
@@ -232,8 +232,8 @@ static int advance(struct ob_loops *loops, uint64_t signature, bool exact) {
   return loops->matched >= loop->length ? position : OB_NO_POSITION;
 }
 
-/* One that only small sums before it tell from what was to come keeps the order once, without a
- * position; a second one before the loop has come whole does not. */
+/* A call that differs from the expected one only by small sums before it keeps the order once,
+ * without a position; a second such call before the loop has come whole does not. */
 static bool may_miss_position(struct ob_loops *loops, uint64_t signature) {
   return loops->current != NO_LOOP && expected(loops)->signature == signature && !loops->missed &&
          !loops->loop[loops->current].ambiguous;

@@ -32,8 +32,8 @@ struct ob_loops;
 /* Replaces each value by the largest of all ranks' values; collective. False: it has failed. */
 typedef bool ob_loops_largest(void *context, int64_t *values, int count);
 
-/* repeats: how often all calls of a loop must have come before it is followed, 2 or more.
- * Errors: ONEBIT_ERROR_ARGUMENT (repeats), ONEBIT_ERROR_MEMORY. */
+/* Creates loops. repeats: the number of times that a loop must have come whole before it is
+ * followed, 2 or more. Errors: ONEBIT_ERROR_ARGUMENT (repeats), ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, void *context,
                                 struct ob_loops **loops);
 void ob_loops_destroy(struct ob_loops *loops);
@@ -45,11 +45,12 @@ uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, 
 /* Notes a call that gets no position: it distinguishes the calls that follow it. */
 void ob_loops_note(struct ob_loops *loops, uint64_t signature);
 
-/* Notes a call, and gives its position, or OB_NO_POSITION. *look: it is time for ob_loops_look. */
+/* Notes a call, and returns its position, or OB_NO_POSITION. *look: ob_loops_look should be
+ * called. */
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look);
 
-/* Agrees on a loop, if there is one. Collective. True where positions have got new meanings: there
+/* Agrees on a loop, if there is one. Collective. True if positions have new meanings, since there
  * was no space for more. */
 bool ob_loops_look(struct ob_loops *loops);
 
@@ -60,7 +61,7 @@ int *ob_loops_tensor(struct ob_loops *loops, int position);
  * otherwise. A loop that is found later has it for the position. */
 void ob_loops_set_last(struct ob_loops *loops, int tensor);
 
-/* There is no tensor of this number any more. */
+/* Removes the tensor of this number from all positions. */
 void ob_loops_drop(struct ob_loops *loops, int tensor);
 
 /* The positions of the loop that the last call has left because it was not the expected one:

@@ -1,4 +1,4 @@
-/* Who is told what, and where. */
+/* Prints the line at the start and the report, where ONEBIT_REPORT wants them. */
 #define _POSIX_C_SOURCE 200809L
 #include "dropin/report.h"
 

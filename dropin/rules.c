@@ -29,7 +29,7 @@ static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebi
   return good;
 }
 
-/* The first that fits, or NULL. */
+/* The first rule that fits, or NULL. */
 static const struct ob_rule *find(const struct ob_rules *rules, onebit_operation_t operation,
                                   onebit_dtype_t dtype, size_t count, int comm_size) {
   const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
@@ -82,7 +82,7 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* Elements that so many bytes can be at least: of the widest type, on the most ranks. */
+/* The least number of elements of so many bytes: of the widest type, on the most ranks. */
 static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }
@@ -101,7 +101,7 @@ size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t opera
   return min > 0 ? (size_t)min : 1; /* nothing is no call to compress */
 }
 
-/* Field by field: a struct's padding is anything. */
+/* Hashes field by field: a struct's padding is anything. */
 static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value, sizeof value); }
 
 static uint64_t mix_bits(uint64_t hash, struct ob_bits bits) {

@@ -30,7 +30,7 @@
  * Gbit/s; but calls below 64 KiB are mostly numbers that a program wants as they are, and little of
  * its time. */
 #define OB_RULES_MIN_BYTES ((size_t)64 << 10)
-/* Rounds of a loop that are seen dense before the first compressed one. */
+/* The least rounds of a loop that are dense before the first compressed one. */
 #define OB_RULES_WARMUP 2
 
 enum ob_rule_key { OB_RULE_BYTES, OB_RULE_COUNT, OB_RULE_COMM_SIZE, OB_RULE_KEYS };
@@ -69,14 +69,13 @@ struct ob_rules {
 onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,
                                struct ob_rules *rules);
 
-/* The same of ONEBIT_RULES' value: NULL for the defaults, rules as they are where it begins with a
- * word that a rule begins with and a blank, or else a file's path.
- * Errors: ONEBIT_ERROR_ARGUMENT as above, ONEBIT_ERROR_FILE. */
+/* Loads the rules of ONEBIT_RULES' value: NULL for the defaults; the rules themselves, if it begins
+ * with a word that begins a rule and a blank; or else a file's path. Errors: ONEBIT_ERROR_ARGUMENT
+ * as above, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
 
-/* Sets what the environment says: ONEBIT_GRADIENTS; `bits`, where no line of the rules has, from
- * ONEBIT_BITS, or to `fallback`; and the budget, with which that is 1 to 8.
- * Errors: ONEBIT_ERROR_ARGUMENT. */
+/* Applies the environment: ONEBIT_GRADIENTS; ONEBIT_BITS, else `fallback`, for `bits` without a
+ * line in the rules; and the budget, with which that is 1 to 8. Errors: ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules);
 
 /* A number that is equal where the rules are: ranks compare it. */
@@ -89,7 +88,7 @@ enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t o
 /* True if anything can be compressed: by ONEBIT_GRADIENTS or a rule. */
 bool ob_rules_ask(const struct ob_rules *rules);
 
-/* Bits of an element in a call that is compressed. */
+/* The bits an element of a call that is compressed. */
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
                              onebit_dtype_t dtype, size_t count, int comm_size);
 
@@ -97,7 +96,7 @@ struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t op
 bool ob_rules_move(const struct ob_rules *rules);
 
 /* The smallest count with which a call of the operation can be compressed, whatever its type and
- * communicator; SIZE_MAX where none can. For deciding quickly. */
+ * communicator; SIZE_MAX where none can. Decides quickly. */
 size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation);
 
 #endif

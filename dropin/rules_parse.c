@@ -1,4 +1,4 @@
-/* Lines of rules: words with blanks between them. */
+/* Parses lines of rules: words with blanks between them. */
 #include <string.h>
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ struct reader {
   struct ob_rules *rules;
 };
 
-/* Words may be anything that a file holds; of one that is wrong so much is shown. */
+/* The bytes of a wrong word that are shown; words may be anything that a file holds. */
 enum { SHOWN = 40 };
 
 static onebit_status_t refuse_word(const struct reader *reader, struct word word, const char *why) {
@@ -156,7 +156,7 @@ static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
                                      {"half", 1U << ONEBIT_FLOAT16},
                                      {"double", 1U << OB_DOUBLE}};
 
-/* 0 where some name of the list is not in the table. */
+/* The bits of a list of names; 0 where one is not in the table. */
 static unsigned bits_of(struct word list, const struct name *table, size_t rows) {
   unsigned bits = 0;
   const char *end = list.at + list.length;
@@ -230,7 +230,7 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
   return ONEBIT_OK;
 }
 
-/* A warm-up of one step could not know a step's period. */
+/* The range of the warm-up. One step could not show a step's period. */
 enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
 
 static onebit_status_t parse_bits(struct reader *reader, struct word first) {

@@ -5,20 +5,20 @@
 
 #include "dropin/mpi/communicator.h"
 
-/* Collective: all ranks fail, or none. */
+/* Creates the state of a communicator. Collective: all ranks fail, or none. */
 onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **attached);
 
-/* Collective: waits for what is in flight. */
+/* Destroys it after the calls in flight. Collective. */
 void ob_attached_destroy(struct ob_attached *attached);
 
-/* The communicator's, or NULL where there is none yet or can be none. Local. */
+/* The communicator's state, or NULL where there is none yet or can be none. Local. */
 struct ob_attached *ob_attached_known(MPI_Comm comm);
 
 /* The status with which making one has failed, so that there can be none; ONEBIT_OK where nobody
  * has tried. Local. */
 onebit_status_t ob_attached_failure(MPI_Comm comm);
 
-/* Makes sure that MPI_Finalize gives back what the library keeps. Local. */
+/* Registers a call by MPI_Finalize that frees everything. Local. */
 void ob_attached_watch_finalize(void);
 
 #endif

@@ -12,7 +12,7 @@
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"
 
-/* One for each communicator; its address is the attribute. */
+/* The attribute of one communicator; its address is the attribute's value. */
 struct holder {
   struct holder *next; /* of this process, the oldest first: on all ranks in an order that agrees */
   MPI_Comm comm;
@@ -44,7 +44,8 @@ static void add_holder(struct holder *holder) {
   pthread_mutex_unlock(&lock);
 }
 
-/* An MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or at the end. */
+/* Deletes one, as an MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or at
+ * the end. */
 static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   struct holder *holder = value;
   (void)key, (void)extra;
@@ -123,15 +124,15 @@ onebit_status_t ob_attached_failure(MPI_Comm comm) {
   return ob_error(holder->failure, "%s", holder->message);
 }
 
-/* Several ranks that know each other. */
+/* True if the communicator has several ranks of one group. */
 static bool is_group(MPI_Comm comm) {
   int inter = 1, size = 1;
   return PMPI_Comm_test_inter(comm, &inter) == MPI_SUCCESS && !inter &&
          PMPI_Comm_size(comm, &size) == MPI_SUCCESS && size > 1;
 }
 
-/* A rank that can not keep it can not take part again either, so it says so now: with a group of
- * ranks that keeps nothing, the next call comes here again, on all of them. */
+/* Agrees with the other ranks that all keep the attribute. A rank that can not keep it can not take
+ * part again either, so it says so now: the next call comes here again, on all ranks. */
 static bool agree_to_keep(MPI_Comm comm, int key, struct holder *holder) {
   bool mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS;
   int64_t missing = !mine;

@@ -1,4 +1,4 @@
-/* MPI's calls in the library's terms. */
+/* Resolves MPI's calls to the library's terms, and makes them dense. */
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,7 +15,7 @@ struct handles {
   MPI_Op sum, average;
 };
 
-/* Calls look at them without a lock: here are all of them, or none. */
+/* The handles; calls read them without a lock: all of them are here, or none. */
 static const struct handles none; /* of bytes that are no handle */
 static struct handles made;
 static _Atomic(const struct handles *) known = &none;
@@ -32,14 +32,14 @@ static onebit_dtype_t own_dtype(MPI_Datatype type) {
                                       : ONEBIT_FLOAT32;
 }
 
-/* An MPI_User_function. */
+/* Adds elements, as an MPI_User_function. */
 static void add(void *from, void *to, int *count, MPI_Datatype *type) {
   OB_CALL_SCOPE;
   ob_elements_add(own_dtype(*type), to, from, (size_t)*count);
 }
 
-/* A mean is not one of partial results: MPI's own reductions with it give what nobody takes for a
- * result. All bits set are not-a-number in each type of floating-point numbers. */
+/* Sets all bits, which is not-a-number in each floating-point type: a mean is not one of partial
+ * results, so MPI's own reductions with it must give nothing that looks like a result. */
 static void make_nan(void *from, void *to, int *count, MPI_Datatype *type) {
   MPI_Aint low, extent;
   (void)from;
@@ -121,7 +121,7 @@ MPI_Op ob_mpi_average(void) {
 
 /* ---- What a call is ---- */
 
-/* MPI has no type for half that every library has; those that are there are of its elements. */
+/* True if the type is a half of this MPI's. MPI has no type for half that every library has. */
 static bool is_mpis_half(MPI_Datatype type) {
 #if defined(OPEN_MPI)
   return ob_mpi()->ompi_mpi_short_float && type == (MPI_Datatype)ob_mpi()->ompi_mpi_short_float;
@@ -133,7 +133,8 @@ static bool is_mpis_half(MPI_Datatype type) {
 #endif
 }
 
-/* Fortran's real is what its compiler was told when MPI was built. */
+/* True for C's float and Fortran's real, unless that has another size: its compiler's flags when
+ * MPI was built decide. */
 static bool is_float(MPI_Datatype type) {
   int bytes = 0;
   if (type == MPI_FLOAT || type == MPI_REAL4)
@@ -191,7 +192,8 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
 
 /* ---- The call as it is ---- */
 
-/* A mean is a sum that is divided; MPI does not know how to add types of our own. */
+/* The operation of the dense call. A mean is a sum that is divided; MPI does not know how to add
+ * types of our own. */
 static MPI_Op dense_op(const struct ob_mpi_call *call) {
   bool adds = call->op == MPI_SUM || is_average(call->op);
   return !adds ? call->op : is_own(call->datatype) ? handles()->sum : MPI_SUM;
@@ -208,7 +210,7 @@ int ob_mpi_call_end(const struct ob_mpi_call *call, int size) {
   return MPI_SUCCESS;
 }
 
-/* More elements than an int counts: MPI 4's calls. */
+/* Runs a call with more elements than an int counts, by MPI 4's functions. */
 static int run_large(const struct ob_mpi_call *call) {
   const MPI_Count count = (MPI_Count)call->count;
   if (call->operation == ONEBIT_ALLREDUCE && PMPI_Allreduce_c)

@@ -1,6 +1,6 @@
 /*
- * An MPI collective as a program called it, in the library's terms. What MPI has and onebit does
- * not (other types, operations, layouts) is found here, and nowhere else.
+ * An MPI collective as a program called it, in the library's terms. Only this module handles what
+ * MPI has and onebit does not (other types, operations, layouts).
  */
 #ifndef OB_DROPIN_MPI_CALL_H
 #define OB_DROPIN_MPI_CALL_H
@@ -22,14 +22,14 @@ struct ob_mpi_call {
   MPI_Op op; /* MPI_OP_NULL for an allgather */
 };
 
-/* The type and operation in the library's terms, by which all ranks judge alike: buffers do not
- * matter. Of doubles sums only; OB_OTHER_TYPE where the type is none of the library's. */
+/* Finds the type and operation in the library's terms, by which all ranks judge alike: buffers do
+ * not matter. Doubles have sums only; OB_OTHER_TYPE where the type is none of the library's. */
 enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_t *dtype,
                                    bool *sum);
 
-/* The call as it is, by the MPI library: PMPI_Allreduce, PMPI_Allgather, PMPI_Reduce_scatter_block;
- * of types that only onebit knows (ONEBIT_Type_bfloat16) a dense sum of its own. An MPI error code.
- */
+/* Makes the call with the MPI library: PMPI_Allreduce, PMPI_Allgather, PMPI_Reduce_scatter_block;
+ * types that only onebit knows (ONEBIT_Type_bfloat16) have a dense sum of their own. Returns an MPI
+ * error code. */
 int ob_mpi_call_dense(const struct ob_mpi_call *call);
 
 /* The same in parts: the request is MPI's; after it the result may want a division by the
@@ -38,7 +38,7 @@ int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 
 /* The library's handles, made on first use and freed by MPI_Finalize; MPI_DATATYPE_NULL and
- * MPI_OP_NULL when MPI does not make them. Before MPI is initialised, and after its end: the same.
+ * MPI_OP_NULL when MPI does not make them, and before MPI is initialised or after its end.
  * Thread-safe. */
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype);
 MPI_Op ob_mpi_average(void);
@@ -46,7 +46,7 @@ MPI_Op ob_mpi_average(void);
 /* True if MPI is initialised and not yet finalised. */
 bool ob_mpi_is_running(void);
 
-/* Frees them: by what MPI_Finalize calls. */
+/* Frees the handles: MPI_Finalize calls it. */
 void ob_mpi_handles_free(void);
 
 #endif

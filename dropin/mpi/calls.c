@@ -115,7 +115,8 @@ int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, 
   return own ? ob_call_exchange_failed(call->comm, code) : code;
 }
 
-/* All ranks make it so, whatever else each has in flight. */
+/* Makes a call dense without blocking the queue, as all ranks do, whatever else each has in
+ * flight. */
 static int run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
   int size = 1, code = ob_mpi_call_begin(call, &request);

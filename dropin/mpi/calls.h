@@ -5,27 +5,27 @@
 #include "dropin/mpi/call.h"
 #include "dropin/mpi/exchange.h"
 
-/* An error of the call, through the communicator's error handler: MPI_COMM_NULL stands for
- * MPI_COMM_WORLD. Gives the code. */
+/* Reports an error of the call through the communicator's error handler: MPI_COMM_NULL stands for
+ * MPI_COMM_WORLD. Returns the code. */
 int ob_call_failed(MPI_Comm comm, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* MPI_ERR_OTHER, without a handler, unless MPI is initialised and not yet finalised. */
+/* Returns MPI_ERR_OTHER, without a handler, unless MPI is initialised and not yet finalised. */
 int ob_call_begin_mpi(void);
 
-/* Checks that it can be compressed and that its arguments are right, and sets its count to that of
- * the program. Reports what is wrong. */
+/* Checks that the call can be compressed and that its arguments are right, and sets its count to
+ * the program's. Reports errors. */
 int ob_call_check(struct ob_mpi_call *call, int count);
 
-/* The call, which has been checked, blocking; and its exchange, or NULL for a dense call. Errors
- * have been reported. */
+/* Makes a checked call, blocking; below, finds its exchange, or NULL for a dense call. Errors have
+ * been reported. */
 int ob_call_run(const struct ob_mpi_call *call);
 int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, bool *withdraw);
 
-/* Reports how an exchange failed: the message is that of the library. */
+/* Reports the failure of an exchange, with the library's message. */
 int ob_call_exchange_failed(MPI_Comm comm, int code);
 
-/* Requests on a communicator that is being freed report their errors elsewhere from now on. */
+/* Makes requests on a communicator that is being freed report their errors elsewhere. */
 void ob_requests_orphan(MPI_Comm comm);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Tensors of a communicator. The table of them is the same on all ranks, but for the buffers: what
- * is made, found or given up follows from signatures, from the order of calls, and from what ranks
- * have agreed on by message. Each rank notes beside it which buffers it last gave for each tensor.
+ * The tensors of a communicator. The table of them is the same on all ranks, except for the
+ * buffers: signatures, the order of calls and agreements by message decide which tensors are made,
+ * found and given up. Each rank notes beside it which buffers it last gave for each tensor.
  */
 
 #include "base/error.h"
@@ -35,9 +35,9 @@ struct ob_attached {
   struct tensor *tensors[MAX_TENSORS];
 };
 
-/* Tensors that were used only once may be of buffers that never return: no more than this are kept
- * for them, in number and in elements, and calls on further ones are made dense until some are
- * used again or ranks follow a loop. */
+/* Limits, in number and in elements, of tensors that were used only once: they may be of buffers
+ * that never return. Calls on further ones are dense until some are used again or ranks follow a
+ * loop. */
 #define MAX_ONCE          128
 #define MAX_ONCE_ELEMENTS ((size_t)1 << 28)
 
@@ -99,7 +99,7 @@ static bool has_buffers(const struct tensor *tensor, const struct ob_mpi_call *c
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
-/* The first tensor of the signature that this rank knows by these buffers. */
+/* Finds the first tensor of the signature that this rank knows by these buffers. */
 static int find(const struct ob_attached *attached, uint64_t signature,
                 const struct ob_mpi_call *call) {
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -116,7 +116,8 @@ static void drop_tensor(struct ob_attached *attached, int slot) {
   ob_loops_drop(attached->loops, slot + 1);
 }
 
-/* A free slot, or that of the tensor not used for longest; what is old goes anyway. */
+/* Frees a slot where none is free: that of the tensor not used for longest; old tensors go
+ * anyway. */
 static int make_slot(struct ob_attached *attached) {
   int oldest = NO_TENSOR, empty = NO_TENSOR;
   for (int slot = 0; slot < attached->slots; slot++) {
@@ -141,7 +142,7 @@ static int make_slot(struct ob_attached *attached) {
 /* The bits that ONEBIT_BITS gives. */
 static const struct ob_bits own_bits = {0, 0};
 
-/* Collective. Gives the slot, or FAILED_TENSOR on all ranks. */
+/* Makes a tensor. Collective. Returns the slot, or FAILED_TENSOR on all ranks. */
 static int make_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                        struct ob_bits bits, uint64_t signature) {
   int slot = make_slot(attached);
@@ -222,10 +223,11 @@ static struct tensor *tensor_at(struct ob_attached *attached, int position,
 
 /* ---- A preloaded program's calls ---- */
 
-/* The bits of all tensors by what they have told since, every so many calls. */
+/* The calls between two divisions of the budget, by what all tensors have told since. */
 #define FIT_CALLS 64
 
-/* All ranks alike: once the calls in flight are decided they know the same of every plan. */
+/* Divides the budget among the tensors, alike on all ranks: once the calls in flight are decided
+ * they know the same of every plan. */
 static void fit_budget(struct ob_attached *attached, double budget) {
   onebit_plan_t plans[MAX_TENSORS];
   size_t count = 0;
@@ -239,7 +241,8 @@ static void fit_budget(struct ob_attached *attached, double budget) {
   onebit_plan_fit_budget(plans, count, budget);
 }
 
-/* A tensor that was withdrawn so often in a row stays dense for so many calls: each costs both. */
+/* The withdrawals in a row after which a tensor stays dense, and for how many calls: each costs
+ * both. */
 #define MAX_WITHDRAWALS 3
 #define PAUSE_CALLS     64
 
@@ -307,8 +310,8 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
   return once == 0 || (once < MAX_ONCE && elements <= MAX_ONCE_ELEMENTS);
 }
 
-/* The tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: none does.
- * *alike: whether it is the same for all ranks. */
+/* Agrees on the tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: no
+ * rank knows one. alike: it is the same for all ranks. */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
   int64_t slot = find(attached, signature, call);
@@ -322,8 +325,8 @@ static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_cal
   return (int)largest[0];
 }
 
-/* This rank knew the tensor by other buffers. Where those of the call were another tensor's, what
- * is kept of errors may be of neither, and is given up. */
+/* True if this rank knew the tensor by other buffers. Where those of the call were another
+ * tensor's, the residual may be of neither, and is given up. */
 static bool other_buffers(struct ob_attached *attached, int slot, const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
   if (has_buffers(tensor, call))
@@ -336,7 +339,7 @@ static bool other_buffers(struct ob_attached *attached, int slot, const struct o
   return true;
 }
 
-/* A call without a position: by the ranks' agreement. */
+/* Finds the tensor of a call without a position, by the ranks' agreement. */
 static struct ob_exchange *find_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        uint64_t signature, bool *withdraw, int *code) {
   bool alike;

@@ -17,8 +17,9 @@
 struct ob_attached;
 struct ob_shadow; /* dropin/mpi/shadow.h */
 
-/* Collective the first time, where `repeats` counts (ob_loops_create). NULL where the ranks
- * found that they can not, and for inter-communicators and single ranks: all of them find so. */
+/* Finds or makes the state. Collective the first time, where `repeats` counts (ob_loops_create).
+ * NULL where the ranks found that they can not make it, and for inter-communicators and single
+ * ranks: on all ranks alike. */
 struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
 
 /* A call as the preload library follows it. */
@@ -31,26 +32,27 @@ struct ob_followed {
   bool failed;              /* out: a rank has not come; onebit_last_error names it */
 };
 
-/* The preload library's way: the exchange for this call, or NULL for a dense one, with why. Seen
- * calls are learned; once all ranks follow, a call of a known position is compressed. Collective at
+/* Finds the exchange for a preloaded program's call, or NULL for a dense call, and the reason.
+ * Calls are learned; once all ranks follow, a call of a known position is compressed. Collective at
  * times, all ranks alike: also in a call that does not block, when the ranks agree whether to
  * follow and when a plan is made. Calls that are not to be compressed, which all ranks must judge
  * alike, are not to be given. */
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        struct ob_followed *followed);
 
-/* A call that is not to be compressed, and takes part in the order of those that are. Local. */
+/* Notes a call that is not to be compressed, but takes part in the order of those that are.
+ * Local. */
 void ob_attached_note(struct ob_attached *attached, onebit_operation_t operation, size_t count);
 
-/* The way of ONEBIT_Allreduce and the like: compressed from the first call on. Before the ranks
- * follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a dense call,
- * or with an MPI error code in *code: agreeing has failed, MPI_ERR_COUNT (ranks differ), or
- * MPI_ERR_OTHER (a plan could not be made, not for want of memory). */
+/* Finds the exchange for ONEBIT_Allreduce and the like: compressed from the first call on. Before
+ * the ranks follow, they agree by a message of 32 bytes on which tensor a call is of. NULL for a
+ * dense call, or with an MPI error code in *code: agreeing has failed, MPI_ERR_COUNT (ranks
+ * differ), or MPI_ERR_OTHER (a plan could not be made, not for want of memory). */
 struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct ob_mpi_call *call,
                                       bool *withdraw, int *code);
 
-/* This rank's residuals of tensors in this buffer become zero. Local.
- * Errors: ONEBIT_ERROR_BUSY (one is in flight: its error is kept). */
+/* Sets this rank's residuals of tensors in this buffer to zero. Local. Errors: ONEBIT_ERROR_BUSY
+ * (one is in flight: its residual is kept). */
 onebit_status_t ob_attached_forget(struct ob_attached *attached, const void *buffer);
 
 /* Walks the tensors that have an exchange now, in the order of their making. */

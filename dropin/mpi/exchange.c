@@ -1,5 +1,5 @@
 /*
- * Exchanges: a plan, and what lies between its result and that of MPI's call.
+ * Exchanges: a plan, and the conversion of its result to that of MPI's call.
  */
 #include <string.h>
 
@@ -40,7 +40,7 @@ static onebit_status_t make_plan(struct ob_exchange *exchange, struct ob_bits bi
   return ONEBIT_OK;
 }
 
-/* A plan that moves: what the call that begins now will send. */
+/* Notes the bits that the call which begins now will send, of a plan that moves. */
 static void note_bits(struct ob_exchange *exchange) {
   onebit_plan_info_t info = {.size = sizeof info};
   if (!exchange->moves || onebit_plan_get_info(exchange->plan, &info) != ONEBIT_OK)
@@ -59,7 +59,7 @@ static void release(struct ob_exchange *exchange) {
   ob_release(exchange);
 }
 
-/* This rank's part; NULL without memory. */
+/* Allocates this rank's part; NULL without memory. */
 static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_call *call) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
   struct ob_operation *operation = ob_allocate(1, sizeof *operation);
@@ -87,8 +87,8 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
   return NULL;
 }
 
-/* Once every rank is here, nobody waits for what another has in flight: so a plan may be made by
- * calls that do not move it. */
+/* Waits for every rank first: then nobody waits for what another has in flight, and a plan may be
+ * made by calls that do not move it. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **result) {
@@ -145,7 +145,7 @@ static struct buffers buffers_of(const struct ob_exchange *exchange,
   return buffers;
 }
 
-/* The sum is the mean times the ranks. */
+/* Stores the sum: the mean times the number of ranks. */
 void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
   const void *result = buffers_of(exchange, call).receive;
   if (exchange->dtype == OB_DOUBLE)
@@ -219,7 +219,8 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
 
 /* ---- Blocking, with nothing else in flight ---- */
 
-/* Other ranks may have something in flight, and then make this call without blocking. */
+/* Makes a call dense, in a way that matches ranks which have something in flight and make it
+ * without blocking. */
 static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
   struct ob_mpi_call dense = *call;
   MPI_Request request;

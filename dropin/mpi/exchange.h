@@ -30,22 +30,23 @@ struct ob_queue;     /* of a communicator: what is in flight on it, in the order
 struct ob_exchange;  /* of a tensor */
 struct ob_operation; /* a call of an exchange that has begun */
 
-/* Collective over comm, an intra-communicator. Fails on all ranks or on none. */
+/* Makes the queue. Collective over comm, an intra-communicator. Fails on all ranks or on none. */
 onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **queue);
 
-/* Collective: waits for what is in flight. All exchanges must have been destroyed after
- * ob_queue_drain. NULL is fine. */
+/* Destroys the queue after its operations in flight. Collective. All exchanges must have been
+ * destroyed after ob_queue_drain. NULL is fine. */
 void ob_queue_drain(struct ob_queue *queue);
 void ob_queue_destroy(struct ob_queue *queue);
 
-/* Moves what is in flight in this process, on every communicator, without waiting. For those who
- * wait for something else meanwhile. Thread-safe. */
+/* Moves the operations in flight in this process, on every communicator, without waiting. For loops
+ * that wait for something else. Thread-safe. */
 void ob_queues_move(void);
 
-/* The same for a while, longer the longer nothing has happened: what loops that wait call. */
+/* Does the same in such a loop, and waits the longer the longer nothing has happened. */
 void ob_queues_backoff(unsigned idle);
 
-/* Collective over the queue's communicator, all ranks alike. The queue outlives it.
+/* Creates an exchange. Collective over the queue's communicator, all ranks alike. The queue
+ * outlives it.
  *   call         whose signature it serves; its buffers do not matter
  *   bits         an element, from and to; 0: as ONEBIT_BITS says
  *   has_memory   false: this rank has no memory for what belongs to it
@@ -54,7 +55,7 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **exchange);
 
-/* Waits for its operations in flight; those still to be tested keep their results. */
+/* Destroys it after its operations in flight; those still to be tested keep their results. */
 void ob_exchange_destroy(struct ob_exchange *exchange);
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange);
 const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
@@ -69,8 +70,8 @@ void ob_exchange_forgive(struct ob_exchange *exchange);
 /* Notes a call that the ranks knew beforehand to be dense. */
 void ob_exchange_count_dense(struct ob_exchange *exchange);
 
-/* Does a call of its signature. Blocking. withdraw: this rank must not compress it.
- * Gives an MPI error code. */
+/* Makes a call of its signature. Blocking. withdraw: this rank must not compress it. Returns an MPI
+ * error code. */
 int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw);
 
 /* The same in parts. The operation is given back by the test or the wait that finds it done; both
@@ -79,7 +80,7 @@ int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call
  * made at once, blocking, and *operation is NULL. */
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **operation);
-/* Moves nothing. *compressed: not where it was withdrawn. */
+/* True if the operation has ended; moves nothing. *compressed: false where it was withdrawn. */
 bool ob_operation_ended(struct ob_operation *operation, bool *compressed);
 int ob_operation_test(struct ob_operation **operation, bool *done);
 int ob_operation_wait(struct ob_operation **operation);

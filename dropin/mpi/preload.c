@@ -17,8 +17,8 @@
 
 enum { MESSAGE_BYTES = 512 };
 
-/* Rank 0's exit status becomes 1: one rank's is enough, launchers end the others when they see it.
- */
+/* True: rank 0's exit status becomes 1. One rank's is enough, launchers end the others when they
+ * see it. */
 static bool failed;
 static bool went_well(void) { return !failed; }
 
@@ -26,7 +26,8 @@ static bool went_well(void) { return !failed; }
 
 typedef const char *version_call(void);
 
-/* A program that is linked to onebit gets this library's calls, which must be what it knows. */
+/* Checks that the program's onebit is this one: a program that is linked to onebit gets this
+ * library's calls. */
 static onebit_status_t check_version(void) {
   version_call *next;
   void *found = dlsym(RTLD_NEXT, "onebit_version");
@@ -50,7 +51,7 @@ static onebit_status_t find_settings(void) {
 
 /* ---- What all of them agree on ---- */
 
-/* The message of the lowest rank that has failed, on all ranks; false where none has. */
+/* Gives all ranks the message of the lowest rank that has failed; false where none has. */
 static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
   int mine = message[0] ? rank : size, first = size;
   PMPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -70,14 +71,14 @@ static bool same_rules(void) {
   return least[0] == ~least[1];
 }
 
-/* One rank's wish is everyone's: where the variable did not reach all of them too. */
+/* Makes one rank's wish everyone's, where the variable did not reach all of them. */
 static void agree_on_required(void) {
   int mine = ob_preload.required, most = 0;
   PMPI_Allreduce(&mine, &most, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
   ob_preload.required = most;
 }
 
-/* Collective: where every rank is known to have the library. */
+/* Agrees with all ranks, which are known to have the library. Collective. */
 static void agree(int rank, int size, char message[MESSAGE_BYTES]) {
   bool bad = agree_on_failure(rank, size, message);
   agree_on_required();
@@ -86,8 +87,8 @@ static void agree(int rank, int size, char message[MESSAGE_BYTES]) {
              "the ranks' rules (ONEBIT_RULES) or versions of onebit differ");
 }
 
-/* Ranks that have no library are met by the name service alone; where there is none, the launcher
- * is said to have given it to all (ONEBIT_EVERY_RANK=1). */
+/* Finds out whether every rank has the library: only the name service can tell; without one
+ * ONEBIT_EVERY_RANK=1 says that the launcher has given it to all. */
 static bool has_every_rank(int size, const struct ob_presence *presence,
                            char message[MESSAGE_BYTES]) {
   if (size == 1 || presence->found == OB_PRESENCE_ALL ||
@@ -153,7 +154,7 @@ static void start_unless_foreign(void) {
             onebit_last_error());
 }
 
-/* MPI_Init may not return. */
+/* Warns before MPI_Init, which may not return. */
 static void warn_of_launcher(void) {
   char text[256];
   if (ob_launch_rank() == 0 && ob_launch_is_foreign(text, sizeof text))

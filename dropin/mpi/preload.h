@@ -19,12 +19,12 @@ __typeof__(*PMPI_Allgather) MPI_Allgather;
 __typeof__(*PMPI_Iallreduce) MPI_Iallreduce;
 __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 
-/* The same, of calls with any count that are not small. An MPI error code. */
+/* Makes a call with any count that is not small. Returns an MPI error code. */
 int ob_preload_call(const struct ob_mpi_call *call);
 int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
 
-/* The line at the start, by one rank; and the report: of all ranks, collective over MPI_COMM_WORLD,
- * or of this one. Says whether any of them has compressed anything. */
+/* Prints the line at the start, on one rank; and the report: of all ranks, collective over
+ * MPI_COMM_WORLD, or of this one. True if any of them has compressed anything. */
 void ob_preload_report_start(int size);
 bool ob_preload_report_end(bool all, bool prints);
 
@@ -36,8 +36,9 @@ struct ob_preload_decision {
   int tensor, max_bits;     /* of it */
   struct ob_shadow *shadow;
 };
-/* An MPI error code: where ranks have to agree first, one may not come within ONEBIT_TIMEOUT. Then
- * the call is not to be made, and the communicator's error handler has been called. */
+/* Decides a call. Returns an MPI error code: where ranks have to agree first, one may not come
+ * within ONEBIT_TIMEOUT. Then the call is not to be made, and the communicator's error handler has
+ * been called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
 /* True if MPI would reject an argument that a compressed call would not; asks MPI. */

@@ -10,7 +10,7 @@
 #include "dropin/mpi/shadow.h"
 #include "dropin/report.h"
 
-/* A handle is a pointer or a number. */
+/* The number of a handle, which is a pointer or a number. */
 static uint64_t number_of(const void *handle, size_t bytes) {
   uint64_t number = 0;
   memcpy(&number, handle, bytes < sizeof number ? bytes : sizeof number);
@@ -70,7 +70,8 @@ bool ob_preload_is_wrong(const struct ob_mpi_call *call) {
          (MPI_Count)call->count < 0;
 }
 
-/* Ranks of another MPI_Init may have other rules, or nothing preloaded. */
+/* True if all ranks are of MPI_COMM_WORLD: ranks of another MPI_Init may have other rules, or
+ * nothing preloaded. */
 static bool is_within_world(MPI_Comm comm) {
   MPI_Group group, world, both;
   int size = 0, common = -1;
@@ -184,7 +185,7 @@ static int run_compressed(const struct ob_mpi_call *call,
   return code == MPI_SUCCESS ? code : fail(call, code);
 }
 
-/* A blocking call that is not small. An MPI error code. */
+/* Makes a blocking call that is not small. Returns an MPI error code. */
 int ob_preload_call(const struct ob_mpi_call *call) {
   OB_CALL_SCOPE;
   struct ob_preload_decision decision;

@@ -16,7 +16,8 @@
 
 typedef uintptr_t any; /* a handle of any MPI library */
 
-/* A function that a program knows as `name`. mpi.h may declare it otherwise, or not at all. */
+/* Defines a function that a program knows as `name`. mpi.h may declare it otherwise, or not at
+ * all. */
 #define ENTRY(name, parameters)                                                                    \
   int ob_entry_##name parameters __asm__(#name);                                                   \
   OB_PRELOAD_VISIBLE int ob_entry_##name parameters
@@ -35,7 +36,7 @@ static int refuse_count(any comm) {
 
 /* ---- Blocking ---- */
 
-/* More elements than an int counts. */
+/* Makes a call with more elements than an int counts. */
 static int make_large(const struct ob_mpi_call *call) {
   if (call->comm == MPI_COMM_NULL || ob_preload_small(call->operation, call->count))
     return ob_mpi_call_dense(call);

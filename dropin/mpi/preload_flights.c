@@ -1,4 +1,4 @@
-/* Who moves nonblocking calls while the program is elsewhere. */
+/* Moves nonblocking calls while the program is elsewhere. */
 #define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload_flights.h"
 
@@ -16,7 +16,7 @@ static _Thread_local int held;
 void ob_flights_hold(void) { held++; }
 void ob_flights_release(void) { held--; }
 
-/* Moves all of them once; gives those that are done. */
+/* Moves all of them once; returns those that are done. */
 static struct ob_flight *move_all(void) {
   struct ob_flight *done = NULL, **last = &done;
   for (struct ob_flight **at = &flights; *at;) {
@@ -162,7 +162,8 @@ void ob_flights_add(struct ob_flight *flight) {
   wake_thread();
 }
 
-/* MPI forbids it. Where the buffers are gone, ending the calls writes to memory of others. */
+/* Warns of calls without a wait, which MPI forbids: if their buffers are freed, ending the calls
+ * writes to others' memory. */
 static void warn_of_unfinished(void) {
   int rank = 0, unfinished = atomic_load(&alive);
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);

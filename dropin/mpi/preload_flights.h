@@ -26,16 +26,17 @@ struct ob_flight {
   int code;
 };
 
-/* Moves it; true when it is done, with the MPI error code in code. Not blocking. */
+/* Moves a flight; true when it is done, with the MPI error code in code. Not blocking. */
 bool ob_flight_test(struct ob_flight *flight);
 
-/* Local; the same on all ranks of a job. Begins what it needs when first asked. */
+/* True if flights can be moved. Local; the same on all ranks of a job. Begins what it needs when
+ * first asked. */
 bool ob_flights_move(void);
 
 /* Adds a flight, which is moved from now on until it has ended. */
 void ob_flights_add(struct ob_flight *flight);
 
-/* Waits until all have ended, and ends what moves them. */
+/* Waits until all have ended, and stops moving. */
 void ob_flights_finish(void);
 
 /* Keeps flights from being moved under this thread, which moves them itself, until the release. */

@@ -25,13 +25,13 @@ static void *address(void *from) {
   return is_mpi_fortran_bottom(from) ? MPI_BOTTOM : from;
 }
 
-/* Absent in `use mpi_f08` where the program leaves it out. */
+/* Sets the error code, which is absent in `use mpi_f08` where the program leaves it out. */
 static void set_error(MPI_Fint *error, int code) {
   if (error)
     *error = (MPI_Fint)code;
 }
 
-/* A subroutine under all of its names. */
+/* Defines a subroutine under all of its names. */
 #define FORTRAN(lower, upper, parameters)                                                          \
   void lower##_ parameters;                                                                        \
   OB_PRELOAD_VISIBLE void lower parameters __attribute__((alias(#lower "_")));                     \
@@ -40,7 +40,7 @@ static void set_error(MPI_Fint *error, int code) {
   OB_PRELOAD_VISIBLE void lower##_f08_ parameters __attribute__((alias(#lower "_")));              \
   OB_PRELOAD_VISIBLE void lower##_ parameters
 
-/* Arguments come from Open MPI's argv, not from Fortran. */
+/* Calls MPI_Init without arguments, which Open MPI has, not Fortran. */
 FORTRAN(mpi_init, MPI_INIT, (MPI_Fint * error)) { set_error(error, MPI_Init(NULL, NULL)); }
 
 FORTRAN(mpi_init_thread, MPI_INIT_THREAD,

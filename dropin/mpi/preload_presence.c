@@ -13,7 +13,8 @@ enum {
   NAME_BYTES = 64,
   VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* any library's fit */
   OWN_BYTES = 32,
-  /* A rank may be on its way out of MPI_Init, on a machine with other work. */
+  /* Attempts to find a rank, which may be on its way out of MPI_Init, on a machine with other
+   * work. */
   ATTEMPTS = 250,
   ANSWER_ATTEMPTS = 1500,
   PAUSE = 20000, /* microseconds */
@@ -27,8 +28,8 @@ static struct {
   char value[OWN_BYTES], answer[OWN_BYTES];
 } presence;
 
-/* Its errors go to the handler of MPI_COMM_WORLD, or in MPI 4 of MPI_COMM_SELF, which end the
- * program: a name that is not there is no error here. */
+/* Error handlers that are replaced meanwhile: by default errors go to that of MPI_COMM_WORLD, or in
+ * MPI 4 of MPI_COMM_SELF, which ends the program, but a missing name is no error here. */
 struct handlers {
   MPI_Errhandler world, self;
 };
@@ -80,7 +81,7 @@ static bool publish(int rank, const char *value) {
   return false;
 }
 
-/* Jobs may share a name service. Ranks of one have these in common, and their number. */
+/* Hashes what ranks of one job have in common, and their number: jobs may share a name service. */
 static uint64_t hash_of_job(int size) {
   static const char *const variables[] = {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID",
                                           "PBS_JOBID", "LSB_JOBID"};
@@ -93,8 +94,8 @@ static uint64_t hash_of_job(int size) {
   return hash;
 }
 
-/* Ranks that a program has started share their parents' name service, and their numbers: without a
- * name of the job they could be taken for those. */
+/* True for ranks that a program has started: they share their parents' name service, and their
+ * numbers, and without a name of the job they could be taken for those. */
 static bool is_unnamed_child(void) {
   MPI_Comm parent = MPI_COMM_NULL;
   PMPI_Comm_get_parent(&parent);
@@ -111,7 +112,7 @@ static int first_missing(int size) {
   return rank;
 }
 
-/* The first rank that has no library, or as many as there are. */
+/* The first rank that has no library, or the number of ranks. */
 static int missing_rank(int size) {
   char value[VALUE_BYTES];
   if (presence.rank != 0)

@@ -1,11 +1,11 @@
-/* MPI_Iallreduce: what the program holds is a generalized request. */
+/* MPI_Iallreduce: the program's request is a generalized request. */
 #include <limits.h>
 
 #include "base/memory.h"
 #include "dropin/mpi/preload_flights.h"
 #include "dropin/mpi/shadow.h"
 
-/* Without an operation, for want of memory, the call was made when it began. */
+/* Tests a flight. Without an operation, for want of memory, the call was made when it began. */
 bool ob_flight_test(struct ob_flight *flight) {
   bool compressed = true;
   if (flight->operation) {

@@ -38,7 +38,8 @@ size_t ob_queues_in_flight(void) {
 
 /* ---- Queues ---- */
 
-/* After a wait that was given up its requests are still MPI's, which may write to what is here. */
+/* Frees a queue. After a wait that was given up its requests are still MPI's, which may write to
+ * this memory. */
 static void free_queue(struct ob_queue *queue) {
   onebit_comm_destroy(queue->comm);
   if (queue->failed) {
@@ -59,7 +60,7 @@ static void add_queue(struct ob_queue *queue) {
   ob_queues_unlock();
 }
 
-/* Every rank learns whether all have got memory for it. */
+/* Allocates a queue, and tells every rank whether all have got memory for it. */
 static onebit_status_t allocate_queue(MPI_Comm comm, struct ob_queue **queue) {
   int size = 1;
   PMPI_Comm_size(comm, &size);
@@ -80,7 +81,7 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
   OB_TRY(allocate_queue(comm, &queue));
   queue->dense = MPI_COMM_NULL;
   onebit_status_t status = onebit_comm_create_mpi(comm, &queue->comm);
-  /* All ranks are here. MPI_Comm_dup would run the program's attribute callbacks. */
+  /* Duplicates with all ranks here. MPI_Comm_dup would run the program's attribute callbacks. */
   int code = MPI_SUCCESS;
   if (status == ONEBIT_OK)
     code = PMPI_Comm_split(comm, 0, onebit_comm_rank(queue->comm), &queue->dense);
@@ -124,7 +125,7 @@ static void release_spares(void) {
   }
 }
 
-/* Nobody moves it any more once it is no longer found. */
+/* Removes a queue from the list, after which nobody moves it any more. */
 static void remove_queue(struct ob_queue *queue) {
   while (!claim(queue))
     sched_yield();
@@ -223,7 +224,7 @@ static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
   return wait ? onebit_wait(&operation->request) : onebit_test(&operation->request);
 }
 
-/* Gives false when the operation is not decided yet. */
+/* Decides an operation; false when its plan has not ended yet. */
 static bool decide(struct ob_operation *operation, bool wait) {
   onebit_status_t status = ask_plan(operation, wait);
   if (status == ONEBIT_IN_PROGRESS)
@@ -244,7 +245,7 @@ static bool decide(struct ob_operation *operation, bool wait) {
 
 #define DENSE_CALL "a call without compression"
 
-/* Sends what is unsent, and ends what has arrived, or is waited for too long. */
+/* Sends an unsent operation, and ends one that has arrived, or is waited for too long. */
 static void move_dense(struct ob_operation *operation) {
   int done = 0, code = MPI_SUCCESS;
   if (operation->stage == OB_STAGE_UNSENT) {
@@ -268,7 +269,7 @@ static bool is_undecided(const struct ob_operation *operation) {
   return operation->stage == OB_STAGE_WAITS || operation->stage == OB_STAGE_COMPRESSED;
 }
 
-/* The first of the queue, or the one after another. */
+/* The first operation of the queue, or the one after another. */
 static struct ob_operation *next_of(struct ob_queue *queue, const struct ob_operation *operation) {
   ob_queues_lock();
   struct ob_operation *next = operation ? operation->next : queue->first;
@@ -294,7 +295,8 @@ static void unclaim(struct ob_queue *queue) {
   ob_queues_unlock();
 }
 
-/* Waits in the library where nothing else of this process could be what others wait for. */
+/* Moves a queue. Waits in the library only where nothing else of this process could be what others
+ * wait for. */
 static void move(struct ob_queue *queue, bool wait) {
   if (!claim(queue))
     return;
@@ -334,7 +336,8 @@ static struct ob_operation *alloc_operation(void) {
   return operation ? operation : ob_allocate(1, sizeof *operation);
 }
 
-/* The plan's calls begin in the order of the operations: at once only where none is before. */
+/* Adds an operation. The plan's calls begin in the order of the operations: at once only where none
+ * is before. */
 static void add_operation(struct ob_operation *operation) {
   struct ob_queue *queue = operation->queue;
   ob_queues_lock();

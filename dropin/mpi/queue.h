@@ -32,7 +32,7 @@ struct ob_operation {
   char message[160]; /* of an error, where code is one */
 };
 
-/* Numbers in one agreement. */
+/* The most numbers in one agreement. */
 #define OB_MAX_AGREED 128
 
 struct ob_queue {
@@ -65,7 +65,7 @@ struct ob_exchange {
 
 /* ---- exchange.c ---- */
 
-/* An MPI error as the message of onebit_last_error. */
+/* Reports an MPI error with its message, and returns the status. */
 onebit_status_t ob_mpi_failed(const char *call, int code);
 
 /* Begins the operation's compressed call. */
@@ -78,7 +78,7 @@ void ob_exchange_store(const struct ob_exchange *exchange, const struct ob_mpi_c
  * dense. A damaged message and a failed transport may have met one alone. */
 bool ob_is_withdrawn(onebit_status_t status);
 
-/* Notes how a call was decided; counts one that has ended well. The lock is held. */
+/* Notes the decision on a call; below, counts a call that has ended well. The lock is held. */
 void ob_exchange_note(struct ob_exchange *exchange, bool compressed);
 void ob_exchange_count(struct ob_exchange *exchange, bool compressed);
 
@@ -99,19 +99,21 @@ void ob_operation_spare(struct ob_operation *operation);
 
 /* ---- waits.c: bounded by ONEBIT_TIMEOUT, as collectives/watch.h has it ---- */
 
-/* Waits for a request of MPI's, and moves what is in flight meanwhile: it may be what other ranks
- * wait for before they take part. So no blocking call of MPI will do, and since those do not match
- * nonblocking ones, all ranks make nonblocking ones. An MPI error code; MPI_ERR_OTHER: a rank has
- * not come, which the message of onebit_last_error names where the communicator has a queue. */
+/* Waits for a request of MPI's, and moves the operations in flight meanwhile: other ranks may wait
+ * for them before they take part. So no blocking call of MPI will do, and since those do not match
+ * nonblocking ones, all ranks make nonblocking ones. Returns an MPI error code; MPI_ERR_OTHER: a
+ * rank has not come, which the message of onebit_last_error names where the communicator has a
+ * queue. */
 int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what);
 
 /* Each value becomes the largest of all ranks. Errors: as ob_wait_moving. */
 int ob_largest(MPI_Comm comm, int64_t *values, int count);
 
-/* Nothing has moved since the last look at what `what` names. Errors: as ob_wait_moving. */
+/* Looks at the watch when nothing has moved since the last look at a wait for `what`. Errors: as
+ * ob_wait_moving. */
 int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what);
 
-/* Answers ranks that ask who waits. */
+/* Answers ranks that call the roll. */
 void ob_roll_answer(struct ob_queue *queue);
 
 #endif

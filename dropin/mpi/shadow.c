@@ -1,4 +1,4 @@
-/* Parts of sums, compressed and exact. */
+/* Compares parts of sums, compressed and exact. */
 #include "dropin/mpi/shadow.h"
 
 #include <math.h>
@@ -9,11 +9,11 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/queue.h"
 
-/* The first calls of a tensor have a shadow each, then one in so many: others each time, so that no
- * rhythm of the program's hides from them. */
+/* The numbers of a tensor's first calls, which have a shadow each, and of calls of which one has
+ * then: another one each time, so that no rhythm of the program's hides from them. */
 enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
 
-/* Elements of a part: an eighth of the tensor, in blocks of a scale. */
+/* Elements of a part: an eighth of the tensor, at most MAX_PART, in blocks of a scale. */
 enum { BLOCK = 2048, MAX_PART = 8 * BLOCK };
 
 static size_t part_of(size_t count) {
@@ -73,7 +73,7 @@ static struct difference compare(onebit_dtype_t dtype, const char *sum, const ch
   return found;
 }
 
-/* The bound of quiet, as far below as MAX_BOUNDS has it above. */
+/* A call this much smaller than the one before is quiet: the bound that MAX_BOUNDS below gives. */
 #define QUIET (1.0 / 13)
 
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
@@ -89,7 +89,8 @@ static double bound_of(int bits) {
   return bits == 0 ? INFINITY : bits >= 8 ? 0.125 : bits >= 4 ? 0.6 : bits >= 2 ? 1.6 : 4;
 }
 
-/* One call beyond the bound among so many may be chance: an outlier among gradients came before. */
+/* Calls beyond the bound that are refused: this many among AMONG, or one far beyond. A single one
+ * may be chance, after an outlier among gradients. */
 enum { MAX_OFFENCES = 2, MAX_BOUNDS = 4, AMONG = 64 };
 
 static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {

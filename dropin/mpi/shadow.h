@@ -1,9 +1,8 @@
 /*
- * Shadows: now and then a part of a compressed sum is made exactly beside it, and both are
- * compared. Error feedback promises that a sum differs from the exact one by what rounding left out
- * of the call before. Where that is much of the sum itself, since the call before was much larger,
- * the sum is no gradient that is averaged over steps, and the tensor is exact from then on, on all
- * ranks.
+ * Shadows: now and then a part of a compressed sum is also computed exactly, and both are compared.
+ * With error feedback a sum differs from the exact one by the rounding error of the call before.
+ * Where that is much of the sum itself, since the call before was much larger, the sum is no
+ * gradient that is averaged over steps, and the tensor is exact from then on, on all ranks.
  */
 #ifndef OB_DROPIN_MPI_SHADOW_H
 #define OB_DROPIN_MPI_SHADOW_H
@@ -21,7 +20,7 @@ struct ob_shadow {
   double norm;              /* square, of a part of the latest nonblocking call's input */
 };
 
-/* Memory for the input of a tensor's shadow. */
+/* Bytes for the input of a tensor's shadow. */
 size_t ob_shadow_bytes(const struct ob_mpi_call *call);
 
 /* Called before a compressed blocking call. True if it has a shadow, which all ranks find alike;

@@ -1,7 +1,7 @@
 /*
  * Waits for MPI's own collectives. MPI does not say which rank they miss, so a rank that has waited
- * long calls the roll on the queue's communicator: it asks all others, and whoever waits here too
- * answers. What is sent has no bytes: the tag says what it is.
+ * long calls the roll on the queue's communicator: it asks all others, and ranks that wait here too
+ * answer. These messages have no bytes: the tag says what they mean.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -16,9 +16,9 @@
 /* Time for the answer: a rank that waits here needs a turn of its loop, on a busy processor a few
  * more. */
 #define ROLL_SECONDS 0.5
-/* Tests of the request between two looks for questions. */
+/* Tests of the request between two looks for such messages. */
 #define TESTS_BETWEEN 64
-/* Roll calls have numbers below this, so that every tag is one that MPI must have. */
+/* The number of roll calls that have tags of their own, of those that every MPI must have. */
 #define ROLL_CALLS 16000
 
 enum { ASK, HERE, KINDS };
@@ -118,7 +118,7 @@ int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what) {
   return code;
 }
 
-/* MPI may still write to the values of a wait that was given up. */
+/* Finds the largest values. MPI may still write to the values of a wait that was given up. */
 int ob_largest(MPI_Comm comm, int64_t *values, int count) {
   static _Thread_local int64_t alone[OB_MAX_AGREED];
   struct ob_queue *queue = ob_queue_of(comm);
