@@ -24,10 +24,10 @@ struct ob_block_step {
 void ob_block_step_run(struct ob_block_step *step,
                        void (*body)(void *context, size_t first, size_t end, int thread));
 
-/* Floats of a thread: the values of a block that wait for their scale. */
+/* Floats of scratch of a thread: the values of a block that wait for their scale. */
 size_t ob_scratch_of_levels(const struct ob_work *work);
 
-/* The words of a message where the block begins. */
+/* The words of a block in a message. */
 uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
                           const struct ob_block *block);
 

@@ -1,4 +1,4 @@
-/* Compressing and reducing, block by block; and undoing either. */
+/* Compresses and reduces, block by block; and undoes either. */
 #include <string.h>
 
 #include "compression/block_step.h"
@@ -7,7 +7,7 @@ static onebit_dtype_t input_dtype(const struct ob_block_step *step) {
   return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
 }
 
-/* The piece's element where the block begins. */
+/* The block's place in its piece's input. */
 static const char *input_of(const struct ob_block_step *step, const struct ob_block *block) {
   const char *base = step->source->inputs[block->piece];
   return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
@@ -18,8 +18,8 @@ static void note_scale(struct ob_work *work, float scale) {
     atomic_store_explicit(&work->large, true, memory_order_relaxed);
 }
 
-/* The sum of a block's magnitudes becomes its scale, in the message and with the residuals, or
- * waits for ob_finish. A scale that is not finite never leaves: the flag does. */
+/* Makes the sum of a block's magnitudes its scale, in the message and with the residuals, or leaves
+ * it to ob_finish. A scale that is not finite never leaves: the flag does. */
 static void set_scale(struct ob_block_step *step, size_t block, size_t count, float sum) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
@@ -92,8 +92,7 @@ static void measure(const struct ob_block_step *step, size_t b, const struct ob_
  * reads memory goes on while what computes does, and the scratch, whose lines the arrays drive out
  * of the first-level cache, is fetched once. */
 
-/* Elements in a part: of 32 to 2,048, 256 and 512 took least
- * (docs/measured/processor.md). */
+/* Elements in a part: of 32 to 2,048, 256 and 512 took least time (docs/measured/processor.md). */
 #define PART 512
 
 /* The run that finds a block's values, one of the two, and the run that makes levels of the block
@@ -113,7 +112,7 @@ static void quantise_part(const struct ob_block_step *step, struct ob_quantise_r
   step->work->codec->quantise(&run);
 }
 
-/* The new values of the elements first .. end - 1. */
+/* Finds the new values of the elements first .. end - 1. */
 static void find_part(const struct ob_block_step *step, const struct levels *levels, size_t first,
                       size_t end) {
   const struct ob_codec *codec = step->work->codec;
@@ -126,8 +125,8 @@ static void find_part(const struct ob_block_step *step, const struct levels *lev
   }
 }
 
-/* The run that makes levels in the message, and the new residual, of the values that the lanes are
- * of. */
+/* Makes the run that quantises a block, whose lanes are known, into the message and the new
+ * residual. */
 static struct ob_quantise_run quantise_run(const struct ob_block_step *step, size_t b,
                                            const struct ob_block *block, const float *values,
                                            struct ob_lanes *lanes) {
@@ -154,7 +153,7 @@ static struct ob_quantise_run quantise_run(const struct ob_block_step *step, siz
   };
 }
 
-/* The block before becomes levels. */
+/* Quantises the rest of the block before. */
 static void finish_levels(const struct ob_block_step *step, struct levels *levels) {
   for (size_t i = 0; i < levels->last.count; i += PART)
     quantise_part(step, levels->last, i);
@@ -209,8 +208,8 @@ static void point_to_moments(const struct ob_block_step *step, size_t b,
   run->moment.floor = floor_of(step, b, block, &run->moment);
 }
 
-/* Written in place, as by begin_reduce_run: a copy reads in wider pieces what was just written, and
- * so waits for all that is on its way to memory, 100 ns a block. */
+/* Fills in the run in place, as begin_reduce_run does: a copy of the struct reads in wider pieces
+ * what was just written, and so waits for all that is on its way to memory, 100 ns a block. */
 static void begin_compress_run(const struct ob_block_step *step, size_t b,
                                const struct ob_block *block, struct ob_compress_run *run) {
   const struct ob_work *work = step->work;
@@ -291,7 +290,7 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
   ob_block_step_run(&step, compress_body);
 }
 
-/* Its words and scales are in the thread's scratch. */
+/* Fills in the run; its words and scales are in the thread's scratch. */
 static void begin_reduce_run(const struct ob_block_step *step, size_t b,
                              const struct ob_block *block, int thread, struct ob_reduce_run *run) {
   const struct ob_work *work = step->work;

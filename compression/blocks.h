@@ -29,7 +29,7 @@
 #include "compression/measure.h"
 #include "compression/message.h"
 
-/* One block in so many is measured in a call, which is up to a tenth of its time. */
+/* One block in so many is measured in a call: the measurement takes up to a tenth of the time. */
 #define OB_MEASURE_EVERY 16
 
 /* Residuals of the blocks first .. first + blocks - 1 of a layout. */
@@ -45,10 +45,11 @@ struct ob_residual {
   bool *changed;        /* of one copy: which blocks this call has changed; NULL: there are two */
   float *scales[2];     /* one a block, or one in all */
   uint16_t *moments[2]; /* one an element; NULL without moments */
-  /* The error is stored as it is, of messages of more than one bit; a scale is only its size. */
+  /* True: the error is stored as it is, for messages of more than one bit; a scale is only its
+   * size. */
   bool eager[2];
-  /* One a block, of a plan that moves between widths: those with a number of `phase`, modulo
-   * OB_MEASURE_EVERY, are measured in this call. NULL: none. */
+  /* Norms of blocks, one each, in a plan that moves between widths: those with a number of `phase`,
+   * modulo OB_MEASURE_EVERY, are measured in this call. NULL: none. */
   struct ob_norms *norms;
   size_t phase;
   /* The server's rule. Where it keeps something else than an error, that is stored as it is, and a
@@ -62,7 +63,7 @@ onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob
                                    int copies, const struct ob_memory *memory);
 void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
-/* The moments stay. Errors: those of the memory, which the host's has not. */
+/* Resets everything but the moments. Errors: those of the memory, which the host's has not. */
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
 /* Gives memory of the host back to the system after a reset, until it is written. */
 void ob_residual_return(struct ob_residual *residual);
@@ -72,14 +73,15 @@ onebit_status_t ob_residual_forget(struct ob_residual *residual);
 bool ob_residual_large(const struct ob_residual *residual);
 size_t ob_residual_bytes(const struct ob_residual *residual);
 
-/* The current copy where the host can read it: itself, or arrays of their own, which end_view gives
- * back, also after a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
+/* Gives the host the current copy: itself, or arrays of their own, which end_view frees, also after
+ * a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
 onebit_status_t ob_residual_view(const struct ob_residual *residual, float **values,
                                  float **scales);
 void ob_residual_end_view(const struct ob_residual *residual, float *values, float *scales);
 
-/* The residual as plain floats, in the order of the elements; and back. `import` takes finite
- * values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the host's. */
+/* Converts the residual to plain floats, in the order of the elements; and back. `import` takes
+ * finite values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the
+ * host's. */
 size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_layout *layout);
 onebit_status_t ob_residual_export(const struct ob_residual *residual,
                                    const struct ob_layout *layout, float *error);
@@ -97,8 +99,8 @@ struct ob_work {
   bool measured;      /* residuals have norms */
   bool undoes;        /* residuals have one copy */
   bool stream;        /* the buffers exceed the caches */
-  /* Dense messages: of 16-bit values; and of values whose sum will not be looked at, so each block
-   * of the input must have a finite sum of squares. */
+  /* Dense messages: their values have 16 bits; and sums of them are not checked, so each block of
+   * the input must have a finite sum of squares. */
   bool half, bounded;
   int threads;
   size_t streams;         /* messages that are reduced or summed */
@@ -139,7 +141,7 @@ struct ob_source {
   float limit;              /* of the product with those, which is cut off there; 0: none */
   const float *values;      /* not NULL: instead of inputs, those of one message, in its words */
   bool float32;             /* inputs are, whatever else the plan's dtype is about */
-  /* With moments, and residuals that have them: how they change, and its factors. */
+  /* The rule of the moments, of residuals that have them, and its factors. */
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
   const float *floors;    /* NULL, or one a piece: so many times a table's mean moment counts */
@@ -170,7 +172,7 @@ void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_re
                     const struct ob_message_shape *shape);
 void ob_residual_undone(struct ob_residual *residual);
 
-/* The one scale, from the sums of all blocks of the residuals, for the residuals; the caller
+/* Finds the one scale, from the sums of all blocks of the residuals, for the residuals; the caller
  * puts the returned scale into the messages. */
 float ob_finish(struct ob_work *work, struct ob_residual *residual, const double *sums);
 
@@ -180,7 +182,7 @@ void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
 void ob_sum_values(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, struct ob_view *out);
 
-/* outputs[piece] = what the message says. */
+/* outputs[piece] = the decoded message. */
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
                      const struct ob_message_shape *shape, void *const *outputs);
 
@@ -189,8 +191,8 @@ struct ob_pass_sink {
   enum ob_pass_kind kind;
   size_t first_word;
   float *arrays[OB_ARRAYS];
-  /* By piece; a piece without parameters (padding) has no part in a pass that wants them. Or not
-   * NULL: all of them, which lie as the arrays do. */
+  /* The parameters by piece; a piece without parameters (padding) has no part in a pass that reads
+   * them. Or not NULL: all of them as masters, which lie as the arrays do. */
   float *const *parameters;
   float *masters;
   void *const *copies; /* NULL, or the parameters in copy_dtype */
@@ -201,44 +203,45 @@ struct ob_pass_sink {
   const float *scalings;     /* NULL: 1 */
   const float *last_values;  /* decay times the momentum before, where no message has it */
   float last_decay;
-  /* But for what is one a piece: of rate_sum and anchor_decay it has the sums of the steps'
-   * rates. */
+  /* Factors, except for those that are one a piece; rate_sum and anchor_decay are sums of the
+   * steps' rates. */
   struct ob_pass_factors factors;
   double *sums[OB_SUMS]; /* one a block of the layout; NULL where not wanted */
-  /* One a block: the sum of its variances before this step, for passes that divide gradients. It
-   * may be sums[0]. */
+  /* The sum of each block's variances before this step, for passes that divide gradients. It may be
+   * sums[0]. */
   const double *variances;
   /* For arrays of a device: its own form of the members that are here by piece. */
   const struct ob_bucket_device *device;
 };
 
-/* A pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that take
- * one: of its scales ob_pass_scale makes what the pass wants. `last`: the one before, where the
- * pass wants it and there is one. */
+/* Runs a pass over the blocks of `shape`, or with NULL over all. `in`: the message, for passes that
+ * take one: ob_pass_scale makes of its scales what the pass reads. `last`: the one before, where
+ * the pass reads it and there is one. */
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
 /* --- Dense messages (dense.c) */
 
-/* Values of the source's inputs, times its factor; of halves, as they are. NULL: zeros. */
+/* Loads the source's inputs, times its factor, into a message; halves as they are. NULL: zeros. */
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
-/* The same, but whatever they are, finite or not. */
+/* Does the same, whether values are finite or not. */
 void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out);
 
-/* The mean of messages, of halves times the factor, as float32; or to the outputs. */
+/* The mean of messages, for halves times the factor, as float32; or to the outputs. */
 void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
                     const struct ob_message_shape *shape, struct ob_view *out);
 void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
                        const struct ob_message_shape *shape, void *const *outputs);
 
-/* A message to the outputs. */
+/* Converts a message to the outputs. */
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 
-/* Processors that the calling thread may use, by its binding; 0: there are no threads here. */
+/* The number of processors that the calling thread may use, by its binding; 0: there are no threads
+ * here. */
 int ob_processors(void);
 
 /* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */

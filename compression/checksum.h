@@ -10,7 +10,7 @@
 
 #include "compression/numerics.h"
 
-/* Words of the payload: of one round, and of one run. */
+/* Lanes, which are the words of one round; and words of one run. */
 #define OB_CHECK_LANES 64
 #define OB_CHECK_RUN   (16 * OB_CHECK_LANES)
 
@@ -18,7 +18,7 @@
 #define OB_CHECK_WORD  0x85ebca6bu
 #define OB_CHECK_WORD2 0xc2b2ae35u
 
-/* Lane l of run r is number 64 r + l. */
+/* Begins a lane: lane l of run r has the number 64 r + l. */
 OB_INLINE uint32_t ob_check_begin(uint32_t number) { return (number + 1) * OB_CHECK_SEED; }
 
 OB_INLINE uint32_t ob_check_word(uint32_t lane, uint32_t word) {

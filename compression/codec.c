@@ -14,7 +14,7 @@
 static bool always(void) { return true; }
 
 #if defined(__x86_64__)
-/* Asked of the processor itself: __builtin_cpu_supports knows no F16C in every compiler, and finds
+/* Asks the processor itself: __builtin_cpu_supports knows no F16C in every compiler, and finds
  * nothing at all where the compiler's runtime library leaves it out, as zig's does.
  *   state   bits of XCR0: registers that the operating system keeps for each thread */
 static bool has(unsigned leaf_7_ebx, unsigned state) {

@@ -86,7 +86,7 @@ struct ob_reduce_run {
   struct ob_lanes *lanes;
 };
 
-/* The plain sum of the streams, stored. */
+/* A run of sums: the plain sum of the streams, stored. */
 struct ob_sum_run {
   size_t count, streams;
   unsigned width;
@@ -96,7 +96,7 @@ struct ob_sum_run {
   onebit_dtype_t dtype;
 };
 
-/* Levels of the values, and what they leave: values - decoded. */
+/* A run that quantises: levels of the values, and the error: values - decoded. */
 struct ob_quantise_run {
   size_t first, count;
   unsigned width;
@@ -117,7 +117,7 @@ struct ob_store_run {
   onebit_dtype_t dtype;
 };
 
-/* A pass of an optimizer (passes.h). */
+/* A run of an optimizer's pass (passes.h). */
 struct ob_pass_run {
   enum ob_pass_kind kind;
   bool stream; /* as above, for what is written and not read */
@@ -140,8 +140,8 @@ struct ob_pass_run {
 
 struct ob_codec {
   const char *name;
-  /* These two return the sum of magnitudes of the run, summed as numerics.h defines; 0 where it is
-   * added to lanes. */
+  /* Both return the sum of magnitudes of the run, summed as numerics.h defines; 0 where it is added
+   * to lanes. */
   float (*compress)(const struct ob_compress_run *);
   float (*reduce)(const struct ob_reduce_run *);
   /* The sum of the moments of a sample, by lanes as well. */
@@ -152,9 +152,9 @@ struct ob_codec {
   void (*sum)(const struct ob_sum_run *);
   void (*store)(const struct ob_store_run *);
   void (*pass)(struct ob_pass_run *);
-  /* Dense messages. load: output = factor * input, and whether all of it is finite. mean: of
-   * `streams` inputs, added in their order and then multiplied by `factor`, and whether the sum of
-   * its squares is finite. convert: output = float32 as dtype. */
+  /* Dense messages. load: output = factor * input; true if all of it is finite. mean: the sum of
+   * `streams` inputs, added in their order, times `factor`; true if the sum of its squares is
+   * finite. convert: output = float32 as dtype. */
   bool (*load)(const void *input, onebit_dtype_t dtype, float factor, size_t count, float *output);
   bool (*mean)(const float *const *inputs, size_t streams, float factor, size_t count,
                float *output);

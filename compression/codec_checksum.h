@@ -35,7 +35,7 @@ FIXED void check_end(check_vector *sum, const check_vector lanes[CHECKS]) {
   }
 }
 
-/* One run, or less: what its last round lacks is zeros. */
+/* Adds one run, or less: missing words of its last round are zeros. */
 FIXED void check_run(check_vector *sum, const unsigned char *words, size_t first, size_t count) {
   const size_t whole = count / OB_CHECK_LANES * OB_CHECK_LANES;
   check_vector lanes[CHECKS];

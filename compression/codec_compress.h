@@ -9,7 +9,7 @@ FIXED V v_reciprocal_root(V value) {
   return v_mul(guess, v_mul(v_set(OB_ROOT_FACTOR), v_sub(v_set(OB_ROOT_TERM), square)));
 }
 
-/* A page ahead of what the group reads; of moments, which are half as wide, as many elements. */
+/* Prefetches a page ahead of the group; of moments, which are half as wide, as many elements. */
 FIXED void group_prefetch_moments(const struct ob_compress_run *run, onebit_dtype_t dtype,
                                   size_t first) {
   group_prefetch(run->residual + first);
@@ -89,12 +89,13 @@ FIXED void group_momentum(V group[GROUP], const struct ob_compress_run *run, siz
     group[k] = v_mul(scaling, v_add(momentum[k], group[k]));
 }
 
-/* The momentum that a run has: none, signs, or levels. Levels are rare: all widths and rules share
- * one loop for each type of input, which decodes them by a call. */
+/* The forms of a run's momentum: none, signs, or levels. Levels are rare: all widths and rules
+ * share one loop for each type of input, which decodes them by a call. */
 enum momentum { NONE, SIGNS, LEVELS };
 
-/* A run is copied, here and below: what a vector is stored to may be any object whose address is
- * known elsewhere, so that the compiler would read all of it again after each. */
+/* Compresses a run, which is copied here and below: a vector may be stored to any object whose
+ * address is known elsewhere, so the compiler would read all of the struct again after each
+ * store. */
 FIXED float compress_run(const struct ob_compress_run *all, onebit_dtype_t dtype,
                          onebit_scale_t rule, enum momentum momentum, bool moments) {
   const struct ob_compress_run copy = *all, *const run = &copy;

@@ -8,7 +8,7 @@
  * For others the compiler makes the vectors, of the arithmetic in levels.h.
  */
 #ifndef VECTOR_LEVELS
-/* Two codes a byte or four: what they are shifted by does not depend on the element, so that the
+/* Unpacks codes, two a byte or four: their shifts do not depend on the element, so that the
  * compiler can make vectors even where these have one shift for all lanes. */
 FIXED void group_unpack(const uint32_t *fields, unsigned width, int32_t code[OB_LANES]) {
   const unsigned each = 8 / width;
@@ -66,7 +66,7 @@ FIXED void group_values(V group[GROUP], const uint32_t *words, size_t word, unsi
     group_levels(group, words + width * word, width, scale);
 }
 
-/* The same where the width is not known to the compiler, and levels are the exception: not worth a
+/* Decodes a group whose width the compiler does not know: levels are the exception, and not worth a
  * copy of all widths in each place. */
 __attribute__((noinline)) static void levels_of_any(V group[GROUP], const uint32_t *fields,
                                                     unsigned width, float scale) {
@@ -86,7 +86,7 @@ FIXED void group_of_any(V group[GROUP], const uint32_t *words, size_t word, unsi
     levels_of_any(group, words + width * word, width, scale);
 }
 
-/* The code of 0 is 0 in every width, and what it leaves may not be. */
+/* Quantises a run. The code of 0 is 0 in every width, but its error may not be. */
 FIXED void quantise_run(const struct ob_quantise_run *all, unsigned width) {
   const struct ob_quantise_run copy = *all, *const run = &copy;
   const V inverse = v_set(ob_inverse_scale(run->scale)), scale = v_set(run->scale);

@@ -12,7 +12,7 @@ struct pass_group {
   float sum[OB_SUMS][OB_LANES] __attribute__((aligned(64)));
 };
 
-/* The same for all passes: not worth a copy in each. */
+/* A function that all passes share: not worth a copy in each. */
 #define SHARED __attribute__((noinline)) static
 
 SHARED void pass_load_gradient(float to[OB_LANES], const struct ob_pass_run *run, size_t first,
@@ -113,7 +113,7 @@ FIXED void pass_read(struct pass_group *group, const struct ob_pass_run *run,
       group->small[OB_LAST][i] = run->last_values[first + i];
 }
 
-/* ob_pass_quotient of a group, whose messages are signs: `of` has it for each pair of them. */
+/* Loads ob_pass_quotient of a group whose messages are signs: `of` has it for each pair of them. */
 FIXED void pass_load_quotient(struct pass_group *group, enum ob_pass_kind kind, const float of[4]) {
   const bool two = ob_pass_reads(kind) & OB_MASK(OB_LAST);
   const float plus_plus = of[0], minus_plus = of[1], plus_minus = of[2], minus_minus = of[3];
@@ -142,7 +142,8 @@ FIXED void pass_write(const struct pass_group *group, const struct ob_pass_run *
     pass_store_copy(group->at[OB_PARAMETER], run, first, count);
 }
 
-/* Elements past the end are zeros, and whatever comes of them stays here; they add nothing. */
+/* Applies the pass to elements. Those past the end are zeros, and their results stay here; they add
+ * nothing. */
 FIXED void pass_elements(enum ob_pass_kind kind, bool divided, struct pass_group *group,
                          const struct ob_pass_factors *factors) {
   const unsigned reads = ob_pass_reads(kind), writes = ob_pass_writes(kind),
@@ -166,7 +167,7 @@ FIXED void pass_elements(enum ob_pass_kind kind, bool divided, struct pass_group
   }
 }
 
-/* Lanes of sums stay in registers: in memory each group would wait for the one before. */
+/* Adds sums to lanes that stay in registers: in memory each group would wait for the one before. */
 FIXED void pass_add(V lanes[OB_SUMS][GROUP], const struct pass_group *group,
                     enum ob_pass_kind kind) {
   OB_UNROLLED
@@ -225,7 +226,7 @@ FIXED void pass_run(struct ob_pass_run *run, enum ob_pass_kind kind, bool signs)
   pass_end(run, kind, lanes);
 }
 
-/* SQUARES, which only reads, and is short: its sums stay in registers. */
+/* Runs SQUARES, which only reads, and is short: its sums stay in registers. */
 FIXED void squares_run(struct ob_pass_run *run, onebit_dtype_t dtype) {
   V group[GROUP], lanes[GROUP];
   const V factor = v_set(run->factors.gradient_factor);

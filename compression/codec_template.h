@@ -34,8 +34,8 @@
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline
 
-/* The loop that follows may become vectors: its iterations do not depend on each other. Or it is
- * over slots, of which the compiler knows what a pass has of each. */
+/* Before a loop that may become vectors: its iterations do not depend on each other. And before one
+ * over slots, whose use by a pass the compiler knows. */
 #ifdef __clang__
 #define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define OB_UNROLLED    _Pragma("unroll")
@@ -60,7 +60,8 @@ FIXED void group_prefetch(const float *group) {
     prefetch(group + at / sizeof *group, 4096); /* a page */
 }
 
-/* The lines of each stream that begin 2,048 elements from here, when it is time for the next. */
+/* Prefetches the lines of each stream that begin 2,048 elements from here, when it is time for the
+ * next. */
 FIXED void streams_prefetch(const uint32_t *const *bits, size_t streams, size_t i, unsigned width) {
   if (i % 512 != 0)
     return;
@@ -90,7 +91,7 @@ FIXED void group_load(V group[GROUP], const void *buffer, size_t first, onebit_d
   }
 }
 
-/* Results, before they are stored. */
+/* Bounds results before they are stored. */
 FIXED void group_bound(V group[GROUP], onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT16)
     for (int k = 0; k < GROUP; k++)
@@ -109,7 +110,7 @@ FIXED void group_store(const V group[GROUP], void *buffer, size_t first, onebit_
   }
 }
 
-/* The elements first .. end - 1 of a buffer, at most a group of them, and zeros. */
+/* Loads the elements first .. end - 1 of a buffer, at most a group of them, and zeros. */
 FIXED void part_load(V group[GROUP], const void *buffer, size_t first, size_t end,
                      onebit_dtype_t dtype) {
   float part[OB_LANES] = {0};
@@ -165,7 +166,7 @@ FIXED float sums_end(const struct sums *sums, struct ob_lanes *so_far) {
   return 0;
 }
 
-/* The error kept from the last call; group += that */
+/* error = the error of the last call; group += error */
 FIXED void group_error(V error[GROUP], const float *residual, V scale) {
   for (int k = 0; k < GROUP; k++) {
     V c = v_load(residual + k * VL);
@@ -185,8 +186,8 @@ FIXED void group_guard(V stored[GROUP], const V input[GROUP], const float *resid
     stored[k] = v_if_zero(v_sub(input[k], input[k]), stored[k], v_load(residual + k * VL));
 }
 
-/* Writes the new residuals, or values, and the signs of the group where these are wanted; else
- * their largest magnitude is. */
+/* Writes the new residuals, or values, and the signs of the group if they are used; else finds
+ * their largest magnitude. */
 FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residual, uint32_t *signs,
                       bool stream, onebit_scale_t rule, struct sums *sums) {
   for (int k = 0; k < GROUP; k++) {
@@ -245,7 +246,7 @@ FIXED void sum_width(const struct ob_sum_run *run, unsigned width) {
     sum_run(run, ONEBIT_FLOAT16, width);
 }
 
-/* The body once for each width. */
+/* Runs the body with the width as a constant. */
 #define FOR_WIDTH(width, body)                                                                     \
   ((width) == 1 ? body(1) : (width) == 2 ? body(2) : (width) == 4 ? body(4) : body(8))
 
@@ -272,7 +273,7 @@ FIXED void store_run(const struct ob_store_run *run, onebit_dtype_t dtype, unsig
   }
 }
 
-/* Streams when the run may: float32 on a vector boundary. */
+/* Stores past the caches when the run may: float32 on a vector boundary. */
 FIXED void store_streaming(const struct ob_store_run *run, unsigned width) {
   V group[GROUP];
   const V scale = v_set(run->scale);
@@ -303,8 +304,8 @@ static void store(const struct ob_store_run *run) {
 
 #include "compression/codec_passes.h"
 
-/* A value times zero is zero if it is finite and NaN if not; the sum of such products is NaN if one
- * is. */
+/* Loads a run and finds whether it is finite: a value times zero is zero if it is finite and NaN if
+ * not; the sum of such products is NaN if one is. */
 FIXED bool load_run(const void *input, onebit_dtype_t dtype, float factor, size_t count,
                     float *output) {
   V group[GROUP], lanes[GROUP];

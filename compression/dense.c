@@ -1,4 +1,4 @@
-/* The loop over the blocks of a dense message, once for each step. */
+/* Loops over the blocks of a dense message, one for each step. */
 #include <string.h>
 
 #include "compression/blocks.h"
@@ -33,7 +33,7 @@ static size_t capacity_of(const struct ob_block *block) {
   return (block->count + OB_LANES - 1) / OB_LANES * OB_LANES;
 }
 
-/* Sources may be float32 whatever the plan's type. */
+/* The type of inputs: sources may be float32 whatever the plan's type. */
 static onebit_dtype_t input_dtype(const struct step *step) {
   return step->source && step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
 }
@@ -52,9 +52,9 @@ static void mark_not_finite(struct ob_work *work) {
   atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
 }
 
-/* Loads what the block counts as, zeros where it has no input; the rest of the last word may hold
- * what an earlier message left there. Returns whether it is finite; where `bounded` is set, whether
- * the sum of its squares is. */
+/* Loads the block times the factor, zeros where it has no input; the rest of the last word may hold
+ * what an earlier message left there. True if it is finite; where `bounded` is set, if the sum of
+ * its squares is. */
 static bool load_block(const struct step *step, const struct ob_block *block, float *values) {
   const struct ob_work *work = step->work;
   const void *input = input_of(step, block);
@@ -65,7 +65,7 @@ static bool load_block(const struct step *step, const struct ob_block *block, fl
   return work->bounded ? work->codec->mean(&loaded, 1, 1, capacity, values) : finite;
 }
 
-/* The block as it is, in messages of its type. */
+/* Copies the block as it is, into messages of its type. */
 static void copy_block(const struct step *step, const struct ob_block *block) {
   const void *input = input_of(step, block);
   size_t size = ob_dtype_size(step->work->dtype), valid = input ? block->valid * size : 0;
@@ -114,7 +114,7 @@ void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
   run_step(&step, copy_body);
 }
 
-/* Points the scratch at the block in each message, or at what it says as float32. */
+/* Points the scratch at the block in each message, or at its values as float32. */
 static void gather_values(const struct step *step, const struct ob_block *block, size_t streams) {
   struct ob_work *work = step->work;
   size_t at = position_of(step, block);
@@ -127,7 +127,8 @@ static void gather_values(const struct step *step, const struct ob_block *block,
   }
 }
 
-/* A block at a time, so that what counts as not finite does not depend on how messages are cut. */
+/* Makes the mean of a block at a time, so that what counts as not finite does not depend on how
+ * messages are cut. */
 static void mean_of_block(const struct step *step, const struct ob_block *block, size_t streams,
                           float *out) {
   struct ob_work *work = step->work;

@@ -31,7 +31,7 @@ struct ob_layout {
   size_t blocks, words, elements;
 };
 
-/* A block, looked up. */
+/* A block that was looked up. */
 struct ob_block {
   size_t piece, offset; /* its first element, counted in its piece */
   size_t count, valid;
@@ -57,7 +57,7 @@ OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
   return low;
 }
 
-/* Looks block number `block` up. *piece is where to start searching, and is moved there: start at
+/* Looks up block number `block`. *piece is where to start searching, and is moved there: start at
  * 0, keep it between neighbours. Here, since device code looks blocks up too. */
 OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block,
                                           size_t *piece) {

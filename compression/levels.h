@@ -29,10 +29,10 @@ OB_INLINE float ob_largest_level(unsigned width) {
   return width == 2 ? 1.5f : width == 4 ? 7.0f : 1.875f;
 }
 
-/* With ONEBIT_SCALE_RMS, what the largest level stands for at most, as a multiple of the block's
- * root mean square: what is larger is cut off, and waits in the residual. Of 1, 1.5, 2 and 3, and
- * of 2, 3, 4, 7 and no bound, these harmed the caller's own Adam least, but for smaller ones that
- * left twice the residual (docs/scales.md). In 8 bits nothing is cut off. */
+/* The value of the largest level, with ONEBIT_SCALE_RMS, as a multiple of the block's root mean
+ * square: larger values are cut off, and the rest waits in the residual. Of 1, 1.5, 2 and 3, and of
+ * 2, 3, 4, 7 and no bound, these harmed the caller's own Adam least, but for smaller ones that left
+ * twice the residual (docs/scales.md). In 8 bits nothing is cut off. */
 OB_INLINE float ob_level_reach(unsigned width) {
   return width == 2 ? 1.5f : width == 4 ? 3.0f : ob_float_of(0x7f800000u);
 }
@@ -55,8 +55,8 @@ OB_INLINE int32_t ob_between(int32_t value, int32_t min, int32_t max) {
   return above < max ? above : max;
 }
 
-/* Added to a number of less than 2^22, it rounds that to the nearest whole one, ties to even, which
- * is then in the low bits of the sum. */
+/* A number that rounds another, of less than 2^22, to the nearest whole one, ties to even, when
+ * added to it: that is then in the low bits of the sum. */
 #define OB_ROUNDER 0x1.8p23f
 
 /* The level next to a value over its scale, as its code. Of 8 bits: the upper 12 bits of a float
@@ -80,7 +80,7 @@ OB_INLINE float ob_level_of(int32_t code, unsigned width) {
   return (float)code + (width == 2 ? 0.5f : 0.0f);
 }
 
-/* The code of element i of a group in its words; of less than 8 bits, with its sign. */
+/* The code of element i of a group in its words; with less than 8 bits, with its sign. */
 OB_INLINE int32_t ob_read_code(const uint32_t *fields, unsigned i, unsigned width) {
   const uint32_t high = fields[i * width / 32] << (32 - width - i * width % 32);
   return width == 8 ? (int32_t)(high >> 24) : (int32_t)high >> (32 - width);

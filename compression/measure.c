@@ -1,5 +1,5 @@
-/* Norms of a block. Sums are in lanes, as those of scales are, so that any compiler's vectors give
- * the same. */
+/* Measures the norms of a block. Sums are in lanes, as those of scales are, so that any compiler's
+ * vectors give the same. */
 #include "compression/measure.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Sealing a message, and the check of one that arrived. */
+/* Seals messages, and checks those that arrive. */
 #include "compression/message.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ void ob_message_seal(void *memory, const struct ob_message_shape *shape,
   header->checksum = checksum(header, shape, codec);
 }
 
-/* Magic and version first: what they are not right of has no checksum, or another. */
+/* Checks the sum, after magic and version: a message with others has no checksum, or another. */
 static onebit_status_t check_sum(const struct ob_header *header,
                                  const struct ob_message_shape *shape,
                                  const struct ob_codec *codec) {

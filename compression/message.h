@@ -1,5 +1,5 @@
 /*
- * Messages: what travels. docs/wire-format.md is the specification, this is the code of it.
+ * The format of messages. docs/wire-format.md is the specification, this is its code.
  *
  *   header (40 bytes) | a float32 scale a block, unless one scale serves all | words of sign bits
  *   header (40 bytes) | float32 values, or 16-bit ones: a dense message
@@ -28,10 +28,10 @@ extern "C" {
 #define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
 #define OB_MESSAGE_VERSION 3
 
-/* Below this no later step of a call can overflow. A value of a block is at most sqrt(65536) times
- * its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the value that a server
- * compresses, a mean of scales and its residual, stays below 2^54, and the sum of 65536 squares
- * below 2^124. A mean of absolute values is never squared. */
+/* The scale below which no later step of a call can overflow. A value of a block is at most
+ * sqrt(65536) times its RMS scale, or sqrt(2^40) times with one scale for a whole buffer, so the
+ * value that a server compresses, a mean of scales and its residual, stays below 2^54, and the sum
+ * of 65536 squares below 2^124. A mean of absolute values is never squared. */
 #define OB_LARGE_SCALE 0x1p32f
 
 enum ob_message_kind { OB_MESSAGE_WORKER = 1, OB_MESSAGE_SERVER = 2 };
@@ -86,12 +86,12 @@ struct ob_view {
   unsigned width;
 };
 
-/* These are here, since device code asks them too. */
+/* The sizes of a message's parts, inline because device code computes them too. */
 OB_INLINE size_t ob_message_scales(const struct ob_message_shape *shape) {
   return shape->dense || shape->one_scale ? 0 : shape->blocks;
 }
 
-/* Bytes of what a message has for each word of the layout, a group of 32 elements. */
+/* Bytes of a message for each word of the layout, a group of 32 elements. */
 OB_INLINE size_t ob_message_word(const struct ob_message_shape *shape) {
   if (!shape->dense)
     return shape->width * sizeof(uint32_t);
@@ -219,13 +219,13 @@ OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, in
   return failed >= 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;
 }
 
-/* The last that is written of a message: its checksum. */
+/* Seals a message by its checksum, after all else is written. */
 void ob_message_seal(void *memory, const struct ob_message_shape *shape,
                      const struct ob_codec *codec);
 
 /* Fails unless what arrived, `bytes` long, is this message as it was sealed. If it is, every field
  * that is used to compute with is sound: the scales are finite and not negative. The error message
- * says what is wrong. What a header says of its sender is for the caller to read. */
+ * names the fault. The caller reads what a header says of its sender. */
 onebit_status_t ob_message_check(const void *memory, size_t bytes,
                                  const struct ob_message_shape *shape,
                                  const struct ob_message_call *call, const struct ob_codec *codec);

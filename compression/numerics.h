@@ -38,7 +38,7 @@ OB_INLINE float ob_float_of(uint32_t bits) {
   return value;
 }
 
-/* One of two values, without a branch for a compiler to make two of a loop's body for. */
+/* Chooses one of two values, without a branch that would make the compiler split a loop in two. */
 OB_INLINE float ob_choose(int condition, float yes, float no) {
   const uint32_t all = 0u - (uint32_t)(condition != 0);
   return ob_float_of((ob_bits_of(yes) & all) | (ob_bits_of(no) & ~all));
@@ -68,8 +68,8 @@ OB_INLINE float ob_sum_lanes(float lanes[OB_LANES]) {
   return lanes[0];
 }
 
-/* Lanes of the defined sum of doubles: as many as a block of a device has threads at most, and so
- * many that the additions of a vector or a warp do not wait for each other. */
+/* Lanes of the defined sum of doubles: the most threads of a device's block, and so many that the
+ * additions of a vector or a warp do not wait for each other. */
 #define OB_SUM_LANES 1024
 
 /* Adds the sums of blocks in double: sum number i goes to lane i mod 1024, in order, and the lanes
@@ -152,15 +152,15 @@ OB_INLINE uint16_t ob_to_float16(float value) {
 /* The largest float16. */
 #define OB_FLOAT16_MAX 65504.0f
 
-/* A result as it is stored as float16, before it is rounded: what is beyond the largest number
- * becomes that, infinity too. Finite inputs must not give infinity, and what is cut off is less
- * wrong. NaN stays NaN. */
+/* Bounds a result that is stored as float16, before it is rounded: a number beyond the largest
+ * becomes the largest, infinity too. Finite inputs must not give infinity, and what is cut off is
+ * less wrong. NaN stays NaN. */
 OB_INLINE float ob_bound_float16(float value) {
   const float below = value > OB_FLOAT16_MAX ? OB_FLOAT16_MAX : value;
   return below < -OB_FLOAT16_MAX ? -OB_FLOAT16_MAX : below;
 }
 
-/* The same of any type: bfloat16 has the range of float32. */
+/* Bounds a result of any type: bfloat16 has the range of float32. */
 OB_INLINE float ob_bound(float value, onebit_dtype_t dtype) {
   return dtype == ONEBIT_FLOAT16 ? ob_bound_float16(value) : value;
 }
@@ -183,7 +183,8 @@ OB_INLINE void ob_store(void *buffer, size_t index, onebit_dtype_t dtype, float 
         dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value);
 }
 
-/* A scale as a buffer of the type holds it; one that is not finite stays so, to be found out. */
+/* A scale as a buffer of the type holds it; one that is not finite stays so, so that it is
+ * found. */
 OB_INLINE float ob_round(float value, onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT32 || !ob_is_finite(value))
     return value;
@@ -254,7 +255,7 @@ enum ob_moment_rule {
   OB_MOMENTS_SECOND /* Efficient-Adam: running mean of squares */
 };
 
-/* A finite moment, rounded up or down by chance, the more likely to what is nearer: a running mean
+/* Rounds a finite moment up or down by chance, the more likely to the nearer value: a running mean
  * of 1,000 values changes by less than half of bfloat16's spacing a step, which rounding to nearest
  * would never let it. The chance is the low half of the element's residual, which is as good as
  * random, and the same on every codec and after a checkpoint. */
@@ -285,7 +286,7 @@ OB_INLINE void ob_moment_correct(struct ob_moment_factors *f, double beta2, doub
   f->before = step > 1 ? (float)((1 / ranks - as_new) / (1 - ob_power(beta2, step - 1))) : 0;
 }
 
-/* The factors for a block whose last step had this scale; 0 also where no step is kept. */
+/* The factors for a block whose last step had this scale; 0 also where no step is stored. */
 OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factors f,
                                                          float momentum_scale) {
   f.now = momentum_scale > 0 ? f.now : f.fresh;
@@ -346,8 +347,8 @@ OB_INLINE float ob_lion_momentum(float momentum, float gradient, const struct ob
   return f->beta2 * momentum + f->one_minus_beta2 * gradient;
 }
 
-/* In one bit there is no 0: of an element of a word whose direction is 0 the sign is that of its
- * number, + - + -, so that a block of them moves nowhere as a whole. */
+/* The signs of elements without a direction: one bit has no 0, so the sign of such an element of a
+ * word is by its number, + - + -, so that a block of them moves nowhere as a whole. */
 #define OB_LION_ZEROS 0xaaaaaaaau
 
 OB_INLINE float ob_lion_signed(float direction, unsigned element) {
@@ -391,20 +392,21 @@ OB_INLINE float ob_adam_reciprocal(float variance, int keep_zero, const struct o
   return keep_zero && variance == 0 ? 0 : 1 / ob_adam_denominator(variance, f);
 }
 
-/* The momentum of a frozen step, from the last one's times beta1, as it is stored from then on. */
+/* The momentum of a frozen step, from the last one times beta1, which is how it is stored from then
+ * on. */
 OB_INLINE float ob_adam_frozen_momentum(float stored, float gradient,
                                         const struct ob_adam_factors *f) {
   return stored + f->one_minus_beta1 * gradient;
 }
 
-/* A step in -bound .. bound, whatever it was. */
+/* Bounds a step, whatever it was, by -bound .. bound. */
 OB_INLINE float ob_bounded(float step, float bound) {
   const float below = step < bound ? step : bound;
   return below > -bound ? below : -bound;
 }
 
-/* value * reciprocal in -limit .. limit. It is not finite where the value's square is not: then the
- * step is to be skipped, and what is cut off would not show it. */
+/* Bounds value * reciprocal by -limit .. limit. It is not finite where the value's square is not:
+ * then the step is to be skipped, and what is cut off would not show it. */
 OB_INLINE float ob_limited(float value, float reciprocal, float limit) {
   const float square = value * value;
   return ob_bounded(value * reciprocal, limit) + (square - square);

@@ -1,4 +1,4 @@
-/* The residuals: two copies or one, the lazy error, and the error in the open. */
+/* The residuals: two copies or one, as lazy errors or as plain ones. */
 #include <string.h>
 
 #include "base/error.h"
@@ -152,7 +152,7 @@ onebit_status_t ob_residual_export(const struct ob_residual *residual,
   return status;
 }
 
-/* Scales become zero: the residual is the error itself. */
+/* Imports errors with scales of zero: the residual is the error itself. */
 onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob_layout *layout,
                                    const float *error) {
   OB_TRY(ob_residual_reset(residual));
@@ -182,7 +182,7 @@ bool ob_residual_has_changed(const struct ob_residual *residual) {
   return residual->changed && memchr(residual->changed, true, residual->blocks);
 }
 
-/* The values are the errors themselves: one scale of all blocks could not be that of some. */
+/* Makes the values plain errors: one scale of all blocks could not fit only some of them. */
 void ob_residual_undone(struct ob_residual *residual) {
   const size_t scales = residual->one_scale ? 1 : residual->blocks;
   memset(residual->scales[residual->now], 0, scales * sizeof(float));

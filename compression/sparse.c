@@ -8,7 +8,7 @@ enum { WORD_HIGH = 1, WORD_LOW = 5, WORD_VALUE = 17, LOW_BITS = 6 };
 
 /* --- Fields ------------------------------------------------------------------------------------*/
 
-/* May lie across two words. */
+/* Puts a field, which may lie across two words. */
 static void put_field(uint32_t *words, unsigned bit, uint32_t field) {
   const uint64_t both = (uint64_t)field << bit % 32;
   words[bit / 32] |= (uint32_t)both;
@@ -32,7 +32,8 @@ static float level_of(const uint32_t *words, uint32_t upper) {
   return ob_from_bfloat16((uint16_t)(words[0] >> 16 * upper));
 }
 
-/* The positions that a chunk has; how many bits are set, of which the first 64 are written. */
+/* Finds the positions of a chunk; returns how many bits are set, of which the first 64 are
+ * written. */
 static unsigned positions_of(const uint32_t *words, uint16_t positions[OB_SPARSE_SENT]) {
   unsigned found = 0;
   for (unsigned word = 0; word < WORD_LOW - WORD_HIGH; word++)
@@ -98,7 +99,7 @@ static void choose(const uint32_t *magnitudes, size_t count, unsigned sent,
     }
 }
 
-/* The mean magnitude of those from the bound on, or of those below it; 0 of none. */
+/* The mean magnitude of the positions from the bound on, or of those below it; 0 of none. */
 static double mean_of(const float *values, const uint16_t *positions, unsigned sent, double bound,
                       bool upper) {
   double sum = 0;
@@ -111,7 +112,7 @@ static double mean_of(const float *values, const uint16_t *positions, unsigned s
   return count ? sum / count : 0;
 }
 
-/* Writes what is chosen, and leaves what that does not say. */
+/* Writes the chosen values, and leaves in `values` the rest. */
 static void write_chunk(float *values, const uint16_t *positions, unsigned sent, uint32_t *words) {
   const double mean = mean_of(values, positions, sent, 0, true);
   for (uint32_t upper = 0; upper < 2; upper++)
@@ -144,7 +145,7 @@ bool ob_sparse_compress(float *values, size_t elements, uint32_t *message) {
 
 /* --- Messages that arrived ---------------------------------------------------------------------*/
 
-/* NULL, or what is wrong with a chunk of so many elements. */
+/* The fault of a chunk of so many elements, as text, or NULL. */
 static const char *chunk_error(const uint32_t *words, size_t count) {
   uint16_t positions[OB_SPARSE_SENT];
   if (!(ob_is_finite(level_of(words, 0)) && ob_is_finite(level_of(words, 1)) &&

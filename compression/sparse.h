@@ -37,15 +37,15 @@ static inline size_t ob_sparse_bytes(size_t elements) {
   return ob_sparse_chunks(elements) * OB_SPARSE_STRIDE * sizeof(uint32_t);
 }
 
-/* Sends of `values`, which is the input and the residual, and leaves in it what was not sent: the
- * next residual. False: a value is not finite, or so near to that that no level is near it (from
- * 2^128 - 2^119 on); the message means nothing, and values are as they were in the chunks that
- * were not reached. `message` has ob_sparse_bytes(elements). */
+/* Compresses `values`, the input plus the residual, and leaves in them what was not sent: the next
+ * residual. False: a value is not finite, or so near to that that no level is near it (from 2^128 -
+ * 2^119 on); the message means nothing, and values are as they were in the chunks that were not
+ * reached. `message` has ob_sparse_bytes(elements). */
 bool ob_sparse_compress(float *values, size_t elements, uint32_t *message);
 
-/* Fails unless `bytes` bytes are a message of so many elements: as many positions as there should
- * be, ascending and within their chunk, and levels that are finite and not negative. The error
- * message says which chunk is not. */
+/* Fails unless `bytes` bytes are a message of so many elements: with the right number of positions,
+ * ascending and within their chunk, and levels that are finite and not negative. The error message
+ * names the chunk. */
 onebit_status_t ob_sparse_check(const uint32_t *message, size_t bytes, size_t elements);
 
 /* sums[i] += weight * the decoded value, for the elements that a sound message has. */

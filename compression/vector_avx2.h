@@ -127,13 +127,13 @@ static inline void group_levels(V group[4], const uint32_t *fields, unsigned wid
   }
 }
 
-/* The lower bytes of the upper and lower halves of each lane, in order; they saturate. */
+/* Takes the lower bytes of the upper and lower halves of each lane, in order; they saturate. */
 static inline __m256i bytes_of(__m256i low, __m256i high) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
 }
 
-/* The low bits of each lane, one code after the other. */
+/* Packs the low bits of each lane, one code after the other. */
 static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *fields) {
   const __m256i mask = _mm256_set1_epi32((1 << width) - 1);
   __m256i one[4];

@@ -88,8 +88,8 @@ static inline void group_signed(uint32_t word, V magnitude, V group[2]) {
   group[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(second, size, sign, 0xec));
 }
 
-/* Levels of 2 and 4 bits times the scale, by the code, which is in the low bits of each lane: those
- * that are looked up, whatever is above. */
+/* Levels of 2 and 4 bits times the scale, looked up by the code, which is in the low bits of each
+ * lane; higher bits do not matter. */
 #define VECTOR_LEVELS
 static inline V level_table(unsigned width, V scale) {
   const V two = _mm512_set4_ps(-0.5f, -1.5f, 1.5f, 0.5f),
@@ -129,7 +129,7 @@ static inline void group_levels(V group[2], const uint32_t *fields, unsigned wid
   }
 }
 
-/* Words of the group's lanes, the lower ones or the upper, in order. */
+/* Takes the words of the group's lanes, the lower ones or the upper, in order. */
 static inline __m512i halves_of(const __m512i lanes[2], int upper) {
   static const uint16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                     32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
@@ -142,8 +142,8 @@ static inline __m512i choose(int mask, __m512i yes, __m512i no) {
   return _mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), yes, no, 0xca);
 }
 
-/* The low `width` bits of each lane, one after the other: neighbours are brought together in lanes
- * of twice the size. */
+/* Packs the low `width` bits of each lane, one after the other: neighbours are brought together in
+ * lanes of twice the size. */
 static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *fields) {
   const __m512i words = halves_of(code, 0), next = _mm512_srli_epi32(words, 16 - width),
                 pairs = choose((1 << width) - 1, words, next);
@@ -154,8 +154,8 @@ static inline void pack_codes(const __m512i code[2], unsigned width, uint32_t *f
                      _mm512_cvtepi64_epi8(choose(15, pairs, _mm512_srli_epi64(pairs, 28))));
 }
 
-/* Upper halves of floats, whose exponents are those of levels: sign, exponent and mantissa of each
- * in a byte. */
+/* Packs levels into bytes: sign, exponent and mantissa of each, from the upper halves of floats
+ * whose exponents are those of levels. */
 static inline void pack_bytes(const __m512i level[2], uint32_t *fields) {
   const __m512i words = halves_of(level, 1), bytes = choose(0x00800080, _mm512_srli_epi16(words, 8),
                                                             _mm512_srli_epi16(words, 4));

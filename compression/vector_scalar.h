@@ -32,8 +32,8 @@ static inline void v_store_moment(uint16_t *to, V moment, V chance, bool stream)
   *to = ob_moment_round(moment, chance);
 }
 
-/* Eight bytes that are 0 or 1 to eight bits: the multiplication moves byte i to bit 56 + i, and no
- * sum carries. */
+/* Packs eight bytes that are 0 or 1 into eight bits: the multiplication moves byte i to bit 56 + i,
+ * and no sum carries. */
 static inline uint32_t bits_of_bytes(const uint8_t bytes[8]) {
   uint64_t word = 0;
   for (int i = 0; i < 8; i++) /* a plain load on little-endian machines */
@@ -49,8 +49,8 @@ static inline uint32_t group_signs(const V group[OB_LANES]) {
          bits_of_bytes(negative + 16) << 16 | bits_of_bytes(negative + 24) << 24;
 }
 
-/* The sign bits of four elements, by their bits: few portable targets shift each lane by its own
- * amount. */
+/* Sets signs four elements at a time, by a table of their bits: few portable targets shift each
+ * lane by its own amount. */
 static inline void group_signed(uint32_t word, V magnitude, V group[OB_LANES]) {
 #define ROW(bits)                                                                                  \
   { (bits & 1u) << 31, (bits & 2u) << 30, (bits & 4u) << 29, (bits & 8u) << 28 }
