@@ -10,7 +10,7 @@
 #include <cuda_runtime_api.h> /* says whether the device is emulated */
 #endif
 
-/* Ranks in a build without MPI, when nobody says how many. */
+/* The number of ranks in a build without MPI where the user gives none. */
 #define DEFAULT_THREAD_RANKS 2
 
 struct job {
@@ -23,8 +23,8 @@ static int run_job(struct bench_team *team, const void *context) {
   return bench_run_on(job->benchmark, &job->options, team);
 }
 
-/* Ranks that this process starts; on the emulated device, which NCCL's ranks share within a
- * process, they are threads. */
+/* Runs the benchmark on ranks that this process starts; on the emulated device, which NCCL's ranks
+ * share within a process, they are threads. */
 static int run_own_ranks(const struct job *job) {
   int ranks = job->options.ranks ? job->options.ranks : DEFAULT_THREAD_RANKS;
   if (!job->options.nccl_ranks)
@@ -36,7 +36,7 @@ static int run_own_ranks(const struct job *job) {
 #endif
 }
 
-/* `asked` is what came of the options, which rank 0 answers. */
+/* Runs the benchmark, or answers the options, whose outcome is `asked`, on rank 0. */
 static int run(const struct job *job, enum tool_asked asked, const char *error, int rank, int size,
                bool mpi) {
   if (asked != TOOL_RUN)
@@ -67,7 +67,7 @@ static int print_usage(FILE *stream, int status) {
   return status;
 }
 
-/* MPI is started for benchmarks that have ranks, but not before processes are started. */
+/* Starts MPI for benchmarks that have ranks, but not before processes are started. */
 int main(int argc, char **argv) {
   struct job job = {.benchmark = argc > 1 ? bench_find(argv[1]) : NULL};
   char error[TOOL_ERROR];

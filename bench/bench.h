@@ -82,10 +82,10 @@ struct bench_options {
   size_t algorithms[BENCH_ALGORITHMS], algorithm_count;
 };
 
-/* Reads argv[2..], with a message in `error` when they make no sense. */
+/* Reads argv[2..]; `error` gets a message when they cannot be understood. */
 enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
                                     struct bench_options *options, char error[TOOL_ERROR]);
-/* Says, if `speak`, what is to be said instead of running. The exit status. */
+/* Prints, if `speak`, the help, version or error instead of running. Returns the exit status. */
 int bench_options_answer(const struct bench_benchmark *benchmark, enum tool_asked asked,
                          const char *error, bool speak);
 
@@ -115,7 +115,7 @@ struct bench_job {
   bool first, last; /* of the sizes */
 };
 
-/* An exit status, the same on all ranks. */
+/* Runs a benchmark. Returns an exit status, the same on all ranks. */
 typedef int bench_run(struct bench_job *job);
 
 struct bench_benchmark {
@@ -134,13 +134,13 @@ int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_opt
 bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_adam,
     bench_run_optimizers, bench_cuda_collective;
 
-/* Each of the options' sizes; the worst status. */
+/* Measures each of the options' sizes; returns the worst status. */
 typedef int bench_size(struct bench_job *job, size_t bytes, void *context);
 int bench_each_size(struct bench_job *job, bench_size *measure, void *context);
 
 /* --- Ranks */
 
-/* A way of the MPI library's to do a dense collective. */
+/* An algorithm of the MPI library's for a dense collective. */
 struct bench_algorithm {
   int number; /* 0: the library's own choice */
   char name[32];
@@ -150,13 +150,15 @@ struct bench_team_kind {
   void (*barrier)(struct bench_team *team);
   /* values[i] = the maximum, or the sum, over the ranks of values[i]. */
   void (*combine)(struct bench_team *team, double *values, size_t count, bool sum);
-  /* The dense collectives of this kind, on float32; NULL: there are none to compare with. choose is
-   * collective, and fills in the team's algorithms, by which `dense` goes; an exit status. */
+  /* The dense collectives of this kind of ranks, on float32; NULL: there are none to compare with.
+   * `choose` is collective, and fills in the team's algorithms, whose numbers `dense` takes;
+   * returns an exit status. */
   int (*choose)(struct bench_team *team, const struct bench_options *options,
                 onebit_operation_t operation);
   void (*dense)(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
                 const float *send, float *receive, size_t count);
-  /* Nonblocking, one at a time; finish_dense looks whether it is finished, or waits until it is. */
+  /* A nonblocking dense call, one at a time; finish_dense tests whether it is finished, or waits
+   * until it is. */
   void (*start_dense)(struct bench_team *team, onebit_operation_t operation, const float *send,
                       float *receive, size_t count);
   void (*finish_dense)(struct bench_team *team, bool wait);
@@ -174,13 +176,13 @@ struct bench_team {
 /* True on all ranks if `well` is true on all of them. */
 bool bench_team_agree(struct bench_team *team, bool well);
 
-/* Runs the body on threads with a loopback communicator, or on processes with one of one rank,
- * before which nothing of CUDA may have been called. The largest exit status. */
+/* Runs the body on threads with a loopback communicator, or on processes with a communicator of one
+ * rank each, before which nothing of CUDA may have been called. Returns the largest exit status. */
 typedef int bench_body(struct bench_team *team, const void *context);
 int bench_team_run_threads(int ranks, bench_body *body, const void *context);
 int bench_team_run_processes(int ranks, bench_body *body, const void *context);
 
-/* Runs it on the ranks that RANK and WORLD_SIZE of the environment tell of, over sockets. */
+/* Runs the body over sockets on the ranks that RANK and WORLD_SIZE of the environment describe. */
 int bench_sockets_run(int connections, bench_body *body, const void *context);
 
 #ifdef ONEBIT_HAVE_MPI
@@ -204,17 +206,17 @@ struct bench_statistics bench_statistics(double *samples, size_t count);
 struct bench_statistics bench_ratio(const double *a, const double *b, size_t count,
                                     double *scratch);
 
-/* Fills with numbers like those of a gradient: normal, in regions of different magnitude, never all
- * the same and never zeros. Other seeds give other numbers. */
+/* Fills an array with numbers like those of a gradient: normal, in regions of different magnitude,
+ * never all the same and never zeros. Other seeds give other numbers. */
 void bench_fill(float *values, size_t count, uint64_t seed);
 /* Keeps one core busy with `units` pieces of arithmetic, each about a microsecond long. */
 void bench_compute(size_t units);
-/* Bytes that the interface of this host has sent since it was made, with all headers, by the
+/* The bytes that the interface of this host has sent since it was made, with all headers, by the
  * kernel's counters; not a number when there is no such interface. */
 double bench_link_sent(const char *interface);
 
-/* The table of memories: whose buffers, and whose clock. start and stop surround what is timed; a
- * device's events say when it was over, the host's clock when the calls returned. */
+/* The table of memories: their buffers, and their clocks. start and stop surround the timed calls;
+ * a device's events give the time when they were over, the host's clock when the calls returned. */
 struct bench_space {
   const struct ob_memory *memory;
   int (*start)(struct bench_device *device, double *seconds);
@@ -223,7 +225,7 @@ struct bench_space {
 
 extern const struct bench_space bench_space_host, bench_space_cuda;
 
-/* bench_fill's numbers, in a dtype, to that memory. An exit status. */
+/* Fills that memory with bench_fill's numbers, in a dtype. Returns an exit status. */
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
                      uint64_t seed);
 
@@ -233,7 +235,7 @@ struct bench_counts {
   size_t kernels, copies, synchronisations;
 };
 
-/* Something to be timed. */
+/* An entry that is timed. */
 typedef int bench_timed(const struct bench_entry *entry); /* an exit status */
 struct bench_entry {
   char name[48];
@@ -267,7 +269,7 @@ struct bench_rounds {
 
 struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
                                        bench_timed *run, void *context); /* a new one */
-/* Takes the times of what was added, and their statistics. Collective; an exit status. */
+/* Times all entries, and makes their statistics. Collective; returns an exit status. */
 int bench_rounds_measure(struct bench_rounds *rounds);
 void bench_rounds_destroy(struct bench_rounds *rounds);
 
@@ -292,18 +294,19 @@ struct bench_table {
 
 typedef void bench_fields(struct bench_table *table, const void *row);
 void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row);
-/* A line of text that begins with "# ", for people only; the next row has its heads above it. */
+/* Prints a line of text that begins with "# ", for people only; the next row has its heads above
+ * it. */
 void bench_note(struct bench_table *table, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* A field. `key` is its name in JSON and CSV, `head` in text: NULL where it is not in these. Text
- * is as wide as `width`, or its negative, to the left. What is no finite number is null, or a -.
- * digits < 0: so many significant ones. */
+/* Puts a field. `key` is its name in JSON and CSV, `head` in text: NULL where it does not appear
+ * there. Text is `width` wide, to the right, or with a negative width to the left. A number that is
+ * not finite is null, or a -. digits < 0: so many significant ones. */
 void bench_text(struct bench_table *table, const char *key, const char *head, int width,
                 const char *text);
 void bench_number(struct bench_table *table, const char *key, const char *head, int width,
                   int digits, double number);
-/* Seconds: microseconds, in text what the head says. */
+/* Puts seconds: as microseconds, and in text in the unit of the head. */
 void bench_time(struct bench_table *table, const char *key, const char *head, int width, int digits,
                 double seconds);
 void bench_bool(struct bench_table *table, const char *key, const bool *value); /* NULL: null */

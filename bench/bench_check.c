@@ -18,8 +18,8 @@
 
 #define PART ((size_t)1 << 16) /* elements at a time */
 
-/* Residuals before and after the call, and where the parts of this rank lie in the result of all:
- * what it sent, what it received. */
+/* Residuals before and after the call, and the places of this rank's input and output in the result
+ * of all. */
 struct terms {
   onebit_plan_info_t info;
   float *worker[2], *server[2];
@@ -48,13 +48,14 @@ static bool create_terms(const struct bench_case *test, struct terms *terms) {
   return well;
 }
 
-/* Adds `weight` times what was left out, and the size of the terms: rounding is relative to it. */
+/* Adds `weight` times the change of a residual, and the size of the terms, to which rounding is
+ * relative. */
 static void add_change(double weight, float before, float after, double *value, double *size) {
   *value += weight * ((double)before - (double)after);
   *size += weight * (fabs((double)before) + fabs((double)after));
 }
 
-/* This rank's terms for elements first .. first + count - 1 of the result of all. */
+/* Adds this rank's terms for elements first .. first + count - 1 of the result of all. */
 static void add_terms(const struct bench_case *test, const struct terms *terms, size_t first,
                       size_t count, double *values, double *sizes) {
   const onebit_plan_info_t *info = &terms->info;
@@ -85,7 +86,7 @@ static double tolerance(const struct bench_case *test, double size, double resul
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 
-/* `scratch` holds two parts. Compares what this rank has of each. */
+/* Compares this rank's part of the two sides. `scratch` holds two parts. */
 static bool invariant_holds(struct bench_case *test, const struct terms *terms, double *scratch) {
   double *values = scratch, *sizes = scratch + PART;
   bool right = true;
@@ -104,8 +105,8 @@ static bool invariant_holds(struct bench_case *test, const struct terms *terms, 
   return right;
 }
 
-/* FNV-1a of this rank's result, as two halves that are exact in double: the ranks agree when
- * neither h nor -h has a maximum that is someone else's. */
+/* Hashes this rank's result with FNV-1a, as two halves that are exact in double: the ranks agree
+ * when neither h nor -h has a larger maximum on another rank. */
 static bool equal_on_all(struct bench_case *test) {
   size_t bytes = test->receive_count * ob_dtype_size(test->options->dtype);
   uint64_t hash = ob_hash(OB_HASH_START, test->receive, bytes);
@@ -144,7 +145,7 @@ int bench_case_check(struct bench_case *test, bool *right) {
 /* --- The relative error of one call's result. Every rank's numbers can be made again anywhere
  * (bench_fill), so rank 0 knows the exact result without a collective. */
 
-/* The first numbers that a rank sends, as they are in the send buffer's dtype. */
+/* Fills in the first numbers that a rank sends, as they are in the send buffer's dtype. */
 static void fill_as_sent(const struct bench_case *test, int rank, float *values) {
   onebit_dtype_t dtype = test->options->dtype;
   bench_fill(values, test->count, (uint64_t)rank + 1);

@@ -65,7 +65,7 @@ static int run_dense(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Among several ways, one that the library refuses is a result. */
+/* Adds a plan; among several, one that the library refuses is a result. */
 static int add_plan(struct bench_case *test, struct bench_variant variant) {
   char name[48], chunk[24] = "";
   if (variant.chunk_size)
@@ -176,8 +176,8 @@ void bench_case_destroy(struct bench_case *test) {
   memory->release(test->half_send);
 }
 
-/* Few enough iterations that a gigabit network is done with all sizes in minutes; on a device as
- * many as for other kernels. */
+/* The default iterations: few enough that a gigabit network is done with all sizes in minutes; on a
+ * device as many as for other kernels. */
 size_t bench_case_iterations(const struct bench_case *test) {
   if (test->options->iterations != BENCH_BY_SIZE)
     return test->options->iterations;
@@ -212,7 +212,8 @@ static const struct bench_entry *dense_on_device(const struct bench_case *test) 
   return dense < test->rounds.count ? &test->rounds.entries[dense] : NULL;
 }
 
-/* A row for each plan, or call. In a table that compares, one for each of MPI's algorithms too. */
+/* Prints a row for each plan, or call. A table that compares has one for each of MPI's algorithms,
+ * too. */
 static void report(struct bench_table *table, const struct bench_case *test) {
   const struct bench_rounds *rounds = &test->rounds;
   bool compare = test->options->compare_count > 0;
@@ -284,7 +285,8 @@ struct bench_case bench_case_begin(struct bench_job *job) {
   return begin(job->team, job->options, row);
 }
 
-/* MPI's counts are an int, and so are the places in an allgather's receive buffer. */
+/* Checks that dense counts fit: MPI's are an int, and so are the places in an allgather's receive
+ * buffer. */
 static bool dense_fits(const struct bench_case *like) {
   const struct bench_team *team = like->team;
   size_t most = (size_t)INT_MAX / (like->collective->gathers ? (size_t)team->size : 1);
@@ -296,9 +298,9 @@ static bool dense_fits(const struct bench_case *like) {
   return false;
 }
 
-/* A send buffer for all ranks has an element for each: sizes below that are left to the last. To
- * give memory of a device back waits for it, and other ranks may share it: they must not have
- * started the next size, in which they wait for this rank. */
+/* Measures a size. A send buffer for all ranks has an element for each: sizes below that are left
+ * to the last. Freeing memory of a device waits for it, and other ranks may share it: they must not
+ * have started the next size, in which they wait for this rank. */
 int bench_collective_size(struct bench_job *job, size_t bytes, void *like) {
   struct bench_case test = *(const struct bench_case *)like;
   if (test.collective->scatters && bytes / sizeof(float) < (size_t)test.team->size && !job->last)

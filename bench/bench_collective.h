@@ -32,8 +32,8 @@ struct bench_collective {
 
 extern const struct bench_collective bench_collectives[]; /* by onebit_operation_t */
 
-/* One of the things that take turns: a plan, or a dense algorithm. Entry k of the rounds is way
- * k's, whose context it is unless it is a graph. */
+/* A plan, or a dense algorithm, which take turns. Entry k of the rounds is way k's, and has it as
+ * its context unless it is a graph. */
 struct bench_way {
   struct bench_case *test;
   struct bench_variant variant;            /* what was asked of the plan */
@@ -58,7 +58,7 @@ struct bench_calls {
   void (*close)(struct bench_job *job, const struct bench_case *test);
 };
 
-/* A collective on buffers of one size. */
+/* The buffers of one size, and the ways of a collective on them. */
 struct bench_case {
   struct bench_team *team;
   const struct bench_options *options;
@@ -78,14 +78,14 @@ struct bench_case {
   struct bench_rounds rounds;
 };
 
-/* Collective. An exit status, the same on all ranks; after a failure there is nothing to destroy.
- */
+/* Creates a case. Collective. Returns an exit status, the same on all ranks; after a failure there
+ * is nothing to destroy. */
 int bench_case_create(struct bench_team *team, const struct bench_options *options,
                       const struct bench_collective *collective, size_t bytes,
                       struct bench_case *test);
 void bench_case_destroy(struct bench_case *test);
 
-/* A new way, with an entry. */
+/* Adds a way, with an entry. */
 struct bench_way *bench_case_add(struct bench_case *test, const char *name, bench_timed *run);
 onebit_plan_options_t bench_case_options(const struct bench_case *test,
                                          struct bench_variant variant, onebit_device_t device);
@@ -95,19 +95,19 @@ onebit_plan_info_t bench_plan_info(onebit_plan_t plan);
 size_t bench_case_iterations(const struct bench_case *test);
 size_t bench_case_warmups(const struct bench_case *test);
 
-/* Makes one call and checks its result: element by element it is what the inputs and the change of
- * the residuals say (onebit/plan.h), to rounding, and where all ranks get the same result, it is
- * the same to the bit. *right, and the exit status, are the same on all ranks. */
+/* Makes one call and checks its result: element by element it must follow from the inputs and the
+ * change of the residuals (onebit/plan.h), to rounding, and where all ranks get the same result, it
+ * must be the same to the bit. *right, and the exit status, are the same on all ranks. */
 int bench_case_check(struct bench_case *test, bool *right);
 
-/* Makes one call with no residual from before: *error = |result - exact| / |exact| of rank 0's
- * result, on rank 0; elsewhere, and when memory is out, not a number. */
+/* Makes one call with zero residuals: *error = |result - exact| / |exact| of rank 0's result, on
+ * rank 0; elsewhere, and without memory, not a number. */
 int bench_case_error(struct bench_case *test, double *error);
 
 /* Does both for every plan of the case, as the options ask. */
 int bench_case_judge(struct bench_case *test, bool *right);
 
-/* way->computing of every plan; and the seconds that so many bytes take a link. */
+/* Measures way->computing of every plan; below, the seconds that so many bytes take a link. */
 int bench_limits(struct bench_case *test);
 double bench_wire_seconds(const struct bench_options *options, double bytes);
 
@@ -126,7 +126,8 @@ struct bench_row {
   size_t tests;
 };
 
-/* GB/s of float32 as nccl-tests count it: of the larger buffer, and what a link would carry. */
+/* The bandwidth in GB/s of float32 as nccl-tests count it: of the larger buffer, and what a link
+ * would carry. */
 double bench_algbw(const struct bench_case *test, double seconds);
 double bench_busbw(const struct bench_case *test, double seconds);
 
@@ -135,7 +136,7 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
 
 /* --- What a subcommand runs */
 
-/* The case that a job begins with, which has all that does not depend on the size; and one size. */
+/* Begins a job's case, with all that does not depend on the size; below, measures one size. */
 struct bench_case bench_case_begin(struct bench_job *job);
 bench_size bench_collective_size;
 int bench_measure_ways(struct bench_job *job, struct bench_case *test);

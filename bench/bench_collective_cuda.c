@@ -43,7 +43,7 @@ static onebit_status_t create_plan(struct bench_case *test, onebit_dtype_t dtype
 
 enum { CALL, STREAM };
 
-/* The calls of a plan, and what is dense: of an allreduce the same by the library, NCCL's own. */
+/* Adds the calls of a plan, and for an allreduce the dense ones: the library's, and NCCL's own. */
 static int add_ways(struct bench_case *test) {
   const struct bench_options *options = test->options;
   struct bench_variant dense = {.schedule = options->variant.schedule, .wire = ONEBIT_WIRE_DENSE};
@@ -161,7 +161,7 @@ static void note(struct bench_job *job, const struct bench_case *test) {
              test->collective->gathers ? "part" : "send buffer");
 }
 
-/* Exchanges of messages between all ranks, each of them one of NCCL's groups. */
+/* The number of exchanges of messages between all ranks, each of them one of NCCL's groups. */
 static size_t collectives(const struct onebit_plan *plan) {
   size_t rounds = 0;
   if (plan->geometry.members == 1)
@@ -173,7 +173,7 @@ static size_t collectives(const struct onebit_plan *plan) {
   return rounds;
 }
 
-/* After the last size: of compressed allreduces whose ranks all exchange bits. */
+/* Ends the table of compressed allreduces whose ranks all exchange bits, after the last size. */
 static void close_table(struct bench_job *job, const struct bench_case *test) {
   const struct onebit_plan *plan = test->plan;
   double n = (double)plan->geometry.members, block = (double)plan->geometry.layout.block;
@@ -195,7 +195,8 @@ static const struct bench_calls cuda_calls = {add_ways, bench_measure_ways, sett
 
 /* --- The ranks */
 
-/* NCCL wants a GPU for each rank of a process; the emulated one has all its ranks in one. */
+/* The reason why the options are refused, or NULL. NCCL wants a GPU for each rank of a process; the
+ * emulated one has all its ranks in one. */
 static const char *refusal(const struct bench_options *options, const struct bench_team *team) {
   int count = 0;
   bool threads = options->ranks > 0;
@@ -210,7 +211,7 @@ static const char *refusal(const struct bench_options *options, const struct ben
   return NULL;
 }
 
-/* One rank is alone with itself; others talk over NCCL, or as their team does. */
+/* Runs a collective with -d cuda: one rank by itself; others over NCCL, or as their team does. */
 int bench_cuda_collective(struct bench_job *job) {
   struct bench_case like = bench_case_begin(job);
   const char *refused = refusal(job->options, job->team);

@@ -8,8 +8,7 @@
 extern "C" {
 #endif
 
-/* Memory of the device, aligned to 16 bytes; what `bytes` has beyond a multiple of 16 is left out.
- */
+/* Copies memory of the device, aligned to 16 bytes, except the bytes beyond a multiple of 16. */
 cudaError_t bench_copy_loop(void *to, const void *from, size_t bytes, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -21,7 +21,7 @@
       return bench_cuda_failed(bench_try_error, #call);                                            \
   } while (0)
 
-/* Prints CUDA's message; BENCH_FAILED. */
+/* Prints CUDA's message; returns BENCH_FAILED. */
 int bench_cuda_failed(cudaError_t error, const char *what);
 
 /* --- The device */
@@ -32,7 +32,7 @@ int bench_cuda_failed(cudaError_t error, const char *what);
 #define BENCH_EMULATED 0
 #endif
 
-/* Kernels in one time. */
+/* Launches of a kernel in one timed call. */
 #define BENCH_LAUNCHES (BENCH_EMULATED ? 1 : 20)
 
 struct bench_device {
@@ -44,19 +44,22 @@ struct bench_device {
 };
 
 /* Makes the device of a rank current: those of a machine are dealt out to its ranks in turn. team:
- * NULL, or all of it calls this. An exit status; the first rank says why it is not BENCH_OK. */
+ * NULL, or all of it calls this. Returns an exit status; the first rank prints the reason of a
+ * failure. */
 int bench_device_open(struct bench_team *team, struct bench_device *device);
 void bench_device_close(struct bench_device *device);
 
-/* Notes: the device, and that an emulated one's times mean nothing. */
+/* Prints notes: the device, and that an emulated one's times mean nothing. */
 void bench_device_note(struct bench_job *job);
 
 /* --- What a call puts on a stream */
 
-/* Adds an entry that replays what entry `of` puts on a stream; nodes of the graph are the counts of
- * both: what could be captured has no host waiting in it. An exit status. */
+/* Adds an entry that replays as a graph what entry `of` puts on a stream; the nodes of the graph
+ * are the counts of both: an entry that can be captured has no host waiting in it. Returns an exit
+ * status. */
 int bench_entry_capture(struct bench_rounds *rounds, size_t of);
-/* Counts what cannot be captured, where the device is emulated and counts itself. */
+/* Counts the operations of an entry that cannot be captured, where the device is emulated and
+ * counts itself. */
 int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry);
 
 /* --- The kernels, as passes over arrays in memory of the device */
@@ -68,13 +71,14 @@ void bench_kernels_destroy(struct bench_kernels *kernels);
 cudaStream_t bench_kernels_stream(const struct bench_passes *passes);
 extern const struct bench_list bench_codec_kernels, bench_adam_kernels, bench_optimizer_kernels;
 
-/* A row of PyTorch's fused Adam, or a note of why there is none; a note about DeepSpeed. */
+/* Prints a row of PyTorch's fused Adam, or a note of why there is none; and a note about
+ * DeepSpeed. */
 void bench_torch(const struct bench_sheet *sheet);
 void bench_note_deepspeed(struct bench_table *table);
 
 /* --- NCCL's collectives (bench_nccl.c) */
 
-/* A communicator over NCCL of the ranks of a case. Collective; an exit status. */
+/* Makes a communicator over NCCL of the ranks of a case. Collective; returns an exit status. */
 int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm);
 void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm);
 /* Adds ways of float32 and of bfloat16. */

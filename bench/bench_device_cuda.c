@@ -1,4 +1,4 @@
-/* The device of a rank, and what calls put on its stream. */
+/* Opens the device of a rank, and counts what calls put on its stream. */
 #include "bench/bench_cuda.h"
 #include "collectives/communicator.h"
 #include "cuda/device.h"
@@ -31,7 +31,7 @@ static int open_device(struct bench_device *device, int place) {
   return BENCH_OK;
 }
 
-/* Ranks whose communicators are their own are processes of this machine. */
+/* Opens a device. Ranks with communicators of their own are processes of this machine. */
 int bench_device_open(struct bench_team *team, struct bench_device *device) {
   *device = (struct bench_device){.number = -1, .ranks = 1};
   if (!team)
@@ -87,7 +87,8 @@ static void synchronise_ranks(struct bench_team *team) {
     team->kind->barrier(team);
 }
 
-/* The emulated device counts what runs, of all ranks that are threads of this process. */
+/* Counts the operations of all ranks that are threads of this process, by the emulated device's
+ * counters. */
 int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry) {
   struct bench_team *team = rounds->team;
   size_t ranks = team ? (size_t)team->size : 1;
@@ -122,7 +123,7 @@ int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* A call in which the host waits could not have been captured. */
+/* Counts a graph's nodes. A call in which the host waits could not have been captured. */
 static int count_graph(cudaGraph_t graph, struct bench_rounds *rounds, struct bench_entry *entry) {
   size_t count = 0;
   (void)rounds;
@@ -150,7 +151,8 @@ static int replay(const struct bench_entry *entry) {
 
 static void release_graph(struct bench_entry *entry) { cudaGraphExecDestroy(entry->graph); }
 
-/* Not the global mode: other ranks may be threads of this process, and allocate. */
+/* Captures, but not in the global mode: other ranks may be threads of this process, and
+ * allocate. */
 static int capture(struct bench_device *device, const struct bench_entry *of, cudaGraph_t *graph) {
   BENCH_TRY_CUDA(cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal));
   int status = of->run(of);

@@ -48,7 +48,7 @@ BENCH_INSIDE void lion(struct bench_fused *fused) {
   }
 }
 
-/* Sums go by lanes, so that they can be vectors too. */
+/* The lanes of sums, so that they can be vectors too. */
 #define LANES 64
 
 BENCH_INSIDE void lamb_lanes(struct bench_fused *fused, size_t first, size_t lanes,

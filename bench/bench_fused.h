@@ -10,8 +10,8 @@
 
 #include "compression/numerics.h"
 
-/* bench_NAME: the function INSIDE, which is always inlined, once for each width of vectors, and one
- * that chooses. */
+/* Defines bench_NAME: the function INSIDE, which is always inlined, once for each width of vectors,
+ * and the choice of one. */
 #define BENCH_INSIDE __attribute__((always_inline)) static inline
 #if defined(__x86_64__)
 #define BENCH_WIDTHS(name, inside, parameters, arguments)                                          \
@@ -41,9 +41,9 @@ struct bench_fused {
   double norms[2]; /* LAMB's, squared: parameters, updates */
 };
 
-/* 28 bytes a parameter. */
+/* Moves 28 bytes a parameter. */
 void bench_fused_adam(struct bench_fused *fused);
-/* 28, and 12. */
+/* Move 28, and 12. */
 void bench_fused_lamb(struct bench_fused *fused);
 void bench_fused_lamb_move(struct bench_fused *fused);
 /* 20. */

@@ -1,5 +1,5 @@
-/* The kernels of the library, each alone, as passes over memory of a device, and what they work on:
- * plans of one rank whose kernels are told of more members than there are. */
+/* Times the kernels of the library, each alone, as passes over memory of a device. Their plans are
+ * of one rank, but the kernels are told of more members. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,8 @@ cudaStream_t bench_kernels_stream(const struct bench_passes *passes) {
 
 /* --- The kernels, a launch a chunk */
 
-/* The kernels' plan as that of a rank among so many; all of them have messages for its share. */
+/* The kernels' plan as that of a rank among so many members, all of which have messages for its
+ * share. */
 static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned char *incoming,
                                       size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
@@ -87,7 +88,7 @@ static struct ob_cuda_source source_of(const struct bench_passes *passes,
                  .now = 0.0625f, .before = 0.1875f}};
 }
 
-/* The kernels' plan with moments, where the pass has them. */
+/* The kernels' plan with moments, if the pass has them. */
 static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
                                         const struct bench_pass *pass) {
   struct ob_cuda_plan kernel = passes->kernels->bits[pass->dtype]->device->kernel;
@@ -96,8 +97,8 @@ static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
   return kernel;
 }
 
-/* A pass that is so many launches, each of a chunk, on stream `s`, of entry `e` of passes `p` with
- * kernels `k`. */
+/* Defines a pass of so many launches, each of a chunk, on stream `s`, of entry `e` of passes `p`
+ * with kernels `k`. */
 #define KERNEL(function, count, launch)                                                            \
   static int function(const struct bench_entry *e) {                                               \
     struct bench_passes *p = e->context;                                                           \
@@ -135,8 +136,8 @@ KERNEL(copy_memory, 1,
                        cudaMemcpyDeviceToDevice, s))
 
 /* clang-format off */
-/* Bytes as the head comments of cuda/ have them: what is read counts once, and so does what is
- * written; a scale is 4 bytes a block, and a sum two of these. */
+/* Passes with their bytes as the head comments of cuda/ have them: memory that is read counts once,
+ * and so does memory that is written; a scale is 4 bytes a block, and a sum two of these. */
 static const struct bench_pass
     copy = {"cudaMemcpyAsync", copy_memory, .floats = 2},
     copy_loop = {"copy loop", loop, .floats = 2},
@@ -237,9 +238,9 @@ static int allocate(struct bench_passes *passes) {
              : bench_no_memory("elements on the device", passes->count);
 }
 
-/* A message of random bits, or values, in each slot; the messages of so many members, and of the
- * one that there is. Dense ones are all the same: they are long, and no kernel looks at what is in
- * them. */
+/* Fills each slot with a message of random bits, or values: the messages of so many members, and of
+ * the real one. Dense ones are all the same: they are long, and no kernel looks at their
+ * contents. */
 static onebit_status_t fill_messages(const struct onebit_plan *plan, unsigned char *incoming,
                                      size_t members) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;

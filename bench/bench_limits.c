@@ -5,7 +5,7 @@
 #include "bench/bench_collective.h"
 #include "collectives/trace.h"
 
-/* The arithmetic is the least of so many calls. */
+/* Calls of which the least arithmetic counts. */
 #define CALLS 5
 
 static double computing(const struct ob_moment *moments, size_t count) {
@@ -16,7 +16,7 @@ static double computing(const struct ob_moment *moments, size_t count) {
   return seconds;
 }
 
-/* Processor seconds of all ranks, by the core. */
+/* Measures the processor seconds of all ranks, by the core. */
 static int measure(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
   const struct bench_case *test = way->test;
   double least = INFINITY, cores = test->options->cores ? test->options->cores : test->team->size;

@@ -1,4 +1,4 @@
-/* Statistics, numbers, and the loop in which entries take turns. */
+/* Makes statistics and numbers, and runs the loop in which entries take turns. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ void bench_fill(float *values, size_t count, uint64_t seed) {
   }
 }
 
-/* A row of 1024 elements, which stays in the first cache, multiplied and added to. */
+/* Multiplies and adds to a row of 1024 elements, which stays in the first cache. */
 void bench_compute(size_t units) {
   enum { ROW = 1024, PASSES = 8 };
   float row[ROW];
@@ -158,9 +158,9 @@ struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *
   return entry;
 }
 
-/* Bytes that this host's interface has sent, when nothing of the call before is on its way any
- * more, and nothing of this one yet; and when all ranks have their results, so that all messages
- * have left: their acknowledgements soon will have. */
+/* Counts the bytes that this host's interface has sent, when no message of the call before is on
+ * its way any more, and none of this one yet; and when all ranks have their results, so that all
+ * messages have left: their acknowledgements soon will have. */
 static double count_link(const struct bench_rounds *rounds) {
   if (!rounds->link)
     return 0;
@@ -187,8 +187,9 @@ static int time_entry(const struct bench_rounds *rounds, struct bench_entry *ent
   return BENCH_OK;
 }
 
-/* Another order each round, the same on all ranks: what an entry finds (a network's buffers full or
- * empty, memory in the cache) must not always be what one and the same other has left. */
+/* Changes the order each round, the same on all ranks: the state that an entry finds (a network's
+ * buffers full or empty, memory in the cache) must not always be what the same other entry has
+ * left. */
 static void shuffle(size_t *order, size_t count, uint64_t *state) {
   for (size_t k = count; k > 1; k--) {
     *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
@@ -198,7 +199,7 @@ static void shuffle(size_t *order, size_t count, uint64_t *state) {
   }
 }
 
-/* A call that fails does so on all ranks, so all of them leave here together. */
+/* Times the entries. A call that fails does so on all ranks, so all of them leave here together. */
 static int time_entries(struct bench_rounds *rounds) {
   size_t order[BENCH_ENTRIES];
   uint64_t state = 1;

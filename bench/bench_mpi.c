@@ -30,7 +30,7 @@ static void barrier(struct bench_team *team) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Counts are an int each. */
+/* Combines numbers over the ranks. Counts are an int each. */
 static void combine(struct bench_team *team, double *values, size_t count, bool sum) {
   (void)team;
   for (size_t first = 0; first < count; first += INT_MAX) {
@@ -40,8 +40,8 @@ static void combine(struct bench_team *team, double *values, size_t count, bool 
   }
 }
 
-/* The sum, where onebit gives the mean: what an MPI program would call. request: NULL, or it does
- * not block. MPI's status. */
+/* Makes MPI's call: the sum, where onebit gives the mean, as an MPI program would. request: NULL,
+ * or it does not block. Returns MPI's status. */
 static int call(MPI_Comm comm, onebit_operation_t operation, const float *send, float *receive,
                 int n, MPI_Request *request) {
   const MPI_Datatype type = MPI_FLOAT;
@@ -59,7 +59,7 @@ static int call(MPI_Comm comm, onebit_operation_t operation, const float *send, 
   return MPI_ERR_OP;
 }
 
-/* count fits an int, the caller sees to it. */
+/* Makes the dense call; the caller ensures that count fits an int. */
 static void dense(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
                   const float *send, float *receive, size_t count) {
   call(((struct state *)team->state)->comms[algorithm], operation, send, receive, (int)count, NULL);
@@ -82,7 +82,8 @@ static void finish_dense(struct bench_team *team, bool wait) {
 
 /* --- Algorithms */
 
-/* The variable that chooses; its values are what an enumeration of the library's names. */
+/* The variable that chooses the algorithm; its values are an enumeration of the library's, with
+ * names. */
 struct control {
   MPI_T_cvar_handle handle;
   MPI_T_enum names;
@@ -123,7 +124,8 @@ static bool name_of(const struct control *control, int number, struct bench_algo
   return false;
 }
 
-/* A call on a few numbers: some algorithms refuse numbers of ranks that they are not made for. */
+/* Tries a call on a few numbers: some algorithms refuse numbers of ranks that they are not made
+ * for. */
 static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
   float *numbers = calloc((size_t)ranks * 2, sizeof *numbers);
   int well = numbers && call(comm, operation, numbers, numbers + ranks, 1, NULL) == MPI_SUCCESS;
@@ -132,7 +134,7 @@ static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ran
   return well;
 }
 
-/* A communicator with the algorithm of that number, as the team's next one. */
+/* Adds a communicator with the algorithm of that number to the team. */
 static bool add_algorithm(struct bench_team *team, const struct control *control,
                           onebit_operation_t operation, int number) {
   struct state *state = team->state;
@@ -198,7 +200,8 @@ void bench_mpi_begin(int *argc, char ***argv, const struct bench_options *option
   bool thread;
   if (options->all_algorithms || options->algorithm_count) /* wants to be told before */
     setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
-  /* Locks cost a little: only for those who ask. A wrong value is the library's to complain of. */
+  /* Asks for MPI's locks only where ONEBIT_PROGRESS needs them, since they cost a little. The
+   * library complains of a wrong value. */
   (void)ob_progress_wanted(&thread);
   MPI_Init_thread(argc, argv, thread ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, rank);
@@ -222,7 +225,7 @@ int bench_mpi_run(bench_body *body, const void *context) {
 
 void bench_mpi_end(void) { MPI_Finalize(); }
 
-/* Its first line: some libraries tell all about how they were built. */
+/* The first line of the version: some libraries tell all about how they were built. */
 const char *bench_mpi_library(void) {
   static char name[MPI_MAX_LIBRARY_VERSION_STRING];
   int length;

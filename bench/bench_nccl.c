@@ -13,10 +13,10 @@ static int failed(ncclResult_t result, const char *what) {
   return BENCH_FAILED;
 }
 
-/* NCCL refuses two ranks of one host on one GPU, and lets a process say which host it is on. So
- * where ranks outnumber a machine's GPUs, each is a host of its own; and where there is no other
- * machine they talk over its own sockets, as between hosts on an Ethernet. What the user has set
- * stays. */
+/* Makes each rank a host of its own where ranks outnumber a machine's GPUs: NCCL refuses two ranks
+ * of one host on one GPU, and lets a process say which host it is on. Where there is no other
+ * machine they talk over its own sockets, as between hosts on an Ethernet. Variables that the user
+ * has set stay. */
 static void name_own_host(const struct bench_case *like) {
   char host[32];
   snprintf(host, sizeof host, "rank%d", like->team->rank);
@@ -28,7 +28,7 @@ static void name_own_host(const struct bench_case *like) {
   setenv("NCCL_NET", "Socket", 0);
 }
 
-/* Rank 0's, which is all that is not zero. */
+/* Sends rank 0's id to all, by a sum: the others have zeros. */
 static void send_id(struct bench_team *team, ncclUniqueId *id) {
   double bytes[sizeof *id];
   for (size_t k = 0; k < sizeof *id; k++)

@@ -1,4 +1,4 @@
-/* The command line: OSU's letters, and long names for what is ours. */
+/* The command line: OSU's letters, and long names for options of our own. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,10 +13,11 @@ const char *const bench_schedules[] = {"automatic", "exchange", "allgather", "hi
 const char *const bench_wires[] = {"bits", "dense", NULL};
 static const char *const devices[] = {"host", "cuda", NULL};
 
-/* The size on a device where -m does not say: several times what a GPU's caches have. */
+/* The default size on a device: several times the size of a GPU's caches. */
 #define CUDA_BYTES ((size_t)256 << 20)
 
-/* 64 bytes an element, and more ranks than a machine has, still fit in a size_t. */
+/* The largest size: 64 bytes an element, and more ranks than a machine has, still fit in a
+ * size_t. */
 #define MAX_BYTES (SIZE_MAX >> 20)
 
 /* The message of the table's functions about a wrong value. */
@@ -62,7 +63,7 @@ static reading read_codec(void *values, const char *value) {
                                                    : "this processor can run no codec of that name";
 }
 
-/* One of a list: SCHEDULE, with a WIRE, elements in a message, or both of them behind it. */
+/* Reads one of a list: SCHEDULE, with a WIRE, elements in a message, or both of them behind it. */
 static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
   const char *end = text + length, *part = text + strcspn(text, ":,");
   int schedule = tool_find(text, (size_t)(part - text), bench_schedules);
@@ -106,7 +107,7 @@ static reading read_algorithms(void *values, const char *value) {
   return options->algorithm_count ? NULL : "expected default, all or at most 16 of N, with commas";
 }
 
-/* A thousand streams are more than a share of a buffer ever has. */
+/* Reads numbers of streams; a thousand are more than a share of a buffer ever has. */
 static reading read_streams(void *values, const char *value) {
   struct bench_options *options = values;
   options->stream_count = tool_read_list(value, 1, 1024, options->streams, BENCH_STREAMS);
@@ -202,8 +203,8 @@ static const struct tool_option rows[] = {
 
 /* --- Defaults, and what makes sense together */
 
-/* 4, 8 and 16 streams are where the step is of interest. On a device sizes are such that no cache
- * has them. */
+/* Fills in defaults: at 4, 8 and 16 streams the step is of interest; on a device sizes exceed every
+ * cache. */
 static void fill_in_defaults(const struct bench_benchmark *benchmark,
                              struct bench_options *options) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA;
@@ -221,7 +222,7 @@ static void fill_in_defaults(const struct bench_benchmark *benchmark,
     options->smallest = options->largest;
 }
 
-/* The first thing that does not fit the others. */
+/* Finds the first option that does not fit the others. */
 static bool check_combination(const struct bench_benchmark *benchmark,
                               const struct bench_options *options, char error[TOOL_ERROR]) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA, has_cuda = false, has_nccl = false;

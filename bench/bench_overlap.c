@@ -14,7 +14,7 @@
 
 enum { STRIDE = BENCH_OVERALL + 1 };
 
-/* The library's collective or MPI's, which is started, looked at while a computation runs, and
+/* The library's collective or MPI's, which is started, tested while a computation runs, and
  * finished. */
 struct side {
   struct bench_case *test;
@@ -64,9 +64,9 @@ double bench_overlap_percent(double overall, double compute, double pure) {
   return percent > 0 ? percent : 0;
 }
 
-/* From a guess on, three times the length that the communication has in rounds such as will be
- * timed: what a call takes depends on what went before it, and a unit takes longer where ranks
- * share cores. */
+/* Finds the computation that takes as long as the communication: from a guess, three times, with
+ * the communication's time in rounds such as will be timed. A call's time depends on what went
+ * before it, and a unit takes longer where ranks share cores. */
 static int calibrate(struct bench_rounds *rounds, struct side *sides, size_t count,
                      size_t warmups) {
   size_t wanted = rounds->rounds;

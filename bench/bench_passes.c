@@ -1,4 +1,4 @@
-/* The passes, what they work on, and their rounds. */
+/* The passes, their arrays, and their rounds. */
 #include "bench/bench_passes.h"
 
 #include <math.h>
@@ -102,8 +102,8 @@ static int run_store(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* The arrays that passes know by their slots. What is read as a variance is a reciprocal, or a
- * denominator, where the stage has those; any positive numbers will do. */
+/* Makes the sink of the arrays that passes know by their slots. A variance may be read as a
+ * reciprocal, or a denominator; any positive numbers will do. */
 static struct ob_pass_sink sink_of(struct bench_passes *passes, const struct bench_pass *pass,
                                    enum ob_pass_kind kind, const void *const *gradients) {
   float **arrays = passes->arrays;
@@ -139,7 +139,7 @@ int bench_run_pass(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* The message before, where it is wanted, is another one. */
+/* Runs a pass on messages; the message before, for a pass that reads one, is another one. */
 int bench_run_apply(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   enum ob_pass_kind kind = entry->pass->kinds[0];
@@ -156,7 +156,7 @@ int bench_run_apply(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Loops over arrays; copies. */
+/* Runs loops over arrays; copies. */
 #define LOOP(name, call)                                                                           \
   static int name(const struct bench_entry *entry) {                                               \
     struct bench_passes *passes = entry->context;                                                  \
@@ -208,7 +208,7 @@ const struct bench_pass
     bench_adam = {"dense adam", bench_run_pass, .kinds = {OB_PASS_ADAM}};
 /* clang-format on */
 
-/* Parameters that no rank keeps apart have no movement array. */
+/* The bytes of a pass. Parameters that no rank keeps apart have no movement array. */
 static double bytes_of_kind(const struct bench_passes *passes, enum ob_pass_kind kind) {
   double bytes = 0;
   const unsigned accesses[] = {ob_pass_reads(kind), ob_pass_writes(kind)};
@@ -255,8 +255,8 @@ void bench_fill_message(unsigned char *message, const struct ob_message_shape *s
     view.words[k] = random_word(&seed);
 }
 
-/* Parameters, gradients, and what fits to these as a variance and its reciprocal; momentum and
- * output begin as zeros. */
+/* Fills an array: parameters, gradients, and a variance and its reciprocal that fit these; momentum
+ * and output begin as zeros. */
 static int fill_array(const struct bench_passes *passes, int array, float *values) {
   bool parameters = array == BENCH_PARAMETERS || array == BENCH_ANCHOR;
   if (array == BENCH_MOMENTUM || array == BENCH_OUTPUT)
@@ -388,7 +388,7 @@ void bench_passes_destroy(struct bench_passes *passes) {
 #define ROUNDS  15
 #define WARMUPS 2
 
-/* A time is of this many elements at least: some milliseconds, as against the clock's fraction of a
+/* The least elements of a timed call: some milliseconds, as against the clock's fraction of a
  * microsecond. */
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
 

@@ -10,7 +10,7 @@
 #include "bench/bench_fused.h"
 #include "collectives/plan.h"
 
-/* Arrays of float32: those of kernels, of all passes, and of the optimizers' besides. */
+/* Arrays of float32: those of kernels, of all passes, and the additional ones of optimizers. */
 enum bench_array {
   BENCH_GRADIENT,
   BENCH_PARAMETERS,
@@ -42,9 +42,9 @@ struct bench_passes {
   struct bench_kernels *kernels; /* what a device has besides, or NULL */
 };
 
-/* A pass: which function, and what it reads and writes of an element: inputs of the plan's dtype,
- * float32 values, bits, and of a block scales; `each` is for each stream besides. Where nothing is
- * said, compression/passes.h says it of `kinds`. */
+/* A pass: its function, and the memory that it reads and writes of an element: inputs of the plan's
+ * dtype, float32 values, bits, and scales of a block; `each` is for each stream besides. Members
+ * that are zero follow from `kinds`, by compression/passes.h. */
 struct bench_pass {
   const char *name;
   bench_timed *run;     /* its context is a struct bench_passes */
@@ -72,14 +72,15 @@ extern const struct bench_pass bench_triad, bench_triad_apart, bench_scale, benc
     bench_write, bench_memcpy, bench_compress, bench_compress_momentum, bench_compress_in_place,
     bench_compress_other, bench_reduce, bench_store, bench_apply, bench_adam, bench_step;
 
-/* An exit status; `passes` is safe to destroy in any case. streams: the most in any pass. */
+/* Creates the passes. Returns an exit status; `passes` is safe to destroy in any case. streams: the
+ * most in any pass. */
 int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
                         struct bench_passes *passes);
 int bench_passes_extend(struct bench_passes *passes); /* with what only optimizers need */
 void bench_passes_destroy(struct bench_passes *passes);
 
-/* Parts of it: arrays from `first` up to `end`, with numbers in them; a plan; random bits, or
- * values, where a message of that shape is to be. */
+/* Parts of the creation: arrays from `first` up to `end`, with numbers in them; a plan; random
+ * bits, or values, for a message of that shape. */
 int bench_passes_allocate(struct bench_passes *passes, int first, int end);
 onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dtype_t dtype,
                                   onebit_wire_t wire, const struct bench_passes *passes,
@@ -88,13 +89,13 @@ void bench_fill_message(unsigned char *message, const struct ob_message_shape *s
                         uint64_t seed);
 
 void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams);
-/* bench_rounds_run, on these arrays: as often as the options say, or 15 times after 2. */
+/* Runs rounds on these arrays: as often as the options say, or 15 times after 2. */
 int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *options,
                      struct bench_passes *passes);
 double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pass *pass,
                         size_t streams);
 
-/* For passes that are defined elsewhere: over arrays, one or two; over a message. */
+/* Run passes that are defined elsewhere: over arrays, one or two; over a message. */
 int bench_run_pass(const struct bench_entry *entry);
 int bench_run_apply(const struct bench_entry *entry);
 int bench_run_compress(const struct bench_entry *entry);

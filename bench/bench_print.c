@@ -1,4 +1,4 @@
-/* Rows as text, JSON and CSV. */
+/* Prints rows as text, JSON and CSV. */
 #include "bench/bench.h"
 
 #include <math.h>
@@ -45,7 +45,8 @@ void bench_note(struct bench_table *table, const char *format, ...) {
 
 /* --- Fields */
 
-/* Columns to the left are two spaces apart from what is before them. The heads are a comment. */
+/* Puts text. Columns to the left are two spaces apart from the one before them. The heads are a
+ * comment. */
 static void put_text(struct bench_table *table, int width, const char *text) {
   const char *before = table->fields == 0 && table->heads ? "# " : "";
   if (table->fields > 0 && width < 0)
@@ -54,7 +55,7 @@ static void put_text(struct bench_table *table, int width, const char *text) {
   table->fields++;
 }
 
-/* Quoted where a comma or a quote is in it. */
+/* Puts a value of CSV, quoted where a comma or a quote is in it. */
 static void put_csv(struct bench_table *table, const char *text) {
   bool quoted = strpbrk(text, ",\"") != NULL;
   printf(table->fields++ ? "," : "");

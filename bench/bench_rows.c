@@ -1,4 +1,4 @@
-/* Rows of the collectives: OSU's columns first, then ours. */
+/* Prints rows of the collectives: OSU's columns first, then ours. */
 #include <math.h>
 
 #include "bench/bench_collective.h"
@@ -47,7 +47,7 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
 
 /* --- Fields */
 
-/* A head, where there is such a column. */
+/* The head of a column, if the table has it. */
 static const char *head(bool wanted, const char *text) { return wanted ? text : NULL; }
 
 static bool compares(const struct bench_row *row) { return row->test->options->compare_count > 0; }
@@ -125,7 +125,8 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
                  -3, row->way->error);
 }
 
-/* Ranks of a host share its link; those of a single host are as if each had one. */
+/* Puts the limits. Ranks of a host share its link; those of a single host are as if each had
+ * one. */
 static void put_limits(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -138,7 +139,7 @@ static void put_limits(struct bench_table *table, const struct bench_row *row) {
                row->time->time.median / (wire > computing ? wire : computing));
 }
 
-/* In a comparison MPI has a line of its own. */
+/* Puts the dense time; in a comparison MPI has a line of its own. */
 static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics none = {.median = NAN, .minimum = NAN, .mean = NAN, .maximum = NAN};

@@ -1,4 +1,4 @@
-/* Passes over memory and steps made of them, as rows. */
+/* Prints passes over memory, and steps made of them, as rows. */
 #include "bench/bench_sheet.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #endif
 
 #ifdef ONEBIT_HAVE_CUDA
-/* On a device, optimizers have messages of one bit. */
+/* Checks the bits: on a device, optimizers have messages of one bit. */
 static int check_width(const struct bench_sheet *sheet) {
   const int bits = sheet->job->options->bits;
   if (!sheet->job->device || bits <= 1 || sheet->list == &bench_codec_kernels)
@@ -51,7 +51,7 @@ static int add_all(struct bench_sheet *sheet) {
   return BENCH_OK;
 }
 
-/* The bytes of a whole step: its parts, and the reduction of one rank's message. */
+/* Sets the bytes of a whole step: its parts, and the reduction of one rank's message. */
 static void set_bytes_of_step(struct bench_sheet *sheet) {
   struct bench_entry *entries = sheet->rounds.entries, *reduce = &entries[sheet->reduce];
   size_t part = sheet->reduce - sheet->list->parts;
@@ -159,8 +159,8 @@ static void put_ratio(struct bench_table *table, const struct bench_sheet *sheet
   bench_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
 }
 
-/* Against a plain loop with the same traffic; what writes residuals in place has that of the triad.
- */
+/* Puts the ratio to a plain loop with the same traffic; passes that write residuals in place have
+ * that of the triad. */
 static void put_loop(struct bench_table *table, const struct bench_sheet *sheet,
                      const struct bench_entry *own) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;

@@ -9,7 +9,7 @@
 
 #define PART ((size_t)4096) /* numbers that are combined at a time */
 
-/* A team that is not complete would wait for ever. */
+/* Ends the process after a failure: a team that is not complete would wait for ever. */
 static void require_ok(onebit_status_t status, const char *what) {
   if (bench_status(status, what) != BENCH_OK)
     exit(BENCH_FAILED);
@@ -19,7 +19,7 @@ static void barrier(struct bench_team *team) {
   require_ok(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
 }
 
-/* Each rank's numbers to each: the team's state has PART of them for every rank. */
+/* Exchanges each rank's numbers: the team's state has PART of them for every rank. */
 static void exchange(struct bench_team *team, size_t count) {
   struct ob_batch *batch = team->comm->control;
   double *all = team->state, *mine = all + (size_t)team->rank * PART;

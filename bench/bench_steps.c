@@ -111,9 +111,9 @@ static const struct bench_list adam_list = {NULL, 0, 2, 2,
     {&fused_adam, &bench_adam, &bench_step, &bench_compress_momentum, &bench_apply,
      &bench_reduce}};
 
-/* The plain loops show what memory allows to passes like compress, reduce and store, with a second
- * array for residuals and in place. The last two are what the library could do instead of what is
- * planned. */
+/* The codec's list. The plain loops show what memory allows to passes like compress, reduce and
+ * store, with a second array for residuals and in place. The last two are alternatives to the
+ * planned stores. */
 static const struct bench_list codec_list = {NULL, 1, 0, 0,
     {&bench_triad, &bench_triad_apart, &bench_scale, &bench_scale_apart, &bench_write,
      &bench_memcpy, &bench_compress, &bench_compress_momentum, &bench_reduce, &bench_store,
@@ -137,7 +137,7 @@ static void print_entries(const struct bench_sheet *sheet) {
   }
 }
 
-/* The parts alone, where they have a name, and with a P-th of each reduction. */
+/* Prints the sums of the parts alone, where they have a name, and with a P-th of each reduction. */
 static void print_sums(const struct bench_sheet *sheet) {
   const struct bench_list *list = sheet->list;
   char name[48];
@@ -150,7 +150,7 @@ static void print_sums(const struct bench_sheet *sheet) {
   }
 }
 
-/* Steps of optimizers begin with their sums; the first of them has notes. */
+/* Measures a list. Steps of optimizers begin with their sums; the first of them has notes. */
 static int measure_list(struct bench_job *job, struct bench_passes *passes,
                         const struct bench_list *list) {
   struct bench_sheet sheet;
@@ -179,7 +179,7 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
 
 /* --- codec */
 
-/* All codecs that can run here, or the one that was asked for, on the same memory. */
+/* Measures all codecs that can run here, or the one that was asked for, on the same memory. */
 static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
   const struct ob_codec *codec;
 #ifdef ONEBIT_HAVE_CUDA
@@ -228,7 +228,8 @@ static int measure_adam(struct bench_job *job, struct bench_passes *passes) {
 
 /* --- optimizers: memory */
 
-/* Dense: moments, and a buffer for the mean gradient. */
+/* The memory of an optimizer, and of its dense form: moments, and a buffer for the mean
+ * gradient. */
 struct memory {
   const struct ob_method *method;
   const char *name;
@@ -250,7 +251,7 @@ static void memory_fields(struct bench_table *table, const void *row) {
   bench_number(table, "dense_bytes_per_parameter", "dense", 11, 0, memory->dense);
 }
 
-/* The defaults, but for what the benchmark's options say, and a warm-up of one step. */
+/* Sets the defaults, the benchmark's options, and a warm-up of one step. */
 static void fill_options(const struct ob_method *method, const struct bench_options *options,
                          unsigned char *given) {
   const size_t one = 1;

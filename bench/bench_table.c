@@ -1,4 +1,4 @@
-/* The subcommands, and what they have in common: memory, format, sizes. */
+/* The subcommands, and their common memory, format and sizes. */
 #include <string.h>
 
 #include "bench/bench.h"
@@ -67,8 +67,8 @@ int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_opt
   return status;
 }
 
-/* On the host a collective whose result is wrong goes on with the next size; what failed else will
- * fail there too. */
+/* Measures each size. On the host a collective whose result is wrong goes on with the next size;
+ * other failures would fail there too. */
 int bench_each_size(struct bench_job *job, bench_size *measure, void *context) {
   int worst = BENCH_OK;
   for (size_t bytes = job->options->smallest; bytes <= job->options->largest; bytes *= 2) {

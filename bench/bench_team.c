@@ -1,5 +1,5 @@
-/* Ranks that are threads of this process, or processes that it starts. What they share is memory
- * that holds a part of every rank's numbers. */
+/* Ranks that are threads of this process, or processes that it starts. They share memory that holds
+ * a part of every rank's numbers. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 
 #define PART ((size_t)4096) /* numbers that are combined at a time */
 
-/* One of these a rank, the first of which is rank 0's; all are shared. */
+/* The shared part of one rank, the first of which is rank 0's. */
 struct member {
   pthread_barrier_t barrier; /* rank 0's */
   double values[PART];
@@ -53,7 +53,7 @@ static void combine(struct bench_team *team, double *values, size_t count, bool 
 
 static const struct bench_team_kind kind = {.barrier = barrier, .combine = combine};
 
-/* Memory for all ranks, which `run` makes threads or processes of. */
+/* Allocates for all ranks, which `run` makes threads or processes of. */
 static int run_members(int ranks, bench_body *body, const void *context,
                        int (*run)(struct member *members, int ranks)) {
   pthread_barrierattr_t shared;
@@ -84,8 +84,8 @@ static void *run_thread(void *argument) {
   return NULL;
 }
 
-/* Rank 0 is the calling thread. The others all start or the program ends: a team that is not
- * complete would wait for ever. */
+/* Runs ranks as threads, rank 0 as the calling one. The others all start or the program ends: a
+ * team that is not complete would wait for ever. */
 static int run_threads(struct member *members, int ranks) {
   onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
   int worst =

@@ -1,7 +1,7 @@
 /*
  * The triad loop a[i] = b[i] + s * a[i], which moves 12 bytes an element and computes next to
- * nothing: what memory allows. Written with vectors of 16 floats, which a compiler cuts to what the
- * processor has: the baseline must not depend on what it makes of a plain loop.
+ * nothing: the speed of memory. Written with vectors of 16 floats, which a compiler cuts to what
+ * the processor has: the baseline must not depend on its handling of a plain loop.
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -12,8 +12,8 @@
 typedef float vector __attribute__((vector_size(64), may_alias));
 #define VECTOR (sizeof(vector) / sizeof(float))
 
-/* Two vectors a turn: the loop's own instructions should not count. Arrays are aligned to 64 bytes.
- */
+/* Does two vectors a turn: the loop's own instructions should not count. Arrays are aligned to 64
+ * bytes. */
 BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -28,8 +28,8 @@ BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
 
 BENCH_WIDTHS(triad_loop, triad, (float *a, const float *b, float s, size_t count), (a, b, s, count))
 
-/* The same with the result in an array of its own, past the caches: what memory allows to a pass
- * that must not overwrite what it reads. Arrays are aligned to 64 bytes. */
+/* Does the same into an array of its own, past the caches: the speed of memory for a pass that must
+ * not overwrite its input. Arrays are aligned to 64 bytes. */
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -41,7 +41,7 @@ void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, 
     to[i] = b[i] + s * a[i];
 }
 
-/* One array less: a[i] = s * a[i]. */
+/* Scales an array: a[i] = s * a[i], one array less. */
 BENCH_INSIDE void scale(float *a, float s, size_t count) {
   size_t i = 0;
   for (; i + 2 * VECTOR <= count; i += 2 * VECTOR) {
@@ -66,7 +66,7 @@ void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
     to[i] = s * a[i];
 }
 
-/* Past the caches likewise: what memory allows to a pass that only writes. */
+/* Writes past the caches: the speed of memory for a pass that only writes. */
 void bench_write_loop(float *to, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
