@@ -1,4 +1,4 @@
-/* Who is where: the ranks of mpirun and their hosts. */
+/* Finds the hosts of mpirun's ranks. */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/cluster_mpi.h"
 

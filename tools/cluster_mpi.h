@@ -1,4 +1,4 @@
-/* Who is where: the ranks of mpirun and their hosts. */
+/* Finds the hosts of mpirun's ranks. */
 #ifndef TOOLS_CLUSTER_MPI_H
 #define TOOLS_CLUSTER_MPI_H
 
@@ -11,16 +11,16 @@ struct tool_cluster {
   int host, hosts; /* of this rank: the leader's rank among the leaders */
 };
 
-/* Collective over MPI_COMM_WORLD. */
+/* Finds the cluster. Collective over MPI_COMM_WORLD. */
 void tool_cluster_find(struct tool_cluster *cluster);
 void tool_cluster_free(struct tool_cluster *cluster);
 
 /* Waits for the other ranks without using a processor, as MPI_Barrier may. */
 void tool_wait_asleep(MPI_Comm comm);
 
-/* A small message goes round for so many seconds, and every rank waits for it in MPI: to the next
- * rank, and in from the one before. The mean time of a round, in microseconds, on the first rank;
- * and the median. */
+/* Sends a small message round for so many seconds, while every rank waits for it in MPI: to the
+ * next rank, and in from the one before. Returns the mean time of a round, in microseconds, on the
+ * first rank; and the median. */
 double tool_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
                      double *median);
 

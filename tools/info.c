@@ -1,5 +1,6 @@
 /*
- * onebit-info: what this build of the library is, and what it would do on this machine now.
+ * onebit-info: prints the properties of this build of the library, and its choices on this
+ * machine.
  */
 #include <limits.h>
 #include <math.h>
@@ -34,7 +35,7 @@
 
 /* --- Knobs: what the library makes of them -----------------------------------------------------*/
 
-/* Fills in the value that counts; a negative status when the library refuses the knob's. */
+/* Fills in the value in force; a negative status when the library refuses the knob's. */
 static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) {
   const char *text = ob_knob_text(knob);
   const struct ob_codec *codec;
@@ -126,7 +127,7 @@ static bool print_knobs(void) {
 
 /* --- What else the file of ONEBIT_CONFIG has ---------------------------------------------------*/
 
-/* Prints the options that are given by a value; how many. */
+/* Prints the options that the file sets; returns their number. */
 static int print_given(const struct ob_option_file *file, const struct ob_json_value *value,
                        const struct ob_option *rows, size_t count) {
   double number;

@@ -1,4 +1,4 @@
-/* The median, by which programs sum up what they measured. */
+/* The median, with which programs summarise their measurements. */
 #include "tools/median.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* The median, by which programs sum up what they measured. */
+/* The median, with which programs summarise their measurements. */
 #ifndef TOOLS_MEDIAN_H
 #define TOOLS_MEDIAN_H
 
-/* Sorts the values. The median of none is 0. */
+/* Sorts the values and returns the median. The median of no values is 0. */
 double tool_median(double *values, int count);
 
 #endif

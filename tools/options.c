@@ -1,4 +1,4 @@
-/* The command line of every program: reading it, --help, errors. */
+/* Reads the command line of every program, and prints --help and errors. */
 #define _GNU_SOURCE /* getopt_long */
 #include "tools/options.h"
 
@@ -78,7 +78,7 @@ int tool_find(const char *word, size_t length, const char *const *names) {
 
 /* --- Fields ------------------------------------------------------------------------------------*/
 
-/* The largest value: a double holds no SIZE_MAX, but a number a little below it. */
+/* The largest value: a double cannot hold SIZE_MAX, only a number a little below it. */
 static double highest(const struct tool_option *option) {
   return option->high > 0               ? option->high
          : option->kind == TOOL_INTEGER ? INT_MAX
@@ -135,7 +135,7 @@ static bool set_field(const struct tool_option *option, const char *text, void *
   }
 }
 
-/* "expected an integer from 1 to 64" */
+/* Writes what an option expects: "expected an integer from 1 to 64". */
 static void expect(const struct tool_option *option, char *text, size_t capacity) {
   static const struct {
     const char *what, *unit;
@@ -178,7 +178,7 @@ static bool has(const struct tool *tool, const struct tool_option *option) {
   return option->kind != TOOL_HEADING && (!option->groups || option->groups & tool->group);
 }
 
-/* getopt's tables. They are no longer than the rows of any program here take. */
+/* The size of getopt's tables, which hold the rows of any program here. */
 enum { ROWS = 48 };
 
 static void make_tables(const struct tool *tool, struct option longs[ROWS],
@@ -210,7 +210,7 @@ static const struct tool_option *option_of(const struct tool *tool, int got) {
   return option;
 }
 
-/* A value into its field; what is wrong with it goes into `error`. */
+/* Sets an option's field to a value; `error` gets the fault. */
 static bool set_option(const struct tool_option *option, bool is_long, const char *value,
                        void *values, char error[TOOL_ERROR]) {
   char expected[TOOL_ERROR / 2];
@@ -246,7 +246,8 @@ static enum tool_asked refuse(const char *argument, int got, int found, char err
   return TOOL_WRONG;
 }
 
-/* getopt_long takes abbreviations, which a later option can make ambiguous. */
+/* True if an argument is an abbreviation: getopt_long takes them, but a later option can make them
+ * ambiguous. */
 static bool abbreviated(const char *argument, const struct option *option) {
   size_t length = strlen(option->name);
   return strncmp(argument + 2, option->name, length) != 0 ||

@@ -27,7 +27,7 @@ enum tool_option_kind {
 /* Rows are written with a designator for at least one field, so that the others may be left out:
  * {"ranks", 0, TOOL_INTEGER, AT(ranks), "N", "how many", .low = 1, .high = 64}. */
 
-/* NULL, or what is wrong with the value: "expected N,N,..., each at least 1". */
+/* Reads a value. Returns NULL, or the fault: "expected N,N,..., each at least 1". */
 typedef const char *tool_read(void *values, const char *value);
 
 struct tool_option {
@@ -62,8 +62,8 @@ enum { TOOL_ERROR = 320, TOOL_USAGE = 2 /* exit status of TOOL_WRONG */ };
 enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void *values,
                            char error[TOOL_ERROR]);
 
-/* Says what is to be said instead of running: help and version on stdout, the error on stderr. The
- * exit status. */
+/* Prints help or version on stdout, or the error on stderr, instead of running. Returns the exit
+ * status. */
 int tool_answer(const struct tool *tool, enum tool_asked asked, const char *error);
 
 void tool_print_help(const struct tool *tool);
@@ -74,17 +74,19 @@ void tool_complain(const struct tool *tool, const char *format, ...)
 
 /* --- Parts, for functions that read a value of their own */
 
-/* The integer that a text begins with, with K, M or G behind it where `suffix` allows; the end of
- * what was read, NULL: there is none, or it is too large. */
+/* Reads the integer that a text begins with, with K, M or G behind it where `suffix` allows;
+ * returns the end of what was read, or NULL: there is none, or it is too large. */
 const char *tool_read_integer(const char *text, bool suffix, size_t *value);
 
-/* A number with its unit, as the kinds TOOL_REAL, TOOL_RATE and TOOL_SECONDS have it. */
+/* Reads a number with its unit, as the kinds TOOL_REAL, TOOL_RATE and TOOL_SECONDS have it. */
 bool tool_read_quantity(const char *text, enum tool_option_kind kind, double *value);
 
-/* N,N,...: at most `capacity` integers in a range; how many, 0: the text is not that. */
+/* Reads N,N,...: at most `capacity` integers in a range; returns their number, 0: the text is not
+ * that. */
 size_t tool_read_list(const char *text, size_t low, size_t high, size_t *values, size_t capacity);
 
-/* The place of a word of `length` bytes among names that end with NULL, -1: it is not there. */
+/* Finds a word of `length` bytes among names that end with NULL; returns its place, -1: it is not
+ * there. */
 int tool_find(const char *word, size_t length, const char *const *names);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * onebit-tune --doctor: whether the network that MPI uses is the one that it should use.
+ * onebit-tune --doctor: finds out whether MPI uses the network that it should use.
  *
  * Measuring and judging are apart. doctor_mpi.c measures among ranks, measure.c this host and plain
  * TCP; both fill in a struct doctor_facts. judge.c makes findings of it, and report.c prints, which
@@ -13,8 +13,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Collective over MPI_COMM_WORLD, after MPI_Init. The exit status, the same on all ranks: 0 without
- * findings, 1 with findings. */
+/* Runs the doctor. Collective over MPI_COMM_WORLD, after MPI_Init. Returns the exit status, the
+ * same on all ranks: 0 without findings, 1 with findings. */
 int doctor_run(void);
 
 enum {
@@ -49,7 +49,8 @@ struct doctor_host {
   double local_hop; /* from rank to rank of the host while a message goes round all of them */
 };
 
-/* A subnet that every host has an address in; plain TCP, the fastest pair of hosts. */
+/* A subnet in which every host has an address; rates of plain TCP, between the fastest pair of
+ * hosts. */
 struct doctor_subnet {
   uint32_t network, netmask;
   double one_stream, four_streams;
@@ -67,10 +68,10 @@ struct doctor_facts {
   double *bandwidth, *round_trip; /* [from * host_count + to]; round_trip is symmetric */
 };
 
-/* Finds the subnets that every host has an address in, each host another one: docker0's address is
+/* Finds the subnets in which every host has an address, each host another one: docker0's address is
  * the same on all hosts, so it joins nothing. */
 void doctor_find_subnets(struct doctor_facts *facts);
-/* The host's interface in a subnet; NULL: none that is up. */
+/* The host's interface in a subnet; NULL: it has none that is up. */
 const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
                                                    int subnet);
 /* The part of the traffic that took a subnet on a host, or with host -1 on all hosts; 0 where the
@@ -117,7 +118,7 @@ bool doctor_outlier(double value, const double *values, int count, double ratio,
 
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts);
 void doctor_print_findings(FILE *file, const struct doctor_diagnosis *diagnosis);
-/* The lines to paste for MPI, UCX and NCCL; nothing without findings that ask for settings. */
+/* Prints lines to paste for MPI, UCX and NCCL; nothing without findings that ask for settings. */
 void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis);
 
@@ -125,13 +126,13 @@ void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
 
 void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]);
 void doctor_read_host(struct doctor_host *host); /* name, CPUs, interfaces with their counters */
-/* Turns the counters of `after` into what was added since `before`. */
+/* Replaces the counters of `after` by their increase since `before`. */
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after);
 
-/* Plain TCP. A listening socket on a free port of an address, -1: none; *port is that port. Then
- * one host sends for some tenths of a second on several connections from its address to the
- * other's, which receives, and gets Gbit/s, 0 when there is no connection. Each gives up after some
- * seconds. */
+/* Measure plain TCP. doctor_listen makes a listening socket on a free port of an address, *port;
+ * -1: it cannot. Then one host sends for some tenths of a second on several connections from its
+ * address to the other's, which receives, and gets Gbit/s, 0 when there is no connection. Each
+ * gives up after some seconds. */
 int doctor_listen(uint32_t address, uint16_t *port);
 void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams);
 double doctor_receive(int listener, int streams); /* closes the listener */

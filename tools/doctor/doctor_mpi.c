@@ -1,5 +1,5 @@
-/* onebit-tune --doctor: measures among ranks, judges, measures again what looks wrong, and says
- * what it is. The leaders, one rank a host, measure between hosts; the first of them has the
+/* onebit-tune --doctor: measures among ranks, judges, measures suspicious results again, and
+ * reports. The leaders, one rank a host, measure between hosts; the first of them has the
  * results. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -40,7 +40,7 @@ static void *allocate(size_t count, size_t bytes) {
 
 /* --- Who is where ------------------------------------------------------------------------------*/
 
-/* Open MPI has a variable for it, a C _Bool; where there is none nothing is known: -1. */
+/* Reads Open MPI's variable for it, a C _Bool; -1 where there is none and nothing is known. */
 static int library_yields(void) {
   int provided, index, count, result = -1;
   MPI_T_cvar_handle handle;
@@ -88,11 +88,13 @@ static void gather(void) {
 
 /* --- How ranks wait ----------------------------------------------------------------------------*/
 
-/* Long against a scheduler's time slice (some milliseconds), so that the mean sees whole ones. */
+/* Long against a scheduler's time slice (some milliseconds), so that the mean contains whole
+ * ones. */
 #define WAITING_SECONDS 0.25
 
-/* All ranks of a host take part, because two of them that happen to run side by side for one time
- * slice hide in thousands of quick round trips that they then wait for several slices. */
+/* The mean hop of a message. All ranks of a host take part: two of them that happen to run side by
+ * side for one time slice would hide in thousands of quick round trips the slices that they then
+ * wait. */
 static double mean_hop(MPI_Comm ring) {
   int rank, size;
   double median;
@@ -135,7 +137,7 @@ static void measure_waiting(void) {
 
 /* --- What carries the traffic ------------------------------------------------------------------*/
 
-/* 4 MiB: 0.35 s at 100 Mbit/s, and far more than what else is sent. */
+/* The bulk transfer, 4 MiB: 0.35 s at 100 Mbit/s, and far more than all other traffic. */
 enum { BYTES = 256 << 10, BULK_PIECES = 16 };
 
 static void send_around(int pieces) {
@@ -169,10 +171,12 @@ static void measure_carrier(void) {
 
 #define LATENCY_SECONDS   0.03
 #define BANDWIDTH_SECONDS 0.15
-/* At 0.35 s a round five seconds; every host of a larger cluster meets about as many others. */
+/* Rounds of pairs: at 0.35 s each five seconds; every host of a larger cluster meets about as many
+ * others. */
 enum { MAX_ROUNDS = 16 };
 
-/* A stream of messages, the last of which begins with 0: Gbit/s, as the receiver has it. */
+/* Measures a stream of messages, the last of which begins with 0: Gbit/s, by the receiver's
+ * clock. */
 static double measure_stream(int peer, bool sends) {
   static char piece[BYTES];
   double start = ob_seconds(), bytes = 0;
@@ -211,8 +215,8 @@ static void gather_rows(double *matrix) {
              team.leaders);
 }
 
-/* In round r those hosts are a pair whose numbers add up to r, modulo hosts: any two are one once.
- * Times are measured at one end. */
+/* Measures pairs of hosts. In round r two hosts are a pair if their numbers add up to r, modulo
+ * hosts: any two are a pair once. Times are measured at one end. */
 static void measure_pairs(void) {
   int hosts = facts.host_count;
   if (is_leader() && hosts >= 2) {
@@ -233,7 +237,8 @@ static void measure_pairs(void) {
 
 /* --- Plain TCP ---------------------------------------------------------------------------------*/
 
-/* The receiver's rate; 0 on the sender and where no connection is made. */
+/* Measures with sockets. Returns the receiver's rate; 0 on the sender and where no connection is
+ * made. */
 static double socket_rate(int subnet, int streams, int peer) {
   uint32_t own = doctor_interface_in(&facts, team.host, subnet)->address;
   uint16_t port = 0;

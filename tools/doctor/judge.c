@@ -1,4 +1,4 @@
-/* The doctor's findings, from the facts. Knows neither MPI nor the machine. */
+/* Makes the doctor's findings of the facts. Knows neither MPI nor the machine. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -86,8 +86,8 @@ int doctor_host_cpus(const struct doctor_facts *facts, int host) {
   return count_cpus(all);
 }
 
-/* The better one of two values in the middle: when half of the hosts are slow, they are what is
- * wrong, and when two numbers differ, the spread of the good half is what noise is. */
+/* The better of the two middle values: when half of the hosts are slow, they are the fault, and
+ * when two numbers differ, the spread of the good half is the noise. */
 static double find_good_median(double *values, int count, bool low_is_bad) {
   tool_median(values, count); /* sorts them */
   return values[low_is_bad ? count / 2 : (count - 1) / 2];
@@ -159,8 +159,8 @@ static void judge_waiting(const struct doctor_facts *facts, struct doctor_diagno
   diagnosis->set_yield = off;
 }
 
-/* Ranks that share CPUs although the host has others that they were not given. One finding: the
- * launcher does the same on every host. */
+/* Judges ranks that share CPUs although the host has others that they were not given. One finding:
+ * the launcher does the same on every host. */
 static void judge_binding(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
   for (int r = 0; r < facts->rank_count && !diagnosis->set_binding; r++) {
     const struct doctor_rank *mine = &facts->ranks[r];
@@ -329,7 +329,8 @@ static void judge_host(const struct doctor_facts *facts, struct doctor_diagnosis
         facts->hosts[host].name, times[host], best);
 }
 
-/* Expected is what each reaches with others; of two hosts only the ways differ. */
+/* Judges hosts and pairs. The expected rate is that of each with others; of two hosts only the
+ * directions differ. */
 static void judge_hosts(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
   const int hosts = facts->host_count;
   double *sends = calloc(3 * (size_t)hosts, sizeof *sends);

@@ -28,7 +28,7 @@ void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
   memcpy(cpus, &set, sizeof set);
 }
 
-/* A number in a file of /sys/class/net/INTERFACE; `missing` where the kernel does not say. */
+/* Reads a number in a file of /sys/class/net/INTERFACE; `missing` where the kernel has none. */
 static long long read_number(const char *interface, const char *file, long long missing) {
   char path[128];
   long long number;
@@ -59,7 +59,8 @@ static void read_interface(const struct ifaddrs *entry, struct doctor_interface 
   interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
 }
 
-/* An interface's further addresses are left out: counters are one an interface. */
+/* True if the interface is listed already: its further addresses are left out, since counters are
+ * one an interface. */
 static bool is_read(const struct doctor_host *host, const char *name) {
   for (int i = 0; i < host->interface_count; i++)
     if (strcmp(host->interfaces[i].name, name) == 0)
@@ -109,7 +110,7 @@ static struct sockaddr_in place(uint32_t address, uint16_t port) {
   return result;
 }
 
-/* Bound to an address of this host; connect and accept give up in time. */
+/* Opens a socket at an address of this host; connect and accept give up in time. */
 static int open_socket(uint32_t own) {
   struct sockaddr_in address = place(own, 0);
   struct timeval sending = {.tv_sec = CONNECT_LIMIT}, receiving = {.tv_sec = CONNECT_LIMIT + 1};
@@ -174,7 +175,8 @@ void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams) {
   close_all(ends, streams);
 }
 
-/* The clock starts with the first bytes, which are not counted, and stops with the last. */
+/* Receives. The clock starts with the first bytes, which are not counted, and stops with the
+ * last. */
 double doctor_receive(int listener, int streams) {
   static char piece[PIECE];
   struct pollfd ends[DOCTOR_STREAMS];

@@ -11,7 +11,7 @@ const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_
 
 /* --- Tables ------------------------------------------------------------------------------------*/
 
-/* Rows and columns of a table at most; what is measured on further hosts is judged all the same. */
+/* The most rows and columns of a table; measurements on further hosts are judged all the same. */
 enum { TABLE_HOSTS = 16 };
 
 static int shown(const struct doctor_facts *facts) {
@@ -113,7 +113,7 @@ void doctor_print_findings(FILE *file, const struct doctor_diagnosis *diagnosis)
 
 /* --- Settings ----------------------------------------------------------------------------------*/
 
-/* The interface's names, with commas where hosts differ. */
+/* Lists the interface's names, with commas where hosts differ. */
 static void list_names(const struct doctor_facts *facts, int subnet, char *names, size_t size) {
   const char *before = "";
   names[0] = '\0';

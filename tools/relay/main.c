@@ -85,7 +85,8 @@ static uint64_t now(void) {
 
 /* --- Devices -----------------------------------------------------------------------------------*/
 
-/* A TUN device belongs to the namespace that it was made in. Its file, or -1. */
+/* Makes a TUN device, which belongs to the namespace that it was made in. Returns its file, or
+ * -1. */
 static int make_device(const char *namespace, const char *name, int own) {
   struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
   snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
@@ -111,7 +112,7 @@ static bool read_rate(const char *text, double *rate) {
   return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
 }
 
-/* NAMESPACE=ADDRESS=RATE, of which the first remains. */
+/* Reads NAMESPACE=ADDRESS=RATE, of which the first remains in the text. */
 static bool read_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
   char *rate = strrchr(text, '='), *address = rate ? memrchr(text, '=', (size_t)(rate - text)) : 0;
   if (address)
@@ -171,7 +172,7 @@ static void count(const struct relay_network *network) {
   }
 }
 
-/* NULL, or what is wrong. */
+/* Runs a command. Returns NULL, or the fault. */
 static const char *run_command(struct relay *relay, const char *line) {
   char verb[16] = "", rate[32] = "";
   int host = 0, read = sscanf(line, "%15s %d %31s", verb, &host, rate);
@@ -193,7 +194,7 @@ static const char *run_command(struct relay *relay, const char *line) {
   return NULL;
 }
 
-/* False: the end of the input. */
+/* Reads and runs commands. False: the input has ended. */
 static bool take_commands(struct relay *relay) {
   char *line = relay->line, *end;
   ssize_t bytes =
@@ -234,7 +235,7 @@ static void carry(struct relay *relay) {
   }
 }
 
-/* False, after saying why. */
+/* Makes all devices. False, after saying why. */
 static bool open_all(struct relay *relay, char **hosts, const struct options *options) {
   int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), host = 0;
   bool well = own >= 0;
@@ -269,7 +270,7 @@ int main(int argc, char **argv) {
       return tool_answer(&tool, TOOL_WRONG, wrong);
   if (!open_all(&relay, argv + 1, &options))
     return FAILED;
-  /* Ahead of those whose packets it carries, where it may: it is their network. */
+  /* Runs ahead of the programs whose packets it carries, where it may: it is their network. */
   (void)setpriority(PRIO_PROCESS, 0, -10);
   puts("ready");
   fflush(stdout);

@@ -1,4 +1,4 @@
-/* The model of relay.h: links, queues, delay and losses. */
+/* The model of network.h: links, queues, delay and losses. */
 #include "tools/relay/network.h"
 
 #include <stdlib.h>
@@ -84,7 +84,7 @@ void relay_network_send(struct relay_network *network, int from, int to, const v
   push_packet(&source->flying, packet);
 }
 
-/* The host whose queue has the earliest packet, -1: all are empty. */
+/* Finds the host whose queue has the earliest packet; -1: all are empty. */
 static int earliest(const struct relay_network *network, bool leaving) {
   uint64_t best = RELAY_NEVER;
   int at = -1;

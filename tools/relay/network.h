@@ -1,6 +1,6 @@
 /*
  * The model of a network between hosts, each at a link of its own to the same far place, as sites
- * are at the internet. Of time it knows what it is told, so that it can be tested without a clock.
+ * are at the internet. It has no clock but the times that it is given, so that it can be tested.
  *
  *   host --> queue --> rate, up --> delay --> loss --> queue --> rate, down --> host
  *
@@ -54,15 +54,15 @@ struct relay_network {
   uint64_t seed; /* of the losses */
 };
 
-/* Memory for the links; the caller fills in what they are like. False: there is none. */
+/* Makes memory for the links; the caller fills in their properties. False: there is none. */
 bool relay_network_create(struct relay_network *network, int hosts);
 void relay_network_destroy(struct relay_network *network);
 
-/* A host has sent a packet, which is copied. `now` never goes back. */
+/* Sends a host's packet, which is copied. `now` never goes back. */
 void relay_network_send(struct relay_network *network, int from, int to, const void *data,
                         size_t bytes, uint64_t now);
 
-/* A packet that has arrived, which the caller gives to free(); NULL: there is none yet. */
+/* Returns a packet that has arrived, which the caller gives to free(); NULL: there is none yet. */
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now);
 
 /* The time of the next look: RELAY_NEVER when nothing is under way. */

@@ -1,6 +1,6 @@
-/* Whole calls: MPI_Allreduce, and onebit_allreduce by its schedules. First those to which the model
- * is fitted, each alone; then the candidates in turn, at a ladder of sizes, for what the model is
- * off by. */
+/* Measures whole calls: MPI_Allreduce, and onebit_allreduce by its schedules. First those to which
+ * the model is fitted, each alone; then the candidates in turn, at a ladder of sizes, for the error
+ * of the model. */
 #include <math.h>
 
 #include "base/clock.h"
@@ -10,8 +10,8 @@
 #include "tools/median.h"
 #include "tools/tune/run_mpi.h"
 
-/* Points are measured so often, for the best median of each: what disturbs a machine lasts for
- * longer than the calls of a point do. */
+/* The turns in which points are measured, for the best median of each: a disturbance of the machine
+ * lasts for longer than the calls of a point. */
 #define TURNS     3
 #define MAX_CALLS 60
 
@@ -64,7 +64,7 @@ static bool add_entrant(struct contest *contest, struct tune_point point) {
   return true;
 }
 
-/* Seconds of a call on the slowest rank. */
+/* Times a call on the slowest rank, in seconds. */
 static bool call(const struct contest *contest, size_t k, double *seconds) {
   const struct tune_point *point = &contest->point[k];
   onebit_status_t status = ONEBIT_OK;
@@ -79,8 +79,8 @@ static bool call(const struct contest *contest, size_t k, double *seconds) {
   return status == ONEBIT_OK || complain_of(contest, point);
 }
 
-/* Each takes part in as many rounds as there is time for, which the first one tells; a median below
- * what was measured before takes its place. */
+/* Measures the entrants in as many rounds as there is time for, which the first one tells; a median
+ * below the earlier measurement replaces it. */
 static bool run_contest(struct contest *contest, double seconds, int min_calls) {
   int calls = MAX_CALLS;
   for (int i = -1; contest->count && i < calls; i++) {
@@ -134,7 +134,8 @@ static struct tune_point point_of(const struct contest *contest, size_t bytes,
 
 #define POINT_SECONDS 0.2
 
-/* Bytes as float32, smallest first; left out when quick; chunk 0: MPI_Allreduce. */
+/* Points to measure: bytes as float32, smallest first; left out when quick; chunk 0:
+ * MPI_Allreduce. */
 static const struct wanted {
   size_t bytes;
   bool full;
@@ -203,7 +204,7 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 
 /* --- What corrects the model -------------------------------------------------------------------*/
 
-/* A size has so many seconds a turn, and each candidate so many calls. */
+/* Seconds of a size in a turn, and the least calls of each candidate. */
 #define SIZE_SECONDS       0.5
 #define SIZE_SECONDS_QUICK 0.1
 #define MIN_CALLS          3
@@ -215,7 +216,7 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 #define HARDLY   0.005
 #define TOO_LONG 1.5
 
-/* Close together where schedules cross. Bytes as float32. */
+/* Sizes, close together where schedules cross; bytes as float32. */
 static const size_t ladder[] = {64,      1024,    4096,    16384,   65536,    131072,  262144,
                                 1 << 19, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20};
 
@@ -267,7 +268,7 @@ static bool measure_chunks(struct contest *contest, size_t bytes) {
   return well;
 }
 
-/* The least measured/model of each candidate at a size; INFINITY: not measured. */
+/* Finds the least measured/model of each candidate at a size; INFINITY: not measured. */
 static bool measure_factors(struct contest *contest, size_t bytes,
                             double factors[OB_COST_CANDIDATES]) {
   struct tune_point points[OB_COST_CANDIDATES];
@@ -289,7 +290,8 @@ static bool measure_factors(struct contest *contest, size_t bytes,
   return well;
 }
 
-/* The factors are put in place last: until then plans are the model's. */
+/* Measures the corrections, and puts the factors in place last: until then plans are the
+ * model's. */
 static bool measure_corrections(struct contest *contest) {
   double factors[COUNT(ladder)][OB_COST_CANDIDATES];
   bool well = true;
@@ -309,8 +311,8 @@ static bool measure_corrections(struct contest *contest) {
   return well;
 }
 
-/* The model is fitted on one rank, since all must have the same, and then corrected, where it can
- * be told when the corrections apply. */
+/* Fits the model on one rank, since all must have the same, and then corrects it, and notes the
+ * cluster to which the corrections apply. */
 bool tune_calls(struct tune_run *run, struct tune_points *points) {
   static struct contest contest;
   bool well = begin_contest(run, &contest) && measure_points(&contest, points);

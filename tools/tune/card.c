@@ -6,7 +6,7 @@
 #define BLOCK 2048.0 /* elements that share a scale */
 #define BITS  (1.0 / 8 + 4 / BLOCK)
 
-/* Bytes an element: cuda/compress.cu with momentum, cuda/reduce.cu of so many members,
+/* Bytes an element of kernels: cuda/compress.cu with momentum, cuda/reduce.cu of so many members,
  * cuda/passes.cu, cuda/dense.cu. */
 #define COMPRESS          12.26
 #define APPLY             12.13
@@ -25,7 +25,8 @@
 #define CHUNK_KERNELS_HOST  12
 #define SHORT               (8 * 1024 * 32 / (1 + 32 / BLOCK))
 
-/* Chunks of a plan over NCCL: as many as overlap pays for, or a window of dense messages has. */
+/* Limits of the chunks of a plan over NCCL: as many as overlap pays for, or a window of dense
+ * messages has. */
 #define ELEMENTS_A_CHUNK      (4.0 * (1 << 20))
 #define MAX_CHUNKS            8
 #define ELEMENTS_A_CHUNK_HOST (2.0 * (1 << 20))
@@ -54,14 +55,15 @@ static double group_seconds(const struct tune_card *card, const struct shape *sh
   return card->group + (shape->hosts > 1 ? card->latency : 0);
 }
 
-/* Bytes that a GPU sends inside its host and those that its host sends, at once. */
+/* Seconds of the bytes that a GPU sends inside its host and of those that its host sends, at
+ * once. */
 static double wire(const struct tune_card *card, double inside, double host) {
   return fmax(inside / card->inside, host > 0 ? host / card->link : 0);
 }
 
-/* The least that an allreduce can send: in a host as a ring does, and between hosts what of a
- * host's sum the others lack, as a tree of hosts does; a ring through all ranks sends up to twice
- * that. */
+/* The update by a dense allreduce that sends the least bytes: in a host as a ring does, and between
+ * hosts only what the others lack of a host's sum, as a tree of hosts does; a ring through all
+ * ranks sends up to twice that. */
 static struct tune_update dense(const struct tune_card *card, const struct shape *shape,
                                 double size) {
   const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
@@ -76,8 +78,8 @@ static struct tune_update dense(const struct tune_card *card, const struct shape
   return update;
 }
 
-/* The first chunk passes through all, and of the others the longer part hides the shorter; what is
- * applied is there only at the end, for the device decides before. */
+/* The update in chunks. The first chunk passes through all stages, and of the others the longer
+ * stage hides the shorter; the result is applied only at the end, for the device decides before. */
 static struct tune_update in_chunks(const struct tune_card *card, double chunks,
                                     struct tune_update update, double apply) {
   const double launches = update.launches * card->launch, early = update.kernels + launches;
@@ -103,8 +105,8 @@ static struct tune_update flat(const struct tune_card *card, const struct shape 
   return in_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-/* Gradients as float32 to the rank of the host that sends them on, bits between hosts, and bits to
- * all of the host. Each rank has an n-th of the elements to compress. */
+/* The hierarchical update: gradients as float32 to the rank of the host that sends them on, bits
+ * between hosts, and bits to all of the host. Each rank has an n-th of the elements to compress. */
 static struct tune_update hierarchical(const struct tune_card *card, const struct shape *shape) {
   const double share = shape->n / shape->each, away = (shape->hosts - 1) / shape->hosts;
   const double near = (shape->each - 1) / shape->each * shape->n;

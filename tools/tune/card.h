@@ -1,7 +1,8 @@
 /*
- * A step of data-parallel training on GPUs whose ranks talk over NCCL: what kernels move, by the
- * counts at the heads of cuda/, at a copy's bandwidth; launches and NCCL's groups, a latency each;
- * and messages over the links inside a host and between hosts. It is counted, not measured.
+ * Predicts a step of data-parallel training on GPUs whose ranks talk over NCCL: the bytes of
+ * kernels, by the counts at the heads of cuda/, at a copy's bandwidth; launches and NCCL's groups,
+ * a latency each; and messages over the links inside a host and between hosts. It is counted, not
+ * measured.
  */
 #ifndef TOOLS_TUNE_CARD_H
 #define TOOLS_TUNE_CARD_H

@@ -1,4 +1,4 @@
-/* Brings the cost model near to what was measured. */
+/* Fits the cost model to the measurements. */
 #include <math.h>
 
 #include "tools/tune/tune.h"
@@ -13,8 +13,8 @@ struct knob {
 
 #define AT(field) offsetof(struct ob_costs, field)
 
-/* The codec may be faster in an exchange than alone, where messages stay in the caches, but not by
- * much; no more than all of a bandwidth can be used. */
+/* Numbers with bounds. The codec may be faster in an exchange than alone, where messages stay in
+ * the caches, but not by much; no more than all of a bandwidth can be used. */
 static const struct knob knobs[] = {
     {AT(codec_factor), 0.5, 0.8, 10},
     {AT(between.message), 0.7, 1e-8, 1},
@@ -40,14 +40,15 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
                     : ob_cost_seconds(costs, task, task->schedule, task->wire, task->chunk);
 }
 
-/* Large errors count less than by their square: some measurements are disturbed. */
+/* The loss of an error: a large one counts less than by its square, since some measurements are
+ * disturbed. */
 static double loss(double error) {
   double size = fabs(error), bend = 0.3;
   return size < bend ? error * error : bend * (2 * size - bend);
 }
 
-/* Large calls are what training waits for. Small ones are flattered besides: by caches, and by the
- * burst that links let through at once. */
+/* The weight of a point: training waits for large calls. Small ones look better than they are: by
+ * caches, and by the burst that links let through at once. */
 static double weight(const struct tune_point *point) {
   size_t mebi = point->task.elements >> 18;
   return mebi >= 16 ? 16 : mebi >= 4 ? 8 : mebi >= 1 ? 2 : 1;
@@ -67,7 +68,7 @@ static double objective(const struct ob_costs *costs, const struct ob_costs *sta
   return sum;
 }
 
-/* One knob, a step up or down, if that is better. */
+/* Changes one knob by a factor, if that is better. */
 static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
                        const struct tune_points *points, int k, double factor, double *best) {
   double *value = knob_of(costs, k), before = *value;

@@ -8,10 +8,10 @@
 #include "tools/tune/training.h"
 #include "tools/tune/tune.h"
 
-/* Without a tuning file: a byte costs MPI what it costs the library, once sent and once received.
- * With that the model comes to 0.93 of a gigabit link; the best of Open MPI's algorithms reached
- * 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md). The defaults of plans are fits to its
- * ring where cores were scarce. */
+/* Sets the costs without a tuning file: a byte costs MPI what it costs the library, once sent and
+ * once received. With that the model comes to 0.93 of a gigabit link; the best of Open MPI's
+ * algorithms reached 0.92 at 16 MiB and 0.95 at 64 MiB on 4 hosts (README.md). The defaults of
+ * plans are fits to its ring where cores were scarce. */
 static void reach_link(struct ob_costs *costs) {
   costs->mpi_efficiency = 1;
   costs->mpi_byte = 2 * costs->between.byte;

@@ -81,7 +81,8 @@ static double gain(const struct network *network, bool overlap) {
          best_step(network, TUNE_FLAT, TUNE_HIERARCHICAL, overlap);
 }
 
-/* The link above which it is not worth it, overlapped; bytes a second. 0: at none. */
+/* The link above which compression is not worth it, overlapped; bytes a second. 0: there is
+ * none. */
 static double worth_below(struct network network) {
   double low = 1e4, high = 1e13;
   for (int k = 0; k < 60; k++) { /* as tune_break_even */

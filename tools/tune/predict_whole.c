@@ -38,7 +38,7 @@ struct whole_ways {
   size_t others;                      /* behind them */
 };
 
-/* float32 and SparseLoCo as their authors have them, with the same H where one is given. */
+/* Adds float32 and SparseLoCo with their authors' settings, and the given H if there is one. */
 static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways) {
   const int local_steps = wanted->local_steps > 0 ? wanted->local_steps : 30;
   ways->way[ways->count + ways->others++] =
@@ -150,7 +150,7 @@ static void print_json(const struct ob_costs *costs, const struct tune_training 
   putchar('\n');
 }
 
-/* False after complaining: what is asked for cannot be. */
+/* Fills in the ways to train. False after complaining that the request is impossible. */
 static bool fill_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
   ways->count = tune_ways(wanted, ways->way);
   for (size_t k = 0; k < ways->count; k++)

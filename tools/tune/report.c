@@ -75,7 +75,7 @@ void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs
            costs->cores_shared);
 }
 
-/* Prints a point, and returns the square of the logarithm by which the model is off. */
+/* Prints a point, and returns the square of the logarithm of the model's error. */
 static double print_point(const struct tune_point *point) {
   char bytes[24], measured[24], predicted[24], chunk[24] = "-";
   double ratio = point->predicted / point->measured;
@@ -153,7 +153,7 @@ static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task
   }
 }
 
-/* Each candidate alone; "-" where it is not possible. A star: this is the choice. */
+/* Prints each candidate's time; "-" where it is not possible. A star marks the choice. */
 static void print_candidates(const struct ob_costs *costs, const struct ob_cost_task *cluster,
                              size_t bytes) {
   struct ob_cost_choice choice = choice_of(costs, cluster, bytes), own;
@@ -197,8 +197,8 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
 
 /* --- The tuning file ---------------------------------------------------------------------------*/
 
-/* The directories above a path, as far as they are missing. What cannot be made is found by
- * whoever writes there. */
+/* Makes the directories above a path, as far as they are missing. The writer of the file finds
+ * failures. */
 static void make_directories(char *path) {
   for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
@@ -207,8 +207,8 @@ static void make_directories(char *path) {
   }
 }
 
-/* Beside the file, so that renaming replaces it at once; with the process in its name, so that two
- * do not write the same. */
+/* Writes beside the file, so that renaming replaces it at once; with the process in its name, so
+ * that two do not write the same. */
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin) {
   char fresh[OB_TUNING_PATH_CAPACITY + 32];

@@ -1,5 +1,5 @@
-/* onebit-tune under mpirun: finds out who is where, measures links and the codec, and has whole
- * calls measured. */
+/* onebit-tune under mpirun: finds the hosts, measures links and the codec, and has whole calls
+ * measured. */
 #define _DEFAULT_SOURCE
 #include "tools/tune/run_mpi.h"
 
@@ -19,7 +19,8 @@ double tune_largest(double value) {
   return value;
 }
 
-/* Numbers of both signs: a linear congruential generator (Knuth, TAOCP 3.3.4). */
+/* Fills an array with numbers of both signs: a linear congruential generator (Knuth, TAOCP
+ * 3.3.4). */
 void tune_fill(float *values, size_t count, uint64_t seed) {
   for (size_t i = 0; i < count; i++) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -32,8 +33,8 @@ bool tune_all_well(bool well) { return tune_largest(well ? 0 : 1) == 0; }
 /* --- The codec: of one rank alone, and of the ranks of one host at once, which says how many cores
  * --- they have ---------------------------------------------------------------------------------*/
 
-/* Larger than caches, smaller than what the ranks of a full host have no memory for: some arrays of
- * 16 MiB. In blocks of a plan's size, as a plan calls the codec. */
+/* Elements of the codec's arrays: more than caches hold, but within the memory of a full host's
+ * ranks: some arrays of 16 MiB. In blocks of a plan's size, as a plan calls the codec. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
 #define BLOCK    2048
@@ -88,7 +89,8 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
                                                   .out = first});
 }
 
-/* Means: ranks that take turns on a core have the medians of those that do not. */
+/* Times passes by their means: ranks that take turns on a core have the medians of those that do
+ * not. */
 static void time_passes(const struct arrays *arrays, bool quick, double seconds[PASSES]) {
   int rounds = quick ? 2 : 5;
   for (int pass = 0; pass < PASSES; pass++)
@@ -105,7 +107,7 @@ static void time_passes(const struct arrays *arrays, bool quick, double seconds[
     }
 }
 
-/* The ranks that are asked work, the others sleep. Seconds an element, of rank 0. */
+/* Times passes on the ranks with `asked` while the others sleep. Seconds an element, of rank 0. */
 static void time_some(const struct arrays *arrays, bool asked, bool quick, double seconds[PASSES]) {
   tool_wait_asleep(MPI_COMM_WORLD);
   if (asked)
@@ -166,15 +168,15 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
 
 #define TAG 1
 
-/* Messages in flight, as large as a plan's: less than the queues of a switch hold, or what is
- * measured is how TCP recovers. Windows of these follow each other until a round takes long enough
- * that a burst which the link lets through at once does not matter. */
+/* Messages in flight, as large as a plan's: less than the queues of a switch hold, else this would
+ * measure TCP's recovery. Windows of these follow each other until a round takes long enough that a
+ * burst which the link lets through at once does not matter. */
 #define FLOW_BYTES    8192
 #define FLOW_MESSAGES 16
 #define FLOW_WINDOWS  8
 #define ROUND_SECONDS 0.12
 
-/* Small messages in flight, whose bytes weigh nothing. */
+/* Windows of small messages in flight, whose bytes do not count. */
 #define SMALL_WINDOWS 4
 #define ROUNDS        15
 
@@ -185,7 +187,8 @@ struct flow {
   int rank, size;
 };
 
-/* All send to the next rank and receive from the one before; one way: rank 0 sends to rank 1. */
+/* Sends a window: all ranks send to the next one and receive from the one before; one way: rank 0
+ * sends to rank 1. */
 static void stream_window(const struct flow *flow, int bytes, bool one_way) {
   static char out[FLOW_BYTES], in[FLOW_MESSAGES][FLOW_BYTES];
   MPI_Request requests[2 * FLOW_MESSAGES];
@@ -198,7 +201,7 @@ static void stream_window(const struct flow *flow, int bytes, bool one_way) {
   MPI_Waitall(n, requests, statuses);
 }
 
-/* Seconds of a round, of the slowest rank: of the best round, since a link is as fast as it once
+/* Times a round on the slowest rank, in seconds: the best round, since a link is as fast as it once
  * was. */
 static double stream(const struct flow *flow, int bytes, bool one_way, int windows, int rounds) {
   double best = INFINITY, time;
@@ -215,7 +218,8 @@ static double stream(const struct flow *flow, int bytes, bool one_way, int windo
   return best;
 }
 
-/* Every rank gets the same number of windows from the time of the first ones. */
+/* Measures the bandwidth, with the same number of windows on every rank, from the time of the first
+ * ones. */
 static double bandwidth(const struct flow *flow, bool one_way, bool quick) {
   double first = stream(flow, FLOW_BYTES, one_way, FLOW_WINDOWS, 3);
   int windows = (int)fmax(FLOW_WINDOWS, fmin(4096, FLOW_WINDOWS * ROUND_SECONDS / first));
@@ -223,7 +227,7 @@ static double bandwidth(const struct flow *flow, bool one_way, bool quick) {
          stream(flow, FLOW_BYTES, one_way, windows, quick ? 3 : 7);
 }
 
-/* The ranks of one communicator, of which every pair is alike. */
+/* Measures the link between the ranks of one communicator, all pairs of which are alike. */
 static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bool quick) {
   struct flow flow = {.comm = comm};
   double median;
@@ -271,7 +275,7 @@ static void find_cluster(struct tune_run *run) {
                                        .max_ranks = most};
 }
 
-/* Found out before anything is measured: it would be for nothing. On rank 0. */
+/* Finds the path before anything is measured, which would be for nothing. On rank 0. */
 static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_CAPACITY]) {
   if (options->dry_run || (!options->output && ob_tuning_path(path)))
     return true;
@@ -284,7 +288,7 @@ static bool find_path(const struct tune_options *options, char path[OB_TUNING_PA
   return false;
 }
 
-/* Collective over the leaders; rank 0 writes. */
+/* Writes the file. Collective over the leaders; rank 0 writes. */
 static bool write_file(const struct tune_run *run, const char *path) {
   size_t hosts = (size_t)run->cluster.hosts;
   struct ob_tuning_origin origin = {.host_count = hosts};

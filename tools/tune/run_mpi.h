@@ -12,15 +12,15 @@ struct tune_run {
   struct ob_costs costs;
 };
 
-/* The largest of all ranks' values; whether all ranks are well. */
+/* The largest of all ranks' values; below, true if all ranks are well. */
 double tune_largest(double value);
 bool tune_all_well(bool well);
 
-/* Numbers to work on. */
+/* Fills an array with numbers to work on. */
 void tune_fill(float *values, size_t count, uint64_t seed);
 
-/* Whole calls: the times to which the model is fitted, and what it is off by afterwards, measured
- * into costs.measured. False on all ranks after complaining. */
+/* Measures whole calls: the times to which the model is fitted, and its errors afterwards, into
+ * costs.measured. False on all ranks after complaining. */
 bool tune_calls(struct tune_run *run, struct tune_points *points);
 
 #endif

@@ -41,7 +41,7 @@ static struct tune_exchange half(const struct ob_costs *costs, const struct ob_c
                                 dense(costs, task).host_bytes / 2};
 }
 
-/* Hierarchical falls back to exchange. */
+/* The exchange in bits; hierarchical falls back to exchange. */
 static struct tune_exchange one_bit(const struct ob_costs *costs, struct ob_cost_task task,
                                     onebit_schedule_t schedule) {
   struct ob_cost_choice choice;

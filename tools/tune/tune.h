@@ -40,12 +40,12 @@ enum { TUNE_HOST, TUNE_CUDA };
 /* Prints "onebit-tune: " and a line to stderr. */
 void tune_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; bytes a second as "941 Mbit/s". */
+/* Write texts: "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; bytes a second as "941 Mbit/s". */
 void tune_bytes_text(double bytes, char text[24]);
 void tune_time_text(double seconds, char text[24]);
 void tune_rate_text(double bytes_a_second, char text[24]);
 
-/* A call that was measured, or would be: what, how long, and what the model says. */
+/* A call that was measured, or would be: its kind, its time, and the model's time. */
 struct tune_point {
   struct ob_cost_task task;
   bool mpi;         /* MPI_Allreduce of float32; else schedule, wire and chunk of task */
@@ -58,12 +58,11 @@ struct tune_points {
   size_t count;
 };
 
-/* Brings what is fitted in `costs` near to the points, and fills in their predictions and
- * costs->residual. */
+/* Fits `costs` to the points, and fills in their predictions and costs->residual. */
 void tune_fit(struct ob_costs *costs, struct tune_points *points);
 double tune_point_seconds(const struct ob_costs *costs, const struct tune_point *point);
 
-/* `cluster`: a task of no elements, with hosts and ranks. */
+/* Reports links. `cluster`: a task of no elements, with hosts and ranks. */
 void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
 void tune_report_points(const struct tune_points *points, double residual);
 /* Prints the choices of plans of 4 B to 256 MiB, at each size where they change, and each
@@ -78,7 +77,7 @@ bool tune_write(const char *path, const struct ob_costs *costs,
  * of a file that the command line names. */
 bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs);
 
-/* Each is an exit status; run: everything of an mpirun. */
+/* Run the program's modes, and return an exit status; run: everything of an mpirun. */
 int tune_predict(const struct tune_options *options);
 int tune_predict_card(const struct tune_options *options);
 int tune_predict_whole(const struct tune_options *options);

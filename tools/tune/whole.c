@@ -5,7 +5,7 @@
 
 #include "onebit/efficient_adam.h"
 
-/* Seconds of the codec for an exchange: they are the computation's cores'. */
+/* Seconds of the codec for an exchange, which take cores from the computation. */
 static double codec_seconds(const struct ob_costs *costs, const struct tune_training *training) {
   const struct ob_cost_task task = {.elements = (size_t)training->parameters,
                                     .hosts = training->hosts,
@@ -14,7 +14,7 @@ static double codec_seconds(const struct ob_costs *costs, const struct tune_trai
   return training->parameters * element * costs->codec_factor * ob_cost_sharing(costs, &task);
 }
 
-/* Every host's message to every other. */
+/* The exchange in which every host sends a message to every other. */
 static struct tune_exchange gather(const struct ob_costs *costs,
                                    const struct tune_training *training) {
   const double bytes = training->parameters * TUNE_SPARSE_BITS / 8 * (training->hosts - 1);
@@ -34,7 +34,7 @@ static struct tune_exchange exchange_of(const struct ob_costs *costs,
   return tune_exchange_bits(costs, training, bits);
 }
 
-/* Exchanges in each step: seconds waited and bytes of so many steps. */
+/* Adds exchanges in each step: seconds waited and bytes of so many steps. */
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
   const struct tune_exchange exchange = exchange_of(costs, training, bits);
@@ -93,7 +93,8 @@ static size_t add_way(const struct tune_way *way, struct tune_way *ways, size_t 
   return count;
 }
 
-/* Overlapped: four fragments, each with as many steps to hide behind as go by between two. */
+/* Makes an outer step; overlapped: four fragments, each with as many steps to hide behind as lie
+ * between two. */
 static struct tune_way outer(const struct tune_wanted *wanted, int local_steps, int bits,
                              bool overlapped) {
   struct tune_way way = {"outer step", bits, bits, 0, local_steps, 1, 0};

@@ -37,7 +37,7 @@ struct tune_whole {
 struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_training *training,
                              const struct tune_way *way);
 
-/* NULL, or why there is no such way: "--delay times --fragments ...". */
+/* NULL, or the reason why there is no such way: "--delay times --fragments ...". */
 const char *tune_way_error(const struct tune_way *way);
 
 /* The values that all outer steps must have; 0, and -1 for delay and bits: any. */
