@@ -84,7 +84,7 @@ struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
   return widen_bits(costs, bits_of(costs, training, TUNE_ZERO_ONE), bits);
 }
 
-/* What a method exchanges, and how often. */
+/* The exchanges of a method, and how often they are made. */
 struct parts {
   struct tune_policy policy;
   struct tune_exchange one_bit, eight_bits, full;
