@@ -61,7 +61,7 @@ static void seal(onebit_comm_t comm, struct proposal *mine) {
   mine->checksum = checksum_of(mine);
 }
 
-/* Whether it is what the rank sent, to this agreement. */
+/* Checks that the message is the rank's proposal, to this agreement. */
 static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoint *in) {
   const struct proposal *theirs = in->data;
   if (in->bytes != OB_AGREE_BYTES)

@@ -28,20 +28,19 @@ onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struc
 onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note);
 
-/* What the proposals in comm->control_memory come to, those of all ranks, received as
- * comm->control says: the part of an agreement that follows when they have arrived. They may hold
- * anything. Local. */
+/* Compares the proposals of all ranks in comm->control_memory, received as comm->control says: the
+ * part of an agreement that follows when they have arrived. They may hold anything. Local. */
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count);
 
-/* What a rank told in the latest agreement, if that ended well. */
+/* The note that a rank told in the latest agreement, if that ended well. */
 uint64_t ob_agree_note(onebit_comm_t comm, int rank);
 
-/* After an agreement that ended with ONEBIT_ERROR_MISMATCH: whether it was this term alone that
- * differed. All ranks find alike. */
+/* True after an agreement that ended with ONEBIT_ERROR_MISMATCH if this term alone differed. All
+ * ranks find the same. */
 bool ob_agree_differed_only(onebit_comm_t comm, size_t term);
 
-/* Collective, once: the ranks tell each other the names of their hosts, for error messages. NULL:
- * what gethostname says. */
+/* Exchanges the names of the ranks' hosts, for error messages. Collective, once. NULL: the name
+ * from gethostname. */
 onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name);
 
 #endif

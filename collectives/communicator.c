@@ -36,7 +36,8 @@ void ob_batch_release(struct ob_batch *batch) {
   ob_release(batch);
 }
 
-/* What the environment and the file of ONEBIT_CONFIG say of all of it. */
+/* Reads the settings of the environment and the file of ONEBIT_CONFIG for the whole
+ * communicator. */
 static onebit_status_t read_settings(onebit_comm_t comm) {
   OB_TRY(ob_config_check());
   OB_TRY(ob_log_open(comm->rank));
@@ -100,7 +101,7 @@ void ob_comm_log(onebit_comm_t comm) {
          comm->hosts.count, comm->transport->name);
 }
 
-/* What still needs the transport's state. */
+/* Closes the parts that still need the transport's state. */
 static void close_comm(onebit_comm_t comm) {
   if (comm->progress)
     ob_progress_end(comm->engine);

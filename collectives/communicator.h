@@ -20,7 +20,7 @@
 /* Room for the terms of one agreement (agree.h). */
 #define OB_AGREE_BYTES 256
 
-/* Why nothing can follow: one error message for all ranks. */
+/* The reason why nothing can follow: one error message for all ranks. */
 struct ob_comm_end {
   pthread_mutex_t lock;
   atomic_bool set;

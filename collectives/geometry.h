@@ -1,10 +1,10 @@
 /*
- * How the elements of a plan lie in messages, and messages in memory. The steps of the host and the
- * kernels of a device both compute with this, so it is here once, as inline functions.
+ * The places of a plan's elements in messages, and of messages in memory. The steps of the host and
+ * the kernels of a device both compute with this, so it is here once, as inline functions.
  *
  * The layout is cut in segments, each of which one member of the group reduces; a segment in
- * chunks, each of which is one message. Chunk i of segment k is the blocks from
- * bounds[k * chunks + i] up to the next bound.
+ * chunks, each of which is one message. Chunk i of segment k is the blocks from bounds[k * chunks +
+ * i] up to the next bound.
  */
 #ifndef OB_COLLECTIVES_GEOMETRY_H
 #define OB_COLLECTIVES_GEOMETRY_H
@@ -62,13 +62,13 @@ OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *ge
   return shape;
 }
 
-/* Of a member, in outgoing or incoming. */
+/* The message of a member, in outgoing or incoming. */
 OB_INLINE unsigned char *ob_message_at(const struct ob_geometry *geometry, unsigned char *base,
                                        size_t member, size_t chunk) {
   return base + member * geometry->peer_stride + chunk % geometry->slots * geometry->stride;
 }
 
-/* Of a member, in one copy of the results. */
+/* The message of a member, in one copy of the results. */
 OB_INLINE unsigned char *ob_result_at(const struct ob_geometry *geometry, int copy, size_t member,
                                       size_t chunk) {
   const size_t behind = member < geometry->member ? geometry->members : 0;

@@ -16,7 +16,7 @@ static int first_on(const int *host_of, int rank) {
   return first;
 }
 
-/* What is known of each host while they are numbered: at the number of its first rank. */
+/* The state of a host while hosts are numbered: at the number of its first rank. */
 struct tally {
   int number, ranks;
 };

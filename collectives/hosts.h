@@ -1,6 +1,6 @@
 /*
- * Which ranks share a host. Hosts are numbered in the order of their first rank, and so are the
- * ranks of a host.
+ * The hosts of the ranks. Hosts are numbered in the order of their first rank, and so are the ranks
+ * of a host.
  */
 #ifndef OB_COLLECTIVES_HOSTS_H
 #define OB_COLLECTIVES_HOSTS_H

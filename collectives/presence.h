@@ -1,7 +1,7 @@
 /*
- * What the ranks of this host are waiting for, for `onebit status`: each communicator over a
- * network has a file in /tmp/onebit-UID, which its process has locked for as long as it lives. A
- * wait of a second and more is written there, once a second.
+ * Publishes the waits of this host's ranks, for `onebit status`: each communicator over a network
+ * has a file in /tmp/onebit-UID, which its process has locked for as long as it lives. A wait of a
+ * second and more is written there, once a second.
  */
 #ifndef OB_COLLECTIVES_PRESENCE_H
 #define OB_COLLECTIVES_PRESENCE_H
@@ -18,7 +18,7 @@ struct ob_presence {
 void ob_presence_begin(struct ob_presence *presence, int rank, int size, const char *over);
 void ob_presence_end(struct ob_presence *presence);
 
-/* Whether it is time to write what is waited for. `waited`, `now`: seconds. */
+/* True if it is time to write the wait. `waited`, `now`: seconds. */
 int ob_presence_is_due(const struct ob_presence *presence, double waited, double now);
 void ob_presence_write(struct ob_presence *presence, double now, const char *text);
 

@@ -1,4 +1,4 @@
-/* How long ranks wait for each other. */
+/* Bounds the time that ranks wait for each other. */
 #include "collectives/watch.h"
 
 #include <math.h>
@@ -11,13 +11,13 @@
 #include "collectives/communicator.h"
 #include "collectives/progress.h"
 
-/* As PyTorch's watchdog of NCCL has it: longer than a checkpoint or an evaluation on one rank, and
- * not so long that the wait is taken for one that never ends. */
+/* The default timeout, as PyTorch's watchdog of NCCL has it: longer than a checkpoint or an
+ * evaluation on one rank, and not so long that the wait is taken for one that never ends. */
 #define DEFAULT_TIMEOUT 600.0
 /* A look costs a call of the clock and takes the communicator's state: a thousand a second are
  * nothing, and no timeout is finer. */
 #define LOOK_SECONDS 0.001
-/* What a stopped process is charged when it goes on (struct ob_watch). */
+/* The most seconds that a stopped process is charged when it goes on (struct ob_watch). */
 #define LONGEST_GAP 1.0
 
 double ob_watch_notice = 10.0;
@@ -50,13 +50,13 @@ static void compose(onebit_comm_t comm, const char *verb, double seconds,
   snprintf(text, bytes, "%s: %s %.3g s for %s%s", wait->what, verb, seconds, whom, detail);
 }
 
-/* Whether it is time for the next notice: after 10 s, a minute and five. */
+/* True if it is time for the next notice: after 10 s, a minute and five. */
 static bool is_due(const struct ob_watch *watch) {
   static const double times[] = {1, 6, 30};
   return watch->notices < 3 && watch->waited >= times[watch->notices] * ob_watch_notice;
 }
 
-/* One a communicator in 10 s, however many calls are in flight. */
+/* Prints a notice, one a communicator in 10 s, however many calls are in flight. */
 static void notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
   watch->notices++;

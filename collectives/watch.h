@@ -28,7 +28,7 @@ struct ob_watch {
   struct ob_presence *presence; /* where there is no communicator yet; NULL: none */
 };
 
-/* What a wait is for: "WHAT: waiting 10 s for rank PEER (DETAIL)". */
+/* The text of a wait: "WHAT: waiting 10 s for rank PEER (DETAIL)". */
 struct ob_wait {
   char what[96], detail[48]; /* detail may be empty */
   int peer;                  /* -1: `others` says for what, as far as is known */
@@ -37,9 +37,9 @@ struct ob_wait {
 
 typedef void ob_wait_describe(const void *waiter, struct ob_wait *wait);
 
-/* Nothing has moved since the last look. `grace`: seconds that this wait is given beyond the
- * timeout. ONEBIT_OK: go on waiting. ONEBIT_ERROR_TRANSPORT: the communicator has failed, or fails
- * now because this took too long. */
+/* Looks at a wait in which nothing has moved since the last look. `grace`: seconds that it may take
+ * beyond the timeout. ONEBIT_OK: go on waiting. ONEBIT_ERROR_TRANSPORT: the communicator has
+ * failed, or fails now because this took too long. */
 onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double grace,
                               ob_wait_describe *describe, const void *waiter);
 

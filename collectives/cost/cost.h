@@ -33,7 +33,7 @@ struct ob_link {
 #define OB_COST_CODEC_CAPACITY  16
 #define OB_COST_SOURCE_CAPACITY 256
 
-/* What may be chosen, in the order in which it is tried. */
+/* A candidate of the choice, in the order in which they are tried. */
 struct ob_cost_candidate {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
@@ -41,7 +41,7 @@ struct ob_cost_candidate {
 enum { OB_COST_CANDIDATES = 5, OB_COST_POINTS = 16 };
 extern const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES];
 
-/* Of allreduces whose buffers have so many bytes as float32, ascending: a factor, measured/model,
+/* A curve over the bytes, as float32, of allreduces' buffers, ascending: a factor, measured/model,
  * or the elements of the messages that were fastest. */
 struct ob_cost_curve {
   double count; /* of points */
@@ -53,7 +53,7 @@ struct ob_cost_curve {
 #define OB_COST_MIN_FACTOR 0.05
 #define OB_COST_MAX_FACTOR 20.0
 
-/* Of the hosts and ranks on each that were measured, and no others. */
+/* Curves of the measured number of hosts and ranks on each, and no others. */
 struct ob_cost_measured {
   struct ob_cost_curve factor[OB_COST_CANDIDATES];
   struct ob_cost_curve chunk; /* of exchange, in bits */
@@ -67,9 +67,9 @@ struct ob_costs {
    * read dense input into a message or shared memory; add a dense stream; write dense output. */
   double compress, reduce, reduce_stream, apply, load, add, convert;
   double call; /* seconds a call takes on each rank whatever its size */
-  /* Of between.bandwidth, the part that a compressed exchange reaches; times of the codec within an
-   * exchange over those alone; of the smaller of wire and cores, what does not hide behind the
-   * larger, since MPI moves messages only when it is called. All are fitted. */
+  /* The part of between.bandwidth that a compressed exchange reaches; the codec's times within an
+   * exchange over those alone; of the smaller of wire and cores, the part that does not hide behind
+   * the larger, since MPI moves messages only when it is called. All are fitted. */
   double exchange_efficiency, codec_factor, unhidden;
   /* MPI_Allreduce: seconds a call, seconds of each of its rounds, part of the bandwidth, seconds of
    * a core a byte. */
@@ -85,7 +85,7 @@ struct ob_costs {
   char source[OB_COST_SOURCE_CAPACITY]; /* where they come from */
 };
 
-/* What is to be done, and what may be chosen. */
+/* The call to be made, and the choices that it leaves. */
 struct ob_cost_task {
   onebit_operation_t operation;
   size_t elements; /* the plan's count */
@@ -119,10 +119,10 @@ void ob_costs_default(const char *codec, struct ob_costs *costs);
  * so in `source`. Costs that were measured have it already, and stay as they are. */
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
-/* How many times longer than alone a rank's work takes, since ranks share cores: 1 or more. */
+/* The factor by which a rank's work takes longer than alone, since ranks share cores: 1 or more. */
 double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* Whether these ranks can make such a call at all. */
+/* True if these ranks can make such a call at all. */
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire);
 
@@ -138,8 +138,8 @@ double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_ta
 double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t schedule,
                           onebit_wire_t wire);
 
-/* What the model's time of a candidate is to be multiplied by: measured/model of the sizes around,
- * in between linear in the logarithm of the size; 1 where nothing of the kind was measured. */
+/* The factor of the model's time of a candidate: measured/model of the sizes around, in between
+ * linear in the logarithm of the size; 1 where nothing of the kind was measured. */
 double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *task,
                       size_t candidate, bool *measured);
 
@@ -150,13 +150,13 @@ size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost
 /* Adds a point to a curve. False when the curve is full, or the size does not ascend. */
 bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value);
 
-/* The best of all that is possible. */
+/* Chooses the best of all that is possible. */
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
                     struct ob_cost_choice *choice);
 
 const char *ob_cost_schedule_name(onebit_schedule_t schedule);
 
-/* As people read it: "one bit", "8 bits", "float32". */
+/* A wire's name for people: "one bit", "8 bits", "float32". */
 const char *ob_cost_wire_name(onebit_wire_t wire, int bits);
 
 #endif

@@ -1,4 +1,4 @@
-/* What was measured of whole calls, and where it applies. */
+/* Applies the measurements of whole calls. */
 #include "collectives/cost/cost.h"
 
 bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) {

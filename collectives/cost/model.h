@@ -1,5 +1,5 @@
 /*
- * What the cost model (cost.h) is made of: a task in numbers, phases of messages, and how parts
+ * The parts of the cost model (cost.h): a task in numbers, phases of messages, and how parts
  * overlap. A schedule's cost is written with these, in its own file.
  */
 #ifndef OB_COLLECTIVES_COST_MODEL_H
@@ -85,9 +85,9 @@ double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double
  * waits are worth more than fewer messages, unless there are many. */
 bool ob_cost_rounds_pay(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* Whether this phase is passed on so; and if so what becomes of it, whose latency is returned.
- * Ranks of a host are neighbours: the first rounds are theirs. A round sends all that a rank has,
- * and what is too much to be sent eagerly takes a round trip more. */
+/* True if this phase is made by doubling; below, makes it so, and returns its latency. Ranks of a
+ * host are neighbours: the first rounds are theirs. A round sends all that a rank has, and a
+ * message too large to be sent eagerly takes a round trip more. */
 bool ob_cost_doubles(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase);
 

@@ -35,12 +35,12 @@ enum ob_tuning_state {
   OB_TUNING_STALE    /* of other hosts, or measured with another codec */
 };
 
-/* Whose file it is to be. NULL: any. */
+/* The host and the codec that the file must be of. NULL: any. */
 struct ob_tuning_here {
   const char *host, *codec;
 };
 
-/* What is in a file besides costs. */
+/* The contents of a file besides costs. */
 struct ob_tuning_origin {
   char date[OB_TUNING_TEXT_CAPACITY], mpi[OB_TUNING_TEXT_CAPACITY];
   const char *const *hosts; /* to write: `host_count` names */
@@ -62,8 +62,8 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
                                      const struct ob_tuning_here *here, struct ob_costs *costs,
                                      struct ob_tuning_origin *origin);
 
-/* What a communicator starts from: the file that the environment names, for this host and the codec
- * of the environment. */
+/* Finds the first costs of a communicator: the file that the environment names, for this host and
+ * the codec of the environment. */
 enum ob_tuning_state ob_tuning_find(struct ob_costs *costs);
 
 /* Writes the lines of a file. False when the file could not take them. */
