@@ -9,10 +9,10 @@
 
 #define MI ((size_t)1 << 20)
 
-/* What a chunk more costs a stream is about 12 us: the latency of an exchange of NCCL, and gaps
- * between its kernels. Of n elements in c chunks a 1 / c of the shorter of compressing and
- * exchanging overlaps with nothing, and compressing takes n / 354 G/s (docs/cuda.md, H200). The sum
- * of the two is least at c = sqrt(n / (354 G/s * 12 us)). */
+/* Elements in a chunk. A further chunk costs a stream about 12 us: the latency of an exchange of
+ * NCCL, and gaps between its kernels. Of n elements in c chunks a 1 / c of the shorter of
+ * compressing and exchanging overlaps with nothing, and compressing takes n / 354 G/s
+ * (docs/cuda.md, H200). The sum of the two is least at c = sqrt(n / (354 G/s * 12 us)). */
 #define ELEMENTS_A_CHUNK (4 * MI)
 
 /* From 8 on what a chunk more would still hide is less than an eighth of that. */

@@ -10,7 +10,8 @@ static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda
     stamp_messages(plan, stamp);
 }
 
-/* As steps.c decides. A rank that could not take part has said so to its caller. For one lane. */
+/* Decides the call as steps.c does. A rank that could not take part has said so to its caller. For
+ * one lane. */
 static __device__ void decide(const struct ob_cuda_plan &plan, const struct ob_cuda_stamp &stamp) {
   struct ob_cuda_state *state = plan.state;
   note_own(plan);

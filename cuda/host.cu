@@ -1,5 +1,5 @@
 /*
- * What a hierarchical plan computes inside its host: the mean of the ranks' inputs, from the dense
+ * The kernels of a hierarchical plan inside its host: the mean of the ranks' inputs, from the dense
  * messages in which they have sent them to each other. Inputs of 16 bits travel as they are.
  *
  * Bytes an element, L ranks on the host: 4 read and 4 written, then 4 L read and 4 written; of 16

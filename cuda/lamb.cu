@@ -5,7 +5,7 @@
  */
 #include "cuda/device.cuh"
 
-/* What a thread has of a tensor's sums. */
+/* A thread's lanes of a tensor's sums. */
 struct lanes {
   double first[threads_for_few], second[threads_for_few], largest[threads_for_few];
 };

@@ -23,7 +23,7 @@ struct weighed {
   float limit;
 };
 
-/* As compress_tile, without momentum; `divided`: with reciprocals and a limit. */
+/* Does what compress_tile does, without momentum; `divided`: with reciprocals and a limit. */
 template <onebit_dtype_t dtype, bool divided, bool whole>
 static __device__ inline void compress_tile(const struct level_run &run, const struct weighed &in,
                                             unsigned first, struct level_sums *sums) {
@@ -217,7 +217,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 1 - b
     finish_messages(plan);
 }
 
-/* What is past `valid` has no place in the caller's buffer. */
+/* Sums levels. Elements past `valid` have no place in the caller's buffer. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_levels_kernel(const __grid_constant__ struct ob_cuda_plan plan,

@@ -59,7 +59,7 @@ static onebit_status_t check_device(const struct onebit_optimizer *optimizer) {
                   "optimizer is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
 }
 
-/* What is captured must not depend on what the host has yet to learn. */
+/* Refuses captures of steps that depend on what the host has yet to learn. */
 static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                                      cudaStream_t stream) {
   if (!ob_cuda_is_capturing(stream))
@@ -116,7 +116,7 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
   return ob_optimizer_ready_on(optimizer, tensor, true, stream);
 }
 
-/* Where the host takes part in a step, it has to know the rate. */
+/* Refuses a rate in memory where the host takes part in a step, and has to know it. */
 static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer,
                                         const float *rate) {
   if (optimizer->method->scheduled)

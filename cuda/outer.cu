@@ -16,7 +16,7 @@
 
 constexpr unsigned words_at_once = 8, group_elements = words_at_once * OB_LANES;
 
-/* What a warp has of the arrays: how many elements, and the first one's number. */
+/* A warp's part of the arrays: the number of elements, and the first one's number. */
 struct run {
   size_t first;
   unsigned count;
@@ -194,7 +194,7 @@ static cudaError_t launch_set(const struct ob_cuda_outer &of, bool keeps, float 
   return launch(kernel, (of.count + OB_OUTER_RUN - 1) / OB_OUTER_RUN, 1, stream, of, mixing);
 }
 
-/* What keeps is not mixed. */
+/* Sets parameters; with `keeps`, they are not mixed. */
 cudaError_t ob_cuda_outer_set(struct ob_cuda_outer of, onebit_dtype_t dtype, bool keeps,
                               float mixing, cudaStream_t stream) {
   return KERNEL_OF(dtype, launch_set)(of, keeps, mixing, stream);

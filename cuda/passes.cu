@@ -58,8 +58,8 @@ constexpr unsigned count_at_once(enum ob_pass_kind kind) {
 
 template <enum ob_pass_kind kind> constexpr unsigned words_at_once = count_at_once(kind);
 
-/* What a warp has of a block: where its elements begin. There need not be OB_MOVED, which reads as
- * zeros then. */
+/* A warp's block: where its elements begin. There need not be OB_MOVED, which reads as zeros
+ * then. */
 struct run {
   unsigned count;
   float *arrays[OB_PARAMETER + 1];
@@ -148,7 +148,7 @@ template <bool whole> static __device__ inline bool has_element(const struct run
   return whole || i < run.count;
 }
 
-/* Where gradients of 16 bits pass from lane to lane, a warp's own. */
+/* The tile in which gradients of 16 bits pass from lane to lane, a warp's own. */
 template <unsigned words> static __device__ inline uint16_t *tile_of_warp() {
   __shared__ uint4 tiles[warps_a_block][words * OB_LANES / 8];
   return (uint16_t *)tiles[threadIdx.x / OB_LANES];
@@ -196,7 +196,7 @@ static __device__ inline void load_gradients(const struct run &run, unsigned wor
     load_gradients<ONEBIT_FLOAT16, whole>(run, word, e);
 }
 
-/* What the signs stand for: all lanes read the same word. */
+/* Decodes the signs: all lanes read the same word. */
 template <int slot, bool whole, unsigned words>
 static __device__ inline void load_message(const struct run &run, const uint32_t *message,
                                            float scale, unsigned word,

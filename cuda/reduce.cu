@@ -17,13 +17,13 @@
 #include "cuda/headers.cuh"
 #include "cuda/parts.cuh"
 
-/* Of few members there is one group, all of whose words are loaded before the first is used; of
- * some there are groups, of eight where registers allow it; many are not all known at once. */
+/* The number of members: few are one group, all of whose words are loaded before the first is used;
+ * some are groups, of eight where registers allow it; many are not all known at once. */
 constexpr unsigned few_members = 4;
 enum crowd { FEW, SOME, MANY };
 
-/* Of each of the lane's fours the word that has its signs: eight lanes read the same one, and none
- * has to be passed on. `whole`: the tile is, and no load has a condition. */
+/* Loads for each of the lane's fours the word that has its signs: eight lanes read the same one,
+ * and none has to be passed on. `whole`: the tile is, and no load has a condition. */
 template <bool whole>
 static __device__ inline void load_member(const struct part &part, unsigned first, unsigned count,
                                           uint32_t (&signs)[fours_a_tile]) {
@@ -90,8 +90,8 @@ static __device__ inline void cut_tile(float (&value)[fours_a_tile][4], unsigned
       value[i / 4][i % 4] = 0;
 }
 
-/* What the server keeps of an element, in place of what it kept, and in place of the mean what the
- * sign that it sends is of. */
+/* Computes the server's new state of an element, in place of the old, and in place of the mean the
+ * value whose sign it sends. */
 template <enum ob_serve_rule rule>
 static __device__ inline void serve(const struct ob_reduce_run &run, unsigned element,
                                     float *residual, float *value) {
@@ -139,7 +139,7 @@ static __device__ inline void reduce_tile(const struct ob_reduce_run &run,
   }
 }
 
-/* As a codec's reduce; the sum is lane 0's. */
+/* Reduces as a codec's reduce does; the sum is lane 0's. */
 template <enum ob_serve_rule rule, enum crowd crowd>
 static __device__ inline float reduce(const struct ob_reduce_run &run,
                                       const struct ob_cuda_plan &plan,
@@ -199,7 +199,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_with(rule) - be
     finish_messages(plan);
 }
 
-/* What is past `valid` has no place in the caller's buffer. */
+/* Sums signs. Elements past `valid` have no place in the caller's buffer. */
 template <onebit_dtype_t dtype, enum crowd crowd>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     sum_kernel(const __grid_constant__ struct ob_cuda_plan plan,

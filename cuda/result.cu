@@ -1,5 +1,5 @@
 /*
- * What is done to a result after the call that gave it.
+ * Scales a result after the call that gave it.
  *
  * Bytes an element: its size read and written, or nothing where the call ended well and the factor
  * is 1.

@@ -1,9 +1,9 @@
 /*
- * What changes from call to call: begun, finished, committed.
+ * Begins, finishes and commits calls.
  *
  * Finishing adds 8 bytes a run of 2048 elements, by one block: of 100 M elements a thread has 48,
- * eight at once, and what takes longest are six loads one after the other: about 6 us, where
- * compress takes 280.
+ * eight at once, and its six loads one after the other take longest: about 6 us, where compress
+ * takes 280.
  */
 #include "cuda/headers.cuh"
 
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(threads)
   (server ? plan.state->server_scale : plan.state->worker_scale) = ob_serve_scale(rule, scale);
 }
 
-/* Where nothing is kept the scale stays what it began as, 0. */
+/* Finishes the scale; without residuals it stays at its first value, 0. */
 cudaError_t ob_cuda_finish(struct ob_cuda_plan plan, bool server, cudaStream_t stream) {
   const struct ob_cuda_residual &residual = server ? plan.server : plan.worker;
   if (residual.elements == 0)
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(OB_LANES) commit_kernel(struct ob_cuda_
     commit(state);
 }
 
-/* As ob_residual_reset, a warp a block. */
+/* Forgets residuals as ob_residual_reset does, a warp a block. */
 static __global__ void __launch_bounds__(threads_a_block)
     forget_kernel(const __grid_constant__ struct ob_cuda_plan plan, bool server,
                   bool even_if_stopped) {
@@ -98,8 +98,8 @@ cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t s
   return error == cudaSuccess && forget ? forget_both(plan, false, stream) : error;
 }
 
-/* How the call ended, for whoever asks later. What kernels meet from here on is of the next call,
- * which begins after it has met something. */
+/* Notes how the call ended, for later questions. Findings of kernels from here on belong to the
+ * next call, which may begin after them. */
 static __device__ inline void conclude(struct ob_cuda_state *state,
                                        const struct ob_cuda_stamp &stamp) {
   struct ob_cuda_outcome *outcome = &state->outcome;
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(threads_a_block)
     commit(plan.state);
 }
 
-/* What is to be copied, in 16 bytes, of which all messages are multiples: where results stay. */
+/* The number of 16-byte pieces to copy, where results stay; all messages are multiples of that. */
 static size_t results_to_copy(const struct ob_cuda_plan &plan) {
   return !plan.results_stay || plan.geometry.results[0] == plan.geometry.results[1]
              ? 0
