@@ -8,17 +8,17 @@
 #include "optimizers/method.h"
 #include "optimizers/optimizer.h"
 
-/* What all optimizers have. */
+/* Checks the options that all optimizers have. */
 onebit_status_t ob_check_common(const onebit_optimizer_options_t *options);
 
-/* Whether this method can be compressed as its options ask, in so many bits. */
+/* Checks that this method can be compressed as its options ask, in so many bits. */
 onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int max_bits);
 
-/* An array of a tensor: `name` is "parameter" or "gradient". */
+/* Checks an array of a tensor: `name` is "parameter" or "gradient". */
 onebit_status_t ob_check_array(const struct ob_optimizer_executor *executor, const char *name,
                                size_t tensor, const void *array, onebit_dtype_t dtype);
 
-/* All tensors, whose arrays may not overlap. ONEBIT_ERROR_MEMORY too. */
+/* Checks all tensors, whose arrays may not overlap. ONEBIT_ERROR_MEMORY too. */
 onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
                                  const onebit_tensor_t *tensors, size_t count);
 

@@ -1,4 +1,4 @@
-/* What the file of ONEBIT_CONFIG says of an optimizer's options. */
+/* Reads an optimizer's options in the file of ONEBIT_CONFIG. */
 #include "optimizers/config.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /*
- * What the file of ONEBIT_CONFIG says of an optimizer's options: its section `optimizer`, with the
- * type and the names of DeepSpeed's or of this library's, and gradient_clipping. It counts where
- * the program leaves an option zero.
+ * Reads an optimizer's options in the file of ONEBIT_CONFIG: its section `optimizer`, with the type
+ * and the names of DeepSpeed's or of this library's, and gradient_clipping. It counts where the
+ * program leaves an option zero.
  */
 #ifndef OB_OPTIMIZERS_CONFIG_H
 #define OB_OPTIMIZERS_CONFIG_H

@@ -85,7 +85,7 @@ static onebit_status_t check(onebit_optimizer_t optimizer, size_t tensor, const 
   return ONEBIT_OK;
 }
 
-/* What is set and set back cancels. */
+/* Sets a constant. The fingerprint of a value that is set and set back cancels. */
 static onebit_status_t set(onebit_optimizer_t optimizer, size_t tensor, float *constant,
                            float value) {
   optimizer->constants ^= fingerprint(optimizer, tensor);

@@ -16,7 +16,7 @@ struct onebit_optimizer;
 struct ob_recipe;
 struct ob_bucket;
 
-/* What a step sends of the gradients. */
+/* The form in which a step sends gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
 
 /* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
@@ -32,7 +32,8 @@ struct ob_numbers {
 
 enum { OB_MAX_NUMBERS = 16 };
 
-/* What an optimizer goes by: its options with every default filled in, what its method sets. */
+/* The parameters of an optimizer: its options with every default filled in, and settings of its
+ * method. */
 struct ob_moments {
   double beta1, beta2, epsilon;
   int no_bias_correction;
@@ -66,7 +67,7 @@ struct ob_method {
   /* Options are read: what follows from them, and checks of several; it may choose another row, and
    * make recipe->own. NULL: nothing. */
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
-  /* What is exchanged goes on from the last exchange's result. */
+  /* True: what is exchanged continues the last exchange's result. */
   bool momentum;
   bool fused;   /* profile deepspeed compresses all tensors in one buffer */
   bool lamb;    /* optimizer->own is a struct ob_lamb */
@@ -78,20 +79,22 @@ struct ob_method {
   enum ob_serve_rule serve_rule; /* what servers make of what they receive */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
   unsigned dense_arrays;         /* likewise of an uncompressed bucket, besides */
-  /* What it needs besides the buckets, once they are made: collective. NULL: nothing. */
+  /* Creates what the optimizer needs besides the buckets, once these are made: collective. NULL:
+   * nothing. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
   /* The plans of a bucket, from the shapes of the usual two: collective. NULL: these. */
   onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                            const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                            size_t count);
-  /* What a step of the warm-up exchanges besides the buckets' plans, or NULL; and from that the sum
-   * of the variances of all ranks. NULL: nothing, and each rank has them all. */
+  /* The plan that a step of the warm-up exchanges besides the buckets' plans, or NULL; and, from
+   * its result, the sum of the variances of all ranks. NULL: nothing, and each rank has them
+   * all. */
   onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
   double (*variance)(const struct onebit_optimizer *optimizer);
   /* The whole step on mean gradients: of the warm-up, and of uncompressed tensors always. NULL:
    * update has done it. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
-  /* What the next step sends. */
+  /* The form of the next step's exchange. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
   /* That depends on how the steps before ended, in all stages. */
   bool scheduled;
@@ -108,7 +111,7 @@ struct ob_method {
   /* A step is made and counted: changes the stage where that is due. NULL: it never changes. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
-  /* What it has to tell of a tensor besides norms: adds that. NULL: nothing. */
+  /* Adds the method's statistics of a tensor besides norms. NULL: none. */
   onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
                           onebit_tensor_statistics_t *statistics);
   /* For checkpoints. What it keeps besides the buckets' arrays: fills in the list, and says how
@@ -116,9 +119,9 @@ struct ob_method {
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
   /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
   double *(*scalings)(struct onebit_optimizer *optimizer);
-  /* Whether parameters and momentum differ between ranks now. NULL: never. */
+  /* True if parameters and momentum differ between ranks now. NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);
-  /* Whether learning rates add up now, for a step on their sum: factors and weight decays that are
+  /* True if learning rates add up now, for a step on their sum: factors and weight decays that are
    * set wait until that is made. NULL: never. */
   bool (*adds_rates)(const struct onebit_optimizer *optimizer);
 };
@@ -131,7 +134,7 @@ OB_METHODS(OB_METHOD_DECLARED)
 #undef OB_METHOD_DECLARED
 extern const struct ob_method *const ob_methods[];
 
-/* What a create call has found out before anything is made. */
+/* The findings of a create call before anything is made. */
 struct ob_recipe {
   onebit_status_t status;         /* how this rank fares so far, with the latest error message */
   const struct ob_method *asked;  /* whose options these are */
@@ -141,7 +144,7 @@ struct ob_recipe {
   void *own;                         /* becomes the optimizer's, or is released; plain memory */
 };
 
-/* What a row says of its options: OPTIONS is their struct. */
+/* Describes a row's options: OPTIONS is their struct. */
 #define OB_OPTIONS(init, rows)                                                                     \
   .options = (rows), .option_count = sizeof(rows) / sizeof((rows)[0]),                             \
   .options_size = sizeof(OPTIONS), .common_at = offsetof(OPTIONS, common), .options_init = (init)

@@ -45,7 +45,7 @@ static void fill(const struct onebit_optimizer *optimizer, const struct ob_metri
   const double steps = (double)metrics->every, ranks = optimizer->comm->size;
   const double sent =
       (double)(all->dense_bytes + all->bits_bytes - before->dense_bytes - before->bits_bytes);
-  /* What a ring's allreduce of float32 sends. */
+  /* The bytes that a ring's allreduce of float32 sends. */
   const double dense = 2 * (ranks - 1) / ranks * 4 * metrics->elements;
   const double values[COLUMNS] = {(ob_seconds() - metrics->row_began) / steps,
                                   (all->seconds - before->seconds) / steps,
@@ -111,7 +111,8 @@ void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_s
 
 /* --- The file */
 
-/* How many optimizers of this process have had the file's name: the later ones' gets a number. */
+/* Counts the optimizers of this process that have had the file's name: the later ones' gets a
+ * number. */
 static unsigned count_name(const char *path) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {

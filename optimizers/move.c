@@ -17,7 +17,7 @@
 #include "collectives/agree.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* What this rank can say before any message. */
+/* Checks what this rank knows before any message. */
 static onebit_status_t check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
   bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
@@ -72,7 +72,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   return ONEBIT_OK;
 }
 
-/* Whether a rank that was lost meanwhile can be the reason. */
+/* True if a rank that was lost meanwhile can be the reason. */
 static bool may_be_loss(onebit_status_t status) {
   return status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER ||
          status == ONEBIT_ERROR_MESSAGE;

@@ -13,7 +13,7 @@ struct ob_span {
   bool padding;
 };
 
-/* Of a bucket: all of it, or what is in tensors. */
+/* The span of a bucket: all of it, or the elements in tensors; and of a tensor. */
 struct ob_span ob_span_of_bucket(const struct ob_bucket *bucket, bool padding);
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor);
 

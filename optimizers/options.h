@@ -57,7 +57,7 @@ struct ob_option {
 struct ob_option_file; /* config.h: what stands in for zeros before the defaults do */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
                                 const struct ob_option_file *file, void *to);
-/* What all ranks must have given alike. */
+/* The terms on which all ranks must agree. */
 void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
                       struct ob_term *terms);
 

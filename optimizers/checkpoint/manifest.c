@@ -54,7 +54,7 @@ static uint64_t number_after(const char **text, const char *expected, int base) 
   return number;
 }
 
-/* What it says, where it says anything: whether that is all is seen by writing it again. */
+/* Reads the fields that are there; writing them again shows whether the text has nothing else. */
 static onebit_status_t read_text(struct ob_manifest *manifest, const char *text, size_t bytes) {
   uint64_t version = number_after(&text, "onebit checkpoint ", 10);
   if (version > 1)

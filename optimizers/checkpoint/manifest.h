@@ -41,13 +41,14 @@ struct ob_manifest {
 };
 
 void ob_part_name(char name[OB_PART_NAME], uint64_t generation, int rank);
-/* Whether this is the name of a part. */
+/* True if this is the name of a part. */
 int ob_part_named(const char *name, uint64_t *generation);
 
-/* The text, as a string to be released; NULL: no memory. */
+/* Returns the text, as a string to be released; NULL: no memory. */
 char *ob_manifest_text(const struct ob_manifest *manifest);
 
-/* From text. ONEBIT_ERROR_CHECKPOINT, ONEBIT_ERROR_MEMORY; parts is then to be released, too. */
+/* Parses the text. ONEBIT_ERROR_CHECKPOINT, ONEBIT_ERROR_MEMORY; parts is then to be released,
+ * too. */
 onebit_status_t ob_manifest_parse(struct ob_manifest *manifest, const char *text, size_t bytes);
 
 #endif

@@ -30,7 +30,7 @@ struct ob_system ob_system = {.open = open_file,
                               .unlink = unlink_file,
                               .mkdir = mkdir};
 
-/* What was tried, of which file (or of the directory: NULL), and why it failed. */
+/* Reports a failed action on a file (or on the directory: NULL), and the reason. */
 static onebit_status_t failed(const char *what, const char *directory, const char *name, int code) {
   char reason[OB_INPUT_REASON];
   return ob_error(ONEBIT_ERROR_FILE, "%s %s%s%s: %s", what, directory, name ? "/" : "",

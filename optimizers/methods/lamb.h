@@ -1,5 +1,5 @@
 /*
- * What 1-bit LAMB and other optimizers with trust ratios have in common (lamb.c): optimizer->own is
+ * The common part of 1-bit LAMB and other optimizers with trust ratios (lamb.c): optimizer->own is
  * a struct ob_lamb, and the method says so.
  */
 #ifndef OB_OPTIMIZERS_LAMB_H
@@ -13,7 +13,7 @@ onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_buck
 /* Makes recipe->own, with the recipe's limits. */
 onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
 
-/* Of a method. */
+/* Members of a method. */
 onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,
                              onebit_tensor_statistics_t *statistics);
 size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);

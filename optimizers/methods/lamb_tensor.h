@@ -25,8 +25,8 @@ struct ob_lamb_limits {
   double min_factor, max_factor, factor_change;
 };
 
-/* What 1-bit LAMB knows of the tensors, by their number. A deferred executor keeps its own copy of
- * the arrays, which it copies here whenever the host waits for it. */
+/* 1-bit LAMB's state of the tensors, by their number. A deferred executor keeps its own copy of the
+ * arrays, which it copies here whenever the host waits for it. */
 struct ob_lamb {
   struct ob_lamb_limits limits;
   size_t count;
@@ -70,8 +70,8 @@ OB_INLINE double ob_lamb_level(double squares, size_t count) {
   return count ? sqrt(squares / (double)count) : 0;
 }
 
-/* What a momentum of this level travels with. 1 where there is none, and where the quotient is no
- * float32. */
+/* The factor with which a momentum of this level travels. 1 where there is none, and where the
+ * quotient is no float32. */
 OB_INLINE float ob_lamb_scaling(double mean_level, double level) {
   float scaling = level > 0 ? (float)(mean_level / level) : 1;
   return scaling > 0 && ob_is_finite(scaling) ? scaling : 1;

@@ -1,6 +1,6 @@
 /*
- * What a step of 0/1 Adam sends: a function of its number and the options alone, so that all ranks
- * come to the same.
+ * The schedule of 0/1 Adam's exchanges: a function of the step's number and the options alone, so
+ * that all ranks come to the same.
  */
 #ifndef OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
 #define OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
@@ -10,7 +10,7 @@
 
 #include "optimizers/optimizer.h"
 
-/* As in onebit_zero_one_adam_options_t, with every default filled in; none of them is 0. */
+/* Members of onebit_zero_one_adam_options_t, with every default filled in; none of them is 0. */
 struct ob_zero_one_schedule {
   uint64_t variance_freeze_step, variance_update_scaler;
   uint64_t local_step_scaler, local_step_clipper;
@@ -22,10 +22,10 @@ struct ob_zero_one_schedule {
 /* With the defaults. */
 struct ob_zero_one_schedule ob_zero_one_resolve(const struct ob_zero_one_schedule *given);
 
-/* What step number `step` sends; the first is 1. */
+/* The form of the exchange of step number `step`; the first is 1. */
 enum ob_exchange ob_zero_one_exchange(const struct ob_zero_one_schedule *schedule, uint64_t step);
 
-/* How many of the steps 1 .. steps send what, by enum ob_exchange. */
+/* Counts the steps 1 .. steps by the form of their exchange. */
 void ob_zero_one_count(const struct ob_zero_one_schedule *schedule, uint64_t steps,
                        uint64_t counts[3]);
 

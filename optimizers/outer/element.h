@@ -20,18 +20,18 @@ extern "C" {
 /* Drifts beyond it are no training any more; the sum of squares of a block is still a float32. */
 #define OB_OUTER_LARGEST 1e16f
 
-/* What has changed since a parameter was set to the consensus less what is left. It was set to a
- * rounded number: what rounding took is no drift. */
+/* The change since a parameter was set to the consensus less the residual. It was set to a rounded
+ * number: the rounding error is no drift. */
 OB_INLINE float ob_outer_drift(float consensus, float left, float parameter, onebit_dtype_t dtype) {
   return ob_round(consensus - left, dtype) - parameter;
 }
 
-/* Whether it can be sent: false also for what is not a number. */
+/* True if the drift can be sent: false also for not-a-number. */
 OB_INLINE int ob_outer_sound(float drift) {
   return drift <= OB_OUTER_LARGEST && drift >= -OB_OUTER_LARGEST;
 }
 
-/* By what the consensus moves, times the rate; moves the momentum, where the rule has one. */
+/* The move of the consensus, before the rate; updates the momentum, where the rule has one. */
 OB_INLINE float ob_outer_move(onebit_outer_rule_t rule, float *momentum, float drift, float decay) {
   if (rule == ONEBIT_OUTER_MEAN)
     return drift;
@@ -39,7 +39,7 @@ OB_INLINE float ob_outer_move(onebit_outer_rule_t rule, float *momentum, float d
   return rule == ONEBIT_OUTER_MOMENTUM ? *momentum : drift + decay * *momentum;
 }
 
-/* What a parameter becomes. Less than all of the consensus: mixing below 1. */
+/* The new parameter. It takes less than all of the consensus with a mixing below 1. */
 OB_INLINE float ob_outer_mix(float parameter, float consensus, float mixing) {
   return mixing < 1 ? (1 - mixing) * parameter + mixing * consensus : consensus;
 }

@@ -65,8 +65,8 @@ static onebit_status_t create_messages(struct ob_site_group *group) {
   return failed ? no_memory(sites) : ONEBIT_OK;
 }
 
-/* As many rounds are kept as have the bytes of a snapshot: a site that has missed more of them is
- * sent that. */
+/* The number of rounds that are kept: they have the bytes of a snapshot. A site that has missed
+ * more of them is sent that. */
 static size_t history_depth(const struct ob_sites *sites) {
   const onebit_outer_options_t *options = &sites->outer->options;
   const size_t rounds = (size_t)(32 / options->bits) * (options->rule == ONEBIT_OUTER_MEAN ? 1 : 2);
@@ -163,7 +163,7 @@ onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_
   return ONEBIT_OK;
 }
 
-/* Which site this is, and how many there are: rank 0 tells. Collective over the site. */
+/* Finds this site's number, and the number of sites: rank 0 tells. Collective over the site. */
 static onebit_status_t find_sites(struct ob_sites *sites, onebit_status_t status) {
   const onebit_comm_t between = sites->between;
   const uint64_t note =
@@ -263,7 +263,7 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
 
 /* --- Ended -------------------------------------------------------------------------------------*/
 
-/* What is under way is cancelled; where that cannot be, its memory stays. */
+/* Cancels a batch that is under way; where that cannot be, its memory stays. */
 static void end(struct ob_batch *batch, unsigned char *memory) {
   if (!batch || batch->comm->transport->batch_destroy(batch))
     ob_release(memory);

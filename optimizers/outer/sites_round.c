@@ -111,8 +111,8 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
   return finite;
 }
 
-/* What a peer adds to the mean: its drift; nothing, where its final one is in and the others go on;
- * NULL where it does not count. */
+/* The values that a peer adds to the mean: its drift; zeros, where its final one is in and the
+ * others go on; NULL where it does not count. */
 static unsigned char *added_by(const struct ob_site_group *group, int peer) {
   const struct ob_site_peer *of = &group->peers[peer];
   const struct ob_site_header *header = (const void *)of->drift;

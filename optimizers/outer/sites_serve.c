@@ -60,7 +60,7 @@ static size_t snapshot_values(const struct ob_site_group *group) {
   return fragment->count * (fragment->momentum ? 2 : 1);
 }
 
-/* What this site has applied: with a delay one round less than it has closed. */
+/* Copies the state that this site has applied: with a delay one round less than it has closed. */
 static void copy_snapshot(struct ob_site_group *group, int peer) {
   const struct ob_fragment *fragment = own_shard(group)->fragment;
   memcpy(group->snapshot, fragment->consensus, fragment->count * sizeof(float));
@@ -179,7 +179,7 @@ static uint64_t mean_rounds(const struct ob_site_group *group) {
   return drifts ? sum / drifts : 0;
 }
 
-/* What the round has of the sites' drifts, which are used up. */
+/* Uses up the sites' drifts of the round. */
 static onebit_status_t use_drifts(struct ob_site_group *group, struct ob_site_header *header) {
   for (int s = 0; s < group->sites->count; s++) {
     struct ob_site_peer *of = &group->peers[s];
