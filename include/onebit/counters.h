@@ -36,7 +36,7 @@ typedef struct onebit_counters {
   double seconds; /* since the counting began */
 } onebit_counters_t;
 
-/* Tells what has happened so far. Local.
+/* Reports the counts so far. Local.
  *   counters   out: all of it; `size` is set by the caller
  * Thread-safe; of calls that other threads are in some numbers may already count and others not.
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, or a size the library does not know). */

@@ -315,7 +315,7 @@ typedef struct onebit_optimizer_info {
   uint64_t moves;            /* how often a bucket has changed its bits (max_bits) */
 } onebit_optimizer_info_t;
 
-/* Says how the optimizer stands. Local; reads the state once for the norms, and on a device waits
+/* Reports the optimizer's state. Local; reads the state once for the norms, and on a device waits
  * for steps on streams and copies the state to the host for it.
  *   optimizer   the optimizer
  *   info        out: all of it; `size` is set by the caller

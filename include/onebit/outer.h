@@ -232,7 +232,7 @@ typedef struct onebit_sites_info {
   uint64_t caught_up; /* shards that came whole, since too many rounds were missed */
 } onebit_sites_info_t;
 
-/* Says how sites stand. Local.
+/* Reports the state of the sites. Local.
  *   outer   one of onebit_outer_create_sites
  *   info    out: all of it; `size` is set by the caller
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, no sites, a size that the library does not know). */
@@ -297,7 +297,7 @@ typedef struct onebit_outer_info {
   int in_flight;           /* exchanges that have begun and are not yet applied */
 } onebit_outer_info_t;
 
-/* Says how the outer step stands. Local; reads the state once for the norms and the checksum.
+/* Reports the state of the outer step. Local; reads the state once for the norms and the checksum.
  *   outer   the outer step
  *   info    out: all of it; `size` is set by the caller. With an exchange in flight residual_norm
  *           is without that fragment's
@@ -305,7 +305,7 @@ typedef struct onebit_outer_info {
  */
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info);
 
-/* Looks whether something wants attention: bits that are too few for the rule, or a residual that
+/* Checks for what needs attention: bits that are too few for the rule, or a residual that
  * is many times the drift. Local; to be called after creation, and now and then.
  *   outer   the outer step
  * ONEBIT_WARNING, with a message that says what to change; else ONEBIT_OK.

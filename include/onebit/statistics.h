@@ -53,7 +53,7 @@ typedef struct onebit_optimizer_statistics {
   double seconds, compress_seconds, network_seconds, update_seconds;
 } onebit_optimizer_statistics_t;
 
-/* Tells how the optimizer does. Reads the state once. Times cost two readings of a clock for each
+/* Reports statistics. Reads the state once. Times cost two readings of a clock for each
  * pass over a message's elements, which is below 0.5 % of that pass.
  *   optimizer    the optimizer
  *   statistics   out: all of it; `size` is set by the caller
@@ -80,7 +80,7 @@ typedef struct onebit_tensor_statistics {
   uint64_t moves;        /* how often they have changed (max_bits) */
 } onebit_tensor_statistics_t;
 
-/* Tells the same of one tensor. Reads its state once.
+/* Reports those of one tensor. Reads its state once.
  *   optimizer    the optimizer
  *   tensor       place in the list that the optimizer was made from
  *   statistics   out: all of it; `size` is set by the caller
