@@ -11,7 +11,7 @@ static float feature(int point, int i) { /* what looks drawn, between -1 and 1 *
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
 
-/* The gradient of the mean square of what the weights miss on this rank's points. */
+/* The gradient of the mean squared error on this rank's points. */
 static double compute_gradient(int rank) {
   double loss = 0;
   for (int i = 0; i < FEATURES; i++)

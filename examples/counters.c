@@ -1,5 +1,5 @@
-/* Asks what was compressed of its own calls, linked to the shared library, as the preloaded one is:
- * onebit run --gradients -- mpirun -n 2 counters */
+/* Asks how many of its own calls were compressed, linked to the shared library, as the preloaded
+ * one is: onebit run --gradients -- mpirun -n 2 counters */
 #include <mpi.h>
 #include <onebit/counters.h>
 #include <stdio.h>

@@ -41,14 +41,14 @@ static map_t draw_map(uint64_t *random) {
                  .y = between(0.4f, 0.6f, random)};
 }
 
-/* A point of the grid, not quite in its place. */
+/* Maps a point of the grid, not quite to its place. */
 static point_t place(const map_t *map, const char *at, uint64_t *random) {
   const float x = (float)(at[0] - '0') / GRID - 0.5f + between(-0.08f, 0.08f, random);
   const float y = (float)(at[1] - '0') / GRID - 0.5f + between(-0.08f, 0.08f, random);
   return (point_t){map->x + map->xx * x + map->xy * y, map->y + map->yx * x + map->yy * y};
 }
 
-/* The digit's lines, and a stray one. */
+/* Draws the digit's lines, and a stray one. */
 static size_t draw_lines(line_t lines[MOST_LINES], const char *glyph, uint64_t *random) {
   const map_t map = draw_map(random);
   size_t count = 0;
@@ -74,7 +74,7 @@ static float squared_distance(const line_t *line, float x, float y) {
   return ex * ex + ey * ey;
 }
 
-/* Full within the pen's radius, and fading over another pixel. */
+/* The ink at a point: full within the pen's radius, and fading over another pixel. */
 static float ink(const line_t *lines, size_t count, float x, float y, float radius, float pixel) {
   float nearest = 4.0f;
   for (size_t i = 0; i < count; i++) {

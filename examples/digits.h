@@ -11,7 +11,7 @@
 
 enum { DIGITS = 10 };
 
-/* Draws one: side x side pixels, 0 is the background. random: a state of random.h. */
+/* Draws a digit: side x side pixels, 0 is the background. random: a state of random.h. */
 void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random);
 
 #endif

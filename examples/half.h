@@ -1,6 +1,6 @@
 /*
- * Numbers of 16 bits: float32 rounded to the nearest, ties to even, and back. What is too large
- * becomes an infinity; not-a-number stays one.
+ * Converts float32 to numbers of 16 bits, rounded to nearest, ties to even, and back. A number too
+ * large becomes an infinity; not-a-number stays one.
  */
 #ifndef EXAMPLES_HALF_H
 #define EXAMPLES_HALF_H
@@ -20,7 +20,7 @@ static inline float float_of(uint32_t bits) {
   return x;
 }
 
-/* The upper half of a float32. */
+/* Takes the upper half of a float32. */
 static inline uint16_t to_bfloat16(float x) {
   const uint32_t bits = bits_of(x);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -29,8 +29,8 @@ static inline uint16_t to_bfloat16(float x) {
 
 static inline float from_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
 
-/* IEEE binary16: 5 bits of exponent, 10 of fraction. Below 2^-14 its steps are 2^-24 wide, as are
- * those of a float32 from 0.5 to 1: adding 0.5 rounds there. */
+/* Converts to IEEE binary16: 5 bits of exponent, 10 of fraction. Below 2^-14 its steps are 2^-24
+ * wide, as are those of a float32 from 0.5 to 1: adding 0.5 rounds there. */
 static inline uint16_t to_float16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000u, size = bits_of(x) & 0x7fffffffu;
   const uint32_t small = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);

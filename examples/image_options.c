@@ -20,8 +20,9 @@ static const option_t data[] = {
     {"hidden", OPTION_COUNT, AT(hidden), 1, 65536, NULL, 0, "units of the dense layer"},
 };
 
-/* Weights behind a unit that is rarely active have almost no variance. Frozen, it must not be what
- * steps are divided by: epsilon is large against it, and small against all others' (some 1e-2). */
+/* Weights behind a unit that is rarely active have almost no variance. Steps must not be divided by
+ * that once it is frozen: epsilon is large against it, and small against all others' (some
+ * 1e-2). */
 static const image_options_t defaults = {
     .train = {TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32, .weight_decay = 0.01f,
               .epsilon = 1e-4f},
@@ -31,8 +32,8 @@ static const image_options_t defaults = {
     .hidden = 64,
 };
 
-/* The dense forms end lowest with these, of rates a factor of two apart, on MNIST's 10,000 test
- * digits (docs/measured/rates.md); no comparison is made on it. */
+/* The rates with which the dense forms end lowest, a factor of two apart, on MNIST's 10,000 test
+ * digits (docs/measured/rates.md); no comparison is made on these. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 8e-3f, [EFFICIENT_LAMB] = 5e-3f, [LAMB] = 5e-3f, [MOMENTUM] = 8e-2f, [LION] = 5e-4f};
 

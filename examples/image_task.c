@@ -34,7 +34,7 @@ static void destroy(train_task_t *task) {
   free(task);
 }
 
-/* The network's backward pass has come to a tensor. */
+/* Tells that the network's backward pass has finished a tensor. */
 static void report_ready(void *context, size_t tensor) {
   const image_task_t *own = context;
   if (own->task.ready)
@@ -92,7 +92,7 @@ static train_task_t *create(const team_t *team, const train_options_t *options, 
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* An image into a place of the batch, its pixels of about mean 0 and deviation 1 for MNIST. */
+/* Puts an image into a place of the batch, its pixels of about mean 0 and deviation 1 for MNIST. */
 static void take(image_task_t *own, size_t place, size_t image) {
   const size_t size = own->images->rows * own->images->columns;
   const unsigned char *from = own->images->pixel + image * size;
@@ -102,8 +102,8 @@ static void take(image_task_t *own, size_t place, size_t image) {
   own->labels[place] = own->images->label[image];
 }
 
-/* All ranks go through the images in one order, a new one each epoch: of every size * batch images
- * each rank takes its batch. */
+/* The image of a sample. All ranks go through the images in one order, a new one each epoch: of
+ * every size * batch images each rank takes its batch. */
 static size_t image_of(image_task_t *own, size_t sample) {
   const size_t epoch = sample / own->images->training + 1;
   if (own->epoch != epoch) {
@@ -127,7 +127,7 @@ static double gradient(train_task_t *task, size_t micro_batch) {
   return loss;
 }
 
-/* Loss and right answers of those held-out images that are this rank's: every size-th. */
+/* Finds the loss and the right answers on this rank's held-out images: every size-th. */
 static void evaluate(image_task_t *own, double *loss, double *correct) {
   const size_t batch = own->options->train.batch, size = own->task.team->size;
   for (size_t image = own->images->training + own->task.team->rank; image < own->images->count;) {

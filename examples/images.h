@@ -27,12 +27,12 @@ int images_load(images_t *images, const char *images_path, const char *labels_pa
 /* Draws digits, the same ones every time. */
 int images_draw(images_t *images, size_t count, size_t side, char words[IMAGE_WORDS]);
 
-/* Shuffles, always in the same way, and holds so many out. */
+/* Shuffles the images, always in the same way, and holds so many out. */
 void images_split(images_t *images, size_t held_out);
 
 void images_free(images_t *images);
 
-/* A random order of the numbers below count, by the state of random.h. */
+/* Makes a random order of the numbers below count, by the state of random.h. */
 void shuffle(uint32_t *order, size_t count, uint64_t *random);
 
 #endif

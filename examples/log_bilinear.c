@@ -47,7 +47,7 @@ double log_bilinear_loss(const log_bilinear_t *model, const uint32_t *words, siz
   return sum / (double)samples;
 }
 
-/* Rows that no word of these samples has get zeros. */
+/* Spreads gradients to the table's rows. Rows that no word of these samples has get zeros. */
 static void spread(log_bilinear_t *model, const uint32_t *words, size_t samples) {
   const size_t width = model->shape.width, context = model->shape.context;
   const log_bilinear_tensor_t *table = &model->tensors[CONTEXT_TABLE];
@@ -88,7 +88,8 @@ void log_bilinear_backward(log_bilinear_t *model, const uint32_t *words, size_t 
 
 /* --- Memory and first values -------------------------------------------------------------------*/
 
-/* The next floats of the memory; before there is any, it only counts them. Whole cache lines. */
+/* Takes the next floats of the memory; before there is any, it only counts them. Whole cache
+ * lines. */
 static float *take(log_bilinear_t *model, size_t *used, size_t count) {
   float *at = model->memory ? model->memory + *used : NULL;
   *used += (count + 15) / 16 * 16;
@@ -139,8 +140,8 @@ void log_bilinear_destroy(log_bilinear_t *model) {
   free(model);
 }
 
-/* Uniform, so that rows have variance 1 and a product with the matrix keeps it; the biases, and
- * nearly the rows of the next word, begin at zero: all words are as probable. */
+/* Draws uniform values, so that rows have variance 1 and a product with the matrix keeps it; the
+ * biases, and nearly the rows of the next word, begin at zero: all words are as probable. */
 void log_bilinear_initialise(log_bilinear_t *model, uint64_t seed) {
   const float before = (float)(model->shape.context * model->shape.width);
   const float deviations[WORD_BIAS] = {[CONTEXT_TABLE] = 1.0f,

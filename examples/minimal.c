@@ -1,4 +1,4 @@
-/* The smallest program: what one bit could not say in a call, the next calls bring. */
+/* The smallest program: the rounding error of one call is part of the next calls. */
 #include <onebit/onebit.h>
 #include <stdio.h>
 

@@ -18,8 +18,8 @@ static float feature(int rank, int point, int i) {
 
 static float truth(int i) { return (float)(i % 11 - 5) / 10; }
 
-/* Adds the gradient of this rank's points to a tenth of the momentum's loss of memory; gives the
- * mean square of what the line misses. */
+/* Adds the gradient of this rank's points to the decayed momentum; returns the mean squared error
+ * of the line. */
 static double add_gradient(int rank, const float *weights, float *momentum) {
   double loss = 0;
   for (int point = 0; point < POINTS; point++) {

@@ -19,7 +19,7 @@ enum { KERNEL = 3, TAPS = KERNEL * KERNEL };
 /* Places in network->tensors of weights; the bias is behind. */
 enum { FIRST = 0, SECOND = 2, DENSE = 4, HEAD = 6 };
 
-/* A convolution and what follows it: sums of the patches, the largest of each 2 x 2, ReLU. */
+/* A convolution and its successors: sums of the patches, the largest of each 2 x 2, ReLU. */
 struct convolution {
   size_t rows, columns, channels; /* of what comes in */
   size_t filters;
@@ -39,7 +39,7 @@ static size_t out_size(const struct convolution *c) {
   return c->out_rows * c->out_columns * c->filters;
 }
 
-/* The tensors' gradients will not change any more in this backward pass. */
+/* Tells that the tensors' gradients will not change any more in this backward pass. */
 static void report_ready(const network_t *network, size_t weights) {
   for (size_t tensor = weights + 2; network->ready && tensor-- > weights;)
     network->ready(network->ready_context, tensor);
@@ -47,7 +47,7 @@ static void report_ready(const network_t *network, size_t weights) {
 
 /* --- Patches -----------------------------------------------------------------------------------*/
 
-/* The three channels-long columns of a row of a patch lie next to each other. */
+/* Unfolds patches. The three channels-long columns of a row of a patch lie next to each other. */
 static void unfold(const struct convolution *c, const float *in) {
   const size_t run = KERNEL * c->channels;
   float *patch = c->patches;
@@ -57,7 +57,7 @@ static void unfold(const struct convolution *c, const float *in) {
         memcpy(patch, in + ((y + k) * c->columns + x) * c->channels, run * sizeof(float));
 }
 
-/* The gradient of the patches, added up where they overlap. */
+/* Adds up the gradient of the patches where they overlap. */
 VECTORISED static void fold(const struct convolution *c, float *restrict d_in) {
   const size_t run = KERNEL * c->channels;
   const float *restrict patch = c->d_patches;
@@ -75,7 +75,7 @@ VECTORISED static void fold(const struct convolution *c, float *restrict d_in) {
 
 static inline float larger(float a, float b) { return a > b ? a : b; }
 
-/* Not-a-number stays one. */
+/* max(x, 0), but not-a-number stays one. */
 static inline float rectify(float x) { return x < 0.0f ? 0.0f : x; }
 static inline float rectify_backward(float d, float y) { return y <= 0.0f ? 0.0f : d; }
 
@@ -93,7 +93,7 @@ VECTORISED static void pool(const struct convolution *c, const float *restrict s
     }
 }
 
-/* A gradient goes to the first of the four that is the largest, if the ReLU lets it pass. */
+/* Gives a gradient to the first of the four that is the largest, if the ReLU lets it pass. */
 VECTORISED static void pool_backward(const struct convolution *c, const float *restrict sums,
                                      const float *restrict out, const float *restrict d_out,
                                      float *restrict d_sums, float *restrict d_bias) {
@@ -132,7 +132,7 @@ static void convolve(const network_t *network, const struct convolution *c, cons
   }
 }
 
-/* From d_out to the gradients, and to d_in, if that is not NULL. */
+/* Computes the gradients, and d_in, if that is not NULL, from d_out. */
 static void convolve_backward(const network_t *network, const struct convolution *c,
                               const float *in, float *d_in, size_t images) {
   const size_t positions = sum_positions(c), patch = patch_size(c);
@@ -249,7 +249,8 @@ static struct convolution describe(size_t rows, size_t columns, size_t channels,
                               .tensor = tensor};
 }
 
-/* The next floats of the memory; before there is any, it only counts them. Whole cache lines. */
+/* Takes the next floats of the memory; before there is any, it only counts them. Whole cache
+ * lines. */
 static float *take(network_t *network, size_t *used, size_t count) {
   float *at = network->memory ? (float *)network->memory + *used : NULL;
   *used += (count + 15) / 16 * 16;
@@ -322,8 +323,8 @@ void network_destroy(network_t *network) {
   free(network);
 }
 
-/* Uniform with the standard deviation sqrt(2 / inputs), which keeps the variance through a ReLU (He
- * et al., arXiv 1502.01852). */
+/* Draws uniform values with the standard deviation sqrt(2 / inputs), which keeps the variance
+ * through a ReLU (He et al., arXiv 1502.01852). */
 void network_initialise(network_t *network, uint64_t seed) {
   uint64_t random = random_stream(seed, 0, 0);
   for (size_t t = 0; t < NETWORK_TENSORS; t += 2) {

@@ -32,7 +32,7 @@ typedef struct option {
   const char *help; /* names the default where that is not a plain number */
 } option_t;
 
-/* COUNT_UNSET and REAL_UNSET as defaults: the default is found later, by what else was given. */
+/* COUNT_UNSET and REAL_UNSET as defaults: the default is found later, from the other options. */
 #define COUNT_UNSET ((size_t)-2)
 #define REAL_UNSET  (-1.0f)
 

@@ -14,7 +14,7 @@ static float feature(int point, int i) { /* what looks drawn, between -1 and 1 *
   return (float)((n ^ n >> 15) >> 8 & 0xffff) / 32768 - 1;
 }
 
-/* A step of gradient descent on a point of this rank; gives the square of what the weights miss. */
+/* Makes a step of gradient descent on a point of this rank; returns the squared error. */
 static double local_step(int point) {
   float missed = 0;
   for (int i = 0; i < FEATURES; i++)

@@ -55,7 +55,8 @@ static uint64_t steps_of(const job_t *job) {
   return info.steps;
 }
 
-/* All ranks come here: a rank is gone, and the step of the others has failed. */
+/* Continues with the remaining ranks. All of them come here: a rank is gone, and their step has
+ * failed. */
 static onebit_status_t continue_without(job_t *job) {
   onebit_comm_t survivors = NULL, old = job->comm;
   double began = MPI_Wtime();
@@ -100,7 +101,7 @@ static onebit_status_t train(job_t *job) {
   return ONEBIT_OK;
 }
 
-/* Ranks are all new here, so all see the same files. */
+/* Loads the checkpoint. Ranks are all new here, so all see the same files. */
 static onebit_status_t load(const job_t *job) {
   char manifest[4096];
   snprintf(manifest, sizeof manifest, "%s/manifest", job->checkpoint);

@@ -68,7 +68,7 @@ static int read_file(reader_t *reader, const char *path, const struct stat *stat
   return result;
 }
 
-/* Not alphasort: its order depends on the locale. */
+/* Compares names, not by alphasort: its order depends on the locale. */
 static int by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }

@@ -31,8 +31,8 @@ void text_free(text_t *text);
 void text_sample(const text_t *text, size_t sequences, size_t length, uint64_t *random,
                  unsigned char *tokens);
 
-/* The held-out part as windows of context + 1 tokens, each starting on the last token of the one
- * before, so that every token but the first is predicted once. */
+/* The number of windows of context + 1 tokens in the held-out part, each starting on the last token
+ * of the one before, so that every token but the first is predicted once. */
 size_t text_held_out(const text_t *text, size_t context);
 void text_held_out_window(const text_t *text, size_t context, size_t index, unsigned char *tokens);
 

@@ -28,7 +28,7 @@ static void destroy(train_task_t *task) {
   free(task);
 }
 
-/* The model's backward pass has come to a tensor. */
+/* Tells that the model's backward pass has finished a tensor. */
 static void report_ready(void *context, size_t tensor) {
   const text_task_t *own = context;
   if (own->task.ready)
@@ -47,7 +47,7 @@ static void describe(text_task_t *own) {
   model->ready_context = own;
 }
 
-/* The first values are the seed's. */
+/* Creates the model, with the seed's first values. */
 static int create_model(text_task_t *own) {
   const text_options_t *options = own->options;
   const transformer_shape_t shape = {.vocabulary = own->text->vocabulary,
@@ -100,7 +100,7 @@ static double loss(text_task_t *own, size_t sequences) {
   return transformer_loss(own->model, own->tokens, sequences);
 }
 
-/* The gradient of this rank's own sequences. */
+/* Computes the gradient of this rank's own sequences. */
 static double gradient(train_task_t *task, size_t micro_batch) {
   text_task_t *own = of(task);
   const train_options_t *options = &own->options->train;
@@ -119,7 +119,7 @@ static size_t looked_at(const text_task_t *own) {
   return most == 0 || most >= windows * context ? windows : (most + context - 1) / context;
 }
 
-/* The loss on the held-out text: rank r takes every size-th window from window r on. */
+/* Finds the loss on the held-out text: rank r takes every size-th window from window r on. */
 static int validate(train_task_t *task, train_quality_t *quality) {
   text_task_t *own = of(task);
   const team_t *team = task->team;
@@ -163,7 +163,7 @@ static size_t draw_token(const float *probabilities, size_t vocabulary, uint64_t
 
 static void print_byte(unsigned char byte) { putchar(byte < ' ' && byte != '\n' ? '?' : byte); }
 
-/* Goes on from the first held-out window, byte by byte. */
+/* Continues the first held-out window, byte by byte. */
 static void show(train_task_t *task) {
   text_task_t *own = of(task);
   if (own->options->sample == 0)

@@ -37,7 +37,7 @@ static void scale(float *values, float factor, size_t count) {
 
 /* --- Memory ------------------------------------------------------------------------------------*/
 
-/* An array for each tensor; NULL when memory is out. */
+/* Makes an array for each tensor; NULL when memory is out. */
 static void *create_each(const train_task_t *task, size_t size) {
   void **each = calloc(task->ntensors + 1, sizeof *each);
   for (size_t t = 0; each && t < task->ntensors; t++) {

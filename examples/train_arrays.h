@@ -16,7 +16,7 @@ typedef struct train_arrays {
   float **sum;                      /* NULL with one micro-batch a step */
 } train_arrays_t;
 
-/* 0, or -1 when memory is out. The parameters are rounded ones from here on. */
+/* Makes the arrays. 0, or -1 when memory is out. The parameters are rounded from here on. */
 int train_arrays_create(train_arrays_t *arrays, const train_task_t *task,
                         const train_options_t *options);
 void train_arrays_destroy(train_arrays_t *arrays);
@@ -25,7 +25,7 @@ void train_arrays_destroy(train_arrays_t *arrays);
 void *train_arrays_parameter(const train_arrays_t *arrays, size_t tensor);
 const void *train_arrays_gradient(const train_arrays_t *arrays, size_t tensor);
 
-/* The model takes over what a step has made of the parameters. */
+/* Gives the model the parameters of a step. */
 void train_arrays_refresh(const train_arrays_t *arrays);
 
 /* Takes over the model's gradient of a tensor, of one micro-batch (0 is the first). The last one's

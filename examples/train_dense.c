@@ -43,7 +43,7 @@ static update_t numbers_of(const train_dense_t *dense, float learning_rate) {
                     .learning_rate = learning_rate};
 }
 
-/* One tensor, whose moments and gradient begin at `at`. */
+/* Updates one tensor, whose moments and gradient begin at `at`. */
 static void update(const train_dense_t *dense, const update_t *numbers,
                    const train_tensor_t *tensor, size_t at) {
   float *gradient = dense->gradient + at, *momentum = dense->momentum + at;

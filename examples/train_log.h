@@ -1,6 +1,6 @@
 /*
- * The log of a training: a line of JSON for each report. Of a training that goes on from a
- * checkpoint it is one log, as if nothing had come between.
+ * The log of a training: a line of JSON for each report. A training that continues from a
+ * checkpoint continues its log.
  */
 #ifndef EXAMPLES_TRAIN_LOG_H
 #define EXAMPLES_TRAIN_LOG_H
@@ -32,7 +32,7 @@ int train_log_open(train_log_t *log, const char *path, size_t made);
 void train_log_add(train_log_t *log, const train_log_line_t *line);
 void train_log_close(train_log_t *log);
 
-/* ,"name":number - or null for what is not finite, for which JSON has no word. */
+/* Prints ,"name":number - or null for a number that is not finite, which JSON does not have. */
 void print_json_number(FILE *file, const char *name, double number);
 
 #endif

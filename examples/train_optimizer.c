@@ -94,7 +94,7 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
                                 &optimizer->onebit);
 }
 
-/* Its dense form is that of tensors that stay uncompressed. */
+/* Creates Lion. Its dense form is that of tensors that stay uncompressed. */
 static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
@@ -107,7 +107,7 @@ static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_te
                             &optimizer->onebit);
 }
 
-/* Dense 0/1 Adam and Efficient-Adam are Adam, and with trust ratios LAMB. */
+/* Creates an optimizer. Dense 0/1 Adam and Efficient-Adam are Adam, and with trust ratios LAMB. */
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
@@ -155,7 +155,7 @@ static void note(train_optimizer_t *optimizer, onebit_status_t status) {
     optimizer->status = status;
 }
 
-/* The backward pass has come to a tensor. */
+/* Tells the optimizer that the backward pass has finished a tensor. */
 static void report_ready(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
   const size_t micro_batch = optimizer->micro_batch;

@@ -29,7 +29,7 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
                            const train_options_t *options);
 void train_optimizer_destroy(train_optimizer_t *optimizer);
 
-/* A step is these three; begin and step have the same learning rate. gradient returns the loss on
+/* The parts of a step; begin and step have the same learning rate. gradient returns the loss on
  * this rank's samples of step 0, 1, ... */
 onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learning_rate);
 double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step);
@@ -37,11 +37,11 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer);
 
-/* This rank's residual relative to the signal, as onebit/statistics.h has it, or of an outer step
- * to the mean drift; 0 without one. */
+/* This rank's residual relative to the signal, as onebit/statistics.h defines it, or with an outer
+ * step relative to the mean drift; 0 without one. */
 double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
-/* Bytes that this rank has sent for it so far. */
+/* The bytes that this rank has sent for it so far. */
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer);
 
 #endif

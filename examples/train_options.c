@@ -299,8 +299,8 @@ size_t train_last_step(const train_options_t *options) {
   return stop_at > 0 && stop_at < options->steps ? stop_at : options->steps;
 }
 
-/* Lines and a square root, no cosine: all ranks must find the same bits, which two C libraries
- * might not give. */
+/* Computes the rate from lines and a square root, no cosine: all ranks must find the same bits,
+ * which two C libraries might not give. */
 float train_learning_rate(const train_options_t *options, size_t step) {
   const float peak = options->learning_rate;
   const size_t rise = options->rise;

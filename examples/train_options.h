@@ -28,7 +28,7 @@ typedef enum form { COMPRESSED, DENSE, DENSE_MPI, OUTER, FORMS } form_t;
 enum { HARD_NONE, HARD_IDLE, HARD_SAME };              /* --hard */
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
-/* In the structs of options of all programs it comes first. */
+/* The common options. They come first in the structs of options of all programs. */
 typedef struct train_options {
   int method; /* a method_t */
   int dense, dense_mpi, compare;
@@ -90,21 +90,21 @@ extern const option_table_t train_training_table, train_optimizer_table, train_o
   &train_training_table, &train_optimizer_table, &train_outer_table, &train_precision_table,       \
       &train_reports_table, NULL
 
-/* The defaults that depend on other options; learning_rates: the program's, of each
- * method; 0: as Adam's. */
+/* Sets the defaults that depend on other options; learning_rates: the program's, of each method; 0:
+ * as Adam's. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
-/* Options that go together, or not: 0, or -1 with words that name those at fault. */
+/* Checks that options go together: 0, or -1 with words that name those at fault. */
 int train_options_check(const train_options_t *options, char words[OPTION_WORDS]);
 
 /* The form of one training: --compare makes two. */
 form_t train_options_form(const train_options_t *options);
 
-/* "1-bit Adam", "dense Adam over MPI_Allreduce". */
+/* Returns "1-bit Adam", "dense Adam over MPI_Allreduce". */
 const char *train_form_name(int method, form_t form);
 const char *train_method_name(int method); /* as --optimizer has it */
 
-/* Steps when the training ends: --steps, or --stop-at. */
+/* The number of steps at the end of the training: --steps, or --stop-at. */
 size_t train_last_step(const train_options_t *options);
 
 /* The rate of a step, counted from 0: the same bits on all ranks. */

@@ -57,7 +57,7 @@ void train_outer_destroy(train_outer_t *outer) {
   onebit_comm_destroy(outer->alone);
 }
 
-/* The parameters become those of all ranks. Right after an exchange of all elements they are known
+/* Makes the parameters those of all ranks. Right after an exchange of all elements they are known
  * already, unless sites may lack some; else another one is made. */
 static onebit_status_t end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;

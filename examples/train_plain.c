@@ -89,7 +89,7 @@ static struct network make_network(long parameters) {
   return net;
 }
 
-/* The activations, and the probabilities of the classes. */
+/* Computes the activations, and the probabilities of the classes. */
 static void forward(const struct network *net, const float *input, float *active, float *classes) {
   float most = -INFINITY, sum = 0;
   for (size_t h = 0; h < net->hidden; h++) {
@@ -131,7 +131,7 @@ static void backward(struct network *net, const float *input, const float *activ
   }
 }
 
-/* The gradient of a batch; gives its loss. */
+/* Computes the gradient of a batch; returns its loss. */
 static double learn(struct network *net, float *active, uint64_t *state, long batch) {
   float input[INPUTS], classes[CLASSES];
   double loss = 0;
@@ -146,7 +146,7 @@ static double learn(struct network *net, float *active, uint64_t *state, long ba
   return loss;
 }
 
-/* The same points on every rank, and in every run with the same seed. */
+/* The loss on held-out points, the same on every rank, and in every run with the same seed. */
 static double held_out_loss(const struct network *net, float *active) {
   float input[INPUTS], classes[CLASSES];
   uint64_t state = 99 + seed;
@@ -161,7 +161,7 @@ static double held_out_loss(const struct network *net, float *active) {
 
 /* ---- Training ---- */
 
-/* A sum for each layer, as gradients become final, from the last to the first. */
+/* Sums the gradients of each layer as they become final, from the last to the first. */
 static void sum_gradients(struct network *net) {
   MPI_Allreduce(MPI_IN_PLACE, net->gradient + net->first, (int)(net->count - net->first), MPI_FLOAT,
                 MPI_SUM, MPI_COMM_WORLD);

@@ -104,7 +104,8 @@ static void print_speed(const training_t *training) {
   }
 }
 
-/* The steps of a warm-up send bits where that was asked for, and by Efficient-Adam always. */
+/* True if steps of the warm-up send bits: where an option says so, and with Efficient-Adam
+ * always. */
 static int warms_in_bits(const training_t *training) {
   const int method = training->options->method, compressed = training->form == COMPRESSED;
   return training->options->warmup_bits ||
@@ -233,7 +234,8 @@ void report_end(const training_t *training) {
 
 /* --- Two trainings -----------------------------------------------------------------------------*/
 
-/* The compressed stage counts where there was a warm-up; all steps count of others and 0/1 Adam. */
+/* The steps to compare: the compressed stage after a warm-up; else all steps, and with 0/1 Adam,
+ * too. */
 static tally_t steady(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];

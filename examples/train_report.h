@@ -8,11 +8,11 @@
 
 double per_step(const tally_t *tally, double sum);
 
-/* The log of --log. 0, or -1 after saying why. */
+/* Opens the log of --log. 0, or -1 after saying why. */
 int report_open(training_t *training);
 void report_close(training_t *training);
 
-/* Columns of the lines that follow. */
+/* Prints the heads of the lines that follow. */
 void report_head(const training_t *training);
 
 /* Reports after `step` steps, the latest of them in `since`. Collective; validates where that is

@@ -32,8 +32,8 @@ static void destroy(training_t *training, const train_kind_t *kind) {
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
-/* The samples of a step depend on its number alone, so what the optimizer saves is all there is to
- * save. */
+/* Loads the checkpoint. The samples of a step depend on its number alone, so the optimizer's state
+ * is all there is to save. */
 static int resume(training_t *training) {
   const train_options_t *options = training->options;
   train_optimizer_t *optimizer = &training->optimizer;
@@ -58,7 +58,7 @@ static int is_saved(const train_options_t *options, size_t step) {
          (step == train_last_step(options) || (every > 0 && step % every == 0));
 }
 
-/* After so many steps, where one is due. */
+/* Saves after so many steps, if a checkpoint is due. */
 static int save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
   if (!is_saved(options, step))
@@ -75,12 +75,12 @@ static void sleep_until(double end) {
     nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
 }
 
-/* Seconds that the bytes of an exchange take on a link that is modelled. */
+/* The seconds that the bytes of an exchange take on a modelled link. */
 static double link_seconds(const train_options_t *options, uint64_t bytes) {
   return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
 }
 
-/* The optimizer's time includes waiting for a slower rank. */
+/* Makes a step; the optimizer's time includes waiting for a slower rank. */
 static int take_step(training_t *training, size_t step, tally_t *tally) {
   train_optimizer_t *optimizer = &training->optimizer;
   const float rate = train_learning_rate(training->options, step);
@@ -120,7 +120,8 @@ static int is_reported(const train_options_t *options, size_t step) {
          (options->validate_every > 0 && step % options->validate_every == 0);
 }
 
-/* Asking costs a look at the whole state: not while the answer is known. */
+/* The stage of the next step. Asking the optimizer reads the whole state: not while the answer is
+ * known. */
 static onebit_stage_t next_stage(const training_t *training, onebit_stage_t stage) {
   if (training->form != COMPRESSED || stage == ONEBIT_STAGE_COMPRESSED)
     return stage;
@@ -156,7 +157,8 @@ uint64_t train_hash(uint64_t start, const void *data, size_t size) {
   return h;
 }
 
-/* Between two synchronisations of 0/1 Adam each rank has its own. */
+/* Checks that parameters are the same. Between two synchronisations of 0/1 Adam each rank has its
+ * own. */
 static int check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);

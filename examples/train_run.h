@@ -1,5 +1,5 @@
 /*
- * Trainings: steps, validations, and what came of them.
+ * Trainings: steps, validations, and results.
  */
 #ifndef EXAMPLES_TRAIN_RUN_H
 #define EXAMPLES_TRAIN_RUN_H
@@ -36,7 +36,7 @@ typedef struct training {
   size_t parameters, ntensors;
 } training_t;
 
-/* Trains and reports; data is what the kind's tasks are made of. 0, or -1 after saying why. */
+/* Trains and reports; the kind's tasks are made of `data`. 0, or -1 after saying why. */
 int train(training_t *training, const train_kind_t *kind, const void *data);
 
 /* Trains as the options say, with --compare twice. */
@@ -50,8 +50,8 @@ typedef struct train_program {
   rank_body_t *load_and_train; /* its context: the program's options, which begin with `train` */
 } train_program_t;
 
-/* Runs a program on all ranks. words: what is wrong with the command line, of which each rank may
- * have its own; NULL: nothing. Returns the exit status. */
+/* Runs a program on all ranks. words: the fault of the command line, of which each rank may have
+ * its own; NULL: none. Returns the exit status. */
 int train_main(const train_program_t *program, const train_options_t *options, const char *words);
 
 #endif

@@ -52,7 +52,8 @@ int agree(const team_t *team, int well, const char *words) {
   return numbers[0] == 0.0f ? 0 : -1;
 }
 
-/* Only then is the mean of each bit, as +1 or -1, one of these. */
+/* True if the bits are the same on all ranks: only then is the mean of each bit, as +1 or -1, one
+ * of these. */
 int same(const team_t *team, uint64_t bits) {
   float numbers[NUMBERS];
   int unanimous = 1;
@@ -132,7 +133,7 @@ static int run_process(rank_body_t *body, const void *context) {
   return status;
 }
 
-/* A count is an int. */
+/* Sums with MPI, in parts: a count is an int. */
 void sum_with_mpi(float *values, size_t count) {
   while (count > 0) {
     const int part = count < INT_MAX ? (int)count : INT_MAX;

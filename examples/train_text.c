@@ -13,7 +13,8 @@
 #include "examples/text_task.h"
 #include "examples/train_run.h"
 
-/* The same text everywhere, and enough of it: a window to learn from and one to hold out. */
+/* Checks that the text is the same everywhere, and long enough for a window to learn from and one
+ * to hold out. */
 static int check_text(const team_t *team, const text_options_t *options, const text_t *text) {
   char words[TEXT_WORDS];
   snprintf(words, sizeof words,

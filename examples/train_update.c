@@ -5,7 +5,7 @@
 
 #include "examples/vectorised.h"
 
-/* Both moments after the gradient g, and Adam's direction from them. */
+/* Updates both moments by the gradient g, and returns Adam's direction. */
 static inline __attribute__((always_inline)) float adam_direction(const update_t *u,
                                                                   float *momentum, float *variance,
                                                                   float g) {
@@ -27,7 +27,7 @@ VECTORISED void update_adam(const update_t *update, float *restrict value, float
   }
 }
 
-/* The direction with its decay, in the place of the gradient. */
+/* Replaces the gradient by the direction with its decay. */
 VECTORISED static void lamb_direction(const update_t *update, const float *restrict value,
                                       float *restrict momentum, float *restrict variance,
                                       float *restrict gradient, size_t count) {
