@@ -7,15 +7,15 @@
 
 #include "onebit/communicator.h"
 
-/* 64-bit FNV-1a, from DIGEST or from the digest of what came before. */
+/* Continues a digest (64-bit FNV-1a) with more data; the first is DIGEST. */
 #define DIGEST 0xcbf29ce484222325u
 uint64_t digest(uint64_t hash, const void *data, size_t bytes);
 
-/* A communicator of rank `rank`, whose thread calls; ends the process where there is none. */
+/* Makes the communicator of rank `rank` for the calling thread; ends the process if it cannot. */
 onebit_comm_t wire_connect(int rank, int size, int hosts);
 
-/* The sum of the digests of all messages since the last call, whose order does not matter: each
- * says which call it is of. */
+/* Returns the sum of the digests of all messages since the last call. Their order does not matter:
+ * each digest covers the number of its call. */
 uint64_t wire_digest(void);
 
 #endif

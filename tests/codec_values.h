@@ -1,4 +1,4 @@
-/* Values that codecs and kernels are tested with: a function of where they stand, the same on every
+/* Values for tests of codecs and kernels: a function of their position, the same on every
  * machine. */
 #ifndef ONEBIT_TESTS_CODEC_VALUES_H
 #define ONEBIT_TESTS_CODEC_VALUES_H

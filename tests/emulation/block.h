@@ -1,5 +1,5 @@
 /*
- * A grid, run here and now on the calling OS thread.
+ * Runs a grid at once, on the calling OS thread.
  */
 #ifndef EMULATION_BLOCK_H
 #define EMULATION_BLOCK_H

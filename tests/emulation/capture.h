@@ -24,8 +24,8 @@ struct capture {
   bool invalid = false;
 };
 
-/* Enqueues, behind `after` too, or adds a node to the stream's capture. All work on streams passes
- * here. With the lock. */
+/* Enqueues the work after the stream's and `after`, or adds a node to the stream's capture. All
+ * work on streams passes here. The caller holds the lock. */
 cudaError_t submit(lock &held, const stream_ptr &stream, work what,
                    operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
 
@@ -36,7 +36,7 @@ bool is_in_graph(const ncclComm *comm);
 /* For calls that wait on a stream: an error, and the end of its capture. */
 cudaError_t refuse_capturing(CUstream_st &stream);
 
-/* The effects that events have in a capture. */
+/* Record and wait for events in a capture. */
 cudaError_t record_in_capture(CUevent_st &event, const stream_ptr &stream);
 cudaError_t wait_in_capture(const stream_ptr &stream, const CUevent_st &event);
 

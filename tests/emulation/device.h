@@ -14,7 +14,7 @@ int current_device();
 /* The current device, which then has a context: what most calls leave behind. */
 int use_device();
 
-/* Remembers an error for cudaGetLastError and gives it back; success passes. */
+/* Stores an error for cudaGetLastError and returns it; returns success unchanged. */
 cudaError_t result(cudaError_t error);
 
 enum class counted {

@@ -11,21 +11,21 @@
 
 namespace emulation {
 
-/* A place of execution: an OS thread's own stack, or a fiber's. */
+/* An execution context: an OS thread's own stack, or a fiber's. */
 struct context {
 #if defined(__x86_64__) || defined(__aarch64__)
   void *stack_pointer = nullptr;
 #else
   ucontext_t registers;
 #endif
-  /* For the sanitizers, which keep books of stacks. */
+  /* The sanitizers track stacks and need these. */
   const void *bottom = nullptr;
   size_t size = 0;
   void *fake_stack = nullptr;
   void *thread_state = nullptr;
 };
 
-/* Calls entry(argument) on a stack of its own at the first switch to it. entry never returns. */
+/* Calls entry(argument) on its own stack at the first switch to it. entry never returns. */
 class fiber : public context {
 public:
   fiber(void (*entry)(void *), void *argument);
@@ -39,10 +39,11 @@ private:
   void *mapping_;
 };
 
-/* Leaves `from`, which is what runs now, and continues `to`. */
+/* Stops `from`, the running context, and continues `to`. */
 void switch_context(context &from, context &to);
 
-/* The books' name of the OS thread's own stack; before the first switch away from it. */
+/* Registers the OS thread's own stack with the sanitizers; called before the first switch away from
+ * it. */
 void adopt_thread(context &own);
 
 } // namespace emulation

@@ -1,5 +1,5 @@
 /*
- * Device memory and pinned host memory: what was allocated, and whose it is.
+ * Device memory and pinned host memory: the allocations and their devices.
  */
 #ifndef EMULATION_MEMORY_H
 #define EMULATION_MEMORY_H
@@ -13,10 +13,11 @@ constexpr size_t DEVICE_MEMORY = size_t{4} << 30; /* of one device */
 /* True if a kernel may touch these bytes. With the lock. */
 bool device_can_touch(const void *pointer, size_t size);
 
-/* Ends the process if something was written just outside of an allocation. With the lock. */
+/* Ends the process if bytes next to an allocation were overwritten. The caller holds the lock. */
 void check_memory();
 
-/* Device memory can be touched while one of these lives; EMULATED_PROTECT closes it else. */
+/* Makes device memory accessible to the host while one of these lives; EMULATED_PROTECT makes it
+ * inaccessible otherwise. */
 struct device_access {
   device_access();
   ~device_access();

@@ -8,13 +8,13 @@
 
 namespace emulation {
 
-/* The communicator behind a handle, or none. With the lock. */
+/* Returns the communicator of a handle, or none. The caller holds the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
 /* Keeps the words for ncclGetLastError, and returns the error; so does the end of a group. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
-/* Ends the process where this is an NCCL of before that version. */
+/* Ends the process if the emulated NCCL is older than that version. */
 void must_be_there(int version, const char *function);
 /* A communicator ends: an abort takes its windows along, else there may be none. With the lock. */
 void close_windows(ncclComm_t comm, bool abort);

@@ -17,7 +17,7 @@ namespace emulation {
 struct clique;
 using comm_ptr = std::shared_ptr<ncclComm>;
 
-/* One call's share of an operation. */
+/* One call of an operation. */
 struct transfer {
   enum { send, receive, all_gather, all_reduce, reduce_scatter } kind;
   const void *from;
@@ -28,22 +28,23 @@ struct transfer {
   int peer; /* of a send or receive */
 };
 
-/* The calls of a group on one communicator and stream: one operation. */
+/* Makes one operation of the calls of a group on one communicator and stream. */
 work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers);
 
-/* All ranks get an error, `code` or that of another rank for the rest. What has begun, and what
- * begins, spins until its rank aborts, as NCCL's kernels do. With the lock. */
+/* Gives all ranks an error: `code`, or ncclRemoteError to all but the culprit. Operations that have
+ * begun, or begin later, spin until their rank aborts, as NCCL's kernels do. The caller holds the
+ * lock. */
 void fail(clique &ranks, ncclComm *culprit, ncclResult_t code);
-/* This rank's kernels end, whatever they wait for, and the other ranks find it gone. */
+/* Ends this rank's kernels, whatever they wait for; the other ranks find it gone. */
 void abort_rank(ncclComm &comm);
 
 size_t size_of(ncclDataType_t type);
 
-/* Element by element over the ranks' buffers, in the order of the ranks. */
+/* Reduces the ranks' buffers element by element, in the order of the ranks. */
 void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclDataType_t type,
             ncclRedOp_t reduction);
 
-/* An operation that has begun, until all of its transfers have met. */
+/* An operation that has begun; it ends when all of its transfers have been matched. */
 struct begun {
   operation_ptr self;
   const ncclComm *comm;
@@ -68,13 +69,13 @@ struct division {
   std::vector<choice> choices; /* by the parent's rank */
 };
 
-/* A call of ncclCommWindowRegister by all ranks. */
+/* A call of ncclCommWindowRegister that all ranks make together. */
 struct registration {
   size_t present = 0, size = 0;
   bool differs = false;
 };
 
-/* The ranks of a communicator. */
+/* The state that the ranks of a communicator share. */
 struct clique {
   std::vector<std::weak_ptr<ncclComm>> ranks;
   int joined = 0;

@@ -26,17 +26,17 @@ using lock = std::unique_lock<std::mutex>;
 
 /* The work of an operation. A graph keeps it to do it again. */
 struct work {
-  /* Called without the lock. False: it has begun, and finish() will be called for it. */
+  /* Called without the lock. Returns false if it has only begun; finish() is then called later. */
   std::function<bool(const operation_ptr &)> start;
-  /* Called with the lock: when it enters a queue; and for what another rank must run before this,
-   * begun, can end, where that is known. */
+  /* Called with the lock: `enqueued` when it enters a queue; `needs` once it has begun, to list the
+   * operations that another rank must run before it can end, as far as they are known. */
   std::function<void(const operation_ptr &)> enqueued;
   std::function<std::vector<operation_ptr>(const operation &)> needs;
   /* The communicator that a graph with this in it holds, or none. */
   const ncclComm *comm = nullptr;
 };
 
-/* The common kind: done when the function returns. */
+/* Makes work that is done when the function returns. */
 work plain(std::function<void()> function);
 
 struct operation {
@@ -75,27 +75,27 @@ namespace emulation {
 
 std::mutex &guard();
 
-/* Enqueues behind everything that the stream's kind says, and `after`. */
+/* Enqueues the work after all that the kind of the stream demands, and after `after`. */
 operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
                       std::vector<operation_ptr> after = {});
-/* Without a stream, for graphs. */
+/* Adds an operation without a stream, for graphs. */
 operation_ptr add_node(work what, std::vector<operation_ptr> after);
 
-/* Runs what it takes to have the operation done. NULL is done. `whom`: who waits for what, where
- * nothing moves. */
+/* Runs every operation that `wanted` needs, and `wanted`. NULL is done already. If nothing can run,
+ * the message says that the host waits for `whom`. */
 void complete(lock &held, const operation_ptr &wanted,
               const char *whom = "an operation of another thread or rank");
-/* Runs one operation on the way there, if one can run. */
+/* Runs one operation that `wanted` needs, if one can run. */
 bool advance(lock &held, const operation_ptr &wanted);
 bool is_done(const operation_ptr &wanted);
 /* Finishes an operation that start() said is not over yet. */
 void finish(const operation_ptr &begun);
-/* Wakes all that sleep in wait_for_others(). */
+/* Wakes all threads that sleep in wait_for_others(). */
 void wake_others();
 /* Sleeps until some operation has ended. Ends the process after EMULATED_TIMEOUT. */
 void wait_for_others(lock &held, const char *whom);
 
-/* The stream behind a handle, or none. */
+/* Returns the stream of a handle, or none. */
 stream_ptr find_stream(cudaStream_t handle);
 std::vector<stream_ptr> streams_of(int device);
 void synchronise_device(lock &held, int device,

@@ -12,7 +12,7 @@ void expect(bool holds, const char *what, const char *file, int line);
 /* True if a child process that calls the function aborts with these words. */
 bool aborts_with(void (*function)(), const char *words);
 
-/* One grid on the stream. */
+/* Launches one grid on the stream. */
 template <typename... Expected, typename... Actual>
 cudaError_t launch(cudaStream_t stream, unsigned grid, unsigned block, void (*kernel)(Expected...),
                    Actual... arguments) {
@@ -23,7 +23,7 @@ cudaError_t launch(cudaStream_t stream, unsigned grid, unsigned block, void (*ke
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/* Pinned, so that the host and kernels both see it. */
+/* Allocates pinned memory, which both the host and kernels see. */
 template <typename T> T *pinned(size_t count) {
   T *memory = nullptr;
   EXPECT(cudaMallocHost(&memory, count * sizeof(T)) == cudaSuccess);
