@@ -1,7 +1,7 @@
 /*
- * Cases of 1-bit Adam, and how one of them is run and compared with the oracle: the same code for
- * ranks that are threads and for ranks of MPI. Cases of other optimizers name their kind, and are
- * run in the same way.
+ * Cases of 1-bit Adam; the functions that run one and compare it with the oracle are the same for
+ * ranks that are threads and for ranks of MPI. Cases of other optimizers name their kind and run in
+ * the same way.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ADAM_H
 #define ONEBIT_TESTS_SUPPORT_ADAM_H
@@ -21,14 +21,14 @@ struct adam_tensors {
   struct adam_tensor list[10];
 };
 
-/* Odd sizes, empty ones and one of a single element, some with weight decay or a rate of their own;
- * and others. */
+/* The tensors of adam_tensors_odd have odd sizes; some are empty, one has a single element, some
+ * have weight decay or their own rate. */
 extern const struct adam_tensors adam_tensors_odd, adam_tensors_one, adam_tensors_many_words,
     adam_tensors_tiny, adam_tensors_none;
 
-/* The form of a step: in one call, or with gradients that are ready one by one: from the last
- * tensor on, from the first, in an order of each rank's own that changes; or each rank tells of
- * some of them only, or makes every third step in one call. */
+/* The form of a step: one call, or gradients that become ready one by one: from the last tensor on,
+ * from the first, in an order that differs by rank and step; or each rank reports only some of
+ * them, or makes every third step in one call. */
 enum adam_form { IN_ONE_CALL, BACKWARD, FORWARD, SHUFFLED, PARTLY, ADAM_FORMS };
 
 struct optimizer_kind;
@@ -86,31 +86,32 @@ struct optimizer_kind {
   void (*destroy)(void *oracle);
 };
 
-/* The last is Efficient-Adam with trust ratios. */
+/* kind_efficient_lamb is Efficient-Adam with trust ratios. */
 extern const struct optimizer_kind kind_adam, kind_lamb, kind_momentum, kind_lion,
     kind_efficient_adam, kind_efficient_lamb;
 
 struct adam_run adam_prepare(const struct adam_case *what);
 void adam_release(struct adam_run *run);
 
-/* Runs the case on one rank: parameters equal the oracle's after each step, to the bit. A rank_body
- * whose context is the struct adam_run. */
+/* Runs the case on one rank: the parameters must equal the oracle's after each step, to the bit.
+ * This is a rank_body whose context is the struct adam_run. */
 void adam_on_rank(onebit_comm_t comm, void *run);
 
-/* Prepares the case and runs it on its ranks, which are threads, on its hosts. */
+/* Prepares the case and runs it on threads as its ranks, on its hosts. */
 void adam_check(const struct adam_case *what);
 
-/* The same on groups of 1, 2, 3, 4 and 7 ranks, whatever its size, as far as they are wanted. */
+/* Checks the case on groups of 1, 2, 3, 4 and 7 ranks, whatever its size, unless test_wanted thins
+ * them. */
 void adam_check_on_groups(struct adam_case what);
 
-/* With every codec that is here, and one to three threads each. */
+/* Checks the case with every codec of this machine, and one to three threads each. */
 void adam_check_codecs(struct adam_case what);
 
-/* Gradient of all tensors on a rank at a step, and the learning rate of a step. */
+/* The gradient of all tensors on a rank at a step, and the learning rate of a step. */
 void adam_gradient(const struct adam_case *what, float *gradient, size_t total, int rank, int step);
 float adam_learning_rate(int step);
 
-/* A step at that rate; with `parts` the tensors become ready from the last one on. */
+/* Makes a step at that rate; with `parts` the tensors become ready from the last one on. */
 onebit_status_t adam_step_in_parts(onebit_optimizer_t optimizer, size_t tensors, bool parts,
                                    int step);
 

@@ -9,15 +9,15 @@
 #include "onebit/mpi_calls.h"
 #include "tests/support_mpi.h"
 
-/* All elements of a rank have the same magnitude, rank + 1 times 2^scale, and the same signs on all
- * ranks: neither a worker's nor a server's bit loses anything, on up to four ranks. */
+/* All elements of a rank have the magnitude (rank + 1) * 2^scale, and the same signs on all ranks:
+ * one bit loses nothing of them, in a worker's message or a server's, on up to four ranks. */
 float exact_value(size_t i, int rank, int scale);
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale);
 
-/* The sum, or the mean, over so many ranks. */
+/* The sum, or the mean, over `size` ranks. */
 float exact_result(size_t i, int size, int scale, bool average);
 
-/* Checks that all elements are what they must be: exactly. */
+/* Checks that all elements equal exact_result, exactly. */
 #define CHECK_EXACT(what, buffer, count, size, scale)                                              \
   check_exact((what), (buffer), (count), (size), (scale), __FILE__, __LINE__)
 bool check_exact(const char *what, const float *buffer, size_t count, int size, int scale,
@@ -25,10 +25,10 @@ bool check_exact(const char *what, const float *buffer, size_t count, int size, 
 
 float element(const void *buffer, onebit_dtype_t dtype, size_t i);
 
-/* The counts of a communicator's tensors, all together; and the number of tensors. */
+/* The counts of a communicator's tensors, added up; and the number of tensors. */
 struct ob_tally tally_of(MPI_Comm comm, size_t *tensors);
 
-/* A communicator of all ranks that returns errors. */
+/* Returns a communicator of all ranks that returns errors. */
 MPI_Comm duplicate(void);
 
 int size_of(MPI_Comm comm);

@@ -1,6 +1,6 @@
 /*
  * Optimizers that are saved and loaded: a table of them, and a trainee, which is one of them on one
- * rank with tensors of its own, making steps on gradients that are the same every time.
+ * rank with its own tensors; its gradients are the same in every run.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
 #define ONEBIT_TESTS_SUPPORT_CHECKPOINT_H
@@ -43,19 +43,19 @@ void trainee_destroy(struct trainee *trainee);
 /* Makes step number `step`, 0 being the first. */
 void trainee_step(struct trainee *trainee, int step);
 
-/* Parts of all ranks. */
+/* The parts of all ranks. */
 struct saved_parts {
   int count;
   void *memory[16];
   size_t bytes[16];
 };
 
-/* Saves this rank's part there, and waits until all ranks have. */
+/* Saves this rank's part to `parts` and waits until all ranks have. */
 void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t trainee_load(struct trainee *trainee, const struct saved_parts *parts);
 void free_parts(struct saved_parts *parts);
 
-/* Runs a case for so many steps and saves the parts. */
+/* Runs a case for `steps` steps and saves the parts. */
 void save_after(const struct checkpoint_case *what, int steps, struct saved_parts *parts);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Cases of the collectives, and how one of them is run: the same table and the same code for ranks
- * that are threads and for ranks of MPI.
+ * Cases of the collectives: the table, and the code that runs a case, are the same for ranks that
+ * are threads and for ranks of MPI.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
 #define ONEBIT_TESTS_SUPPORT_COLLECTIVES_H
@@ -28,8 +28,8 @@ enum extent { EVERY_OPTION, COVERING, FEW };
 /* The cases for groups of `size`; the caller frees the array. */
 struct collective_case *collective_cases(int size, enum extent extent, size_t *count);
 
-/* The cases to walk: each pair of values of two options; and of one bit an element each operation
- * and block size with no element, a part of a block, whole blocks and more. The caller frees the
+/* The cases to run: each pair of values of two options; and for 1-bit cases each operation and
+ * block size with no element, a part of a block, whole blocks and more. The caller frees the
  * rows. */
 struct sample collective_sample(const char *name, size_t thinner,
                                 const struct collective_case *cases, size_t count);
@@ -38,7 +38,7 @@ struct sample collective_sample(const char *name, size_t thinner,
  * caller frees the array. */
 struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count);
 
-/* A case with what the oracle says about it. */
+/* A case and the oracle's results for it. */
 struct collective_run {
   struct collective_case what;
   struct oracle *oracle;
@@ -49,21 +49,21 @@ struct collective_run {
 struct collective_run collective_prepare(const struct collective_case *what);
 void collective_release(struct collective_run *run);
 
-/* Runs the case on one rank and checks results, sendbuf, residuals and the plan's account of
- * itself: a rank_body whose context is the struct collective_run. */
+/* Runs the case on one rank and checks the results, sendbuf, the residuals and the plan's info.
+ * This is a rank_body whose context is the struct collective_run. */
 void collective_on_rank(onebit_comm_t comm, void *run);
 
-/* One call of the operation that the plan was made for. */
+/* Calls the operation that the plan was made for. */
 onebit_status_t call_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                 onebit_plan_t plan);
 onebit_status_t start_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                  onebit_plan_t plan, onebit_request_t *request);
 
-/* Elements of one rank's send and receive buffer. */
+/* The number of elements of one rank's send and receive buffer. */
 size_t send_count(onebit_operation_t operation, size_t count, int size);
 size_t receive_count(onebit_operation_t operation, size_t count, int size);
 
-/* A plan's residuals, exported. */
+/* The exported residuals of a plan. */
 struct kept_errors {
   float *worker, *server;
   size_t worker_count, server_count, server_first;
@@ -71,10 +71,10 @@ struct kept_errors {
 struct kept_errors export_errors(onebit_plan_t plan);
 void free_errors(struct kept_errors *errors);
 
-/* Checks that a plan's residuals are the oracle's of that rank, to the bit. */
+/* Checks that a plan's residuals equal the oracle's of that rank, to the bit. */
 void check_errors(onebit_plan_t plan, const struct oracle *oracle, int rank);
 
-/* The inputs of all ranks at a step, as oracle_call takes them, and back. */
+/* The inputs of all ranks at a step, as oracle_call takes them; free_inputs frees them. */
 const void **all_inputs(int size, size_t count, onebit_dtype_t dtype, int step);
 void free_inputs(const void **inputs, int size);
 

@@ -1,23 +1,23 @@
 /*
- * A disk that something happens to: at the n-th of the library's calls that change files
- * (optimizers/checkpoint/system.h) the process ends, or the power does, or the call fails.
+ * A disk with faults: at the n-th of the library's calls that change files
+ * (optimizers/checkpoint/system.h) the process ends, or the power fails, or the call fails.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_DISK_H
 #define ONEBIT_TESTS_SUPPORT_DISK_H
 
 #include <stdbool.h>
 
-/* A directory for files, in which another one can be made, `saved`; and one beside it. */
+/* A directory for files, in which a test can make another, `saved`; and one beside it. */
 struct directories {
   char root[64], saved[96], shadow[96];
 };
 
 struct directories directories_create(void);
-/* Checks that nothing else is there. */
+/* Removes them; checks that nothing else is in them. */
 void directories_remove(const struct directories *directories);
 void directory_empty(const char *path);
 
-/* The names of its files, in their order. */
+/* The names of a directory's files, sorted. */
 enum { MOST_NAMES = 64 };
 struct names {
   char name[MOST_NAMES][256];
@@ -36,11 +36,11 @@ enum disk_fault {
   DISK_SLOW       /* no call does all that it is asked for at once, and some are interrupted */
 };
 
-/* From now on. `shadow`: a directory beside, for what may be lost. A process that ends does so with
- * status 9. */
+/* The fault is set from now on. `shadow` is a directory beside, for files that may be lost. A
+ * process that the fault ends has exit status 9. */
 void disk_begin(enum disk_fault fault, long at, const char *shadow);
 
-/* Calls so far. */
+/* Returns the number of calls so far. */
 long disk_calls(void);
 void disk_end(void);
 

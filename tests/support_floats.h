@@ -1,9 +1,9 @@
 /*
  * Floating-point environments that a program may have set, and a locale whose decimal point is a
- * comma. Every call of a public function that a test makes is made in that locale and in one of
- * these environments, by turns: tests/wrap_calls.awk writes what stands before each function, and
+ * comma. Tests make every call of a public function in that locale and in one of these
+ * environments, by turns: tests/wrap_calls.awk writes a wrapper for each function, and
  * tests/rules.mk links it. So all suites show that results do not depend on them, that nothing
- * traps, and that they are afterwards what they were before.
+ * traps, and that calls leave them unchanged.
  */
 #ifndef SUPPORT_FLOATS_H
 #define SUPPORT_FLOATS_H
@@ -24,12 +24,13 @@ struct ob_float_environment float_environment(void);
 bool float_environments_equal(const struct ob_float_environment *one,
                               const struct ob_float_environment *other);
 
-/* Around a call. One that the test itself makes in an environment of its own choice stays in it. */
+/* The state around a call. A call that the test itself makes in an environment of its choice stays
+ * in it. */
 struct float_call {
   struct ob_float_environment before, during;
   void *locale;
 };
-/* False where there is no localedef. */
+/* Returns false on a system without localedef. */
 bool comma_locale_is_there(void);
 struct float_call float_call_begin(void);
 void float_call_end(const struct float_call *call, const char *name);

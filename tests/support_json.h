@@ -1,4 +1,4 @@
-/* A checker of JSON: whether a text is one object, all of it and nothing else (RFC 8259). */
+/* A checker of JSON: returns true if the whole text is one object (RFC 8259). */
 #ifndef ONEBIT_TESTS_SUPPORT_JSON_H
 #define ONEBIT_TESTS_SUPPORT_JSON_H
 

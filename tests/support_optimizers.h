@@ -1,6 +1,6 @@
 /*
- * Any optimizer: a row of the table of methods, and its options as memory, which are set by the
- * names that the row has them under. So a table of tests has a line for an optimizer, and no code.
+ * Any optimizer: a row of the table of methods, and its options as memory, which tests set by the
+ * names in the row. So an optimizer is one line in a table of tests, and no code.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
 #define ONEBIT_TESTS_SUPPORT_OPTIMIZERS_H
@@ -8,7 +8,7 @@
 #include "onebit/onebit.h"
 #include "optimizers/method.h"
 
-/* In a table: an optimizer and its options, as {ANY(lion, .beta2 = 0.9)}. */
+/* An entry of such a table: an optimizer and its options, as {ANY(lion, .beta2 = 0.9)}. */
 struct any_case {
   const struct ob_method *method;
   const void *options;
@@ -24,7 +24,8 @@ struct any_options {
   _Alignas(double) unsigned char memory[512];
 };
 
-/* The options of a method: those given, or NULL for the defaults; of all optimizers among them. */
+/* Returns the options of a method, those of all optimizers included: a copy of `given`, or the
+ * defaults if it is NULL. */
 struct any_options any_options_of(const struct ob_method *method, const void *given);
 
 /* Sets an option, unless the method has none of that name. */

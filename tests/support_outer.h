@@ -1,6 +1,6 @@
 /*
- * Outer steps that are saved, loaded and moved: a rank's parameters, which are trained the same way
- * every time; and others that descend to an optimum.
+ * Outer steps that are saved, loaded and moved: a rank's parameters, which get the same training in
+ * every run; and others that descend to an optimum.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_OUTER_H
 #define ONEBIT_TESTS_SUPPORT_OUTER_H
@@ -9,7 +9,7 @@
 
 enum { OUTER_ELEMENTS = 320 + 77 + 1 + 200 };
 
-/* One rank's. */
+/* The parameters and the outer step of one rank. */
 struct outer_trained {
   float p[OUTER_ELEMENTS];
   uint16_t half[OUTER_ELEMENTS];
@@ -18,25 +18,25 @@ struct outer_trained {
   int rank;
 };
 
-/* Rounds of 4 steps, small blocks. */
+/* Returns options for rounds of 4 steps, with small blocks. */
 onebit_outer_options_t outer_options(int bits, onebit_outer_rule_t rule);
 
-/* Collective; of four tensors, one of them uncompressed. */
+/* Creates, collectively, an outer step of four tensors, one of them uncompressed. */
 void outer_create(struct outer_trained *it, onebit_comm_t comm,
                   const onebit_outer_options_t *options);
-/* The same, and each rank is a site, which saves and loads a part of its own. */
+/* Does the same with each rank as a site, which saves and loads its own part. */
 void outer_create_site(struct outer_trained *it, onebit_comm_t between,
                        const onebit_outer_options_t *options);
 const void *outer_values(const struct outer_trained *it);
 
-/* One step; on rank 1 step 7 goes wrong, if `wrong`. */
+/* Makes one step; with `wrong`, step 7 fails on rank 1. */
 onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong);
 
-/* Saves this rank's part there, and waits until all ranks have. */
+/* Saves this rank's part to `parts` and waits until all ranks have. */
 void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts);
 
-/* The mean over the ranks of what is held back of an element: of worker and server residuals. */
+/* The mean over the ranks of an element's residuals, of worker and server. */
 double *outer_held_back(const struct saved_parts *parts);
 
 /* --- Outer steps that descend to an optimum, of three tensors of float32 -----------------------*/

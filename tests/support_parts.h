@@ -1,5 +1,5 @@
 /*
- * The parts of a checkpoint, read by what docs/checkpoints.md says of them and by nothing else; and
+ * The parts of a checkpoint, read by docs/checkpoints.md alone, without the library's code; and
  * signed anew after a test has changed them.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_PARTS_H
@@ -55,14 +55,15 @@ void part_set(void *part, size_t offset, uint64_t number);
 struct section part_section(const void *part, size_t number);
 void part_set_section(void *part, size_t number, const struct section *section);
 
-/* The elements of one kind that a part has, all of them; NaN: it has not. The caller frees. */
+/* Returns all elements of one kind; NaN stands for those that the part does not have. The caller
+ * frees them. */
 float *part_values(const struct saved_parts *parts, int part, uint32_t what);
-/* The same of all parts together: who has an element, the last one that does. */
+/* Returns the same of all parts together; an element of several parts is the last one's. */
 float *parts_values(const struct saved_parts *parts, uint32_t what);
 /* The mean over the parts that have an element. */
 double *parts_mean(const struct saved_parts *parts, uint32_t what);
 
-/* Sets the checksums of a section, and of the front. */
+/* Set the checksum of a section, and of the front. */
 void part_sign_section(void *part, size_t number);
 void part_sign(void *part);
 

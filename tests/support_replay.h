@@ -14,10 +14,10 @@
 void scratch_create(char path[PATH_ROOM]);
 void scratch_remove(const char *path);
 
-/* path = directory/name */
+/* Sets path to directory/name. */
 void path_join(char path[PATH_ROOM], const char *directory, const char *name);
 
-/* Record a case in directory/name, which becomes `path`, as the oracle computes it. */
+/* Record a case, computed by the oracle, in directory/name, and set `path` to that. */
 void record_allreduce(const char *directory, const char *name, int world, size_t count, int steps,
                       char path[PATH_ROOM]);
 void record_adam(const char *directory, const char *name, int world, int steps,
@@ -29,14 +29,14 @@ void record_adam(const char *directory, const char *name, int world, int steps,
 /* The number of values in a file. */
 size_t recorded_values(const char *path, const char *file);
 
-/* One value of a file, to be looked at or changed. */
+/* Read or change one value of a file. */
 float recorded_value(const char *path, const char *file, size_t index);
 void set_recorded_value(const char *path, const char *file, size_t index, float value);
 
-/* Makes a file so many bytes longer, or shorter. */
+/* Makes a file longer by `bytes`, or shorter if they are negative. */
 void lengthen_file(const char *path, const char *file, long bytes);
 
-/* In case.txt: the line of that key becomes `line`; "": it goes. */
+/* Replaces the line of that key in case.txt, or removes it if `line` is "". */
 void edit_case(const char *path, const char *key, const char *line);
 
 #endif

@@ -7,8 +7,8 @@
 
 #include "tests/support_collectives.h"
 
-/* Plans of different operations, counts and types that are used at the same time, with the oracle's
- * word on each. */
+/* Plans of different operations, counts and types that are used at the same time, and the oracle's
+ * results for each. */
 #define FLIGHT_PLANS 12
 #define FLIGHT_STEPS 4
 struct flight {
@@ -17,27 +17,28 @@ struct flight {
 };
 struct flight *flight_prepare(int size);
 
-/* The same of nothing but allreduces, in all schedules, on hosts with as many ranks each. */
+/* Prepares allreduces only, in all schedules, on hosts with equally many ranks. */
 struct flight *flight_prepare_hosts(int size, int hosts);
 void flight_release(struct flight *flight);
 
-/* Each is a rank_body whose context is the struct flight. In all of them results and residuals
- * equal the oracle's. */
+/* Each is a rank_body whose context is the struct flight. Results and residuals must equal the
+ * oracle's. */
 
-/* Every rank starts all requests, and waits for them in an order of its own. */
+/* Every rank starts all requests and waits for them in its own order. */
 void waited_in_any_order(onebit_comm_t comm, void *flight);
 
-/* Every rank starts them in an order of its own too, and tests them in turn until all are done. */
+/* Every rank also starts them in its own order, and tests them in turn until all are done. */
 void started_in_any_order_and_tested(onebit_comm_t comm, void *flight);
 
-/* Progress alone finishes what all ranks have started; waiting then only collects it. */
+/* onebit_progress alone finishes the requests that all ranks have started; waiting only collects
+ * them. */
 void moved_by_progress(onebit_comm_t comm, void *flight);
 
 /* A plan with a request in flight refuses everything but test and wait, and is unharmed. */
 void busy_plans_refuse(onebit_comm_t comm, void *flight);
 
-/* A request that one rank has not started yet is in progress on the others, who may make and use
- * other plans meanwhile. */
+/* A request that one rank has not started yet stays in progress on the others, which may make and
+ * use other plans meanwhile. */
 void late_rank_is_waited_for(onebit_comm_t comm, void *flight);
 
 /* Several threads of a rank use plans of one communicator at once. */

@@ -1,8 +1,8 @@
 /*
- * Chooses the rows of a long table that a run walks: a share of them (ONEBIT_TEST_SHARE=5: a fifth)
- * that a seed shuffles (ONEBIT_TEST_SEED; tests/run has another each day). Every pair of values of
- * two dimensions that the table has is in it, as far as the share reaches; shares of a fifth and
- * more are widened until it is. The rest of the share is random. Needs no test framework.
+ * Chooses the rows of a long table that a run tests: a share of them (ONEBIT_TEST_SHARE=5: a fifth)
+ * that a seed shuffles (ONEBIT_TEST_SEED; tests/run changes it daily). The share contains every
+ * pair of values of two dimensions that the table has, as far as it reaches; shares of a fifth and
+ * more are widened until it does. The rest of the share is random. Needs no test framework.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_SAMPLE_H
 #define ONEBIT_TESTS_SUPPORT_SAMPLE_H
@@ -11,27 +11,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The values of a row: as many numbers as the table has dimensions and combinations, each small. */
+/* Writes the values of a row: one small number for each dimension and combination of the table. */
 typedef void sample_levels(const void *table, size_t row, size_t *levels);
 
 struct sample_table {
   const char *name; /* one word; tables of different names have different samples */
   size_t rows;
-  size_t dimensions;   /* of which each pair of values is met */
-  size_t combinations; /* behind these: of which each value is met */
-  size_t thinner;      /* one of so many rows even where all are asked for; 0: of all */
+  size_t dimensions;   /* each pair of values of two of them is in the sample */
+  size_t combinations; /* after these: each value of them is in the sample */
+  size_t thinner;      /* divides the share, even that of a full run; 0: 1 */
   sample_levels *levels;
   const void *table;
 };
 
-/* The rows to walk, in ascending order. The caller frees `rows`. */
+/* The rows to test, in ascending order. The caller frees `rows`. */
 struct sample {
   size_t count, *rows;
 };
 struct sample sample_of(const struct sample_table *table);
 
-/* The same of a product of lists: row = v0 + size0 * (v1 + size1 * ...). Of fewer than three lists
- * each value is met. */
+/* Samples a product of lists: row = v0 + size0 * (v1 + size1 * ...). Each value of fewer than three
+ * lists is in the sample. */
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists);
 
 /* Of a product that is too long to be listed, 4,000 rows that are drawn from it; and which entry of
@@ -43,22 +43,23 @@ void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choic
 /* The k-th entry to walk of a plain list, however long: one of each so many in a row. */
 size_t sample_turn(size_t k);
 
-/* True if entry `number` of a list of `count` is to be walked: one of each so many in a row, the
- * last of which may be fewer. */
+/* True if entry `number` of a list of `count` is to be tested: one of every test_share() in a row,
+ * of which the last group may be shorter. */
 bool sample_has(size_t number, size_t count);
 
-/* One of how many cases is walked: ONEBIT_TEST_SHARE, or 1. */
+/* Returns the share: one of so many cases is tested (ONEBIT_TEST_SHARE, or 1). */
 size_t test_share(void);
 
-/* True if short lists are thinned, too: not with a share of a fifth or more, as plain runs have. */
+/* True if short lists are thinned too; a share of a fifth or more, as in plain runs, does not thin
+ * them. */
 bool test_thins(void);
 
-/* True if entry `number` of a short list is to be walked. However small the share, one of the
- * entries 1, 2 and 3 is walked, which in lists of group sizes are several ranks. */
+/* True if entry `number` of a short list is to be tested. One of the entries 1, 2 and 3 always is:
+ * they are groups of several ranks in lists of group sizes. */
 bool test_wanted(size_t number);
 
-/* The same of a table with rows: along its diagonals, so that every row and every column has its
- * turn; test_thins leaves a column of it. */
+/* True for entries of a table with rows, along its diagonals, so that every row and every column is
+ * tested; with test_thins, for the entries of one column. */
 bool test_wanted_of(size_t row, size_t column);
 
 #endif

@@ -1,6 +1,5 @@
 /*
- * Sites that train on loopback: what they train, each to an optimum of its own, and how they are
- * made.
+ * Sites that train on loopback, each towards its own optimum, and functions that make them.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_SITES_H
 #define ONEBIT_TESTS_SUPPORT_SITES_H
@@ -17,8 +16,8 @@ enum {
 
 #define FOR_EVER 1000.0 /* seconds of patience: all sites are in time */
 
-/* A step of a site's training, to its own optimum and in part everyone's; how far it is from that.
- */
+/* sites_train makes a step of a site's training towards an optimum that is partly its own and
+ * partly common; sites_distance returns the distance from the common one. */
 void sites_train(float *p, int site, float rate);
 double sites_distance(const float *p, int sites);
 
@@ -30,7 +29,7 @@ onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
 onebit_sites_info_t sites_of(onebit_outer_t outer);
 onebit_outer_info_t sites_info(onebit_outer_t outer);
 
-/* Sites of `ranks` ranks each, on loopback. */
+/* The sites of a test, of `ranks` ranks each, on loopback. */
 struct place {
   int sites, ranks;
   onebit_outer_options_t options;

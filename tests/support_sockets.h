@@ -4,12 +4,12 @@
 
 #include "onebit/sockets.h"
 
-/* A port of the loopback interface that is free; nobody else takes it so soon. `keep`: it is taken
- * from now on, by that file. */
+/* Returns a free port of the loopback interface, which nobody else takes for some time. `keep`:
+ * gets a file that holds the port from now on. */
 int sockets_free_port(int family, int *keep);
 
-/* Each of up to SOCKETS_RANKS ranks a thread, with options that it may change: its number, a port
- * that is free, a secret, one of so many hosts. Until all have returned. */
+/* Runs `body` on up to SOCKETS_RANKS threads as ranks and waits for all. Each gets options that it
+ * may change: its number, a free port, a secret, its host of `hosts`. */
 enum { SOCKETS_RANKS = 4 };
 typedef void sockets_body(onebit_sockets_options_t *options, void *context);
 void sockets_attempt(int size, int hosts, int streams, sockets_body *body, void *context);

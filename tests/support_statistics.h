@@ -1,4 +1,4 @@
-/* Optimizers whose statistics are looked at. */
+/* Optimizers for tests of statistics. */
 #ifndef ONEBIT_TESTS_SUPPORT_STATISTICS_H
 #define ONEBIT_TESTS_SUPPORT_STATISTICS_H
 
@@ -15,12 +15,12 @@ struct subject {
   onebit_shards_t shards; /* of 1-bit Adam */
 };
 
-/* An optimizer of TENSORS tensors that freezes early, if at all. */
+/* Creates an optimizer of TENSORS tensors that freezes early, if at all. */
 onebit_status_t subject_create(const struct subject *subject, onebit_comm_t comm,
                                const onebit_tensor_t *tensors, onebit_optimizer_t *optimizer);
 
-/* TENSORS tensors of LENGTH, one behind the other. The second one stays uncompressed: it is in a
- * unit of its own. */
+/* Lists TENSORS tensors of LENGTH, one behind the other. The second stays uncompressed, in its own
+ * unit. */
 void subject_list(void *parameters, onebit_dtype_t dtype, const float *gradients,
                   onebit_tensor_t *tensors);
 
@@ -34,7 +34,7 @@ struct alone *alone_create(void);
 void alone_step(struct alone *alone, int steps);
 void alone_destroy(struct alone *alone);
 
-/* The statistics, which must be had. */
+/* Return the statistics; a failure fails the test. */
 onebit_tensor_statistics_t tensor_of(onebit_optimizer_t optimizer, size_t tensor);
 onebit_optimizer_statistics_t statistics_of(onebit_optimizer_t optimizer);
 

@@ -1,7 +1,8 @@
 /*
- * Tasks that one-bit optimizers have run away on, or could: each is a sum of squares whose rows are
- * drawn, scaled or silenced so that a variance which is frozen, or one scale a block, is wrong for
- * some elements. Dense Adam comes close to the optimum in all of them. The same on every machine.
+ * Tasks on which one-bit optimizers have diverged, or could: each is a sum of squares whose rows
+ * are drawn, scaled or silenced so that a frozen variance, or one scale for a block, is wrong for
+ * some elements. Dense Adam comes close to the optimum in all of them. They are the same on every
+ * machine.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_TASKS_H
 #define ONEBIT_TESTS_SUPPORT_TASKS_H
@@ -16,7 +17,7 @@ enum task_kind {
   TASK_SCALES,      /* gradients of one tensor differ by six orders of magnitude */
   TASK_QUIET,       /* 2 % of the elements are near silent until a quarter of the steps is over */
   TASK_ZEROS_FIRST, /* nobody has a gradient in the first half of the steps */
-  TASK_ZEROS_LATER, /* nor here in a half of them that begins after a quarter */
+  TASK_ZEROS_LATER, /* no one has one in half of the steps, from a quarter on */
   TASK_IDLE,        /* one rank never has a gradient */
   TASK_KINDS
 };
@@ -34,22 +35,23 @@ struct task {
 /* The task in its usual size. */
 struct task task_of(enum task_kind kind);
 
-/* Parameters to start from. */
+/* Writes the parameters to start from. */
 void task_start(const struct task *task, float *parameters);
 
-/* The learning rate of a step, the first being 0: it rises for a twentieth of them, and falls
- * linearly to a tenth. */
+/* Returns the learning rate of a step, the first being 0: it rises for a twentieth of the steps,
+ * then falls linearly to a tenth. */
 float task_rate(const struct task *task, int step);
 
-/* The gradient of a rank in a step at these parameters. False: it has none (NULL, for the
- * optimizer), and the array is zeros. */
+/* Writes the gradient of a rank in a step at these parameters. Returns false, and zeros, if the
+ * rank has none (NULL, for the optimizer). */
 bool task_gradient(const struct task *task, const float *parameters, int rank, int step,
                    float *gradient);
 
-/* Root mean square of the distance from the optimum. Not a number where some parameter is none. */
+/* Returns the root mean square of the distance from the optimum; not a number if a parameter is
+ * not. */
 double task_distance(const struct task *task, const float *parameters);
 
-/* The distance of the parameters to start from. */
+/* Returns that distance of the start. */
 double task_start_distance(const struct task *task);
 
 /* Makes an optimizer of the tensor on a rank. */
@@ -62,7 +64,7 @@ struct task_end {
   double largest;         /* distance of all steps */
   int skipped;            /* steps */
   int warned;             /* the step after which onebit_optimizer_check warned first; -1: never */
-  double distance_warned; /* then */
+  double distance_warned; /* the distance then */
 };
 
 /* Runs the task on TASK_RANKS ranks, threads of this process. */

@@ -1,6 +1,5 @@
 /*
- * A rank that is missed by the others, for test_waits.c and mpi_waits.c: each kind of absence in
- * each schedule.
+ * A missing rank, for test_waits.c and mpi_waits.c: each kind of absence in each schedule.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_WAITS_H
 #define ONEBIT_TESTS_SUPPORT_WAITS_H
@@ -27,11 +26,12 @@ struct wait_run {
   const struct wait_case *test;
   enum wait_fault fault;
   bool blocking;
-  void (*meet)(void); /* all ranks, without the communicator: its calls so far have ended on all */
-  atomic_int done;    /* ranks that have had their error; those of other processes do not count */
+  void (*meet)(void); /* waits for all ranks without the communicator, until all have ended their
+                       * calls */
+  atomic_int done;    /* ranks that have got their error, in this process */
 };
 
-/* A rank_body; its context is a struct wait_run. The last rank is the one that is missed. */
+/* A rank_body whose context is a struct wait_run. The last rank is the missing one. */
 void wait_on_rank(onebit_comm_t comm, void *run);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Wrong calls of the public functions: what each must give, and what its message must say. Knows
- * nothing of Criterion, so that a plain program can make them too.
+ * Wrong calls of the public functions, with the status of each and a part of its message. Needs no
+ * Criterion, so that a plain program can make them too.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_WRONG_CALLS_H
 #define ONEBIT_TESTS_SUPPORT_WRONG_CALLS_H
@@ -12,11 +12,12 @@
 #include "onebit/counters.h"
 #include "onebit/onebit.h"
 
-/* Makes the call, which must give the status with a message that has `part` in it. */
+/* Makes the call, which must return the status with a message that contains `part`. */
 #define WRONG(function, arguments, status, part)                                                   \
   (wrong_begin(), wrong_end(#function, #arguments, function arguments, (status), (part)))
 
-/* The same of a function that returns a value: `good` says whether it is the documented one. */
+/* Does the same for a function that returns a value: `good` says whether it is the documented
+ * one. */
 #define WRONG_VALUE(function, arguments, good, part)                                               \
   (wrong_begin(), wrong_value(#function, #arguments, (good), (part)))
 
@@ -25,17 +26,18 @@ void wrong_end(const char *function, const char *arguments, onebit_status_t got,
                onebit_status_t wanted, const char *part);
 void wrong_value(const char *function, const char *arguments, bool good, const char *part);
 
-/* Calls made so far, those that did not go as they must, and whether some were of this function. */
+/* Return the number of calls so far, the number that failed the check, and whether `function` was
+ * called. */
 size_t wrong_made(void);
 size_t wrong_failed(void);
 bool wrong_covers(const char *function);
 
-/* Checks that calls were made of all functions that include/onebit/HEADER.h declares and that take
- * arguments; how many it found. */
+/* Checks that all functions of include/onebit/HEADER.h with arguments were called; returns how many
+ * there are. */
 size_t wrong_check_header(const char *header);
 
-/* Valid arguments of calls. Destroyed handles are destroyed last, so that no other has their
- * address; `foreign` is memory of the program's. */
+/* Valid arguments of calls. The destroyed handles (no_...) are destroyed last, so that no other
+ * gets their address; `foreign` is memory of the program's. */
 struct wrong_scene {
   onebit_comm_t comm, no_comm;
   onebit_plan_t plan, gathers, scatters, busy, no_plan;
@@ -47,11 +49,11 @@ struct wrong_scene {
 };
 enum { WRONG_COUNT = 64 };
 
-/* One rank's. False when it cannot be made. */
+/* Makes the scene of one rank; returns false if it cannot. */
 bool wrong_scene_make(struct wrong_scene *scene);
 void wrong_scene_end(struct wrong_scene *scene);
 
-/* All calls on one rank, by header. */
+/* All wrong calls on one rank, by header. */
 void wrong_communicators(const struct wrong_scene *scene);
 void wrong_plans(const struct wrong_scene *scene);
 void wrong_collectives(const struct wrong_scene *scene);

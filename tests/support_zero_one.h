@@ -1,6 +1,6 @@
 /*
- * Cases of 0/1 Adam, run and compared with the oracle: the same code for ranks that are threads and
- * for ranks of MPI. Tensors and inputs are those of support_adam.h.
+ * Cases of 0/1 Adam, run and compared with the oracle by the same code for ranks that are threads
+ * and for ranks of MPI. Tensors and inputs are those of support_adam.h.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
 #define ONEBIT_TESTS_SUPPORT_ZERO_ONE_H
@@ -12,12 +12,12 @@ struct zero_one_case {
   int size, hosts, steps; /* hosts: 0 is 1 */
   onebit_zero_one_adam_options_t options;
   const struct adam_tensors *tensors;
-  bool parts;        /* gradients are told of one by one, from the last on */
+  bool parts;        /* gradients are reported one by one, from the last on */
   bool still;        /* every 13th element never gets a gradient */
   bool absent;       /* now and then a rank has no gradient of a tensor */
   bool uncompressed; /* every other tensor is */
-  /* When not 0: in every other call a gradient of poisoned_rank has this value. Without `absent`.
-   */
+  /* When not 0, a gradient of poisoned_rank has this value in every other call. Excludes
+   * `absent`. */
   float poison;
   int poisoned_rank;
 };
@@ -41,8 +41,8 @@ struct zero_one_run {
 struct zero_one_run zero_one_prepare(const struct zero_one_case *what);
 void zero_one_release(struct zero_one_run *run);
 
-/* A rank_body whose context is the struct zero_one_run: parameters equal the oracle's after each
- * call, to the bit. */
+/* The parameters must equal the oracle's after each call, to the bit. This is a rank_body whose
+ * context is the struct zero_one_run. */
 void zero_one_on_rank(onebit_comm_t comm, void *run);
 
 /* Options with short stages: the variance is frozen after `freeze_step` steps, its interval doubles

@@ -1,10 +1,10 @@
 /*
- * The fault harness: a table of faults, each run in a job of its own, with the outcome that
- * docs/reliability.md promises for it. A job is a case process that starts the ranks, as processes
- * or as threads; what each rank has come to is noted in a file that all of them map.
+ * The fault harness: a table of faults, each run in its own job, with the outcome that
+ * docs/reliability.md promises for it. A job is a case process that starts the ranks as processes
+ * or threads; a file that all of them map records the result of each rank.
  *
- * What counts in the end is what no fault may cause: a rank that waits for ever (hung), one that
- * ends well with another result than without the fault (wrong), and what is left behind (leaked).
+ * Three outcomes fail every row: a rank that waits for ever (hung), one that ends well with another
+ * result than without the fault (wrong), and resources left behind (leaked).
  */
 #ifndef ONEBIT_TESTS_FAULTS_H
 #define ONEBIT_TESTS_FAULTS_H
@@ -22,9 +22,9 @@
 
 enum { RANKS = 4, CALLS = 10, MIDDLE = CALLS / 2 };
 
-/* Seconds: ONEBIT_TIMEOUT of the jobs; how long a rank stays away in faults that are survived, and
- * in those that are not; and after what a job counts as hung. Ranks of mpirun may begin a second
- * apart on a machine that is busy, and the rows run several at a time. */
+/* Seconds: ONEBIT_TIMEOUT of the jobs; the absence of a rank in faults that are survived, and in
+ * those that are not; the limit after which a job counts as hung. mpirun may start ranks a second
+ * apart on a busy machine, and several rows run at a time. */
 #define TIMEOUT     3.0
 #define SHORT_PAUSE 0.4
 #define LONG_PAUSE  7.0
@@ -131,7 +131,7 @@ struct scene {
   unsigned char unique_id[256]; /* NCCL's */
 };
 
-/* One rank's place in it. */
+/* A rank's own state in the job. */
 struct participant {
   struct scene *scene;
   int rank;
@@ -145,29 +145,28 @@ struct participant {
 const char *transport_name(enum transport transport);
 void row_name(const struct row *row, char *text, size_t bytes);
 
-/* table.c: rows are numbers from 0 on; false past the last. */
+/* table.c: rows are numbered from 0; returns false past the last. */
 bool table_row(size_t number, struct row *row);
 int row_victim(const struct row *row);
 bool fault_is_of_messages(enum fault fault);
 
-/* work.c: what a rank does, once it is there, until its record says how it has ended. `connect`
- * makes its communicator. */
+/* work.c: does the rank's work and fills its record. `connect` makes its communicator. */
 typedef onebit_status_t connect_function(struct participant *participant, onebit_comm_t *comm);
 void participant_run(struct participant *participant, connect_function *connect);
 
-/* strike.c: does the row's fault if this is its rank and moment. False: the rank is to do nothing
- * more. */
+/* strike.c: commits the row's fault if this is its rank and moment. Returns false if the rank must
+ * stop there. */
 bool strike(struct participant *participant, enum moment moment);
 
 /* The fate of a message that is about to leave: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
-/* `data` has space for 8 bytes more than *bytes, and may be changed. */
+/* `data` has room for 8 bytes more than *bytes and may be changed. */
 enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes);
 
 void participant_sleep(double seconds);
 double participant_clock(void);
 
-/* ranks.c and its like: the ranks of a job, until all of them have ended. */
+/* ranks.c and ranks_*.c: run the ranks of a job until all have ended. */
 void run_processes(struct scene *scene);
 void run_threads(struct scene *scene);
 connect_function connect_tcp, connect_threads;
@@ -178,7 +177,7 @@ void run_mpi(struct scene *scene, const char *program, const char *path);
 int participant_mpi(struct scene *scene);
 void run_nccl(struct scene *scene);
 
-/* Runs `body` in a thread a rank, each with its struct participant, until all have ended. */
+/* Runs `body` in one thread per rank, with the rank's struct participant, until all have ended. */
 void run_in_threads(struct scene *scene, void *(*body)(void *participant));
 
 #endif
