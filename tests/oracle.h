@@ -1,11 +1,11 @@
 /*
- * The oracle: what every collective and 1-bit Adam must give, to the bit. Written again from the
- * formulas in the public headers, with float32 state, simple loops and all ranks in one process. It
- * uses nothing of the library but its enumerations.
+ * The oracle: the results of every collective and of 1-bit Adam, to the bit. It is written anew
+ * from the formulas in the public headers, with float32 state, simple loops and all ranks in one
+ * process, and uses nothing of the library but its enumerations.
  *
- *   worker   c = e + x          s = scale of c      e = c - s sign(c)      sent: sign(c), s
- *   server   t = sum in rank order of s_r * (1/P) * sign(c_r), then + d    likewise    y = +-scale
- * of t
+ *   worker   c = e + x    s = scale of c    e = c - s sign(c)    sent: sign(c), s
+ *   server   t = sum in rank order of s_r * (1/P) * sign(c_r), then + d    likewise, d for e
+ *   result   y = s sign(t), s the scale of t
  *
  * With bits > 1 an element is sent as the level next to c / s that these bits have, and decoded as
  * level * s. The scale s is the largest |c| of the block, or so many times its root mean square
@@ -25,14 +25,14 @@
 #include "onebit/onebit.h"
 #include "onebit/plan.h"
 
-/* One element of an array of dtype, as float32; a float32 rounded to nearest even and stored. */
+/* Read element i of an array of dtype as float32; round a float32 to nearest even and store it. */
 float oracle_load(const void *array, size_t i, onebit_dtype_t dtype);
 void oracle_store(void *array, size_t i, onebit_dtype_t dtype, float value);
 
-/* The same of a result, or of a parameter: there is no infinity among float16's, but +-65504. */
+/* Does the same for a result or a parameter: a float16 saturates at +-65504 instead of infinity. */
 void oracle_store_result(void *array, size_t i, onebit_dtype_t dtype, float value);
 
-/* The accumulator of sums of blocks, from zeros on; and its total, once. */
+/* The accumulator of sums of blocks, initially zeros; oracle_total may be called once. */
 struct oracle_sum {
   double lane[1024];
   size_t count;
@@ -40,12 +40,12 @@ struct oracle_sum {
 void oracle_add(struct oracle_sum *sum, float of_block);
 double oracle_total(struct oracle_sum *sum);
 
-/* The sum of a run of values, none of which is negative. */
+/* Returns the sum of a run of non-negative values. */
 float oracle_run_sum(const float *values, size_t count);
 
 /* ---- Exchanges (oracle.c, oracle_layout.c) ---- */
 
-/* Consecutive elements that are summed together, all served by one rank. */
+/* Consecutive elements that are summed together and have one server. */
 struct oracle_run {
   size_t first, count;
   int server; /* the number of the share that it is in */
@@ -53,8 +53,8 @@ struct oracle_run {
 
 struct oracle {
   onebit_plan_options_t options;
-  /* Workers: the ranks; in the hierarchical schedule, which must be asked for, the hosts. Each of
-   * them has `each` ranks. */
+  /* The workers are the ranks; in the hierarchical schedule, which the options must name, the
+   * hosts, with `each` ranks. */
   int size, each;
   size_t valid;        /* elements of the send buffer */
   size_t elements;     /* with the padding of profile deepspeed */
@@ -71,45 +71,45 @@ struct oracle {
   float *parts;                 /* likewise, decoded with a scale over the number of workers */
 };
 
-/* A plan of `count` elements on `size` ranks, with the options' operation. */
+/* Creates a plan of `count` elements on `size` ranks, with the options' operation. */
 struct oracle *oracle_create(int size, size_t count, const onebit_plan_options_t *options);
 
-/* The same on ranks that are spread over hosts: consecutive ranks share one, as many on each. */
+/* Does the same on hosts with equally many consecutive ranks. */
 struct oracle *oracle_create_hosts(int size, int hosts, size_t count,
                                    const onebit_plan_options_t *options);
 
-/* An allreduce of several tensors at once, one after the other in the send buffer; no block spans
+/* Creates an allreduce of several tensors, one after the other in the send buffer; no block spans
  * two. */
 struct oracle *oracle_create_tensors(int size, int hosts, const size_t *counts, size_t tensors,
                                      const onebit_plan_options_t *options);
 void oracle_destroy(struct oracle *oracle);
 
-/* One call: inputs[r] is the send buffer of rank r, of the options' dtype. Writes result_count
- * elements of dtype: the common result, or for a reduce-scatter the ranks' results one after the
- * other. False, and nothing is changed, when the call is skipped. */
+/* Makes one call: inputs[r] is the send buffer of rank r, of the options' dtype. Writes
+ * result_count elements of dtype: the common result, or for a reduce-scatter the ranks' results one
+ * after the other. Returns false, and changes nothing, when the call is skipped. */
 bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result);
 
-/* The same on float32, without the conversions: inputs[r] has `valid` elements. */
+/* Does the same on float32, without the conversions: inputs[r] has `valid` elements. */
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result);
 
-/* The two halves of an allreduce, for an optimizer that makes something else of the mean in
- * between. The mean over what the ranks send, which changes nothing; what all get of the servers'
- * values, whose error they keep; and the workers keep theirs. False: skipped, nothing is
- * changed. */
+/* The parts of an allreduce, for an optimizer that changes the mean between them. oracle_reduce
+ * writes the mean of the workers' messages and changes nothing; oracle_serve compresses the
+ * servers' values, stores their residuals and writes the common result; oracle_keep stores the
+ * workers' residuals. False means skipped: nothing has changed. */
 bool oracle_reduce(struct oracle *oracle, const float *const *inputs, float *mean);
 bool oracle_serve(struct oracle *oracle, const float *values, float *result);
 void oracle_keep(struct oracle *oracle);
 
-/* All residuals become zeros. */
+/* Sets all residuals to zero. */
 void oracle_forget(struct oracle *oracle);
 
-/* The part of the worker residual that a rank keeps: all of it, but in the hierarchical schedule.
- * */
+/* The part of the worker residual that a rank keeps: all of it, except in the hierarchical
+ * schedule. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
 
-/* The first element of the server residual that a rank keeps, and its elements (0 unless it is an
+/* The first element and the length of the server residual that a rank keeps (0 unless it is an
  * allreduce). */
 size_t oracle_server_first(const struct oracle *oracle, int rank);
 size_t oracle_server_count(const struct oracle *oracle, int rank);
@@ -129,12 +129,12 @@ struct oracle_weigher {
 
 struct oracle_weigher oracle_weigher_of(const onebit_optimizer_options_t *options, int ranks);
 
-/* The factor of this step's gradients: gradients[r] is rank r's, all tensors one after the other.
- * False when their norm spoils the step. */
+/* Computes the factor of this step's gradients: gradients[r] is rank r's, all tensors one after the
+ * other. Returns false if their norm is not finite. */
 bool oracle_weigh(struct oracle_weigher *weigher, const float *const *gradients,
                   const size_t *counts, size_t tensors, float *factor);
 
-/* After a step. */
+/* Updates the loss scale after a step. */
 void oracle_rescale(struct oracle_weigher *weigher, bool skipped);
 
 /* ---- 1-bit Adam (oracle_adam.c) ---- */
@@ -148,18 +148,18 @@ struct oracle_adam {
   float *weight_decay, *factor;
   bool *uncompressed;
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
-  float *step;           /* [total]: sharded, what all have got of the step */
+  float *step;           /* [total]: sharded, the step after the ranks have exchanged it */
   float gradient_factor; /* of the latest step */
   float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
-  const float *scaling; /* NULL, or what each tensor's momentum travels with */
+  const float *scaling; /* NULL, or each tensor's factor of the momentum in the exchange */
   bool shares;          /* each rank keeps the momentum of the elements that it serves */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */
   size_t norms_capacity;
   double variance_ratio;
-  /* One a bucket of tensors, from the last bucket on; in profile deepspeed one a tensor. Those that
-   * stay uncompressed are in none. */
+  /* One exchange for each bucket of tensors, from the last bucket on; in profile deepspeed one for
+   * each tensor. Uncompressed tensors are in none. */
   struct oracle_exchange {
     struct oracle *oracle;
     size_t *tensor, tensors, total; /* which tensors, how many, and their elements */
@@ -167,21 +167,22 @@ struct oracle_adam {
   size_t exchange_count;
 };
 
-/* `size` ranks on hosts as in oracle_create_hosts. The tensors' parameters, of parameter_dtype, are
- * the start; they and the gradients are not kept. */
+/* Creates the optimizer of `size` ranks on hosts as in oracle_create_hosts. It starts with the
+ * values of the tensors' parameters, of parameter_dtype; it keeps no pointer to them or to
+ * gradients. */
 struct oracle_adam *oracle_adam_create(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count, const onebit_adam_options_t *options);
 void oracle_adam_destroy(struct oracle_adam *adam);
 
-/* One step: gradients[r] is rank r's, all tensors one after the other, as float32. False, and
- * nothing changed but the loss scale, when skipped. */
+/* Makes one step: gradients[r] is rank r's, all tensors one after the other, as float32. Returns
+ * false, and changes only the loss scale, when the step is skipped. */
 bool oracle_adam_step(struct oracle_adam *adam, const float *const *gradients, float learning_rate);
 
-/* Parts of a step, for optimizers that have them too: what each worker puts in, in `means`; false
- * when one of them is not finite. */
+/* These parts of a step serve other optimizers too. Fills `means` with the gradients of each
+ * worker; returns false if one is not finite. */
 bool oracle_take_gradients(struct oracle_adam *adam, const float *const *gradients);
 
-/* The mean over the workers. */
+/* Returns the mean over the workers. */
 float oracle_mean_gradient(const struct oracle_adam *adam, size_t i);
 
 /* A worker's input of an exchange: `value` of worker w's element `at` of the exchange, which is
@@ -192,31 +193,31 @@ float **oracle_inputs(const struct oracle_adam *adam, const struct oracle_exchan
                       oracle_value *value, const void *context);
 void oracle_free_inputs(const struct oracle_adam *adam, float **inputs);
 
-/* Elements of an exchange to their places among all; and from there. */
+/* Copy elements of an exchange to their places among all, and from there. */
 void oracle_scatter(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                     const float *from, float *to);
 void oracle_gather(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                    const float *from, float *to);
 
-/* All exchanges of such values, whose results become the momentum. */
+/* Makes all exchanges of such values; the results become the momentum. */
 bool oracle_exchange_all(struct oracle_adam *adam, oracle_value *value, const void *context);
 
-/* p - rate * (step + decay * p) of a tensor. */
+/* Subtracts rate * (step + decay * p) from a tensor's parameters p. */
 void oracle_move(struct oracle_adam *adam, size_t k, const float *step, float learning_rate);
 
-/* 1 / sqrt(value), as fast as the library has it; bfloat16 above or below, by the low half of
- * `chance`: of moments of normalised gradients. */
+/* Returns 1 / sqrt(value), approximated as in the library; and rounds a value to the bfloat16 above
+ * or below it, chosen by the low half of `chance`, as moments of normalised gradients need. */
 float oracle_reciprocal_root(float value);
 float oracle_rounded_by_chance(float value, float chance);
 
-/* 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
+/* Return 1 / (1 - b1^t) and 1 / sqrt(1 - b2^t), or 1 without bias correction. */
 float oracle_momentum_correction(const struct oracle_adam *adam, size_t t);
 float oracle_variance_correction(const struct oracle_adam *adam, size_t t);
 
-/* Adam's step of one tensor, on mean gradients, in a step that is counted. */
+/* Makes Adam's step of one tensor with the mean gradients; the step has been counted. */
 void oracle_adam_whole_step(struct oracle_adam *adam, size_t k, float learning_rate);
 
-/* A step with a frozen variance, within ONEBIT_STEP_BOUND but in profile deepspeed. */
+/* Limits a step with a frozen variance to ONEBIT_STEP_BOUND, except in profile deepspeed. */
 float oracle_bounded(const struct oracle_adam *adam, float step);
 
 /* True if this warm-up step, which has been counted, is the last. */
@@ -224,9 +225,9 @@ bool oracle_must_freeze(struct oracle_adam *adam);
 /* Ends the warm-up after this step. */
 void oracle_freeze(struct oracle_adam *adam);
 
-/* The value that worker w adds of element i to the momentum of the compressed stage. The weight of
- * a gradient and the optimizer's factor are one factor where the gradient is compressed as it is;
- * in the hierarchical schedule a host's mean is compressed. */
+/* The value of element i that worker w adds to the momentum of the compressed stage. Where the
+ * gradient itself is compressed, its weight and the optimizer's factor are multiplied first; in the
+ * hierarchical schedule a host's mean is compressed. */
 float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
                           size_t i);
 

@@ -1,7 +1,7 @@
 /*
- * The optimizers of the oracle that are built upon its Adam: tensors, exchanges, parameters and
- * what gradients count as are that one's (`state`), the steps are their own. Each is created as
- * oracle_adam_create does it, and steps as oracle_adam_step. 1-bit LAMB is in oracle_lamb.h.
+ * The optimizers of the oracle that are built upon its Adam: they use its tensors, exchanges,
+ * parameters and factors of gradients (`state`) and make their own steps. Each is created as by
+ * oracle_adam_create and steps as by oracle_adam_step. 1-bit LAMB is in oracle_lamb.h.
  */
 #ifndef ONEBIT_TESTS_ORACLE_KINDS_H
 #define ONEBIT_TESTS_ORACLE_KINDS_H
@@ -9,8 +9,8 @@
 #include "tests/oracle_lamb.h"
 
 struct oracle_efficient_adam {
-  struct oracle_adam *state; /* its `momentum` is the step that was agreed on */
-  struct oracle_lamb *lamb;  /* with trust ratios, whose state it is; or NULL */
+  struct oracle_adam *state; /* its `momentum` is the common step */
+  struct oracle_lamb *lamb;  /* with trust ratios, the LAMB that owns `state`; or NULL */
   float *moment;             /* [size][total]: of each worker's own gradients */
   double gain;               /* 0: the default */
   bool *table;               /* [tensors] */
@@ -39,7 +39,7 @@ struct oracle_lion *oracle_lion_create(int size, int hosts, const onebit_tensor_
 void oracle_lion_destroy(struct oracle_lion *lion);
 bool oracle_lion_step(struct oracle_lion *lion, const float *const *gradients, float learning_rate);
 
-/* 1-bit momentum SGD is an Adam with other steps. */
+/* 1-bit momentum SGD is an Adam of the oracle with its own step. */
 struct oracle_adam *oracle_momentum_create(int size, int hosts, const onebit_tensor_t *tensors,
                                            size_t count, const onebit_momentum_options_t *options);
 bool oracle_momentum_step(struct oracle_adam *oracle, const float *const *gradients,

@@ -1,5 +1,5 @@
-/* 0/1 Adam of the oracle, with all ranks in one process: parameters and momentum are each rank's
- * own, since they differ between meetings. */
+/* 0/1 Adam of the oracle, with all ranks in one process. Each rank has its own parameters and
+ * momentum, since they differ between meetings. */
 #ifndef ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 #define ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 
@@ -7,9 +7,9 @@
 
 enum { ORACLE_DENSE, ORACLE_BITS, ORACLE_NOTHING };
 
-/* When what is exchanged: counters that go on with every step, as DeepSpeed's ZeroOneAdam has them.
- * The freeze comes after as many steps in both profiles: DeepSpeed's is after the first step whose
- * number, one larger, is beyond the option. */
+/* The counters that decide the exchange of a step; every step advances them, as in DeepSpeed's
+ * ZeroOneAdam. The freeze comes after as many steps in both profiles: DeepSpeed freezes after the
+ * first step whose number, counted from 2, exceeds the option. */
 struct oracle_zero_one_clock {
   size_t update_scaler, step_scaler, clipper; /* the options */
   size_t left;                                /* steps before the freeze */
@@ -18,7 +18,7 @@ struct oracle_zero_one_clock {
   bool local;
 };
 
-/* `deepspeed`: a call that makes no step has been counted. */
+/* With `deepspeed`, a call that makes no step has been counted already. */
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed);
 
@@ -36,11 +36,11 @@ struct oracle_zero_one {
   bool *uncompressed;
   float *parameter, *momentum, *moved, *sent; /* [ranks][total] */
   float *variance, *denominator, *anchor;     /* [total] */
-  float *means; /* [workers][total]: what workers put into an exchange */
-  float *mean;  /* [total]: what came of it */
+  float *means; /* [workers][total]: the workers' inputs of an exchange */
+  float *mean;  /* [total]: its result */
   size_t steps, updates, freeze_step, exchanges[3];
   double rates, corrected_rates; /* since the ranks met last */
-  /* One a bucket of tensors, or in profile deepspeed one a tensor. */
+  /* One for each bucket of tensors, or in profile deepspeed for each tensor. */
   struct oracle_zero_one_bucket {
     struct oracle *oracle;
     size_t *tensor, tensors, total;
@@ -48,15 +48,16 @@ struct oracle_zero_one {
   size_t bucket_count;
 };
 
-/* `ranks` on hosts as in oracle_create_hosts. The tensors' parameters, of parameter_dtype, are the
- * start on all ranks; they and the gradients are not kept. */
+/* Creates the optimizer of `ranks` ranks on hosts as in oracle_create_hosts. All ranks start with
+ * the values of the tensors' parameters, of parameter_dtype; it keeps no pointer to them or to
+ * gradients. */
 struct oracle_zero_one *oracle_zero_one_create(int ranks, int hosts, const onebit_tensor_t *tensors,
                                                size_t count,
                                                const onebit_zero_one_adam_options_t *options);
 void oracle_zero_one_destroy(struct oracle_zero_one *oracle);
 
-/* One step: gradients[r] is rank r's, all tensors one after the other. statuses[r]: what rank r is
- * told. Where all of them skip it nothing has changed. */
+/* Makes one step: gradients[r] is rank r's, all tensors one after the other. Sets statuses[r] to
+ * rank r's status. If all ranks skip the step, nothing has changed. */
 void oracle_zero_one_step(struct oracle_zero_one *oracle, const float *const *gradients,
                           float learning_rate, onebit_status_t *statuses);
 

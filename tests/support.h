@@ -26,14 +26,14 @@
 #include "onebit/onebit.h"
 #include "tests/support_sample.h"
 
-/* The sizes of group that the project promises to test, and the counts on the edges of words,
- * blocks and runs. */
+/* The group sizes that the project promises to test, and counts at the edges of words, blocks and
+ * runs. */
 extern const int test_sizes[];
 extern const size_t test_sizes_count;
 extern const size_t test_counts[];
 extern const size_t test_counts_count;
 
-/* The default options, but for the schedule, which ranks of MPI would be free to choose. */
+/* The default options, except for the schedule, which MPI would choose. */
 #define EXCHANGE_OPTIONS_INIT                                                                      \
   { .size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE }
 
@@ -55,19 +55,17 @@ extern const size_t test_counts_count;
 
 /* ---- Checks (support.c) ---- */
 
-/* Notes a failure, with words like printf's, when the condition does not hold; gives the condition.
- */
+/* Notes a failure, with a message in printf's format, if `holds` is false; returns `holds`. */
 #define CHECK(condition, ...) check_note((condition), __FILE__, __LINE__, __VA_ARGS__)
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Checks that a call of the library returned `wanted`; the failure tells the library's own words.
- */
+/* Checks that a call of the library returned `wanted`; the failure quotes the library's message. */
 #define CHECK_STATUS(call, wanted) check_status((call), (wanted), #call, __FILE__, __LINE__)
 bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
                   int line);
 
-/* Checks that the words of this thread's latest error contain `part`. */
+/* Checks that the message of this thread's latest error contains `part`. */
 #define CHECK_WORDS(part) check_words((part), __FILE__, __LINE__)
 bool check_words(const char *part, const char *file, int line);
 
@@ -75,7 +73,8 @@ bool check_words(const char *part, const char *file, int line);
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void check_rank(int rank);
 
-/* Fails the Criterion test, with the first failures' words, unless every check so far has held. */
+/* Fails the Criterion test, with the first failures' messages, unless every check so far has
+ * held. */
 void checks_must_hold(void);
 
 /* ---- Ranks (support.c) ---- */
@@ -83,14 +82,15 @@ void checks_must_hold(void);
 /* The body of one rank. The communicator is destroyed after it returns. */
 typedef void rank_body(onebit_comm_t comm, void *context);
 
-/* Runs the body on `size` ranks, each a thread, over a loopback communicator; then
+/* Runs the body on `size` threads as ranks, over a loopback communicator; then
  * checks_must_hold(). */
 void on_ranks(int size, rank_body *body, void *context);
 
-/* The same, with the ranks spread over hosts. */
+/* Does the same with the ranks spread over hosts. */
 void on_hosts(int size, int hosts, rank_body *body, void *context);
 
-/* Waits until all ranks of comm are here: a collective of its own on a dense plan of no element. */
+/* Waits until all ranks of comm have called it, in a collective on a dense plan without
+ * elements. */
 void meet(onebit_comm_t comm);
 
 /* True if plans can be made with this codec here; "" is the library's own choice. Leaves
@@ -98,19 +98,19 @@ void meet(onebit_comm_t comm);
  * runs. */
 bool use_codec(const char *name);
 
-/* The codecs that a test should walk. */
+/* The codecs to test. */
 extern const char *const test_codecs[];
 extern const size_t test_codecs_count;
 
 /* ---- Data (support_data.c) ---- */
 
-/* Element i of a rank's input at a step. Repeats in none of the sizes the library knows; magnitudes
- * differ by region as those of gradients do; some elements, and some whole blocks, are zero. Same
- * on every machine. */
+/* Element i of a rank's input at a step. It does not repeat at any size that the library knows;
+ * magnitudes differ by region, as those of gradients do; some elements and blocks are zero. It is
+ * the same on every machine. */
 float input_value(size_t i, int rank, int step);
 void fill_input(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int step);
 
-/* A number in [-1, 1) for a place in some data: splitmix64's mixing of the place. */
+/* A number in [-1, 1) for each place: splitmix64's mixing of the place. */
 float uniform_value(uint64_t place);
 
 size_t dtype_size(onebit_dtype_t dtype);
@@ -127,18 +127,18 @@ struct guarded {
 struct guarded guarded_create(size_t bytes, enum guard guard);
 void guarded_destroy(struct guarded *buffer);
 
-/* Fills bytes with a pattern that no result has, and says whether all of it is still there. */
+/* Fill bytes with a pattern that no result has; check that all of it is still there. */
 void fill_pattern(void *buffer, size_t bytes);
 bool pattern_holds(const void *buffer, size_t bytes);
 
-/* Checks that two arrays of dtype are equal in every bit; the failure tells the first that differs
- * and how many do. */
+/* Checks that two arrays of dtype are equal to the bit; the failure names the first difference and
+ * counts them. */
 #define CHECK_BITS(what, actual, wanted, count, dtype)                                             \
   check_bits((what), (actual), (wanted), (count), (dtype), __FILE__, __LINE__)
 bool check_bits(const char *what, const void *actual, const void *wanted, size_t count,
                 onebit_dtype_t dtype, const char *file, int line);
 
-/* calloc that ends the test when there is no memory. */
+/* Calls calloc and ends the test when there is no memory. */
 void *allocate(size_t count, size_t size);
 
 #endif
