@@ -1,6 +1,6 @@
 /*
  * faults [--filter TEXT] [--every N] [--jobs N] [--list]: runs the rows of the table, several at a
- * time, and sums up. Ends with 0 where every promise was kept.
+ * time, and prints a summary. Exits with 0 if every promise was kept.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -20,7 +20,7 @@ enum { MAX_JOBS = 16 };
 
 /* A job that runs. */
 struct running {
-  pid_t process; /* the case, which leads a group of them; 0: a free place */
+  pid_t process; /* the case, which leads a process group; 0: this place is free */
   struct scene *scene;
   char path[64];
   double began;
@@ -35,12 +35,13 @@ static struct {
   uint64_t expected[TRANSPORTS][WORKS]; /* the hash without a fault */
   struct {
     size_t runs, survived, told, hung, wrong, broken, left;
-    size_t killed;  /* over TCP, in the midst of calls */
-    double noticed; /* and until the last of the others had an error, at most */
+    size_t killed;  /* ranks killed over TCP during calls */
+    double noticed; /* seconds from that to the last error of the others, at most */
   } counts;
 } faults = {.every = 1, .jobs = 6};
 
-/* A rank that is lost for good: at least one of the others names it. NCCL does not say which. */
+/* True for rows that lose a rank for good: at least one of the others must name it. NCCL names
+ * none. */
 static bool is_lost(const struct row *row) {
   return row->promise == TELLS && row->transport != NCCL &&
          (row->fault == KILLED || row->fault == FORKED || row->fault == LEFT ||
@@ -143,7 +144,7 @@ static bool is_gone(const struct row *row, int rank) {
                                      row->fault == LEFT || row->fault == SILENT);
 }
 
-/* Under an MPI that ends the job when it loses a rank, the launcher is what tells. */
+/* True if the launcher reports the error, as an MPI does that ends the job when it loses a rank. */
 static bool is_told_by_launcher(const struct scene *scene, int exit_status) {
   return scene->row.transport == MPI && exit_status != 0;
 }
@@ -179,7 +180,8 @@ static void explain(const struct scene *scene, const char *what) {
   }
 }
 
-/* The system tells of a process that is killed at once, over TCP: others need not wait. */
+/* Measures how soon the others learn of a killed process over TCP, where the system reports it at
+ * once. */
 static void measure_notice(const struct scene *scene) {
   const struct row *row = &scene->row;
   if (row->transport != TCP || (row->fault != KILLED && row->fault != FORKED) ||
@@ -229,7 +231,8 @@ static void remove_files(const char *directory) {
     perror(command);
 }
 
-/* Whatever of its group is still there after the case has ended was left behind. */
+/* Ends the case's process group. Members that still run after the case has ended were left
+ * behind. */
 static void end_job(struct running *running, int exit_status, bool hung) {
   bool others = kill(-running->process, hung ? SIGKILL : SIGTERM) == 0;
   faults.counts.left += !hung && others && running->scene->row.fault != SILENT &&
@@ -302,7 +305,7 @@ static void run_rows(bool without_fault, bool list) {
     watch_all();
 }
 
-/* Shared memory that the jobs have left. */
+/* Counts the shared memory that the jobs have left. */
 static size_t count_leftovers(void) {
   size_t count = 0;
   DIR *directory = opendir("/dev/shm");

@@ -1,6 +1,6 @@
 /*
- * Ranks that mpirun starts: this program again, with --participant. Messages meet with faults in
- * MPI_Isend, which stands before MPI's own here, by MPI's profiling interface.
+ * Ranks that mpirun starts: this program again, with --participant. Faults to messages happen in
+ * MPI_Isend, which this file defines in place of MPI's, by MPI's profiling interface.
  */
 #include "tests/faults/faults.h"
 

@@ -1,5 +1,5 @@
-/* Ranks that are threads with a device each, over NCCL: of the emulated device, where a device of
- * its own for everyone is at hand, and a rank that fails takes no other's driver with it. */
+/* Ranks over NCCL, threads with a device each. Only with the emulated device: there each rank has
+ * its own device, and a rank that fails does not take another's driver with it. */
 #define _GNU_SOURCE
 #include "tests/faults/faults.h"
 

@@ -1,4 +1,4 @@
-/* The faults themselves. */
+/* Commits the faults. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ void participant_sleep(double seconds) {
   nanosleep(&nap, NULL);
 }
 
-/* A number that follows from the row's seed and from what it is for. */
+/* Returns a number that depends only on the row's seed and on `what` it is for. */
 static unsigned choose(const struct participant *participant, unsigned what, unsigned below) {
   uint64_t x = participant->scene->row.seed * 0x9e3779b97f4a7c15u + what * 0xbf58476d1ce4e5b9u;
   x ^= x >> 31;
@@ -32,7 +32,7 @@ static bool has_threads(const struct participant *participant) {
   return participant->scene->row.transport == THREADS || participant->scene->row.transport == NCCL;
 }
 
-/* A process stops for everyone, itself too; the harness continues it. */
+/* Pauses the rank. A process stops itself with all its threads, and the harness continues it. */
 static void pause_for(struct participant *participant, double seconds) {
   if (has_threads(participant)) {
     participant_sleep(seconds);
@@ -42,7 +42,7 @@ static void pause_for(struct participant *participant, double seconds) {
   raise(SIGSTOP);
 }
 
-/* Until every other rank has ended, or the harness ends the job. */
+/* Sleeps until every other rank has ended, or the harness ends the job. */
 static void stay_silent(const struct participant *participant) {
   for (int others = 1; others;) {
     others = 0;
@@ -58,7 +58,8 @@ static void forbid_files(void) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* The harness ends the child, with the rest of the job's processes. */
+/* Forks a child if the fault asks for one, and kills this process. The harness ends the child with
+ * the job's other processes. */
 static void fork_and_end(struct participant *participant) {
   if (participant->scene->row.fault == FORKED && fork() == 0)
     for (;;)
@@ -73,7 +74,8 @@ static void fill_disk(bool full) {
   setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-/* Messages of what has just been begun may be some, or many. */
+/* Starts a fault to messages. It skips up to five messages first, so that it hits different
+ * ones. */
 static void begin_messages(struct participant *participant) {
   participant->messages_fail = true;
   participant->skip = (int)choose(participant, 1, 6);

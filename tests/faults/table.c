@@ -1,4 +1,4 @@
-/* The table: which faults can happen where and when, and what is promised. */
+/* The table: the faults that can happen, by place and moment, and what is promised. */
 #include "tests/faults/faults.h"
 
 #include <stdio.h>
@@ -47,8 +47,8 @@ static bool is_training(enum work work) {
   return work == TRAINING || work == LOCAL_STEPS || work == SAVING;
 }
 
-/* A fault that is in what a rank gives to a call has no other moment; a disk is full when a
- * training saves. */
+/* True if the fault can happen at the moment. A fault in the arguments of a call has no other
+ * moment; a disk is full when a training saves. */
 static bool is_the_moment(enum work work, enum fault fault, enum moment moment) {
   switch (fault) {
   case NONE:
@@ -94,12 +94,12 @@ static enum promise promise_of(const struct row *row) {
   case LATE:
   case HELD:
     return SURVIVES;
-  case TWICE: /* of the last message nobody reads the second */
+  case TWICE: /* nobody reads the second copy of the last message */
   case LOST:
   case FLIPPED:
   case TRUNCATED:
   case LONGER:
-  case CUT: /* a message that is damaged late is seen by the one rank that gets it */
+  case CUT: /* only its receiver sees that a late message is damaged */
     return EITHER;
   default:
     return row->moment == LAST || (row->fault == STOPPED && row->work == LOCAL_STEPS) ? EITHER
@@ -125,7 +125,7 @@ bool table_row(size_t number, struct row *row) {
       for (int fault = 0; fault < FAULTS; fault++)
         for (int moment = 0; moment < MOMENTS; moment++) {
           bool hooked = transport != THREADS && transport != NCCL;
-          /* Until NCCL has made its communicator, waits are its own. */
+          /* NCCL itself waits until it has made its communicator. */
           if ((moment == MESSAGE && !hooked) ||
               (moment == JOINING && (transport != TCP || work != EXCHANGE)) ||
               (moment == BEFORE_COMM && transport == NCCL) ||

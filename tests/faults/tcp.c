@@ -1,7 +1,7 @@
 /*
  * Ranks over the library's own connections (onebit/sockets.h). A fault at JOINING happens before
- * one of its system calls; messages meet with faults in sendmsg, which stands before the system's
- * here.
+ * one of its system calls; faults to messages happen in sendmsg, which this file defines in place
+ * of the system's.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@ static struct sockaddr_in address_of(int port) {
                               .sin_addr = {htonl(INADDR_LOOPBACK)}};
 }
 
-/* Below those that the system gives to connections, of which there are many here. */
+/* Chooses a port below those that the system gives to connections, of which there are many here. */
 void tcp_choose_port(struct scene *scene) {
   for (int port = 10000 + getpid() % 20000;; port++) {
     struct sockaddr_in at = address_of(port);
@@ -41,7 +41,8 @@ void tcp_choose_port(struct scene *scene) {
   }
 }
 
-/* The seed says before which call; every rank makes more. */
+/* Commits the fault before the call that the seed chooses; every rank makes more calls than
+ * that. */
 static int strike_call(const char *call) {
   (void)call;
   if (calls++ == own->scene->row.seed * 5 % 61 && !strike(own, JOINING))
@@ -67,8 +68,8 @@ onebit_status_t connect_tcp(struct participant *participant, onebit_comm_t *comm
   return status;
 }
 
-/* Three connections, which stay as long as the process: one says nothing, one something else, and
- * one greets as the rank that this process is, and proves nothing. */
+/* Opens three connections that stay as long as the process: one sends nothing, one an HTTP request,
+ * and one the greeting of this process's rank, without a proof of the secret. */
 void tcp_come_as_stranger(const struct scene *scene, int rank) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -107,13 +108,13 @@ static void send_whole(int file, const unsigned char *data, size_t bytes) {
   }
 }
 
-/* So that its peer gets an RST. */
+/* Disconnects so that the peer gets an RST. */
 static void disconnect(int file) {
   const struct sockaddr none = {.sa_family = AF_UNSPEC};
   connect(file, &none, sizeof none);
 }
 
-/* A segment of a message, with its head. */
+/* Sends a segment of a message, with its head. */
 static ssize_t send_segment(int file, const struct msghdr *message) {
   const struct iovec *head = &message->msg_iov[0], *data = &message->msg_iov[1];
   size_t total = head->iov_len + data->iov_len, bytes = total;

@@ -13,7 +13,7 @@
 #include "onebit/cuda.h"
 #endif
 
-/* Several chunks a share; and so few that a dense allreduce doubles. */
+/* MANY gives several chunks per share; with FEW a dense allreduce doubles. */
 enum { MANY = 20000, FEW = 500, CHUNK = 2048 };
 
 struct job {
@@ -35,7 +35,7 @@ static bool is_mine(const struct job *job, enum fault fault) {
          job->call == (row->moment == FIRST_CALL ? 0 : MIDDLE);
 }
 
-/* Between -1 and 1, another for each rank, call and element; large and small ones. */
+/* Returns a value between -1 and 1, large or small, that differs by rank, call and element. */
 static float value_of(int rank, int call, size_t i) {
   uint64_t x = ((uint64_t)rank << 40) ^ ((uint64_t)call << 48) ^ (i + 1) * 0x9e3779b97f4a7c15u;
   x ^= x >> 29;
@@ -75,7 +75,7 @@ static onebit_plan_options_t options_of(const struct job *job) {
   return options;
 }
 
-/* A reduce-scatter is of count elements a rank. */
+/* The count of a plan; a reduce-scatter counts elements per rank. */
 static size_t plan_count(const struct job *job) {
   return work_of(job) == SCATTER ? job->count / RANKS : job->count;
 }
@@ -92,7 +92,7 @@ static onebit_status_t make_plans(struct job *job) {
   return status;
 }
 
-/* Begun and then waited for: that is where a fault may come in between. */
+/* Makes the call; if a fault is to come in between, begins it and waits for it separately. */
 static onebit_status_t call_plan(struct job *job, bool *left) {
   const float *input = is_mine(job, REFUSED) && !job->participant->struck ? NULL : job->input;
   bool begun = job->call == MIDDLE && job->participant->scene->row.moment == BEGUN;
@@ -166,7 +166,7 @@ static onebit_status_t make_optimizer(struct job *job) {
   return onebit_adam_create(job->participant->comm, tensors, 2, &adam, &job->optimizer);
 }
 
-/* A disk that is full costs a checkpoint, and nothing else. */
+/* Saves; a full disk loses the checkpoint and nothing else. */
 static onebit_status_t save(struct job *job) {
   onebit_status_t status =
       onebit_optimizer_save_files(job->optimizer, job->participant->scene->directory);

@@ -1,5 +1,5 @@
 /*
- * bfloat16, as far as kernels convert it; of a NaN the same is true as in cuda_fp16.h.
+ * bfloat16, as far as kernels convert it; NaNs are as in cuda_fp16.h.
  */
 #ifndef EMULATION_CUDA_BF16_H
 #define EMULATION_CUDA_BF16_H
@@ -15,7 +15,7 @@ struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
 };
 
-/* To the nearest multiple of the smallest step there is at the value's exponent, ties to even. */
+/* Rounds to the nearest multiple of the smallest step at the value's exponent, ties to even. */
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   if (isnan(value))
     return {0x7fff};

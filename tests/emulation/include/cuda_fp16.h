@@ -1,6 +1,6 @@
 /*
- * float16, as far as kernels convert it. A NaN becomes the one that the hardware's arithmetic
- * gives, of either sign: CUDA promises no more than that it stays one.
+ * float16, as far as kernels convert it. A NaN becomes the hardware's arithmetic NaN, of either
+ * sign: CUDA promises only that it stays a NaN.
  */
 #ifndef EMULATION_CUDA_FP16_H
 #define EMULATION_CUDA_FP16_H
@@ -28,7 +28,7 @@ inline float __half2float(__half value) {
   return value.bits & 0x8000 ? -size : size;
 }
 
-/* To the nearest multiple of the smallest step there is at the value's exponent, ties to even. */
+/* Rounds to the nearest multiple of the smallest step at the value's exponent, ties to even. */
 inline __half __float2half_rn(float value) {
   if (isnan(value))
     return {0x7fff};

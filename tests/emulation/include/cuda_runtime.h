@@ -18,12 +18,12 @@
 #include "vector_functions.h"
 
 namespace emulation {
-/* Enqueues a grid; `thread` is called once for each CUDA thread. */
+/* Enqueues a grid; each CUDA thread calls `thread` once. */
 cudaError_t launch(const cudaLaunchConfig_t &config, const void *kernel,
                    std::function<void()> thread);
 } // namespace emulation
 
-/* The arguments are converted and copied here, at enqueue time, as the real launch does. */
+/* Converts and copies the arguments here, at enqueue time, as the real launch does. */
 template <typename... ExpTypes, typename... ActTypes>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(ExpTypes...),
                                ActTypes &&...args) {
@@ -32,7 +32,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
                            [kernel, copies = std::move(copies)] { std::apply(kernel, copies); });
 }
 
-/* The typed forms that C++ has. */
+/* The typed forms of C++. */
 template <typename T> cudaError_t cudaMalloc(T **devPtr, size_t size) {
   return cudaMalloc(reinterpret_cast<void **>(devPtr), size);
 }

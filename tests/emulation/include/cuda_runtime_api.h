@@ -1,6 +1,6 @@
 /*
- * The functions of CUDA's runtime that the project uses, on an emulated device; see emulation.h for
- * what is different. C99 and C++.
+ * The functions of CUDA's runtime that the project uses, on an emulated device; emulation.h lists
+ * the differences. C99 and C++.
  */
 #ifndef EMULATION_CUDA_RUNTIME_API_H
 #define EMULATION_CUDA_RUNTIME_API_H

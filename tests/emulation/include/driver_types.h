@@ -109,7 +109,7 @@ enum cudaDeviceAttr {
 #define cudaEventWaitDefault       0x00
 #define cudaStreamLegacy           ((cudaStream_t)0x1)
 
-/* Calling conventions, of other systems. */
+/* Calling conventions of other systems. */
 #define CUDART_CB
 #define CUDARTAPI
 

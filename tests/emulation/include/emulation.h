@@ -3,15 +3,15 @@
  * against the headers here and run thread by thread. C99 and C++.
  *
  * Each CUDA thread of a CTA is a fiber; CTAs run one after the other on the OS thread that waits
- * for them. Work on streams runs as late as CUDA allows, so that a dependency that was forgotten
- * shows. What CUDA leaves undefined ends the process with words: a barrier that part of a CTA
+ * for them. Work on streams runs as late as CUDA allows, so that a missing dependency shows.
+ * Undefined behaviour of CUDA ends the process with a message: a barrier that part of a CTA
  * reaches, lanes of one mask in different collectives, a deadlock, a write past an allocation.
  *
- * The environment, read when it matters:
- *   EMULATED_DEVICES=2             how many devices there are
+ * The environment, read at each use:
+ *   EMULATED_DEVICES=2             the number of devices
  *   EMULATED_CAPABILITY=9.0        their compute capability
  *   EMULATED_ORDER=shuffle         the order of threads and CTAs: forward, backward, or shuffled
- *   EMULATED_SEED=1                of the shuffle
+ *   EMULATED_SEED=1                the seed of the shuffle
  *   EMULATED_STREAMS=deferred      or eager: work runs when it is enqueued
  *   EMULATED_TIMEOUT=60            seconds until a wait in which nothing moves ends the process
  *   EMULATED_NCCL_VERSION=22809    what ncclGetVersion says; functions that are newer are missed
@@ -20,10 +20,9 @@
  *                                  programs of one thread
  *
  * Limits. A CUDA thread that spins on memory which another is to write never gives way: CTAs are
- * not resident together. A lane that has exited is not waited for by its warp (the hardware's
- * rule), a thread that has exited is missed at __syncthreads. Shuffles read a NaN from lanes that
- * do not take part. Plain misaligned dereferences are the compiler's to find:
- * -fsanitize=alignment.
+ * not resident together. A warp does not wait for a lane that has exited (the hardware's rule);
+ * __syncthreads ends the process if a thread of the CTA has exited. Shuffles read a NaN from lanes
+ * that do not take part. Plain misaligned dereferences are left to -fsanitize=alignment.
  *
  * What CUDA's and NCCL's documents permit, and drivers seldom do, happens always. A copy from
  * memory that is not pinned waits for its stream, takes the bytes, and is made when the stream
@@ -50,15 +49,15 @@ struct emulation_counters {
   long memsets;
   long synchronisations; /* calls in which the host waited for the device */
   long allocations;      /* of device memory and of pinned memory */
-  long groups;           /* of NCCL's calls, of one communicator on one stream */
-  long events;           /* recorded, and waited for by streams; not what a graph does again */
-  long sent_bytes;       /* that ncclSend was given */
+  long groups;           /* groups of NCCL calls, counted by communicator and stream */
+  long events;           /* records, and waits of streams; not the repeats of a graph */
+  long sent_bytes;       /* given to ncclSend */
 };
 struct emulation_counters emulation_counts(void);
 void emulation_reset_counts(void);
 
-/* While it is on, kernels are counted and not run, messages and fills of more than 4 KiB leave
- * memory as it is, and what is allocated is as large as is asked for and untouched: zeros. */
+/* While it is on, kernels are counted and not run, copies and fills of more than 4 KiB leave memory
+ * unchanged, and allocations have the size asked for, untouched: zeros. */
 void emulation_only_count(int on);
 
 /* Whether a device has a context, which takes hundreds of MiB: cudaSetDevice makes one, and so does

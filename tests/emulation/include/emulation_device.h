@@ -31,16 +31,16 @@ namespace emulation {
 
 enum class collective { sync, ballot, shuffle };
 
-/* Ends the process with these words: what CUDA leaves undefined, or would hang in. */
+/* Ends the process with this message, for undefined behaviour of CUDA and hangs. */
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fatal(const char *words, ...);
 
-/* Waits for the lanes of `mask`. Gives the calling lane's result of their values; a shuffle's is
- * the value of lane `source`. */
+/* Waits for the lanes of `mask` and returns the calling lane's result; of a shuffle, the value of
+ * lane `source`. */
 uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned source);
 void meet_block();
 unsigned lane();
 
-/* A parameter that is converted to T, not deduced from: atomicAdd(&unsigned_sum, 1). */
+/* The type of a parameter that is converted to T, not deduced from: atomicAdd(&unsigned_sum, 1). */
 template <typename T> using same = std::common_type_t<T>;
 
 template <typename To, typename From> To bits(From from) {
@@ -88,7 +88,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return (unsigned)emulation::meet_warp(emulation::collective::ballot, mask, predicate != 0, 0);
 }
 
-/* A source outside of the calling lane's segment of `width` lanes is the calling lane. */
+/* A lane reads itself if its source is outside of its segment of `width` lanes. */
 template <typename T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   unsigned segment = emulation::lane() & ~(unsigned)(width - 1);
   return emulation::shuffle(mask, value, segment | ((unsigned)source & (unsigned)(width - 1)));
@@ -97,7 +97,7 @@ template <typename T> T __shfl_down_sync(unsigned mask, T value, unsigned delta,
   unsigned lane = emulation::lane(), within = lane & (unsigned)(width - 1);
   return emulation::shuffle(mask, value, within + delta < (unsigned)width ? lane + delta : lane);
 }
-/* Beyond the segment it reads earlier segments, not later ones. */
+/* A lane may read earlier segments, not later ones. */
 template <typename T> T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   unsigned lane = emulation::lane(), source = lane ^ (unsigned)lanes;
   return emulation::shuffle(mask, value, source <= (lane | (unsigned)(width - 1)) ? source : lane);
@@ -124,8 +124,8 @@ T atomicCAS(T *address, emulation::same<T> expected, emulation::same<T> value) {
   return emulation::exchange(address, [=](T old) { return old == expected ? value : old; });
 }
 
-/* Programmatic dependent launch: kernels run in turn; but one that is launched to come early is
- * fatal unless all of its threads wait. */
+/* Programmatic dependent launch. Kernels run in turn, but a kernel that is launched to start early
+ * ends the process unless all of its threads wait here. */
 void cudaGridDependencySynchronize();
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 

@@ -62,7 +62,7 @@ typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 
 #define NCCL_CONFIG_UNDEF_PTR NULL
 #define NCCL_SPLIT_NOCOLOR    -1
 
-/* Laid out as NCCL's own. Of what may be set only `blocking` has an effect here. */
+/* The layout is NCCL's own. Only the setting `blocking` has an effect here. */
 typedef struct ncclConfig_v22800 {
   size_t size;
   unsigned int magic;
@@ -110,19 +110,19 @@ const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
-/* In a group the handles of these three come at its end, and ncclInProgress does. */
+/* In a group these three set the handles at its end and return ncclInProgress. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
-/* These wait for the other ranks even where `blocking` is 0, and then give ncclInProgress, so that
- * a program must understand it. The communicator can be used; ncclCommGetAsyncError says
- * ncclSuccess. The configuration of a split without one is its parent's. */
+/* These wait for the other ranks even if `blocking` is 0, and then return ncclInProgress, which a
+ * program must handle. The communicator is ready; ncclCommGetAsyncError gives ncclSuccess. A split
+ * without a configuration takes its parent's. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
-/* Ranks meet by the first of the ids. */
+/* The first id identifies the communicator. */
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nId,
                                       ncclUniqueId *commIds, ncclConfig_t *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config);
-/* All ranks, by one thread: waits for nobody. */
+/* Makes all ranks of one thread and waits for nobody. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 /* Waits for the operations of this rank, not for the other ranks. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
@@ -136,8 +136,9 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 ncclResult_t ncclMemFree(void *ptr);
 
-/* Windows are noted only. Collective, waits for the other ranks; memory of ncclMemAlloc, as much on
- * each. Freed while it is one it ends the process. */
+/* Windows are only recorded. Registration is collective and waits for the other ranks; the memory
+ * is ncclMemAlloc's, with the same size on all. Freeing memory that is still a window ends the
+ * process. */
 typedef struct ncclWindow_vidmem *ncclWindow_t;
 #define NCCL_WIN_DEFAULT        0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01

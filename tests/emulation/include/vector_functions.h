@@ -1,5 +1,5 @@
 /*
- * make_float4 and its like.
+ * make_float4 and similar functions.
  */
 #ifndef EMULATION_VECTOR_FUNCTIONS_H
 #define EMULATION_VECTOR_FUNCTIONS_H
