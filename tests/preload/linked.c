@@ -1,4 +1,4 @@
-/* A program that is linked to onebit and preloaded as well: both are one library, whose counters it
+/* A program that is linked to onebit and also preloads it: there is one library, whose counters it
  * sees. */
 #include <mpi.h>
 #include <stdio.h>

@@ -38,7 +38,7 @@ static void *address(void *library, const char *name) {
   return found;
 }
 
-/* A function of a library, as the headers declare it. */
+/* Calls a function of a library with the type that the headers declare. */
 #define CALL(library, name) (*(__typeof__(name) **)&(void *){address(library, #name)})
 
 static MPI_Comm world(void) {

@@ -1,11 +1,11 @@
-/* Cases: what does not repeat, or is no sum; streams, graphs and communicators. */
+/* Cases: calls that do not repeat, or are no sums; streams, graphs and communicators. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "tests/preload/nccl_program.h"
 
-/* One buffer serves one tensor after the other: freed, and given out again, with other counts. */
+/* Frees the buffer and gets it again for the next tensor, with another count. */
 void reuse(void) {
   for (int step = 0; step < STEPS; step++) {
     int count = step < STEPS / 2 ? COUNT : COUNT - step;
@@ -17,7 +17,7 @@ void reuse(void) {
   }
 }
 
-/* A sum with one rank's NaN is no number on any rank; and the steps after are well. */
+/* Adds one rank's NaN: the sum is NaN on all ranks, and later steps are right. */
 void not_a_number(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {
@@ -42,7 +42,7 @@ void not_a_number(void) {
   CUDA(cudaFree(mine));
 }
 
-/* Calls that are not for compression: other types and operations, and one rank's. */
+/* Makes calls that are never compressed: other types and operations, and of one rank. */
 void foreign(void) {
   int *whole = device_memory(COUNT * sizeof *whole);
   float *mine = device_memory(COUNT * sizeof *mine);
@@ -65,7 +65,8 @@ void foreign(void) {
   CUDA(cudaFree(whole)), CUDA(cudaFree(mine));
 }
 
-/* Each rank's part, in place and not. Gathered values are told apart by their magnitude. */
+/* Gathers and scatters each rank's part, in place and not. Gathered values differ in magnitude by
+ * rank. */
 void gather_and_scatter(void) {
   const size_t bytes = COUNT * sizeof(float);
   float *all = device_memory((size_t)size * bytes), *part = device_memory(bytes);
@@ -89,7 +90,7 @@ void gather_and_scatter(void) {
   CUDA(cudaFree(all)), CUDA(cudaFree(part));
 }
 
-/* Another call comes between from time to time, and the order changes in the middle. */
+/* Makes another call between from time to time, and changes the order in the middle. */
 void order(void) {
   float *one = device_memory(COUNT * sizeof *one),
         *other = device_memory((COUNT + 1) * sizeof *other);
@@ -111,7 +112,7 @@ void order(void) {
   CUDA(cudaFree(one)), CUDA(cudaFree(other));
 }
 
-/* On two streams by turns, which wait for each other. */
+/* Alternates two streams, which wait for each other. */
 void streams(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   cudaStream_t both[2], before = stream;
@@ -132,7 +133,7 @@ void streams(void) {
   CUDA(cudaEventDestroy(done)), CUDA(cudaFree(mine));
 }
 
-/* In a graph, between calls that are in none. */
+/* Sums in a graph, with calls outside of it before and after. */
 void graph(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   for (int step = 0; step < STEPS / 2; step++) {
@@ -155,7 +156,7 @@ void graph(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Before there is anything that ranks could have agreed on. */
+/* Captures a graph before the ranks have agreed on anything. */
 void early_graph(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   captured_begin();
@@ -170,8 +171,8 @@ void early_graph(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Steps of three sums, two of which are as long; then in a graph, where two of them have other
- * buffers, and now and then outside of it as before. */
+/* Makes three sums a step, two of one length; then in a graph, where two of them have other
+ * buffers, with steps outside of it now and then. */
 void graph_of_several(void) {
   float *each[5];
   cudaGraphExec_t ready = NULL;
@@ -203,7 +204,7 @@ void graph_of_several(void) {
     CUDA(cudaFree(each[k]));
 }
 
-/* Communicators of a part of the ranks, made and gone again with what was compressed on them. */
+/* Makes communicators of some of the ranks and destroys them with compressed tensors on them. */
 void communicators(void) {
   ncclComm_t whole = comm, part;
   float *mine = device_memory(COUNT * sizeof *mine);
@@ -224,7 +225,8 @@ void communicators(void) {
   CUDA(cudaFree(mine));
 }
 
-/* One that does not block, of the same ranks: its id is a sum to which only rank 0 gives. */
+/* Makes a nonblocking communicator of the same ranks, whose id they exchange as a sum to which only
+ * rank 0 contributes. */
 void nonblocking(void) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t state = ncclInProgress;

@@ -55,7 +55,7 @@ static void run(const char *name) {
 
 /* --- Ranks */
 
-/* The memory that ranks share, mapped before there are processes. */
+/* The memory that ranks share, mapped before the processes are forked. */
 static struct {
   ncclUniqueId id;
   volatile int ready;
@@ -66,8 +66,8 @@ static char **names;
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-/* The link breaks while a sum is compressed. The program asks NCCL until it has heard of it, makes
- * another sum, asks once more, and aborts. */
+/* Breaks the link while a sum is compressed. The program asks NCCL until it reports the error,
+ * makes another sum, asks once more, and aborts. */
 static void break_link(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   ncclResult_t error = ncclSuccess;
@@ -91,7 +91,7 @@ static void break_link(void) {
 static void break_link(void) {}
 #endif
 
-/* The last rank never comes: sooner or later the others have to agree with it. */
+/* Leaves the last rank out: the others get an error when they have to agree with it. */
 static void miss_the_last(void) {
   float *mine = device_memory(COUNT * sizeof *mine);
   ncclResult_t result = ncclSuccess;
@@ -108,7 +108,7 @@ static void miss_the_last(void) {
   CUDA(cudaFree(mine));
 }
 
-/* A case may be `leave`, with everything still there; or `abort`; or `break` or `absent`, which
+/* Runs the cases on one rank. `leave` exits without freeing anything; `abort`, `break` and `absent`
  * abort. */
 static void be_rank(int which) {
   int devices;
@@ -193,7 +193,7 @@ static int be_all(void) {
 
 #endif
 
-/* All ranks by this one thread. */
+/* Runs all ranks on this thread. */
 static int be_one_thread(void) {
   ncclComm_t all[2];
   cudaStream_t two[2];

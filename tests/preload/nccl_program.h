@@ -24,20 +24,21 @@ void check_nccl(ncclResult_t result, const char *call);
 #define CUDA(call) check_cuda((call), #call)
 #define NCCL(call) check_nccl((call), #call)
 
-/* Zeroed. */
+/* Returns zeroed memory of the device. */
 void *device_memory(size_t bytes);
 
-/* Between `host` and the device. Both wait: the host's memory is used again at once. */
+/* Copy between `host` and the device. Both wait: the host's memory is reused at once. */
 void load(void *to, size_t bytes);
 void fetch(const void *from, size_t bytes);
 
-/* Exact values, and that times a factor in memory of the device. */
+/* exact gives the values; fill writes them, times a factor, to memory of the device, and check
+ * compares. */
 float exact(int step, int i);
 void fill(float *to, int count, int step, float times);
 void check(const char *what, const float *from, int count, int step, float times);
 
-/* On the rank's communicator and stream. In graphs: those from captured_begin to captured_end,
- * which gives it back; it is launched on the stream. */
+/* Sums on the rank's communicator and stream. captured_end returns a graph of the sums since
+ * captured_begin, to be launched on the stream. */
 void sum(const void *from, void *to, size_t count);
 void captured_begin(void);
 cudaGraphExec_t captured_end(void);

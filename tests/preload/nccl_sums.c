@@ -5,7 +5,7 @@
 
 #include "tests/preload/nccl_program.h"
 
-/* The same buffers step by step: two tensors a step, one in place, and a small sum. */
+/* Sums the same buffers in each step: two tensors, one in place, and a small sum. */
 void steady(void) {
   float *mine = device_memory((COUNT + 1) * sizeof *mine),
         *all = device_memory(COUNT * sizeof *all);
@@ -24,7 +24,7 @@ void steady(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all)), CUDA(cudaFree(other)), CUDA(cudaFree(one));
 }
 
-/* Without a wait between the steps: results are looked at in the end. */
+/* Does not wait between the steps; checks the results at the end. */
 void queued(void) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   fill(mine, COUNT, 7, 1);
@@ -34,8 +34,8 @@ void queued(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Values that one bit does not hold: what it leaves out of one sum comes with later ones. From some
- * step on in a graph, with other buffers. */
+/* Sums values that one bit does not hold: later sums deliver the error of one. From step
+ * `captured_from` on it uses a graph, with other buffers. */
 static void feed_back(int captured_from) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   float *there = device_memory(COUNT * sizeof *there);
@@ -68,7 +68,7 @@ static void feed_back(int captured_from) {
   for (int i = 0; i < COUNT; i++)
     left += (double)drift[i] * drift[i];
   left = sqrt(left / COUNT), signal = sqrt(signal / COUNT / STEPS);
-  if (left > 4 * signal) /* without feedback it would be as much a step */
+  if (left > 4 * signal) /* without feedback it would be this much in each step */
     fail("feedback", STEPS, 0, left, signal);
   free(drift);
   if (ready)
@@ -79,7 +79,7 @@ static void feed_back(int captured_from) {
 void feedback(void) { feed_back(STEPS); }
 void graph_feedback(void) { feed_back(STEPS / 2); }
 
-/* Averages of a type of 16 bits, in which 0.5 is these bits. */
+/* Averages of a 16-bit type, whose 0.5 has the bits `half`. */
 static void average(const char *what, ncclDataType_t type, uint16_t *mine, int step,
                     uint16_t half) {
   uint16_t *words = (uint16_t *)(void *)host;
@@ -103,7 +103,7 @@ void types(void) {
   CUDA(cudaFree(half)), CUDA(cudaFree(brain));
 }
 
-/* Several calls in a group, in a group in it, and messages beside them. */
+/* Makes several calls in a group, others in a nested group, and sends messages beside them. */
 void groups(void) {
   float *each[3], *to = device_memory(sizeof *to), *from = device_memory(sizeof *from);
   for (int k = 0; k < 3; k++)
@@ -133,7 +133,7 @@ void groups(void) {
   CUDA(cudaFree(to)), CUDA(cudaFree(from));
 }
 
-/* More calls in a group than it usually has. */
+/* Makes more calls in a group than usual. */
 void crowd(void) {
   enum { CALLS = 40 };
   float *each[CALLS];
@@ -153,7 +153,8 @@ void crowd(void) {
     CUDA(cudaFree(each[k]));
 }
 
-/* Only on one rank, and then on all, buffers are others from step to step; and what is in them. */
+/* Changes the buffers from step to step, first on one rank, then on all, and then their contents
+ * too. */
 void moves(void) {
   float *several[3];
   for (int k = 0; k < 3; k++)
@@ -161,7 +162,7 @@ void moves(void) {
   for (int step = 0; step < 3 * STEPS; step++) {
     int late = step > 3 * STEPS / 2, turn = step > STEPS / 2 && (rank == 0 || late) ? step % 3 : 0;
     float *mine = several[turn];
-    for (int i = 0; late && i < COUNT; i++) /* leaves an error, which the next step must not get */
+    for (int i = 0; late && i < COUNT; i++) /* leaves an error that the next step must not get */
       host[i] = (float)((i * 37 + rank) % 101 - 50);
     if (late) {
       load(mine, COUNT * sizeof *mine);
@@ -181,8 +182,8 @@ void moves(void) {
     CUDA(cudaFree(several[k]));
 }
 
-/* A tensor's residual is not given to another one, in another buffer: exact values are exact
- * there. */
+/* A tensor's residual is not added to another tensor in another buffer: there exact values stay
+ * exact. */
 void another(void) {
   float *usual = device_memory(COUNT * sizeof *usual), *mine = device_memory(COUNT * sizeof *mine);
   for (int step = 0; step < STEPS; step++) {

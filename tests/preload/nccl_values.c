@@ -1,4 +1,4 @@
-/* Values on the device, and what ends a rank. */
+/* Values on the device, and checks that end the process. */
 #include <stdio.h>
 #include <unistd.h>
 

@@ -46,7 +46,7 @@ float *floats(size_t count) {
   return values;
 }
 
-/* The same buffers step by step: two tensors a step, one of them in place, and a small sum. */
+/* Sums the same buffers in each step: two tensors, one of them in place, and a single element. */
 static void steady(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT), *other = floats(COUNT + 1);
   for (int step = 0; step < STEPS; step++) {
@@ -64,15 +64,15 @@ static void steady(void) {
   free(mine), free(sum), free(other);
 }
 
-/* The same with more than one bit, where a level times the scale is rounded. */
+/* Does the same with several bits, where a level times the scale is rounded. */
 static void near(void) {
   tolerance = 1e-5F;
   steady();
   tolerance = 0;
 }
 
-/* Values that one bit does not hold: what it leaves out of one sum comes with later ones, so the
- * sums of many steps differ from the true ones by what is kept at the end only. */
+/* Sums values that one bit does not hold: later sums deliver the error of one, so the total over
+ * many steps differs from the true one only by the last residual. */
 static void feedback(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT), *drift = floats(COUNT);
   double left = 0, signal = 0;
@@ -92,12 +92,12 @@ static void feedback(void) {
   }
   for (int i = 0; i < COUNT; i++)
     left += (double)drift[i] * drift[i];
-  if (!(sqrt(left / signal) < 8)) /* of the sum of one step; without feedback about STEPS */
+  if (!(sqrt(left / signal) < 8)) /* in sums of one step; without feedback about STEPS */
     fail("feedback", STEPS, 0, sqrt(left / signal), 8);
   free(mine), free(sum), free(drift);
 }
 
-/* One tensor that one bit is too little for, on one rank, beside one that it holds exactly. */
+/* Sums a tensor that needs more than one bit, on one rank, and one that a bit holds exactly. */
 static void climb(void) {
   enum { CALLS = 200 };
   float *mine = floats(COUNT), *sum = floats(COUNT), *drift = floats(COUNT);
@@ -118,13 +118,13 @@ static void climb(void) {
       drift[i] += sum[i];
   }
   for (int i = 0; i < COUNT;
-       i++) /* with one bit the outlier waits for some 45,000, with 2 30,000 */
+       i++) /* the outlier waits for some 45,000 with one bit, 30,000 with 2 */
     if (!(fabsf(drift[i]) < (getenv("ONEBIT_BUDGET") ? 100000 : 100)))
       fail("climb", CALLS, i, (double)drift[i], 0);
   free(mine), free(sum), free(drift), free(easy);
 }
 
-/* Whole numbers, which one bit does not hold: right only where nothing is compressed. */
+/* Sums whole numbers, which one bit does not hold: right only without compression. */
 static void uncompressed(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
@@ -140,7 +140,7 @@ static void uncompressed(void) {
   free(mine), free(sum);
 }
 
-/* Buffers that are freed and made anew each step, in places that differ. */
+/* Frees the buffers and allocates them elsewhere in each step. */
 static void reuse(void) {
   void *spacer = NULL;
   for (int step = 0; step < STEPS; step++) {
@@ -155,7 +155,7 @@ static void reuse(void) {
   free(spacer);
 }
 
-/* One rank alone changes its buffer now and then. */
+/* Changes the buffer now and then, on one rank only. */
 static void moves(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT), *else_where = floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
@@ -206,7 +206,7 @@ static void largest(void *in, void *inout, int *length, MPI_Datatype *type) {
     b[i] = a[i] > b[i] ? a[i] : b[i];
 }
 
-/* Doubles travel as floats, but for those that no float holds. */
+/* Sums doubles, which are sent as floats unless no float holds them. */
 static void doubles(void) {
   double *mine = calloc(COUNT, sizeof *mine), *sum = calloc(COUNT, sizeof *sum);
   for (int step = 0; step < STEPS; step++) {
@@ -317,8 +317,7 @@ static void long_counts(void) {
   free(mine), free(sum);
 }
 
-/* Calls an MPI library that prints the count which has come to it, and does nothing else; or one
- * without such calls. */
+/* Calls an MPI library that only prints the count that it gets; or one without such calls. */
 static void beyond_int(void) {
   const MPI_Count count = (MPI_Count)3000000000;
   float nothing = 0;
@@ -362,7 +361,7 @@ static void threads(void) {
     MPI_Comm_free(&comm[t]);
 }
 
-/* A layer that got no gradient: blocks of zeros among others. */
+/* Sums the gradients of a layer that got none: blocks of zeros among others. */
 static void zeros(void) {
   enum { ZEROS = COUNT + 3 };
   static float values[ZEROS], sums[ZEROS];
@@ -413,7 +412,7 @@ static const int traps = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW;
 int main(int argc, char **argv) {
   int level = MPI_THREAD_SINGLE, ran = 0;
   feenableexcept(traps);
-  /* "threads CASE..." asks for them; without, as most programs do, not. */
+  /* "threads CASE..." asks for them; most programs do not. */
   if (argc > 1 && !strcmp(argv[1], "threads"))
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   else

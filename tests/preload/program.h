@@ -8,10 +8,10 @@ enum { COUNT = 20000, STEPS = 40 };
 
 extern int rank, size;
 
-/* Says which element is wrong, and ends the job. */
+/* Prints the wrong element and ends the job. */
 void fail(const char *what, int step, int i, double is, double wanted);
 
-/* Values of a step that are the same on all ranks; and a check of their sum over so many. */
+/* Values of a step, the same on all ranks; check compares their sum over `ranks` ranks. */
 float exact(int step, int i);
 void fill(float *values, int count, int step);
 void check(const char *what, const float *values, int count, int step, int ranks);

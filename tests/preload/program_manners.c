@@ -1,5 +1,4 @@
-/* Cases of `program`: what a library before MPI must leave as it is, and what it must not overlook.
- */
+/* Cases of `program`: the things that a preloaded library must not change, or must notice. */
 #define _POSIX_C_SOURCE 200809L
 #include <mpi.h>
 #include <stdio.h>
@@ -33,7 +32,7 @@ static void sum_often(MPI_Comm comm, float *mine, float *sum) {
   }
 }
 
-/* Callbacks of the program's run for communicators that the program makes, and for no others. */
+/* MPI calls the program's callbacks for communicators that the program makes, and for no others. */
 void attributes(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   MPI_Comm comm;
@@ -49,7 +48,7 @@ void attributes(void) {
   free(mine), free(sum);
 }
 
-/* Wrong arguments are MPI's to find, also of calls that would be compressed. */
+/* MPI reports wrong arguments, also of calls that would be compressed. */
 void arguments(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   MPI_Request request = MPI_REQUEST_NULL;
@@ -70,7 +69,7 @@ void arguments(void) {
   free(mine), free(sum);
 }
 
-/* A child that ends as processes do has its own exit status, and reports nothing. */
+/* A child that exits normally has its own exit status and reports nothing. */
 void forked(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   int status = 0;

@@ -74,7 +74,7 @@ void unfinished(void) {
   }
 }
 
-/* MPI moves a nonblocking call also while its rank waits for something else. */
+/* A nonblocking call makes progress also while its rank waits in another call. */
 void progress(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
@@ -92,7 +92,7 @@ void progress(void) {
   free(mine), free(sum);
 }
 
-/* A blocking call, whose NaN makes it dense, while others are in flight. */
+/* Makes a blocking call dense, by a NaN, while others are in flight. */
 void mixture(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT), *more = floats(COUNT), *most = floats(COUNT);
   for (int step = 0; step < STEPS; step++) {
@@ -140,7 +140,7 @@ void persistent(void) {
 #endif
 }
 
-/* Every tenth sum is much smaller than the one before it, of which it must have nothing. */
+/* Makes every tenth sum much smaller than the one before, whose residual it must not contain. */
 void quiet(void) {
   float *mine = floats(COUNT), *sum = floats(COUNT);
   for (int step = 0; step < STEPS; step++) {

@@ -12,7 +12,7 @@
 
 static float *partial; /* of this rank */
 
-/* y = A x, with three bands; symmetric where `lower` is `upper`. */
+/* Computes y = A x with three bands; A is symmetric if `lower` equals `upper`. */
 static void multiply(const float *x, float *y, float lower, float upper) {
   if (!partial)
     partial = floats(COUNT);
@@ -54,7 +54,7 @@ static void divide(float *to, const float *from, double by) {
 
 enum { BASIS = 8 };
 
-/* The small least-squares problem: Givens rotations of H, and the solution in y. */
+/* Solves the small least-squares problem: Givens rotations of H, and the solution in y. */
 static void solve_small(double h[BASIS + 1][BASIS], double beta, double y[BASIS]) {
   double g[BASIS + 1] = {beta};
   for (int j = 0; j < BASIS; j++) {
@@ -75,7 +75,7 @@ static void solve_small(double h[BASIS + 1][BASIS], double beta, double y[BASIS]
   }
 }
 
-/* Restarted; unit vectors between residuals of what is left. */
+/* Restarted GMRES: sums of unit vectors, and of the residual at each restart. */
 void gmres(void) {
   float *b = right_side(1), *x = floats(COUNT), *w = floats(COUNT), *v[BASIS + 1];
   for (int j = 0; j <= BASIS; j++)
@@ -157,7 +157,7 @@ void chebyshev(void) {
   }
 }
 
-/* The kernel polynomial method: T(n+1) = 2 A T(n) - T(n-1), for some random starts. */
+/* The kernel polynomial method: T(n+1) = 2 A T(n) - T(n-1), from some random vectors. */
 void moments(void) {
   float *now = floats(COUNT), *before = floats(COUNT), *w = floats(COUNT);
   for (int start = 0; start < 3; start++) {
@@ -225,7 +225,7 @@ void ensemble(void) {
   }
 }
 
-/* A particle filter: weighted states of each rank's particles, and how much they weigh. */
+/* A particle filter: each rank's weighted states, and their weights. */
 void particles(void) {
   float *state = floats(COUNT), *mine = floats(COUNT), *mean = floats(COUNT), weight, all;
   for (int step = 0; step < 50; step++) {
@@ -241,7 +241,7 @@ void particles(void) {
   }
 }
 
-/* A random sketch of each rank's rows, with new signs each time. */
+/* Sums a random sketch of each rank's rows, with new signs each time. */
 void sketch(void) {
   float *row = floats(COUNT), *mine = floats(COUNT), *all = floats(COUNT);
   for (int i = 0; i < COUNT; i++)
@@ -253,7 +253,7 @@ void sketch(void) {
   }
 }
 
-/* Windows of signals are stacked, some of which are quiet. */
+/* Stacks windows of signals, some of which are quiet. */
 void stacking(void) {
   float *mine = floats(COUNT), *all = floats(COUNT);
   for (int window = 0; window < 60; window++) {

@@ -51,7 +51,7 @@ void reduce(const float *from, float *to, int count) {
 
 /* ---- No gradients ---- */
 
-/* Points in 0..10 around 820 centres; sums of points and their numbers, in the same buffers. */
+/* Clusters points in 0..10 around 820 centres; one buffer holds sums of points and their counts. */
 static void kmeans(void) {
   enum { POINTS = 500, CENTRES = 820, WIDTH = 20, STEPS = 60 };
   float *points = floats(POINTS * WIDTH), *centres = floats(CENTRES * WIDTH);
@@ -92,7 +92,7 @@ static void kmeans(void) {
       MPI_Abort(MPI_COMM_WORLD, 3);
 }
 
-/* A histogram of new values each time, as floats. */
+/* Sums a histogram of new values each time, as floats. */
 static void histogram(void) {
   float *bins = floats(COUNT), *all = floats(COUNT);
   for (int step = 0; step < 100; step++) {
@@ -103,7 +103,8 @@ static void histogram(void) {
   }
 }
 
-/* Jacobi: each rank has part of a row's neighbours, the sum is the next vector. */
+/* Iterates with Jacobi's method: each rank has some neighbours of a row; the sum is the next
+ * vector. */
 static void jacobi(void) {
   float *x = floats(COUNT), *mine = floats(COUNT), *b = floats(COUNT);
   state = 5;
@@ -121,8 +122,8 @@ static void jacobi(void) {
   }
 }
 
-/* Conjugate gradients, started anew for another right side every 25 iterations; each rank has some
- * columns, in buffers made anew. */
+/* Solves with conjugate gradients, a new right side every 25 iterations; each rank has some
+ * columns, in newly allocated buffers. */
 static void solver(void) {
   double *x = calloc(4 * COUNT, sizeof *x), *r = x + COUNT, *p = r + COUNT, *diagonal = p + COUNT;
   state = 5;
@@ -153,8 +154,8 @@ static void solver(void) {
   free(x);
 }
 
-/* Particles on springs: forces from each rank's part of the bonds, leapfrog. Three components, in
- * one buffer after the other. */
+/* Moves particles on springs by leapfrog: each rank adds the forces of some bonds; one buffer
+ * serves the three components in turn. */
 static void forces(void) {
   float *x = floats(3 * COUNT), *v = floats(3 * COUNT), *mine = floats(COUNT), *f = floats(COUNT);
   state = 5;
@@ -174,7 +175,7 @@ static void forces(void) {
     }
 }
 
-/* Power iteration on a matrix with signs, of a diagonal and neighbours. */
+/* Power iteration with a bidiagonal matrix, from a vector with signs. */
 static void power(void) {
   float *x = floats(COUNT), *mine = floats(COUNT), *y = floats(COUNT);
   state = 5;
@@ -194,7 +195,7 @@ static void power(void) {
   }
 }
 
-/* Running means of values with signs. */
+/* Sums running means of values with signs. */
 static void statistics(void) {
   float *sum = floats(COUNT), *mine = floats(COUNT), *all = floats(COUNT);
   for (int step = 0; step < 100; step++) {
@@ -206,7 +207,7 @@ static void statistics(void) {
   }
 }
 
-/* Squares and absolute values of new values. */
+/* Sums squares and absolute values of new values. */
 static void squares(void) {
   float *mine = floats(COUNT), *all = floats(COUNT);
   for (int step = 0; step < 100; step++) {
@@ -218,7 +219,7 @@ static void squares(void) {
   }
 }
 
-/* Mostly zero, elsewhere each time. */
+/* Sums vectors that are mostly zero, each time elsewhere. */
 static void sparse(void) {
   float *mine = floats(COUNT), *all = floats(COUNT);
   for (int step = 0; step < 100; step++) {

@@ -9,14 +9,14 @@ enum { COUNT = 20000 };
 extern int rank, size;
 extern MPI_Comm comm; /* of the case */
 
-/* Random numbers, from the same seed in each case: of this rank, or of all. */
+/* Random numbers, with the same seed in each case: this rank's own, or the same on all. */
 void seed(unsigned long long from);
 double uniform(void);
 float normal(void);
 
 float *floats(size_t count);
 
-/* The sum over the ranks; its bits are part of the program's output. */
+/* Sums over the ranks; the bits of the result are part of the program's output. */
 void reduce(const float *from, float *to, int count);
 
 /* Cases: programs that solve or sample something. */
@@ -33,7 +33,7 @@ void stacking(void);
 void mixture(void);
 void landweber(void);
 
-/* Trainings; and averaging of weights. */
+/* Trainings; and an averaging of weights. */
 void averaging(void);
 void sgd(void);
 void adam(void);

@@ -24,7 +24,7 @@ static struct learner learner_of(unsigned number) {
   return learner;
 }
 
-/* The gradient of a batch of this rank; gives its loss. */
+/* Adds the gradient of a batch of this rank; returns its loss. */
 static float gradient_of(const struct learner *learner, float *gradient) {
   float x[WIDE], loss = 0;
   for (int sample = 0; sample < BATCH; sample++) {
@@ -80,8 +80,8 @@ static void train(int adam) {
 void sgd(void) { train(0); }
 void adam(void) { train(1); }
 
-/* Two tensors of one size in turn, as a policy and its critic are: each epoch makes other numbers
- * of steps of the first, and asks after each whether to go on. */
+/* Trains two tensors of one size in turn, as a policy and its critic: each epoch makes another
+ * number of steps with the first, and sums after each whether to go on. */
 void policy(void) {
   struct learner one = learner_of(7), other = learner_of(8);
   float last = 0, bias[HIGH] = {0}, sum[HIGH];
@@ -99,7 +99,7 @@ void policy(void) {
   print_loss(last);
 }
 
-/* The largest sum of values of up to scale / 2, in buffers of its own. */
+/* Sums values of up to scale / 2, in newly allocated buffers, and returns the largest result. */
 static float largest_sum(float scale) {
   float *values = floats(COUNT), *sum = floats(COUNT), largest = 0;
   for (int i = 0; i < COUNT; i++)
@@ -112,8 +112,8 @@ static float largest_sum(float scale) {
   return largest;
 }
 
-/* A policy and its critic with gradients a thousand times as large: the critic's first call comes
- * as one more of the policy's would, whose residual must not have the critic's error then. */
+/* Sums for a policy and for a critic with gradients a thousand times as large. The critic's first
+ * call looks like the policy's next one, whose residual must not contain the critic's error. */
 void critic(void) {
   float largest = 0, go_on = 1, all, bias[HIGH] = {0}, sum[HIGH];
   for (int epoch = 0; epoch < 4; epoch++) {
@@ -151,8 +151,8 @@ void averaging(void) {
   }
 }
 
-/* Two layers, whose gradients are in buffers of their own, with one size: a network learns what
- * another one does. Samples are new each time, or the same. */
+/* Two layers of one size, with a buffer of gradients each: a network learns another's function.
+ * Samples are new each time, or the same. */
 struct network {
   float *first, *second, *gradients[2], *sums[2];
 };
