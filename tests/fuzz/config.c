@@ -1,4 +1,5 @@
-/* Files of ONEBIT_CONFIG: what is read of them lies in their memory, and behind its parent. */
+/* Fuzzes the reader of ONEBIT_CONFIG's files: the values of a file that it accepts point into the
+ * file's memory, and each comes after its parent. */
 #include "base/json_read.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Lines of a tuning file about whole calls that were measured, without the lines that every such
- * file has to have. */
+/* Fuzzes the lines of a tuning file about measured whole calls; the lines that every such file must
+ * have are left out. */
 #include "tests/fuzz/costs.h"
 
 #include "collectives/cost/tuning_points.h"

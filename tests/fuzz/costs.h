@@ -7,7 +7,8 @@
 #include "collectives/cost/cost.h"
 #include "tests/fuzz/fuzz.h"
 
-/* Choices by them, for the hosts and ranks that were measured too: a schedule, in a finite time. */
+/* Chooses schedules with the costs, also for the hosts and ranks that were measured; checks that
+ * each is a schedule with a finite time. */
 static inline void fuzz_choose(const struct ob_costs *costs) {
   static const size_t elements[] = {0, 1, 4097, 1 << 20, SIZE_MAX / 8};
   for (size_t i = 0; i < sizeof elements / sizeof elements[0]; i++) {

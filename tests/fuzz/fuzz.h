@@ -1,7 +1,7 @@
 /*
- * The common part of the fuzzers. Each is a file here with libFuzzer's one function; its first
- * inputs are in seeds/NAME, written by the library itself (seeds.c). A format with a checksum is
- * mended before it is read, where the input asks for that: so the fuzzer gets behind it.
+ * The common part of the fuzzers. Each file here has libFuzzer's one function; its first inputs are
+ * in seeds/NAME, which the library writes (seeds.c). A checksum is corrected before it is read if
+ * the input asks for that, so that the fuzzer reaches the code after the check.
  */
 #ifndef ONEBIT_TESTS_FUZZ_FUZZ_H
 #define ONEBIT_TESTS_FUZZ_FUZZ_H
@@ -13,11 +13,11 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Ends the run with a report: what must hold does not. */
+/* Ends the run with a report if the condition does not hold. */
 #define FUZZ_CHECK(condition) ((condition) ? (void)0 : abort())
 
-/* A copy that is exactly as long, so that the address sanitizer sees what is read behind it; with
- * `more` zeros behind. The caller frees. */
+/* Copies the data, plus `more` zeros, to memory of exactly that size, so that the address sanitizer
+ * sees reads behind it. The caller frees it. */
 static inline void *fuzz_copy(const uint8_t *data, size_t size, size_t more) {
   unsigned char *copy = calloc(size + more ? size + more : 1, 1);
   FUZZ_CHECK(copy);

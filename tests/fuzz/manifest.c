@@ -1,4 +1,4 @@
-/* Manifests of checkpoints: what is accepted is what the library would write. */
+/* Fuzzes manifests of checkpoints: the library writes an accepted one in the same way again. */
 #include "optimizers/checkpoint/manifest.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "tests/fuzz/fuzz.h"
 
-/* The last line's checksum becomes that of the lines before. */
+/* Corrects the last line's checksum of the lines before. */
 static void mend(char *text, size_t size) {
   enum { LINE = sizeof "checksum 0123456789abcdef\n" - 1 };
   char line[LINE + 1];

@@ -1,8 +1,8 @@
 /*
- * A fuzzer for the decoder of messages (libFuzzer). The first bytes of the input choose what the
- * receiver expects; the rest is what arrived. Whatever it is, the check must not read past its end,
- * and what the check lets pass must decode without leaving the receiver's buffers: address and
- * undefined-behaviour sanitizers watch.
+ * A fuzzer for the decoder of messages (libFuzzer). The first bytes of the input choose the message
+ * that the receiver expects; the rest is the message that arrived. The check must not read past its
+ * end, and decoding an accepted message must stay within the receiver's buffers: the sanitizers for
+ * addresses and undefined behaviour watch.
  */
 #include "base/error.h"
 #include "compression/blocks.h"
@@ -17,8 +17,8 @@ struct receiver {
 
 static const unsigned widths[] = {1, 2, 4, 8};
 
-/* A layout of one piece; the message is its second half, as a server's would be. One scale for all
- * is of signs only. */
+/* Makes a layout of one piece; the message is its second half, as a server's would be. Only signs
+ * can have one scale for all. */
 static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   size_t count = (size_t)choice[0] * 37 + choice[1], block = 32u << (choice[2] & 3);
   if (ob_layout_create(&receiver->layout, block, 1, &count, NULL) != ONEBIT_OK)
@@ -40,7 +40,7 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
                                     .half = receiver->shape.half,
                                     .bounded = receiver->shape.half,
                                     .threads = 1};
-  if (receiver->shape.half) /* is of the type of the buffers: one of 16 bit */
+  if (receiver->shape.half) /* has the buffers' 16-bit type */
     receiver->work.dtype = receiver->work.output_dtype =
         receiver->work.output_dtype == ONEBIT_FLOAT16 ? ONEBIT_FLOAT16 : ONEBIT_BFLOAT16;
   if (!receiver->work.codec || !ob_codec_usable(receiver->work.codec))
@@ -49,8 +49,8 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   return ob_work_create(&receiver->work, 2, 2) == ONEBIT_OK;
 }
 
-/* Makes the parts of the header right that a random input would hardly meet, so that the fuzzer
- * gets behind them. The checksum comes last, of what was mended before. */
+/* Corrects the parts of the header that a random input would hardly get right, so that the fuzzer
+ * reaches the code after them. The checksum comes last: it covers the others. */
 static void mend(struct receiver *receiver, unsigned char *message, size_t bytes, int what) {
   struct ob_header header;
   if (bytes < sizeof header)
@@ -74,7 +74,7 @@ static void mend(struct receiver *receiver, unsigned char *message, size_t bytes
   memcpy(message, &header, sizeof header);
 }
 
-/* Checks that the fields a receiver computes with are the expected ones, and sound. */
+/* Checks that the fields with which a receiver computes are valid and the expected ones. */
 static void look(const struct receiver *receiver, const struct ob_view *view) {
   const struct ob_message_shape *shape = &receiver->shape;
   FUZZ_CHECK((view->header->flags & OB_PAYLOAD_FLAGS) ==
@@ -109,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   unsigned char *message = fuzz_copy(data + choices, bytes, 0);
   if (receiver_create(&receiver, data)) {
     mend(&receiver, message, bytes, data[5]);
-    if (data[6] & 1) { /* and often as long as it should be */
+    if (data[6] & 1) { /* make many messages as long as expected */
       unsigned char *right = realloc(message, ob_message_bytes(&receiver.shape));
       size_t wanted = ob_message_bytes(&receiver.shape);
       if (right && wanted > bytes)
@@ -117,7 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       message = right ? right : message;
       bytes = right ? wanted : bytes;
     }
-    if (bytes == ob_message_bytes(&receiver.shape) && (data[6] & 2)) /* behind a right checksum */
+    if (bytes == ob_message_bytes(&receiver.shape) && (data[6] & 2)) /* with a right checksum */
       ob_message_seal(message, &receiver.shape, receiver.work.codec);
     if (ob_message_check(message, bytes, &receiver.shape, &receiver.expected,
                          receiver.work.codec) == ONEBIT_OK)

@@ -4,7 +4,8 @@
 
 #include "onebit/onebit.h"
 
-/* Kinds: optimizers, outer steps of each width, and those of a site but SparseLoCo's messages. */
+/* The kinds: optimizers, outer steps of each width, and those of a site, which exclude SparseLoCo's
+ * messages. */
 enum {
   FUZZ_OPTIMIZERS = 8,
   FUZZ_WIDTHS = 6,
@@ -23,14 +24,14 @@ struct fuzz_object {
   float gradients[FUZZ_ELEMENTS];
 };
 
-/* Number `kind` of them. Not to be moved: it points into itself. */
+/* Creates the object of that kind, which must not be moved: it contains pointers to itself. */
 void fuzz_object_create(struct fuzz_object *made, int kind, onebit_comm_t comm);
 void fuzz_object_destroy(struct fuzz_object *made);
 
-/* So many steps with gradients, or local steps, of their own. */
+/* Makes steps with the object's own gradients, or local steps. */
 onebit_status_t fuzz_object_train(struct fuzz_object *made, size_t steps);
 
-/* The caller frees it. */
+/* Returns the saved part, which the caller frees. */
 unsigned char *fuzz_object_save(const struct fuzz_object *made, size_t *bytes);
 onebit_status_t fuzz_object_load(struct fuzz_object *made, const void *const *parts,
                                  const size_t *bytes, int count);

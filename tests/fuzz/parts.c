@@ -1,6 +1,6 @@
 /*
- * Parts of checkpoints, of one rank or of two, into an optimizer or an outer step of one rank. What
- * is refused changes nothing, and with what is accepted steps can be made.
+ * Loads parts of checkpoints, of one rank or two, into an optimizer or outer step of one rank. A
+ * refused part changes nothing, and steps work after an accepted one.
  */
 #include <stdbool.h>
 
@@ -8,18 +8,18 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/optimizers.h"
 
-/* The first bytes of an input: the kind, what is mended, and the length of the first of two parts;
- * 0: there is one. */
+/* The first bytes of an input: the kind, the fields to correct, and the length of the first of two
+ * parts; 0: there is one. */
 enum { CHOICES = 4 };
 enum { MEND_IDENTITY = 1, MEND_LENGTHS = 2, MEND_SECTIONS = 4, MEND_FRONT = 8 };
 
 struct rows {
   struct ob_part_header header;
   struct ob_part_section *section; /* a copy */
-  size_t at;                       /* where they are */
+  size_t at;                       /* their offset in the part */
 };
 
-/* False: the rows do not fit. */
+/* Returns false if the part is too short for its rows. */
 static int read_rows(struct rows *rows, const unsigned char *part, size_t bytes) {
   rows->section = NULL;
   if (bytes < sizeof rows->header)
@@ -54,7 +54,8 @@ static void mend_sections(struct rows *rows, const unsigned char *part, size_t b
   }
 }
 
-/* The checksum of the front comes last: it is of all that was mended before. */
+/* Corrects the fields that `what` names. The checksum of the front comes last: it covers the
+ * others. */
 static void mend(unsigned char *part, size_t bytes, int what) {
   struct rows rows;
   if (!read_rows(&rows, part, bytes))
@@ -89,7 +90,8 @@ struct parts {
   size_t bytes[2];
 };
 
-/* False: it is too short. What it asks for is mended: identity, lengths, checksums. */
+/* Reads the parts of an input and corrects the fields that it asks for; returns false if it is too
+ * short. */
 static bool read_parts(struct parts *parts, const uint8_t *data, size_t size) {
   if (size < CHOICES)
     return false;

@@ -1,5 +1,5 @@
-/* The proposals of an agreement (collectives/agree.h): those of all ranks but this one are the
- * input. Whatever they hold, all of it is compared within its slots. */
+/* Fuzzes the proposals of an agreement (collectives/agree.h): the input gives those of all ranks
+ * but this one. The comparison stays within their slots. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "collectives/agree.h"
@@ -18,14 +18,15 @@ static void propose(struct onebit_comm *comm, const struct ob_term *terms) {
 enum { CHECKSUM = 8, SUMMED = 16 };
 
 static void mend(unsigned char *slot, const unsigned char *own, int what) {
-  memcpy(slot, own, (size_t)(what & 3) * 8); /* magic, version; checksum; number of the agreement */
+  memcpy(slot, own, (size_t)(what & 3) * 8); /* copies magic and version, the checksum, the number
+                                              * of the agreement */
   uint64_t sum = ob_hash(OB_HASH_START, slot + SUMMED, OB_AGREE_BYTES - SUMMED);
   if (what & 4)
     memcpy(slot + CHECKSUM, &sum, sizeof sum);
 }
 
-/* data[0]: the rank that this is, and which proposals are mended; data[1]: how, and whether one of
- * them is too short. */
+/* data[0] chooses this rank, and the proposals to correct; data[1] chooses the fields, and whether
+ * one proposal is too short. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const struct ob_term terms[TERMS] = {{"count", 4096}, {"dtype", 1}, {"chunk_size", 7}};
   unsigned char own[OB_AGREE_BYTES] = {0}, *slots;
@@ -53,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   in[0].bytes -= data[1] >> 7;
   onebit_status_t status = ob_agree_check(&comm, terms, TERMS);
   FUZZ_CHECK(status <= ONEBIT_OK && (status == ONEBIT_OK || *onebit_last_error()));
-  for (int rank = 0; status == ONEBIT_OK && rank < RANKS; rank++) /* what was compared is equal */
+  for (int rank = 0; status == ONEBIT_OK && rank < RANKS; rank++) /* the compared bytes are equal */
     FUZZ_CHECK(memcmp(slots + (size_t)rank * OB_AGREE_BYTES, own, CHECKSUM) == 0);
   free(slots);
   return 0;

@@ -1,4 +1,4 @@
-/* Rules of a preloaded program, and what they say of calls. */
+/* Fuzzes the rules of a preloaded program, and their answers for calls. */
 #include "dropin/rules.h"
 
 #include "base/error.h"

@@ -1,6 +1,6 @@
 /*
- * Writes the inputs that the fuzzers start from: `seeds DIRECTORY` fills DIRECTORY/NAME/ for each.
- * What the library writes it writes itself; rules are texts that people write.
+ * Writes the inputs that the fuzzers start from: `seeds DIRECTORY` fills DIRECTORY/NAME/ for each
+ * fuzzer. The library writes its own formats; rules are texts as users write them.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -120,7 +120,7 @@ static void *save_part(void *context) {
   return NULL;
 }
 
-/* Writes the parts of one rank or two, after so many steps. */
+/* Writes the parts of one rank or two after `steps` steps. */
 static void write_parts(int kind, int ranks, int steps) {
   struct rank rank[2] = {{.kind = kind, .steps = steps}, {.kind = kind, .steps = steps}};
   onebit_comm_t comms[2];
@@ -176,7 +176,7 @@ static void write_costs(void) {
   fclose(file);
 }
 
-/* --- What people write */
+/* --- Texts that users write */
 
 static void write_text(const char *fuzzer, const char *name, const char *text) {
   FILE *file = seed(fuzzer, "%s", name);

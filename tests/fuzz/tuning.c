@@ -1,4 +1,4 @@
-/* Tuning files: what is accepted, the cost model can compute with. */
+/* Fuzzes tuning files: the cost model can compute with an accepted one. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/cost/tuning.h"
 

@@ -1,6 +1,6 @@
 /*
  * carry_over save DIRECTORY COUNT: makes three steps of warm-up and saves. carry_over again FROM TO
- * COUNT: loads and saves. For tests/scripts/check-guides, which writes what it loads with
+ * COUNT: loads and saves. tests/scripts/check-guides runs it and writes the checkpoint to load with
  * examples/deepspeed_part.py.
  */
 #include <onebit/onebit.h>

@@ -1,7 +1,7 @@
 /*
- * Does one wrong thing after another, on two ranks that are threads, and prints what the library
- * says of it, a line for each rank: docs/troubleshooting.md quotes these, and
- * tests/scripts/check-guides compares.
+ * Makes one mistake after another, on two ranks that are threads, and prints the library's message,
+ * a line for each rank. docs/troubleshooting.md quotes these, and tests/scripts/check-guides
+ * compares.
  */
 #include <math.h>
 #include <onebit/onebit.h>
@@ -28,7 +28,7 @@ static void note(struct rank *rank, onebit_status_t status) {
            status == ONEBIT_OK ? "no words" : onebit_last_error());
 }
 
-/* Creates an optimizer and makes a step, or says what went wrong first. */
+/* Creates an optimizer and makes a step; notes the first error. */
 static void make_step(struct rank *rank) {
   onebit_optimizer_t optimizer = NULL;
   onebit_status_t status =
