@@ -1,6 +1,6 @@
 /*
- * The threads of a CTA, as fibers, and where they wait for each other: barriers and warp
- * collectives. The last one to arrive works out everybody's result.
+ * Runs the threads of a CTA as fibers, which wait for each other in barriers and warp collectives.
+ * The last one to arrive computes everybody's result.
  */
 #include "block.h"
 
@@ -53,7 +53,7 @@ struct warp {
   std::vector<meeting> meetings;
 };
 
-/* Chooses the next of several that may run. */
+/* Chooses the next of several fibers that can run. */
 class order {
 public:
   order() {
@@ -95,7 +95,7 @@ public:
   }
   size_t count() const { return count_; }
 
-  /* Takes out the n-th. */
+  /* Removes the n-th. */
   unsigned take(size_t n) {
     unsigned word = 0;
     for (size_t here; n >= (here = static_cast<size_t>(__builtin_popcountll(words_[word]))); word++)
@@ -113,7 +113,7 @@ private:
   size_t count_ = 0;
 };
 
-/* The OS thread's fibers, kept from block to block, and the block that they run. */
+/* The OS thread's fibers, kept from block to block, and the block that runs. */
 class processor {
 public:
   void run(dim3 grid, dim3 block, const std::function<void()> &thread);
@@ -148,7 +148,7 @@ private:
 
 thread_local processor here;
 
-/* A fiber's life: one CUDA thread after the other. */
+/* The loop of a fiber: one CUDA thread after the other. */
 void processor::live(void *self) {
   auto *me = static_cast<processor *>(self);
   me->current_->stack->begin(me->scheduler_);
@@ -206,8 +206,8 @@ void processor::run_block(order &by) {
   }
 }
 
-/* The group of waiting lanes that `lane` belongs to. Lanes of one mask must all come to the same
- * collective with the same mask; lanes of disjoint masks may be in different ones. */
+/* Returns the group of waiting lanes that `lane` belongs to. Lanes of one mask must all call the
+ * same collective with the same mask; lanes of disjoint masks may call different ones. */
 meeting &processor::join(warp &of, collective kind, unsigned mask, unsigned lane) {
   if (!(mask >> lane & 1))
     fatal("%s: lane %u is not in its own mask %08x", name(kind), lane, mask);
@@ -237,7 +237,8 @@ uint64_t processor::result(const meeting &group, const cuda_thread *lanes, unsig
   return ballot;
 }
 
-/* Lanes that have exited are not waited for, as on the hardware. */
+/* Ends the collective once all lanes of its mask that have not exited are there, as on the
+ * hardware. */
 void processor::finish_if_complete(unsigned warp_number, meeting &group) {
   warp &of = warps_[warp_number];
   if (group.arrived != (group.mask & of.alive))

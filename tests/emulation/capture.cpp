@@ -1,6 +1,6 @@
 /*
- * Capture: work on a stream becomes nodes of a graph instead; events carry it to other streams and
- * back. A launched graph's nodes are operations that only their own order binds.
+ * Capture: work on a stream becomes nodes of a graph instead, also on streams that it reaches by
+ * events. The nodes of a launched graph are operations that only the graph's own order binds.
  */
 #include "capture.h"
 
@@ -61,7 +61,7 @@ void add(std::vector<size_t> &to, const std::vector<size_t> &more) {
       to.push_back(node);
 }
 
-/* The default stream would wait for what is only captured. */
+/* True if work on the stream would make the default stream wait for captured work. */
 bool captured_implicitly(const CUstream_st &stream) {
   if (!stream.is_default)
     return false;
@@ -125,7 +125,7 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t *graph) {
   return error;
 }
 
-/* Appends a graph to a capture, between what the stream has and what it will have. */
+/* Appends a graph to a capture: after the stream's nodes so far and before its next ones. */
 void inline_graph(CUstream_st &stream, const std::vector<graph_node> &nodes) {
   std::vector<graph_node> &all = stream.capturing->nodes;
   size_t offset = all.size();
@@ -201,8 +201,8 @@ cudaError_t refuse_capturing(CUstream_st &stream) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
-/* CUDA's rule: a thread's own captures forbid it, unless they are relaxed, and so do others' that
- * are global, unless the thread is not. A relaxed thread may do anything. */
+/* Follows CUDA's rule: a thread's own captures forbid the call unless they are relaxed; so do other
+ * threads' global captures unless this thread is relaxed. A relaxed thread may make any call. */
 cudaError_t refuse_in_capture() {
   cudaError_t error = cudaSuccess;
   for (const auto &active : captures()) {
@@ -294,7 +294,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream) {
   return result(graphExec ? launch_graph(*graphExec, stream) : cudaErrorInvalidValue);
 }
 
-/* The nodes themselves cannot be looked into: only their number is told. */
+/* Returns only the number of nodes; they cannot be examined. */
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *numNodes) {
   if (!graph || !numNodes)
     return result(cudaErrorInvalidValue);
@@ -304,7 +304,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
   return cudaSuccess;
 }
 
-/* Nodes come after those that they depend on. */
+/* Relies on the order of nodes: each comes after those that it depends on. */
 long emulation_longest_chain(cudaGraph_t graph) {
   std::vector<long> chains;
   for (const graph_node &node : graph->nodes) {

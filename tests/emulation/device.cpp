@@ -48,7 +48,7 @@ int device_count() {
 
 bool valid(int number) { return number >= 0 && number < device_count(); }
 
-/* Counts down to the one call that fails. */
+/* Counts down; true for the one call that fails. */
 bool falls_due(std::atomic<long> &left) {
   long seen = left.load();
   while (seen > 0)

@@ -1,6 +1,6 @@
 /*
- * Fibers. The switch is written by hand for x86-64 and 64-bit ARM: swapcontext() enters the kernel
- * for the signal mask, which would cost more than all else that the emulation does.
+ * Fibers. The switch is written in assembly for x86-64 and 64-bit ARM: swapcontext() makes a system
+ * call for the signal mask, which would cost more than the rest of the emulation.
  */
 #include "fiber.h"
 
@@ -23,7 +23,7 @@ namespace emulation {
 
 namespace {
 
-/* The sanitizers' frames are several times larger. */
+/* The sanitizers make frames several times larger. */
 #if EMULATION_ASAN || EMULATION_TSAN
 constexpr size_t STACK = 512 << 10;
 #else
@@ -34,7 +34,8 @@ constexpr size_t STACK = 128 << 10;
 
 #if defined(__x86_64__)
 
-/* Saves what a call must keep, and the stack pointer; loads the other's. */
+/* Saves the registers that a call must preserve, and the stack pointer; loads the other
+ * context's. */
 extern "C" void emulation_switch(void **save, void *load);
 asm(R"(
 .text
@@ -145,7 +146,7 @@ static void swap(context &from, context &to) {
 
 #else
 
-/* makecontext() passes ints: an address goes as two. */
+/* makecontext() passes ints, so an address takes two. */
 static void enter(unsigned entry_high, unsigned entry_low, unsigned high, unsigned low) {
   auto address = [](unsigned upper, unsigned lower) {
     return static_cast<uintptr_t>(static_cast<uint64_t>(upper) << 32 | lower);
@@ -170,7 +171,7 @@ static void swap(context &from, context &to) { swapcontext(&from.registers, &to.
 
 #endif
 
-/* A page that nobody may touch lies below the stack: an overflow is a fault, not a wrong result. */
+/* An inaccessible page below the stack turns an overflow into a fault instead of a wrong result. */
 fiber::fiber(void (*entry)(void *), void *argument) {
   size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   mapping_ = mmap(nullptr, STACK + page, PROT_READ | PROT_WRITE,
@@ -191,7 +192,8 @@ fiber::~fiber() {
 #endif
   const size_t bytes = STACK + static_cast<size_t>(sysconf(_SC_PAGESIZE));
 #if EMULATION_ASAN
-  __asan_unpoison_memory_region(mapping_, bytes); /* of its frames; other memory may come here */
+  __asan_unpoison_memory_region(mapping_, bytes); /* its frames are poisoned; other memory may be
+                                                   * mapped here */
 #endif
   munmap(mapping_, bytes);
 }

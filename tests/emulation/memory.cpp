@@ -1,7 +1,7 @@
 /*
- * Allocations have guard zones, and what was freed is kept a while full of a pattern: a write past
- * the end, or after the end, is noticed. Under AddressSanitizer, which does it better, malloc and
- * free are left to it.
+ * Allocations have guard zones, and freed memory stays for a while, filled with a pattern: a write
+ * past the end, or after the free, is found. With AddressSanitizer, which finds more, malloc and
+ * free are used directly.
  */
 #include "memory.h"
 
@@ -24,7 +24,8 @@ namespace emulation {
 
 namespace {
 
-/* cudaMalloc's alignment, too. A page where EMULATED_PROTECT closes whole pages. */
+/* The size of guard zones, and cudaMalloc's alignment; a page, since EMULATED_PROTECT protects
+ * whole pages. */
 #if EMULATION_ASAN
 constexpr size_t ZONE = 0;
 #else
@@ -33,7 +34,7 @@ constexpr size_t ZONE = 4096;
 constexpr size_t ALIGNMENT = 4096, KEPT = size_t{32} << 20;
 /* Bytes of a zone that are checked at each synchronisation. */
 constexpr size_t CHECKED = 512;
-/* Each a NaN, as floats. */
+/* Patterns, each a NaN as a float. */
 constexpr unsigned char FRESH = 0xff, FREED = 0xfe, GUARD = 0xfd;
 
 struct allocation {
@@ -41,7 +42,7 @@ struct allocation {
   size_t size;
   int device;
   bool pinned;
-  bool filled; /* with patterns; else it is untouched, and not checked */
+  bool filled; /* filled with patterns; otherwise untouched and unchecked */
 
   unsigned char *start() const { return whole + ZONE; }
   size_t room() const { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT; }
@@ -52,7 +53,8 @@ std::map<uintptr_t, allocation> &allocations() {
   static std::map<uintptr_t, allocation> all;
   return all;
 }
-/* The host's own memory that copies may be made from without a wait: where it begins, its size. */
+/* The registered memory of the host, from which copies may be made without a wait: address and
+ * size. */
 std::map<uintptr_t, size_t> &registered() {
   static std::map<uintptr_t, size_t> all;
   return all;
@@ -67,7 +69,7 @@ bool is_filled(const unsigned char *bytes, size_t size, unsigned char with) {
 
 uintptr_t address_of(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-/* The allocation that holds this address. */
+/* Returns the allocation that holds this address. */
 const allocation *find(const void *pointer) {
   auto next = allocations().upper_bound(address_of(pointer));
   if (next == allocations().begin())
@@ -86,7 +88,7 @@ void check(const allocation &block) {
           block.size, static_cast<void *>(block.start()));
 }
 
-/* Gives the oldest back to the system. */
+/* Returns the oldest freed memory to the system; ends the process if it was written to. */
 void forget_oldest() {
   allocation block = freed.front();
   freed.pop_front();
@@ -129,7 +131,7 @@ void protect(int rights) {
         mprotect(block.whole, block.extent(), rights);
 }
 
-/* With the lock, and device memory open. */
+/* Allocates memory. The caller holds the lock, and device memory is accessible. */
 cudaError_t allocate(void **pointer, size_t size, bool pinned) {
   if (!pointer)
     return cudaErrorInvalidValue;
@@ -157,8 +159,8 @@ cudaError_t allocate(void **pointer, size_t size, bool pinned) {
   return cudaSuccess;
 }
 
-/* With the lock. Both kinds wait for all of the device's work, a kernel of NCCL whose peers are
- * gone included: nothing may still be using the memory. */
+/* Frees memory; the caller holds the lock. Both kinds wait for all of the device's work, even for a
+ * kernel of NCCL whose peers are gone: nothing may still use the memory. */
 cudaError_t release(lock &held, void *pointer, bool pinned) {
   if (!pointer)
     return cudaSuccess;
@@ -189,7 +191,8 @@ bool is_registered(const void *pointer, size_t size) {
   return address_of(pointer) - start <= bytes && size <= bytes - (address_of(pointer) - start);
 }
 
-/* With the lock. Registering and taking it back wait for the device, as allocating may. */
+/* Registers memory; the caller holds the lock. Registering and unregistering wait for the device,
+ * as allocations may. */
 cudaError_t register_memory(lock &held, void *pointer, size_t size) {
   if (!pointer || !size)
     return cudaErrorInvalidValue;
@@ -253,7 +256,7 @@ void copy_now(const rows &copy) {
     memmove(copy.to + row * copy.to_pitch, copy.from + row * copy.from_pitch, copy.width);
 }
 
-/* Reads from a copy of what the source holds now. */
+/* Makes a copy that reads from a snapshot of the source. */
 work staged_copy(const rows &copy) {
   auto bytes = std::make_shared<std::vector<char>>(copy.width * copy.height);
   rows first = copy, second = copy;
@@ -267,8 +270,8 @@ work staged_copy(const rows &copy) {
   });
 }
 
-/* From pageable memory to a device. What CUDA permits: the host waits until the stream has come so
- * far, the bytes are staged, and the call returns: the copy itself is the stream's to make. */
+/* Copies from pageable memory to a device as late as CUDA permits: the host waits until the stream
+ * has come so far, the bytes are staged, and the call returns; the stream makes the copy itself. */
 cudaError_t stage(lock &held, const rows &copy, const stream_ptr &stream) {
   operation_ptr reached;
   cudaError_t error = submit(held, stream, plain([] {}), &reached);
@@ -279,8 +282,8 @@ cudaError_t stage(lock &held, const rows &copy, const stream_ptr &stream) {
   return submit(held, stream, staged_copy(copy));
 }
 
-/* Copies to pageable memory make the host wait, as the real ones do. `wait`: copies between devices
- * do not even then. */
+/* Copies to pageable memory make the host wait, as the real ones do. With `wait` all copies do,
+ * except between devices. */
 cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle, bool wait) {
   if (copy.width > copy.to_pitch || copy.width > copy.from_pitch)
     return cudaErrorInvalidPitchValue;

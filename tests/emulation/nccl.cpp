@@ -13,7 +13,7 @@ namespace emulation {
 
 namespace {
 
-/* A call, until its group ends. */
+/* A call that waits for the end of its group. */
 struct call {
   comm_ptr comm;
   stream_ptr stream;
@@ -149,7 +149,7 @@ ncclResult_t ncclGroupStart(void) {
   return ncclSuccess;
 }
 
-/* A group with a wrong call in it does nothing. */
+/* Runs the calls of the group; none of them if one is wrong. */
 ncclResult_t ncclGroupEnd(void) {
   if (!group_depth)
     return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");

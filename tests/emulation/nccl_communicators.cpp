@@ -1,5 +1,5 @@
 /*
- * NCCL's interface: communicators, from their making to their end.
+ * NCCL's interface: communicators, from creation to destruction.
  */
 #include "nccl_communicators.h"
 
@@ -25,7 +25,7 @@ std::vector<comm_ptr> &comms() {
   return all;
 }
 
-/* Destroyed or aborted: kept, so that none has the address of one that is gone. */
+/* Communicators that were destroyed or aborted; keeping them keeps their addresses unused. */
 std::vector<comm_ptr> &gone() {
   static std::vector<comm_ptr> all;
   return all;
@@ -41,7 +41,8 @@ std::map<std::string, std::shared_ptr<clique>> &forming() {
 using arrival = std::function<ncclResult_t(lock &)>;
 thread_local std::vector<arrival> arrivals;
 
-/* Other ranks may be this thread's too, later in its group, whose end waits for all of them. */
+/* Waits for the other ranks. If they may be this thread's, later in its group, the group's end
+ * waits. */
 ncclResult_t arrive(lock &held, arrival wait) {
   if (!in_group())
     return wait(held);
@@ -49,7 +50,7 @@ ncclResult_t arrive(lock &held, arrival wait) {
   return ncclSuccess;
 }
 
-/* The communicator of this id; made by the first rank that comes. */
+/* Joins the communicator of this id; the first rank that comes makes it. */
 ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
   std::shared_ptr<clique> &all = forming()[id];
   if (!all)
@@ -66,7 +67,7 @@ ncclResult_t join(const comm_ptr &comm, int ranks, const std::string &id) {
   return ncclSuccess;
 }
 
-/* NULL changes nothing. Numbers that nobody has set are NCCL_CONFIG_UNDEF_INT. */
+/* Reads a configuration; NULL changes nothing. Unset numbers are NCCL_CONFIG_UNDEF_INT. */
 ncclResult_t read_config(const ncclConfig_t *config, bool *blocking) {
   const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
   if (!config)
@@ -109,7 +110,7 @@ ncclResult_t init(ncclComm_t *handle, int ranks, const ncclUniqueId &unique, int
   return arrive(held, [=](lock &waiting) { return wait_for_ranks(waiting, comm, id, handle); });
 }
 
-/* The next rank of a communicator whose ranks are all made at once. */
+/* Adds the next rank to a communicator whose ranks are all made at once. */
 comm_ptr append(const std::shared_ptr<clique> &all, int device) {
   auto comm = std::make_shared<ncclComm>();
   comm->ranks = all;
@@ -120,7 +121,7 @@ comm_ptr append(const std::shared_ptr<clique> &all, int device) {
   return comm;
 }
 
-/* NCCL's rule: each device once. */
+/* Follows NCCL's rule: each device may appear once. */
 ncclResult_t check_devices(const std::vector<int> &devices) {
   int count = 0;
   if (cudaGetDeviceCount(&count))
@@ -146,7 +147,7 @@ ncclResult_t init_all(ncclComm_t *handles, const std::vector<int> &devices) {
   return ncclSuccess;
 }
 
-/* The ranks of a color become a communicator, ordered by key and then as before. */
+/* Makes a communicator of the ranks of each color, ordered by key and then by parent rank. */
 void divide(const clique &parent, std::vector<choice> &choices) {
   std::vector<size_t> order(choices.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -165,7 +166,7 @@ void divide(const clique &parent, std::vector<choice> &choices) {
   }
 }
 
-/* Says this rank's choice. Who comes last divides. */
+/* Stores this rank's choice; the last rank to come divides the communicator. */
 std::shared_ptr<division> choose(ncclComm &comm, const choice &mine) {
   clique &parent = *comm.ranks;
   long number = comm.splits++;
@@ -344,7 +345,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     return refuse(ncclInvalidArgument, "no such communicator");
   of->polled++;
   held.unlock();
-  std::this_thread::yield(); /* what another thread does to the communicator meanwhile, shows */
+  std::this_thread::yield(); /* this shows what another thread does to the communicator meanwhile */
   held.lock();
   of->polled--;
   *asyncError = of->error;

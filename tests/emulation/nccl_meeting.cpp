@@ -1,6 +1,6 @@
 /*
- * The exchange itself. Nothing here blocks: an operation posts its transfers, and whoever comes
- * last moves the bytes and finishes the others' operations.
+ * Matches transfers. Nothing here blocks: an operation posts its transfers, and the last rank to
+ * come moves the bytes and finishes the others' operations.
  */
 #include "nccl_meeting.h"
 
@@ -24,7 +24,7 @@ bool agree(const transfer &a, const transfer &b) {
          (a.kind == transfer::all_gather || a.reduction == b.reduction);
 }
 
-/* Counts one transfer as over, and with the last one the operation. */
+/* Counts one transfer as ended, and ends the operation with the last. */
 void settle(clique &ranks, const std::shared_ptr<begun> &by) {
   if (--by->transfers)
     return;
@@ -32,7 +32,7 @@ void settle(clique &ranks, const std::shared_ptr<begun> &by) {
   finish(by->self);
 }
 
-/* A send and its receive: the same number of bytes, or both ranks are wrong. */
+/* Matches sends with their receives; unequal numbers of bytes are an error of both ranks. */
 void match(clique &ranks, std::pair<int, int> pair) {
   std::deque<posted> &sends = ranks.sends[pair], &receives = ranks.receives[pair];
   while (!ranks.failed && !sends.empty() && !receives.empty()) {
@@ -55,7 +55,7 @@ void match(clique &ranks, std::pair<int, int> pair) {
   }
 }
 
-/* Results are worked out aside: a rank's output may be another's input's memory, or its own. */
+/* Computes the results in memory of its own: a rank's output may be another's input, or its own. */
 void run_collective(const std::vector<posted> &all) {
   const transfer &any = all.front().what;
   size_t bytes = any.count * size_of(any.type), ranks = all.size();
@@ -120,7 +120,7 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
     return true;
   if (comm.breaks)
     fail(ranks, nullptr, ncclRemoteError);
-  /* One more than there are: the operation is not over before all are posted. */
+  /* One too many: the operation must not end before all are posted. */
   auto by = std::make_shared<begun>(
       begun{self, &comm, transfers.size() + 1, std::vector<int>(ranks.ranks.size())});
   ranks.waiting.push_back(by);
@@ -154,7 +154,7 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
           [comm](const operation &self) { return needs(*comm->ranks, self); }, comm.get()};
 }
 
-/* A NULL culprit: all are. */
+/* Without a culprit all ranks get `code`. */
 void fail(clique &ranks, ncclComm *culprit, ncclResult_t code) {
   ranks.failed = true;
   for (const std::weak_ptr<ncclComm> &rank : ranks.ranks)
@@ -164,7 +164,7 @@ void fail(clique &ranks, ncclComm *culprit, ncclResult_t code) {
   ranks.receives.clear();
   ranks.collectives.clear();
   ranks.divisions.clear();
-  wake_others(); /* who waits for ranks, not for an operation */
+  wake_others(); /* threads that wait for ranks, not for an operation */
 }
 
 void abort_rank(ncclComm &comm) {

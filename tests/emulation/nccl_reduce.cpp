@@ -1,6 +1,6 @@
 /*
- * NCCL's reductions. Real ones round in an order that is NCCL's own; this is in the order of the
- * ranks, with 16-bit floats added up in float32.
+ * NCCL's reductions. NCCL rounds in an order of its own; this code adds in the order of the ranks,
+ * 16-bit floats in float32.
  */
 #include <algorithm>
 

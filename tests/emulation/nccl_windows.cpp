@@ -1,5 +1,5 @@
 /*
- * NCCL's memory, and windows: what newer versions of it have.
+ * NCCL's memory, and windows, which newer versions have.
  */
 #include <atomic>
 #include <map>
@@ -34,7 +34,7 @@ bool is_free_for_one(void *memory, size_t size) {
   return found != allocated().end() && size && size <= found->second;
 }
 
-/* Notes this rank's call, and waits for the others'. */
+/* Records this rank's call and waits for the others'. */
 bool all_agree(lock &held, ncclComm &comm, size_t size) {
   clique &ranks = *comm.ranks;
   long number = comm.registrations++;

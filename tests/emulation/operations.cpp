@@ -1,5 +1,5 @@
 /*
- * The queues of streams, and who runs what is in them.
+ * The queues of streams, and the choice of the operation that runs next.
  */
 #include "operations.h"
 
@@ -30,7 +30,8 @@ bool eager() {
   return true;
 }
 
-/* CUDA's rule: the default stream waits for all blocking streams of its device, and they for it. */
+/* Follows CUDA's rule: the default stream waits for all blocking streams of its device, and they
+ * for it. */
 void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &after) {
   if (!stream.blocking)
     return;
@@ -54,7 +55,7 @@ std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
   return found;
 }
 
-/* An operation on the way to `wanted` that nothing is in the way of, or none. */
+/* Returns an operation that `wanted` needs and that can run now, or none. */
 operation_ptr find_runnable(const operation_ptr &wanted) {
   std::vector<operation_ptr> open{wanted};
   std::unordered_set<operation *> seen;
@@ -71,7 +72,7 @@ operation_ptr find_runnable(const operation_ptr &wanted) {
   return nullptr;
 }
 
-/* The function is taken out: another thread may finish the operation before it returns here. */
+/* Moves the function out first: another thread may finish the operation before it returns here. */
 bool begin(const operation_ptr &next) {
   device_access open;
   auto start = std::move(next->what.start);
@@ -108,7 +109,7 @@ void finish(const operation_ptr &begun) {
   begun->after.clear();
   if (begun->stream)
     begun->stream->queue.pop_front();
-  begun->stream = nullptr; /* whose last operation this may be: no cycle */
+  begun->stream = nullptr; /* breaks the cycle: this may be its stream's last operation */
   begun->what = {};
   wake_others();
 }

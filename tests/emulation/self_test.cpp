@@ -1,6 +1,6 @@
 /*
- * The emulated device's own test: what programs rely on in the rest of the tests. Prints what
- * failed, and `N passed, N failed`.
+ * The emulated device's own test, of the properties that other tests rely on. Prints failures, and
+ * `N passed, N failed`.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ void expect(bool holds, const char *what, const char *file, int line) {
     fprintf(stderr, "%s:%d: %s\n", file, line, what);
 }
 
-/* Runs in a child, whose words come back if it fails. */
+/* Runs the function in a child process and returns its message if it aborts. */
 std::string words_of_abort(void (*function)()) {
   int ends[2];
   EXPECT(!pipe(ends));

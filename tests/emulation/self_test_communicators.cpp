@@ -1,5 +1,5 @@
 /*
- * NCCL's ways to make communicators, and to end them.
+ * NCCL's calls that make and end communicators.
  */
 #include <stdlib.h>
 
@@ -51,7 +51,7 @@ ncclResult_t join(rank &self, int blocking) {
   return ncclCommInitRankConfig(&self.comm, RANKS, self.id, self.number, &config);
 }
 
-/* The body as each rank, on a thread each; it makes the communicator. */
+/* Runs the body as each rank, each on a thread; the body makes the communicator. */
 void on_ranks(const std::function<void(rank &)> &body) {
   ncclUniqueId id = new_id();
   std::vector<std::thread> threads;
@@ -73,7 +73,7 @@ void expect_place(ncclComm_t comm, int ranks, int number, int device) {
   EXPECT(ncclCommCuDevice(comm, &on) == ncclSuccess && on == device);
 }
 
-/* The largest of the ranks' numbers, which 32 bits do not hold and a double would round. */
+/* The largest of the ranks' numbers; it exceeds 32 bits, and a double would round it. */
 constexpr long long LARGE = (1LL << 53) + 1;
 ncclResult_t enqueue_largest(const rank &self, long long value) {
   self.memory[0] = value;
@@ -86,7 +86,7 @@ bool reaches(const rank &self, long long expected) {
   return self.memory[1] == expected;
 }
 
-/* The sum of the ranks' numbers in `comm`, which are those of its parent. */
+/* Returns the sum over `comm` of the ranks' numbers in its parent. */
 long long sum_of_numbers(const rank &self, ncclComm_t comm) {
   self.memory[0] = self.number;
   EXPECT(ncclAllReduce(self.memory, self.memory + 1, 1, ncclInt64, ncclSum, comm, self.stream) ==
@@ -122,7 +122,7 @@ void wrong_configurations() {
   EXPECT(ncclCommDestroy(comm) == ncclSuccess);
 }
 
-/* All ranks of this one thread, on the devices or on the first ones. */
+/* Makes all ranks of this thread, on the given devices or on the first ones. */
 std::vector<rank> one_thread(const int *devices) {
   std::vector<rank> ranks;
   ncclComm_t comms[RANKS] = {};
@@ -151,7 +151,7 @@ void largest_of_one_thread(const std::vector<rank> &ranks, bool grouped) {
     EXPECT(reaches(ranks[i], LARGE + RANKS - 1));
 }
 
-/* Each sends to the next, in one group: an operation of each communicator. */
+/* Each rank sends to the next, in one group: one operation of each communicator. */
 void ring_of_one_thread(const std::vector<rank> &ranks) {
   EXPECT(ncclGroupStart() == ncclSuccess);
   for (const rank &self : ranks) {
@@ -194,7 +194,7 @@ void wrong_devices() {
   EXPECT(ncclCommInitAll(nullptr, 1, nullptr) == ncclInvalidArgument && !comms[0]);
 }
 
-/* Even and odd ranks, each backwards by their keys; and again with keys that are all the same. */
+/* Splits even and odd ranks, reversed by their keys; and again with equal keys. */
 void split(rank &self) {
   ncclComm_t half = nullptr, same = nullptr;
   int color = self.number % 2, place = self.number / 2;
@@ -221,7 +221,7 @@ void split_without_one(rank &self) {
   EXPECT(ncclCommDestroy(rest) == ncclSuccess);
 }
 
-/* Without a configuration a split has its parent's. */
+/* A split without a configuration has its parent's. */
 void split_without_waiting(rank &self) {
   ncclComm_t heir = nullptr, other = nullptr;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -232,7 +232,7 @@ void split_without_waiting(rank &self) {
   EXPECT(ncclCommDestroy(heir) == ncclSuccess && ncclCommDestroy(other) == ncclSuccess);
 }
 
-/* A rank that gives up releases the others. */
+/* A rank that aborts releases the others. */
 void split_that_fails(rank &self) {
   EXPECT(join(self, 1) == ncclSuccess);
   if (self.number) {
@@ -256,7 +256,7 @@ void finalize(rank &self) {
   EXPECT(ncclCommFinalize(self.comm) == ncclInvalidArgument);
 }
 
-/* Ranks of one thread, whose calls would wait for each other but for the group. */
+/* Joins ranks of one thread, whose calls would wait for each other outside of a group. */
 ncclResult_t join_in_a_group(std::vector<rank> &ranks) {
   EXPECT(ncclGroupStart() == ncclSuccess);
   for (rank &self : ranks)
@@ -287,7 +287,7 @@ void made_in_a_group() {
   }
 }
 
-/* With a wrong call in it the group makes none. */
+/* A group with a wrong call makes no communicator. */
 void wrong_in_a_group() {
   ncclComm_t comm = nullptr;
   EXPECT(ncclGroupStart() == ncclSuccess);
@@ -313,7 +313,7 @@ void finalize_what_runs(rank &self) {
   EXPECT(enqueue_largest(self, 0) == ncclSuccess && reaches(self, RANKS - 1));
 }
 
-/* A window of each rank; memory of another kind or size is none. */
+/* Registers a window on each rank; memory of another kind or size is refused. */
 void window(rank &self) {
   void *memory = nullptr;
   ncclWindow_t made = nullptr;

@@ -35,7 +35,8 @@ int seen_by(cudaStream_t stream, const int *memory, int *seen) {
   return *seen;
 }
 
-/* The call returns with the bytes staged; they arrive when the default stream comes to it. */
+/* The call returns when the bytes are staged; they arrive when the default stream comes to the
+ * copy. */
 void late_copy() {
   cudaStream_t stream = new_stream();
   int *memory = on_device(0), *seen = pinned<int>(1), value = 7;
@@ -53,7 +54,7 @@ void late_copy() {
   EXPECT(cudaFree(memory) == cudaSuccess && cudaFreeHost(seen) == cudaSuccess);
 }
 
-/* Behind what its stream has to do yet, and late nevertheless. */
+/* The copy waits for its stream's earlier work, and is late nevertheless. */
 void late_copy_on_a_stream() {
   cudaStream_t stream = new_stream(), other = new_stream();
   int *memory = on_device(0), *seen = pinned<int>(1), value = 7;
@@ -65,7 +66,7 @@ void late_copy_on_a_stream() {
   EXPECT(cudaFree(memory) == cudaSuccess && cudaFreeHost(seen) == cudaSuccess);
 }
 
-/* A stream that is destroyed still does what it has to. */
+/* A destroyed stream still does its work. */
 void destroyed_stream() {
   cudaStream_t stream = new_stream();
   int *seen = pinned<int>(1);

@@ -29,7 +29,7 @@ bool is_well(const rank &of) {
   return ncclCommGetAsyncError(of.comm, &error) == ncclSuccess && error == ncclSuccess;
 }
 
-/* NCCL finds the error while the kernel spins on, which the rank's abort ends. */
+/* NCCL reports the error while the kernel still spins; the rank's abort ends it. */
 void expect_error(rank &of, ncclResult_t expected) {
   ncclResult_t error = ncclSuccess;
   while (!error) {
@@ -56,7 +56,7 @@ void live(int number, ncclUniqueId id, const std::function<void(rank &)> &body) 
   EXPECT(cudaFreeHost(self.memory) == cudaSuccess);
 }
 
-/* The body as each rank, on a thread each. */
+/* Runs the body as each rank, each on a thread. */
 void on_ranks(const std::function<void(rank &)> &body) {
   ncclUniqueId id;
   EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
@@ -133,7 +133,7 @@ void collectives(rank &self) {
   EXPECT(in[6] == 6 * (me + 1) && in[0] == 3 && in[1] == 6);
 }
 
-/* Two streams of a rank, which the ranks wait for in different orders. */
+/* The ranks wait for their two streams in different orders. */
 void crossed_streams(rank &self) {
   cudaStream_t other;
   EXPECT(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
@@ -148,7 +148,7 @@ void crossed_streams(rank &self) {
   EXPECT(cudaStreamDestroy(other) == cudaSuccess);
 }
 
-/* The device moves on while a rank's host does something else. */
+/* The device makes progress while the host of a rank does something else. */
 void one_rank_waits(rank &self) {
   static std::atomic<bool> arrived{false};
   fill(self);
@@ -175,7 +175,7 @@ void broken_link(rank &self) {
   expect_error(self, ncclRemoteError);
 }
 
-/* The others hear of a rank that gives up. */
+/* The others get an error when a rank aborts. */
 void abort_one(rank &self) {
   if (self.number) {
     enqueue_all_to_all(self); /* refused where the error was faster */

@@ -1,5 +1,5 @@
 /*
- * Streams, events, capture, memory: the rules of CUDA, and that work is late.
+ * Streams, events, capture, memory: CUDA's rules, and late execution.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,7 +74,7 @@ void test_default_stream(int *seen) {
   }
 }
 
-/* Threads that pass an event on. */
+/* Threads that pass an event from one to the other. */
 void test_two_threads(int *seen) {
   cudaEvent_t event = new_event();
   std::atomic<bool> recorded{false};
@@ -122,7 +122,7 @@ void test_counts(cudaStream_t stream, int *seen, void *device) {
   EXPECT(counts.synchronisations == 1 && counts.allocations == 0 && counts.events == 0);
 }
 
-/* Kernels do not run, and what is large is there without having been touched. */
+/* With emulation_only_count kernels do not run, and large allocations stay untouched. */
 void test_only_counting(cudaStream_t stream, int *seen) {
   const size_t large = size_t{1} << 40;
   void *memory = nullptr;
@@ -176,7 +176,7 @@ void test_allocation() {
   EXPECT(cudaFree(nullptr) == cudaSuccess);
 }
 
-/* A fork to a second stream, work on both, and back. */
+/* Captures a fork to a second stream, work on both, and a join. */
 cudaGraphExec_t capture_fork(cudaStream_t first, cudaStream_t second, int *memory) {
   cudaEvent_t fork = new_event(), join = new_event();
   cudaGraph_t graph;
@@ -236,7 +236,7 @@ void test_capture_errors(cudaStream_t first, cudaStream_t second, int *memory) {
   EXPECT(cudaEventDestroy(event) == cudaSuccess);
 }
 
-/* EMULATED_PROTECT: a fault, though what the device does passes. */
+/* With EMULATED_PROTECT the host's access is a fault, while the device's is allowed. */
 void touch_from_host() {
   setenv("EMULATED_PROTECT", "1", 1);
   int *device;

@@ -12,7 +12,7 @@
 
 namespace {
 
-/* Sums over the CTA, and reverses through shared memory. */
+/* Sums over the CTA, and reverses its values through shared memory. */
 __global__ void reverse(unsigned *out, unsigned *sums) {
   __shared__ unsigned values[128];
   unsigned i = threadIdx.x;
@@ -75,7 +75,7 @@ void test_collectives() {
   EXPECT(cudaFreeHost(out) == cudaSuccess);
 }
 
-/* Lanes that have returned are not waited for; what is read from them is no number. */
+/* Collectives do not wait for lanes that have returned; values read from those are NaN. */
 __global__ void return_early(unsigned *ballots, float *values) {
   unsigned lane = threadIdx.x;
   if (lane >= 20)
@@ -109,7 +109,7 @@ void test_atomics() {
   EXPECT(cudaFreeHost(sum) == cudaSuccess && cudaFreeHost(wide) == cudaSuccess);
 }
 
-/* Reads what its neighbour may not have written yet. */
+/* Reads a value that its neighbour may not have written yet. */
 __global__ void race(unsigned *stale) {
   __shared__ unsigned values[64];
   values[threadIdx.x] = 0;

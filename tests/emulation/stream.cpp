@@ -11,7 +11,7 @@ namespace emulation {
 
 namespace {
 
-/* Default streams first, a device each. */
+/* The streams: first the default stream of each device. */
 std::vector<stream_ptr> &streams() {
   static std::vector<stream_ptr> all = [] {
     std::vector<stream_ptr> defaults;
@@ -51,7 +51,8 @@ cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
   return cudaSuccess;
 }
 
-/* Returns at once: what the stream holds is run when somebody waits for it, or for the device. */
+/* Returns at once: the stream's operations still run when a thread waits for them, or for the
+ * device. */
 cudaError_t destroy_stream(cudaStream_t handle) {
   lock held(guard());
   stream_ptr stream = find_stream(handle);
@@ -63,7 +64,8 @@ cudaError_t destroy_stream(cudaStream_t handle) {
   return cudaSuccess;
 }
 
-/* A marker in the default stream comes after all that the blocking streams hold. */
+/* Returns the stream's last operation; for the default stream, a marker after all work of the
+ * blocking streams. */
 operation_ptr last_of(lock &held, const stream_ptr &stream) {
   return stream->is_default ? enqueue(held, stream, plain([] {})) : stream->last;
 }
@@ -81,7 +83,7 @@ cudaError_t wait_for_stream(cudaStream_t handle) {
   return cudaSuccess;
 }
 
-/* Moves one operation on, so that polling ends. */
+/* Runs one operation, so that polling ends. */
 cudaError_t poll(lock &held, const operation_ptr &wanted) {
   if (is_done(wanted))
     return cudaSuccess;
@@ -192,7 +194,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *pStream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags) {
   return result(create_stream(pStream, flags));
 }
-/* Priorities are a hint: work runs as late as it may whatever they are. */
+/* Priorities are only a hint: work runs as late as possible whatever they are. */
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream, unsigned int flags, int) {
   return result(create_stream(pStream, flags));
 }
