@@ -4,7 +4,7 @@
 #include "tests/support_collectives.h"
 #include "tests/support_mpi.h"
 
-/* Where a message costs a second, small allgathers go in rounds on one host too. */
+/* Sets a cost of a second per message, with which small allgathers go in rounds on one host too. */
 static void in_rounds(onebit_comm_t comm, void *context) {
   comm->costs.inside.message = 1;
   collective_on_rank(comm, context);

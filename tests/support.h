@@ -39,7 +39,8 @@ extern const size_t test_counts_count;
 
 /* ---- Tests ---- */
 
-/* Criterion's, which ends with checks_must_hold(). After TEST_SECONDS it hangs, and is ended. */
+/* Criterion's Test, which ends with checks_must_hold(). A test that runs longer than TEST_SECONDS
+ * is ended. */
 #ifndef TEST_SECONDS
 #define TEST_SECONDS 300
 #endif

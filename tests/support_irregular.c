@@ -1,4 +1,4 @@
-/* What may stand in the place of a file that is to be read. */
+/* The objects that may stand where a file should be. */
 #include "tests/support_irregular.h"
 
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 #include "tests/support_sites.h"
 
-/* Where a site's training goes: its own optimum, and in part everyone's. */
+/* The target of a site's training: its own optimum, and in part everyone's. */
 static float target(int site, size_t i) {
   return uniform_value(i) + uniform_value(1000003 + (uint64_t)site * 7919 + i);
 }

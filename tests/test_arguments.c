@@ -186,7 +186,7 @@ Test(arguments, no_buffers_are_needed_for_no_elements) {
 
 /* ---- Optimizers ---- */
 
-/* Elements of two bytes may begin at any two bytes, and at no odd one; what overlaps is counted in
+/* Elements of two bytes may begin at any even address, and at no odd one; overlaps are counted in
  * their size. */
 Test(arguments, tensors_of_two_bytes) {
   static float parameter[2 * TENSOR + 1], gradient[2 * TENSOR + 1];

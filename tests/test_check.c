@@ -5,7 +5,7 @@
 #include "optimizers/optimizer.h"
 #include "tests/support_statistics.h"
 
-/* Of the tensors that are compressed: all but number 1. */
+/* Returns the plan of the compressed tensors: all but number 1. */
 static onebit_plan_t compressed_plan(const struct alone *alone) {
   return alone->optimizer->buckets[alone->optimizer->tensors[0].bucket].bits;
 }

@@ -1,4 +1,4 @@
-/* What onebit-tune --doctor makes of measured figures: no MPI, no network, no clock. */
+/* The findings of onebit-tune --doctor from measured figures: no MPI, no network, no clock. */
 #include "tests/support.h"
 #include "tools/doctor/doctor.h"
 #include "tools/median.h"

@@ -6,8 +6,8 @@
 #include "tests/support_adam.h"
 #include "tests/support_collectives.h"
 
-/* What is wrong with the input, at one place of one rank. HUGE: its square is not finite, nor that
- * of the mean that it is a part of on a host. */
+/* The wrong value of the input, at one place of one rank. The square of HUGE is not finite, nor is
+ * that of its host's mean. */
 enum poison { POISON_NAN, POISON_INFINITY, POISON_MINUS_INFINITY, POISON_HUGE, POISONS };
 
 static float poison_value(enum poison poison, onebit_dtype_t dtype) {

@@ -4,7 +4,7 @@
 #include "tests/support.h"
 #include "tests/support_sockets.h"
 
-/* What it prints of this process. */
+/* Returns the lines that it prints of this process. */
 static void ask(char text[4096]) {
   char line[1024], own[32];
   FILE *pipe = popen("tools/onebit status", "r");

@@ -1,5 +1,5 @@
-/* What is particular to schedules other than the exchange: many calls in a row through small
- * windows, with bad ones in between, and what plans say of themselves. */
+/* The properties of the schedules other than the exchange: many calls in a row through small
+ * windows, with bad ones in between, and the info of plans. */
 #include <sched.h>
 
 #include "tests/support_collectives.h"

@@ -26,7 +26,7 @@ std::vector<std::shared_ptr<capture>> &captures() {
   return active;
 }
 
-/* Of both kinds. */
+/* All graphs, of both kinds. */
 std::set<const CUgraph_st *> &graphs() {
   static std::set<const CUgraph_st *> all;
   return all;

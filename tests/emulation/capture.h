@@ -29,8 +29,8 @@ struct capture {
 cudaError_t submit(lock &held, const stream_ptr &stream, work what,
                    operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
 
-/* Whether a graph, or what is launched of one, has calls on a communicator: NCCL waits for its end
- * before the communicator's. With the lock. */
+/* True if a graph, or its launched work, has calls on a communicator: NCCL waits for the graph's
+ * end before it ends the communicator. The caller holds the lock. */
 bool is_in_graph(const ncclComm *comm);
 
 /* For calls that wait on a stream: an error, and the end of its capture. */

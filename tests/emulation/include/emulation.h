@@ -13,8 +13,8 @@
  *   EMULATED_ORDER=shuffle         the order of threads and CTAs: forward, backward, or shuffled
  *   EMULATED_SEED=1                the seed of the shuffle
  *   EMULATED_STREAMS=deferred      or eager: work runs when it is enqueued
- *   EMULATED_TIMEOUT=60            seconds until a wait in which nothing moves ends the process
- *   EMULATED_NCCL_VERSION=22809    what ncclGetVersion says; functions that are newer are missed
+ *   EMULATED_TIMEOUT=60            seconds without progress after which a wait ends the process
+ *   EMULATED_NCCL_VERSION=22809    the version of NCCL; calls of newer functions end the process
  *   EMULATED_PITCH=2147483647      bytes between rows that cudaMemcpy2DAsync takes
  *   EMULATED_PROTECT=0             1: the host touching device memory is a segmentation fault; for
  *                                  programs of one thread
@@ -24,14 +24,14 @@
  * __syncthreads ends the process if a thread of the CTA has exited. Shuffles read a NaN from lanes
  * that do not take part. Plain misaligned dereferences are left to -fsanitize=alignment.
  *
- * What CUDA's and NCCL's documents permit, and drivers seldom do, happens always. A copy from
- * memory that is not pinned waits for its stream, takes the bytes, and is made when the stream
- * comes to it, after the call; one between devices, and a memset, too. One to memory that is not
- * pinned waits in the call. cudaFree and cudaFreeHost wait for all of the device;
+ * Behaviour that the documents of CUDA and NCCL permit, and drivers seldom show, is the rule here.
+ * A copy from memory that is not pinned waits for its stream, takes the bytes, and is made when the
+ * stream comes to it, after the call; so is one between devices, and a memset. A copy to memory
+ * that is not pinned waits in the call. cudaFree and cudaFreeHost wait for all of the device;
  * cudaStreamDestroy for nothing. When NCCL has failed, its kernels spin until their rank aborts;
  * ncclCommAbort and ncclCommDestroy return when no graph is left that has calls on the
- * communicator; one that was aborted or destroyed is freed, and a call on it, or one that another
- * thread is in, ends the process.
+ * communicator. A communicator that was aborted or destroyed is freed, and a call on it, or one
+ * that another thread is in, ends the process.
  */
 #ifndef EMULATION_H
 #define EMULATION_H
