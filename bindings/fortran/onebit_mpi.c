@@ -1,6 +1,7 @@
 /*
- * What onebit_mpi.f90 calls: Fortran's handles and arrays become C's, nothing else. Arrays come as
- * the descriptors of Fortran 2018 (ISO_Fortran_binding.h is the Fortran compiler's).
+ * The functions that onebit_mpi.f90 calls: they convert Fortran's handles and arrays to C's,
+ * nothing else. Arrays come as the descriptors of Fortran 2018 (ISO_Fortran_binding.h is the
+ * Fortran compiler's).
  */
 #include <ISO_Fortran_binding.h>
 #include <mpi.h>

@@ -85,7 +85,8 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->lion = of->served && drawn(number, 27, 2);
 }
 
-/* What a pass sees of the last message needs two copies of the results, unless it is told. */
+/* A pass that reads the last message needs `momentum`, which keeps two copies of the results,
+ * unless last_values gives it the values. */
 static void draw_pass(const struct kernel_cases *of, size_t number, struct scene_case *what) {
   const bool last = ob_pass_reads(of->kind) & OB_MASK(OB_LAST);
   what->passes = of->passes;
@@ -103,8 +104,8 @@ static void draw_pass(const struct kernel_cases *of, size_t number, struct scene
   what->momentum |= of->passes && last && (what->later || !what->last_values);
 }
 
-/* What the mode makes of it: a piece a member, rounds that pass on single messages, a momentum that
- * only an allreduce by exchange knows, padded or not. */
+/* Fits the case to the mode: a piece for each member, rounds that pass on single messages, a
+ * momentum only in an allreduce by exchange, padded or not. */
 static void fit_mode(struct scene_case *what) {
   if (what->mode == SCENE_PADDED || what->mode == SCENE_SCATTER) {
     what->pieces = what->members;

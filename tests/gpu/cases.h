@@ -6,7 +6,7 @@
 #include "tests/gpu/scene.h"
 #include "tests/support_sample.h"
 
-/* What a kernel is for. */
+/* The properties of a kernel's cases. */
 struct kernel_cases {
   unsigned modes; /* a bit a scene_mode */
   bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed, served;

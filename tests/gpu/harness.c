@@ -127,7 +127,7 @@ static bool read_options(int count, char **arguments, struct options *options) {
   return true;
 }
 
-/* As "name: value", a line each. */
+/* Prints the device as lines of "name: value". */
 static int describe_device(void) {
   struct cudaDeviceProp device;
   int driver = 0, runtime = 0, count = 0;

@@ -61,7 +61,7 @@ bool check_cuda(cudaError_t got, const char *call, const char *file, int line);
 bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call, const char *file,
                   int line);
 
-/* What this thread's next failures should be told with. */
+/* Sets the case that this thread's next failures name. */
 void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Leaves a test, or the body of a rank, that cannot run here; says why. */

@@ -1,4 +1,4 @@
-/* What is noted while a test runs. */
+/* The results of checks while a test runs. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>

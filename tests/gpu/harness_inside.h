@@ -1,4 +1,4 @@
-/* What the parts of the harness know of each other. */
+/* The declarations that the parts of the harness share. */
 #ifndef ONEBIT_TESTS_GPU_HARNESS_INSIDE_H
 #define ONEBIT_TESTS_GPU_HARNESS_INSIDE_H
 
@@ -15,7 +15,8 @@ const char *checks_skipped(void); /* the words of a skip, or NULL */
 #define MOST_RANKS 64
 #define MOST_AREAS 16
 
-/* What a process that is one rank is told: which call of gpu_ranks wants it, and its files. */
+/* The arguments of a process that is one rank: the call of gpu_ranks that it serves, and its
+ * files. */
 struct seat {
   bool taken;
   int rank, size;

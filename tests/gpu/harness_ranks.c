@@ -1,4 +1,4 @@
-/* What ranks share, and ranks that are threads. */
+/* The memory that ranks share, and ranks that are threads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

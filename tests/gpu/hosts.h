@@ -18,14 +18,15 @@ struct hosts_split {
 #define HOSTS_SPLITS 6
 extern const struct hosts_split hosts_splits[HOSTS_SPLITS];
 
-/* Where a plan is, and what its messages travel over. */
+/* The place of a plan, and the transport of its messages. */
 enum hosts_place { ON_PROCESSOR, STAGED, OVER_NCCL };
 
 typedef void hosts_body(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context);
 
-/* The body on all ranks: on the processor over loopback, on the device over loopback, and over
- * NCCL; self->comm is the rank's. What the first leaves in a gpu_area the others find there. */
+/* Runs the body on all ranks: on the processor over loopback, on the device over loopback, and over
+ * NCCL, with the rank's self->comm. Later runs find in a gpu_area the data that the first left
+ * there. */
 void hosts_run(const struct hosts_split *split, hosts_body *body, void *context);
 
 #endif

@@ -8,17 +8,17 @@ struct kernel_test {
   struct kernel_cases cases;
   bool once;     /* for all chunks, not for each */
   size_t sparse; /* walks one case of so many; 0: all */
-  /* What the library does with a chunk, in the scene's host memory; what the device does. */
+  /* Processes a chunk as the library does, in the scene's host memory; and as the device does. */
   void (*host)(struct scene *scene, size_t chunk);
   cudaError_t (*device)(struct scene *scene, size_t chunk);
-  /* Where the two may differ, makes them alike; or NULL. */
+  /* Makes both alike where they may differ; or NULL. */
   void (*even_out)(struct scene *scene);
 };
 
 /* Walks the kernel's cases, and checks that both memories are the same after each. */
 void kernel_walk(const struct kernel_test *test);
 
-/* What the host's work has met so far becomes what the device's state should say. */
+/* Sets the expected state of the device from the host's work so far. */
 void kernel_expect_flags(struct scene *scene, bool server);
 
 #endif

@@ -50,7 +50,7 @@ onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_put(struct part *part, cudaStream_t stream);
 onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream);
 
-/* What a call leaves behind, as numbers to compare: bits of result and input, and residuals. */
+/* The effects of a call, as numbers to compare: bits of result and input, and residuals. */
 struct traces {
   uint64_t result, input, worker, server;
 };
@@ -60,7 +60,7 @@ bool traces_equal(const struct traces *a, const struct traces *b);
 /* Gives the plan `factor` times its residuals. */
 void part_scale_errors(struct part *part, float factor);
 
-/* What two plans of the same case say of themselves alike, as a number. */
+/* Returns a number for the fields of the info that are equal in two plans of the same case. */
 uint64_t part_account(const struct part *part);
 
 /* A number for so many bytes. */

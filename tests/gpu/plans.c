@@ -15,7 +15,7 @@
 
 /* --- Cases */
 
-/* What goes with each other of operation, schedule, profile and wire. */
+/* The valid combinations of operation, schedule, profile and wire. */
 static const struct kind {
   const char *name;
   onebit_operation_t operation;
@@ -52,7 +52,7 @@ static const struct kind {
      ONEBIT_PROFILE_DEFAULT, ONEBIT_WIRE_BITS, 2},
 };
 static const onebit_scale_t scales[] = {ONEBIT_SCALE_RMS, ONEBIT_SCALE_MEAN_ABSOLUTE};
-/* Of levels more than a warp keeps in shared memory. */
+/* Longer than the levels that a warp keeps in shared memory. */
 #define LONG_BLOCK 4640
 static const size_t blocks[] = {32, 2048, ONEBIT_BLOCK_BUFFER};
 static const onebit_dtype_t dtypes[] = {ONEBIT_FLOAT32, ONEBIT_BFLOAT16, ONEBIT_FLOAT16};

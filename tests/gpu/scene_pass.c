@@ -1,4 +1,4 @@
-/* What a pass of an optimizer works on, in a scene. */
+/* The data of a pass of an optimizer, in a scene. */
 #include <math.h>
 
 #include "onebit/optimizer.h"
@@ -23,7 +23,7 @@ static void take_arrays(struct scene *scene) {
   }
   if (!scene->what->last_values)
     return;
-  /* Which count at first only: where a call has ended well, there is a message. */
+  /* The values count only until a call has ended well; then there is a message. */
   const float *last = scene_take_floats(scene, "last values", elements, 0, 89);
   scene->sink.last_values = scene->what->later ? NULL : last;
   scene->pass.last_values = ON_DEVICE(scene, last);

@@ -56,7 +56,7 @@ static void in_one_job(void) { training_in_one_job(&table); }
 static void over_nccl(void) { training_over_nccl(&table); }
 static void alone(void) { training_alone(&table); }
 
-/* Where nothing is exchanged there is nothing to learn from the device, and steps still count. */
+/* Without an exchange the device reports nothing, and steps still count. */
 static void without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
   for (size_t k = 0; k < 2; k++) {

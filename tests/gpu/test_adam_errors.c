@@ -1,4 +1,4 @@
-/* What goes wrong with 1-bit Adam on devices: every rank is told, none hangs, nothing changes. */
+/* Errors of 1-bit Adam on devices: every rank gets an error, none hangs, nothing changes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 static const struct training_case plain = {
     .name = "errors", .optimizer = {ANY(adam, .freeze_step = 2)}, .form = ONE_STREAM};
 
-/* What a rank does, with a communicator of either transport. The last rank is the one at fault. */
+/* The calls of a rank, with a communicator of either transport. The last rank is at fault. */
 typedef void scenario(onebit_comm_t comm, int rank, int size);
 
 struct play {
@@ -102,7 +102,7 @@ static void arrays_must_be_there(void) {
 
 /* --- Steps */
 
-/* How a step on the stream ended, at once or later. */
+/* Makes a step on the stream and returns its status, known at once or later. */
 static onebit_status_t step_on_stream(struct learner *learner, float rate) {
   onebit_status_t status =
       onebit_optimizer_step_stream(learner->optimizer, rate, learner->streams[0]);
@@ -203,7 +203,8 @@ static const struct {
     {-1.0f, ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_PEER, "in memory of the device is -1"},
     {0.25f, ONEBIT_ERROR_MISMATCH, ONEBIT_ERROR_MISMATCH, "learning_rate differs"}};
 
-/* Where the host sends, the rate cannot be there. */
+/* Sets wrong rates in memory of the device; if the host sends the messages, it refuses such a
+ * rate. */
 static void wrong_rates_there(struct learner *learner) {
   const bool guilty = learner->rank == learner->size - 1;
   onebit_optimizer_t optimizer = learner->optimizer;

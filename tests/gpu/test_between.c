@@ -1,6 +1,6 @@
 /*
- * What is put on a stream between calls: results multiplied, or made not-a-number where the call
- * did not end well; residuals given up.
+ * Operations on a stream between calls: results are multiplied, or become NaN if the call did not
+ * end well; residuals are reset.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -165,7 +165,7 @@ static void nothing(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-/* Where the host walks the steps, and where there is no device. */
+/* Refuses these on plans whose steps the host makes, and on plans without a device. */
 static void refuse_others(const struct gpu_rank *self, void *context) {
   const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 100);
   (void)context;

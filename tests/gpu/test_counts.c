@@ -1,6 +1,6 @@
 /*
- * What a call costs besides its arithmetic: the kernels and copies that it launches, and that it
- * allocates nothing and, where the device does it all, has no host wait. Only the emulated device
+ * The costs of a call besides its arithmetic: the kernels and copies that it launches; it allocates
+ * nothing, and where the device does everything the host never waits. Only the emulated device
  * counts.
  */
 #define _DEFAULT_SOURCE

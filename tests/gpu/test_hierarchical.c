@@ -51,7 +51,7 @@ static const struct plan_case cases[] = {
 };
 #define CASES (sizeof cases / sizeof cases[0])
 
-/* What a rank comes to over loopback. */
+/* The results of a rank over loopback. */
 struct record {
   unsigned char results[CALLS][COUNT * sizeof(float)];
   onebit_status_t status[CALLS];
@@ -258,7 +258,7 @@ static void has_the_bits_of_loopback(void) {
   free(sample.rows);
 }
 
-/* What trouble comes to is as loopback has it; but that it is trouble at all is checked here. */
+/* Errors must be as over loopback; here they are also checked to be errors. */
 static void check_ends(const struct gpu_rank *self, const struct hosts_split *split,
                        enum hosts_place place, void *context) {
   const struct shared *shared = context;
@@ -279,7 +279,7 @@ static void trouble_reaches_all_hosts(void) {
   hosts_run(&hosts_splits[2], check_ends, &shared);
 }
 
-/* Of n elements in bits a host sends 2 (H - 1) / H n, and scales and headers. */
+/* A host sends 2 (H - 1) / H n of n elements in bits, and scales and headers. */
 static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context) {
   const size_t count = 1 << 21;

@@ -41,7 +41,7 @@ static const struct adam_case cases[] = {
 };
 #define CASES (sizeof cases / sizeof cases[0])
 
-/* What a rank comes to over loopback. */
+/* The results of a rank over loopback. */
 struct record {
   float parameters[STEPS][ELEMENTS];
   onebit_status_t status[STEPS];

@@ -18,9 +18,9 @@ enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, MOST_RANKS = 4, 
 
 static const size_t counts[TENSORS] = {320, 77, 0, 1, 2600};
 
-/* What else is special, bits: the second tensor stays uncompressed; in the seventh step a parameter
- * of the last rank is not a number; after nine steps another outer step loads what was saved; the
- * ranks begin alone, and are moved to their communicator after five steps. */
+/* Flags of a case: the second tensor stays uncompressed; in the seventh step a parameter of the
+ * last rank is NaN; after nine steps another outer step loads a checkpoint; the ranks begin alone
+ * and are moved to their communicator after five steps. */
 enum { PLAIN = 1, WRONG = 2, SAVED = 4, MOVED = 8 };
 
 struct outer_case {
@@ -60,7 +60,7 @@ static const struct outer_case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-/* What the host's came to after each step; and in the end what it has of the consensus. */
+/* The host's results after each step, and its consensus at the end. */
 struct record {
   unsigned char parameters[MOST_RANKS][STEPS][ELEMENTS * sizeof(float)];
   onebit_status_t status[MOST_RANKS][STEPS];

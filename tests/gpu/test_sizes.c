@@ -1,7 +1,8 @@
 /*
- * What a step costs besides its arithmetic at sizes that no emulated device could compute: kernels,
- * groups of NCCL, copies, events and waits of the host, of 1 Mi to 1 Gi elements among 1 to 64
- * ranks. Plans and calls are real; the emulated device only counts, and leaves memory untouched.
+ * The costs of a step besides its arithmetic at sizes that no emulated device could compute:
+ * kernels, groups of NCCL, copies, events and waits of the host, of 1 Mi to 1 Gi elements among 1
+ * to 64 ranks. Plans and calls are real; the emulated device only counts, and leaves memory
+ * untouched.
  *
  *   gpu_tests --filter '*64 ranks'    prints the table of docs/measured; with a stride up to 8
  */
@@ -23,7 +24,7 @@
 enum { SIZES = 3, CALLS = 2 };
 static const size_t sizes[SIZES] = {MI, 64 * MI, 1024 * MI};
 
-/* What a rank calls. */
+/* The objects of a rank. */
 struct own {
   onebit_plan_t plan;
   onebit_optimizer_t optimizer;
@@ -164,7 +165,7 @@ static void compare(const struct row *row, size_t k, long ranks,
   CHECK(counts->allocations == 0, "%ld allocations", counts->allocations);
 }
 
-/* What a plan says of its messages. */
+/* Checks a plan's explanation of its messages. */
 static void check_words(const struct row *row, size_t k, int ranks, onebit_plan_t plan) {
   const size_t chunks = ranks > 1 ? row->chunks[k] : 1;
   onebit_plan_info_t info = {.size = sizeof info};

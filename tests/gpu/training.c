@@ -165,7 +165,7 @@ static void check_status_of(const struct learner *learner, int attempt, onebit_s
         (int)wanted, onebit_last_error());
 }
 
-/* How all steps on streams have ended together: those that this optimizer made. */
+/* Checks the common status of this optimizer's steps on streams. */
 static void check_outcome(const struct learner *learner, const struct training_record *record,
                           int first, int end) {
   onebit_status_t wanted = ONEBIT_OK;
@@ -200,7 +200,8 @@ static void check_all(struct learner *learner, const struct training_record *rec
   check_numbers(learner, record);
 }
 
-/* What is fetched of the attempts before is on its way while the next ones are made. */
+/* Replaces the optimizer by one that loads its checkpoint, and keeps the data that was fetched
+ * before. */
 static bool replace(struct learner *learner, const struct training_record *record, int attempt) {
   const int last = training_attempts(learner->what) - 1;
   check_outcome(learner, record, 0, attempt);

@@ -9,7 +9,7 @@
 #include "compression/numerics.h"
 #include "tests/gpu/harness.h"
 
-/* What CUDA's own allocations are aligned to; and at least so much pattern is between arrays. */
+/* The alignment of CUDA's own allocations; and the least pattern between arrays. */
 #define TWIN_ALIGNMENT ((size_t)256)
 #define TWIN_GAP       ((size_t)256)
 
@@ -29,7 +29,7 @@ void twin_destroy(struct twin *twin) {
   CHECK_CUDA(cudaFree(twin->device));
 }
 
-/* As floats, large numbers that no test expects: -1.6e25 and the like. */
+/* Fills with bytes that are unexpected large floats: -1.6e25 and the like. */
 static void fill_pattern(unsigned char *bytes, size_t count) {
   for (size_t i = 0; i < count; i++)
     bytes[i] = (unsigned char)(0xd3 + i % 7);

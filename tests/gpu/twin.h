@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What is in an array. A number may be another NaN on the device: processors make different ones.
- */
+/* The content of an array. A NaN may be another one on the device: processors make different
+ * ones. */
 enum twin_content { TWIN_BYTES, TWIN_FLOAT32, TWIN_BFLOAT16, TWIN_FLOAT16, TWIN_FLOAT64 };
 
 struct twin_array {
@@ -41,8 +41,8 @@ void twin_clear(struct twin *twin);
 void *twin_take(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                 size_t skew);
 
-/* Where an address of the host's memory lies on the device, and in what was fetched. NULL is NULL.
- */
+/* Return the address on the device, and in the fetched copy, for an address of the host's memory;
+ * NULL for NULL. */
 void *twin_on_device(const struct twin *twin, const void *host);
 void *twin_in_back(const struct twin *twin, const void *host);
 
