@@ -193,16 +193,16 @@ Test(rules, a_mistake_is_named_with_its_line_and_word) {
       {"pass all count>=-1", "f:1: 'count>=-1': a sign"},
       {"pass all count=99999999999999999999", "a sign"},
       {"pass all count!=1 count!=2", "f:1: 'count!=2': a rule can leave out one"},
-      {"warmup", "f:1: 'warmup': wants a number"},
+      {"warmup", "f:1: 'warmup': needs a number"},
       {"warmup 1", "f:1: '1': expected an integer from 2 to 1000000"},
-      {"warmup 20 30", "f:1: '30': one number"},
+      {"warmup 20 30", "f:1: '30': takes one number"},
       {"least much", "f:1: 'much': expected an integer, e.g. 64K"},
-      {"bits", "f:1: 'bits': wants a number"},
+      {"bits", "f:1: 'bits': needs a number"},
       {"bits 3", "f:1: '3': bits are 1, 2, 4 or 8, a range as 1..8, or auto"},
       {"bits 16", "f:1: '16': bits are 1, 2, 4 or 8"},
       {"compress all bits=3", "f:1: 'bits=3': bits are"},
       {"compress all bits=", "f:1: 'bits=': neither"},
-      {"pass all bits=1", "f:1: 'bits=1': what is passed on"},
+      {"pass all bits=1", "f:1: 'bits=1': a rule that passes calls"},
       {"\x01\xff", "f:1: '\?\?': a line"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -220,7 +220,7 @@ Test(rules, no_more_than_there_is_room_for) {
     memcpy(text + (size_t)i * 9, "pass all\n", 9);
   cr_assert_eq(ob_rules_parse("f", text, OB_MAX_RULES * 9, &rules), ONEBIT_OK);
   cr_assert_eq(ob_rules_parse("f", text, sizeof text - 1, &rules), ONEBIT_ERROR_ARGUMENT);
-  cr_assert(strstr(onebit_last_error(), "f:65: 'pass': one rule more"), "%s", onebit_last_error());
+  cr_assert(strstr(onebit_last_error(), "f:65: 'pass': there are more than 64 rules"), "%s", onebit_last_error());
 }
 
 Test(rules, equal_rules_have_equal_hashes) {
