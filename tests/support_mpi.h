@@ -6,8 +6,8 @@
 
 #include "tests/support.h"
 
-/* A test on all ranks of MPI_COMM_WORLD, whose body has `rank` and `size`; the other is skipped on
- * one rank. Criterion runs each test in a process of its own: one test a launch. */
+/* A test on all ranks of MPI_COMM_WORLD, whose body has `rank` and `size`; SeveralRanksTest is
+ * skipped on one rank. Criterion runs each test in a process of its own: one test a launch. */
 #define RankedTest(suite, name)       RANKED_TEST(suite, name, 1)
 #define SeveralRanksTest(suite, name) RANKED_TEST(suite, name, 2)
 #define RANKED_TEST(suite, name, least)                                                            \
@@ -17,8 +17,8 @@
                                       __attribute__((unused)) int size)
 void mpi_run(void (*body)(int rank, int size), int least);
 
-/* What that begins and ends with: initialises MPI with MPI_THREAD_MULTIPLE where the library has
- * it, and gives this process's rank in MPI_COMM_WORLD; finalises MPI. */
+/* Begin and end such a test: mpi_begin initialises MPI, with MPI_THREAD_MULTIPLE where the library
+ * has it, and returns this process's rank in MPI_COMM_WORLD; mpi_end finalises MPI. */
 int mpi_begin(void);
 void mpi_end(void);
 

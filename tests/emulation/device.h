@@ -11,7 +11,7 @@ namespace emulation {
 constexpr int MAX_DEVICES = 64;
 
 int current_device();
-/* The current device, which then has a context: what most calls leave behind. */
+/* Returns the current device after making its context, as most calls do. */
 int use_device();
 
 /* Stores an error for cudaGetLastError and returns it; returns success unchanged. */

@@ -60,8 +60,8 @@ void emulation_reset_counts(void);
  * unchanged, and allocations have the size asked for, untouched: zeros. */
 void emulation_only_count(int on);
 
-/* Whether a device has a context, which takes hundreds of MiB: cudaSetDevice makes one, and so does
- * what works on the current device. */
+/* True if a device has a context, which takes hundreds of MiB; cudaSetDevice makes one, and so do
+ * calls that use the current device. */
 int emulation_has_context(int device);
 void emulation_forget_contexts(void);
 

@@ -59,10 +59,10 @@ template <typename T> T shuffle(unsigned mask, T value, unsigned source) {
   return value;
 }
 
-/* The hardware takes vector accesses at multiples of their size only. */
-/* Of memory that nobody writes while the kernel is on the device. */
+/* Checks a load of memory that nothing may write while the kernel is on the device. */
 void check_constant_load();
 
+/* Checks the alignment of a vector access: the hardware needs multiples of its size. */
 template <typename T> T *aligned(T *address) {
   if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
     fatal("misaligned access: %zu bytes at %p", sizeof(T), (const void *)address);
@@ -133,7 +133,7 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
-/* Hints to the caches; what they read and write is aligned to its size. */
+/* Loads and stores with cache hints; the address is aligned to its size. */
 template <typename T> T __ldg(const T *address) {
   emulation::check_constant_load();
   return *emulation::aligned(address);
