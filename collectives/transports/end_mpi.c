@@ -1,9 +1,8 @@
 /*
- * Ends a communicator over MPI: a rank that gives up tells the others in a small message, with a
- * tag of its own, for which every rank looks while it waits. With user-level failure mitigation
- * (ULFM) MPI itself finds out that a process has failed, and can go on without it; whether this MPI
- * has that is found out when it is wanted, since one build of the library serves several versions
- * of MPI.
+ * Ends a communicator over MPI: a rank that gives up tells the others in a small message with its
+ * own tag, for which every rank looks while it waits. With user-level failure mitigation (ULFM) MPI
+ * itself finds that a process has failed, and can continue without it. The library asks for it at
+ * run time, since one build serves several versions of MPI.
  */
 #ifdef ONEBIT_HAVE_MPI
 #define _POSIX_C_SOURCE 200809L
@@ -20,7 +19,7 @@
 #include "collectives/watch.h"
 #include "onebit/mpi.h"
 
-/* Seconds that messages of the end are given to leave. */
+/* Seconds that messages about the end have to leave. */
 #define TELL_SECONDS 0.1
 
 onebit_status_t ob_mpi_error(const char *call, int code) {
@@ -55,7 +54,7 @@ onebit_status_t ob_mpi_wait(MPI_Request *request, const char *call) {
 
 /* --- User-level failure mitigation -------------------------------------------------------------*/
 
-/* MPICH has functions of these names that end the job ("internal error"). */
+/* MPICH's functions of these names end the job ("internal error"). */
 static bool has_ulfm(void) {
 #ifdef OPEN_MPI
   return MPIX_Comm_revoke && MPIX_Comm_shrink && MPIX_Comm_failure_ack &&
@@ -65,7 +64,7 @@ static bool has_ulfm(void) {
 #endif
 }
 
-/* The lowest rank of the communicator that is in the group of failed ones. */
+/* Returns the communicator's lowest rank in the group of failed ones. */
 static int lowest_of(MPI_Comm comm, int size, MPI_Group failed) {
   MPI_Group all;
   int lowest = -1, count = 0;
@@ -128,8 +127,8 @@ static bool has_told(const struct ob_mpi_state *state, int size) {
   return false;
 }
 
-/* A communicator that has failed may have messages on their way, and ranks that do not free theirs:
- * MPI keeps it. */
+/* MPI keeps a failed communicator, which may have messages on their way, and other ranks that do
+ * not free theirs. */
 void ob_mpi_state_destroy(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   bool finalized = ob_mpi_is_finalized(), ended = atomic_load(&comm->end.set);
@@ -147,8 +146,8 @@ void ob_mpi_state_destroy(onebit_comm_t comm) {
 
 /* --- The end -----------------------------------------------------------------------------------*/
 
-/* Tells all others; with ULFM, revoking ends what waits in MPI itself, and then nothing can be
- * heard any more. The lock is held. */
+/* Tells all other ranks. With ULFM it also revokes the communicator, which ends waits inside MPI
+ * and receives nothing afterwards. The lock is held. */
 static void tell(onebit_comm_t comm) {
   static const struct timespec time_to_hear = {.tv_nsec = (long)(3e9 * OB_WAIT_SLICE)};
   struct ob_mpi_state *state = comm->state;
@@ -165,7 +164,7 @@ static void tell(onebit_comm_t comm) {
   }
 }
 
-/* A thread that must not call MPI now leaves it to the one that does. */
+/* A thread that may not call MPI now leaves this to the one that does. */
 void ob_mpi_abort(onebit_comm_t comm, const char *text) {
   struct ob_mpi_state *state = comm->state;
   int main_thread = 0;
@@ -185,7 +184,7 @@ static void hear_of_failed(onebit_comm_t comm) {
   int rank = ob_mpi_failed_rank(comm);
   char text[OB_END_BYTES];
   if (rank < 0)
-    return; /* what waits finds its own error */
+    return; /* waiting calls find their own error */
   snprintf(text, sizeof text, "the process of rank %d%s%s has failed", rank,
            *ob_comm_host_name(comm, rank) ? " on host " : "", ob_comm_host_name(comm, rank));
   ob_comm_hear_end(comm, text);
@@ -235,5 +234,5 @@ onebit_status_t ob_mpi_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
 }
 
 #else
-typedef int ob_no_mpi_here; /* ISO C wants a declaration in every file */
+typedef int ob_no_mpi_here; /* ISO C requires a declaration in every file */
 #endif

@@ -1,5 +1,5 @@
 /*
- * The group of a loopback communicator: what its ranks, threads of one process, have in common.
+ * The group of a loopback communicator: the state that its ranks, threads of one process, share.
  */
 #ifndef OB_COLLECTIVES_LOOPBACK_H
 #define OB_COLLECTIVES_LOOPBACK_H
@@ -16,13 +16,13 @@ struct mailbox {
   struct parcel *sent, *wanted;
 };
 
-/* The group's state of a rank. */
+/* A rank's state in the group. */
 struct member {
   struct mailbox mailbox;
   int host;
   bool gone;               /* its communicator was destroyed */
-  bool shrinks;            /* it is in onebit_comm_shrink, or was */
-  onebit_comm_t successor; /* its communicator among the survivors, until it takes it */
+  bool shrinks;            /* it has called onebit_comm_shrink */
+  onebit_comm_t successor; /* its communicator of the survivors, until it takes it */
 };
 
 struct group {
@@ -31,12 +31,13 @@ struct group {
   int size, members; /* communicators made, and not yet destroyed */
   struct member *member;
   char (*host_names)[OB_HOST_NAME_BYTES];
-  bool ended, shrunk; /* shrunk: the survivors' communicators are made, or could not be */
+  bool ended, shrunk; /* shrunk: the survivors' communicators were made, or could not be */
   onebit_status_t shrink_status;
   char end[OB_END_BYTES];
 };
 
-/* The time of pthread_cond_timedwait on the group, in so many seconds: less than one. */
+/* Returns the absolute time, for pthread_cond_timedwait on the group, in `seconds`, less than
+ * one. */
 struct timespec ob_loopback_time_in(double seconds);
 
 /* The transport's. */

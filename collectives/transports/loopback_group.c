@@ -1,4 +1,4 @@
-/* Loopback communicators: made, destroyed, and made again of the ranks that are left. */
+/* Makes and destroys loopback communicators, and makes new ones of the remaining ranks. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <stdio.h>
@@ -52,13 +52,13 @@ static struct group *group_create(int size) {
   return NULL;
 }
 
-/* Consecutive ranks share a host; the numbers of ranks differ by one at most. */
+/* Assigns consecutive ranks to hosts; the numbers of ranks differ by one at most. */
 static void assign_hosts(int *host_of, int size, int hosts) {
   for (int rank = 0; rank < size; rank++)
     host_of[rank] = (int)((int64_t)rank * hosts / size);
 }
 
-/* The hosts are only thought of, and so are their names. */
+/* Names the hosts, which are imaginary. */
 static void name_hosts(struct group *group, const int *host_of) {
   for (int rank = 0; rank < group->size; rank++) {
     group->member[rank].host = host_of[rank];
@@ -86,7 +86,7 @@ static onebit_status_t create_members(struct group *group, const int *host_of, i
   return ONEBIT_OK;
 }
 
-/* A group of so many ranks, and their communicators. */
+/* Makes a group of ranks and their communicators. */
 static onebit_status_t create(int size, const int *host_of, onebit_comm_t *comms) {
   struct group *group = group_create(size);
   if (!group)
@@ -130,7 +130,7 @@ static bool all_are_here(const struct group *group) {
   return true;
 }
 
-/* The lists of those who came; comms has space for all. */
+/* Fills the lists of the ranks that called it; comms has room for all. */
 static int list_survivors(const struct group *group, int *host_of) {
   int count = 0;
   for (int rank = 0; rank < group->size; rank++)
@@ -139,7 +139,8 @@ static int list_survivors(const struct group *group, int *host_of) {
   return count;
 }
 
-/* By the one who finds that nobody else is to be waited for; each takes its own. */
+/* Called by the rank that finds that no other is to be waited for; each rank takes its own
+ * communicator. */
 static onebit_status_t make_successors(struct group *group) {
   int *host_of = ob_allocate((size_t)group->size, sizeof *host_of);
   onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);
@@ -168,7 +169,7 @@ static void await_survivors(struct group *group, double timeout) {
   pthread_cond_broadcast(&group->met);
 }
 
-/* Who has not come when the timeout is over is left out. */
+/* Leaves out the ranks that have not called it within the timeout. */
 onebit_status_t ob_loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   struct group *group = comm->state;
   struct member *own = &group->member[comm->rank];

@@ -1,4 +1,4 @@
-/* Hosts, costs and names of a new communicator, in messages of its own. */
+/* Exchanges the hosts, costs and names of a new communicator in messages of its own. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/transports/settle.h"
 
@@ -20,7 +20,7 @@ static uint64_t host_number(const char *name) {
   return ob_hash(OB_HASH_START, name ? name : "", name ? strlen(name) : 0);
 }
 
-/* Finds the hosts from what the ranks have told of theirs. */
+/* Finds the hosts from the names that the ranks have sent. */
 static onebit_status_t find_hosts(onebit_comm_t comm) {
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
@@ -34,7 +34,7 @@ static onebit_status_t find_hosts(onebit_comm_t comm) {
   return status;
 }
 
-/* True if all ranks have told of the same machine, which serves several hosts. */
+/* True if all ranks are on the same machine, which represents several hosts. */
 static bool on_one_machine(onebit_comm_t comm) {
   uint64_t first = ob_agree_note(comm, 0);
   int rank = 1;
@@ -43,7 +43,7 @@ static bool on_one_machine(onebit_comm_t comm) {
   return first && rank == comm->size && comm->hosts.count > 1;
 }
 
-/* All ranks choose by the costs of rank 0, so that they choose alike. */
+/* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
 static onebit_status_t find_costs(onebit_comm_t comm) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;

@@ -39,8 +39,8 @@ static onebit_status_t look_up(const char *host, const char *port, struct ob_add
   return ONEBIT_OK;
 }
 
-/* The interface of a link-local address, which means nothing without it; NULL: it is no such
- * address. */
+/* Returns the interface of a link-local address, which is meaningless without it; NULL for
+ * others. */
 static uint32_t *scope_of(struct ob_address *address) {
   struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address->storage;
   bool local = address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
@@ -87,7 +87,7 @@ bool ob_address_is_loopback(const struct ob_address *address) {
   return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
 }
 
-/* The port is at the same place in both families. */
+/* Relies on the port's place, which both families share. */
 int ob_address_port(const struct ob_address *address) {
   return ntohs(((const struct sockaddr_in *)&address->storage)->sin_port);
 }

@@ -1,4 +1,4 @@
-/* Addresses as text, "192.0.2.7 29500": the form that ranks tell each other. */
+/* Addresses as text, "192.0.2.7 29500", in which form ranks send them. */
 #ifndef OB_COLLECTIVES_SOCKETS_ADDRESS_H
 #define OB_COLLECTIVES_SOCKETS_ADDRESS_H
 
@@ -13,10 +13,10 @@
 struct ob_address {
   struct sockaddr_storage storage;
   socklen_t length;
-  bool named; /* by a name that means this host to others too, whatever it means here */
+  bool named; /* given by a name that means this host on other hosts too */
 };
 
-/* "host:port" or "[host]:port", into what it resolves to. ONEBIT_ERROR_ARGUMENT. */
+/* Resolves "host:port" or "[host]:port". ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_address_resolve(const char *text, struct ob_address *address);
 
 bool ob_address_is_loopback(const struct ob_address *address);
@@ -24,16 +24,17 @@ bool ob_address_is_loopback(const struct ob_address *address);
 int ob_address_port(const struct ob_address *address);
 void ob_address_set_port(struct ob_address *address, int port);
 
-/* Without the interface of a link-local one: other hosts have names of their own for theirs. */
+/* Prints an address, without the interface of a link-local one: other hosts name theirs
+ * differently. */
 void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYTES]);
 /* False: it is none. */
 int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *address);
 
-/* A link-local address without an interface gets that of another one. */
+/* Gives a link-local address without an interface the interface of another address. */
 void ob_address_set_scope(struct ob_address *address, const struct ob_address *from);
 
-/* Listens, nonblocking, at the address's port: on all interfaces, unless it is a loopback address
- * by number. -1, with errno. */
+/* Listens, nonblocking, at the address's port: on all interfaces, unless the address is a numeric
+ * loopback one. Returns -1, with errno. */
 int ob_address_listen(const struct ob_address *address);
 
 #endif

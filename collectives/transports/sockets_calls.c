@@ -1,4 +1,4 @@
-/* System calls of connecting. */
+/* The system calls of connecting. */
 #define _GNU_SOURCE
 #include "collectives/transports/sockets_calls.h"
 
@@ -80,7 +80,7 @@ bool ob_net_is_absence(int code) {
   return false;
 }
 
-/* The remedy for an error, where one is known. */
+/* Returns the remedy for an error, if one is known. */
 static const char *remedy(int code) {
   switch (code) {
   case ENFILE:
@@ -123,6 +123,6 @@ void ob_net_raise_limit(void) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
     limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit); /* where it is refused, what wants a file says so */
+    setrlimit(RLIMIT_NOFILE, &limit); /* if it fails, opening files reports it */
   }
 }

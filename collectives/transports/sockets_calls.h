@@ -1,6 +1,6 @@
 /*
- * The system calls of connecting. Each function does what the system call of its name does, and
- * fails as that: with errno. The files that they open do not block, and are this process's alone
+ * The system calls of connecting. Each function does the same as the system call of its name and
+ * fails in the same way, with errno. Files that it opens do not block, and are this process's alone
  * (base/forked.h).
  */
 #ifndef OB_COLLECTIVES_SOCKETS_CALLS_H
@@ -25,11 +25,12 @@ int ob_net_epoll_create(void);
 int ob_net_epoll_add(int events, int file, struct epoll_event *event);
 int ob_net_getrandom(void *data, size_t bytes);
 
-/* True if the error means that the other side is not there, or not yet, or that nothing has come;
- * any other one is this process's or this host's own, and waiting does not help. */
+/* True if the error means that the other side is not there, or not yet, or that nothing has
+ * arrived; any other error is this process's or host's own, and waiting does not help. */
 bool ob_net_is_absence(int code);
 
-/* "Too many open files: this process may have 16 (ulimit -n)". Returns `text`. */
+/* Writes the reason to `text`: "Too many open files: this process may have 16 (ulimit -n)". Returns
+ * `text`. */
 enum { OB_NET_REASON = 224 };
 const char *ob_net_reason(int code, char text[OB_NET_REASON]);
 
@@ -39,8 +40,8 @@ onebit_status_t ob_net_failed(const char *call);
 /* Raises the number of files that this process may open to what the administrator allows. */
 void ob_net_raise_limit(void);
 
-/* For tests: asked before each call, by its name; what it returns, if not 0, is the error with
- * which the call fails. NULL: none does. */
+/* For tests: called before each call with its name; a result other than 0 is the error with which
+ * the call fails. May be NULL. */
 extern int (*ob_net_fault)(const char *call);
 
 #endif

@@ -13,7 +13,7 @@
 #include "collectives/transports/sockets_rendezvous.h"
 
 #define PAUSE_NS 1000000
-/* Seconds that those who have joined wait longer than rank 0, which knows who is missing. */
+/* Seconds that members wait longer than rank 0, which can name the missing ranks. */
 #define GRACE 1.0
 
 /* --- Small things ------------------------------------------------------------------------------*/
@@ -100,7 +100,7 @@ static bool has_key(const struct ob_rendezvous *state, const struct ob_greeting 
          memcmp(greeting->key, state->key, sizeof state->key) == 0;
 }
 
-/* From a rank with a higher number. It hears that it was understood. */
+/* Accepts a stream from a rank with a higher number and answers its greeting. */
 static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   const struct ob_greeting *greeting = &visitor->greeting;
   struct ob_greeting answer = greet(state, greeting->stream);
@@ -110,7 +110,8 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
       greeting->stream < 0 || greeting->stream > state->streams ||
       !ob_send_all(visitor->file, &answer, sizeof answer))
     return false;
-  /* One that it has had before has failed for it, and has carried nothing yet. */
+  /* The sender has given up an earlier connection with this number, which has carried nothing
+   * yet. */
   ob_own_close(state->sockets->links[greeting->rank].streams[greeting->stream].file);
   onebit_status_t status =
       ob_sockets_adopt(state->sockets, greeting->rank, greeting->stream, visitor->file);
@@ -132,7 +133,7 @@ static void fail_attempt(struct attempt *attempt) {
   *attempt = (struct attempt){.visitor = {.file = -1}};
 }
 
-/* Goes on with connecting, and greets. What the other side is not ready for is tried again. */
+/* Continues to connect, and greets. Attempts that the other side is not ready for are repeated. */
 static onebit_status_t open_attempt(struct ob_rendezvous *state, struct attempt *attempt, int rank,
                                     int stream) {
   struct ob_visitor *visitor = &attempt->visitor;
@@ -199,7 +200,7 @@ static struct ob_answer outcome(const struct ob_rendezvous *state, onebit_status
   return answer;
 }
 
-/* This rank is connected with all; ONEBIT_OK: so are all. */
+/* Called once this rank is connected with all. ONEBIT_OK: so are all ranks. */
 static onebit_status_t settle(struct ob_rendezvous *state, bool *reported) {
   const struct ob_answer answer = outcome(state, ONEBIT_OK);
   if (state->rank == 0 && (ob_members_first_apart(state) >= 0 || !ob_join_is_quiet(state)))
@@ -211,7 +212,7 @@ static onebit_status_t settle(struct ob_rendezvous *state, bool *reported) {
   return state->rank == 0 ? state->refused : ONEBIT_IN_PROGRESS;
 }
 
-/* Reads the messages of the other ranks meanwhile. ONEBIT_IN_PROGRESS: nothing that ends it. */
+/* Reads the other ranks' messages. ONEBIT_IN_PROGRESS: none ends the rendezvous. */
 static onebit_status_t hear_others(struct ob_rendezvous *state) {
   if (state->rank > 0)
     return ob_verdict_read(state);
@@ -277,7 +278,7 @@ static void leave(struct ob_rendezvous *state) {
   ob_release(state->addresses);
 }
 
-/* Tells the other ranks of the outcome, and keeps this rank's error message. */
+/* Sends the other ranks the outcome, and keeps this rank's error message. */
 static void tell(struct ob_rendezvous *state, onebit_status_t status) {
   char text[512];
   const struct ob_answer answer = outcome(state, status);

@@ -1,8 +1,7 @@
 /*
- * The port of rank 0 when all have joined. A job that has no exact name (sockets_job.c) cannot tell
- * its ranks from those of another job at the same port. If the port were given up, ranks of the
- * other job that come late could be joined there by each other; so it is kept, and who comes is
- * refused.
+ * Keeps rank 0's port after all have joined. A job without an exact name (sockets_job.c) cannot
+ * tell its ranks from those of another job at the same port. Late ranks of the other job could join
+ * each other at a port that was given up; so the port is kept, and late ranks are refused.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 #include "base/log.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
-/* A rank that comes late may be the one whose place another job's rank has got. */
+/* Warns of a late rank: another job's rank may have taken its place. */
 static void warn(struct ob_sockets *sockets) {
   if (!sockets->warned)
     ob_log(
@@ -23,7 +22,7 @@ static void warn(struct ob_sockets *sockets) {
   sockets->warned = true;
 }
 
-/* Not before it has been read: what is not read makes a closed connection throw away the answer. */
+/* Reads the greeting first: closing a connection with unread bytes discards the answer. */
 static void refuse_one(struct ob_sockets *sockets, int file) {
   struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                              .version = OB_GREETING_VERSION,

@@ -1,5 +1,5 @@
-/* Rank 0's part of how ranks find each other: who joins, what they report, and what they are told.
- * */
+/* Rank 0's part of the rendezvous: it collects the ranks that join, reads their reports, and
+ * answers them. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 #include "base/forked.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
-/* Ranks of two jobs without names cannot be told apart, but for that one comes too often. Those of
- * a job start within so many seconds of each other, where no launcher gives them a name. */
+/* Two jobs without names can only be told apart because a rank comes twice. The ranks of a job that
+ * no launcher names start within this many seconds of each other. */
 double ob_join_quiet = 2.0;
 double ob_join_last = 2.0;
 
@@ -55,7 +55,7 @@ static bool challenge(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   return ob_send_all(visitor->file, &answer, sizeof answer);
 }
 
-/* False: it waits for more of the proof, or has ended. */
+/* Returns false if more of the proof is to come, or the connection has ended. */
 static bool read_proof(struct ob_visitor *visitor) {
   ssize_t got = ob_net_recv(visitor->file, (char *)visitor->proof + visitor->proof_done,
                             sizeof visitor->proof - visitor->proof_done);
@@ -71,9 +71,8 @@ static bool is_of_this_job(const struct ob_rendezvous *state, const struct ob_vi
   return memcmp(proof, visitor->proof, sizeof proof) == 0;
 }
 
-/* Refuses a second rank of one number. In a job without a name of its own, or whose rank 0 found
- * the port taken, it cannot be known which of the two belongs to this job: then the communicator
- * fails. */
+/* Refuses a second rank with the same number. In a job without an exact name, either could be this
+ * job's: then the communicator fails. */
 static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   char text[256];
@@ -105,7 +104,7 @@ static void add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) 
   visitor->file = -1;
 }
 
-/* When rank 0 has failed, those who come are told. */
+/* Visitors get the error if rank 0 has failed. */
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (greeting->version != OB_GREETING_VERSION)
@@ -134,7 +133,7 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
 
 /* --- What they report --------------------------------------------------------------------------*/
 
-/* One that has not got the list, or not reported since, comes again, to be told. */
+/* A member that has not got the list, or has not reported since, comes again for the verdict. */
 static onebit_status_t lose_member(struct ob_rendezvous *state, int rank, bool joining) {
   bool connected = state->members[rank].connected;
   ob_own_close(state->members[rank].file);
@@ -180,7 +179,7 @@ int ob_members_first_apart(const struct ob_rendezvous *state) {
 
 /* --- What they are told ------------------------------------------------------------------------*/
 
-/* Their files are closed first, so that there are some for those who are to come. */
+/* Closes the members' files first, so that there are free ones for ranks that still come. */
 static void tell_members(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_member *member = &state->members[rank];
@@ -209,7 +208,7 @@ void ob_members_tell(struct ob_rendezvous *state, const struct ob_answer *verdic
 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
-/* "rank 2, rank 5, rank 6 and 12 more"; false: all have joined. */
+/* Writes "rank 2, rank 5, rank 6 and 12 more"; returns false if all have joined. */
 static bool list_missing(const struct ob_rendezvous *state, char *text, size_t bytes) {
   int missing = 0;
   size_t length = 0;
@@ -224,8 +223,8 @@ static bool list_missing(const struct ob_rendezvous *state, char *text, size_t b
   return missing > 0;
 }
 
-/* A communicator of this process that had the port lends it; what else has it is told, so that of
- * two jobs neither goes on. */
+/* Takes the listener of a communicator of this process that has the port. Any other rank 0 at the
+ * port is told, so that both jobs fail. */
 static onebit_status_t listen_at(struct ob_rendezvous *state) {
   char reason[OB_NET_REASON];
   state->listener = ob_address_listen(&state->at);
@@ -260,7 +259,7 @@ static onebit_status_t send_table(struct ob_rendezvous *state) {
   return ONEBIT_OK;
 }
 
-/* Ranks may leave again, and others come in their place, until the list is sent. */
+/* Until the list is sent, ranks may leave again and others take their places. */
 static onebit_status_t await_members(struct ob_rendezvous *state) {
   char missing[96];
   for (;;) {

@@ -7,9 +7,8 @@
 #include "base/knobs.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
-/* Numbers that launchers give. `part` tells jobs of one number apart: a step of an allocation.
- * `exact`: two jobs never have the same. The launcher that starts ranks comes before what it was
- * itself started by. */
+/* Job numbers that launchers set. `part` tells jobs with one number apart: a step of an allocation.
+ * `exact`: no two jobs have the same. A launcher comes before the one that started it. */
 static const struct launcher {
   const char *number, *part;
   bool exact;
@@ -24,7 +23,7 @@ static const struct launcher {
     {"LSB_JOBID", NULL, false},
 };
 
-/* NULL: it says nothing. torchrun without an id writes "none". */
+/* Returns NULL if the variable has no job number. torchrun without an id writes "none". */
 static const char *value_of(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text && strcmp(text, "none") != 0 ? text : NULL;

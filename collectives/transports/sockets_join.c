@@ -10,10 +10,10 @@
 #include "base/forked.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
-/* A job that has ended keeps its port for a moment, one that runs for longer. */
+/* A job that has ended keeps its port for a moment only, a running one for longer. */
 #define OTHER_JOB_SECONDS 5.0
 
-/* Rank 0 is not there, as the latest attempt has shown, or has not answered yet. */
+/* Waits for rank 0, which the latest attempt did not find, or which has not answered yet. */
 static onebit_status_t pause_for_root(struct ob_rendezvous *state) {
   char whom[384], at[OB_ADDRESS_BYTES], reason[OB_NET_REASON];
   bool refused = state->refused_since > 0;
@@ -29,7 +29,7 @@ static onebit_status_t pause_for_root(struct ob_rendezvous *state) {
   return status != ONEBIT_OK && refused ? ob_rendezvous_hear(state, &state->verdict) : status;
 }
 
-/* One attempt to connect. ONEBIT_IN_PROGRESS: not now. */
+/* Tries once to connect. ONEBIT_IN_PROGRESS: not yet. */
 static onebit_status_t connect_root(struct ob_rendezvous *state) {
   state->root = ob_net_socket(state->at.storage.ss_family);
   if (state->root < 0)
@@ -48,7 +48,7 @@ static onebit_status_t connect_root(struct ob_rendezvous *state) {
   return ONEBIT_OK;
 }
 
-/* Listens where the connection with rank 0 comes from. */
+/* Listens at the local address of the connection with rank 0. */
 static onebit_status_t open_own(struct ob_rendezvous *state, char text[OB_ADDRESS_BYTES]) {
   struct ob_address own, bound;
   char reason[OB_NET_REASON];
@@ -69,8 +69,8 @@ static onebit_status_t open_own(struct ob_rendezvous *state, char text[OB_ADDRES
   return ONEBIT_OK;
 }
 
-/* A refusal that rank 0 may take back: it may be of a job that has just ended, or of this one's
- * next communicator. */
+/* Handles a refusal. One that is for now may be of a job that has just ended, or of this job's next
+ * communicator. */
 static onebit_status_t hear_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
   answer->text[sizeof answer->text - 1] = '\0';
   if (answer->streams != OB_ANSWER_FOR_NOW)
@@ -103,8 +103,8 @@ static onebit_status_t prove(struct ob_rendezvous *state, const struct ob_answer
   return ONEBIT_OK;
 }
 
-/* Replaces loopback addresses of ranks on rank 0's host, which its name may stand for there, by the
- * one that reaches rank 0. */
+/* Replaces loopback addresses in the list, which the name of rank 0's host may stand for there, by
+ * the address that reaches rank 0. */
 static void reach_from_here(struct ob_rendezvous *state) {
   for (int rank = 1; rank < state->size; rank++) {
     struct ob_address listed, reached = state->at;
@@ -132,7 +132,7 @@ static onebit_status_t read_table(struct ob_rendezvous *state) {
   return ONEBIT_OK;
 }
 
-/* With where this rank listens, unless it only comes to tell something. */
+/* Greets rank 0, with this rank's listening address unless it only comes to report. */
 static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -149,7 +149,7 @@ static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
 static onebit_status_t enter(struct ob_rendezvous *state, bool listens) {
   struct ob_answer answer;
   onebit_status_t status = greet_root(state, listens);
-  if (status == ONEBIT_IN_PROGRESS) /* it may have been refused before */
+  if (status == ONEBIT_IN_PROGRESS) /* it may have been refused earlier */
     shutdown(state->root, SHUT_WR);
   else
     OB_TRY(status);
@@ -163,7 +163,7 @@ static void close_root(struct ob_rendezvous *state) {
   state->joined = false;
 }
 
-/* ONEBIT_IN_PROGRESS: rank 0 is not there yet, or something else is. */
+/* Tries to join. ONEBIT_IN_PROGRESS: rank 0 is not there yet, or something else is. */
 static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
   if (status == ONEBIT_OK)
@@ -200,7 +200,7 @@ onebit_status_t ob_verdict_read(struct ob_rendezvous *state) {
                                             : ob_rendezvous_hear(state, &state->verdict);
 }
 
-/* Rank 0 may be on its way. A report that fails is not reported. */
+/* Rank 0 may still come. A failure to report is not reported itself. */
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report) {
   double until = ob_seconds() + ob_join_last;
   state->timeout = ob_join_last;
@@ -215,7 +215,7 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
     (void)!ob_send_all(state->root, report, sizeof *report);
 }
 
-/* It joins as a second rank 0, by which a job that has no exact name fails. */
+/* Joins as a second rank 0, which makes a job without an exact name fail. */
 void ob_join_claim(struct ob_rendezvous *state) {
   struct ob_answer answer;
   double timeout = state->timeout;

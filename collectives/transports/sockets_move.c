@@ -1,4 +1,4 @@
-/* Bytes between connections and messages. */
+/* Moves bytes between connections and messages. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 #include "collectives/transports/sockets_state.h"
 
 #define END_MAGIC 0x4542314fu /* the bytes "O1BE" */
-/* Events taken at once; reads of a stream before the others have their turn. */
+/* The most events taken at once, and reads of a stream before the others have their turn. */
 #define EVENTS 64
 #define READS  8
 /* Another thread may take the event that this one sleeps for. */
@@ -54,7 +54,7 @@ static void read_end_note(struct ob_stream *control) {
 static void lose(struct ob_sockets_link *link, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The rank may have told why on the control connection. */
+/* Marks a link as lost; its rank may have sent a reason on the control connection. */
 static void lose(struct ob_sockets_link *link, const char *format, ...) {
   struct ob_sockets *sockets = link->sockets;
   va_list arguments;
@@ -102,7 +102,7 @@ static onebit_status_t enlarge(struct ob_sockets_link *link) {
   return ONEBIT_OK;
 }
 
-/* The index of the tag, or the one that it would have. */
+/* Returns the index of the tag, or the one where it belongs. */
 static size_t index_of(const struct ob_sockets_link *link, int tag) {
   size_t low = 0, high = link->tag_count;
   while (low < high) {
@@ -161,7 +161,7 @@ static void write_some(struct ob_stream *stream) {
     end_segment(stream);
 }
 
-/* Streams that messages are given to. */
+/* The number of streams that carry messages. */
 static int used_streams(const struct ob_sockets_link *link) {
   return link->far || link->sockets->use_all ? link->sockets->streams : 1;
 }
@@ -203,7 +203,7 @@ static void give_segment(struct ob_sockets_link *link, struct ob_stream *stream)
     link->last = &link->first;
 }
 
-/* The system says when a stream takes more, where somebody wants to know. */
+/* Asks the system to report when a stream can take more, if that is wanted. */
 static void watch(struct ob_stream *stream) {
   bool wanted = stream->blocked && (stream->sending || stream->link->first);
   struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = stream};
@@ -282,7 +282,7 @@ static bool fits(struct ob_sockets_link *link, const struct ob_incoming *receive
   return false;
 }
 
-/* Memory for one that nobody has asked for yet. */
+/* Keeps a message that no receive has asked for yet. */
 static struct ob_incoming *keep_unexpected(struct ob_sockets_link *link,
                                            const struct ob_segment *in) {
   struct ob_incoming *message = in->total < PTRDIFF_MAX - sizeof *message
@@ -301,7 +301,7 @@ static struct ob_incoming *keep_unexpected(struct ob_sockets_link *link,
   return message;
 }
 
-/* The message that a segment belongs to; NULL: nobody wants it, or the link is lost. */
+/* Returns the message of a segment; NULL: it is discarded, or the link is lost. */
 static struct ob_incoming *message_of(struct ob_sockets_link *link, const struct ob_segment *in) {
   struct ob_incoming *message = *find_incoming(link, in->tag, in->number);
   struct ob_tag_count *count;
@@ -333,7 +333,7 @@ static void begin_segment(struct ob_stream *stream) {
     check_arrived(stream->link, stream->arriving);
 }
 
-/* Some bytes have come, first those of the segment, then those of the next head. */
+/* Counts received bytes: first the segment's, then the next head's. */
 static void account(struct ob_stream *stream, size_t got) {
   size_t mine = got < stream->in_left ? got : stream->in_left;
   struct ob_incoming *message = stream->arriving;
@@ -387,7 +387,7 @@ static void read_some(struct ob_stream *stream) {
   }
 }
 
-/* Takes over the part of a message that has come already. */
+/* Moves the part of a message that arrived before its receive. */
 static void adopt_early(struct ob_sockets_link *link, struct ob_incoming *receive,
                         struct ob_incoming *early) {
   unlink_incoming(link, early);
@@ -435,7 +435,7 @@ void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming 
 void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *message) {
   if (!message->open)
     return;
-  lose(link, "a message to it was given up"); /* the next ones would be taken for it */
+  lose(link, "a message to it was given up"); /* the next messages would be taken for it */
   for (int i = 0; i < link->sockets->streams; i++)
     if (link->streams[i].sending == message)
       link->streams[i].sending = NULL;

@@ -1,4 +1,4 @@
-/* The connections of a communicator: memory for them, taking them over, closing them. */
+/* Allocates, adopts and closes the connections of a communicator. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -29,7 +29,7 @@
  * are 40 s. */
 #define GIVE_UP_MS (KEEP_IDLE * (KEEP_PROBES + 1) * 1000)
 
-/* Reads, each of OB_SEGMENT_MIN bytes, of what nobody wants at the end. */
+/* The most reads, of OB_SEGMENT_MIN bytes each, of unwanted bytes at the end. */
 #define LAST_READS 64
 
 static size_t stream_count(const struct ob_sockets *sockets) {
@@ -161,7 +161,7 @@ static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   ob_own_close(stream->file);
 }
 
-/* A child's copy stays: its files are closed, and others have their numbers by now. */
+/* A child process leaves its copy: its files are closed, and their numbers may be others' now. */
 void ob_sockets_destroy(struct ob_sockets *sockets) {
   if (!sockets || ob_sockets_is_foreign(sockets))
     return;
@@ -230,7 +230,7 @@ void ob_stream_limit_unsent(struct ob_stream *stream) {
  * the system: 64 MiB at 1 Gbit/s took a fifth longer over 16 than over one. */
 #define FAR_MICROSECONDS 2000
 
-/* True for a long round trip of a new connection, which no queue has made longer. */
+/* True if a new connection, with no queue yet, has a long round trip. */
 static bool is_far(int file) {
   struct tcp_info info;
   socklen_t bytes = sizeof info;

@@ -27,20 +27,20 @@
 
 struct ob_segment {
   uint32_t magic, check; /* of what follows */
-  uint64_t number;       /* of the message, among those with its tag from that rank */
+  uint64_t number;       /* the message's number among those with its tag from that rank */
   uint64_t total;        /* bytes of the message */
   uint64_t offset;       /* of the segment in it */
   uint32_t bytes;        /* of the segment */
   int32_t tag;
 };
 
-/* Fills in what is not the caller's: magic and check. */
+/* Fills in the fields magic and check. */
 void ob_segment_seal(struct ob_segment *segment);
 
-/* True if the segment came as it was sent, and lies in its message. */
+/* True if the segment arrived unchanged and lies within its message. */
 bool ob_segment_is_valid(const struct ob_segment *segment);
 
-/* Bytes of the next segment of a message, of which `given` bytes are in others. */
+/* Returns the bytes of a message's next segment; `given` bytes are in earlier ones. */
 size_t ob_segment_bytes(uint64_t total, uint64_t given, int streams);
 
 /* --- State -------------------------------------------------------------------------------------*/
@@ -49,18 +49,18 @@ size_t ob_segment_bytes(uint64_t total, uint64_t given, int streams);
 struct ob_outgoing {
   struct ob_outgoing *next;
   const unsigned char *data;
-  size_t total, given; /* bytes; of them, those that streams have got */
+  size_t total, given; /* its bytes, and those of them that streams have got */
   uint64_t number;
   int tag;
   unsigned under_way; /* segments that streams have not sent yet */
-  size_t *open;       /* counts messages that are not complete; NULL: this one is */
+  size_t *open;       /* counts incomplete messages, this one included; or NULL */
 };
 
-/* A receive, or a message that nobody has asked for yet. */
+/* A receive, or a message that no receive has asked for yet. */
 struct ob_incoming {
   struct ob_incoming *next;
   unsigned char *data;
-  struct ob_endpoint *endpoint; /* NULL: nobody has asked for it; `data` is then its own */
+  struct ob_endpoint *endpoint; /* NULL: no receive has asked for it; `data` is then its own */
   size_t total, arrived;        /* bytes; total is OB_TOTAL_UNKNOWN before the first segment */
   uint64_t number;
   int tag;
@@ -73,15 +73,15 @@ struct ob_stream {
   struct ob_sockets_link *link;
   int file;     /* -1: none */
   bool ended;   /* nothing comes any more */
-  bool blocked; /* takes nothing until the system says so */
+  bool blocked; /* takes no bytes until the system reports that it can */
   bool watched; /* the system is to say so */
-  int unsent;   /* bytes that it takes besides those under way; 0: as it began */
+  int unsent;   /* the limit of its bytes besides those under way; 0: as at its start */
   struct ob_outgoing *sending;
   struct ob_segment out, in;
-  size_t out_done;              /* bytes of head and segment that are sent */
-  size_t in_done;               /* bytes of the head that have come */
-  size_t in_left, in_offset;    /* bytes of the segment that are still to come; where they go */
-  struct ob_incoming *arriving; /* NULL: what comes is thrown away */
+  size_t out_done;              /* sent bytes of head and segment */
+  size_t in_done;               /* bytes of the head that have arrived */
+  size_t in_left, in_offset;    /* bytes of the segment that are still to arrive; their place */
+  struct ob_incoming *arriving; /* NULL: the bytes are discarded */
 };
 
 /* The number of messages with a tag that were begun so far. */
@@ -90,7 +90,7 @@ struct ob_tag_count {
   uint64_t sent, received;
 };
 
-/* On the control connection, once: the end, and why. */
+/* The note on the control connection about the end, sent once. */
 struct ob_end_note {
   uint32_t magic;
   char text[OB_END_BYTES];
@@ -100,15 +100,15 @@ struct ob_end_note {
 struct ob_sockets_link {
   struct ob_sockets *sockets;
   int peer;
-  struct ob_stream *streams;         /* and behind them the control connection */
-  struct ob_outgoing *first, **last; /* not yet given to streams in full */
-  struct ob_incoming *incoming;      /* in the order of their beginning */
+  struct ob_stream *streams;         /* and the control connection after them */
+  struct ob_outgoing *first, **last; /* not yet completely given to streams */
+  struct ob_incoming *incoming;      /* in the order in which they were begun */
   struct ob_tag_count *tags;         /* ascending */
   size_t tag_count, tag_capacity;
-  int turn;  /* the stream that the next segment is offered to first */
+  int turn;  /* the stream that gets the next segment first */
   int ended; /* streams */
-  bool far;  /* one connection may not fill the way to it */
-  bool lost; /* nothing can come or go any more */
+  bool far;  /* a single connection may not fill the link */
+  bool lost; /* neither direction works any more */
   char why[160];
   struct ob_end_note note;
   size_t note_done;
@@ -117,72 +117,73 @@ struct ob_sockets_link {
 struct ob_sockets {
   struct ob_sockets *next; /* of this process */
   unsigned forks;          /* ob_forks() of the process that made it */
-  uint64_t key[2];         /* the same on all ranks, and another in each communicator */
-  int listener;            /* rank 0's, of a job that others could be taken for; -1: none */
+  uint64_t key[2];         /* the same on all ranks, different in each communicator */
+  int listener;            /* on rank 0 of a job without an exact name; -1: none */
   int rank, size, streams;
   onebit_comm_t comm; /* NULL until it is made */
   pthread_mutex_t lock;
   int events; /* of epoll */
   bool any_lost;
-  bool warned;                   /* of a rank that came to the listener */
-  bool use_all;                  /* all streams carry messages, also where a link is not far */
+  bool warned;                   /* that a rank came to the listener */
+  bool use_all;                  /* all streams carry messages, even on a near link */
   struct ob_sockets_link *links; /* one a rank */
   struct ob_stream *all_streams;
   unsigned char waste[OB_SEGMENT_MIN]; /* what is thrown away */
 };
 
-/* Memory for all connections, none of which is made yet. ONEBIT_ERROR_MEMORY; *sockets is NULL. */
+/* Allocates all connections; none is open yet. ONEBIT_ERROR_MEMORY; *sockets is NULL. */
 onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_sockets **sockets);
-/* Closes what is open. NULL is fine. */
+/* Closes the open connections. NULL is fine. */
 void ob_sockets_destroy(struct ob_sockets *sockets);
 
-/* A connection with a rank, which does not block: number `stream`, the last of which is the control
+/* Adopts a nonblocking connection with a rank: number `stream`, the last of which is the control
  * connection. ONEBIT_ERROR_TRANSPORT: the system refuses; the file is still the caller's. */
 onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int stream, int file);
 
 /* True if this process was forked from the one that made it: the connections are not its own. */
 bool ob_sockets_is_foreign(const struct ob_sockets *sockets);
 
-/* True if this process has made a communicator with that key, and not destroyed it. */
+/* True if this process has a communicator with that key that was not destroyed. */
 bool ob_sockets_is_member(const uint64_t key[2]);
 
-/* The key of the newest one of this process; zeros: it has none. */
+/* Gets the key of this process's newest communicator; zeros: it has none. */
 void ob_sockets_newest_key(uint64_t key[2]);
 
-/* Rank 0 keeps the port of a job without an exact name while the communicator is there: ranks of
- * another job, which come later, are refused and not joined by each other. */
+/* Rank 0 keeps the port of a job without an exact name as long as the communicator: ranks of
+ * another job that come later are refused, and do not join each other there. */
 void ob_sockets_keep_listener(struct ob_sockets *sockets, int listener);
 /* Takes the listener at the address from a communicator of this process. -1: none has one. */
 int ob_sockets_claim_listener(const struct ob_address *at);
-/* Refuses all who have come. The lock is held. */
+/* Refuses all ranks that have come. The caller holds the lock. */
 void ob_sockets_refuse(struct ob_sockets *sockets);
 
-/* Lets the connection take as much as its speed asks for. */
+/* Limits the unsent bytes of the connection to those that its speed needs. */
 void ob_stream_limit_unsent(struct ob_stream *stream);
 
-/* Collective, sockets_connect.c: finds the other ranks, and connects all with all. `secret` NULL:
- * none. Rank 0's number of streams counts. ONEBIT_ERROR_TRANSPORT, _ARGUMENT, _MISMATCH, _MEMORY;
+/* sockets_connect.c: finds the other ranks, and connects all with all; collective. `secret` may be
+ * NULL. The number of streams is rank 0's. ONEBIT_ERROR_TRANSPORT, _ARGUMENT, _MISMATCH, _MEMORY;
  * *sockets is then NULL. */
 onebit_status_t ob_sockets_connect(const onebit_sockets_options_t *options, double timeout,
                                    struct ob_sockets **sockets);
 
 /* --- Moving: sockets_move.c. The lock is held. ------------------------------------------------*/
 
-/* Moves what can be moved. Waits up to `seconds` for that, without the lock. */
+/* Sends and receives bytes as far as possible; waits up to `seconds` for that, without the lock. */
 void ob_sockets_move(struct ob_sockets *sockets, double seconds);
 
-/* Begins a message to the link's rank: data and total are filled in. ONEBIT_ERROR_MEMORY. */
+/* Begins a message to the link's rank; the caller has filled in data and total.
+ * ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_sockets_send(struct ob_sockets_link *link, struct ob_outgoing *message, int tag);
 
-/* Begins a receive: the endpoint and data are filled in. ONEBIT_ERROR_MEMORY. */
+/* Begins a receive; the caller has filled in the endpoint and data. ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_sockets_receive(struct ob_sockets_link *link, struct ob_incoming *receive,
                                    int tag);
 
-/* Forgets one that is not complete. Without a message the link is of no use any more. */
+/* Cancel an incomplete send or receive. A link that has lost a message is unusable. */
 void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *message);
 void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming *receive);
 
-/* Tells the others of the end. */
+/* Sends the other ranks the note about the end. */
 void ob_sockets_tell(struct ob_sockets *sockets, const char *text);
 
 #endif

@@ -11,7 +11,7 @@ void ob_visitor_close(struct ob_visitor *visitor) {
   visitor->file = -1;
 }
 
-/* The newest takes the place of the oldest. */
+/* A new connection replaces the oldest visitor. */
 static onebit_status_t accept_connections(struct ob_rendezvous *state) {
   for (int file; (file = ob_net_accept(state->listener)) >= 0;) {
     struct ob_visitor *visitor = &state->visitors[state->next_visitor++ % OB_VISITORS];
@@ -25,7 +25,7 @@ static bool is_other_version(const struct ob_visitor *visitor) {
   return visitor->done >= 2 * sizeof(uint32_t) && visitor->greeting.version != OB_GREETING_VERSION;
 }
 
-/* A greeting of another version is complete when that is known. */
+/* A greeting of another version is complete as soon as its version is known. */
 bool ob_visitor_read_greeting(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (visitor->done == sizeof *greeting)

@@ -16,7 +16,7 @@
 
 struct ob_endpoint {
   void *data;
-  size_t bytes; /* to send; room to receive, and once complete what was received */
+  size_t bytes; /* bytes to send; room to receive, and once complete the bytes received */
   int peer;
 };
 
@@ -26,10 +26,12 @@ struct ob_batch {
   size_t capacity; /* sends, and as many receives */
   size_t sends, receives;
   struct ob_endpoint *send,
-      *receive; /* filled in before `begin`, which starts the first `sends` and `receives` */
+      *receive; /* filled in before `begin`, which starts the first `sends` and `receives` of
+                 * them */
 };
 
-/* Memory of a device that the transport knows to be messages'; its own window begins with it. */
+/* Memory of a device that the transport has registered for messages; a transport's own window
+ * begins with it. */
 struct ob_window {
   onebit_comm_t comm;
   unsigned char *memory;
@@ -39,28 +41,29 @@ struct ob_window {
 struct ob_transport {
   const char *name;
   bool (*threads)(void); /* whether several threads may use it at once */
-  bool host_messages;    /* it can move messages that are in memory of the host */
+  bool host_messages;    /* it can move messages in memory of the host */
   /* True if it can also move messages in memory of a device, driven by the host. NULL: it
    * cannot. */
   bool (*device_messages)(void);
-  bool network; /* messages take time: plans choose their schedule by the cost model */
-  /* Makes room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then NULL. */
+  bool network; /* messages take time, so plans choose their schedule by the cost model */
+  /* Makes a batch with room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then
+   * NULL. */
   onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
-  /* Gives the batch back; what of it is still under way is cancelled. False: some could not be, so
-   * the memory of its messages must stay as long as the process. NULL is fine. */
+  /* Destroys the batch and cancels its incomplete messages. Returns false if some could not be
+   * cancelled: their memory must then stay as long as the process. NULL is fine. */
   bool (*batch_destroy)(struct ob_batch *batch);
   onebit_status_t (*begin)(struct ob_batch *batch, int tag);
-  /* ONEBIT_OK when all of the batch is complete, ONEBIT_IN_PROGRESS when it is not. Waits for that
-   * about `seconds` at most; 0: not at all. */
+  /* Returns ONEBIT_OK when all of the batch is complete, else ONEBIT_IN_PROGRESS. Waits for that
+   * for about `seconds` at most; 0: not at all. */
   onebit_status_t (*test)(struct ob_batch *batch, double seconds);
-  /* Waits about `seconds` at most until something has come for whatever batch of the communicator,
-   * or can be sent. NULL: only one batch at a time can be waited for. */
+  /* Waits about `seconds` at most until a message has arrived for any batch of the communicator, or
+   * can be sent. NULL: a thread can wait for one batch only. */
   void (*await)(onebit_comm_t comm, double seconds);
-  /* The first rank whose message is not here yet, or that has not taken what is sent to it; -1: no
-   * rank. NULL: it cannot be known. */
+  /* Returns the first rank whose message has not arrived, or that has not taken its message; -1: no
+   * rank. NULL: the transport does not know. */
   int (*peer_awaited)(struct ob_batch *batch);
-  /* For messages in memory of a device: puts the batch on a stream, where it is complete when what
-   * is put there next begins. NULL: the transport moves messages of the host only. */
+  /* For messages in memory of a device: puts the batch on a stream, complete before the stream's
+   * next operation begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
   /* A stream of the communicator's that messages may be put on beside kernels; absent: there is
    * none. */
@@ -68,22 +71,22 @@ struct ob_transport {
   /* Memory for all messages of a plan that it puts on streams, set to zero; all ranks ask for as
    * many bytes. *window is NULL where it is worth nothing. ONEBIT_ERROR_MEMORY. NULL: never. */
   onebit_status_t (*window_create)(onebit_comm_t comm, size_t bytes, struct ob_window **window);
-  /* Collective, when all ranks have made theirs. */
+  /* Registers the window; collective, after all ranks have made theirs. */
   onebit_status_t (*window_register)(struct ob_window *window);
   void (*window_destroy)(struct ob_window *window);
-  /* Fails unless the current device is the one whose memory it moves. NULL: any will do. */
+  /* Fails unless the current device is the one whose memory the transport moves. NULL: any device
+   * will do. */
   onebit_status_t (*check_current)(onebit_comm_t comm);
-  /* Fails if it has found since that what has begun cannot end; also brings what other ranks said
-   * in `abort` to ob_comm_hear_end. NULL: it finds out at once. */
+  /* Fails if the transport has found that its messages cannot end; also passes the other ranks'
+   * text of `abort` to ob_comm_hear_end. NULL: errors are found at once. */
   onebit_status_t (*health)(onebit_comm_t comm);
   /* Tells the other ranks that the communicator is at its end, and why: once, from any thread.
-   * NULL: there is nobody to tell. */
+   * NULL: there are no others. */
   void (*abort)(onebit_comm_t comm, const char *text);
-  /* A communicator of the ranks that are left (onebit_comm_shrink), when this one has been aborted.
+  /* Makes a communicator of the remaining ranks (onebit_comm_shrink) after this one was aborted.
    * NULL: the transport cannot. */
   onebit_status_t (*shrink)(onebit_comm_t comm, onebit_comm_t *survivors);
-  /* Gives the transport a chance to move what has begun, while the caller waits for something
-   * else. */
+  /* Lets the transport move its messages while the caller waits for something else. */
   void (*progress)(onebit_comm_t comm);
   /* Gives comm->state back. */
   void (*destroy)(onebit_comm_t comm);
@@ -96,8 +99,7 @@ extern const struct ob_transport ob_transport_nccl;
 extern const struct ob_transport ob_transport_self, ob_transport_loopback, ob_transport_mpi,
     ob_transport_sockets, ob_transport_custom;
 
-/* The parts of a batch that are the same for all: `bytes` is the size of the transport's own
- * batch. */
+/* Allocates the common part of a batch: `bytes` is the size of the transport's own batch. */
 struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes);
 void ob_batch_release(struct ob_batch *batch);
 

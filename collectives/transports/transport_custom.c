@@ -1,4 +1,4 @@
-/* Batches over functions of the caller's (onebit/custom.h). */
+/* Batches over the caller's functions (onebit/custom.h). */
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -40,8 +40,7 @@ static void give_up(struct custom *custom) {
     custom->call.abort(custom->call.context);
 }
 
-/* The end of a batch, and of the communicator. The error message is read before anything else is
- * called. */
+/* Ends a batch and the communicator. It reads the error message before it calls anything else. */
 static onebit_status_t fail(struct custom_batch *batch, const char *what, int peer, int code) {
   struct custom *custom = batch->base.comm->state;
   const char *message =
@@ -63,7 +62,7 @@ static onebit_status_t fail_here(struct custom_batch *batch, onebit_status_t sta
 static bool batch_destroy(struct ob_batch *base) {
   struct custom_batch *batch = (struct custom_batch *)base;
   if (batch && batch->operations && base->comm->state)
-    cancel_all(batch); /* of a plan that has failed elsewhere */
+    cancel_all(batch); /* the plan failed elsewhere */
   if (batch)
     ob_release(batch->operations);
   ob_batch_release(base);
@@ -152,7 +151,7 @@ static onebit_status_t test_one(struct custom_batch *batch, size_t number, doubl
   return read_size(batch, number, bytes);
 }
 
-/* Asks about all that is open; then, with time to wait, waits for the first of them. */
+/* Tests all open operations; then, if it may wait, waits for the first of them. */
 static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
   size_t count = messages_of(&batch->base), open = count;
   for (size_t i = count; i-- > 0;) {
@@ -204,7 +203,7 @@ static void progress(onebit_comm_t comm) {
     custom->call.progress(custom->call.context);
 }
 
-/* Without telling the caller. */
+/* Frees the state without calling the caller's `release`. */
 static void forget(onebit_comm_t comm) {
   if (comm->control)
     cancel_all((struct custom_batch *)comm->control);
@@ -242,7 +241,7 @@ static onebit_status_t check_function(const char *name, bool there) {
   return there ? ONEBIT_OK : ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->%s is NULL", name);
 }
 
-/* Checks the arguments without which the other ranks cannot even be told. */
+/* Checks the arguments that are needed even to tell the other ranks of an error. */
 static onebit_status_t check_usable(const onebit_transport_callbacks_t *call, int rank, int size) {
   if (!call)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks is NULL");

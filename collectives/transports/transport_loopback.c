@@ -1,7 +1,7 @@
 /*
- * Ranks are threads of one process. A send and its receive find each other in the receiver's
- * mailbox, under the group's lock, in the order in which they were begun; whoever comes second
- * copies the bytes from the sender's buffer to the receiver's.
+ * A transport between threads of one process. A send and its receive meet in the receiver's
+ * mailbox, under the group's lock, in the order in which they were begun; the second one copies the
+ * bytes from the sender's buffer to the receiver's.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
@@ -16,7 +16,7 @@
 
 struct loopback_batch;
 
-/* A send or a receive that has not met its other half. */
+/* A send or receive whose other half has not been begun. */
 struct parcel {
   struct parcel *next;
   struct loopback_batch *batch;
@@ -28,8 +28,8 @@ struct parcel {
 struct loopback_batch {
   struct ob_batch base;
   struct parcel *parcels; /* one a send, one a receive */
-  size_t open;            /* parcels that have not met */
-  size_t truncated;       /* bytes of a message that found too little room */
+  size_t open;            /* parcels that have not met their other half */
+  size_t truncated;       /* bytes of a message that did not fit */
 };
 
 static void append(struct parcel **list, struct parcel *parcel) {
@@ -39,7 +39,7 @@ static void append(struct parcel **list, struct parcel *parcel) {
   *list = parcel;
 }
 
-/* The first parcel with this sender and tag off the list. */
+/* Removes the first parcel with this sender and tag from the list. */
 static struct parcel *remove_first(struct parcel **list, int from, int tag) {
   for (; *list; list = &(*list)->next)
     if ((*list)->from == from && (*list)->tag == tag) {
@@ -99,7 +99,7 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
     *list = parcel->next;
 }
 
-/* Takes back the parcels that nobody has met. */
+/* Cancels the parcels that have not met their other half. */
 static void cancel_all(struct loopback_batch *batch) {
   const struct ob_batch *base = &batch->base;
   struct group *group = base->comm->state;
@@ -144,8 +144,8 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* The first rank that has not met a parcel of the batch and with `gone` will not; -1: none. The
- * lock is held. */
+/* Returns the first rank whose half of a parcel is missing, with `gone` only of ranks that cannot
+ * send it any more; -1: none. The lock is held. */
 static int first_awaited(const struct loopback_batch *batch, bool gone) {
   const struct group *group = batch->base.comm->state;
   for (size_t i = 0; batch->open && i < batch->base.receives + batch->base.sends; i++) {
@@ -219,7 +219,7 @@ static void abort_for_all(onebit_comm_t comm, const char *text) {
 
 static bool threads(void) { return true; }
 
-/* Messages are copied by whoever comes second: nothing is ever under way. */
+/* The second half of a message copies it, so nothing is ever under way. */
 static void progress(onebit_comm_t comm) { (void)comm; }
 
 const struct ob_transport ob_transport_loopback = {

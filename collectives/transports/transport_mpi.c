@@ -1,4 +1,4 @@
-/* Batches over MPI: nonblocking sends and receives on a communicator of our own. */
+/* Batches over MPI: nonblocking sends and receives on the library's own communicator. */
 #ifdef ONEBIT_HAVE_MPI
 
 #include <limits.h>
@@ -18,16 +18,17 @@
 #include "collectives/transports/mpi_state.h"
 #include "onebit/mpi.h"
 
-/* Tries of a wait between two looks at the clock; tries, most of a millisecond, after which it
- * yields where MPI itself does not (MPI_Waitall may spin for ever); time for a cancelled
- * message. */
+/* A wait looks at the clock every LOOK_TRIES tries; after SPIN_TRIES, most of a millisecond, it
+ * yields where MPI itself does not (MPI_Waitall may spin for ever); a cancelled message gets
+ * CANCEL_SECONDS. */
 #define LOOK_TRIES     16
 #define SPIN_TRIES     4096
 #define CANCEL_SECONDS 0.1
 
 struct mpi_batch {
   struct ob_batch base;
-  MPI_Request *requests; /* receives first, so that a status is found by its receive's number */
+  MPI_Request *requests; /* receives come first, so that the number of a receive is that of its
+                          * status */
   MPI_Status *statuses;
   int started;
 };
@@ -48,7 +49,7 @@ static struct ob_mpi_state *state_of(onebit_comm_t comm) { return comm->state; }
 
 static MPI_Comm mpi_of(onebit_comm_t comm) { return state_of(comm)->comm; }
 
-/* True if the request ends soon, as a receive does that was cancelled, and a send that was on its
+/* Returns true if the request ends soon, as a cancelled receive does, and a send that was on its
  * way. */
 static bool ends_soon(MPI_Request *request) {
   int done = 0;
@@ -60,9 +61,8 @@ static bool ends_soon(MPI_Request *request) {
   return done;
 }
 
-/* Ends the requests of a call that has failed: a message that came later would be written where the
- * program has other things by then. Receives are cancelled; MPI cannot take back a send that it has
- * begun. */
+/* Ends the requests of a failed call: a late message would overwrite memory that the program uses
+ * again. Receives are cancelled; MPI cannot cancel a send that it has begun. */
 static bool end_requests(struct mpi_batch *batch) {
   bool all = true;
   for (int i = 0; i < batch->started; i++) {
@@ -120,7 +120,7 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   return ONEBIT_OK;
 }
 
-/* The peer of a request; they are in the order of `begin`. */
+/* Returns the peer of a request; requests are in the order of `begin`. */
 static int peer_of(const struct mpi_batch *batch, size_t request) {
   const struct ob_batch *base = &batch->base;
   return request < base->receives ? base->receive[request].peer
@@ -209,13 +209,13 @@ static bool threads(void) {
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
 }
 
-/* Looking for a message makes the library move what it has in hand. */
+/* Probing for a message makes MPI move its messages. */
 static void progress(onebit_comm_t comm) {
   int found;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_of(comm), &found, MPI_STATUS_IGNORE);
 }
 
-/* The library's own word; one that was built for it can still be told not to. */
+/* Asks the MPI library; one that is built for devices may still be told not to use them. */
 static bool device_messages(void) {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
   return MPIX_Query_cuda_support && MPIX_Query_cuda_support() == 1;
@@ -261,17 +261,17 @@ static onebit_status_t check_usable(MPI_Comm mpi) {
   return ob_launch_check(mpi);
 }
 
-/* Memory that MPI may still write to when a wait for it has taken too long: then it is kept. */
+/* Memory that MPI may still write to after a wait has timed out; then it is kept. */
 struct creation {
   MPI_Comm mpi, host;
   int first;
-  /* Numbers that ranks agree on: the status, the machine's number, and that times -1. */
+  /* The numbers that ranks agree on: the status, the machine's number, and its negative. */
   int own[3], minimum[3];
   int *host_of;
   struct ob_costs costs;
 };
 
-/* Every rank's host, named by the first of its ranks. MPI has no nonblocking form of the split. */
+/* Finds every rank's host, named by the first of its ranks. MPI's split has no nonblocking form. */
 static onebit_status_t find_hosts(struct creation *creation, int rank) {
   MPI_Request request;
   creation->first = rank;
@@ -280,13 +280,13 @@ static onebit_status_t find_hosts(struct creation *creation, int rank) {
   MPI_TRY(MPI_Ibcast, (&creation->first, 1, MPI_INT, 0, creation->host, &request));
   OB_TRY(ob_mpi_wait(&request, "creation of a communicator: hosts"));
   MPI_Comm_free(&creation->host);
-  /* libonebit-mpi.so may stand before MPI's collectives. */
+  /* PMPI, since libonebit-mpi.so may replace MPI's collectives. */
   MPI_CHECK("MPI_Iallgather", PMPI_Iallgather(&creation->first, 1, MPI_INT, creation->host_of, 1,
                                               MPI_INT, creation->mpi, &request));
   return ob_mpi_wait(&request, "creation of a communicator: hosts of all ranks");
 }
 
-/* Makes this rank's part; the duplicate is freed by the caller when any rank fails. */
+/* Makes this rank's part; if any rank fails, the caller frees the duplicate. */
 static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
   int rank, size, found = 0, *largest = NULL;
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
@@ -310,8 +310,8 @@ static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_com
   return ONEBIT_OK;
 }
 
-/* All ranks take the worst of their statuses, and find out whether one machine has them all: then
- * the least number is the largest too. */
+/* All ranks take the worst of their statuses, and find out if one machine has them all: then the
+ * smallest number is also the largest. */
 static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
   creation->own[0] = mine;
@@ -324,7 +324,7 @@ static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
   return mine;
 }
 
-/* True if all ranks are on one machine, which serves several hosts. */
+/* True if all ranks are on one machine, which represents several hosts. */
 static bool on_one_machine(const struct creation *creation, int size) {
   const int *minimum = creation->minimum, *host_of = creation->host_of;
   int rank = 1;
@@ -333,7 +333,7 @@ static bool on_one_machine(const struct creation *creation, int size) {
   return minimum[1] > 0 && minimum[1] == -minimum[2] && rank < size;
 }
 
-/* All ranks choose by the costs of rank 0, so that they choose alike. */
+/* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
 static onebit_status_t find_costs(struct creation *creation, int rank, int size) {
   struct ob_costs *costs = &creation->costs;
   MPI_Request request;
@@ -345,8 +345,7 @@ static onebit_status_t find_costs(struct creation *creation, int rank, int size)
   return ob_mpi_wait(&request, "creation of a communicator: the costs of rank 0");
 }
 
-/* Collective, whatever a rank's own lot: one without memory for the list takes part all the same.
- */
+/* Collective on every rank: one without memory for the list takes part all the same. */
 static onebit_status_t create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
   int rank, size;
   onebit_status_t status = ONEBIT_OK;
@@ -368,7 +367,7 @@ static onebit_status_t create(struct creation *creation, bool wanted, onebit_com
   return ob_agree_names(*comm, NULL);
 }
 
-/* After a failure. What MPI may still be at stays, and so does its communicator. */
+/* Cleans up after a failure. Memory that MPI may still use stays, and so does its communicator. */
 static void abandon(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
   bool stays = status == ONEBIT_ERROR_TRANSPORT;
   if (comm && stays)
@@ -401,7 +400,7 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   if (result)
     *result = NULL;
   OB_TRY(check_usable(mpi_comm));
-  /* So little that it does not count as memory that can run out: the others could not be told. */
+  /* Too little memory to be treated as able to run out: the others could not be told. */
   struct creation *creation = calloc(1, sizeof *creation);
   if (!creation)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
@@ -424,5 +423,5 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
 }
 
 #else
-typedef int ob_no_mpi_here; /* ISO C wants a declaration in every file */
+typedef int ob_no_mpi_here; /* ISO C requires a declaration in every file */
 #endif

@@ -1,4 +1,4 @@
-/* Batches over connections of the library's own (onebit/sockets.h). */
+/* Batches over the library's own connections (onebit/sockets.h). */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -110,7 +110,7 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
   return status;
 }
 
-/* The rank of the first message that is not complete, of those on links that are lost or of all. */
+/* Returns the rank of the first incomplete message, on lost links or on all. */
 static int first_open(const struct sockets_batch *batch, bool lost) {
   const struct ob_batch *base = &batch->base;
   const struct ob_sockets_link *links = state_of(base->comm)->links;
@@ -123,15 +123,16 @@ static int first_open(const struct sockets_batch *batch, bool lost) {
   return -1;
 }
 
-/* The status of a batch. Another rank's words about the end count more than that its connections
- * have ended. */
+/* Returns the status of a batch. Another rank's note about the end takes precedence over lost
+ * connections. */
 static onebit_status_t judge(const struct sockets_batch *batch) {
   onebit_comm_t comm = batch->base.comm;
   const struct ob_sockets *sockets = state_of(comm);
   if (batch->open == 0)
     return ONEBIT_OK;
   int lost = sockets->any_lost ? first_open(batch, true) : -1;
-  if (atomic_load(&comm->end.set)) /* who has given up may have waited for one that waited, too */
+  if (atomic_load(&comm->end.set)) /* a rank that gave up may have waited for one that waited,
+                                    * too */
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s; this rank waited for rank %d", comm->end.text,
                     first_open(batch, false));
   if (lost < 0)
@@ -179,7 +180,7 @@ static void progress(onebit_comm_t comm) {
 
 static onebit_status_t health(onebit_comm_t comm) {
   progress(comm);
-  return ONEBIT_OK; /* what is lost matters to those who wait for it */
+  return ONEBIT_OK; /* only those who wait for a lost message are concerned */
 }
 
 static void abort_for_all(onebit_comm_t comm, const char *text) {
@@ -227,7 +228,7 @@ static onebit_status_t number_of(const char *name, int *value) {
   return ONEBIT_OK;
 }
 
-/* Completes options that the caller leaves open; `memory` then holds the address. */
+/* Fills in options that the caller leaves open; `memory` then holds the address. */
 static onebit_status_t complete(onebit_sockets_options_t *options, char memory[256]) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   if (options->ranks == 0 && options->rank == 0) {
@@ -267,7 +268,7 @@ static onebit_status_t create(const onebit_sockets_options_t *options, double ti
   if (status == ONEBIT_OK)
     status = ob_comm_make_names(*comm);
   if (status != ONEBIT_OK)
-    return status; /* the others see the connections end */
+    return status; /* the others see that the connections end */
   (*comm)->timeout = timeout;
   sockets->comm = *comm;
   const struct ob_term terms[] = {{"size", (uint64_t)options->ranks}};
