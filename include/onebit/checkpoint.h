@@ -40,9 +40,9 @@ extern "C" {
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes);
 
-/* The same, and of what all ranks have alike all that this rank has in place of its share: a
- * program in which one rank saves has everything but what is the other ranks' own. Parts of either
- * call load, also mixed.
+/* Writes this rank's part with all that it has of the ranks' common state, not only its share: a
+ * program in which one rank saves then lacks only the other ranks' own state. Parts of either call
+ * load, also mixed.
  *   optimizer, memory, capacity, bytes, errors   as onebit_optimizer_save */
 onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
                                             size_t capacity, size_t *bytes);
@@ -51,10 +51,10 @@ onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *
  * all ranks get an error, and the optimizer and the parameters are as they were. The optimizer may
  * have made steps before.
  *   optimizer   made from tensors of the same counts
- *   parts       `count` pointers, by the rank that saved; read only; only the sections that this
- *               rank needs are looked at
+ *   parts       `count` pointers, by the rank that saved; read only; a rank reads only the sections
+ *               that it needs
  *   bytes       of each part
- *   count       how many ranks saved
+ *   count       the number of ranks that saved
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL, count below 1), ONEBIT_ERROR_CHECKPOINT (the message says
  * what is wrong with which part), ONEBIT_ERROR_MISMATCH (the ranks have different checkpoints),
  * ONEBIT_ERROR_PEER, ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
@@ -75,9 +75,9 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
  * message has the file and the reason; the checkpoint before stays), ONEBIT_ERROR_PEER. */
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory);
 
-/* Loads what onebit_optimizer_save_files saved last. Collective. The files may be anything: what is
- * no regular file, or is damaged, is refused, and nothing is waited for. A rank keeps of them in
- * memory what it needs at a time.
+/* Loads the latest checkpoint of onebit_optimizer_save_files. Collective. The call refuses files
+ * that are damaged or no regular files, and waits for none. A rank has only the piece in memory
+ * that it needs at a time.
  *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE (the message has the file
  *                       and the reason); where a file was changed, or its disk failed, after it had
  *                       been checked, the message on that rank says that a part of the state has
@@ -107,22 +107,22 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
                                   size_t *bytes);
 
 /* Takes the state from the parts of all ranks that saved, parameters too, as onebit_optimizer_load
- * does. Collective. What is in flight ends without being applied.
+ * does. Collective. An exchange in flight ends without being applied.
  *   outer               made from tensors of the same counts, with as many fragments, weights in
  *                       both or neither, and outer momentum in both or neither. All else may
- *                       differ; residuals are of no use to ONEBIT_OUTER_DENSE. In a round of
- *                       another length the fragment that was next is
+ *                       differ; ONEBIT_OUTER_DENSE ignores residuals. With rounds of another
+ *                       length the same fragment is next
  *   parts, bytes, count   as in onebit_optimizer_load
  * Another number of ranks begins with the means of the parameters (with weights, weighted) and of
- * the residuals: so the mean drift, and the mean of what is held back, stay what they were.
+ * the residuals: so the mean drift and the mean residual stay the same.
  * Consensus and momentum are the same to the bit.
  * Errors: those of onebit_optimizer_load but ONEBIT_ERROR_BUSY and ONEBIT_ERROR_DEVICE;
  * ONEBIT_ERROR_MISMATCH also where the ranks have not begun the same exchanges. */
 onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts,
                                   const size_t *bytes, int count);
 
-/* The same with files, a file a rank, as onebit_optimizer_save_files and
- * onebit_optimizer_load_files. Collective. An optimizer wants another directory.
+/* Save to and load from files, one for each rank, as onebit_optimizer_save_files and
+ * onebit_optimizer_load_files do. Collective. An optimizer needs another directory.
  *   outer       the outer step
  *   directory   its path
  * Errors: those of onebit_outer_save, onebit_outer_load; ONEBIT_ERROR_MISMATCH (the ranks have not

@@ -84,13 +84,13 @@ typedef enum onebit_outer_rule {
   ONEBIT_OUTER_NESTEROV = 2
 } onebit_outer_rule_t;
 
-/* bits: no compression and no residual, float32 travels. */
+/* bits: float32, without compression and residuals. */
 #define ONEBIT_OUTER_DENSE 32
 
 /* bits: SparseLoCo's messages (arXiv 2508.15706), for comparison. Of every 4096 elements of a
- * tensor the 64 of the largest compensated drift are sent, two bits each and their positions, 0.164
- * bits an element in all, from every rank to all others; of the residual 0.95 counts in the next
- * exchange. As published it goes with MEAN. Memory: 8 bytes an element for the residual. */
+ * tensor every rank sends the 64 of the largest compensated drift to all others, two bits each and
+ * their positions, 0.164 bits an element in all; the next exchange adds 0.95 of the residual. As
+ * published it goes with MEAN. Memory: 8 bytes an element for the residual. */
 #define ONEBIT_OUTER_SPARSE (-1)
 
 /* Start from ONEBIT_OUTER_OPTIONS_INIT; in every field zero means the default. All ranks give the
@@ -105,11 +105,11 @@ typedef struct onebit_outer_options {
    * with MEAN, 2 with MOMENTUM up to 0.5; else 4. */
   int bits;
   size_t fragments; /* F, at most local_steps; default 1 */
-  size_t delay;     /* local steps, less than local_steps; default 0: an exchange is waited for */
+  size_t delay;     /* local steps, less than local_steps; default 0: waits for an exchange */
   /* The weight of the consensus when it becomes the parameters, in (0, 1]; default 1, with a delay
    * 0.5. */
   double mixing;
-  int weighted;                   /* nonzero: by what onebit_outer_step is told */
+  int weighted;                   /* nonzero: by the weights given to onebit_outer_step */
   onebit_dtype_t parameter_dtype; /* default ONEBIT_FLOAT32 */
   onebit_scale_t scale;           /* as in onebit_plan_options_t, and so are the next six */
   size_t block_size;              /* a block never spans two tensors */
@@ -117,7 +117,7 @@ typedef struct onebit_outer_options {
   int no_error_feedback;
   int threads;
   onebit_schedule_t schedule;
-  onebit_device_t device; /* where parameters are; a rank may have another than the others */
+  onebit_device_t device; /* of the parameters; it may differ between ranks */
   size_t dense_below;     /* tensors of fewer elements count as `uncompressed`; default 0: none */
 } onebit_outer_options_t;
 
@@ -223,13 +223,13 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
 /* Set `size` to sizeof(onebit_sites_info_t), the call fills in the rest. */
 typedef struct onebit_sites_info {
   size_t size;
-  int sites, site;    /* how many, and which is this one */
-  int quorum;         /* as decided */
-  double patience;    /* likewise */
-  uint64_t late;      /* sites that are not waited for at present: bit s is site s */
+  int sites, site;    /* their number, and this one's */
+  int quorum;         /* in use */
+  double patience;    /* in use */
+  uint64_t late;      /* sites that no round waits for at present: bit s is site s */
   uint64_t rounds;    /* of the shards that this site serves, since the latest move or load */
-  uint64_t left_out;  /* of these, without some site; on rank 0 of the site */
-  uint64_t caught_up; /* shards that came whole, since too many rounds were missed */
+  uint64_t left_out;  /* of these rounds, those without some site; on rank 0 of the site */
+  uint64_t caught_up; /* shards that this site got whole after it had missed too many rounds */
 } onebit_sites_info_t;
 
 /* Reports the state of the sites. Local.

@@ -48,21 +48,20 @@
 extern "C" {
 #endif
 
-/* Start from ONEBIT_SOCKETS_OPTIONS_INIT; what stays zero has the default. */
+/* Start from ONEBIT_SOCKETS_OPTIONS_INIT; in every field zero means the default. */
 typedef struct onebit_sockets_options {
   size_t size; /* sizeof(onebit_sockets_options_t): lets the struct grow */
-  /* This rank's number, 0 to ranks - 1, and how many there are. Default (ranks is 0, and rank too):
-   * RANK and WORLD_SIZE of the environment, as torchrun sets them. */
+  /* This rank's number, 0 to ranks - 1, and the number of ranks. Default (both 0): RANK and
+   * WORLD_SIZE of the environment, as torchrun sets them. */
   int rank, ranks;
   /* The address where rank 0 listens, "host:port": a name, an IPv4 address, or an IPv6 one in
    * brackets; a link-local one with this host's interface to it, "[fe80::1%eth0]:29400". Otherwise
    * the same on all ranks. Default: MASTER_ADDR and MASTER_PORT of the environment; torchrun itself
    * listens there unless it is told to use another port. */
   const char *rendezvous;
-  /* Ranks that give the same name share a host, and its /dev/shm. Default: what gethostname says.
-   */
+  /* Ranks that give the same name share a host, and its /dev/shm. Default: gethostname's. */
   const char *host;
-  /* A secret of this job's ranks, the same on all: the job's name, which is not sent. Default:
+  /* A secret of this job's ranks, the same on all; it is the job's name and is not sent. Default:
    * another name, as above. */
   const char *secret;
   /* Connections that carry the messages of two ranks, 1 to ONEBIT_SOCKETS_STREAMS; rank 0's number
@@ -80,15 +79,15 @@ typedef struct onebit_sockets_options {
 #define ONEBIT_SOCKETS_STREAMS 64 /* connections of two ranks, at most */
 /* clang-format on */
 
-/* Makes a communicator over sockets. Collective: all ranks call it, each with its number. With one
- * rank nothing is connected, nor looked at.
- *   options   NULL: all from the environment. Nothing of it is kept
+/* Makes a communicator over sockets. Collective: all ranks call it, each with its number. A
+ * single rank connects to nothing and needs no rendezvous.
+ *   options   NULL: all from the environment. Not kept after the call
  *   comm      out: the communicator; NULL when the call fails
  * Errors: ONEBIT_ERROR_ARGUMENT (an option out of range, or missing here and in the environment; a
  * name that does not resolve; the other ranks get ONEBIT_ERROR_TRANSPORT after their timeout),
  * ONEBIT_ERROR_MISMATCH (ranks differ in their number of ranks), ONEBIT_ERROR_MEMORY,
  * ONEBIT_ERROR_TRANSPORT (the port is taken, two ranks have one number, another job has the port,
- * another version of the library, what the system refuses to a rank, ranks that do not come within
+ * another version of the library, a system call that fails on a rank, ranks that do not come within
  * the timeout: the message names them). */
 onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *options,
                                            onebit_comm_t *comm);
