@@ -1,13 +1,13 @@
 /*
- * Plans: what will be exchanged, how, and the memory it takes.
+ * Plans: the exchanges of a tensor, their options, and their memory.
  *
  * A compressed collective keeps, on every rank, the rounding error of its last call and adds it to
  * the next. That error belongs to a tensor of a rank, so it lives in a plan: create one per tensor
  * (or per bucket of tensors), use it for every exchange of that tensor, destroy it. Creating a plan
  * allocates everything; the calls allocate nothing.
  *
- * What travels is one bit an element, its IEEE sign, and a scale for each block of elements; or a
- * level of 2, 4 or 8 bits in place of the sign (docs/wire-format.md).
+ * A message has one bit for each element, its IEEE sign, and a scale for each block of elements; or
+ * a level of 2, 4 or 8 bits in place of the sign (docs/wire-format.md).
  *
  * Threads: a plan is used by one thread at a time. Different plans may be used from different
  * threads at once under the rules of onebit/communicator.h.
@@ -57,32 +57,34 @@ typedef enum onebit_scale {
 /* The contents of messages. */
 typedef enum onebit_wire {
   ONEBIT_WIRE_BITS = 0, /* one bit an element, or `bits`, with error feedback */
-  /* Values, no error: for warm-up steps, and to compare with. Sums are float32 and in rank order,
-   * so all ranks and all transports give the same bits. float32 travels; in an allgather and a
-   * reduce-scatter what the buffers hold, and these two are for memory of the host only. */
+  /* Values, without a residual: for warm-up steps and comparisons. Sums are float32 and in rank
+   * order, so all ranks and all transports give the same bits. Messages have float32; those of an
+   * allgather and a reduce-scatter have the buffers' type, and these two need memory of the
+   * host. */
   ONEBIT_WIRE_DENSE = 1
 } onebit_wire_t;
 
 /* DEEPSPEED reproduces the arithmetic of DeepSpeed's compressed backends: the buffer is padded to a
- * multiple of size * lcm(size, 8) and the padding takes part, one RMS scale a worker buffer, one a
- * server chunk. It fixes scale and block_size, and knows allreduce only. */
+ * multiple of size * lcm(size, 8) and the padding takes part, with one RMS scale for a worker
+ * buffer and one for a server chunk. It fixes scale and block_size, and has only the allreduce. */
 typedef enum onebit_profile {
   ONEBIT_PROFILE_DEFAULT = 0,
   ONEBIT_PROFILE_DEEPSPEED = 1
 } onebit_profile_t;
 
 /* The algorithm of an allreduce. Each schedule rounds in its own places, so results of two of them
- * differ in their bits (docs/schedules.md); what onebit_plan_export_residual says holds in all. */
+ * differ in their bits (docs/schedules.md); the invariant of onebit_plan_export_residual holds in
+ * all. */
 typedef enum onebit_schedule {
   ONEBIT_SCHEDULE_AUTOMATIC = 0, /* the plan decides, and says why: onebit_plan_explain */
-  /* Every rank serves a share: messages to the servers, results from them. */
+  /* Every rank serves a share: it gets the others' messages about it and sends them the result. */
   ONEBIT_SCHEDULE_EXCHANGE = 1,
-  /* Everyone's message to everyone, who each take the mean: one exchange instead of two, and no
-   * second rounding; more bytes from three ranks on. */
+  /* Every rank sends its message to all others and computes the mean: one exchange instead of two,
+   * and no second rounding; more bytes from three ranks on. */
   ONEBIT_SCHEDULE_ALLGATHER = 2,
-  /* The ranks of a host add up among themselves, and each exchanges a part of the sum with the
-   * ranks of its place on the other hosts. A host's bytes do not grow with its ranks. Needs the
-   * same number of ranks on every host. */
+  /* The ranks of a host add up their values, and each exchanges a part of the sum with the ranks in
+   * the same place on the other hosts. A host's bytes do not grow with its ranks. Needs the same
+   * number of ranks on every host. */
   ONEBIT_SCHEDULE_HIERARCHICAL = 3
 } onebit_schedule_t;
 
@@ -122,21 +124,21 @@ typedef struct onebit_plan_options {
   int threads;
   onebit_schedule_t schedule; /* default ONEBIT_SCHEDULE_AUTOMATIC; only for ONEBIT_ALLREDUCE */
   onebit_device_t device;     /* default ONEBIT_DEVICE_HOST */
-  /* Bits an element, 1, 2, 4 or 8; default 1. What more than one bit takes: ONEBIT_WIRE_BITS, a
-   * scale for each block, and profile default. */
+  /* Bits an element, 1, 2, 4 or 8; default 1. More than one bit needs ONEBIT_WIRE_BITS, a scale for
+   * each block, and profile default. */
   int bits;
-  /* The most bits an element that the plan may come to use; default as `bits`. Where it is more,
-   * the plan begins with `bits`, takes twice as many whenever the residual has outgrown the input
-   * on some rank, and half as many when those would do on all of them: docs/ladder.md. What it
-   * takes: as `bits` of more than one, and not no_error_feedback. */
+  /* The most bits an element that the plan may use; default as `bits`. If it is larger, the plan
+   * begins with `bits`, takes twice as many whenever the residual has outgrown the input on some
+   * rank, and half as many when those suffice on all ranks: docs/ladder.md. Needs the same as
+   * `bits` of more than one, and not no_error_feedback. */
   int max_bits;
   /* Copies of the residuals, 1 or 2; default 2. With two, a call that is skipped or fails leaves
-   * them as they were, to the bit. With one, faster and smaller by 4 + 4 / size bytes an element,
-   * they come back to two roundings of float32, of the sum with the input and of the difference
-   * that undoes it; of what this rank sends, elements whose input was not finite do to the bit, and
-   * after ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT they may be those of the call. What one
-   * takes: one bit, memory of the host, and not ONEBIT_SCHEDULE_HIERARCHICAL. Ranks need not agree:
-   * results of calls that are made do not depend on it. */
+   * them as they were, to the bit. One copy is faster and takes 4 + 4 / size bytes an element less,
+   * but restores them only within two roundings of float32, of the sum with the input and of the
+   * difference that undoes it. Of the worker residual it restores elements whose input was not
+   * finite to the bit; after ONEBIT_ERROR_MESSAGE and ONEBIT_ERROR_TRANSPORT residuals may be those
+   * of the call. One copy needs one bit, memory of the host, and not ONEBIT_SCHEDULE_HIERARCHICAL.
+   * Ranks may differ: results of calls that succeed do not depend on it. */
   int residual_copies;
 } onebit_plan_options_t;
 
@@ -178,28 +180,28 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan);
 /* The decisions of a plan; set `size` to sizeof(onebit_plan_info_t), the call fills in the rest. */
 typedef struct onebit_plan_info {
   size_t size;
-  /* The first element that this rank keeps a worker residual of: 0, but in a hierarchical plan with
-   * several ranks on a host. */
+  /* The first element of this rank's worker residual: 0, except in a hierarchical plan with several
+   * ranks on a host. */
   size_t worker_residual_start;
   size_t worker_residual_count; /* floats in the worker residual (onebit_plan_export_residual) */
   size_t server_residual_start; /* the first element of the share that this rank serves */
   size_t server_residual_count; /* floats in the server residual */
   size_t block_size;            /* elements that share a scale, or ONEBIT_BLOCK_BUFFER */
   size_t chunks;                /* messages that one rank sends another in a phase */
-  uint64_t wire_bytes;          /* bytes that the next call hands to the transport on this rank; of
-                               * what a hierarchical plan does, those to other hosts */
+  uint64_t wire_bytes;          /* bytes that this rank sends in the next call; in a hierarchical
+                                 * plan only those to other hosts */
   uint64_t memory_bytes;        /* bytes allocated for the plan on this rank */
   const char *codec;            /* "scalar", "avx2", "avx512", "neon" or "cuda" */
   const char *transport;        /* "self", "loopback", "mpi", "nccl" or "custom" */
-  onebit_schedule_t schedule;   /* what was decided */
-  onebit_wire_t wire;        /* what travels: ONEBIT_WIRE_DENSE also where a plan found that best */
-  size_t chunk_size;         /* elements in a message, at most */
-  int hosts, ranks_per_host; /* ranks_per_host 0: not the same on all hosts */
-  int bits;                  /* an element, with ONEBIT_WIRE_BITS: in the next call */
-  int min_bits, max_bits;    /* between which the plan moves by itself */
-  uint64_t moves;            /* how often that has changed `bits` since the plan was made */
-  /* With min_bits and max_bits that differ: the norm of this rank's residual over that of its input
-   * in the latest 16 calls, as sender or as server, whichever is larger; 0 before. */
+  onebit_schedule_t schedule;   /* the one in use */
+  onebit_wire_t wire;           /* the one in use: ONEBIT_WIRE_DENSE also if the plan chose that */
+  size_t chunk_size;            /* elements in a message, at most */
+  int hosts, ranks_per_host;    /* ranks_per_host 0: not the same on all hosts */
+  int bits;                     /* an element, in the next call with ONEBIT_WIRE_BITS */
+  int min_bits, max_bits;       /* the limits between which the plan changes `bits` by itself */
+  uint64_t moves;               /* the number of such changes since the plan was made */
+  /* If min_bits and max_bits differ: the norm of this rank's residual over that of its input in the
+   * latest 16 calls, as sender or as server, whichever is larger; 0 before. */
   double residual_ratio;
 } onebit_plan_info_t;
 
@@ -209,30 +211,30 @@ typedef struct onebit_plan_info {
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, info is NULL, or a size the library does not know). */
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info);
 
-/* Sets the bits an element of the next call, of a plan that may have several: to go on as a plan
- * was when a checkpoint was written (onebit_plan_info_t has what to write), or to choose by other
- * numbers than the plan's own. Local, but all ranks give the same number between the same two
- * calls: where they do not, the next call fails with ONEBIT_ERROR_MESSAGE. The plan moves on from
- * there by itself.
+/* Sets the bits an element of the next call, for a plan with several widths: to continue from a
+ * checkpoint (with the `bits` of onebit_plan_info_t), or to choose by other numbers than the plan's
+ * own. Local, but all ranks give the same number between the same two calls: otherwise the next
+ * call fails with ONEBIT_ERROR_MESSAGE. The plan goes on to change them by itself.
  *   plan   the plan, without a request in flight
  *   bits   1, 2, 4 or 8, from min_bits to max_bits
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, bits that it does not have), ONEBIT_ERROR_BUSY (the plan
  * has a request in flight). */
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits);
 
-/* Chooses the bits of several plans by a budget of bytes, from the next calls on: starting with the
- * fewest bits of each, the plan whose residual loses most by the byte, among those for which twice
- * the bits still fit, gets them, until none fits. Residuals are those that all ranks had told each
- * other by the end of the latest calls (the largest of any rank, from 17 calls on), so all ranks
- * choose alike and no message is sent. A plan of one width counts with that. From then on the plans
- * do not move by themselves: call it again now and then. Local, but all ranks make the same call
- * between the same calls of the plans.
+/* Chooses the bits of several plans by a budget of bytes, from the next calls on. Each plan starts
+ * with its fewest bits; then the plan whose residual shrinks most by the byte gets twice its bits,
+ * among those for which they still fit, until none fits. The residuals are those that all ranks
+ * have exchanged by the end of the latest calls (the largest of any rank, from 17 calls on), so all
+ * ranks choose the same and no message is sent. A plan of one width counts with that. From then on
+ * the plans do not change their bits by themselves: call it again now and then. Local, but all
+ * ranks make the same call between the same calls of the plans.
  *   plans    plans without requests in flight
- *   count    how many, at least 1
- *   budget   bytes of a message with all elements, of all plans together, over those of float32:
- *            above 0 and up to 1
+ *   count    their number, at least 1
+ *   budget   bytes of the messages of all plans with all elements, over those of float32: above 0
+ *            and up to 1
  * Errors: ONEBIT_ERROR_ARGUMENT (plans is NULL or has none, a budget out of range, or less than the
- * fewest bits take: then all have those), ONEBIT_ERROR_BUSY (a plan has a request in flight). */
+ * fewest bits need: then all plans have those), ONEBIT_ERROR_BUSY (a plan has a request in
+ * flight). */
 onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget);
 
 /* Explains the plan's choice of a schedule: a line for each schedule with the time that the cost
@@ -244,8 +246,8 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
  * made. */
 const char *onebit_plan_explain(onebit_plan_t plan);
 
-/* The residual, for checkpoints and for looking at it: export copies it out, import puts it back
- * and takes any finite values, reset sets both to zero. Local.
+/* Export, import and reset the residual, for checkpoints and inspection: import takes any finite
+ * values, reset sets both parts to zero. Local.
  *   plan     the plan; none of the three may run while it has a request in flight
  *   worker   array of worker_residual_count floats (onebit_plan_get_info), owned by the caller:
  *            this rank's residual, one float for each element of its send buffer, in its order (in
@@ -255,11 +257,11 @@ const char *onebit_plan_explain(onebit_plan_t plan);
  *   server   array of server_residual_count floats, owned by the caller: the residual of the share
  *            that this rank serves, elements server_residual_start onwards; empty unless the
  *            operation is allreduce; NULL leaves that part out
- * The residual is what the invariant speaks of: element by element
+ * The residual makes the invariant hold: element by element
  *   result = mean over ranks (input) + mean over ranks (worker before - worker after)
  *            + server before - server after
- * holds to the rounding of float32, whatever the plan's type, but for results of 16 bits that are
- * rounded last (onebit/collectives.h). In the hierarchical schedule the second mean is over the
+ * to the rounding of float32, whatever the plan's type, except that results of 16 bits are rounded
+ * last (onebit/collectives.h). In the hierarchical schedule the second mean is over the
  * hosts.
  * Errors: ONEBIT_ERROR_ARGUMENT (no plan, a value to import is not finite: nothing is
  * changed), ONEBIT_ERROR_BUSY (the plan has a request in flight). */
@@ -269,13 +271,13 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan);
 
 /* Makes a plan usable again after ONEBIT_ERROR_MESSAGE. A rank that has refused a message cannot
- * know whether the others ended that call well; so that results do not come to differ unnoticed, it
- * takes no part in the plan's later calls: there they return ONEBIT_ERROR_MESSAGE, and
- * ONEBIT_ERROR_PEER on the other ranks. First bring what the results went into to the same values
- * on all ranks (broadcast it, or load it), then call this on every rank: it does what
- * onebit_plan_reset_residual does, and the plan goes on. Local.
+ * know whether the others ended that call well. So that results do not differ unnoticed, it takes
+ * no part in the plan's later calls: they return ONEBIT_ERROR_MESSAGE on that rank, and
+ * ONEBIT_ERROR_PEER on the others. First make the values that the results went into equal on all
+ * ranks (broadcast or load them), then call this on every rank: it does what
+ * onebit_plan_reset_residual does, and the plan works again. Local.
  *   plan   the plan, without a request in flight
- * An optimizer's plans are its own: onebit_optimizer_load and its like do this for them.
+ * For an optimizer's plans onebit_optimizer_load and similar calls do this.
  * Errors: ONEBIT_ERROR_ARGUMENT (plan is NULL), ONEBIT_ERROR_BUSY (the plan has a request in
  * flight), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_plan_reset(onebit_plan_t plan);
