@@ -23,7 +23,7 @@ struct bench_kernels {
     float *parameters;
     void *gradients[DTYPES];
     float factors[2]; /* its rate's factor, and its weight decay */
-  } * piece;          /* the one that there is */
+  } * piece;          /* the only one */
 };
 
 cudaStream_t bench_kernels_stream(const struct bench_passes *passes) {

@@ -45,7 +45,7 @@ static float square_of(const float *values, size_t count) {
   return (float)sum(squares);
 }
 
-/* The scratch has the error that quantising writes, and the fields, which nobody reads. */
+/* The scratch takes the error and the fields that quantising writes; nothing reads the fields. */
 size_t ob_measure_scratch(size_t block) { return block + block / OB_LANES * OB_MAX_WIDTH; }
 
 /* The sum of squares that levels of `width` bits would leave of the values. */

@@ -36,14 +36,14 @@ struct ob_loops {
   size_t repeats;
   size_t learned, next_look;            /* calls since learning began; when ranks agree next */
   struct seen seen[OB_MAX_POSITIONS];   /* the latest, by their numbers */
-  unsigned run[WAYS][OB_MAX_POSITIONS]; /* so many of the latest equal those so many before */
-  uint64_t before;                      /* the calls since the last one that was looked at */
+  unsigned run[WAYS][OB_MAX_POSITIONS]; /* latest calls equal to those one period before */
+  uint64_t before;                      /* the calls since the last one that was examined */
   bool is_started;      /* there was a call; of the first it is not known what lies before it */
   int count, positions; /* loops; their calls together */
   struct loop loop[MAX_LOOPS];
   struct position position[OB_MAX_POSITIONS];
-  int current, phase, matched, missed; /* missed: not exact since `matched` was a whole loop */
-  int left; /* the loop in which the last call was not what was to come */
+  int current, phase, matched, missed; /* missed: inexact since `matched` was a whole loop */
+  int left;                            /* the loop whose expected call did not come last */
 };
 
 static void start_learning(struct ob_loops *loops) {

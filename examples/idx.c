@@ -10,8 +10,8 @@
 #include <zlib.h>
 #endif
 
-/* A file that is read from the beginning to the end. `gone_wrong`: its reader's message about bytes
- * that do not come; "" where it is just the file's end. */
+/* A file that is read from beginning to end. `gone_wrong`: the reader's message if bytes are
+ * missing; "" if the file just ends. */
 typedef struct stream {
 #ifdef EXAMPLES_HAVE_ZLIB
   gzFile file;

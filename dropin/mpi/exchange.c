@@ -87,8 +87,8 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
   return NULL;
 }
 
-/* Waits for every rank first: then nobody waits for what another has in flight, and a plan may be
- * made by calls that do not move it. */
+/* Waits for every rank first. Then no rank waits for another's requests in flight, and calls that
+ * do not move them may make a plan. */
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **result) {

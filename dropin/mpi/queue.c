@@ -193,7 +193,7 @@ static void unlink_operation(struct ob_queue *queue, const struct ob_operation *
   in_flight--;
 }
 
-/* From now on the operation's owner may take it, and nobody else may look at it. */
+/* Finishes an operation. Afterwards only its owner may access it. */
 static void finish(struct ob_operation *operation, int code) {
   operation->code = code;
   if (code != MPI_SUCCESS)

@@ -9,8 +9,8 @@
 #include "dropin/elements.h"
 #include "dropin/mpi/queue.h"
 
-/* The numbers of a tensor's first calls, which have a shadow each, and of calls of which one has
- * then: another one each time, so that no rhythm of the program's hides from them. */
+/* Each of a tensor's first FIRST_SHADOWS calls has a shadow, then one of every BETWEEN calls:
+ * another one each time, so that no rhythm of the program's hides from them. */
 enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
 
 /* Elements of a part: an eighth of the tensor, at most MAX_PART, in blocks of a scale. */

@@ -1,7 +1,7 @@
 /*
- * NCCL's own functions, behind those that libonebit-nccl.so puts in their place: ob_next_ncclX is
- * ncclX of whoever comes next. The library is preloaded into processes that have no NCCL too, and
- * into those that load theirs later (Python's modules), so it is not linked with NCCL.
+ * NCCL's own functions, which those of libonebit-nccl.so replace: ob_next_ncclX is the next ncclX
+ * in the order of libraries. The library is also preloaded into processes without NCCL, and into
+ * those that load theirs later (Python's modules), so it is not linked with NCCL.
  */
 #ifndef OB_DROPIN_NCCL_NEXT_H
 #define OB_DROPIN_NCCL_NEXT_H

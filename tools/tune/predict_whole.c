@@ -8,7 +8,7 @@
 #include "tools/tune/tune.h"
 #include "tools/tune/whole.h"
 
-/* Links where none is given, in bits a second. */
+/* The links, in bits a second, if none are given. */
 static const double usual_links[] = {1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10};
 
 const char *const tune_width_names[] = {"1", "2", "4", "8", "float32", "sparse", NULL};
