@@ -181,7 +181,7 @@ static void level_block(const struct ob_block_step *step, struct levels *levels,
   measure(step, b, block, thread, values, error);
 }
 
-/* What a table adds to the estimates of a block. */
+/* The floor that a table adds to the estimates of a block. */
 static float floor_of(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                       const struct ob_moment_factors *factors) {
   const struct ob_residual *residual = step->residual;

@@ -320,8 +320,9 @@ OB_INLINE float ob_moment_floor(float times, float moments, struct ob_sample sam
   return times * f->fresh * (moments / (float)(words * OB_LANES));
 }
 
-/* What is exchanged of a gradient, before it is weighed; moves its moment. The root is of the
- * estimate plus epsilon squared and the floor. Not finite, where the moment is too large. */
+/* The gradient divided for the exchange, before it is weighed; moves its moment. The divisor is the
+ * root of the estimate plus epsilon squared and the floor. Not finite where the moment is too
+ * large. */
 OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16_t *moment,
                                 float chance, const struct ob_moment_factors *f) {
   if (rule == OB_MOMENTS_NONE)

@@ -50,7 +50,7 @@ static void describe(image_task_t *own) {
     own->task.tensors[t] =
         (train_tensor_t){network->tensors[t].value, network->tensors[t].gradient,
                          network->tensors[t].count, !network->tensors[t].is_bias, 0};
-  network->ready = tell;
+  network->ready = report_ready;
   network->ready_context = own;
 }
 

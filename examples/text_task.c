@@ -43,7 +43,7 @@ static void describe(text_task_t *own) {
   for (size_t t = 0; t < model->ntensors; t++)
     own->task.tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
                                             model->tensors[t].count, !model->tensors[t].is_gain, 0};
-  model->ready = tell;
+  model->ready = report_ready;
   model->ready_context = own;
 }
 

@@ -126,7 +126,7 @@ static onebit_status_t create_of_method(train_optimizer_t *optimizer,
   return create[method](optimizer, tensors);
 }
 
-/* Whether it is Efficient-Adam, which has tables. */
+/* True for Efficient-Adam, which has tables. */
 static int divides(const train_optimizer_t *optimizer) {
   const int method = optimizer->options->method;
   return optimizer->form == COMPRESSED && (method == EFFICIENT_ADAM || method == EFFICIENT_LAMB);

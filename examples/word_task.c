@@ -47,7 +47,7 @@ static void describe(word_task_t *own) {
     own->tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
                                        model->tensors[t].count, t != WORD_BIAS,
                                        t == WORD_TABLE && !own->options->no_table};
-  model->ready = tell;
+  model->ready = report_ready;
   model->ready_context = own;
 }
 

@@ -162,7 +162,7 @@ static void find_part(const struct oracle_exchange *exchange, const size_t *tens
       break;
 }
 
-/* Which tensor each run is of, numbered by the exchange. */
+/* The tensor of each run, numbered by the exchange. */
 static size_t *find_tensors(const struct oracle_adam *state,
                             const struct oracle_exchange *exchange) {
   const struct oracle *runs = exchange->oracle;
@@ -189,7 +189,7 @@ static float mean_of_sample(const float *moment, size_t first, size_t end, size_
   return mean;
 }
 
-/* Of each worker and element of the exchange: in a table the mean of its moments. */
+/* The mean of a table's moments, for each worker and element of the exchange; 0 in others. */
 static float *find_floors(const struct oracle_efficient_adam *oracle,
                           const struct oracle_exchange *exchange) {
   const struct oracle_adam *state = oracle->state;
@@ -220,7 +220,7 @@ static float *find_floors(const struct oracle_efficient_adam *oracle,
   return floors;
 }
 
-/* What an exchange is of: moments move when it is made. */
+/* The source of an exchange: moments move when it is made. */
 struct step {
   const struct oracle_efficient_adam *oracle;
   const bool *begins;

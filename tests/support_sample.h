@@ -34,7 +34,7 @@ struct sample sample_of(const struct sample_table *table);
  * lists is in the sample. */
 struct sample sample_product(const char *name, size_t thinner, const size_t *sizes, size_t lists);
 
-/* Of a product that is too long to be listed, 4,000 rows that are drawn from it; and which entry of
+/* Draws 4,000 rows from a product that is too long to be listed; sample_choices says which entry of
  * each list a row has. */
 struct sample sample_combinations(const char *name, size_t thinner, const size_t *sizes,
                                   size_t lists);

@@ -157,7 +157,7 @@ Test(arguments_optimizers, options_that_do_not_go_together) {
   onebit_comm_destroy(comm);
 }
 
-/* Of all optimizers only those that divide gradients have tables. */
+/* Only optimizers that divide gradients have tables. */
 Test(arguments_optimizers, tables) {
   onebit_comm_t comm = self();
   float parameter[2] = {0};

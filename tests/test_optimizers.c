@@ -65,7 +65,7 @@ enum {
 /* The fourth tensor's only element never has a gradient. */
 static const struct adam_tensors with_a_still_one = {
     6, {{2, 0.1f, 0}, {0, 0, 0}, {3, 0, 2.0f}, {1, 0, 0}, {2100, 0, 0}, {777, 0.01f, 0.5f}}};
-/* What shows most stands several times. */
+/* Tensors that show most are listed several times. */
 static const struct adam_tensors *const lists[] = {
     &adam_tensors_odd,        &adam_tensors_odd,  &adam_tensors_odd,
     &adam_tensors_odd,        &adam_tensors_one,  &adam_tensors_tiny,
@@ -102,7 +102,7 @@ static const size_t lengths[CHOICES] = {[KIND] = KINDS,
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
-/* How many messages, of what, to whom; DeepSpeed's profile has its own. */
+/* Sets the number of messages, their contents and ranks; DeepSpeed's profile has its own. */
 static void choose_messages(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   const int *group = groups[choice[GROUP]];
@@ -128,7 +128,7 @@ static void choose_messages(struct adam_case *what, const size_t *choice) {
   }
 }
 
-/* Of any type, weighed, clipped, in another array each time and not always there. */
+/* Sets gradients of any type, weighed, clipped, in another array each time and not always there. */
 static void choose_gradients(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];

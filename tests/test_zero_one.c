@@ -66,7 +66,7 @@ static const size_t lengths[CHOICES] = {[TENSORS] = LENGTH(lists),
                                         [CODEC] = 4,
                                         [THREADS] = 3};
 
-/* How many messages, of what, to whom; DeepSpeed's profile has its own. */
+/* Sets the number of messages, their contents and ranks; DeepSpeed's profile has its own. */
 static void choose_messages(struct zero_one_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   const int *group = groups[choice[GROUP]];
