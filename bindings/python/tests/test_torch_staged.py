@@ -160,8 +160,8 @@ def test_a_late_copy_is_waited_for(monkeypatch):
     from onebit.torch.staged import Stage
 
     stage, stream, told = Stage(), LateStream(), []
-    stage.add(torch.zeros(4))
-    stage.add(torch.zeros(4))
+    stage.add(torch.zeros(4), torch.zeros(4))
+    stage.add(torch.zeros(4), torch.zeros(4))
     stage._streams[torch.device("cpu")] = stream
     monkeypatch.setattr(
         stage, "_copy", lambda to, source, _: stream.waiting.append((to, source.clone()))
