@@ -257,7 +257,7 @@ static void other_size(onebit_sockets_options_t *options, void *context) {
 static void other_secret(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
-  options->timeout = options->rank == 0 ? 1 : 0.7; /* rank 0 waits in vain */
+  options->timeout = options->rank == 0 ? 3 : 2.5; /* rank 0 waits in vain */
   options->secret = options->rank == 1 ? "guessed" : "chosen";
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS(options->rank == 1 ? "another job: its options->secret is another one"
