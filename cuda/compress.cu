@@ -12,7 +12,12 @@
 
 /* What becomes of a gradient before it is weighed: nothing; it is multiplied by reciprocals; or
  * something else is made of it and of its moment. */
-enum treatment { AS_IT_IS, RECIPROCALS, SECOND_MOMENTS };
+enum treatment { AS_IT_IS, RECIPROCALS, SECOND_MOMENTS, TABLES };
+
+/* Tables have moments too, and their mean besides. */
+static __device__ constexpr bool has_moments(enum treatment treatment) {
+  return treatment == SECOND_MOMENTS || treatment == TABLES;
+}
 
 struct moments {
   const uint16_t *now;
@@ -61,7 +66,7 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
   load_parts<ONEBIT_FLOAT32, whole>(run.residual, first, end, true, residual);
   if (treatment == RECIPROCALS)
     load_parts<ONEBIT_FLOAT32, whole>(run.reciprocals, first, end, true, own);
-  if (treatment == SECOND_MOMENTS)
+  if (has_moments(treatment))
     load_moments<whole>(moments, first, end, before);
   load_tile<dtype>(run.input, first, given, aligned, value);
   const uint32_t signs = momentum ? load_signs(run.momentum_bits, first, count) : 0;
@@ -69,7 +74,7 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
   OB_UNROLL
   for (unsigned k = 0; k < fours_a_tile; k++) {
     const uint32_t four = momentum ? four_signs(signs, k, 0) : 0;
-    if (treatment == SECOND_MOMENTS)
+    if (has_moments(treatment))
       apply_moments<OB_MOMENTS_SECOND, whole>(moments, first + four_at(k), end, before[k],
                                               residual[k], run.residual_scale, value[k]);
     OB_UNROLL
@@ -136,7 +141,7 @@ static __device__ inline float floor_of(const struct ob_cuda_plan &plan, const u
                                         const struct ob_cuda_source &source,
                                         const struct location &location,
                                         const struct ob_moment_factors &factors) {
-  const float times = source.floors ? source.floors[location.block.piece] : 0;
+  const float times = source.floors[location.block.piece];
   if (times == 0)
     return 0;
   const struct ob_interval words =
@@ -149,6 +154,7 @@ static __device__ inline float floor_of(const struct ob_cuda_plan &plan, const u
   return ob_moment_floor(times, __shfl_sync(all_lanes, sum_lanes(lane), 0), sample, &factors);
 }
 
+template <enum treatment treatment>
 static __device__ inline struct moments moments_of(const struct ob_cuda_plan &plan, uint32_t now,
                                                    const struct ob_cuda_source &source,
                                                    const struct location &location,
@@ -160,7 +166,9 @@ static __device__ inline struct moments moments_of(const struct ob_cuda_plan &pl
     factors.before = plan.state->moment.before;
     factors.fresh = plan.state->moment.fresh;
   }
-  factors.floor = floor_of(plan, plan.worker.moments[now], source, location, factors);
+  factors.floor = 0;
+  if (treatment == TABLES)
+    factors.floor = floor_of(plan, plan.worker.moments[now], source, location, factors);
   return {values_of(plan.worker, plan.worker.moments[now], block),
           values_of(plan.worker, plan.worker.moments[!now], block),
           source.values ? 1 : source.factor, ob_moment_factors_for(factors, momentum_scale)};
@@ -174,9 +182,10 @@ constexpr bool few_registers = false;
 #endif
 
 /* A block less at once where there are moments or reciprocals, which take registers too; and one
- * less where the momentum's signs would not fit in what is left. */
+ * less where the momentum's signs, or a table's mean, would not fit in what is left. */
 constexpr unsigned blocks_with(bool momentum, enum treatment treatment) {
-  return blocks_at_once - (treatment != AS_IT_IS) - (momentum && few_registers);
+  return blocks_at_once - (treatment != AS_IT_IS) - (treatment == TABLES) -
+         (momentum && few_registers);
 }
 
 /* grid.y is the member that the message is for. */
@@ -205,8 +214,8 @@ static __device__ inline void compress_block(const struct ob_cuda_plan &plan,
     run.reciprocals = source.reciprocals + location.block.word * OB_LANES;
   if (momentum)
     add_momentum(plan, now, location, &run);
-  if (treatment == SECOND_MOMENTS)
-    moments = moments_of(plan, now, source, location, run.momentum_scale);
+  if (has_moments(treatment))
+    moments = moments_of<treatment>(plan, now, source, location, run.momentum_scale);
   const float sum = compress<dtype, momentum, treatment>(run, moments, tile);
   if (lane_number() == 0)
     set_scale(plan, now, false, location, out, sum);
@@ -228,7 +237,8 @@ using compress_function = void(struct ob_cuda_plan, struct ob_cuda_source);
 
 template <onebit_dtype_t dtype, bool momentum, bool besides>
 static compress_function *kernel_of(const struct ob_cuda_source &source) {
-  return source.moment_rule   ? compress_kernel<dtype, momentum, SECOND_MOMENTS, besides>
+  return source.floors        ? compress_kernel<dtype, momentum, TABLES, besides>
+         : source.moment_rule ? compress_kernel<dtype, momentum, SECOND_MOMENTS, besides>
          : source.reciprocals ? compress_kernel<dtype, momentum, RECIPROCALS, besides>
                               : compress_kernel<dtype, momentum, AS_IT_IS, besides>;
 }

@@ -104,6 +104,7 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
   bucket->weight_decays[k] = tensor->weight_decay;
   bucket->scalings[k] = 1;
   bucket->floors[k] = tensor->uncompressed == ONEBIT_TABLE ? OB_TABLE_FLOOR : 0;
+  bucket->has_tables = bucket->has_tables || bucket->floors[k] > 0;
   bucket->tensor_of[k] = t;
   if (offset == 0)
     optimizer->tensors[t].first_block = piece->first_block;

@@ -52,6 +52,7 @@ struct ob_bucket {
   float *learning_rates; /* factor * the step's learning rate */
   float *scalings;       /* as in struct ob_source */
   float *floors;         /* likewise: 0 but for tables */
+  bool has_tables;       /* true if any of them is not 0 */
   size_t *tensor_of;     /* which tensor it is of; tensor_count: of none */
   struct ob_pass_sink sink;
   size_t filled;  /* tensors that have elements */

@@ -136,7 +136,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
   call->source.moment_rule = OB_MOMENTS_SECOND;
   call->source.moment = (struct ob_moment_factors){
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
-  call->source.floors = bucket->floors;
+  call->source.floors = bucket->has_tables ? bucket->floors : NULL;
   call->source.own = own_interval(bucket->bits);
   ob_moment_correct(&call->source.moment, moments->beta2, (double)bucket->bits->geometry.members,
                     number_of_step(optimizer));
