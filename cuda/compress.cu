@@ -136,7 +136,7 @@ static __device__ inline void weigh(const struct ob_cuda_plan &plan,
       source.momentum_in_residual && !(source.only_at_first && plan.state->outcome.calls > 0);
 }
 
-/* As blocks.c has it. */
+/* Computes the floor of a block as compression/blocks.c does. */
 static __device__ inline float floor_of(const struct ob_cuda_plan &plan, const uint16_t *moments,
                                         const struct ob_cuda_source &source,
                                         const struct location &location,

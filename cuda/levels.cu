@@ -96,7 +96,7 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
     finish_messages(plan);
 }
 
-/* Reciprocals, which a warm-up of divided gradients has, take registers: two blocks less at once. */
+/* The reciprocals of a warm-up of divided gradients take registers: two blocks less at once. */
 template <onebit_dtype_t dtype, unsigned width>
 static __global__ void __launch_bounds__(threads_a_block, blocks_at_once - 2)
     compress_divided_kernel(const __grid_constant__ struct ob_cuda_plan plan,

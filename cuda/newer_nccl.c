@@ -65,8 +65,8 @@ onebit_status_t ob_nccl_window_register(struct ob_window *window) {
   return status;
 }
 
-/* What was aborted has no windows any more; while NCCL is still at it, it has, and memory that NCCL
- * may unmap yet is not given back. */
+/* An aborted communicator has no windows any more. While NCCL still aborts it, the window's memory,
+ * which NCCL may unmap yet, is not given back. */
 void ob_nccl_window_destroy(struct ob_window *window) {
   struct nccl_window *own = (struct nccl_window *)window;
   struct nccl_state *state = state_of(window->comm);

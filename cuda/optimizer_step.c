@@ -60,8 +60,8 @@ static onebit_status_t send(const struct ob_bucket_device *device, void *to, con
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "sending numbers of a unit");
 }
 
-/* Where gradients have moved to, behind the steps before: of those the one before the last has read
- * its addresses when these are written. A graph's are those of its capture. */
+/* Sends the addresses of gradients that have moved, behind the steps before: the step before the
+ * last has read its addresses when these are written. A graph keeps those of its capture. */
 static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
                                       struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;

@@ -130,7 +130,7 @@ static bool all_are_here(const struct group *group) {
   return true;
 }
 
-/* Fills the lists of the ranks that called it; comms has room for all. */
+/* Fills the lists of the ranks that called it; comms has an entry for each. */
 static int list_survivors(const struct group *group, int *host_of) {
   int count = 0;
   for (int rank = 0; rank < group->size; rank++)

@@ -69,8 +69,8 @@ static onebit_status_t open_own(struct ob_rendezvous *state, char text[OB_ADDRES
   return ONEBIT_OK;
 }
 
-/* Handles a refusal. One that is for now may be of a job that has just ended, or of this job's next
- * communicator. */
+/* Handles a refusal. A temporary one may come from a job that has just ended, or from the next
+ * communicator of this job. */
 static onebit_status_t hear_refusal(struct ob_rendezvous *state, struct ob_answer *answer) {
   answer->text[sizeof answer->text - 1] = '\0';
   if (answer->streams != OB_ANSWER_FOR_NOW)

@@ -16,7 +16,7 @@
 
 struct ob_endpoint {
   void *data;
-  size_t bytes; /* bytes to send; room to receive, and once complete the bytes received */
+  size_t bytes; /* bytes to send; capacity to receive, and once complete the bytes received */
   int peer;
 };
 
@@ -46,7 +46,7 @@ struct ob_transport {
    * cannot. */
   bool (*device_messages)(void);
   bool network; /* messages take time, so plans choose their schedule by the cost model */
-  /* Makes a batch with room for `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then
+  /* Makes a batch of at most `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then
    * NULL. */
   onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
   /* Destroys the batch and cancels its incomplete messages. Returns false if some could not be

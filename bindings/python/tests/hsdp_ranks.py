@@ -290,7 +290,7 @@ def inside_resumes(rank, size):
     model = {name: value.clone() for name, value in model.items()}
     for step in range(7, 10):
         first.step(step)
-    # As torch.save and torch.load do.
+    # The consolidated state has plain tensors; rank 0 passes it on, as a file would.
     for one in both[0]["state"].values() if rank == 0 else ():
         assert not any(hasattr(value, "to_local") for value in one.values())
     both = [both[0], None]

@@ -124,7 +124,7 @@ def inside_first(rank, size):
 
     for optimizer in same(rank, make):
         if device == "fake":
-            # Of the last bias, of one element, one of them has none: a copy of nothing.
+            # One rank's shard of the last bias, which has one element, is empty: a copy of nothing.
             assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
             fake_device.copies.clear()
     said = optimizer.describe()

@@ -40,7 +40,7 @@ class _How(NamedTuple):
     keys: dict
 
 
-# What is decided by the optimizer's type. All others stay as they are, and their gradients are
+# The optimizer's type decides. All others stay as they are, and their gradients are
 # averaged in 8 bits.
 _HOWS = {
     torch.optim.AdamW: _How(optim.EfficientAdam, ("betas", "eps"), optim._ADAM_KEYS),

@@ -6,7 +6,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-# Of a state of torch's Adam and AdamW, and of SGD.
+# The momentum's name in the state of torch's Adam and AdamW, and of SGD.
 _OF_TORCH = {"exp_avg", "momentum_buffer"}
 
 
