@@ -95,8 +95,8 @@ static void put_stage(struct line *line, const onebit_optimizer_info_t *info) {
     put(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
   if (info->stage == ONEBIT_STAGE_WARMUP && info->variance_ratio > 0)
     put(line, ", variance ratio %.3f", info->variance_ratio);
-  put(line, "; exchanges: %llu dense, %llu in bits", (unsigned long long)info->exchanges[0],
-      (unsigned long long)info->exchanges[1]);
+  put(line, "; exchanges: %llu in the warm-up, %llu in bits",
+      (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1]);
   if (info->exchanges[2])
     put(line, ", %llu left out", (unsigned long long)info->exchanges[2]);
 }
@@ -108,7 +108,7 @@ static void put_text(struct line *line, const onebit_optimizer_statistics_t *sta
   put_stage(line, info);
   put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
       statistics->residual_ratio);
-  put_bytes(line, statistics->dense_bytes, "dense, ");
+  put_bytes(line, statistics->dense_bytes, "in the warm-up, ");
   put_bytes(line, statistics->bits_bytes, "in bits; ");
   put(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update", statistics->seconds,
       percent(statistics->compress_seconds, statistics->seconds),

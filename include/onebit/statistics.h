@@ -41,7 +41,7 @@ typedef struct onebit_optimizer_statistics {
   size_t size;
   onebit_optimizer_info_t info; /* as onebit_optimizer_get_info has it, filled in by this call */
   double residual_ratio;        /* see above; 0 before the first bits, infinite without a signal */
-  uint64_t dense_bytes;         /* sent by the steps so far in full precision, skipped ones too */
+  uint64_t dense_bytes;         /* sent by the warm-up so far, skipped steps too */
   uint64_t bits_bytes;          /* and in bits */
   /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
    * them went into the work on messages (compressing, adding up; converting dense ones), into

@@ -192,7 +192,7 @@ MUTANTS = [
     ("timeout", "collectives/watch.c", "waits",
      "    watch->waited += gap < LONGEST_GAP ? gap : LONGEST_GAP;", "    watch->waited += gap;"),
     ("timeout", "collectives/watch.c", "waits",
-     "  if (!late && (watch->noticed || watch->waited < ob_watch_notice))", "  if (!late)"),
+     "  if (!late && !shown && !is_due(watch))", "  if (!late && !shown)"),
     ("timeout", "collectives/steps.c", "waits disagreement",
      "  return longest * (double)plan->step / (double)(plan->step_count + 1);", "  return 0 * longest;"),
     ("timeout", "collectives/transports/transport_loopback.c", "waits damage errors_kept",
