@@ -17,4 +17,15 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, in
                                       ncclUniqueId *id, ncclConfig_t *config);
 #endif
 
+/* New in 2.27. */
+#if NCCL_VERSION_CODE < 22700
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *newcomm,
+                            ncclConfig_t *config, int flags);
+#endif
+
+/* New in 2.28. */
+#if NCCL_VERSION_CODE < 22800
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
+#endif
+
 #endif

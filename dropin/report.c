@@ -70,6 +70,11 @@ static void print_plan(int size, const char *over, const char *sums) {
   fprintf(stderr, ".\n");
 }
 
+void ob_report_unseen(const char *why) {
+  if (!is_off() || ob_preload.required)
+    fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), why);
+}
+
 /* A refusal is printed even where no report is wanted. */
 void ob_report_start(int size, const char *over, const char *sums) {
   if (ob_preload.refused)

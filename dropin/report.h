@@ -33,6 +33,9 @@ double ob_report_factor(const struct ob_report *report);
  *   sums   what is compressed without a rule, as "MPI_Allreduce of float or double sums" */
 void ob_report_start(int size, const char *over, const char *sums);
 
+/* Prints why nothing was seen, unless no report is wanted. */
+void ob_report_unseen(const char *why);
+
 /* Prints the report, and judges it where ONEBIT_REQUIRE asks for that. On one rank. */
 void ob_report_print(const struct ob_report *report);
 

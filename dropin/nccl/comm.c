@@ -245,13 +245,27 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, cons
   return ob_nccl_comms_made(each, (size_t)ndev);
 }
 
+/* True if a thread drives several ranks of this communicator, and so of those made of it. */
+static bool has_same_thread(ncclComm_t handle) {
+  struct ob_nccl_comm *comm = ob_nccl_comm_use(handle);
+  bool same_thread = comm && comm->same_thread;
+  ob_nccl_comm_release(comm);
+  return same_thread;
+}
+
 OB_PRELOAD_VISIBLE ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                                               ncclComm_t *newcomm, ncclConfig_t *config) {
-  struct ob_nccl_comm *parent = ob_nccl_comm_use(comm);
-  bool same_thread = parent && parent->same_thread;
-  ob_nccl_comm_release(parent);
+  bool same_thread = has_same_thread(comm);
   return keep_comm(ob_next_ncclCommSplit(comm, color, key, newcomm, config), newcomm, NULL,
                    same_thread, config);
+}
+
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count,
+                                               ncclComm_t *newcomm, ncclConfig_t *config,
+                                               int flags) {
+  bool same_thread = has_same_thread(comm);
+  return keep_comm(ob_next_ncclCommShrink(comm, excluded, count, newcomm, config, flags), newcomm,
+                   NULL, same_thread, config);
 }
 
 /* Completes the library's calls in flight and frees its plans before NCCL looks. */
@@ -265,18 +279,32 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ob_next_ncclCommDestroy(comm);
 }
 
-/* Aborts from any thread, while another may be waiting for ranks that are gone: that one finds it
- * aborted, and is the last to let go. */
-OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
-  struct ob_nccl_comm *comm = remove_comm(handle);
+/* Ends the library's calls on it. From here on the library does not ask NCCL about it. */
+static void abort_comm(struct ob_nccl_comm *comm) {
   if (!comm)
-    return ob_next_ncclCommAbort(handle);
+    return;
   pthread_mutex_lock(&comm->lock);
   comm->aborted = true;
   pthread_mutex_unlock(&comm->lock);
   if (comm->onebit)
-    onebit_comm_abort(comm->onebit); /* from here on the library does not ask NCCL about it */
+    onebit_comm_abort(comm->onebit);
+}
+
+/* Aborts from any thread, while another may be waiting for ranks that are gone: that one finds it
+ * aborted, and is the last to let go. */
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommAbort(ncclComm_t handle) {
+  struct ob_nccl_comm *comm = remove_comm(handle);
+  abort_comm(comm);
   ncclResult_t result = ob_next_ncclCommAbort(handle);
+  ob_nccl_comm_release(comm);
+  return result;
+}
+
+/* Does the same, and the program still has the communicator, to split, shrink or destroy it. */
+OB_PRELOAD_VISIBLE ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
+  struct ob_nccl_comm *comm = ob_nccl_comm_use(handle);
+  abort_comm(comm);
+  ncclResult_t result = ob_next_ncclCommRevoke(handle, flags);
   ob_nccl_comm_release(comm);
   return result;
 }

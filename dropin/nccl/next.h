@@ -6,6 +6,8 @@
 #ifndef OB_DROPIN_NCCL_NEXT_H
 #define OB_DROPIN_NCCL_NEXT_H
 
+#include <stdbool.h>
+
 #include "base/nccl_releases.h"
 
 /* X(name, parameters, arguments) for all functions that the library calls. A missing one gives
@@ -22,6 +24,11 @@
   X(CommInitAll, (ncclComm_t * comms, int ndev, const int *devices), (comms, ndev, devices))       \
   X(CommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config),   \
     (comm, color, key, newcomm, config))                                                           \
+  X(CommShrink,                                                                                    \
+    (ncclComm_t comm, int *excluded, int count, ncclComm_t *newcomm, ncclConfig_t *config,         \
+     int flags),                                                                                   \
+    (comm, excluded, count, newcomm, config, flags))                                               \
+  X(CommRevoke, (ncclComm_t comm, int flags), (comm, flags))                                       \
   X(CommFinalize, (ncclComm_t comm), (comm))                                                       \
   X(CommDestroy, (ncclComm_t comm), (comm))                                                        \
   X(CommAbort, (ncclComm_t comm), (comm))                                                          \
@@ -63,6 +70,9 @@ ncclResult_t ncclGroupEnd(void);
 
 /* The library's ncclCommAbort (dropin/rules.mk). */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm);
+
+/* True if the process has NCCL, whoever has loaded it. */
+bool ob_next_is_loaded(void);
 
 /* The two functions that return text. */
 const char *ob_next_ncclGetErrorString(ncclResult_t result);

@@ -1,7 +1,10 @@
 /* The collectives in the place of NCCL's; the settings at the start, and the report at the end. */
 #include "dropin/nccl/preload.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/call_scope.h"
@@ -15,6 +18,8 @@
 enum { MESSAGE_BYTES = 512 };
 static char wrong_settings[MESSAGE_BYTES], unusable[MESSAGE_BYTES];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static atomic_bool seen; /* the program has made a communicator */
 
 static bool end_well(void);
 
@@ -48,7 +53,10 @@ static void start(void) {
   ob_preload_judge_exit(end_well);
 }
 
-void ob_nccl_start(void) { pthread_once(&once, start); }
+void ob_nccl_start(void) {
+  pthread_once(&once, start);
+  atomic_store(&seen, true);
+}
 
 const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_settings : NULL; }
 
@@ -111,6 +119,17 @@ static bool end_well(void) {
   if (prints)
     report(&counters);
   return counters.compressed || !ob_preload.required;
+}
+
+/* NCCL that the program has looked up itself, by dlsym, passes this library by. A launcher loads
+ * NCCL too, so only what has a rank says so, and of those the first. */
+__attribute__((destructor)) static void tell_of_unseen(void) {
+  const char *rank = getenv("RANK");
+  rank = rank ? rank : getenv("OMPI_COMM_WORLD_RANK");
+  rank = rank ? rank : getenv("PMI_RANK");
+  if (rank && !strcmp(rank, "0") && !atomic_load(&seen) && ob_next_is_loaded())
+    ob_report_unseen("NCCL is loaded, and no communicator was made that libonebit-nccl.so sees: a "
+                     "library that looks NCCL up by dlopen (CuPy, JAX) passes it by");
 }
 
 /* ---- What a call is ---- */

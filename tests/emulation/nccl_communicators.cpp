@@ -166,17 +166,18 @@ void divide(const clique &parent, std::vector<choice> &choices) {
   }
 }
 
-/* Stores this rank's choice; the last rank to come divides the communicator. */
-std::shared_ptr<division> choose(ncclComm &comm, const choice &mine) {
+/* Stores this rank's choice; the last of the `wanted` ranks divides the communicator. */
+std::shared_ptr<division> choose(ncclComm &comm, const choice &mine, size_t wanted) {
   clique &parent = *comm.ranks;
   long number = comm.splits++;
   std::shared_ptr<division> &entry = parent.divisions[number];
   if (!entry)
     entry = std::make_shared<division>();
   std::shared_ptr<division> here = entry;
-  here->choices.resize(parent.ranks.size());
+  here->choices.resize(parent.ranks.size(), {NCCL_SPLIT_NOCOLOR, 0, true, nullptr});
+  here->wanted = wanted;
   here->choices[static_cast<size_t>(comm.rank)] = mine;
-  if (++here->present == parent.ranks.size()) {
+  if (++here->present == wanted) {
     parent.divisions.erase(number);
     divide(parent, here->choices);
     wake_others();
@@ -186,16 +187,17 @@ std::shared_ptr<division> choose(ncclComm &comm, const choice &mine) {
 
 ncclResult_t wait_for_choices(lock &held, const comm_ptr &comm,
                               const std::shared_ptr<division> &here, ncclComm_t *handle) {
-  while (here->present < here->choices.size() && !comm->error)
-    wait_for_others(held, "the other ranks in ncclCommSplit");
-  if (here->present < here->choices.size())
-    return refuse(comm->error, "a rank failed while the others waited in ncclCommSplit");
+  while (here->present < here->wanted && !comm->error)
+    wait_for_others(held, "the other ranks in ncclCommSplit or ncclCommShrink");
+  if (here->present < here->wanted)
+    return refuse(comm->error, "a rank failed while the others waited for each other");
   const comm_ptr &made = here->choices[static_cast<size_t>(comm->rank)].made;
   *handle = made.get();
   return made ? answer(*made) : ncclSuccess;
 }
 
-ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclConfig_t *config) {
+ncclResult_t split(ncclComm_t handle, choice mine, size_t left_out, ncclComm_t *made,
+                   const ncclConfig_t *config) {
   lock held(guard());
   comm_ptr comm = find_comm(handle);
   if (!comm || !made)
@@ -209,7 +211,7 @@ ncclResult_t split(ncclComm_t handle, choice mine, ncclComm_t *made, const ncclC
   mine.blocking = comm->blocking;
   if (ncclResult_t error = read_config(config, &mine.blocking))
     return error;
-  std::shared_ptr<division> here = choose(*comm, mine);
+  std::shared_ptr<division> here = choose(*comm, mine, comm->ranks->ranks.size() - left_out);
   return arrive(held, [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
 
@@ -330,7 +332,24 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config) {
-  return split(comm, {color, key, true, nullptr}, newcomm, config);
+  return split(comm, {color, key, true, nullptr}, 0, newcomm, config);
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *, int excludeRanksCount, ncclComm_t *newcomm,
+                            ncclConfig_t *config, int shrinkFlags) {
+  if (excludeRanksCount < 1 || shrinkFlags != NCCL_SHRINK_DEFAULT)
+    return refuse(ncclInvalidArgument, "nobody is excluded, or the flags are not emulated");
+  return split(comm, {0, 0, true, nullptr}, static_cast<size_t>(excludeRanksCount), newcomm,
+               config);
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t handle, int revokeFlags) {
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || revokeFlags)
+    return refuse(ncclInvalidArgument, "no such communicator, or flags");
+  abort_rank(*comm);
+  return ncclSuccess;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) { return finalize(comm); }

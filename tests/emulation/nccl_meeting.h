@@ -58,14 +58,14 @@ struct posted {
   std::shared_ptr<begun> by;
 };
 
-/* The arguments of a rank's ncclCommSplit, and its result. */
+/* The arguments of a rank's ncclCommSplit or ncclCommShrink, and its result. */
 struct choice {
   int color, key;
   bool blocking;
   comm_ptr made;
 };
 struct division {
-  size_t present = 0;
+  size_t present = 0, wanted = 0;
   std::vector<choice> choices; /* by the parent's rank */
 };
 

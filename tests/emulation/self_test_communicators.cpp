@@ -221,6 +221,27 @@ void split_without_one(rank &self) {
   EXPECT(ncclCommDestroy(rest) == ncclSuccess);
 }
 
+void shrink(rank &self) {
+  ncclComm_t rest = nullptr;
+  int excluded[] = {2};
+  EXPECT(join(self, 1) == ncclSuccess);
+  if (self.number == 2)
+    return;
+  EXPECT(ncclCommShrink(self.comm, excluded, 0, &rest, nullptr, 0) == ncclInvalidArgument);
+  EXPECT(ncclCommShrink(self.comm, excluded, 1, &rest, nullptr, 1) == ncclInvalidArgument);
+  EXPECT(ncclCommShrink(self.comm, excluded, 1, &rest, nullptr, 0) == ncclSuccess);
+  expect_place(rest, RANKS - 1, self.number - (self.number > 2), self.number % 2);
+  EXPECT(sum_of_numbers(self, rest) == 4);
+  EXPECT(ncclCommDestroy(rest) == ncclSuccess);
+}
+
+void revoke(rank &self) {
+  EXPECT(join(self, 1) == ncclSuccess);
+  EXPECT(ncclCommRevoke(self.comm, 1) == ncclInvalidArgument);
+  EXPECT(ncclCommRevoke(self.comm, 0) == ncclSuccess);
+  EXPECT(enqueue_largest(self, self.number) == ncclRemoteError);
+}
+
 /* A split without a configuration has its parent's. */
 void split_without_waiting(rank &self) {
   ncclComm_t heir = nullptr, other = nullptr;
@@ -372,7 +393,7 @@ void memory() {
 void test_communicators() {
   for (const auto &body :
        {configured, configured_to_block, split, split_without_one, split_without_waiting,
-        split_that_fails, finalize, finalize_what_runs, window})
+        split_that_fails, shrink, revoke, finalize, finalize_what_runs, window})
     on_ranks(body);
   EXPECT(aborts_with(free_a_window, "gives back the memory of a window"));
   EXPECT(aborts_with(destroy_with_window, "that has windows"));

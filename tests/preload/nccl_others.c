@@ -225,6 +225,24 @@ void communicators(void) {
   CUDA(cudaFree(mine));
 }
 
+/* Makes a communicator of all ranks but the last. */
+void shrunk(void) {
+  ncclComm_t whole = comm;
+  int last = size - 1;
+  if (rank == last)
+    return;
+  float *mine = device_memory(COUNT * sizeof *mine);
+  NCCL(ncclCommShrink(whole, &last, 1, &comm, NULL, NCCL_SHRINK_DEFAULT));
+  for (int step = 0; step < STEPS; step++) {
+    fill(mine, COUNT, step, 1);
+    sum(mine, mine, COUNT);
+    check("shrunk", mine, COUNT, step, (float)last);
+  }
+  NCCL(ncclCommDestroy(comm));
+  comm = whole;
+  CUDA(cudaFree(mine));
+}
+
 /* Makes a nonblocking communicator of the same ranks, whose id they exchange as a sum to which only
  * rank 0 contributes. */
 void nonblocking(void) {

@@ -41,6 +41,7 @@ static const struct {
              {"graph-of-several", graph_of_several},
              {"graph-feedback", graph_feedback},
              {"communicators", communicators},
+             {"shrunk", shrunk},
              {"nonblocking", nonblocking}};
 
 static void run(const char *name) {
@@ -109,7 +110,7 @@ static void miss_the_last(void) {
 }
 
 /* Runs the cases on one rank. `leave` exits without freeing anything; `abort`, `break` and `absent`
- * abort. */
+ * abort; after `revoke` the communicator is destroyed. */
 static void be_rank(int which) {
   int devices;
   rank = which;
@@ -138,6 +139,8 @@ static void be_rank(int which) {
     } else if (!strcmp(*name, "absent")) {
       miss_the_last();
       leave = 1;
+    } else if (!strcmp(*name, "revoke")) {
+      NCCL(ncclCommRevoke(comm, 0));
     } else if (!strcmp(*name, "abort")) {
       NCCL(ncclCommAbort(comm));
       leave = 1;

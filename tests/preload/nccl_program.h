@@ -49,6 +49,6 @@ void steady(void), queued(void), feedback(void), types(void), groups(void), crow
     moves(void), another(void);
 void reuse(void), not_a_number(void), foreign(void), gather_and_scatter(void), order(void),
     streams(void), graph(void), early_graph(void), graph_of_several(void), graph_feedback(void),
-    communicators(void), nonblocking(void);
+    communicators(void), shrunk(void), nonblocking(void);
 
 #endif

@@ -122,6 +122,12 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, in
                                       ncclUniqueId *commIds, ncclConfig_t *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config);
+/* Of the ranks that are not excluded, which alone call it and wait for each other. */
+#define NCCL_SHRINK_DEFAULT 0
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
+                            ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags);
+/* Ends this rank's operations; the communicator is only good to be destroyed or aborted then. */
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 /* Makes all ranks of one thread and waits for nobody. */
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 /* Waits for the operations of this rank, not for the other ranks. */
