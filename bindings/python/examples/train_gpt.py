@@ -116,6 +116,8 @@ def train(options, name, data):
     each = 2 * (size - 1) / size * 4 * elements  # gloo's ring
     if name != "AdamW":
         each = (optimizer.comm.bytes_sent - before) / options.steps
+        if rank == 0:
+            print(optimizer.report())
         optimizer.close()  # onebit
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():

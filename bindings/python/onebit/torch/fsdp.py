@@ -356,7 +356,7 @@ def compress(
     `Compression`. All ranks give the same arguments.
 
     reduce_bits: of gradients, 1, 2, 4 or 8 an element; None: as without. One bit is for SGD with
-        momentum, Adam wants 8 (bindings/python/README.md)
+        momentum, Adam wants 8 (docs/python-trainers.md)
     gather_bits: of parameters, likewise
     change: whether the change of the parameters travels, in place of their values; None: with fewer
         bits than 8. Takes 4 bytes a parameter on every rank, as FSDP's own `reshard_after_forward=
