@@ -11,6 +11,7 @@
 #   make kernels        what each GPU kernel costs, counted in its SASS, and whether that is as it was
 #   make demo           trains on four hosts at 1 Gbit/s, dense and in one bit, and draws both
 #   make install        under PREFIX, staged under DESTDIR; make uninstall
+#   make dist           the source archive of the commit, the same bytes from every checkout
 #   make wheel          what PyPI gets: a wheel for each machine, built by zig, and the sources
 #   make site           the documents, the headers and what was measured as web pages: build/site/index.html
 #   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html

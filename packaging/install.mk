@@ -130,11 +130,17 @@ FILLED_FILES = $(patsubst "%,%,$(foreach pair,$(filter "$(FILLED)/%,$(INSTALLED_
 lay = @set -e; $(set_paths) for pair in $(2); do from=$${pair%%:*}; to=$$DESTDIR$${pair\#*:}; \
   $(INSTALL) -d "$${to%/*}"; $(1) "$$from" "$$to"; done
 
+# The shell and pkg-config know /usr and /usr/local by themselves.
+is_elsewhere = $(filter-out /usr /usr/local,$(call hide,$(PREFIX)))
+SHELL_NEEDS  = PATH="$(BINDIR):$$PATH" PKG_CONFIG_PATH="$(LIBDIR)/pkgconfig" LD_LIBRARY_PATH="$(LIBDIR)"
 install: all $(FILLED_FILES)
 	$(call lay,$(INSTALL) -m 755,$(INSTALLED_PROGRAMS) $(INSTALLED_SHARED))
 	$(call lay,$(INSTALL) -m 644,$(INSTALLED_DATA) $(call pages_of,$(HEADERS)))
 	$(call lay,ln -sf,$(INSTALLED_LINKS))
-	$(if $(DESTDIR)$(filter-out /usr /usr/local,$(call hide,$(PREFIX))),,@ldconfig 2>/dev/null || :)
+	$(if $(DESTDIR)$(is_elsewhere),,@ldconfig 2>/dev/null || :)
+	@echo 'onebit $(VERSION) is installed$(DESTDIR:%= in %): $(BINDIR)/onebit-*, $(LIBDIR)/libonebit.*, $(INCLUDEDIR)/onebit'
+	@echo '$(if $(is_elsewhere),shells need: export $(SHELL_NEEDS),try: onebit-info; cc program.c $$(pkg-config --cflags --libs onebit))'
+	@echo 'next: $(DOCDIR)/docs/tutorial.md; man onebit$(if $(is_darwin),,; onebit doctor)'
 
 # Headers of all builds, since this one may be another than the one that was installed. Directories
 # go only where they are onebit's own and nothing else is in them.
@@ -145,3 +151,12 @@ uninstall: $(MAN_LIST)
 	@$(set_paths) for directory in "$$INCLUDEDIR/onebit" "$$LIBDIR/cmake/onebit" "$$MODULEDIR/onebit" \
 	  "$$DOCDIR/examples" "$$DOCDIR/docs/measured" "$$DOCDIR/docs" "$$DOCDIR"; do \
 	  rmdir "$$DESTDIR$$directory" 2>/dev/null || :; done
+
+# The source archive of a release: of the commit, the same bytes from every checkout of it.
+.PHONY: dist
+DIST = $(BUILD)/onebit-$(VERSION).tar.gz
+dist:
+	@git diff --quiet HEAD || { echo "dist: the checkout has changes that are in no commit" >&2; exit 1; }
+	@mkdir -p $(BUILD)
+	@git archive --prefix=onebit-$(VERSION)/ HEAD | gzip -9 -n >$(DIST)
+	@cd $(BUILD) && sha256sum $(notdir $(DIST))
