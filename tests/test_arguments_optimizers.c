@@ -57,6 +57,7 @@ static const struct {
     {{ANY(adam, .common.chunk_size = 100)}, "chunk_size", "100"},
     {{ANY(adam, .common.threads = -4)}, "threads", "-4"},
     {{ANY(adam, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
+    {{ANY(adam, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER)}, "schedule", "ALLGATHER"},
     {{ANY(adam, .common.gradient_dtype = (onebit_dtype_t)3)}, "gradient_dtype", "3"},
     {{ANY(adam, .common.parameter_dtype = (onebit_dtype_t)77)}, "parameter_dtype", "77"},
     {{ANY(adam, .common.gradient_factor = -1)}, "gradient_factor", "-1"},

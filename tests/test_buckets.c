@@ -1,9 +1,8 @@
 /*
  * Steps in buckets and in parts, beside what test_optimizers.c has: a bucket leaves when it is
- * ready, and mistakes on one rank reach all.
+ * ready.
  */
-#include "tests/support_adam.h"
-#include "tests/support_errors.h"
+#include "tests/support.h"
 
 /* A bucket leaves when its last gradient is ready; the last bucket with the step. */
 static void check_departures(onebit_comm_t comm, void *context) {
@@ -39,14 +38,3 @@ Test(buckets, leave_when_they_are_ready) {
   for (int size = 2; size <= 4; size++)
     on_ranks(size, check_departures, NULL);
 }
-
-static void everyone_once(rank_body *scenario) {
-  for (int size = 1; size <= 4; size++)
-    for (int rank = 0; rank < size; rank++) {
-      struct culprit culprit = {.rank = rank};
-      on_ranks(size, scenario, &culprit);
-    }
-}
-
-Test(buckets, mistakes_in_an_open_step) { everyone_once(mistakes_in_an_open_step); }
-Test(buckets, destroyed_in_an_open_step) { everyone_once(destroyed_in_an_open_step); }

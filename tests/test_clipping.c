@@ -1,10 +1,9 @@
 /*
  * Clipping by the norm of all ranks' gradients, beside what test_optimizers.c has: the norm is what
- * the header says; norms that are not finite skip the step on all ranks; mistakes of one rank reach
- * the others though there is one exchange more.
+ * the header says; norms that are not finite skip the step on all ranks; it costs one small
+ * message to each.
  */
 #include "tests/support_adam.h"
-#include "tests/support_errors.h"
 
 static struct adam_case case_of(double clip_norm) {
   struct adam_case what = {.steps = 12,
@@ -139,30 +138,6 @@ Test(clipping, norms_up_to_a_limit) {
         struct large large = {rank, values[k].value, values[k].wanted};
         on_ranks(size, large_on_rank, &large);
       }
-}
-
-/* --- Errors of one rank, each rank once */
-
-static void everyone_once(rank_body *scenario) {
-  for (int size = 2; size <= 4; size++)
-    for (int rank = 0; rank < size; rank++) {
-      struct culprit culprit = {.rank = rank, .clip_norm = 1.5};
-      on_ranks(size, scenario, &culprit);
-    }
-}
-
-Test(clipping, wrong_learning_rate_on_one_rank) { everyone_once(wrong_learning_rate_on_one_rank); }
-Test(clipping, mistakes_in_an_open_step) { everyone_once(mistakes_in_an_open_step); }
-Test(clipping, destroyed_in_an_open_step) { everyone_once(destroyed_in_an_open_step); }
-
-Test(clipping, errors_on_several_hosts) {
-  for (int rank = 0; rank < 4; rank++) {
-    struct culprit culprit = {
-        .rank = rank, .schedule = ONEBIT_SCHEDULE_HIERARCHICAL, .clip_norm = 1.5};
-    on_hosts(4, 2, wrong_learning_rate_on_one_rank, &culprit);
-    on_hosts(4, 2, mistakes_in_an_open_step, &culprit);
-    on_hosts(4, 2, destroyed_in_an_open_step, &culprit);
-  }
 }
 
 /* --- What it costs */

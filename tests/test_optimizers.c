@@ -241,11 +241,12 @@ Test(optimizers, first_gradients_that_come_late) {
   }
 }
 
-/* The poison is on each rank once, in all steps from the first on or only behind a warm-up. */
+/* The poison is on each rank once, in all steps from the first on or only behind a warm-up. The
+ * square of the last is not finite, which is Adam's alone to see in a warm-up. */
 Test(optimizers, skipped_steps_change_nothing) {
-  static const float values[] = {INFINITY, NAN, -3e38f};
+  static const float values[] = {INFINITY, NAN, -3e38f, 1e22f};
   for (size_t k = 0; k < KINDS; k++)
-    for (int rank = 0; rank < 3; rank++)
+    for (int rank = 0; rank < (kinds[k].kind == &kind_adam ? 4 : 3); rank++)
       for (int from = 0; from <= 6; from += 6) {
         struct adam_case what = kinds[k];
         what.size = 1 + rank + (int)k % 2;
@@ -257,6 +258,27 @@ Test(optimizers, skipped_steps_change_nothing) {
         what.form = rank == 2 ? BACKWARD : IN_ONE_CALL;
         adam_check(&what);
       }
+}
+
+/* The poison is on another rank, and in another bucket, each time. 1e30 and its host's mean are
+ * finite and their squares are not: only the rank that compresses that part of the mean sees it. */
+Test(optimizers, skipped_steps_change_nothing_on_hosts) {
+  static const float values[] = {INFINITY, 1e30f, -3e38f};
+  static const size_t sizes[] = {0, 1, 1000};
+  for (int rank = 0; rank < 6; rank++)
+    for (size_t k = 0; k < 3; k++) {
+      struct adam_case what = OF(adam, .freeze_step = 4, .common.chunk_size = 2048,
+                                 .common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL);
+      what.options.common.bucket_size = sizes[(k + (size_t)rank) % 3];
+      what.form = (enum adam_form)((rank + (int)k) % ADAM_FORMS);
+      what.poison = values[k];
+      what.poisoned_rank = rank;
+      /* before the freeze there are no squares to overflow but the variance's */
+      what.poisoned_from = k == 1 ? 4 : 0;
+      what.size = 6;
+      what.hosts = 2 + rank % 2;
+      adam_check(&what);
+    }
 }
 
 /* A tensor of as many elements as dense_below is compressed. */

@@ -1,7 +1,7 @@
 /*
  * 1-bit Adam whose state is sharded, beside what test_optimizers.c has of all: its warm-up is that
- * of an optimizer that is not sharded; skipped steps change nothing; steps are bounded. What it
- * costs and refuses is in test_shards_costs.c, that it converges in test_convergence.c.
+ * of an optimizer that is not sharded; steps are bounded. What it costs and refuses is in
+ * test_shards_costs.c, that it converges in test_convergence.c.
  */
 #include "tests/support_adam.h"
 
@@ -62,66 +62,24 @@ Test(shards, sums_of_the_variance_are_doubles) {
   }
 }
 
-/* --- The warm-up, beside an optimizer that is not sharded */
-
-enum { TOTAL = 30011, WARM_UP = 8 };
-
-static float *parameters_after(onebit_comm_t comm, onebit_shards_t shards) {
-  float *parameters = allocate(TOTAL, sizeof(float)), *gradients = allocate(TOTAL, sizeof(float));
-  onebit_tensor_t tensors[] = {{parameters, gradients, 20000, 0.01f, 0, 0},
-                               {parameters + 20000, gradients + 20000, TOTAL - 20000, 0, 0, 0}};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_optimizer_t optimizer = NULL;
-  options.freeze_step = ONEBIT_FREEZE_NEVER;
-  options.shards = shards;
-  for (size_t i = 0; i < TOTAL; i++)
-    parameters[i] = input_value(i, 50, 7);
-  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
-  for (int step = 0; step < WARM_UP; step++) {
-    fill_input(gradients, ONEBIT_FLOAT32, TOTAL, onebit_comm_rank(comm), step);
-    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-2f), ONEBIT_OK);
-  }
-  onebit_optimizer_destroy(optimizer);
-  free(gradients);
-  return parameters;
-}
-
-static void compare_warm_ups(onebit_comm_t comm, void *context) {
-  (void)context;
-  float *whole = parameters_after(comm, ONEBIT_SHARDS_NONE);
-  for (size_t m = 0; m < 2; m++) {
-    float *sharded = parameters_after(comm, modes[m]);
-    CHECK_BITS("parameters after the warm-up", sharded, whole, TOTAL, ONEBIT_FLOAT32);
-    free(sharded);
-  }
-  free(whole);
-}
+/* --- The warm-up is that of an optimizer that is not sharded: of the oracle, too */
 
 Test(shards, warm_up_is_that_of_all) {
-  static const int sizes[] = {1, 2, 3, 4, 7};
-  for (size_t p = 0; p < sizeof sizes / sizeof sizes[0]; p++)
-    on_ranks(sizes[p], compare_warm_ups, NULL);
-}
-
-/* --- Skipped steps */
-
-Test(shards, skipped_steps_change_nothing) {
-  static const float poisons[] = {INFINITY, NAN, -3e38f, 1e22f};
-  for (int k = 0; k < 4; k++)
-    for (int from = 0; from <= 6; from += 6) { /* in the warm-up too, or only behind it */
-      struct adam_case what = case_of(&adam_tensors_odd, 4);
-      what.poison = poisons[k];
-      what.poisoned_from = from;
-      what.options.common.bucket_size = k % 2 ? 1000 : 0;
-      for (int size = 1; size <= 4; size++)
-        for (int m = 0; m < 2; m++) {
-          what.size = size;
-          what.poisoned_rank = (k + m) % size;
-          what.options.shards = modes[m];
-          if (test_wanted_of((size_t)(k + from / 6 + 2 * m), (size_t)size - 1))
-            adam_check(&what);
-        }
+  for (int size = 1; size <= 4; size++) {
+    struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_NEVER);
+    what.size = size;
+    struct adam_run whole = adam_prepare(&what);
+    for (size_t m = 0; m < 2; m++) {
+      what.options.shards = modes[m];
+      struct adam_run run = adam_prepare(&what);
+      for (int step = 0; step < what.steps; step++)
+        CHECK_BITS("parameters in the warm-up", run.moments[step].parameters,
+                   whole.moments[step].parameters, run.total, ONEBIT_FLOAT32);
+      on_ranks(size, adam_on_rank, &run);
+      adam_release(&run);
     }
+    adam_release(&whole);
+  }
 }
 
 /* --- Steps are bounded: gradients that double from step to step leave a frozen variance behind. */

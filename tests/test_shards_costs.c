@@ -1,11 +1,10 @@
 /*
  * Sharded 1-bit Adam: what it sends and allocates is what it says, and less than without shards;
- * parameters are the same on all ranks, step after step; mistakes of one rank reach all; what
- * cannot be had is refused, on every rank.
+ * parameters are the same on all ranks, step after step; what cannot be had is refused, on every
+ * rank.
  */
 #include "base/hash.h"
 #include "tests/support_adam.h"
-#include "tests/support_errors.h"
 
 static onebit_adam_options_t options_of(onebit_shards_t shards) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
@@ -158,22 +157,6 @@ Test(shards_costs, parameters_stay_equal) {
   check_replicas(ONEBIT_SHARDS_PARAMETERS, ONEBIT_FLOAT32);
   check_replicas(ONEBIT_SHARDS_PARAMETERS, ONEBIT_BFLOAT16);
 }
-
-/* --- Mistakes of one rank */
-
-static void everyone_once(rank_body *scenario) {
-  for (int size = 2; size <= 4; size++)
-    for (int rank = 0; rank < size; rank++)
-      for (int shards = ONEBIT_SHARDS_STEP; shards <= ONEBIT_SHARDS_PARAMETERS; shards++) {
-        struct culprit culprit = {.rank = rank, .shards = (onebit_shards_t)shards};
-        if (test_wanted((size_t)size - 1))
-          on_ranks(size, scenario, &culprit);
-      }
-}
-
-Test(shards_costs, wrong_learning_rates) { everyone_once(wrong_learning_rate_on_one_rank); }
-Test(shards_costs, mistakes_in_an_open_step) { everyone_once(mistakes_in_an_open_step); }
-Test(shards_costs, destroyed_in_an_open_step) { everyone_once(destroyed_in_an_open_step); }
 
 /* --- What cannot be had */
 
