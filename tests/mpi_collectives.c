@@ -10,25 +10,20 @@ static void in_rounds(onebit_comm_t comm, void *context) {
   collective_on_rank(comm, context);
 }
 
+static void check(struct collective_run *run, size_t number) {
+  (void)number;
+  on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, run);
+}
+
+static void check_schedule(struct collective_run *run, size_t number) {
+  check(run, number);
+  on_mpi_ranks(MPI_COMM_WORLD, in_rounds, run);
+}
+
 RankedTest(mpi_collectives, equal_the_oracle) {
   size_t count;
   struct collective_case *cases = collective_cases(size, FEW, &count);
-  struct sample sample = collective_sample("mpi_collectives", 1, cases, count);
-  for (size_t k = 0; k < sample.count; k++) {
-    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
-    on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, &run);
-    collective_release(&run);
-  }
-  free(sample.rows);
-  free(cases);
+  collective_each("mpi_collectives", 1, cases, count, check);
   cases = schedule_cases(size, 1, FEW, &count); /* the ranks of a test are on one host */
-  sample = collective_sample("mpi_schedules", 1, cases, count);
-  for (size_t k = 0; k < sample.count; k++) {
-    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
-    on_mpi_ranks(MPI_COMM_WORLD, collective_on_rank, &run);
-    on_mpi_ranks(MPI_COMM_WORLD, in_rounds, &run);
-    collective_release(&run);
-  }
-  free(sample.rows);
-  free(cases);
+  collective_each("mpi_schedules", 1, cases, count, check_schedule);
 }

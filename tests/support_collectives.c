@@ -202,3 +202,105 @@ void collective_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   free_buffers(&buffers);
 }
+
+void collective_check(const struct collective_case *what, rank_body *body) {
+  struct collective_run run = collective_prepare(what);
+  on_hosts(what->size, what->hosts ? what->hosts : 1, body, &run);
+  collective_release(&run);
+}
+
+void collective_each(const char *name, size_t thinner, struct collective_case *cases, size_t count,
+                     collective_body *check) {
+  const struct sample sample = collective_sample(name, thinner, cases, count);
+  for (size_t k = 0; k < sample.count; k++) {
+    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
+    check(&run, k);
+    collective_release(&run);
+  }
+  free(sample.rows);
+  free(cases);
+}
+
+/* Cases that go over one communicator, one after the other. */
+struct list {
+  struct collective_run *runs;
+  size_t count;
+};
+
+static void run_list(onebit_comm_t comm, void *context) {
+  const struct list *list = context;
+  for (size_t k = 0; k < list->count; k++)
+    collective_on_rank(comm, &list->runs[k]);
+}
+
+static void list_over(const char *name, on_transport *on, size_t most_elements,
+                      struct collective_case *cases, size_t count) {
+  const struct sample sample = collective_sample(name, 1, cases, count);
+  struct list list = {.runs = allocate(sample.count, sizeof *list.runs)};
+  for (size_t k = 0; k < sample.count; k++)
+    if (cases[sample.rows[k]].count <= most_elements)
+      list.runs[list.count++] = collective_prepare(&cases[sample.rows[k]]);
+  on(cases->size, cases->hosts, run_list, &list);
+  for (size_t k = 0; k < list.count; k++)
+    collective_release(&list.runs[k]);
+  free(sample.rows);
+  free(list.runs);
+  free(cases);
+}
+
+void collectives_over(const char *name, on_transport *on, size_t most_elements) {
+  size_t count;
+  struct collective_case *cases;
+  for (int size = 1; size <= 4; size++) {
+    cases = collective_cases(size, FEW, &count);
+    list_over(name, on, most_elements, cases, count);
+  }
+  cases = schedule_cases(4, 2, FEW, &count);
+  list_over(name, on, most_elements, cases, count);
+}
+
+bool seat_take(struct seat *seat, onebit_comm_t comm, const struct collective_run *run) {
+  const struct collective_case *what = &run->what;
+  const onebit_operation_t operation = what->options.operation;
+  const size_t element = dtype_size(what->options.dtype);
+  *seat = (struct seat){.run = run,
+                        .sent = send_count(operation, what->count, what->size),
+                        .received = receive_count(operation, what->count, what->size),
+                        .rank = onebit_comm_rank(comm)};
+  seat->send = allocate(seat->sent, element);
+  seat->receive = allocate(seat->received, element);
+  return CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &seat->plan),
+                      ONEBIT_OK);
+}
+
+void seat_fill(const struct seat *seat, int step) {
+  fill_input(seat->send, seat->run->what.options.dtype, seat->sent, seat->rank, step);
+}
+
+void seat_check(const struct seat *seat, int step) {
+  const struct collective_case *what = &seat->run->what;
+  const onebit_dtype_t dtype = what->options.dtype;
+  const bool scattered = what->options.operation == ONEBIT_REDUCE_SCATTER;
+  const size_t begin = scattered ? (size_t)seat->rank * what->count : 0;
+  CHECK_BITS("recvbuf", seat->receive, (char *)seat->run->results[step] + begin * dtype_size(dtype),
+             seat->received, dtype);
+}
+
+void seat_call(const struct seat *seat, int step) {
+  seat_fill(seat, step);
+  CHECK_STATUS(
+      call_collective(seat->run->what.options.operation, seat->send, seat->receive, seat->plan),
+      ONEBIT_OK);
+  seat_check(seat, step);
+}
+
+void seat_free(struct seat *seat) {
+  CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_OK);
+  free(seat->send);
+  free(seat->receive);
+}
+
+void seat_leave(struct seat *seat) {
+  check_errors(seat->plan, seat->run->oracle, seat->rank);
+  seat_free(seat);
+}

@@ -53,6 +53,40 @@ void collective_release(struct collective_run *run);
  * This is a rank_body whose context is the struct collective_run. */
 void collective_on_rank(onebit_comm_t comm, void *run);
 
+/* Prepares a case and runs the body on its ranks; the context is the struct collective_run. */
+void collective_check(const struct collective_case *what, rank_body *body);
+
+/* Calls `check` with the oracle's results of each case of a sample; frees the cases. */
+typedef void collective_body(struct collective_run *run, size_t number);
+void collective_each(const char *name, size_t thinner, struct collective_case *cases, size_t count,
+                     collective_body *check);
+
+/* Checks a few cases of 1 to 4 ranks, and the schedules of 4 ranks on 2 hosts, of at most so many
+ * elements, over a transport: it runs a body on ranks, on hosts, and then checks_must_hold(). */
+typedef void on_transport(int size, int hosts, rank_body *body, void *context);
+void collectives_over(const char *name, on_transport *on, size_t most_elements);
+
+/* A rank's plan of a case, and its buffers. */
+struct seat {
+  const struct collective_run *run;
+  onebit_plan_t plan;
+  onebit_request_t request;
+  char *send, *receive;
+  size_t sent, received; /* elements */
+  int rank;
+};
+
+/* Creates the plan, collectively, and the buffers. */
+bool seat_take(struct seat *seat, onebit_comm_t comm, const struct collective_run *run);
+/* Fills the send buffer with the input of a step; checks that the receive buffer has the oracle's
+ * result of it; does both, and a blocking call in between. */
+void seat_fill(const struct seat *seat, int step);
+void seat_check(const struct seat *seat, int step);
+void seat_call(const struct seat *seat, int step);
+/* Frees all; seat_leave checks first that the residuals are the oracle's. */
+void seat_free(struct seat *seat);
+void seat_leave(struct seat *seat);
+
 /* Calls the operation that the plan was made for. */
 onebit_status_t call_collective(onebit_operation_t operation, const void *sendbuf, void *recvbuf,
                                 onebit_plan_t plan);

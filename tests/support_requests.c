@@ -39,20 +39,14 @@ struct flight *flight_prepare_hosts(int size, int hosts) {
   struct flight *flight = allocate(1, sizeof *flight);
   flight->size = size;
   for (int k = 0; k < FLIGHT_PLANS; k++) {
-    struct collective_case what = schedule_case(size, hosts, k);
+    struct collective_case what = hosts ? schedule_case(size, hosts, k) : flight_case(size, k);
     flight->runs[k] = collective_prepare(&what);
   }
   return flight;
 }
 
 struct flight *flight_prepare(int size) {
-  struct flight *flight = allocate(1, sizeof *flight);
-  flight->size = size;
-  for (int k = 0; k < FLIGHT_PLANS; k++) {
-    struct collective_case what = flight_case(size, k);
-    flight->runs[k] = collective_prepare(&what);
-  }
-  return flight;
+  return flight_prepare_hosts(size, 0);
 }
 
 void flight_release(struct flight *flight) {
@@ -61,59 +55,27 @@ void flight_release(struct flight *flight) {
   free(flight);
 }
 
-/* One rank's part of a flight. */
-struct seat {
-  const struct collective_run *run;
-  onebit_plan_t plan;
-  onebit_request_t request;
-  void *send, *receive;
-};
-
-static void take_seat(struct seat *seat, const struct collective_run *run, onebit_comm_t comm) {
-  const struct collective_case *what = &run->what;
-  onebit_operation_t operation = what->options.operation;
-  size_t element = dtype_size(what->options.dtype);
-  *seat = (struct seat){.run = run};
-  seat->send = allocate(send_count(operation, what->count, what->size), element);
-  seat->receive = allocate(receive_count(operation, what->count, what->size), element);
-  CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &seat->plan), ONEBIT_OK);
-}
-
-static void leave_seat(struct seat *seat, int rank) {
-  check_errors(seat->plan, seat->run->oracle, rank);
-  CHECK_STATUS(onebit_plan_destroy(seat->plan), ONEBIT_OK);
-  free(seat->send);
-  free(seat->receive);
-}
-
-static void start(struct seat *seat, int rank, int step) {
-  const struct collective_case *what = &seat->run->what;
-  onebit_operation_t operation = what->options.operation;
-  fill_input(seat->send, what->options.dtype, send_count(operation, what->count, what->size), rank,
-             step);
-  CHECK_STATUS(start_collective(operation, seat->send, seat->receive, seat->plan, &seat->request),
+static void start(struct seat *seat, int step) {
+  seat_fill(seat, step);
+  CHECK_STATUS(start_collective(seat->run->what.options.operation, seat->send, seat->receive,
+                                seat->plan, &seat->request),
                ONEBIT_OK);
   CHECK(seat->request != NULL, "a request was started and is NULL");
 }
 
-static void check_result(const struct seat *seat, int rank, int step) {
-  const struct collective_case *what = &seat->run->what;
-  onebit_operation_t operation = what->options.operation;
-  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * what->count : 0;
+static void check_result(const struct seat *seat, int step) {
   CHECK(seat->request == NULL, "a finished request is not NULL");
-  CHECK_BITS("recvbuf", seat->receive,
-             (char *)seat->run->results[step] + begin * dtype_size(what->options.dtype),
-             receive_count(operation, what->count, what->size), what->options.dtype);
+  seat_check(seat, step);
 }
 
 static void take_seats(struct seat *seats, const struct flight *flight, onebit_comm_t comm) {
   for (int k = 0; k < FLIGHT_PLANS; k++)
-    take_seat(&seats[k], &flight->runs[k], comm);
+    seat_take(&seats[k], comm, &flight->runs[k]);
 }
 
-static void leave_seats(struct seat *seats, int rank) {
+static void leave_seats(struct seat *seats) {
   for (int k = 0; k < FLIGHT_PLANS; k++)
-    leave_seat(&seats[k], rank);
+    seat_leave(&seats[k]);
 }
 
 /* The i-th plan in the order of a rank at a step. 5 and 7 share no factor with FLIGHT_PLANS: each
@@ -129,18 +91,18 @@ void waited_in_any_order(onebit_comm_t comm, void *context) {
   take_seats(seats, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     for (int k = 0; k < FLIGHT_PLANS; k++)
-      start(&seats[k], rank, step);
+      start(&seats[k], step);
     for (int i = 0; i < FLIGHT_PLANS; i++) {
       struct seat *seat = &seats[in_order(i, rank, step)];
       CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
-      check_result(seat, rank, step);
+      check_result(seat, step);
     }
   }
-  leave_seats(seats, rank);
+  leave_seats(seats);
 }
 
 /* Tests all requests that are not finished once; how many are left. */
-static int test_all(struct seat *seats, bool *finished, int rank, int step) {
+static int test_all(struct seat *seats, bool *finished, int step) {
   int left = 0;
   for (int k = 0; k < FLIGHT_PLANS; k++) {
     if (finished[k])
@@ -151,7 +113,7 @@ static int test_all(struct seat *seats, bool *finished, int rank, int step) {
     if (!finished[k])
       CHECK(seats[k].request != NULL, "a request in progress became NULL");
     else if (CHECK_STATUS(status, ONEBIT_OK))
-      check_result(&seats[k], rank, step);
+      check_result(&seats[k], step);
   }
   return left;
 }
@@ -164,31 +126,30 @@ void started_in_any_order_and_tested(onebit_comm_t comm, void *context) {
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     bool finished[FLIGHT_PLANS] = {false};
     for (int i = 0; i < FLIGHT_PLANS; i++)
-      start(&seats[in_order(i, rank, step)], rank, step);
-    while (test_all(seats, finished, rank, step) > 0)
+      start(&seats[in_order(i, rank, step)], step);
+    while (test_all(seats, finished, step) > 0)
       sched_yield();
   }
-  leave_seats(seats, rank);
+  leave_seats(seats);
 }
 
 void moved_by_progress(onebit_comm_t comm, void *context) {
   struct seat seats[FLIGHT_PLANS];
-  int rank = onebit_comm_rank(comm);
   check_case("moved by progress");
   take_seats(seats, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     for (int k = 0; k < FLIGHT_PLANS; k++)
-      start(&seats[k], rank, step);
+      start(&seats[k], step);
     for (int turn = 0; turn < 50; turn++) {
       CHECK_STATUS(onebit_progress(comm), ONEBIT_OK);
       sched_yield();
     }
     for (int k = FLIGHT_PLANS - 1; k >= 0; k--) {
       CHECK_STATUS(onebit_wait(&seats[k].request), ONEBIT_OK);
-      check_result(&seats[k], rank, step);
+      check_result(&seats[k], step);
     }
   }
-  leave_seats(seats, rank);
+  leave_seats(seats);
 }
 
 /* Everything that a plan with a request in flight must refuse. */
@@ -210,17 +171,16 @@ static void check_refusals(struct seat *seat) {
 
 void busy_plans_refuse(onebit_comm_t comm, void *context) {
   struct seat seats[FLIGHT_PLANS];
-  int rank = onebit_comm_rank(comm);
   check_case("busy plans");
   take_seats(seats, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++)
     for (int k = 0; k < FLIGHT_PLANS; k++) {
-      start(&seats[k], rank, step);
+      start(&seats[k], step);
       check_refusals(&seats[k]);
       CHECK_STATUS(onebit_wait(&seats[k].request), ONEBIT_OK);
-      check_result(&seats[k], rank, step);
+      check_result(&seats[k], step);
     }
-  leave_seats(seats, rank);
+  leave_seats(seats);
 }
 
 void late_rank_is_waited_for(onebit_comm_t comm, void *context) {
@@ -228,49 +188,36 @@ void late_rank_is_waited_for(onebit_comm_t comm, void *context) {
   struct seat seat;
   int rank = onebit_comm_rank(comm), late = flight->size - 1;
   check_case("rank %d is late", late);
-  take_seat(&seat, &flight->runs[5], comm);
+  seat_take(&seat, comm, &flight->runs[5]);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     if (rank != late) {
-      start(&seat, rank, step);
+      start(&seat, step);
       for (int turn = 0; turn < 10; turn++)
         CHECK_STATUS(onebit_test(&seat.request), ONEBIT_IN_PROGRESS);
     }
     meet(comm); /* makes, uses and destroys another plan */
     if (rank == late)
-      start(&seat, rank, step);
+      start(&seat, step);
     CHECK_STATUS(onebit_wait(&seat.request), ONEBIT_OK);
-    check_result(&seat, rank, step);
+    check_result(&seat, step);
   }
   CHECK_STATUS(onebit_wait(&seat.request), ONEBIT_OK); /* NULL: nothing to wait for */
   CHECK_STATUS(onebit_test(&seat.request), ONEBIT_OK);
-  leave_seat(&seat, rank);
+  seat_leave(&seat);
 }
 
-/* One thread's part of threads_share_a_communicator. */
-struct passenger {
-  pthread_t thread;
-  struct seat *seat;
-  int rank;
-};
-
 static void *run_alone(void *argument) {
-  struct passenger *passenger = argument;
-  struct seat *seat = passenger->seat;
-  const struct collective_case *what = &seat->run->what;
-  check_rank(passenger->rank);
-  check_case("threads share a communicator, plan of %zu elements", what->count);
-  for (int step = 0; step < FLIGHT_STEPS; step++) {
+  struct seat *seat = argument;
+  check_rank(seat->rank);
+  check_case("threads share a communicator, plan of %zu elements", seat->run->what.count);
+  for (int step = 0; step < FLIGHT_STEPS; step++)
     if (step % 2) {
-      start(seat, passenger->rank, step);
+      start(seat, step);
       CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
+      check_result(seat, step);
     } else {
-      onebit_operation_t operation = what->options.operation;
-      fill_input(seat->send, what->options.dtype, send_count(operation, what->count, what->size),
-                 passenger->rank, step);
-      CHECK_STATUS(call_collective(operation, seat->send, seat->receive, seat->plan), ONEBIT_OK);
+      seat_call(seat, step);
     }
-    check_result(seat, passenger->rank, step);
-  }
   return NULL;
 }
 
@@ -278,18 +225,23 @@ static void *run_alone(void *argument) {
 void threads_share_a_communicator(onebit_comm_t comm, void *context) {
   struct flight *flight = context;
   struct seat seats[PASSENGERS];
-  struct passenger passengers[PASSENGERS];
-  int rank = onebit_comm_rank(comm);
+  pthread_t threads[PASSENGERS];
   for (int k = 0; k < PASSENGERS; k++)
-    take_seat(&seats[k], &flight->runs[2 * k + 1], comm);
-  for (int k = 0; k < PASSENGERS; k++) {
-    passengers[k] = (struct passenger){.seat = &seats[k], .rank = rank};
-    if (!CHECK(pthread_create(&passengers[k].thread, NULL, run_alone, &passengers[k]) == 0,
-               "no thread"))
+    seat_take(&seats[k], comm, &flight->runs[2 * k + 1]);
+  for (int k = 0; k < PASSENGERS; k++)
+    if (!CHECK(pthread_create(&threads[k], NULL, run_alone, &seats[k]) == 0, "no thread"))
       abort(); /* the other ranks would wait for ever */
-  }
   for (int k = 0; k < PASSENGERS; k++)
-    pthread_join(passengers[k].thread, NULL);
+    pthread_join(threads[k], NULL);
   for (int k = 0; k < PASSENGERS; k++)
-    leave_seat(&seats[k], rank);
+    seat_leave(&seats[k]);
+}
+
+void flights_over(on_transport *on, rank_body *scenario) {
+  struct flight *flight = flight_prepare(3);
+  on(3, 1, scenario, flight);
+  flight_release(flight);
+  flight = flight_prepare_hosts(4, 2);
+  on(4, 2, scenario, flight);
+  flight_release(flight);
 }

@@ -133,44 +133,65 @@ static int nothing_tested(void *context, void *operation, double seconds, size_t
 
 static void nothing_cancelled(void *context, void *operation) { (void)context, (void)operation; }
 
-static void wrong_callbacks(void) {
+/* Sound options but for one field: no communicator comes of them. */
+#define UNSOUND(create, sound, field, value, message, ...)                                         \
+  do {                                                                                             \
+    comm = scene->comm;                                                                            \
+    wrong = sound;                                                                                 \
+    wrong.field = value;                                                                           \
+    WRONG(create, (&wrong, __VA_ARGS__ & comm), ARGUMENT, message);                                \
+    WRONG_VALUE(create, (message), comm == NULL, "");                                              \
+  } while (0)
+
+static void wrong_callbacks(const struct wrong_scene *scene) {
+  const onebit_transport_callbacks_t sound = {.size = sizeof sound,
+                                              .send = nothing_sent,
+                                              .receive = nothing_received,
+                                              .test = nothing_tested,
+                                              .cancel = nothing_cancelled};
+  onebit_transport_callbacks_t wrong;
   onebit_comm_t comm;
-#define CALLBACKS(...)                                                                             \
-  &(onebit_transport_callbacks_t){.size = sizeof(onebit_transport_callbacks_t),                    \
-                                  .send = nothing_sent,                                            \
-                                  .receive = nothing_received,                                     \
-                                  .test = nothing_tested,                                          \
-                                  .cancel = nothing_cancelled,                                     \
-                                  __VA_ARGS__}
   WRONG(onebit_comm_create_custom, (NULL, 0, 1, &comm), ARGUMENT, "callbacks is NULL");
-  WRONG(onebit_comm_create_custom, (&(onebit_transport_callbacks_t){.size = 8}, 0, 1, &comm),
-        ARGUMENT, "callbacks->size is 8");
-  WRONG(
-      onebit_comm_create_custom,
-      (&(onebit_transport_callbacks_t){.size = sizeof(onebit_transport_callbacks_t)}, 0, 1, &comm),
-      ARGUMENT, "callbacks->send is NULL");
-  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), -1, 1, &comm), ARGUMENT,
-        "rank is -1");
-  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), 1, 1, &comm), ARGUMENT,
-        "rank is 1");
-  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), 0, 0, &comm), ARGUMENT,
-        "size is 0");
-  WRONG(onebit_comm_create_custom, (CALLBACKS(.context = NULL), 0, 1, NULL), ARGUMENT,
-        "comm is NULL");
-  WRONG(onebit_comm_create_custom, (CALLBACKS(.largest_tag = -1), 0, 1, &comm), ARGUMENT,
-        "callbacks->largest_tag is -1");
-  WRONG(onebit_comm_create_custom, (CALLBACKS(.timeout = NAN), 0, 1, &comm), ARGUMENT,
-        "callbacks->timeout is nan");
-#define SOCKETS(...)                                                                               \
-  &(onebit_sockets_options_t){                                                                     \
-      .size = sizeof(onebit_sockets_options_t), .rendezvous = "127.0.0.1:1", __VA_ARGS__}
-  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 1), NULL), ARGUMENT, "comm is NULL");
-  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = -1), &comm), ARGUMENT, "ranks is -1");
-  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 2, .rank = 2), &comm), ARGUMENT, "rank is 2");
-  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 1, .streams = 65), &comm), ARGUMENT,
-        "streams is 65");
-  WRONG(onebit_comm_create_sockets, (SOCKETS(.ranks = 1, .timeout = NAN), &comm), ARGUMENT,
-        "timeout is nan");
+  WRONG(onebit_comm_create_custom, (&sound, -1, 1, &comm), ARGUMENT, "rank is -1");
+  WRONG(onebit_comm_create_custom, (&sound, 1, 1, &comm), ARGUMENT, "rank is 1");
+  WRONG(onebit_comm_create_custom, (&sound, 2, 2, &comm), ARGUMENT, "rank is 2, not 0 to size - 1");
+  WRONG(onebit_comm_create_custom, (&sound, 0, 0, &comm), ARGUMENT, "size is 0");
+  WRONG(onebit_comm_create_custom, (&sound, 0, 1, NULL), ARGUMENT, "comm is NULL");
+#define CALLBACKS(field, value, message)                                                           \
+  UNSOUND(onebit_comm_create_custom, sound, field, value, message, 0, 1, )
+  CALLBACKS(size, 8, "callbacks->size is 8");
+  CALLBACKS(send, NULL, "callbacks->send is NULL");
+  CALLBACKS(receive, NULL, "callbacks->receive is NULL");
+  CALLBACKS(test, NULL, "callbacks->test is NULL");
+  CALLBACKS(cancel, NULL, "callbacks->cancel is NULL");
+  CALLBACKS(largest_tag, -1, "callbacks->largest_tag is -1");
+  CALLBACKS(timeout, -2, "callbacks->timeout is -2");
+  CALLBACKS(timeout, (double)NAN, "callbacks->timeout is nan");
+}
+
+static void wrong_sockets(const struct wrong_scene *scene) {
+  const onebit_sockets_options_t sound = {
+      .size = sizeof sound, .ranks = 2, .rendezvous = "127.0.0.1:1"};
+  onebit_sockets_options_t wrong;
+  onebit_comm_t comm;
+  WRONG(onebit_comm_create_sockets, (&sound, NULL), ARGUMENT, "comm is NULL");
+  WRONG(onebit_comm_create_sockets, (NULL, NULL), ARGUMENT, "comm is NULL");
+#define SOCKETS(field, value, message)                                                             \
+  UNSOUND(onebit_comm_create_sockets, sound, field, value, message, )
+  SOCKETS(size, 3, "options->size is 3");
+  SOCKETS(ranks, -1, "options->ranks is -1");
+  SOCKETS(rank, 2, "options->rank is 2, not 0 to ranks - 1, 1");
+  SOCKETS(rank, -1, "options->rank is -1");
+  SOCKETS(streams, 65, "options->streams is 65, not 1 to 64");
+  SOCKETS(streams, -1, "options->streams is -1");
+  SOCKETS(timeout, -1, "options->timeout is -1");
+  SOCKETS(timeout, (double)NAN, "options->timeout is nan");
+  SOCKETS(rendezvous, "127.0.0.1", "expected host:port");
+  SOCKETS(rendezvous, "[fe80::1]:29400", "a link-local address wants its interface");
+  SOCKETS(rendezvous, "::1:80", "expected host:port");
+  SOCKETS(rendezvous, "127.0.0.1:0", "expected host:port");
+  SOCKETS(rendezvous, "127.0.0.1:65536", "expected host:port");
+  SOCKETS(rendezvous, "no.such.name.invalid:80", "no known name");
 }
 
 static void wrong_values(const struct wrong_scene *scene) {
@@ -213,7 +234,8 @@ void wrong_communicators(const struct wrong_scene *scene) {
   WRONG_VALUE(onebit_comm_destroy, (plan), DESTROY(plan), "comm is 0x");
   WRONG_VALUE(onebit_comm_destroy, (foreign), DESTROY(foreign), "which is no communicator");
 #undef DESTROY
-  wrong_callbacks();
+  wrong_callbacks(scene);
+  wrong_sockets(scene);
   wrong_values(scene);
 }
 

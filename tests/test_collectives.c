@@ -13,25 +13,18 @@
 #include "tests/support_collectives.h"
 
 /* The usable codecs take turns. */
-static void next_codec(size_t number) {
-  for (size_t k = 0; k < test_codecs_count; k++)
-    if (use_codec(test_codecs[(number + k) % test_codecs_count]))
-      return;
-  cr_assert_fail("no codec is usable");
+static void check_with_next_codec(struct collective_run *run, size_t number) {
+  size_t k = 0;
+  while (k < test_codecs_count && !use_codec(test_codecs[(number + k) % test_codecs_count]))
+    k++;
+  cr_assert(k < test_codecs_count, "no codec is usable");
+  on_hosts(run->what.size, run->what.hosts, collective_on_rank, run);
 }
 
 static void walk(int size, enum extent extent) {
   size_t count;
   struct collective_case *cases = collective_cases(size, extent, &count);
-  const struct sample sample = collective_sample("collectives", 1, cases, count);
-  for (size_t k = 0; k < sample.count; k++) {
-    next_codec(k);
-    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
-    on_ranks(size, collective_on_rank, &run);
-    collective_release(&run);
-  }
-  free(sample.rows);
-  free(cases);
+  collective_each("collectives", 1, cases, count, check_with_next_codec);
 }
 
 Test(collectives, one_rank) { walk(1, EVERY_OPTION); }
@@ -43,6 +36,13 @@ Test(collectives, eight_ranks) { walk(8, COVERING); }
 Test(collectives, sixteen_ranks) { walk(16, COVERING); }
 
 /* The same case with every codec and every number of threads: the oracle is the common measure. */
+static void check_with_every_codec(struct collective_run *run, size_t number) {
+  (void)number;
+  for (size_t c = 0; c < test_codecs_count; c++)
+    if (use_codec(test_codecs[c]))
+      on_ranks(2, collective_on_rank, run);
+}
+
 Test(collectives, every_codec_and_any_number_of_threads) {
   size_t count;
   struct collective_case *cases = collective_cases(2, COVERING, &count);
@@ -51,35 +51,24 @@ Test(collectives, every_codec_and_any_number_of_threads) {
     all[k] = cases[k / 3];
     all[k].options.threads = 1 + (int)(k % 3);
   }
-  const struct sample sample = collective_sample("codecs", 5, all, 3 * count);
-  for (size_t k = 0; k < sample.count; k++) {
-    struct collective_run run = collective_prepare(&all[sample.rows[k]]);
-    for (size_t c = 0; c < test_codecs_count; c++)
-      if (use_codec(test_codecs[c]))
-        on_ranks(2, collective_on_rank, &run);
-    collective_release(&run);
-  }
-  free(sample.rows);
-  free(all);
   free(cases);
+  collective_each("codecs", 5, all, 3 * count, check_with_every_codec);
 }
 
 /* A self communicator is a group of one. */
+static void check_on_self(struct collective_run *run, size_t number) {
+  onebit_comm_t comm;
+  (void)number;
+  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  collective_on_rank(comm, run);
+  onebit_comm_destroy(comm);
+  checks_must_hold();
+}
+
 Test(collectives, self_is_a_group_of_one) {
   size_t count;
   struct collective_case *cases = collective_cases(1, COVERING, &count);
-  const struct sample sample = collective_sample("self", 3, cases, count);
-  for (size_t k = 0; k < sample.count; k++) {
-    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
-    onebit_comm_t comm;
-    cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
-    collective_on_rank(comm, &run);
-    onebit_comm_destroy(comm);
-    collective_release(&run);
-    checks_must_hold();
-  }
-  free(sample.rows);
-  free(cases);
+  collective_each("self", 3, cases, count, check_on_self);
 }
 
 /* Rank k's number and the group's size are what they were made to be; the words of a plan's info
@@ -117,15 +106,7 @@ Test(collectives, plans_tell_what_they_decided) {
 static void walk_schedules(int size, int hosts) {
   size_t count;
   struct collective_case *cases = schedule_cases(size, hosts, COVERING, &count);
-  const struct sample sample = collective_sample("schedules", 1, cases, count);
-  for (size_t k = 0; k < sample.count; k++) {
-    next_codec(k);
-    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
-    on_hosts(size, hosts, collective_on_rank, &run);
-    collective_release(&run);
-  }
-  free(sample.rows);
-  free(cases);
+  collective_each("schedules", 1, cases, count, check_with_next_codec);
 }
 
 Test(collectives, schedules_on_one_rank) { walk_schedules(1, 1); }

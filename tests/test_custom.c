@@ -12,47 +12,13 @@
 /* Thousands of messages at once are much for a mailbox that is a list. */
 #define MOST_ELEMENTS 5000
 
-static void walk(struct collective_case *cases, size_t count, int size, int hosts) {
-  const struct sample sample = collective_sample("custom", 1, cases, count);
-  for (size_t k = 0; k < sample.count; k++) {
-    if (cases[sample.rows[k]].count > MOST_ELEMENTS)
-      continue;
-    struct collective_run run = collective_prepare(&cases[sample.rows[k]]);
-    on_custom(size, hosts, collective_on_rank, &run);
-    collective_release(&run);
-  }
-  free(sample.rows);
-  free(cases);
-}
+Test(custom, collectives_equal_the_oracle) { collectives_over("custom", on_custom, MOST_ELEMENTS); }
 
-Test(custom, collectives_equal_the_oracle) {
-  for (int size = 1; size <= 4; size++) {
-    size_t count;
-    struct collective_case *cases = collective_cases(size, FEW, &count);
-    walk(cases, count, size, 1);
-  }
-}
-
-Test(custom, schedules_equal_the_oracle) {
-  size_t count;
-  struct collective_case *cases = schedule_cases(4, 2, FEW, &count);
-  walk(cases, count, 4, 2);
-}
-
-static void in_flight(rank_body *scenario) {
-  struct flight *flight = flight_prepare(3);
-  on_custom(3, 1, scenario, flight);
-  flight_release(flight);
-  flight = flight_prepare_hosts(4, 2);
-  on_custom(4, 2, scenario, flight);
-  flight_release(flight);
-}
-
-Test(custom, waited_for_in_any_order) { in_flight(waited_in_any_order); }
-Test(custom, started_in_any_order) { in_flight(started_in_any_order_and_tested); }
-Test(custom, moved_by_progress) { in_flight(moved_by_progress); }
-Test(custom, a_late_rank) { in_flight(late_rank_is_waited_for); }
-Test(custom, several_threads) { in_flight(threads_share_a_communicator); }
+Test(custom, waited_for_in_any_order) { flights_over(on_custom, waited_in_any_order); }
+Test(custom, started_in_any_order) { flights_over(on_custom, started_in_any_order_and_tested); }
+Test(custom, moved_by_progress) { flights_over(on_custom, moved_by_progress); }
+Test(custom, a_late_rank) { flights_over(on_custom, late_rank_is_waited_for); }
+Test(custom, several_threads) { flights_over(on_custom, threads_share_a_communicator); }
 
 Test(custom, mistakes_are_told_to_all) {
   for (int rank = 0; rank < 3; rank += 2) {
@@ -92,44 +58,7 @@ Test(custom, says_who_is_there) {
   on_custom(4, 1, is_one_host, NULL);
 }
 
-/* --- Wrong arguments ---------------------------------------------------------------------------*/
-
-static void refuses(onebit_transport_callbacks_t callbacks, int rank, int size, const char *words) {
-  onebit_comm_t comm = (onebit_comm_t)&callbacks;
-  CHECK_STATUS(onebit_comm_create_custom(&callbacks, rank, size, &comm), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS(words);
-  CHECK(!comm, "a communicator came of it");
-}
-
-#define REFUSES(field, value, words)                                                               \
-  do {                                                                                             \
-    onebit_transport_callbacks_t wrong = *callbacks;                                               \
-    wrong.field = value;                                                                           \
-    refuses(wrong, 0, 1, words);                                                                   \
-  } while (0)
-
-static void try_wrong(const onebit_transport_callbacks_t *callbacks, int rank, int size,
-                      void *context) {
-  onebit_comm_t comm;
-  (void)rank, (void)size, (void)context;
-  CHECK_STATUS(onebit_comm_create_custom(NULL, 0, 1, &comm), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("callbacks is NULL");
-  CHECK_STATUS(onebit_comm_create_custom(callbacks, 0, 1, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("comm is NULL");
-  REFUSES(size, 3, "callbacks->size is 3");
-  REFUSES(send, NULL, "callbacks->send is NULL");
-  REFUSES(receive, NULL, "callbacks->receive is NULL");
-  REFUSES(test, NULL, "callbacks->test is NULL");
-  REFUSES(cancel, NULL, "callbacks->cancel is NULL");
-  REFUSES(largest_tag, -1, "callbacks->largest_tag is -1");
-  REFUSES(timeout, -2.0, "callbacks->timeout is -2");
-  REFUSES(timeout, (double)NAN, "callbacks->timeout is");
-  refuses(*callbacks, 0, 0, "size is 0");
-  refuses(*callbacks, -1, 2, "rank is -1");
-  refuses(*callbacks, 2, 2, "rank is 2, not 0 to size - 1, 1");
-}
-
-Test(custom, wrong_arguments) { attempt_custom(1, 1, (struct custom_fault){0}, try_wrong, NULL); }
+/* --- Mistakes of one rank ----------------------------------------------------------------------*/
 
 /* One rank's mistake: it gets words for it, and the others are told. */
 static void mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,

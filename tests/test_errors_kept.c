@@ -2,78 +2,54 @@
  * goes on to the bit. */
 #include "tests/support_collectives.h"
 
-/* One blocking call with the input of a step, compared with the oracle's result of that step. */
-static void call_and_check(const struct collective_run *run, onebit_plan_t plan, int rank,
-                           int input_step, int result_step) {
-  const struct collective_case *what = &run->what;
-  onebit_operation_t operation = what->options.operation;
-  onebit_dtype_t dtype = what->options.dtype;
-  size_t sent = send_count(operation, what->count, what->size);
-  size_t received = receive_count(operation, what->count, what->size);
-  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * what->count : 0;
-  void *send = allocate(sent, dtype_size(dtype)), *receive = allocate(received, dtype_size(dtype));
-  fill_input(send, dtype, sent, rank, input_step);
-  CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
-  CHECK_BITS("recvbuf", receive, (char *)run->results[result_step] + begin * dtype_size(dtype),
-             received, dtype);
-  free(send);
-  free(receive);
-}
-
 #define MOVE_AT 3 /* of the steps of a case, when the error moves to a new plan */
-
-static onebit_plan_t create(onebit_comm_t comm, const struct collective_case *what) {
-  onebit_plan_t plan = NULL;
-  CHECK_STATUS(onebit_plan_create(comm, what->count, &what->options, &plan), ONEBIT_OK);
-  return plan;
-}
 
 /* The first steps with one plan, the rest with another that has already been used for something
  * else. */
 static void move_error(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  int rank = onebit_comm_rank(comm);
+  struct seat first, second;
   check_case("%s of %zu %s on %d ranks, block %zd", operation_name(what->options.operation),
              what->count, dtype_name(what->options.dtype), what->size,
              (ptrdiff_t)what->options.block_size);
-  onebit_plan_t first = create(comm, what), second = create(comm, what);
-  call_and_check(run, second, rank, 0, 0); /* leaves some other error there */
+  seat_take(&first, comm, run);
+  seat_take(&second, comm, run);
+  seat_call(&second, 0); /* leaves some other error there */
   for (int step = 0; step < MOVE_AT; step++)
-    call_and_check(run, first, rank, step, step);
-  struct kept_errors errors = export_errors(first);
-  CHECK_STATUS(onebit_plan_import_residual(second, errors.worker, errors.server), ONEBIT_OK);
-  struct kept_errors again = export_errors(second);
+    seat_call(&first, step);
+  struct kept_errors errors = export_errors(first.plan);
+  CHECK_STATUS(onebit_plan_import_residual(second.plan, errors.worker, errors.server), ONEBIT_OK);
+  struct kept_errors again = export_errors(second.plan);
   CHECK_BITS("worker residual", again.worker, errors.worker, errors.worker_count, ONEBIT_FLOAT32);
   CHECK_BITS("server residual", again.server, errors.server, errors.server_count, ONEBIT_FLOAT32);
-  CHECK_STATUS(onebit_plan_destroy(first), ONEBIT_OK);
+  seat_free(&first);
   for (int step = MOVE_AT; step < what->steps; step++)
-    call_and_check(run, second, rank, step, step);
-  check_errors(second, run->oracle, rank);
+    seat_call(&second, step);
   free_errors(&again);
   free_errors(&errors);
-  CHECK_STATUS(onebit_plan_destroy(second), ONEBIT_OK);
+  seat_leave(&second);
 }
 
 /* After a reset a plan is as new. */
 static void reset_residual(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  int rank = onebit_comm_rank(comm);
+  struct seat seat;
   check_case("reset of %s, %zu on %d ranks", operation_name(what->options.operation), what->count,
              what->size);
-  onebit_plan_t plan = create(comm, what);
-  call_and_check(run, plan, rank, 0, 0);
-  CHECK_STATUS(onebit_plan_reset_residual(plan), ONEBIT_OK);
-  struct kept_errors errors = export_errors(plan);
+  seat_take(&seat, comm, run);
+  seat_call(&seat, 0);
+  CHECK_STATUS(onebit_plan_reset_residual(seat.plan), ONEBIT_OK);
+  struct kept_errors errors = export_errors(seat.plan);
   for (size_t i = 0; i < errors.worker_count; i++)
     CHECK(errors.worker[i] == 0.0f, "worker residual %zu is %g", i, (double)errors.worker[i]);
   for (size_t i = 0; i < errors.server_count; i++)
     CHECK(errors.server[i] == 0.0f, "server residual %zu is %g", i, (double)errors.server[i]);
   free_errors(&errors);
   for (int step = 0; step < what->steps; step++)
-    call_and_check(run, plan, rank, step, step);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+    seat_call(&seat, step);
+  seat_free(&seat);
 }
 
 /* Parts can be left out, and what is not finite is refused and changes nothing, wherever it stands.
@@ -81,11 +57,12 @@ static void reset_residual(onebit_comm_t comm, void *context) {
 static void import_parts(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
-  int rank = onebit_comm_rank(comm);
+  struct seat seat;
   check_case("parts of %s, %zu on %d ranks", operation_name(what->options.operation), what->count,
              what->size);
-  onebit_plan_t plan = create(comm, what);
-  call_and_check(run, plan, rank, 0, 0);
+  seat_take(&seat, comm, run);
+  onebit_plan_t plan = seat.plan;
+  seat_call(&seat, 0);
   struct kept_errors errors = export_errors(plan);
   CHECK_STATUS(onebit_plan_export_residual(plan, NULL, NULL), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_import_residual(plan, NULL, NULL), ONEBIT_OK);
@@ -107,10 +84,9 @@ static void import_parts(onebit_comm_t comm, void *context) {
     free(server);
   }
   for (int step = 1; step < what->steps; step++)
-    call_and_check(run, plan, rank, step, step);
-  check_errors(plan, run->oracle, rank);
+    seat_call(&seat, step);
   free_errors(&errors);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  seat_leave(&seat);
 }
 
 static void walk(rank_body *body) {
@@ -126,9 +102,7 @@ static void walk(rank_body *body) {
     what.options.operation = (onebit_operation_t)(k / 12);
     what.options.dtype = (onebit_dtype_t)(k % 3);
     what.options.block_size = (size_t[]){32, 0, 256, ONEBIT_BLOCK_BUFFER, 64}[k % 5];
-    struct collective_run run = collective_prepare(&what);
-    on_ranks(what.size, body, &run);
-    collective_release(&run);
+    collective_check(&what, body);
   }
 }
 
@@ -145,9 +119,7 @@ static void walk_schedules(rank_body *body) {
     what.options.schedule = k < 6 ? ONEBIT_SCHEDULE_ALLGATHER : ONEBIT_SCHEDULE_HIERARCHICAL;
     what.options.dtype = (onebit_dtype_t)(k % 3);
     what.options.block_size = what.options.chunk_size = 32;
-    struct collective_run run = collective_prepare(&what);
-    on_hosts(what.size, what.hosts, body, &run);
-    collective_release(&run);
+    collective_check(&what, body);
   }
 }
 
@@ -163,8 +135,6 @@ Test(errors_kept, move_in_profile_deepspeed) {
     struct collective_case what = {
         .size = size, .steps = 6, .count = 1003, .options = ONEBIT_PLAN_OPTIONS_INIT};
     what.options.profile = ONEBIT_PROFILE_DEEPSPEED;
-    struct collective_run run = collective_prepare(&what);
-    on_ranks(size, move_error, &run);
-    collective_release(&run);
+    collective_check(&what, move_error);
   }
 }

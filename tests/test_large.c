@@ -190,23 +190,18 @@ static void check_imported(const struct imported *imported, onebit_plan_t plan, 
 
 static void imported_on_rank(onebit_comm_t comm, void *context) {
   const struct imported *imported = context;
-  const struct collective_run *run = &imported->run;
-  int rank = onebit_comm_rank(comm);
-  float send[COUNT], receive[COUNT];
-  onebit_plan_t plan = NULL;
+  const struct collective_case *what = &imported->run.what;
+  struct seat seat;
   check_case("imported on rank %d of %d on %d hosts, schedule %d, block %zd", imported->rank,
-             run->what.size, run->what.hosts, (int)run->what.options.schedule,
-             (ptrdiff_t)run->what.options.block_size);
-  if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, &run->what.options, &plan), ONEBIT_OK))
+             what->size, what->hosts, (int)what->options.schedule,
+             (ptrdiff_t)what->options.block_size);
+  if (!seat_take(&seat, comm, &imported->run))
     return;
-  for (int step = 0; step < run->what.steps; step++) {
-    check_imported(imported, plan, rank);
-    fill_input(send, ONEBIT_FLOAT32, COUNT, rank, step);
-    CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
-    CHECK_BITS("recvbuf", receive, run->results[step], COUNT, ONEBIT_FLOAT32);
+  for (int step = 0; step < what->steps; step++) {
+    check_imported(imported, seat.plan, seat.rank);
+    seat_call(&seat, step);
   }
-  check_errors(plan, run->oracle, rank);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  seat_leave(&seat);
 }
 
 static void check_imports(const struct collective_case *what) {

@@ -23,57 +23,43 @@ struct poisoned {
 };
 
 /* The bad call, between two good ones. */
-static void check_skipped(const struct poisoned *what, onebit_plan_t plan, void *send, int rank) {
-  const struct collective_case *given = &what->run.what;
-  onebit_operation_t operation = given->options.operation;
-  onebit_dtype_t dtype = given->options.dtype;
-  size_t received = receive_count(operation, given->count, given->size) * dtype_size(dtype);
-  void *receive = allocate(received, 1);
-  struct kept_errors before = export_errors(plan);
-  fill_pattern(receive, received);
-  fill_input(send, dtype, send_count(operation, given->count, given->size), rank, 1000);
-  if (rank == what->rank)
-    oracle_store(send, what->place, dtype, poison_value(what->poison, dtype));
-  CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_SKIPPED);
-  CHECK(pattern_holds(receive, received), "a skipped call changed recvbuf");
-  struct kept_errors after = export_errors(plan);
+static void check_skipped(const struct poisoned *what, const struct seat *seat) {
+  const onebit_plan_options_t *options = &what->run.what.options;
+  const size_t received = seat->received * dtype_size(options->dtype);
+  struct kept_errors before = export_errors(seat->plan);
+  fill_pattern(seat->receive, received);
+  seat_fill(seat, 1000);
+  if (seat->rank == what->rank)
+    oracle_store(seat->send, what->place, options->dtype,
+                 poison_value(what->poison, options->dtype));
+  CHECK_STATUS(call_collective(options->operation, seat->send, seat->receive, seat->plan),
+               ONEBIT_SKIPPED);
+  CHECK(pattern_holds(seat->receive, received), "a skipped call changed recvbuf");
+  struct kept_errors after = export_errors(seat->plan);
   CHECK_BITS("worker residual", after.worker, before.worker, before.worker_count, ONEBIT_FLOAT32);
   CHECK_BITS("server residual", after.server, before.server, before.server_count, ONEBIT_FLOAT32);
   free_errors(&before);
   free_errors(&after);
-  free(receive);
 }
 
 static void poisoned_on_rank(onebit_comm_t comm, void *context) {
   const struct poisoned *what = context;
   const struct collective_case *given = &what->run.what;
-  onebit_operation_t operation = given->options.operation;
-  onebit_dtype_t dtype = given->options.dtype;
-  int rank = onebit_comm_rank(comm);
-  size_t sent = send_count(operation, given->count, given->size);
-  size_t received = receive_count(operation, given->count, given->size);
-  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * given->count : 0;
-  onebit_plan_t plan;
+  struct seat seat;
   check_case("%s%s of %zu %s on %d ranks, schedule %d, block %zd, scale %d, poison %d on rank %d "
              "at %zu",
-             given->options.wire == ONEBIT_WIRE_DENSE ? "dense " : "", operation_name(operation),
-             given->count, dtype_name(dtype), given->size, (int)given->options.schedule,
+             given->options.wire == ONEBIT_WIRE_DENSE ? "dense " : "",
+             operation_name(given->options.operation), given->count,
+             dtype_name(given->options.dtype), given->size, (int)given->options.schedule,
              (ptrdiff_t)given->options.block_size, (int)given->options.scale, (int)what->poison,
              what->rank, what->place);
-  if (!CHECK_STATUS(onebit_plan_create(comm, given->count, &given->options, &plan), ONEBIT_OK))
+  if (!seat_take(&seat, comm, &what->run))
     return;
-  void *send = allocate(sent, dtype_size(dtype)), *receive = allocate(received, dtype_size(dtype));
   for (int step = 0; step < given->steps; step++) {
-    fill_input(send, dtype, sent, rank, step);
-    CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
-    CHECK_BITS("recvbuf", receive, (char *)what->run.results[step] + begin * dtype_size(dtype),
-               received, dtype);
-    check_skipped(what, plan, send, rank);
+    seat_call(&seat, step);
+    check_skipped(what, &seat);
   }
-  check_errors(plan, what->run.oracle, rank);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  free(send);
-  free(receive);
+  seat_leave(&seat);
 }
 
 /* Each poison, on the first, a middle and the last rank, at the first, a middle and the last

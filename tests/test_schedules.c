@@ -30,23 +30,19 @@ static void bad_call(onebit_plan_t plan, float *send, int rank, int size, int st
 
 static void many_calls(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
-  int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
-  float send[COUNT], receive[COUNT];
-  onebit_plan_t plan = NULL;
-  if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, &run->what.options, &plan), ONEBIT_OK))
+  const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
+  struct seat seat;
+  if (!seat_take(&seat, comm, run))
     return;
   for (int step = 0; step < CALLS; step++) {
     check_case("call %d, schedule %d, wire %d, %d ranks, %d hosts", step,
                (int)run->what.options.schedule, (int)run->what.options.wire, size, run->what.hosts);
     if (step % 5 >= 3)
-      bad_call(plan, send, rank, size, step);
+      bad_call(seat.plan, (float *)(void *)seat.send, rank, size, step);
     lag(rank, step);
-    fill_input(send, ONEBIT_FLOAT32, COUNT, rank, step);
-    CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
-    CHECK_BITS("recvbuf", receive, run->results[step], COUNT, ONEBIT_FLOAT32);
+    seat_call(&seat, step);
   }
-  check_errors(plan, run->oracle, rank);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  seat_leave(&seat);
 }
 
 /* chunk_size 0: one message, so that there is one slot; else more than a window has. */
@@ -64,9 +60,7 @@ static void check_many_calls(onebit_schedule_t schedule) {
     what.options.wire = k % 4 < 2 ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
     if (!test_wanted(k))
       continue;
-    struct collective_run run = collective_prepare(&what);
-    on_hosts(what.size, what.hosts, many_calls, &run);
-    collective_release(&run);
+    collective_check(&what, many_calls);
   }
 }
 

@@ -18,8 +18,6 @@
 #include "tests/support_requests.h"
 #include "tests/support_sockets.h"
 
-enum { MOST_RANKS = SOCKETS_RANKS };
-
 struct whole {
   rank_body *body;
   void *context;
@@ -34,51 +32,19 @@ static void create_and_run(onebit_sockets_options_t *options, void *context) {
   onebit_comm_destroy(comm);
 }
 
-static void on_sockets(int size, int hosts, int streams, rank_body *body, void *context) {
+static void on_streams(int size, int hosts, int streams, rank_body *body, void *context) {
   struct whole whole = {body, context};
   sockets_attempt(size, hosts, streams, create_and_run, &whole);
   checks_must_hold();
 }
 
+static void on_sockets(int size, int hosts, rank_body *body, void *context) {
+  on_streams(size, hosts, hosts > 1 ? 8 : 1 + size % 3, body, context);
+}
+
 /* --- As over loopback --------------------------------------------------------------------------*/
 
-static void run_cases(onebit_comm_t comm, void *context) {
-  struct collective_run **runs = context;
-  for (size_t k = 0; runs[k]; k++)
-    collective_on_rank(comm, runs[k]);
-}
-
-/* All cases over one communicator. */
-static void walk(struct collective_case *cases, size_t count, int size, int hosts, int streams) {
-  const struct sample sample = collective_sample("sockets", 1, cases, count);
-  struct collective_run *prepared = calloc(sample.count, sizeof *prepared);
-  struct collective_run **runs = calloc(sample.count + 1, sizeof *runs);
-  for (size_t k = 0; k < sample.count; k++) {
-    prepared[k] = collective_prepare(&cases[sample.rows[k]]);
-    runs[k] = &prepared[k];
-  }
-  on_sockets(size, hosts, streams, run_cases, runs);
-  for (size_t k = 0; k < sample.count; k++)
-    collective_release(&prepared[k]);
-  free(sample.rows);
-  free(prepared);
-  free(runs);
-  free(cases);
-}
-
-Test(sockets, collectives_equal_the_oracle) {
-  for (int size = 1; size <= MOST_RANKS; size++) {
-    size_t count;
-    struct collective_case *cases = collective_cases(size, FEW, &count);
-    walk(cases, count, size, 1, size == 2 ? 1 : 3);
-  }
-}
-
-Test(sockets, schedules_equal_the_oracle) {
-  size_t count;
-  struct collective_case *cases = schedule_cases(4, 2, FEW, &count);
-  walk(cases, count, 4, 2, 8);
-}
+Test(sockets, collectives_equal_the_oracle) { collectives_over("sockets", on_sockets, SIZE_MAX); }
 
 static void do_nothing(onebit_comm_t comm, void *context) { (void)comm, (void)context; }
 
@@ -87,7 +53,7 @@ Test(sockets, info_counts_the_hosts) {
   int file = mkstemp(path);
   setenv("ONEBIT_DEBUG", "INFO", 1);
   setenv("ONEBIT_DEBUG_FILE", path, 1);
-  on_sockets(3, 3, 1, do_nothing, NULL);
+  on_streams(3, 3, 1, do_nothing, NULL);
   cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
   unlink(path);
   for (int rank = 0; rank < 3; rank++) {
@@ -98,26 +64,17 @@ Test(sockets, info_counts_the_hosts) {
   }
 }
 
-static void in_flight(rank_body *scenario) {
-  struct flight *flight = flight_prepare(3);
-  on_sockets(3, 1, 2, scenario, flight);
-  flight_release(flight);
-  flight = flight_prepare_hosts(4, 2);
-  on_sockets(4, 2, 4, scenario, flight);
-  flight_release(flight);
-}
-
-Test(sockets, waited_for_in_any_order) { in_flight(waited_in_any_order); }
-Test(sockets, started_in_any_order) { in_flight(started_in_any_order_and_tested); }
-Test(sockets, moved_by_progress) { in_flight(moved_by_progress); }
-Test(sockets, a_late_rank) { in_flight(late_rank_is_waited_for); }
-Test(sockets, several_threads) { in_flight(threads_share_a_communicator); }
+Test(sockets, waited_for_in_any_order) { flights_over(on_sockets, waited_in_any_order); }
+Test(sockets, started_in_any_order) { flights_over(on_sockets, started_in_any_order_and_tested); }
+Test(sockets, moved_by_progress) { flights_over(on_sockets, moved_by_progress); }
+Test(sockets, a_late_rank) { flights_over(on_sockets, late_rank_is_waited_for); }
+Test(sockets, several_threads) { flights_over(on_sockets, threads_share_a_communicator); }
 
 Test(sockets, mistakes_are_told_to_all) {
   struct culprit culprit = {.rank = 2};
-  on_sockets(3, 1, 2, wrong_buffers_on_one_rank, &culprit);
-  on_sockets(3, 1, 2, wrong_plan_on_one_rank, &culprit);
-  on_sockets(3, 1, 2, other_plan_on_one_rank, &culprit);
+  on_sockets(3, 1, wrong_buffers_on_one_rank, &culprit);
+  on_sockets(3, 1, wrong_plan_on_one_rank, &culprit);
+  on_sockets(3, 1, other_plan_on_one_rank, &culprit);
 }
 
 static void over_ipv6(onebit_sockets_options_t *options, void *context) {
@@ -175,39 +132,6 @@ Test(sockets, from_the_environment) {
   unsetenv("MASTER_ADDR");
   CHECK_STATUS(onebit_comm_create_sockets(NULL, &comm), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("MASTER_ADDR");
-}
-
-/* --- Wrong arguments ---------------------------------------------------------------------------*/
-
-#define REFUSES(field, value, words)                                                               \
-  do {                                                                                             \
-    onebit_sockets_options_t wrong = ONEBIT_SOCKETS_OPTIONS_INIT;                                  \
-    onebit_comm_t comm = NULL;                                                                     \
-    wrong.ranks = 2;                                                                               \
-    wrong.rendezvous = "127.0.0.1:29400";                                                          \
-    wrong.field = value;                                                                           \
-    CHECK_STATUS(onebit_comm_create_sockets(&wrong, &comm), ONEBIT_ERROR_ARGUMENT);                \
-    CHECK_WORDS(words);                                                                            \
-    CHECK(!comm, "a communicator came of it");                                                     \
-  } while (0)
-
-Test(sockets, wrong_arguments) {
-  CHECK_STATUS(onebit_comm_create_sockets(NULL, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("comm is NULL");
-  REFUSES(size, 3, "options->size is 3");
-  REFUSES(ranks, -1, "options->ranks is -1");
-  REFUSES(rank, 2, "options->rank is 2, not 0 to ranks - 1, 1");
-  REFUSES(rank, -1, "options->rank is -1");
-  REFUSES(streams, 65, "options->streams is 65, not 1 to 64");
-  REFUSES(streams, -1, "options->streams is -1");
-  REFUSES(timeout, -1.0, "options->timeout is -1");
-  REFUSES(timeout, (double)NAN, "options->timeout is");
-  REFUSES(rendezvous, "127.0.0.1", "expected host:port");
-  REFUSES(rendezvous, "[fe80::1]:29400", "a link-local address wants its interface");
-  REFUSES(rendezvous, "::1:80", "expected host:port");
-  REFUSES(rendezvous, "127.0.0.1:0", "expected host:port");
-  REFUSES(rendezvous, "127.0.0.1:65536", "expected host:port");
-  REFUSES(rendezvous, "no.such.name.invalid:80", "no known name");
 }
 
 /* --- Meeting -----------------------------------------------------------------------------------*/
