@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
   int rank = 0, size = 1;
   if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
     return print_usage(stdout, BENCH_OK);
-  if (argc > 1 && strcmp(argv[1], "--version") == 0)
+  if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0))
     return printf("onebit-bench %s\n", onebit_version()) < 0;
   if (!job.benchmark && argc > 1) {
     bench_complain("%s: no such subcommand; see onebit-bench --help", argv[1]);

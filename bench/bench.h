@@ -53,8 +53,8 @@ struct bench_variant {
 };
 
 struct bench_options {
-  size_t smallest, largest;
-  bool sized; /* -m was given */
+  size_t smallest, largest; /* 0: the benchmark's */
+  size_t factor;            /* from a size to the next */
   size_t iterations, warmups;
   size_t tests; /* in the computation beside a nonblocking collective */
   bool full, check, no_dense, json, csv;
@@ -105,6 +105,20 @@ enum {
   BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
 
+/* What a run prints on standard error while it measures: on a terminal one line, which is written
+ * over; elsewhere lines, the first after 5 s. Rank 0 alone has one that is `open`. */
+struct bench_progress {
+  bool open, terminal, shown;
+  double start, next; /* of the run; of the next line: seconds */
+  char what[64];      /* is measured */
+  double later;       /* what follows, in units of what is measured now; 0: nothing is known */
+};
+
+/* Prints that an entry is measured. `part` of what is measured is done, and took `seconds`. */
+void bench_progress_show(struct bench_progress *progress, const char *entry, double part,
+                         double seconds);
+void bench_progress_clear(struct bench_progress *progress); /* before a row is printed */
+
 /* The parts of one run. */
 struct bench_job {
   const struct bench_benchmark *benchmark;
@@ -113,6 +127,7 @@ struct bench_job {
   struct bench_device *device; /* NULL: buffers are the host's */
   struct bench_table *table;
   bool first, last; /* of the sizes */
+  struct bench_progress progress;
 };
 
 /* Runs a benchmark. Returns an exit status, the same on all ranks. */
@@ -263,7 +278,8 @@ struct bench_rounds {
   struct bench_team *team;         /* NULL: no ranks. They begin each time together */
   const struct bench_space *space; /* NULL: the host's */
   struct bench_device *device;
-  const char *link; /* whose bytes are counted, or NULL */
+  const char *link;                /* whose bytes are counted, or NULL */
+  struct bench_progress *progress; /* NULL: none */
   double *memory, *scratch;
 };
 
@@ -294,6 +310,8 @@ struct bench_table {
 
 typedef void bench_fields(struct bench_table *table, const void *row);
 void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row);
+/* Prints the heads of such a row, which has no measurements yet. */
+void bench_print_heads(struct bench_table *table, bench_fields *fields, const void *row);
 /* Prints a line of text that begins with "# ", for people only; the next row has its heads above
  * it. */
 void bench_note(struct bench_table *table, const char *format, ...)

@@ -178,17 +178,31 @@ void bench_case_destroy(struct bench_case *test) {
 
 /* The default iterations: few enough that a gigabit network is done with all sizes in minutes; on a
  * device as many as for other kernels. */
-size_t bench_case_iterations(const struct bench_case *test) {
+static size_t choose_iterations(const struct bench_case *test, size_t bytes) {
   if (test->options->iterations != BENCH_BY_SIZE)
     return test->options->iterations;
-  return test->device ? 21 : test->bytes <= 64 << 10 ? 200 : test->bytes <= 4 << 20 ? 40 : 11;
+  return test->device ? 21 : bytes <= 64 << 10 ? 200 : bytes <= 4 << 20 ? 40 : 11;
 }
 
-size_t bench_case_warmups(const struct bench_case *test) {
+static size_t choose_warmups(const struct bench_case *test, size_t bytes) {
+  if (test->options->warmups != BENCH_BY_SIZE)
+    return test->options->warmups;
+  return test->device ? 3 : bytes <= 64 << 10 ? 20 : bytes <= 4 << 20 ? 5 : 2;
+}
+
+void bench_case_count(struct bench_job *job, const struct bench_case *test,
+                      struct bench_rounds *rounds) {
   const struct bench_options *options = test->options;
-  if (options->warmups != BENCH_BY_SIZE)
-    return options->warmups;
-  return test->device ? 3 : test->bytes <= 64 << 10 ? 20 : test->bytes <= 4 << 20 ? 5 : 2;
+  double here, later = 0;
+  rounds->rounds = choose_iterations(test, test->bytes);
+  rounds->warmups = choose_warmups(test, test->bytes);
+  here = (double)test->bytes * (double)(rounds->rounds + rounds->warmups);
+  for (size_t b = test->bytes * options->factor; b <= options->largest; b *= options->factor)
+    later += (double)b * (double)(choose_iterations(test, b) + choose_warmups(test, b));
+  job->progress.later = later / here;
+  snprintf(job->progress.what, sizeof job->progress.what, "%s of %zu bytes", job->benchmark->name,
+           test->bytes);
+  rounds->progress = &job->progress;
 }
 
 /* --- Times and rows */
@@ -212,31 +226,45 @@ static const struct bench_entry *dense_on_device(const struct bench_case *test) 
   return dense < test->rounds.count ? &test->rounds.entries[dense] : NULL;
 }
 
+/* Makes row k, whose times are zeros before the rounds are measured. */
+static struct bench_row row_of(const struct bench_case *test, size_t k) {
+  const struct bench_rounds *rounds = &test->rounds;
+  const struct bench_entry *best =
+      test->options->compare_count ? quickest(test, 0, test->plan_count) : NULL;
+  struct bench_row row = {.test = test,
+                          .way = &test->ways[k],
+                          .time = &rounds->entries[k],
+                          .dense = test->device ? dense_on_device(test)
+                                                : quickest(test, test->plan_count, rounds->count),
+                          .own = k < test->plan_count};
+  if (row.dense && !test->device)
+    row.dense_name = test->ways[row.dense - rounds->entries].algorithm->name;
+  row.of_best = best ? row.time->time.median / best->time.median : NAN;
+  return row;
+}
+
 /* Prints a row for each plan, or call. A table that compares has one for each of MPI's algorithms,
  * too. */
 static void report(struct bench_table *table, const struct bench_case *test) {
-  const struct bench_rounds *rounds = &test->rounds;
-  bool compare = test->options->compare_count > 0;
-  bool all = test->device || (compare && table->format == BENCH_TEXT);
-  const struct bench_entry *best = compare ? quickest(test, 0, test->plan_count) : NULL;
-  struct bench_row row = {.test = test,
-                          .dense = test->device ? dense_on_device(test)
-                                                : quickest(test, test->plan_count, rounds->count)};
-  if (row.dense && !test->device)
-    row.dense_name = test->ways[row.dense - rounds->entries].algorithm->name;
-  for (size_t k = 0; k < (all ? rounds->count : test->plan_count); k++) {
-    row.way = &test->ways[k];
-    row.time = &rounds->entries[k];
-    row.own = k < test->plan_count;
-    row.of_best = best ? row.time->time.median / best->time.median : NAN;
+  bool all = test->device || (test->options->compare_count && table->format == BENCH_TEXT);
+  for (size_t k = 0; k < (all ? test->rounds.count : test->plan_count); k++) {
+    struct bench_row row = row_of(test, k);
     bench_collective_row(table, &row);
   }
 }
 
+/* Prints what stands above the rows, before the first of them is measured. */
+static void announce(struct bench_job *job, const struct bench_case *test) {
+  struct bench_row row = row_of(test, 0);
+  test->calls->note(job, test);
+  bench_collective_heads(job->table, &row);
+}
+
 int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   bool right = true;
-  test->rounds.rounds = bench_case_iterations(test);
-  test->rounds.warmups = bench_case_warmups(test);
+  bench_case_count(job, test, &test->rounds);
+  if (job->team->rank == 0 && job->first)
+    announce(job, test);
   BENCH_TRY(bench_rounds_measure(&test->rounds));
   if (test->calls->settle)
     BENCH_TRY(test->calls->settle(test));
@@ -244,8 +272,6 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   if (test->options->rate > 0)
     BENCH_TRY(bench_limits(test));
   if (job->team->rank == 0) {
-    if (job->first)
-      test->calls->note(job, test);
     report(job->table, test);
     if (job->last && test->calls->close)
       test->calls->close(job, test);

@@ -91,9 +91,10 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
                                          struct bench_variant variant, onebit_device_t device);
 onebit_plan_info_t bench_plan_info(onebit_plan_t plan);
 
-/* The numbers of calls: the options', or by default the size's. */
-size_t bench_case_iterations(const struct bench_case *test);
-size_t bench_case_warmups(const struct bench_case *test);
+/* Sets the numbers of calls: the options', or by default the size's; and what the job's progress
+ * says of them. */
+void bench_case_count(struct bench_job *job, const struct bench_case *test,
+                      struct bench_rounds *rounds);
 
 /* Makes one call and checks its result: element by element it must follow from the inputs and the
  * change of the residuals (onebit/plan.h), to rounding, and where all ranks get the same result, it
@@ -131,6 +132,7 @@ struct bench_row {
 double bench_algbw(const struct bench_case *test, double seconds);
 double bench_busbw(const struct bench_case *test, double seconds);
 
+void bench_collective_heads(struct bench_table *table, const struct bench_row *row);
 void bench_collective_row(struct bench_table *table, const struct bench_row *row);
 void bench_collective_note(struct bench_job *job, const struct bench_case *test);
 

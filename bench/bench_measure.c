@@ -148,6 +148,49 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
   return bench_status(status, "copying numbers");
 }
 
+/* --- Progress */
+
+/* Seconds between lines: on a terminal; elsewhere the first ones, each of which doubles the time so
+ * far, up to a minute. */
+#define TERMINAL_SECONDS 0.5
+#define FIRST_SECONDS    5
+#define MAX_SECONDS      60
+
+static void print_progress(const struct bench_progress *progress, const char *entry, double part,
+                           double seconds) {
+  double left = part > 0 ? seconds * (1 - part) / part : NAN;
+  fprintf(stderr, "%sonebit-bench: %s: %s", progress->terminal ? "\r\033[K" : "", progress->what,
+          entry);
+  if (part > 0)
+    fprintf(stderr, ", %.0f %%, %.0f s left", 100 * part, left);
+  if (part > 0 && progress->later > 0)
+    fprintf(stderr, ", with all larger sizes about %.0f s",
+            left + progress->later * seconds / part);
+  fputs(progress->terminal ? "" : "\n", stderr);
+  fflush(stderr);
+}
+
+void bench_progress_show(struct bench_progress *progress, const char *entry, double part,
+                         double seconds) {
+  if (!progress || !progress->open)
+    return;
+  double since = ob_seconds() - progress->start;
+  if (progress->next <= 0)
+    progress->next = progress->terminal ? TERMINAL_SECONDS : FIRST_SECONDS;
+  if (since < progress->next)
+    return;
+  print_progress(progress, entry, part, seconds);
+  progress->shown = true;
+  progress->next = since + (progress->terminal ? TERMINAL_SECONDS : fmin(since, MAX_SECONDS));
+}
+
+void bench_progress_clear(struct bench_progress *progress) {
+  if (progress && progress->shown && progress->terminal)
+    fputs("\r\033[K", stderr);
+  if (progress)
+    progress->shown = false;
+}
+
 /* --- Rounds */
 
 struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *name,
@@ -203,17 +246,23 @@ static void shuffle(size_t *order, size_t count, uint64_t *state) {
 static int time_entries(struct bench_rounds *rounds) {
   size_t order[BENCH_ENTRIES];
   uint64_t state = 1;
+  size_t all = rounds->warmups + rounds->rounds;
+  double start = ob_seconds();
   for (size_t k = 0; k < rounds->count; k++)
     order[k] = k;
-  for (size_t r = 0; r < rounds->warmups + rounds->rounds; r++) {
+  for (size_t r = 0; r < all; r++) {
     shuffle(order, rounds->count, &state);
     for (size_t k = 0; k < rounds->count; k++) {
       struct bench_entry *entry = &rounds->entries[order[k]];
+      bench_progress_show(rounds->progress, entry->name,
+                          (double)(r * rounds->count + k) / (double)(all * rounds->count),
+                          ob_seconds() - start);
       if (entry->run)
         BENCH_TRY(time_entry(rounds, entry,
                              &entry->times[r < rounds->warmups ? 0 : r - rounds->warmups]));
     }
   }
+  bench_progress_clear(rounds->progress);
   return BENCH_OK;
 }
 

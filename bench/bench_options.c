@@ -1,4 +1,6 @@
-/* The command line: OSU's letters, and long names for options of our own. */
+/* The command line: OSU's letters and long names; nccl-tests' where they mean the same and OSU has
+ * no other meaning for them; and long names for options of our own. */
+#include <ctype.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,21 +25,36 @@ static const char *const devices[] = {"host", "cuda", NULL};
 /* The message of the table's functions about a wrong value. */
 typedef const char *reading;
 
+/* Reads MAX, MIN: or MIN:MAX. */
 static reading read_sizes(void *values, const char *value) {
   struct bench_options *options = values;
-  size_t first, last;
+  size_t first, last = 0;
   const char *end = tool_read_integer(value, true, &first);
   bool range = end && *end == ':';
-  last = first;
+  if (range && *++end)
+    end = tool_read_integer(end, true, &last);
+  if (!end || *end || first < sizeof(float) || first > MAX_BYTES || last > MAX_BYTES ||
+      (last && last < first))
+    return "expected [MIN:]MAX or MIN:, bytes of at least 4, such as 4K:16M";
   if (range)
-    end = tool_read_integer(end + 1, true, &last);
-  if (!end || *end || first < sizeof(float) || last < first || last > MAX_BYTES)
-    return "expected [MIN:]MAX, bytes of at least 4, such as 4K:16M";
-  options->sized = true;
-  options->largest = last;
-  if (range || options->smallest > last)
     options->smallest = first;
+  if (!range || last)
+    options->largest = range ? last : first;
   return NULL;
+}
+
+static reading read_check(void *values, const char *value) {
+  size_t number;
+  const char *end = tool_read_integer(value, false, &number);
+  ((struct bench_options *)values)->check = end && number > 0;
+  return end && !*end ? NULL : "expected 0 or 1";
+}
+
+static reading read_gpus(void *values, const char *value) {
+  (void)values;
+  return strcmp(value, "1") == 0
+             ? NULL
+             : "a rank has one GPU: start ranks with mpirun, or with --nccl-ranks N";
 }
 
 static reading read_link(void *values, const char *value) {
@@ -125,17 +142,18 @@ static reading read_transport(void *values, const char *value) {
 
 /* clang-format off */
 static const struct tool_option rows[] = {
-    {NULL, 'm', TOOL_CALL, 0, "[MIN:]MAX",
-     "sizes, doubling: bytes of float32 elements, at least 4, with K, M or G", .read = read_sizes},
-    {NULL, 'i', TOOL_COUNT, AT(iterations), "N", "timed iterations a size, at least 1",
+    {"message-size", 'm', TOOL_CALL, 0, "[MIN:]MAX",
+     "sizes, or MIN: to the default's end, doubling: bytes of float32\n"
+     "elements, at least 4, with K, M or G", .read = read_sizes},
+    {"iterations", 'i', TOOL_COUNT, AT(iterations), "N", "timed iterations a size, at least 1",
      .low = 1, .high = INT_MAX},
-    {NULL, 'x', TOOL_COUNT, AT(warmups), "N", "iterations before them that are not timed",
+    {"warmup", 'x', TOOL_COUNT, AT(warmups), "N", "iterations before them that are not timed",
      .high = INT_MAX},
-    {NULL, 'f', TOOL_FLAG, AT(full), NULL,
+    {"full", 'f', TOOL_FLAG, AT(full), NULL,
      "all columns: the spread too, and the error of a call", .low = 0},
-    {NULL, 'c', TOOL_FLAG, AT(check), NULL, "check the results; exit status 1 if one is wrong",
-     .groups = BENCH_RANKED},
-    {NULL, 't', TOOL_COUNT, AT(tests), "N",
+    {"validation", 'c', TOOL_FLAG, AT(check), NULL,
+     "check the results; exit status 1 if one is wrong", .groups = BENCH_RANKED},
+    {"num-test-calls", 't', TOOL_COUNT, AT(tests), "N",
      "test calls in the computation, 0: none; default: one for each 200 us of it",
      .high = INT_MAX, .groups = BENCH_NONBLOCKING},
     {"device", 'd', TOOL_CHOICE, AT(device), "NAME", "where the buffers are: host or cuda",
@@ -198,10 +216,29 @@ static const struct tool_option rows[] = {
     {"streams", 0, TOOL_CALL, 0, "N,N,...",
      "ranks whose messages are reduced, each 1 to 1024, at most 16 of them",
      .read = read_streams, .groups = BENCH_CODEC | BENCH_ADAM},
+    {.kind = TOOL_HEADING, .help = "As nccl-tests have them; -f N and -c N, with a number, too:"},
+    {"minbytes", 'b', TOOL_SIZE, AT(smallest), "N", "-m N:", .low = 4, .high = MAX_BYTES},
+    {"maxbytes", 'e', TOOL_SIZE, AT(largest), "N", "-m N", .low = 4, .high = MAX_BYTES},
+    {"stepfactor", 0, TOOL_COUNT, AT(factor), "N", "from a size to the next; -f N; default 2",
+     .low = 2, .high = 1024},
+    {"iters", 'n', TOOL_COUNT, AT(iterations), "N", "-i N", .low = 1, .high = INT_MAX},
+    {"warmup_iters", 'w', TOOL_COUNT, AT(warmups), "N", "-x N", .high = INT_MAX},
+    {"check", 0, TOOL_CALL, 0, "N", "0: no -c, 1: -c; -c N", .read = read_check,
+     .groups = BENCH_RANKED},
+    {"ngpus", 'g', TOOL_CALL, 0, "1", "a rank has one GPU; --nccl-ranks N starts ranks",
+     .read = read_gpus, .groups = BENCH_COLLECTIVES},
     {.kind = TOOL_END}};
 /* clang-format on */
 
 /* --- Defaults, and what makes sense together */
+
+/* Fills in sizes that were not given, of a default `first`, 0: only the last, to `last`. */
+static void fill_in_sizes(size_t first, size_t last, struct bench_options *options) {
+  if (!options->largest)
+    options->largest = options->smallest > last ? options->smallest : last;
+  if (!options->smallest)
+    options->smallest = first && first < options->largest ? first : options->largest;
+}
 
 /* Fills in defaults: at 4, 8 and 16 streams the step is of interest; on a device sizes exceed every
  * cache. */
@@ -214,12 +251,8 @@ static void fill_in_defaults(const struct bench_benchmark *benchmark,
   if (!options->stream_count)
     for (size_t streams = first; streams <= last; streams *= 2)
       options->streams[options->stream_count++] = streams;
-  if (cuda && !options->sized) {
-    options->largest = CUDA_BYTES;
-    options->smallest = benchmark->smallest ? CUDA_BYTES >> 8 : 0;
-  }
-  if (!options->smallest)
-    options->smallest = options->largest;
+  fill_in_sizes(cuda && benchmark->smallest ? CUDA_BYTES >> 8 : benchmark->smallest,
+                cuda ? CUDA_BYTES : benchmark->largest, options);
 }
 
 /* Finds the first option that does not fit the others. */
@@ -238,6 +271,7 @@ static bool check_combination(const struct bench_benchmark *benchmark,
   } rules[] = {
       {cuda && !has_cuda, "-d cuda", "this onebit-bench was built without CUDA"},
       {cuda && !benchmark->run_cuda, "-d cuda", "this subcommand runs on the host only"},
+      {options->smallest > options->largest, "-b", "the smallest size is above -e"},
       {options->json && options->csv, "--csv", "not with --json"},
       {!cuda && options->nccl_ranks, "--nccl-ranks", "needs -d cuda"},
       {!cuda && options->nccl, "--transport nccl", "needs -d cuda"},
@@ -264,15 +298,23 @@ static struct tool describe_tool(const struct bench_benchmark *benchmark, char n
   return (struct tool){name, usage, benchmark->summary, rows, NULL, benchmark->kind, false};
 }
 
+/* Replaces -f and -c where a number follows: in nccl-tests they take one, in OSU's benchmarks none,
+ * so that nothing else can be meant. */
+static void read_numbered_flags(int argc, char **argv) {
+  static char factor[] = "--stepfactor", check[] = "--check";
+  for (int k = 2; k + 1 < argc; k++)
+    if (isdigit((unsigned char)argv[k + 1][0]) &&
+        (strcmp(argv[k], "-f") == 0 || strcmp(argv[k], "-c") == 0))
+      argv[k] = argv[k][1] == 'f' ? factor : check;
+}
+
 enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
                                     struct bench_options *options, char error[TOOL_ERROR]) {
   char name[64], usage[96];
   struct tool tool = describe_tool(benchmark, name, usage);
-  *options = (struct bench_options){.smallest = benchmark->smallest,
-                                    .largest = benchmark->largest,
-                                    .iterations = BENCH_BY_SIZE,
-                                    .warmups = BENCH_BY_SIZE,
-                                    .tests = BENCH_BY_TIME};
+  read_numbered_flags(argc, argv);
+  *options = (struct bench_options){
+      .factor = 2, .iterations = BENCH_BY_SIZE, .warmups = BENCH_BY_SIZE, .tests = BENCH_BY_TIME};
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);
   fill_in_defaults(benchmark, options);

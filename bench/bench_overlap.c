@@ -131,7 +131,7 @@ static int time_sides(struct bench_case *test, struct bench_rounds *rounds, stru
     bench_rounds_entry(rounds, "compute", run_compute, &sides[k]);
     bench_rounds_entry(rounds, "overall", run_overall, &sides[k]);
   }
-  BENCH_TRY(calibrate(rounds, sides, count, bench_case_warmups(test)));
+  BENCH_TRY(calibrate(rounds, sides, count, rounds->warmups));
   set_tests(rounds, test->options, sides, count);
   BENCH_TRY(bench_rounds_measure(rounds));
   return bench_status(sides[0].status, test->collective->nonblocking_name);
@@ -142,30 +142,31 @@ int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
       {.test = test, .start = start, .look = look, .finish = finish},
       {.test = test, .start = start_dense, .look = look_dense, .finish = finish_dense}};
   size_t count = test->dense_receive ? 2 : 1;
-  struct bench_rounds rounds = {
-      .rounds = bench_case_iterations(test), .repeats = 1, .team = test->team};
+  struct bench_rounds rounds = {.repeats = 1, .team = test->team};
+  const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;
+  struct bench_row row = {.test = test,
+                          .way = &test->ways[0],
+                          .time = rounds.entries,
+                          .dense = dense,
+                          .dense_name = dense ? test->ways[1].algorithm->name : NULL,
+                          .of_best = NAN,
+                          .own = true,
+                          .overlap = rounds.entries,
+                          .dense_overlap = dense};
   bool right = true;
-  int status = time_sides(test, &rounds, sides, count);
+  bench_case_count(job, test, &rounds);
   test->rounds.rounds = rounds.rounds;
+  if (job->team->rank == 0 && job->first) {
+    bench_collective_note(job, test);
+    bench_collective_heads(job->table, &row);
+  }
+  int status = time_sides(test, &rounds, sides, count);
+  row.tests = sides[0].looks;
   memcpy(rounds.entries[0].name, test->rounds.entries[0].name, sizeof rounds.entries[0].name);
   if (status == BENCH_OK)
     status = bench_case_judge(test, &right);
-  if (status == BENCH_OK && job->team->rank == 0) {
-    const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;
-    struct bench_row row = {.test = test,
-                            .way = &test->ways[0],
-                            .time = rounds.entries,
-                            .dense = dense,
-                            .dense_name = dense ? test->ways[1].algorithm->name : NULL,
-                            .of_best = NAN,
-                            .own = true,
-                            .overlap = rounds.entries,
-                            .dense_overlap = dense,
-                            .tests = sides[0].looks};
-    if (job->first)
-      bench_collective_note(job, test);
+  if (status == BENCH_OK && job->team->rank == 0)
     bench_collective_row(job->table, &row);
-  }
   bench_rounds_destroy(&rounds);
   return status == BENCH_OK && !right ? BENCH_FAILED : status;
 }

@@ -398,8 +398,8 @@ void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass
   entry->streams = streams;
 }
 
-int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *options,
-                     struct bench_passes *passes) {
+void bench_rounds_prepare(struct bench_rounds *rounds, const struct bench_options *options,
+                          struct bench_passes *passes) {
   rounds->rounds = options->iterations == BENCH_BY_SIZE ? ROUNDS : options->iterations;
   rounds->warmups = options->warmups == BENCH_BY_SIZE ? WARMUPS : options->warmups;
   if (!rounds->repeats)
@@ -414,5 +414,4 @@ int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *op
       snprintf(entry->name, sizeof entry->name, "compress, %s",
                passes->plan->work.stream ? "cached" : "streaming");
   }
-  return bench_rounds_measure(rounds);
 }

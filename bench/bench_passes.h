@@ -89,9 +89,9 @@ void bench_fill_message(unsigned char *message, const struct ob_message_shape *s
                         uint64_t seed);
 
 void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams);
-/* Runs rounds on these arrays: as often as the options say, or 15 times after 2. */
-int bench_rounds_run(struct bench_rounds *rounds, const struct bench_options *options,
-                     struct bench_passes *passes);
+/* Prepares rounds on these arrays: as many as the options say, or 15 after 2. */
+void bench_rounds_prepare(struct bench_rounds *rounds, const struct bench_options *options,
+                          struct bench_passes *passes);
 double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pass *pass,
                         size_t streams);
 

@@ -21,12 +21,17 @@ static void print_line(struct bench_table *table, bench_fields *fields, const vo
   printf("\n");
 }
 
-void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row) {
+void bench_print_heads(struct bench_table *table, bench_fields *fields, const void *row) {
   table->heads = !table->headed && table->format != BENCH_JSON;
   if (table->heads)
     print_line(table, fields, row);
   table->heads = false;
   table->headed = true;
+  fflush(stdout);
+}
+
+void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row) {
+  bench_print_heads(table, fields, row);
   print_line(table, fields, row);
   fflush(stdout);
 }
@@ -39,6 +44,7 @@ void bench_note(struct bench_table *table, const char *format, ...) {
   printf("# ");
   vprintf(format, arguments);
   printf("\n");
+  fflush(stdout);
   va_end(arguments);
   table->headed = false;
 }

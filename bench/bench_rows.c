@@ -40,9 +40,14 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
                test->team->algorithm_count > 1 ? "the best of its algorithms"
                                                : "its own choice of algorithm");
 #endif
-  bench_note(table, "Size: bytes of a rank's %s as float32. Latency: of the slowest rank%s",
-             test->collective->gathers ? "part" : "send buffer",
-             test->dense_receive ? ". Speed-up: of medians" : "");
+  bench_note(
+      table,
+      "Size: bytes of a rank's %s as float32. Times: of the slowest rank in each iteration;\n"
+      "# %salgbw and busbw: by medians",
+      test->collective->gathers ? "part" : "send buffer",
+      job->benchmark->kind & BENCH_NONBLOCKING ? "times, "
+      : test->dense_receive                    ? "Speed-up, "
+                                               : "");
 }
 
 /* --- Fields */
@@ -69,7 +74,8 @@ static void put_setting(struct bench_table *table, const struct bench_row *row) 
   bench_text(table, "wire", NULL, 0, known ? bench_wires[info.wire] : NULL);
   bench_text(table, "dtype", NULL, 0, known ? bench_dtypes[test->options->dtype] : NULL);
   bench_text(table, "codec", NULL, 0, known ? info.codec : NULL);
-  bench_number(table, "chunk", NULL, 0, 0, info.chunk_size ? (double)info.chunk_size : NAN);
+  bench_number(table, "chunk_elements", NULL, 0, 0,
+               info.chunk_size ? (double)info.chunk_size : NAN);
   bench_number(table, "chunks", NULL, 0, 0, known ? (double)info.chunks : NAN);
   bench_text(table, "transport", NULL, 0, bench_plan_info(test->plan).transport);
 }
@@ -82,7 +88,7 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bench_time(table, "overall_us", "Overall(us)", 16, 2, overall);
   bench_time(table, "compute_us", "Compute(us)", 16, 2, compute);
   bench_time(table, "pure_us", "Pure Comm.(us)", 16, 2, pure);
-  bench_number(table, "overlap", "Overlap(%)", 12, 2,
+  bench_number(table, "overlap_percent", "Overlap(%)", 12, 2,
                bench_overlap_percent(overall, compute, pure));
   bench_time(table, NULL, head(full, "Min(us)"), 12, 2, own[BENCH_OVERALL].time.minimum);
   bench_time(table, NULL, head(full, "Max(us)"), 12, 2, own[BENCH_OVERALL].time.maximum);
@@ -118,8 +124,8 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
   if (!test->device)
     bench_number(table, "link_bytes", head(options->link, "Link(B/host)"), 14, 0,
                  options->link ? row->time->link_bytes : NAN);
-  bench_number(table, "algbw", "algbw(GB/s)", 13, 3, bench_algbw(test, seconds));
-  bench_number(table, "busbw", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
+  bench_number(table, "algbw_gbs", "algbw(GB/s)", 13, 3, bench_algbw(test, seconds));
+  bench_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
   if (!test->device)
     bench_number(table, "relative_error", head(options->full || options->check, "Rel. error"), 12,
                  -3, row->way->error);
@@ -145,10 +151,10 @@ static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_statistics none = {.median = NAN, .minimum = NAN, .mean = NAN, .maximum = NAN};
   const struct bench_statistics *time = row->dense ? &row->dense->time : &none;
   bool shown = row->dense && !row->overlap && !compares(row), full = shown && test->options->full;
-  bench_time(table, "dense_median_us", head(shown, "Dense median"), 16, 2, time->median);
-  bench_time(table, NULL, head(full, "Dense avg"), 12, 2, time->mean);
-  bench_time(table, "dense_minimum_us", head(full, "Dense min"), 12, 2, time->minimum);
-  bench_time(table, "dense_maximum_us", head(full, "Dense max"), 12, 2, time->maximum);
+  bench_time(table, "dense_median_us", head(shown, "Dense median(us)"), 18, 2, time->median);
+  bench_time(table, NULL, head(full, "Dense avg(us)"), 15, 2, time->mean);
+  bench_time(table, "dense_minimum_us", head(full, "Dense min(us)"), 15, 2, time->minimum);
+  bench_time(table, "dense_maximum_us", head(full, "Dense max(us)"), 15, 2, time->maximum);
   bench_text(table, "dense_algorithm",
              head(shown && test->team->algorithm_count > 1, "MPI algorithm"), -20, row->dense_name);
   bench_number(table, "speedup", head(row->dense && !row->overlap, "Speed-up"), 10, 2,
@@ -160,11 +166,13 @@ static void put_dense_overlap(struct bench_table *table, const struct bench_row 
   double times[] = {NAN, NAN, NAN};
   for (int k = 0; dense && k <= BENCH_OVERALL; k++)
     times[k] = dense[k].time.median;
-  bench_time(table, "dense_overall_us", head(dense, "Dense overall"), 16, 2, times[BENCH_OVERALL]);
-  bench_time(table, "dense_compute_us", head(dense, "Dense compute"), 16, 2, times[BENCH_COMPUTE]);
-  bench_time(table, NULL, head(dense, "Dense pure"), 16, 2, times[BENCH_PURE]);
+  bench_time(table, "dense_overall_us", head(dense, "Dense overall(us)"), 19, 2,
+             times[BENCH_OVERALL]);
+  bench_time(table, "dense_compute_us", head(dense, "Dense compute(us)"), 19, 2,
+             times[BENCH_COMPUTE]);
+  bench_time(table, NULL, head(dense, "Dense pure(us)"), 16, 2, times[BENCH_PURE]);
   bench_number(
-      table, "dense_overlap", head(dense, "Dense overlap"), 14, 2,
+      table, "dense_overlap_percent", head(dense, "Dense overlap(%)"), 18, 2,
       dense ? bench_overlap_percent(times[BENCH_OVERALL], times[BENCH_COMPUTE], times[BENCH_PURE])
             : NAN);
 }
@@ -172,7 +180,7 @@ static void put_dense_overlap(struct bench_table *table, const struct bench_row 
 static void put_device(struct bench_table *table, const struct bench_row *row) {
   const struct bench_rounds *rounds = &row->test->rounds;
   double speedup = NAN;
-  if (row->dense)
+  if (row->dense && row->dense->times) /* none where only heads are printed */
     speedup =
         bench_ratio(row->dense->times, row->time->times, rounds->rounds, rounds->scratch).median;
   bench_number(table, "speedup", "Speed-up", 10, 2, speedup);
@@ -207,14 +215,14 @@ static void fields(struct bench_table *table, const void *context) {
 /* Puts a row without measurements, for what the library refused. */
 static void refused_fields(struct bench_table *table, const void *context) {
   const struct bench_row *row = context;
-  if (table->heads) {
-    fields(table, context);
-    return;
-  }
   bench_number(table, NULL, "", -12, 0, (double)(row->test->send_count * sizeof(float)));
   bench_text(table, NULL, "", -22, row->time->name);
   bench_text(table, NULL, "", 16, "-");
   bench_text(table, NULL, "", -1, row->way->refusal);
+}
+
+void bench_collective_heads(struct bench_table *table, const struct bench_row *row) {
+  bench_print_heads(table, fields, row);
 }
 
 void bench_collective_row(struct bench_table *table, const struct bench_row *row) {

@@ -63,9 +63,12 @@ static void set_bytes_of_step(struct bench_sheet *sheet) {
       entries[k].bytes = bytes;
 }
 
-int bench_sheet_run(struct bench_job *job, struct bench_passes *passes,
-                    const struct bench_list *list, struct bench_sheet *sheet) {
+int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
+                       const struct bench_list *list, struct bench_sheet *sheet) {
   *sheet = (struct bench_sheet){.job = job, .passes = passes, .list = list};
+  sheet->rounds.progress = &job->progress;
+  snprintf(job->progress.what, sizeof job->progress.what, "%s of %zu bytes",
+           list->name ? list->name : job->benchmark->name, passes->count * sizeof(float));
 #ifdef ONEBIT_HAVE_CUDA
   if (job->device) {
     sheet->rounds.space = &bench_space_cuda;
@@ -74,11 +77,13 @@ int bench_sheet_run(struct bench_job *job, struct bench_passes *passes,
   }
 #endif
   BENCH_TRY(add_all(sheet));
-  BENCH_TRY(bench_rounds_run(&sheet->rounds, job->options, passes));
+  bench_rounds_prepare(&sheet->rounds, job->options, passes);
   set_bytes_of_step(sheet);
   sheet->sums = ob_allocate(sheet->rounds.rounds, sizeof *sheet->sums);
   return sheet->sums ? BENCH_OK : bench_no_memory("sums", sheet->rounds.rounds);
 }
+
+int bench_sheet_measure(struct bench_sheet *sheet) { return bench_rounds_measure(&sheet->rounds); }
 
 void bench_sheet_destroy(struct bench_sheet *sheet) {
   ob_release(sheet->sums);
@@ -211,10 +216,14 @@ static void fields(struct bench_table *table, const void *context) {
   bench_time(table, "maximum_us", "Max(ms)", 12, 4, entry->time.maximum);
   if (sheet->job->device)
     bench_counts_fields(table, &entry->counts, sheet->list->parts > 0);
-  bench_number(table, "gelements", "Gelements/s", 13, 3, 1e-9 * elements / seconds);
+  bench_number(table, "gelements_per_s", "Gelements/s", 13, 3, 1e-9 * elements / seconds);
   bench_number(table, "bytes_per_element", "B/element", 11, 2, entry->bytes / elements);
   bench_number(table, "gbs", "GB/s", 10, 2, 1e-9 * entry->bytes / seconds);
   put_comparisons(table, row);
+}
+
+void bench_sheet_heads(const struct bench_sheet *sheet) {
+  bench_print_heads(sheet->job->table, fields, &(struct row){sheet, sheet->rounds.entries});
 }
 
 void bench_sheet_row(const struct bench_sheet *sheet, const struct bench_entry *entry) {

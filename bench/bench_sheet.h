@@ -27,13 +27,16 @@ struct bench_sheet {
   double *sums;
 };
 
-/* Times all of the list. Returns an exit status; a sheet is to be destroyed in any case. */
-int bench_sheet_run(struct bench_job *job, struct bench_passes *passes,
-                    const struct bench_list *list, struct bench_sheet *sheet);
+/* Makes entries of all of the list, and times them. Return an exit status; a sheet is to be
+ * destroyed in any case. */
+int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
+                       const struct bench_list *list, struct bench_sheet *sheet);
+int bench_sheet_measure(struct bench_sheet *sheet);
 void bench_sheet_destroy(struct bench_sheet *sheet);
 
 /* Prints notes: of the benchmark, before the first size, and of the arrays. */
 void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const char *columns);
+void bench_sheet_heads(const struct bench_sheet *sheet);
 /* The dense step whose time is the unit. */
 const struct bench_entry *bench_sheet_dense(const struct bench_sheet *sheet);
 /* Prints a row of an entry, or of one that was measured elsewhere and has no times by round. */

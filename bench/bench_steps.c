@@ -154,7 +154,7 @@ static void print_sums(const struct bench_sheet *sheet) {
 static int measure_list(struct bench_job *job, struct bench_passes *passes,
                         const struct bench_list *list) {
   struct bench_sheet sheet;
-  int status = bench_sheet_run(job, passes, list, &sheet);
+  int status = bench_sheet_create(job, passes, list, &sheet);
   char about[96];
   snprintf(about, sizeof about, "%s; %s %s", list->parts ? "no network" : "one core",
            list->parts ? "plain loops use" : "the triad loop uses", bench_triad_width());
@@ -165,6 +165,10 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
                                   : "GB/s: what the pass must move. of triad, of loop: bytes a "
                                     "second, against the triad loop of the same round, and against "
                                     "a plain loop that reads and writes likewise, median");
+  if (status == BENCH_OK) {
+    bench_sheet_heads(&sheet);
+    status = bench_sheet_measure(&sheet);
+  }
   if (status == BENCH_OK) {
     (list->name ? print_sums : print_entries)(&sheet);
     (list->name ? print_entries : print_sums)(&sheet);

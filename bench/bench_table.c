@@ -1,6 +1,8 @@
 /* The subcommands, and their common memory, format and sizes. */
 #include <string.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "bench/bench.h"
 
 #ifdef ONEBIT_HAVE_CUDA
@@ -50,7 +52,9 @@ int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_opt
                               .format = options->json  ? BENCH_JSON
                                         : options->csv ? BENCH_CSV
                                                        : BENCH_TEXT};
-  struct bench_job job = {benchmark, options, team, NULL, &table, true, false};
+  struct bench_job job = {benchmark, options, team, NULL, &table, true, false, {0}};
+  job.progress = (struct bench_progress){
+      .open = !team || team->rank == 0, .terminal = isatty(STDERR_FILENO), .start = ob_seconds()};
   if (options->device == ONEBIT_DEVICE_HOST)
     return benchmark->run(&job);
   int status = BENCH_USAGE;
@@ -71,8 +75,9 @@ int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_opt
  * other failures would fail there too. */
 int bench_each_size(struct bench_job *job, bench_size *measure, void *context) {
   int worst = BENCH_OK;
-  for (size_t bytes = job->options->smallest; bytes <= job->options->largest; bytes *= 2) {
-    job->last = bytes * 2 > job->options->largest;
+  for (size_t bytes = job->options->smallest; bytes <= job->options->largest;
+       bytes *= job->options->factor) {
+    job->last = bytes * job->options->factor > job->options->largest;
     int status = measure(job, bytes, context);
     worst = status > worst ? status : worst;
     if (status == BENCH_USAGE || (status != BENCH_OK && (!job->team || job->device)))

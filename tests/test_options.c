@@ -121,6 +121,7 @@ Test(options, help_and_version_end_the_reading) {
   cr_expect_eq(parse("-f --help --what", &values), TOOL_HELP);
   cr_expect_eq(parse("-h", &values), TOOL_HELP);
   cr_expect_eq(parse("--version", &values), TOOL_VERSION);
+  cr_expect_eq(parse("-v", &values), TOOL_VERSION);
   cr_expect_eq(parse("--ranks 0 --help", &values), TOOL_WRONG);
 }
 
@@ -218,7 +219,7 @@ Test(options, answers) {
                          "  -o, --output PATH     where\n"
                          "  --streams N,N,...     which\n"
                          "  -h, --help            this text\n"
-                         "  --version             the version of the library\n"
+                         "  -v, --version         the version of the library\n"
                          "\n"
                          "That is all.\n");
 }

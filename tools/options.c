@@ -179,14 +179,14 @@ static bool has(const struct tool *tool, const struct tool_option *option) {
 }
 
 /* The size of getopt's tables, which hold the rows of any program here. */
-enum { ROWS = 48 };
+enum { ROWS = 64 };
 
 static void make_tables(const struct tool *tool, struct option longs[ROWS],
                         char letters[2 * ROWS + 4]) {
   size_t count = 2;
   longs[0] = (struct option){"help", no_argument, NULL, HELP};
   longs[1] = (struct option){"version", no_argument, NULL, VERSION};
-  letters += sprintf(letters, "-:h"); /* operands in their places; a missing value is told apart */
+  letters += sprintf(letters, "-:hv"); /* operands in their places; a missing value is told apart */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
        option++) {
     if (!has(tool, option))
@@ -267,9 +267,9 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
     got = getopt_long(*argc, argv, letters, longs, &place);
     if (got == -1)
       break;
-    if (got == 'h' || got == HELP || got == VERSION) {
+    if (got == 'h' || got == 'v' || got == HELP || got == VERSION) {
       if (place < 0 || !abbreviated(argv[from], &longs[place]))
-        return got == VERSION ? TOOL_VERSION : TOOL_HELP;
+        return got == VERSION || got == 'v' ? TOOL_VERSION : TOOL_HELP;
       return refuse(argv[from], '?', 0, error);
     }
     if (got == 1 && tool->operands)
@@ -316,7 +316,7 @@ static void print_row(const struct tool_option *option) {
 void tool_print_help(const struct tool *tool) {
   static const struct tool_option own[] = {
       {.name = "help", .letter = 'h', .kind = TOOL_FLAG, .help = "this text"},
-      {.name = "version", .kind = TOOL_FLAG, .help = "the version of the library"}};
+      {.name = "version", .letter = 'v', .kind = TOOL_FLAG, .help = "the version of the library"}};
   printf("usage: %s\n\n%s\n\n", tool->usage, tool->purpose);
   for (const struct tool_option *option = tool->options; option->kind; option++)
     if (option->kind == TOOL_HEADING)
