@@ -1,5 +1,6 @@
 # What `make site` gives to Sphinx: the documents as they are, and a page for each public header.
-# contents.md has the navigation; documents that it does not name stand under "Understand".
+# index.md is the first page and has the navigation; documents that it does not name stand under
+# "Understand", and measurements in no navigation.
 import os
 import re
 from pathlib import Path
@@ -7,14 +8,10 @@ from pathlib import Path
 project = "onebit"
 release = version = os.environ["VERSION"]
 html_title = f"onebit {release}"
-extensions = ["myst_parser", "breathe"]
-root_doc = "README"
+extensions = ["myst_parser"]
+root_doc = "index"
 include_patterns = ["*.md", "docs/*.md", "docs/measured/*.md", "bindings/python/README.md", "reference/*.md"]
 myst_heading_anchors = 4
-breathe_projects = {"onebit": os.environ["XML"]}
-breathe_default_project = "onebit"
-breathe_domain_by_extension = {"h": "c", "hpp": "cpp"}
-suppress_warnings = ["duplicate_declaration.cpp"]  # a namespace, in each of its headers
 highlight_language = "none"
 smartquotes = False  # "--" is an option
 pygments_style = "default"
@@ -24,18 +21,12 @@ html_css_files = ["site.css"]
 html_show_sphinx = html_show_copyright = html_copy_source = False
 
 top = Path(os.environ["SOURCES"])
-contents = Path(__file__).with_name("contents.md").read_text(encoding="utf-8")
+contents = (top / "index.md").read_text(encoding="utf-8")
 others = [f"docs/{page.stem}" for page in sorted(top.glob("docs/*.md")) if f"docs/{page.stem}>" not in contents]
-contents = contents.replace("docs/*", "\n".join(others))
 
 
 def below(entries):
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(entries) + "\n```\n"
-
-
-def measured():
-    for page in sorted(top.glob("docs/measured/*.md")):
-        yield f"{page.stem.replace('-', ' ')} <measured/{page.stem}>"
 
 
 def adapted(app, name, source):
@@ -44,9 +35,9 @@ def adapted(app, name, source):
     text = re.sub(r"\[([^][]+)\]\([\w./-]+/\)", r"\1", text)  # a directory
     text = re.sub(r"\[[\w./-]+\.md\]\(([\w./-]+\.md)\)", r"[](\1)", text)
     if name == root_doc:
-        text += "\n" + contents
-    elif name == "docs/figures":
-        text += below(measured())
+        text = text.replace("](../../", "](").replace("](../", "](docs/").replace("docs/*", "\n".join(others))
+    elif name.startswith("docs/measured/"):
+        text = "---\norphan: true\n---\n" + text
     elif name == "docs/reference":
         text += below(f"../reference/{page.stem}" for page in sorted(top.glob("reference/*.md")))
     source[0] = text
