@@ -178,11 +178,10 @@ static onebit_plan_t plan_of(MPI_Comm comm) {
 
 /* The residual of all calls together, of the mean: mean of the workers' errors and the servers'. */
 static void owed(MPI_Comm comm, double *owes) {
-  onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan = plan_of(comm);
   float *worker = allocate(COUNT, sizeof *worker), *server = allocate(COUNT, sizeof *server);
   double *mine = allocate(COUNT, sizeof *mine);
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  const onebit_plan_info_t info = plan_info(plan);
   CHECK_STATUS(onebit_plan_export_residual(plan, worker, server), ONEBIT_OK);
   for (size_t i = 0; i < info.worker_residual_count; i++)
     mine[i] += (double)worker[i] / size_of(comm);

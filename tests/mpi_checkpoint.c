@@ -107,8 +107,7 @@ static void fail_on_one(onebit_comm_t comm, void *context) {
   if (mine)
     disk_end();
   CHECK_STATUS(onebit_optimizer_load_files(trainee.optimizer, path), ONEBIT_OK);
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(trainee.optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(trainee.optimizer);
   CHECK(info.steps == 1, "%llu steps", (unsigned long long)info.steps);
   MPI_Barrier(MPI_COMM_WORLD);
   if (mine) {

@@ -32,9 +32,8 @@ static onebit_comm_t go_on_without(struct trainee *trainee, MPI_Comm *fewer) {
 }
 
 static onebit_comm_t begin_anew(struct trainee *trainee, const struct checkpoint_case *what) {
-  onebit_comm_t self;
   trainee_destroy(trainee);
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   *trainee = trainee_create(self, what, 1);
   return self;
 }

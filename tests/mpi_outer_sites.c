@@ -13,8 +13,6 @@ static void drift(onebit_comm_t between, void *context) {
   onebit_tensor_t tensor = {.parameter = p, .count = COUNT};
   onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_sites_options_t how = ONEBIT_SITES_OPTIONS_INIT;
-  onebit_outer_info_t info = {.size = sizeof info};
-  onebit_comm_t alone;
   onebit_outer_t outer;
   options.local_steps = H;
   options.fragments = *quorum ? H : 1;
@@ -23,7 +21,7 @@ static void drift(onebit_comm_t between, void *context) {
   options.bits = *quorum ? ONEBIT_OUTER_DENSE : 1;
   how.quorum = *quorum ? sites : 0;
   how.patience = *quorum ? 0.01 : 1000;
-  CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
+  onebit_comm_t alone = self_comm();
   CHECK_STATUS(onebit_outer_create_sites(alone, between, &tensor, 1, &options, &how, &outer),
                ONEBIT_OK);
   for (int step = 1; step <= STEPS; step++) {
@@ -35,7 +33,7 @@ static void drift(onebit_comm_t between, void *context) {
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(outer);
   const float wanted = -(float)(STEPS * (sites - 1));
   for (size_t i = 0; i < COUNT; i++)
     if (!CHECK(p[i] >= wanted * 1.0001f && p[i] <= wanted * 0.9999f, "p[%zu] is %g, not %g", i,

@@ -108,8 +108,7 @@ void on_hosts(int size, int hosts, rank_body *body, void *context) {
 }
 
 void meet(onebit_comm_t comm) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.wire = ONEBIT_WIRE_DENSE;
+  onebit_plan_options_t options = {.size = sizeof options, .wire = ONEBIT_WIRE_DENSE};
   onebit_plan_t plan;
   float mine = 1.0f, mean = 0.0f;
   if (!CHECK_STATUS(onebit_plan_create(comm, 1, &options, &plan), ONEBIT_OK))
@@ -118,14 +117,29 @@ void meet(onebit_comm_t comm) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-bool use_codec(const char *name) {
+onebit_comm_t self_comm(void) {
   onebit_comm_t comm;
+  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  return comm;
+}
+
+#define INFO_OF(kind)                                                                              \
+  onebit_##kind##_info_t kind##_info(onebit_##kind##_t kind) {                                     \
+    onebit_##kind##_info_t info = {.size = sizeof info};                                           \
+    CHECK_STATUS(onebit_##kind##_get_info(kind, &info), ONEBIT_OK);                                \
+    return info;                                                                                   \
+  }
+INFO_OF(plan)
+INFO_OF(optimizer)
+INFO_OF(outer)
+
+bool use_codec(const char *name) {
   onebit_plan_t plan = NULL;
   if (*name)
     setenv("ONEBIT_CODEC", name, 1);
   else
     unsetenv("ONEBIT_CODEC");
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  onebit_comm_t comm = self_comm();
   onebit_status_t status = onebit_plan_create(comm, 1, NULL, &plan);
   cr_assert(status == ONEBIT_OK || status == ONEBIT_ERROR_ARGUMENT, "%s", onebit_last_error());
   onebit_plan_destroy(plan);

@@ -94,6 +94,14 @@ void on_hosts(int size, int hosts, rank_body *body, void *context);
  * elements. */
 void meet(onebit_comm_t comm);
 
+/* Returns a communicator of one rank; ends the test where there is none. */
+onebit_comm_t self_comm(void);
+
+/* Return what a handle says of itself. */
+onebit_plan_info_t plan_info(onebit_plan_t plan);
+onebit_optimizer_info_t optimizer_info(onebit_optimizer_t optimizer);
+onebit_outer_info_t outer_info(onebit_outer_t outer);
+
 /* True if plans can be made with this codec here; "" is the library's own choice. Leaves
  * ONEBIT_CODEC set to it when they can, and unset when they cannot. Call it while no other thread
  * runs. */

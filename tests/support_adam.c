@@ -295,8 +295,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
                        int step) {
   const struct adam_moment *wanted = &run->moments[step];
   const onebit_adam_options_t *options = &run->what->options;
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   const uint64_t made = (uint64_t)step + 1;
   /* One rank of profile deepspeed has nobody to exchange with. */
   bool alone = options->common.profile == ONEBIT_PROFILE_DEEPSPEED && run->what->size == 1;

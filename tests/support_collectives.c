@@ -70,8 +70,7 @@ void collective_release(struct collective_run *run) {
 }
 
 struct kept_errors export_errors(onebit_plan_t plan) {
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  const onebit_plan_info_t info = plan_info(plan);
   struct kept_errors errors = {.worker_count = info.worker_residual_count,
                                .server_count = info.server_residual_count,
                                .server_first = info.server_residual_start};

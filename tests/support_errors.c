@@ -141,12 +141,11 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
   bool guilty = onebit_comm_rank(comm) == culprit->rank;
   for (int k = 0; k < 4; k++) {
     static const char *const names[] = {"beta1", "parameter", "overlap", "optimizer"};
-    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
     onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0, 0},
                                  {parameters + COUNT, gradients + COUNT, COUNT, 0, 0, 0}};
     check_case("rank %d gives a wrong %s", culprit->rank, names[k]);
-    options.beta1 = guilty && k == 0 ? 2 : 0.5;
+    onebit_adam_options_t options = {.size = sizeof options, .beta1 = guilty && k == 0 ? 2 : 0.5};
     if (guilty && k == 1)
       tensors[1].parameter = NULL;
     if (guilty && k == 2)

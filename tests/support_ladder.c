@@ -30,12 +30,6 @@ onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bit
                                                                                           : NULL;
 }
 
-onebit_plan_info_t ladder_info(onebit_plan_t plan) {
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  return info;
-}
-
 /* Every rank has the same width after every call, and of an allreduce the same result. */
 struct same {
   onebit_plan_t plan; /* dense: gathers values as they are */
@@ -43,10 +37,9 @@ struct same {
 };
 
 static struct same make_same(onebit_comm_t comm) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   struct same same = {.all = allocate(2 * (size_t)onebit_comm_size(comm), sizeof(float))};
-  options.operation = ONEBIT_ALLGATHER;
-  options.wire = ONEBIT_WIRE_DENSE;
+  onebit_plan_options_t options = {
+      .size = sizeof options, .operation = ONEBIT_ALLGATHER, .wire = ONEBIT_WIRE_DENSE};
   CHECK_STATUS(onebit_plan_create(comm, 2, &options, &same.plan), ONEBIT_OK);
   return same;
 }
@@ -61,7 +54,7 @@ static void check_same(const struct same *same, int size, int bits, uint64_t has
 
 /* The bits at the end of each third, and what a call says that it sends. */
 static void check_climb(onebit_plan_t plan, int call, bool alone) {
-  const onebit_plan_info_t info = ladder_info(plan);
+  const onebit_plan_info_t info = plan_info(plan);
   if (call + 1 == LADDER_ORDINARY)
     CHECK(info.bits == 1 && info.moves == 0, "ordinary: %d bits, %d moves", info.bits,
           (int)info.moves);
@@ -87,13 +80,13 @@ void climb_on_rank(onebit_comm_t comm, void *context) {
   float *values = allocate(sent, sizeof *values), *result = allocate(received, sizeof *result);
   onebit_plan_t plan = ladder_plan(comm, climb, 1);
   for (int call = 0; plan && call < LADDER_CALLS; call++) {
-    const uint64_t announced = ladder_info(plan).wire_bytes, before = onebit_comm_bytes_sent(comm);
+    const uint64_t announced = plan_info(plan).wire_bytes, before = onebit_comm_bytes_sent(comm);
     ladder_fill(values, sent, rank, call);
     CHECK_STATUS(call_collective(climb->operation, values, result, plan), ONEBIT_OK);
     CHECK(onebit_comm_bytes_sent(comm) - before == announced, "call %d: %d bytes, announced %d",
           call, (int)(onebit_comm_bytes_sent(comm) - before), (int)announced);
     const bool alike = climb->operation == ONEBIT_ALLREDUCE;
-    check_same(&same, size, ladder_info(plan).bits,
+    check_same(&same, size, plan_info(plan).bits,
                alike ? ob_hash(OB_HASH_START, result, LADDER_COUNT * sizeof *result) : 0, call);
     check_climb(plan, call, size == 1);
   }

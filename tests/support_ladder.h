@@ -28,7 +28,6 @@ void ladder_fill(float *values, size_t count, int rank, int call);
 
 /* Returns NULL, and notes it, if the plan cannot be made. */
 onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bits);
-onebit_plan_info_t ladder_info(onebit_plan_t plan);
 
 /* Makes all calls; checks that the plan climbs to 8 bits and returns to one, that all ranks have
  * the same bits and results after every call, and that calls send as many bytes as announced. This

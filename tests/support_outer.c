@@ -57,9 +57,8 @@ void outer_create_site(struct outer_trained *it, onebit_comm_t between,
                        const onebit_outer_options_t *options) {
   const onebit_sites_options_t sites = {.size = sizeof sites, .patience = 1000};
   onebit_tensor_t tensors[TENSORS];
-  onebit_comm_t alone;
   list_tensors(it, between, options, tensors);
-  CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
+  onebit_comm_t alone = self_comm();
   CHECK_STATUS(
       onebit_outer_create_sites(alone, between, tensors, TENSORS, options, &sites, &it->outer),
       ONEBIT_OK);

@@ -120,8 +120,7 @@ static const float **by_rank(const float *inputs, size_t count, int world) {
 
 void record_allreduce(const char *directory, const char *name, int world, size_t count, int steps,
                       char path[PATH_ROOM]) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  onebit_plan_options_t options = {.size = sizeof options, .profile = ONEBIT_PROFILE_DEEPSPEED};
   begin_case(directory, name, path);
   struct oracle *oracle = oracle_create(world, count, &options);
   float *inputs = allocate((size_t)world * count, sizeof *inputs);

@@ -30,21 +30,16 @@ void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p) {
 }
 
 onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits) {
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
-  options.local_steps = SITES_H;
-  options.rule = rule;
-  options.bits = bits;
-  options.block_size = 64;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = SITES_H, .rule = rule, .bits = bits, .block_size = 64};
   return options;
 }
 
 onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
                           const onebit_outer_options_t *options, double patience, int quorum) {
-  onebit_sites_options_t sites = ONEBIT_SITES_OPTIONS_INIT;
   onebit_tensor_t tensors[SITES_TENSORS];
   onebit_outer_t outer = NULL;
-  sites.patience = patience;
-  sites.quorum = quorum;
+  onebit_sites_options_t sites = {.size = sizeof sites, .patience = patience, .quorum = quorum};
   sites_list(tensors, p);
   CHECK_STATUS(
       onebit_outer_create_sites(site, between, tensors, SITES_TENSORS, options, &sites, &outer),
@@ -55,12 +50,6 @@ onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
 onebit_sites_info_t sites_of(onebit_outer_t outer) {
   onebit_sites_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_outer_get_sites(outer, &info), ONEBIT_OK);
-  return info;
-}
-
-onebit_outer_info_t sites_info(onebit_outer_t outer) {
-  onebit_outer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
   return info;
 }
 

@@ -27,7 +27,6 @@ onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits);
 onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
                           const onebit_outer_options_t *options, double patience, int quorum);
 onebit_sites_info_t sites_of(onebit_outer_t outer);
-onebit_outer_info_t sites_info(onebit_outer_t outer);
 
 /* The sites of a test, of `ranks` ranks each, on loopback. */
 struct place {

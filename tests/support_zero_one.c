@@ -150,8 +150,7 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e
 static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimizer, int rank,
                        int call) {
   const struct zero_one_moment *wanted = &run->moments[call];
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   CHECK(strcmp(info.name, "zero_one_adam") == 0, "the name is %s", info.name);
   CHECK(info.steps == wanted->steps && info.skipped == wanted->skipped,
         "call %d: %llu steps, %llu skipped", call, (unsigned long long)info.steps,

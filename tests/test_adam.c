@@ -165,13 +165,11 @@ static void check_bytes(onebit_comm_t comm, void *context) {
   (void)context;
   float *parameter = allocate(COUNT, sizeof(float)), *gradient = allocate(COUNT, sizeof(float));
   onebit_tensor_t tensor = {parameter, gradient, COUNT, 0, 0, 0};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  options.freeze_step = 1;
+  onebit_adam_options_t options = {.size = sizeof options, .freeze_step = 1};
   fill_input(gradient, ONEBIT_FLOAT32, COUNT, onebit_comm_rank(comm), 0);
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   for (int step = 0; step < 3; step++) {
     uint64_t before = onebit_comm_bytes_sent(comm);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
@@ -209,7 +207,6 @@ static void keep_contrast(onebit_comm_t comm, void *context) {
   float parameters[ALL] = {0}, gradients[ALL];
   onebit_tensor_t tensors[TENSORS];
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_optimizer_info_t info = {.size = sizeof info};
   onebit_optimizer_t optimizer;
   size_t rank = (size_t)onebit_comm_rank(comm);
   options.freeze_step = 30;
@@ -225,7 +222,7 @@ static void keep_contrast(onebit_comm_t comm, void *context) {
                      (uniform_value((rank * 1000 + step) * 5000 + i) + 0.5f * uniform_value(i));
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
   }
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   if (rank == 0)
     contrast->residual = info.residual_norm / info.momentum_norm;
   onebit_optimizer_destroy(optimizer);

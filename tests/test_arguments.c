@@ -17,12 +17,6 @@ const char *__tsan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 const char *__tsan_default_options(void) { return "allocator_may_return_null=1"; }
 
-static onebit_comm_t self(void) {
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
-  return comm;
-}
-
 static void check_wrong(onebit_status_t status, const char *name, const char *value) {
   CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS(name);
@@ -67,7 +61,7 @@ Test(arguments, version_is_the_headers) {
 
 /* Counts whose buffers have more bytes than there are addresses. */
 Test(arguments, counts_beyond_memory) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   static const size_t counts[] = {SIZE_MAX, SIZE_MAX - 31, SIZE_MAX / 4 + 1};
   for (size_t k = 0; k < 3; k++) {
     onebit_plan_t plan = STALE(onebit_plan_t);
@@ -86,7 +80,7 @@ Test(arguments, counts_beyond_memory) {
 }
 
 static void check_environment(const char *name, const char *value) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   onebit_plan_t plan = STALE(onebit_plan_t);
   setenv(name, value, 1);
   check_wrong(onebit_plan_create(comm, 10, NULL, &plan), name, value);
@@ -112,13 +106,12 @@ Test(arguments, environment_that_is_sound) {
                                          {"ONEBIT_CODEC", "scalar"},
                                          {"ONEBIT_THREADS", ""},
                                          {"ONEBIT_THREADS", "2"}};
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   for (size_t k = 0; k < 4; k++) {
     onebit_plan_t plan = NULL;
-    onebit_plan_info_t info = {.size = sizeof info};
     setenv(sound[k][0], sound[k][1], 1);
     CHECK_STATUS(onebit_plan_create(comm, 10, NULL, &plan), ONEBIT_OK);
-    CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+    const onebit_plan_info_t info = plan_info(plan);
     CHECK(k != 1 || strcmp(info.codec, "scalar") == 0, "the codec is %s", info.codec);
     CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
     unsetenv(sound[k][0]);
@@ -140,14 +133,12 @@ static onebit_status_t call_either_way(onebit_operation_t operation, const void 
 
 static void check_buffers(onebit_operation_t operation, onebit_dtype_t dtype, bool nonblocking) {
   enum { COUNT = 100 };
-  onebit_comm_t comm = self();
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_comm_t comm = self_comm();
   onebit_plan_t plan = NULL;
   size_t element = dtype_size(dtype);
   char *memory = allocate(3 * COUNT, sizeof(float)), *send = memory;
   char *receive = memory + 2 * COUNT * element;
-  options.operation = operation;
-  options.dtype = dtype;
+  onebit_plan_options_t options = {.size = sizeof options, .operation = operation, .dtype = dtype};
   check_case("%s of %s", operation_name(operation), dtype_name(dtype));
   CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
   fill_pattern(receive, COUNT * element);
@@ -176,7 +167,7 @@ Test(arguments, buffers) {
 }
 
 Test(arguments, no_buffers_are_needed_for_no_elements) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   onebit_plan_t plan = NULL;
   CHECK_STATUS(onebit_plan_create(comm, 0, NULL, &plan), ONEBIT_OK);
   CHECK_STATUS(onebit_allreduce(NULL, NULL, plan), ONEBIT_OK);
@@ -196,7 +187,7 @@ Test(arguments, tensors_of_two_bytes) {
   } places[] = {{2, 6, NULL, NULL},
                 {3, 6, "tensors[0].parameter", "align"},
                 {2, 5, "tensors[0].gradient", "align"}};
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   for (size_t k = 0; k < sizeof places / sizeof places[0]; k++) {
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
@@ -222,7 +213,7 @@ Test(arguments, a_wrong_rate_changes_nothing) {
   float parameter[TENSOR], gradient[TENSOR], before[TENSOR];
   const onebit_tensor_t tensors[] = {{parameter, gradient, TENSOR, 0, 0, 0},
                                      {NULL, NULL, 0, 0, 0, 0}};
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer = NULL;
   onebit_optimizer_info_t info = {.size = sizeof info};

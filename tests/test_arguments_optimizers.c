@@ -28,12 +28,6 @@ static void check_refused(onebit_comm_t comm, const struct any_case *what, onebi
   CHECK(optimizer == NULL, "a failed creation left an optimizer");
 }
 
-static onebit_comm_t self(void) {
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
-  return comm;
-}
-
 #define DEEPSPEED .common.profile = ONEBIT_PROFILE_DEEPSPEED
 static const struct {
   struct any_case what;
@@ -135,7 +129,7 @@ static const struct {
 };
 
 Test(arguments_optimizers, options) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   for (size_t k = 0; k < sizeof wrong_options / sizeof wrong_options[0]; k++) {
     check_case("%s, wrong %s", wrong_options[k].what.method->name, wrong_options[k].name);
     check_refused(comm, &wrong_options[k].what, ONEBIT_ERROR_ARGUMENT, wrong_options[k].name);
@@ -152,7 +146,7 @@ static const struct {
                       {{ANY(efficient_adam, DEEPSPEED)}, "ONEBIT_PROFILE_DEEPSPEED"}};
 
 Test(arguments_optimizers, options_that_do_not_go_together) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   for (size_t k = 0; k < sizeof wrong_together / sizeof wrong_together[0]; k++)
     check_refused(comm, &wrong_together[k].what, ONEBIT_ERROR_UNSUPPORTED, wrong_together[k].words);
   onebit_comm_destroy(comm);
@@ -160,7 +154,7 @@ Test(arguments_optimizers, options_that_do_not_go_together) {
 
 /* Only optimizers that divide gradients have tables. */
 Test(arguments_optimizers, tables) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   float parameter[2] = {0};
   const onebit_tensor_t table = {parameter, NULL, 2, 0, 0, ONEBIT_TABLE};
   for (size_t k = 0; ob_methods[k]; k++) {
@@ -178,7 +172,7 @@ Test(arguments_optimizers, tables) {
 }
 
 Test(arguments_optimizers, create) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   onebit_optimizer_t optimizer;
   for (size_t k = 0; ob_methods[k]; k++) {
     const struct any_case what = {ob_methods[k], NULL};
@@ -284,7 +278,7 @@ static void step_without_memory(onebit_comm_t comm, const struct any_case *what)
 }
 
 Test(arguments_optimizers, without_memory) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   for (size_t k = 0; ob_methods[k]; k++)
     for (int form = 0; form < (ob_methods[k]->not_deepspeeds ? 2 : 3); form++) {
       struct any_options options = any_options_of(ob_methods[k], NULL);

@@ -9,12 +9,11 @@ static void check_departures(onebit_comm_t comm, void *context) {
   enum { EACH = 500, TENSORS = 6 }; /* two tensors a bucket */
   static const bool leaves[TENSORS] = {false, true, false, true, false, false};
   float parameters[TENSORS * EACH] = {0}, gradients[TENSORS * EACH];
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_tensor_t tensors[TENSORS];
   onebit_optimizer_t optimizer = NULL;
   (void)context;
-  options.freeze_step = 2;
-  options.common.bucket_size = 2 * EACH;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .freeze_step = 2, .common.bucket_size = 2 * EACH};
   for (int t = 0; t < TENSORS; t++)
     tensors[t] = (onebit_tensor_t){parameters + t * EACH, gradients + t * EACH, EACH, 0, 0, 0};
   fill_input(gradients, ONEBIT_FLOAT32, TENSORS * EACH, onebit_comm_rank(comm), 0);

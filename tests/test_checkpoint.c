@@ -152,10 +152,9 @@ struct alone {
 static void make_alone(struct alone *alone, int no_error_feedback) {
   const onebit_tensor_t tensor = {
       .parameter = alone->parameters, .gradient = alone->gradients, .count = ALONE};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   *alone = (struct alone){0};
-  options.freeze_step = 1;
-  options.common.no_error_feedback = no_error_feedback;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .freeze_step = 1, .common.no_error_feedback = no_error_feedback};
   CHECK_STATUS(onebit_comm_create_self(&alone->comm), ONEBIT_OK);
   CHECK_STATUS(onebit_adam_create(alone->comm, &tensor, 1, &options, &alone->optimizer), ONEBIT_OK);
   for (int step = 0; step < 3; step++) {

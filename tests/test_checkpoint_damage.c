@@ -29,10 +29,8 @@ static struct small *make_small(int steps, size_t freeze_step) {
        .gradient = small->gradients + 40,
        .count = 5,
        .uncompressed = 1}};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.freeze_step = freeze_step;
-  options.beta2 = 0.7;
-  options.common.block_size = 32;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .freeze_step = freeze_step, .beta2 = 0.7, .common.block_size = 32};
   fill_input(small->parameters, ONEBIT_FLOAT32, SMALL, 50, steps);
   CHECK_STATUS(onebit_comm_create_self(&small->comm), ONEBIT_OK);
   CHECK_STATUS(onebit_adam_create(small->comm, tensors, 2, &options, &small->optimizer), ONEBIT_OK);

@@ -40,8 +40,7 @@ struct loading_run {
 
 /* After the steps all ranks have the same parameters, unless they are apart. */
 static void check_together(struct loading_run *run, struct trainee *trainee, onebit_comm_t comm) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(trainee->optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(trainee->optimizer);
   if (trainee->rank == 0)
     memcpy(run->last, trainee->parameters, sizeof run->last);
   meet(comm);

@@ -243,7 +243,6 @@ Test(checkpoint_wrong, another_checkpoint_on_each_rank) {
 /* --- Arguments */
 
 Test(checkpoint_wrong, arguments) {
-  onebit_comm_t comm;
   static unsigned char memory[9000]; /* the norms of the automatic freeze, most of it */
   float parameter = 0, gradient = 1;
   onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
@@ -251,7 +250,7 @@ Test(checkpoint_wrong, arguments) {
   size_t bytes = 7, whole;
   const void *parts[] = {memory, NULL};
   size_t lengths[] = {0, 0};
-  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_save(NULL, NULL, 0, &bytes), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("optimizer is NULL");
@@ -285,12 +284,11 @@ Test(checkpoint_wrong, arguments) {
 
 /* An optimizer of nothing is saved and loaded like any other. */
 Test(checkpoint_wrong, no_tensor) {
-  onebit_comm_t comm;
   onebit_optimizer_t optimizer;
   unsigned char memory[2000];
   const void *parts[] = {memory};
   size_t bytes;
-  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   CHECK_STATUS(onebit_adam_create(comm, NULL, 0, NULL, &optimizer), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_save(optimizer, memory, sizeof memory, &bytes),

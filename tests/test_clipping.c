@@ -100,12 +100,9 @@ static void large_on_rank(onebit_comm_t comm, void *context) {
   const struct large *large = context;
   float parameter[100] = {0}, gradient[100] = {1.0f}, before[100];
   onebit_tensor_t tensor = {parameter, gradient, 100, 0, 0, 0};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer = NULL;
-  onebit_optimizer_info_t info = {.size = sizeof info};
   char words[32];
-  options.freeze_step = 2;
-  options.common.clip_norm = 1;
+  onebit_adam_options_t options = {.size = sizeof options, .freeze_step = 2, .common.clip_norm = 1};
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
   for (int step = 0; step < 4; step++) {
     check_case("%g on rank %d, step %d", (double)large->value, large->rank, step);
@@ -120,7 +117,7 @@ static void large_on_rank(onebit_comm_t comm, void *context) {
     CHECK_BITS("parameters", parameter, before, 100, ONEBIT_FLOAT32);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
   }
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   CHECK(info.skipped == (large->wanted == ONEBIT_SKIPPED ? 4 : 0), "skipped %llu",
         (unsigned long long)info.skipped);
   CHECK(info.steps == 4, "%llu steps", (unsigned long long)info.steps);
@@ -148,11 +145,10 @@ static void bytes_on_rank(onebit_comm_t comm, void *context) {
   onebit_optimizer_info_t info[2];
   (void)context;
   for (int clips = 0; clips <= 1; clips++) {
-    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
     info[clips].size = sizeof info[clips];
-    options.freeze_step = 1;
-    options.common.clip_norm = clips;
+    onebit_adam_options_t options = {
+        .size = sizeof options, .freeze_step = 1, .common.clip_norm = clips};
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info[clips]), ONEBIT_OK);
     for (int step = 0; step < 3; step++) {

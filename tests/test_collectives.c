@@ -57,9 +57,8 @@ Test(collectives, every_codec_and_any_number_of_threads) {
 
 /* A self communicator is a group of one. */
 static void check_on_self(struct collective_run *run, size_t number) {
-  onebit_comm_t comm;
   (void)number;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  onebit_comm_t comm = self_comm();
   collective_on_rank(comm, run);
   onebit_comm_destroy(comm);
   checks_must_hold();
@@ -76,13 +75,11 @@ Test(collectives, self_is_a_group_of_one) {
 static void introduce(onebit_comm_t comm, void *context) {
   const int *size = context;
   onebit_plan_t plan;
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.block_size = 256;
+  onebit_plan_options_t options = {.size = sizeof options, .block_size = 256};
   CHECK(onebit_comm_size(comm) == *size, "size %d", onebit_comm_size(comm));
   if (!CHECK_STATUS(onebit_plan_create(comm, 1000, &options, &plan), ONEBIT_OK))
     return;
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  const onebit_plan_info_t info = plan_info(plan);
   CHECK(info.block_size == 256, "block size %zu", info.block_size);
   CHECK(info.transport && info.transport[0] == 'l', "transport %s", info.transport);
   CHECK(info.codec && info.codec[0], "codec without a name");

@@ -14,8 +14,7 @@ static struct learner *begin(onebit_comm_t comm, onebit_dtype_t dtype) {
       {.parameter = learner->large, .gradient = learner->gradient, .count = COUNT}};
   for (int t = 1; t < TENSORS; t++)
     tensors[t] = (onebit_tensor_t){.parameter = learner->small[t - 1], .count = ODD};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common.parameter_dtype = dtype;
+  onebit_adam_options_t options = {.size = sizeof options, .common.parameter_dtype = dtype};
   CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &learner->optimizer),
                ONEBIT_OK);
   return learner;

@@ -218,8 +218,7 @@ Test(config, deepspeeds_names_are_understood) {
     gradient[0] = 1;
     CHECK_STATUS(onebit_optimizer_step(adam, 1e-3f), ONEBIT_OK);
   }
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(adam, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(adam);
   CHECK(info.freeze_step == 4, "frozen at %llu", (unsigned long long)info.freeze_step);
   onebit_optimizer_destroy(adam);
   onebit_comm_destroy(comm);
@@ -227,11 +226,9 @@ Test(config, deepspeeds_names_are_understood) {
 }
 
 Test(config, what_the_program_says_counts_before_the_file) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   write_file(DEEPSPEED);
-  options.beta1 = 0.7;
-  options.freeze_step = 3;
-  options.common.clip_norm = 2;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .beta1 = 0.7, .freeze_step = 3, .common.clip_norm = 2};
   onebit_optimizer_t adam = make_adam(&options, ONEBIT_OK);
   CHECK(adam->moments.beta1 == 0.7 && adam->moments.freeze_step == 3 &&
             adam->moments.beta2 == 0.99 && adam->options.clip_norm == 2,

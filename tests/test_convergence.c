@@ -185,21 +185,18 @@ Test(convergence, one_bit_adam_comes_to_the_dense_loss) {
   compare_losses(&options);
 }
 Test(convergence, exchanging_steps_comes_to_the_dense_loss) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.exchange = ONEBIT_ADAM_EXCHANGE_STEP;
+  onebit_adam_options_t options = {.size = sizeof options, .exchange = ONEBIT_ADAM_EXCHANGE_STEP};
   compare_losses(&options);
 }
 
 /* Three of the four ranks have a share. */
 Test(convergence, sharded_steps_come_to_the_dense_loss) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common.block_size = 32;
-  options.shards = ONEBIT_SHARDS_STEP;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .common.block_size = 32, .shards = ONEBIT_SHARDS_STEP};
   compare_losses(&options);
 }
 Test(convergence, sharded_parameters_come_to_the_dense_loss) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common.block_size = 32;
-  options.shards = ONEBIT_SHARDS_PARAMETERS;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .common.block_size = 32, .shards = ONEBIT_SHARDS_PARAMETERS};
   compare_losses(&options);
 }

@@ -31,13 +31,12 @@ Test(custom, mistakes_are_told_to_all) {
 }
 
 static void describes_itself(onebit_comm_t comm, void *context) {
-  onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan = NULL;
   (void)context;
   CHECK(onebit_comm_size(comm) == 4 && onebit_comm_hosts(comm) == 2, "%d ranks on %d hosts",
         onebit_comm_size(comm), onebit_comm_hosts(comm));
   CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  const onebit_plan_info_t info = plan_info(plan);
   CHECK(strcmp(info.transport, "custom") == 0, "transport \"%s\"", info.transport);
   CHECK(!ob_machine_number() || strstr(onebit_plan_explain(plan), "; all hosts share "), "%s",
         onebit_plan_explain(plan));

@@ -170,9 +170,7 @@ static void damage(const struct damage_case *what) {
 #define CASE(...) damage(&(struct damage_case){__VA_ARGS__})
 
 static onebit_plan_options_t with(onebit_schedule_t schedule, onebit_wire_t wire) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.schedule = schedule;
-  options.wire = wire;
+  onebit_plan_options_t options = {.size = sizeof options, .schedule = schedule, .wire = wire};
   return options;
 }
 
@@ -232,8 +230,7 @@ static void damage_a_step(const onebit_transport_callbacks_t *callbacks, int ran
   float parameters[TENSOR] = {0}, gradients[TENSOR];
   onebit_comm_t comm = connect(&wire, callbacks, rank, size);
   onebit_tensor_t tensor = {.parameter = parameters, .gradient = gradients, .count = TENSOR};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.freeze_step = warm ? 100 : 2;
+  onebit_adam_options_t options = {.size = sizeof options, .freeze_step = warm ? 100 : 2};
   onebit_optimizer_t optimizer = NULL;
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
   for (size_t i = 0; i < TENSOR; i++)

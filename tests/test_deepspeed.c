@@ -80,15 +80,13 @@ static void check_result(const struct call *call, const float *result) {
 static void three_calls(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float input[COUNT], result[COUNT], before[PADDED], after[PADDED] = {0}, server[CHUNK];
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan;
   (void)context;
-  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  onebit_plan_options_t options = {.size = sizeof options, .profile = ONEBIT_PROFILE_DEEPSPEED};
   fill(input, rank);
   if (!CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK))
     return;
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
+  const onebit_plan_info_t info = plan_info(plan);
   CHECK(info.worker_residual_count == PADDED && info.server_residual_count == CHUNK,
         "errors of %zu and %zu floats", info.worker_residual_count, info.server_residual_count);
   for (int k = 0; k < CALLS; k++) {
@@ -164,18 +162,16 @@ static void check_moment(int step, const float *before, const float *after) {
 static void eight_steps(onebit_comm_t comm, void *context) {
   float parameter[COUNT], gradient[COUNT], before[COUNT];
   onebit_tensor_t tensor = {parameter, gradient, COUNT, (float)DECAY, 0, 0};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   (void)context;
-  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  options.freeze_step = 4;
+  onebit_adam_options_t options = {
+      .size = sizeof options, .common.profile = ONEBIT_PROFILE_DEEPSPEED, .freeze_step = 4};
   for (int i = 0; i < COUNT; i++)
     parameter[i] = (float)(3 * i % 7 - 3) / 4.0f;
   if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
     return;
   for (int step = 0; step < ADAM_STEPS; step++) {
-    onebit_optimizer_info_t info = {.size = sizeof info};
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    const onebit_optimizer_info_t info = optimizer_info(optimizer);
     CHECK((info.stage == ONEBIT_STAGE_COMPRESSED) == (step >= 3), "stage %d before step %d",
           (int)info.stage, step);
     memcpy(before, parameter, sizeof before);
@@ -196,11 +192,10 @@ Test(deepspeed, freezes_a_step_earlier) {
     float parameter = 0, gradient = 0;
     const onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-    onebit_comm_t comm = NULL;
     onebit_optimizer_t optimizer = NULL;
     options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
     options.freeze_step = wanted[k][0];
-    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+    onebit_comm_t comm = self_comm();
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
     CHECK(ob_freeze_last_step(optimizer) == wanted[k][1], "freeze_step %zu: after step %zu",
           wanted[k][0], ob_freeze_last_step(optimizer));

@@ -119,11 +119,10 @@ static void ten_steps(onebit_comm_t comm, void *context) {
   float parameter[COUNT], gradient[COUNT];
   onebit_tensor_t tensors[2] = {{parameter, gradient, FIRST, DECAY, 0, 0},
                                 {parameter + FIRST, gradient + FIRST, SECOND, DECAY, 0, 0}};
-  onebit_lamb_options_t options = ONEBIT_LAMB_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   (void)context;
-  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  options.freeze_step = 5;
+  onebit_lamb_options_t options = {
+      .size = sizeof options, .common.profile = ONEBIT_PROFILE_DEEPSPEED, .freeze_step = 5};
   fill_parameters(parameter);
   if (!CHECK_STATUS(onebit_lamb_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK))
     return;

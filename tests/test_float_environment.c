@@ -177,7 +177,6 @@ Test(float_environment, numbers_have_a_point_in_a_locale_with_a_comma) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   float parameters[4] = {0.5f}, gradients[4] = {0.25f};
   const onebit_tensor_t tensor = {parameters, gradients, 4, 0, 0, 0};
-  onebit_comm_t comm;
   onebit_optimizer_t optimizer;
   size_t length;
   if (!comma_locale_is_there())
@@ -189,7 +188,7 @@ Test(float_environment, numbers_have_a_point_in_a_locale_with_a_comma) {
   fclose(file);
   cr_assert_eq(setenv("ONEBIT_CONFIG", config, 1) | setenv("ONEBIT_TIMEOUT", "0.5", 1), 0);
   options.common.initial_loss_scale = 1.5;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
+  onebit_comm_t comm = self_comm();
   cr_assert_eq(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK, "%s",
                onebit_last_error());
   cr_expect_eq(onebit_optimizer_step(optimizer, 0.125f), ONEBIT_OK);

@@ -6,12 +6,6 @@
 #include "base/memory.h"
 #include "tests/support.h"
 
-static onebit_comm_t self(void) {
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK, "%s", onebit_last_error());
-  return comm;
-}
-
 static onebit_plan_t plan_on(onebit_comm_t comm) {
   onebit_plan_t plan = NULL;
   CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_OK);
@@ -47,7 +41,7 @@ Test(handles, are_found_until_they_are_retired) {
  * that is due. */
 Test(handles, failed_growth_fails_the_creation) {
   enum { FILLED = 300 };
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   void *made[FILLED];
   for (size_t i = 0; i < FILLED; i++) {
     for (long n = 1; n <= 3; n++) {
@@ -92,7 +86,7 @@ Test(handles, in_many_threads) {
 }
 
 Test(handles, finished_requests_are_errors_for_62_calls) {
-  onebit_comm_t comm = self();
+  onebit_comm_t comm = self_comm();
   onebit_plan_t plan = plan_on(comm);
   onebit_request_t request = NULL, old, copy;
   float x = 1, y;

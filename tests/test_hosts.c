@@ -144,8 +144,7 @@ Test(hosts, any_split_can_be_had) {
   for (int size = 1; size <= 16; size++)
     for (int hosts = 1; hosts <= size; hosts++)
       check_split(size, hosts);
-  onebit_comm_t self;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   CHECK(onebit_comm_hosts(self) == 1, "a rank alone is on %d hosts", onebit_comm_hosts(self));
   onebit_comm_destroy(self);
 }

@@ -210,31 +210,26 @@ Test(invariant, allreduce_rms) {
 }
 
 Test(invariant, allreduce_mean_absolute_of_small_blocks) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
-  options.block_size = 32;
+  onebit_plan_options_t options = {
+      .size = sizeof options, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE, .block_size = 32};
   check_counts(&options, SIZE_MAX);
 }
 
 Test(invariant, allreduce_one_scale_a_buffer) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.block_size = ONEBIT_BLOCK_BUFFER;
+  onebit_plan_options_t options = {.size = sizeof options, .block_size = ONEBIT_BLOCK_BUFFER};
   check_counts(&options, SIZE_MAX);
 }
 
 Test(invariant, allreduce_deepspeed) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.profile = ONEBIT_PROFILE_DEEPSPEED;
+  onebit_plan_options_t options = {.size = sizeof options, .profile = ONEBIT_PROFILE_DEEPSPEED};
   check_counts(&options, SIZE_MAX);
 }
 
 /* Checks the types of 16 bits, in the operation and the profile. */
 static void check_sixteen_bits(onebit_dtype_t dtype, onebit_operation_t operation,
                                onebit_profile_t profile) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.dtype = dtype;
-  options.operation = operation;
-  options.profile = profile;
+  onebit_plan_options_t options = {
+      .size = sizeof options, .dtype = dtype, .operation = operation, .profile = profile};
   check_counts(&options, 1003);
 }
 
@@ -249,13 +244,11 @@ Test(invariant, bfloat16_and_float16) {
 }
 
 Test(invariant, allgather) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.operation = ONEBIT_ALLGATHER;
+  onebit_plan_options_t options = {.size = sizeof options, .operation = ONEBIT_ALLGATHER};
   check_counts(&options, 1003);
 }
 
 Test(invariant, reduce_scatter) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.operation = ONEBIT_REDUCE_SCATTER;
+  onebit_plan_options_t options = {.size = sizeof options, .operation = ONEBIT_REDUCE_SCATTER};
   check_counts(&options, 1003);
 }

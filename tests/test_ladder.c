@@ -153,10 +153,10 @@ static void checkpoint_on_rank(onebit_comm_t comm, void *context) {
     ladder_fill(values, COUNT, rank, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
   }
-  CHECK(ladder_info(plan).bits > 1, "%d bits", ladder_info(plan).bits);
+  CHECK(plan_info(plan).bits > 1, "%d bits", plan_info(plan).bits);
   struct kept_errors errors = export_errors(plan);
   CHECK_STATUS(onebit_plan_import_residual(other, errors.worker, errors.server), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_set_bits(other, ladder_info(plan).bits), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_set_bits(other, plan_info(plan).bits), ONEBIT_OK);
   for (int k = 0; k < 3; k++, call++) {
     ladder_fill(values, COUNT, rank, call);
     CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
@@ -193,8 +193,8 @@ static void skips_on_rank(onebit_comm_t comm, void *context) {
       values[5] = NAN;
     CHECK_STATUS(onebit_allreduce(values, result, plan), skipped ? ONEBIT_SKIPPED : ONEBIT_OK);
     well += !skipped;
-    CHECK(ladder_info(plan).bits == (well > 2 * WINDOW ? 2 : 1), "%d bits after %d calls",
-          ladder_info(plan).bits, well);
+    CHECK(plan_info(plan).bits == (well > 2 * WINDOW ? 2 : 1), "%d bits after %d calls",
+          plan_info(plan).bits, well);
   }
   onebit_plan_destroy(plan);
   free(values);
@@ -218,7 +218,7 @@ static void apart_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_ERROR_MESSAGE);
   meet(comm);
   CHECK_STATUS(onebit_plan_reset(plan), ONEBIT_OK);
-  CHECK(ladder_info(plan).bits == 1, "%d bits", ladder_info(plan).bits);
+  CHECK(plan_info(plan).bits == 1, "%d bits", plan_info(plan).bits);
   CHECK_STATUS(onebit_allreduce(values, result, plan), ONEBIT_OK);
   onebit_plan_destroy(plan);
   free(values);
@@ -258,9 +258,9 @@ static void check_budget(const onebit_plan_t *plans, double budget) {
   int smallest = 8;
   CHECK_STATUS(onebit_plan_fit_budget(plans, PLANS, budget), ONEBIT_OK);
   for (int k = 0; k < PLANS; k++) {
-    const int bits = ladder_info(plans[k]).bits;
-    CHECK(k == 0 || bits >= ladder_info(plans[k - 1]).bits, "budget %g: plan %d has %d bits",
-          budget, k, bits);
+    const int bits = plan_info(plans[k]).bits;
+    CHECK(k == 0 || bits >= plan_info(plans[k - 1]).bits, "budget %g: plan %d has %d bits", budget,
+          k, bits);
     part += (bits + 32.0 * 3 / COUNT) / PLANS / 32; /* scales of three blocks */
     smallest = bits < smallest ? bits : smallest;
   }
@@ -299,9 +299,8 @@ static void refuse(onebit_comm_t comm, onebit_plan_options_t options, const char
 }
 
 static void arguments_on_rank(onebit_comm_t comm, void *context) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   (void)context;
-  options.max_bits = 3;
+  onebit_plan_options_t options = {.size = sizeof options, .max_bits = 3};
   refuse(comm, options, "max_bits is 3, not 1, 2, 4 or 8");
   options.max_bits = 2, options.bits = 4;
   refuse(comm, options, "max_bits is 2, and bits 4");

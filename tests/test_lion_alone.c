@@ -85,9 +85,8 @@ static void stay(onebit_comm_t comm, void *context) {
     float *parameters = allocate(STILL, sizeof *parameters),
           *gradients = allocate(STILL, sizeof *gradients);
     onebit_tensor_t tensor = {parameters, gradients, STILL, 0, 0, 0};
-    onebit_lion_options_t options = ONEBIT_LION_OPTIONS_INIT;
     onebit_optimizer_t optimizer;
-    options.common.block_size = block_sizes[k];
+    onebit_lion_options_t options = {.size = sizeof options, .common.block_size = block_sizes[k]};
     if (!CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
       break;
     for (int step = 0; step < 20; step++) {

@@ -16,10 +16,9 @@ enum { RANKS = 2, STEPS = 6, COUNT = 64 };
 static void train(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
-  onebit_efficient_adam_options_t options = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer = NULL;
   (void)context;
-  options.warmup_steps = 3;
+  onebit_efficient_adam_options_t options = {.size = sizeof options, .warmup_steps = 3};
   CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
   for (int step = 0; step < STEPS; step++) {
     gradient[0] = step == STEPS - 1 ? (float)(1e300 * 1e300) : 1;
@@ -70,9 +69,8 @@ Test(log, warn_is_the_default_and_says_nothing_of_what_goes_well) {
 #ifdef _OPENMP
 static void plan_with_threads(onebit_comm_t comm, void *processors) {
   for (int more = 0; more < 3; more++) {
-    onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
     onebit_plan_t plan = NULL;
-    options.threads = *(int *)processors + more;
+    onebit_plan_options_t options = {.size = sizeof options, .threads = *(int *)processors + more};
     CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
     onebit_plan_destroy(plan);
   }

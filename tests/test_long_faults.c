@@ -319,8 +319,7 @@ static bool meet_step_fault(struct trainer *trainer, size_t k, enum long_fault f
 
 /* In the run without faults: whether the latest step sent nothing. */
 static bool was_alone(struct learner *learner) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   bool alone = info.exchanges[2] > learner->local;
   learner->local = info.exchanges[2];
   return alone;

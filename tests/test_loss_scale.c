@@ -39,9 +39,8 @@ static void free_learner(struct learner *learner) {
 
 static double scale_of(const struct learner *learner) {
   double scale = 0;
-  onebit_optimizer_info_t info = {.size = sizeof info};
   CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.loss_scale == scale, "info says %g, the scale is %g", info.loss_scale, scale);
   return scale;
 }
@@ -154,7 +153,6 @@ static void story_on_rank(onebit_comm_t comm, void *context) {
   struct oracle_weigher oracle = oracle_weigher_of(&options.common, size);
   struct learner *learner = make_learner(comm, &options);
   for (int step = 0; story->steps[step]; step++) {
-    onebit_optimizer_info_t info = {.size = sizeof info};
     bool bad = story->steps[step] == '-';
     check_case("%s from %g, step %d", story->steps, story->first, step);
     compute_gradient(learner, rank, step);
@@ -165,7 +163,7 @@ static void story_on_rank(onebit_comm_t comm, void *context) {
     CHECK(scale_of(learner) == oracle.loss_scale, "the scale is %g, not %g", scale_of(learner),
           oracle.loss_scale);
     skipped += bad;
-    CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+    const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
     CHECK(info.skipped == skipped && info.steps == (uint64_t)step + 1 - skipped,
           "%llu steps, %llu skipped", (unsigned long long)info.steps,
           (unsigned long long)info.skipped);

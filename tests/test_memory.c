@@ -287,8 +287,7 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
   if (calls->schedule != ONEBIT_SCHEDULE_ALLGATHER)
     options.common.schedule = calls->schedule;
   for (int k = 0; k < 3; k++) {
-    onebit_plan_options_t plan = ONEBIT_PLAN_OPTIONS_INIT;
-    plan.operation = (onebit_operation_t)k;
+    onebit_plan_options_t plan = {.size = sizeof plan, .operation = (onebit_operation_t)k};
     if (k == ONEBIT_ALLREDUCE)
       plan.schedule = calls->schedule;
     CHECK_STATUS(onebit_plan_create(comm, 300, &plan, &plans[k]), ONEBIT_OK);

@@ -12,9 +12,8 @@ static onebit_optimizer_statistics_t told[STEPS]; /* of rank 0, behind each step
 static onebit_optimizer_t make_adam(onebit_comm_t comm, float *parameter, float *gradient,
                                     onebit_status_t wanted) {
   const onebit_tensor_t tensor = {.parameter = parameter, .gradient = gradient, .count = COUNT};
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer = NULL;
-  options.freeze_step = 2;
+  onebit_adam_options_t options = {.size = sizeof options, .freeze_step = 2};
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
   return optimizer;
 }

@@ -110,7 +110,6 @@ Test(mixed, micro_batches_add_up) {
 /* Steps that bfloat16 would round away add up in the master values, and creation writes nothing. */
 Test(mixed, small_steps_add_up) {
   enum { STEPS = 300 };
-  onebit_comm_t comm;
   uint16_t parameter[64], before[64];
   float gradient[64];
   onebit_tensor_t tensor = {parameter, gradient, 64, 0, 0, 0};
@@ -123,7 +122,7 @@ Test(mixed, small_steps_add_up) {
     gradient[i] = -1.0f;
   }
   memcpy(before, parameter, sizeof before);
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
   CHECK_BITS("parameters after creation", parameter, before, 64, ONEBIT_BFLOAT16);
   for (int step = 0; step < STEPS; step++)
@@ -139,20 +138,18 @@ Test(mixed, small_steps_add_up) {
 /* Master values are 4 bytes a parameter, and nothing else grows. */
 Test(mixed, memory_of_master_values) {
   enum { COUNT_OF_MEMORY = 1 << 16 };
-  onebit_comm_t comm;
   float *parameter = allocate(COUNT_OF_MEMORY, sizeof(float));
   float *gradient = allocate(COUNT_OF_MEMORY, sizeof(float));
   uint64_t bytes[2];
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   for (int k = 0; k < 2; k++) {
     onebit_tensor_t tensor = {parameter, gradient, COUNT_OF_MEMORY, 0, 0, 0};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-    onebit_optimizer_info_t info = {.size = sizeof info};
     onebit_optimizer_t optimizer = NULL;
     options.common.gradient_dtype = k ? ONEBIT_FLOAT16 : ONEBIT_FLOAT32;
     options.common.parameter_dtype = options.common.gradient_dtype;
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK);
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    const onebit_optimizer_info_t info = optimizer_info(optimizer);
     bytes[k] = info.memory_bytes;
     onebit_optimizer_destroy(optimizer);
   }

@@ -12,9 +12,7 @@ static size_t parameter_bytes(const struct checkpoint_case *what) {
 }
 
 static bool is_synchronized(const struct trainee *trainee) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(trainee->optimizer, &info), ONEBIT_OK);
-  return info.synchronized;
+  return optimizer_info(trainee->optimizer).synchronized;
 }
 
 /* --- With the same ranks -----------------------------------------------------------------------*/
@@ -116,9 +114,8 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   if (rank < change->what.size - 1) {
     survive(change, &trainee);
   } else {
-    onebit_comm_t self;
     trainee_destroy(&trainee);
-    CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+    onebit_comm_t self = self_comm();
     trainee = trainee_create(self, &change->what, 1);
     finish(change, &trainee, change->place);
     onebit_comm_destroy(self);

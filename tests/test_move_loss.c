@@ -103,10 +103,9 @@ static void rank_body_of(onebit_comm_t comm, void *context) {
     train(worker, run, rank, --size, run->lost_at, run->joined_at);
   }
   if (gone && run->joined_at < STEPS) {
-    onebit_comm_t self;
     onebit_optimizer_destroy(worker->optimizer);
     free(worker);
-    CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+    onebit_comm_t self = self_comm();
     worker = begin(self, run);
     rank = RANKS - 1;
     CHECK_STATUS(onebit_optimizer_move(worker->optimizer, run->again[rank]), ONEBIT_OK);

@@ -152,9 +152,8 @@ static int bits_of(const struct learner *learner) {
 
 static void check_told(const struct learner *learner) {
   const onebit_tensor_statistics_t hard = told_of(learner, 0), other = told_of(learner, 1);
-  onebit_optimizer_info_t info = {.size = sizeof info};
   char text[512], wanted[64];
-  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.bits == (hard.bits + other.bits) / 2.0 && info.moves == hard.moves + other.moves,
         "%g bits, %d moves", info.bits, (int)info.moves);
   CHECK(other.bits == 1 && other.moves == 0, "the other tensor has %d bits", other.bits);

@@ -147,9 +147,8 @@ Test(outer, unequal_steps_are_weighted) { on_ranks(2, weigh, NULL); }
 static void skip(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   float p[PLAIN_ALL] = {0}, kept[PLAIN_ALL], x[PLAIN_ALL], zero[PLAIN_ALL] = {0};
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
-  options.local_steps = 1;
-  options.bits = *(int *)context;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 1, .bits = *(int *)context};
   onebit_outer_t outer = plain_make(comm, p, &options);
   plain_train(p, PLAIN_ALL, rank);
   if (rank == 1)
@@ -160,8 +159,7 @@ static void skip(onebit_comm_t comm, void *context) {
   CHECK_BITS("the consensus", x, zero, PLAIN_ALL, ONEBIT_FLOAT32);
   CHECK_BITS("the parameters", p, rank == 1 ? zero : kept, PLAIN_ALL, ONEBIT_FLOAT32);
   CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
-  onebit_outer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(outer);
   CHECK(info.skipped == 1 && info.exchanges == 1, "counts");
   onebit_outer_destroy(outer);
 }
@@ -179,10 +177,9 @@ static void differ(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   float p[PLAIN_ALL] = {0};
   onebit_tensor_t tensors[PLAIN_TENSORS];
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_t outer;
   plain_list(tensors, p);
-  options.local_steps = rank == 1 ? 7 : 6;
+  onebit_outer_options_t options = {.size = sizeof options, .local_steps = rank == 1 ? 7 : 6};
   CHECK_STATUS(onebit_outer_create(comm, tensors, PLAIN_TENSORS, &options, &outer),
                ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("local_steps differs");
@@ -221,8 +218,7 @@ Test(outer, poor_pairs_warn) {
                {ONEBIT_OUTER_MOMENTUM, 2, 0.8, ONEBIT_WARNING},
                {ONEBIT_OUTER_NESTEROV, 2, 0, ONEBIT_WARNING},
                {ONEBIT_OUTER_NESTEROV, 1, 0, ONEBIT_WARNING}};
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   for (size_t k = 0; k < sizeof pairs / sizeof pairs[0]; k++) {
     float p[PLAIN_ALL] = {0};
     onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
@@ -243,19 +239,17 @@ static void round_parameters(onebit_comm_t comm, void *context) {
   uint16_t half[PLAIN_ALL];
   float plain[7], x[7];
   onebit_tensor_t tensor = {.parameter = half, .count = PLAIN_ALL};
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_t outer;
-  options.local_steps = 1;
-  options.parameter_dtype = ONEBIT_BFLOAT16;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 1, .parameter_dtype = ONEBIT_BFLOAT16};
   fill_input(half, ONEBIT_BFLOAT16, PLAIN_ALL, 5, 0);
   if (CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK)) {
-    onebit_outer_info_t info = {.size = sizeof info};
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     half[3] ^= 1; /* a step of the last place, on every rank */
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-    CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+    const onebit_outer_info_t info = outer_info(outer);
     CHECK(info.exchanges == 4, "%ju exchanges", (uintmax_t)info.exchanges);
     onebit_outer_destroy(outer);
   }
@@ -278,11 +272,9 @@ Test(outer, sixteen_bits_and_uncompressed_tensors) { on_ranks(2, round_parameter
 static void odd_ends(onebit_comm_t comm, void *context) {
   (void)context;
   float p[PLAIN_ALL] = {0};
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_t outer;
-  options.local_steps = 4;
-  options.delay = 3;
-  options.fragments = 2;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 4, .delay = 3, .fragments = 2};
   outer = plain_make(comm, p, &options);
   for (int step = 0; step < 5; step++) {
     plain_train(p, PLAIN_ALL, onebit_comm_rank(comm));

@@ -22,7 +22,6 @@ struct descent {
 static void descend(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
-  onebit_outer_info_t info = {.size = sizeof info};
   float p[PLAIN_ALL] = {0};
   onebit_outer_t outer = plain_make(comm, p, &descent->options);
   uint64_t sent = onebit_comm_bytes_sent(comm);
@@ -44,7 +43,7 @@ static void descend(onebit_comm_t comm, void *context) {
     sum += ((double)p[i] - mean) * ((double)p[i] - mean);
   }
   descent->distance[rank] = sqrt(sum);
-  CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(outer);
   CHECK(info.exchanges == STEPS / 10 && info.steps == STEPS && !info.skipped && !info.in_flight,
         "counts");
   descent->checksum[rank] = info.checksum;
@@ -86,9 +85,8 @@ static void stay(onebit_comm_t comm, void *context) {
   const bool feedback = *(const bool *)context, alone = onebit_comm_size(comm) == 1;
   float p[PLAIN_ALL] = {0}, before[PLAIN_ALL], x[PLAIN_ALL];
   double change = 0, left = 0;
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
-  options.local_steps = 1;
-  options.no_error_feedback = !feedback;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 1, .no_error_feedback = !feedback};
   onebit_outer_t outer = plain_make(comm, p, &options);
   for (int step = 0; step < 20; step++) {
     plain_train(p, PLAIN_ALL, onebit_comm_rank(comm));
@@ -139,17 +137,15 @@ static void count_bytes(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   float *p = allocate(LARGE, sizeof *p);
   onebit_tensor_t tensor = {.parameter = p, .count = LARGE};
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_t outer;
-  options.local_steps = 1;
-  options.schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 1, .schedule = ONEBIT_SCHEDULE_EXCHANGE};
   if (CHECK_STATUS(onebit_outer_create(comm, &tensor, 1, &options, &outer), ONEBIT_OK)) {
-    onebit_outer_info_t info = {.size = sizeof info};
     plain_train(p, LARGE, rank);
     const uint64_t before = onebit_comm_bytes_sent(comm);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     bytes->sent[rank] = onebit_comm_bytes_sent(comm) - before;
-    CHECK_STATUS(onebit_outer_get_info(outer, &info), ONEBIT_OK);
+    const onebit_outer_info_t info = outer_info(outer);
     CHECK(info.exchange_bytes == bytes->sent[rank], "%ju bytes were announced, %ju sent",
           (uintmax_t)info.exchange_bytes, (uintmax_t)bytes->sent[rank]);
     onebit_outer_destroy(outer);

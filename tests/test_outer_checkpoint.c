@@ -132,14 +132,13 @@ static void save_some(onebit_comm_t comm, void *context) {
 static void load_some(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   struct outer_trained *it = allocate(1, sizeof *it);
-  onebit_outer_info_t info = {.size = sizeof info};
   outer_create(it, comm, &run->options);
   CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
   outer_save(it, comm, &run->after);
   for (int number = run->steps + 1; number <= run->steps + 9; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
-  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(it->outer);
   CHECK(info.steps == (uint64_t)run->steps + 9, "%ju steps", (uintmax_t)info.steps);
   onebit_outer_destroy(it->outer);
   free(it);

@@ -1,12 +1,6 @@
 /* Checkpoints of outer steps that are damaged, or of something else: refused, nothing changes. */
 #include "tests/support_outer.h"
 
-static onebit_comm_t alone(void) {
-  onebit_comm_t comm;
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
-  return comm;
-}
-
 static void refuse(struct outer_trained *it, const struct saved_parts *saved, const char *message) {
   struct saved_parts now = {0};
   CHECK_STATUS(outer_load(it, saved), ONEBIT_ERROR_CHECKPOINT);
@@ -40,7 +34,7 @@ static onebit_outer_options_t small_options(void) {
 
 Test(outer_checkpoint_wrong, damage_is_refused) {
   const onebit_outer_options_t options = small_options();
-  onebit_comm_t comm = alone();
+  onebit_comm_t comm = self_comm();
   struct saved_parts parts = small_part(comm, &options);
   struct outer_trained *it = allocate(1, sizeof *it);
   outer_create(it, comm, &options);
@@ -90,7 +84,7 @@ Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
               {7, UINT64_MAX, "of no state"},
               {8, (uint64_t)1 << 63 | 1, "of no state"},
               {9, UINT64_MAX, "of no state"}};
-  onebit_comm_t comm = alone();
+  onebit_comm_t comm = self_comm();
   struct saved_parts parts = small_part(comm, &options);
   struct outer_trained *it = allocate(1, sizeof *it);
   outer_create(it, comm, &options);
@@ -110,7 +104,7 @@ Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
 }
 
 Test(outer_checkpoint_wrong, others_are_refused) {
-  onebit_comm_t comm = alone();
+  onebit_comm_t comm = self_comm();
   onebit_outer_options_t options = small_options();
   struct saved_parts parts = small_part(comm, &options);
   struct outer_trained *it = allocate(1, sizeof *it);

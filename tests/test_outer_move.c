@@ -61,11 +61,10 @@ struct change {
 
 /* Equal parameters on all ranks, and counts. */
 static void finish(struct change *change, struct outer_trained *it, onebit_comm_t comm) {
-  onebit_outer_info_t info = {.size = sizeof info};
   for (int number = 0; number < 9; number++)
     CHECK_STATUS(outer_train(it, change->steps + 3 + number, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
-  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(it->outer);
   CHECK(info.in_flight == 0 && isfinite(info.drift_norm), "in flight: %d", info.in_flight);
   memcpy(change->x[onebit_comm_rank(comm)], it->p, sizeof it->p);
   meet(comm);
@@ -265,8 +264,7 @@ struct loss {
 };
 
 static uint64_t steps_of(const struct outer_trained *it) {
-  onebit_outer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
+  const onebit_outer_info_t info = outer_info(it->outer);
   return info.steps;
 }
 

@@ -42,9 +42,9 @@ static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
     if (between && step % SITES_H != 0)
       CHECK(onebit_comm_bytes_sent(between) == before, "step %d sent something", step);
     else if (between)
-      CHECK(onebit_comm_bytes_sent(between) - before == sites_info(outer).exchange_bytes,
+      CHECK(onebit_comm_bytes_sent(between) - before == outer_info(outer).exchange_bytes,
             "%ju bytes, announced %ju", (uintmax_t)(onebit_comm_bytes_sent(between) - before),
-            (uintmax_t)sites_info(outer).exchange_bytes);
+            (uintmax_t)outer_info(outer).exchange_bytes);
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   for (size_t i = 0; i < SITES_ALL; i++)
@@ -56,7 +56,7 @@ static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
             !info.caught_up && info.rounds == 6 * place->options.fragments,
         "%d sites, this is %d; %ju late, %ju left out, %ju rounds", info.sites, info.site,
         (uintmax_t)info.late, (uintmax_t)info.left_out, (uintmax_t)info.rounds);
-  place->checksum[site * place->ranks + rank] = sites_info(outer).checksum;
+  place->checksum[site * place->ranks + rank] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
 
@@ -94,8 +94,7 @@ static void descend(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm);
   float p[SITES_ALL] = {0};
-  onebit_comm_t self;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   onebit_outer_t outer = sites_make(self, comm, p, &descent->options, FOR_EVER, 0);
   for (size_t step = 1; outer && step <= 600; step++) {
     sites_train(p, rank, 0.02f / (1 + (float)step / 40));
@@ -103,7 +102,7 @@ static void descend(onebit_comm_t comm, void *context) {
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   descent->distance[rank] = sites_distance(p, onebit_comm_size(comm));
-  descent->checksum[rank] = sites_info(outer).checksum;
+  descent->checksum[rank] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
   onebit_comm_destroy(self);
 }
@@ -139,8 +138,7 @@ static void drift_apart(onebit_comm_t comm, void *context) {
   enum { ROUNDS = 40 };
   float p[SITES_ALL] = {0};
   double error = 0, size = 0;
-  onebit_comm_t self;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   onebit_outer_t outer = sites_make(self, comm, p, options, FOR_EVER, 0);
   for (int step = 0; outer && step < ROUNDS * SITES_H; step++) {
     for (size_t i = 0; i < SITES_ALL; i++)
@@ -178,8 +176,7 @@ static void train_unequally(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
   onebit_outer_options_t options = *given;
   float p[SITES_ALL] = {0}, wanted = 0;
-  onebit_comm_t self;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   options.local_steps *= (size_t)rank + 1;
   onebit_outer_t outer = sites_make(self, comm, p, &options, FOR_EVER, 0);
   for (size_t step = 0; step < 3 * options.local_steps; step++) {
@@ -236,8 +233,7 @@ static void train_late(onebit_comm_t comm, void *context) {
   struct lateness *lateness = context;
   const int site = onebit_comm_rank(comm);
   float p[SITES_ALL] = {0};
-  onebit_comm_t self;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   onebit_outer_t outer = sites_make(self, comm, p, &lateness->options, 0.02, lateness->quorum);
   for (int step = 1; outer && step <= LATE_STEPS; step++) {
     wait_for_others(lateness, site, step);
@@ -255,7 +251,7 @@ static void train_late(onebit_comm_t comm, void *context) {
                (uintmax_t)sites_of(outer).rounds))
       break;
   lateness->distance[site] = sites_distance(p, lateness->sites);
-  lateness->checksum[site] = sites_info(outer).checksum;
+  lateness->checksum[site] = outer_info(outer).checksum;
   lateness->left_out[site] = sites_of(outer).left_out;
   lateness->caught_up[site] = sites_of(outer).caught_up;
   onebit_outer_destroy(outer);

@@ -84,8 +84,8 @@ static void load_and_train(struct place *place, int site, onebit_comm_t comm,
   for (int number = 1; number < story->load_at; number++)
     step(outer, p, site, number);
   CHECK_STATUS(load(&story->saved[site][0], outer, place->ranks), ONEBIT_OK);
-  CHECK(sites_info(outer).steps == (uint64_t)story->save_at, "%ju steps",
-        (uintmax_t)sites_info(outer).steps);
+  CHECK(outer_info(outer).steps == (uint64_t)story->save_at, "%ju steps",
+        (uintmax_t)outer_info(outer).steps);
   for (int number = story->save_at + 1; number <= STEPS; number++) {
     step(outer, p, site, number);
     if (!CHECK_BITS("the parameters", p,
@@ -151,7 +151,7 @@ static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   CHECK(sites_distance(p, place->sites) < 4, "%g from the optimum",
         sites_distance(p, place->sites));
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
 
@@ -221,7 +221,7 @@ static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebi
   for (int number = 1; number <= 2 * SITES_H; number++)
     step(outer, p, site, number);
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
 
@@ -280,7 +280,7 @@ static void synchronize(struct place *place, struct loss *loss, onebit_outer_t o
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   if (onebit_comm_rank(comm) == 0)
     memcpy(loss->x[site], p, sizeof loss->x[site]);
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
 }
 
 static void survive(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer,

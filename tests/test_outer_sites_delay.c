@@ -76,12 +76,12 @@ static void train(struct place *place, int site, onebit_comm_t comm, onebit_comm
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  CHECK(sites_info(outer).in_flight == 0, "%d in flight", sites_info(outer).in_flight);
+  CHECK(outer_info(outer).in_flight == 0, "%d in flight", outer_info(outer).in_flight);
   for (size_t i = 0; i < SITES_ALL; i++)
     if (!CHECK(fabsf(p[i] - place->plain[i]) <= 4e-5f, "p[%zu] is %.9g, not %.9g", i, (double)p[i],
                (double)place->plain[i]))
       break;
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
 
@@ -124,10 +124,9 @@ static void train_in_step(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   float p[SITES_ALL] = {0};
   uint64_t bytes[SITES_H] = {0};
-  onebit_comm_t self;
   (void)context;
   options.delay = 3;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   onebit_outer_t outer = sites_make(self, comm, p, &options, FOR_EVER, 0);
   for (int step = 1; outer && step < 2 * SITES_H; step++) {
     sites_train(p, onebit_comm_rank(comm), 0.05f);
@@ -135,15 +134,15 @@ static void train_in_step(onebit_comm_t comm, void *context) {
     const uint64_t before = onebit_comm_bytes_sent(comm);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
     bytes[step % SITES_H] = onebit_comm_bytes_sent(comm) - before;
-    CHECK(sites_info(outer).in_flight == (step < SITES_H || step == 2 * SITES_H - 1 ? 0 : 3),
-          "step %d: %d in flight", step, sites_info(outer).in_flight);
-    CHECK(sites_info(outer).exchanges == (step < 2 * SITES_H - 1 ? 0 : 3), "step %d: applied",
+    CHECK(outer_info(outer).in_flight == (step < SITES_H || step == 2 * SITES_H - 1 ? 0 : 3),
+          "step %d: %d in flight", step, outer_info(outer).in_flight);
+    CHECK(outer_info(outer).exchanges == (step < 2 * SITES_H - 1 ? 0 : 3), "step %d: applied",
           step);
     meet(comm);
   }
-  CHECK(bytes[0] && bytes[0] + bytes[1] + bytes[2] == sites_info(outer).exchange_bytes,
+  CHECK(bytes[0] && bytes[0] + bytes[1] + bytes[2] == outer_info(outer).exchange_bytes,
         "%ju, %ju and %ju bytes, announced %ju", (uintmax_t)bytes[0], (uintmax_t)bytes[1],
-        (uintmax_t)bytes[2], (uintmax_t)sites_info(outer).exchange_bytes);
+        (uintmax_t)bytes[2], (uintmax_t)outer_info(outer).exchange_bytes);
   CHECK(bytes[3] == 0, "%ju bytes in the step that waits", (uintmax_t)bytes[3]);
   meet(comm);
   onebit_outer_destroy(outer);
@@ -210,7 +209,7 @@ static void train_wrongly(struct place *place, int site, onebit_comm_t comm,
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   CHECK(skipped == (site == 1), "%d skipped", skipped);
   CHECK(sites_distance(p, place->sites) < 20, "%g", sites_distance(p, place->sites));
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = sites_info(outer).checksum;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
 

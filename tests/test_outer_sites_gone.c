@@ -86,8 +86,7 @@ static const char *gate_message(void *context, int code) {
 static void train_on_net(struct net *net, onebit_comm_t comm) {
   const int site = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
   float p[SITES_ALL] = {0};
-  onebit_comm_t self;
-  CHECK_STATUS(onebit_comm_create_self(&self), ONEBIT_OK);
+  onebit_comm_t self = self_comm();
   onebit_outer_t outer = sites_make(self, comm, p, &net->options, 0.05, 0);
   for (int step = 0; outer && step < net->rounds * SITES_H; step++) {
     pthread_barrier_wait(&net->clock);
@@ -98,7 +97,7 @@ static void train_on_net(struct net *net, onebit_comm_t comm) {
   }
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   net->distance[site] = sites_distance(p, sites);
-  net->checksum[site] = sites_info(outer).checksum;
+  net->checksum[site] = outer_info(outer).checksum;
   net->left_out[site] = sites_of(outer).left_out;
   net->caught_up[site] = sites_of(outer).caught_up;
   onebit_outer_destroy(outer);
@@ -177,7 +176,7 @@ static void skip(struct place *place, int site, onebit_comm_t comm, onebit_comm_
   memcpy(p, zero, sizeof p);
   CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   CHECK(p[5] == 0 && p[SITES_ALL - 1] == 0, "then %g", (double)p[5]);
-  CHECK(sites_info(outer).skipped == (site == 1), "counts");
+  CHECK(outer_info(outer).skipped == (site == 1), "counts");
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   onebit_outer_destroy(outer);
 }

@@ -59,9 +59,8 @@ static onebit_comm_t join(struct site *site, int time, int rank, int ranks) {
 }
 
 static void create(struct site *site, onebit_comm_t between) {
-  onebit_sites_options_t sites = ONEBIT_SITES_OPTIONS_INIT;
   onebit_tensor_t tensors[SITES_TENSORS];
-  sites.patience = FOR_EVER;
+  onebit_sites_options_t sites = {.size = sizeof sites, .patience = FOR_EVER};
   sites_list(tensors, site->p);
   MUST(site, onebit_comm_create_self(&site->alone), ONEBIT_OK);
   MUST(site,

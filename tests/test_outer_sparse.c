@@ -41,11 +41,10 @@ static void trains(onebit_comm_t comm, void *context) {
   onebit_tensor_t tensors[2] = {
       {.parameter = parameters, .count = SIZE},
       {.parameter = parameters + SIZE, .count = SMALL, .uncompressed = 1}};
-  onebit_outer_options_t options = ONEBIT_OUTER_OPTIONS_INIT;
   onebit_outer_t outer;
   (void)context;
-  options.local_steps = 2;
-  options.bits = ONEBIT_OUTER_SPARSE;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 2, .bits = ONEBIT_OUTER_SPARSE};
   if (CHECK_STATUS(onebit_outer_create(comm, tensors, 2, &options, &outer), ONEBIT_OK))
     for (int round = 0; round < ROUNDS; round++) {
       const bool skips = round == 3;

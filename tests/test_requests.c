@@ -46,12 +46,11 @@ Test(requests, threads_share_a_communicator) { on_groups(threads_share_a_communi
 /* An old plan, and ever new ones that are in flight at the same time and are started before it by
  * one rank, after it by the other. Equal input everywhere comes back as it is. */
 static void meet_many_plans(onebit_comm_t comm, void *context) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plans[2] = {NULL, NULL};
   float send[2][40], receive[2][40];
   int rank = onebit_comm_rank(comm);
   (void)context;
-  options.no_error_feedback = 1;
+  onebit_plan_options_t options = {.size = sizeof options, .no_error_feedback = 1};
   for (size_t i = 0; i < 40; i++) {
     send[0][i] = 1.0f;
     send[1][i] = 2.0f;

@@ -156,11 +156,10 @@ Test(residual_copies, one_scale) {
 }
 
 static void ask_on_hosts(onebit_comm_t comm, void *context) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan;
   (void)context;
-  options.residual_copies = 1;
-  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  onebit_plan_options_t options = {
+      .size = sizeof options, .residual_copies = 1, .schedule = ONEBIT_SCHEDULE_HIERARCHICAL};
   CHECK_STATUS(onebit_plan_create(comm, 100, &options, &plan), ONEBIT_ERROR_UNSUPPORTED);
   CHECK_WORDS("residual_copies");
 }
@@ -240,8 +239,7 @@ static void step_badly(struct trainee *trainee, int rank) {
 }
 
 static uint64_t memory_of(const struct trainee *trainee) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(trainee->optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(trainee->optimizer);
   return info.memory_bytes;
 }
 

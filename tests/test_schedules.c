@@ -69,12 +69,6 @@ Test(schedules, many_calls_by_hosts) { check_many_calls(ONEBIT_SCHEDULE_HIERARCH
 
 /* --- What plans say of themselves --------------------------------------------------------------*/
 
-static onebit_plan_info_t info_of(onebit_plan_t plan) {
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(plan, &info), ONEBIT_OK);
-  return info;
-}
-
 static onebit_plan_t make(onebit_comm_t comm, onebit_schedule_t schedule, onebit_wire_t wire) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_t plan = NULL;
@@ -124,7 +118,7 @@ static void introduce(onebit_comm_t comm, void *context) {
     onebit_schedule_t schedule = (onebit_schedule_t)(ONEBIT_SCHEDULE_EXCHANGE + k % 3);
     onebit_wire_t wire = k < 3 ? ONEBIT_WIRE_BITS : ONEBIT_WIRE_DENSE;
     onebit_plan_t plan = make(comm, schedule, wire);
-    onebit_plan_info_t info = info_of(plan);
+    onebit_plan_info_t info = plan_info(plan);
     CHECK(info.schedule == schedule && info.wire == wire, "schedule %d, wire %d",
           (int)info.schedule, (int)info.wire);
     CHECK(info.hosts == 2 && info.ranks_per_host == 2, "%d hosts with %d ranks", info.hosts,
@@ -154,7 +148,7 @@ Test(schedules, plans_tell_what_they_decided) { on_hosts(4, 2, introduce, NULL);
 static void choose_by_default(onebit_comm_t comm, void *context) {
   const int *each = context;
   onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
-  onebit_plan_info_t info = info_of(plan);
+  onebit_plan_info_t info = plan_info(plan);
   CHECK(info.schedule == ONEBIT_SCHEDULE_EXCHANGE, "schedule %d", (int)info.schedule);
   CHECK(info.wire == ONEBIT_WIRE_BITS, "wire %d", (int)info.wire);
   CHECK(info.hosts == 2 && info.ranks_per_host == *each, "%d hosts with %d ranks", info.hosts,
@@ -167,7 +161,7 @@ static void choose_by_default(onebit_comm_t comm, void *context) {
 static void ask_for_flat_hierarchy(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);
-  onebit_plan_info_t info = info_of(plan);
+  onebit_plan_info_t info = plan_info(plan);
   CHECK(info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts == *hosts,
         "schedule %d, %d hosts", (int)info.schedule, info.hosts);
   check_words_of(plan, ONEBIT_SCHEDULE_HIERARCHICAL);

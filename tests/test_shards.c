@@ -36,10 +36,9 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
     return;
   for (int step = 0; step < PAIR_STEPS; step++) {
-    onebit_optimizer_info_t info = {.size = sizeof info};
     fill_input(gradients, ONEBIT_FLOAT32, PAIR_COUNT, 0, step);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    const onebit_optimizer_info_t info = optimizer_info(optimizer);
     if (onebit_comm_rank(comm) == 0)
       ratios->of_step[step] = info.variance_ratio;
   }

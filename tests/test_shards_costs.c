@@ -7,8 +7,7 @@
 #include "tests/support_adam.h"
 
 static onebit_adam_options_t options_of(onebit_shards_t shards) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.shards = shards;
+  onebit_adam_options_t options = {.size = sizeof options, .shards = shards};
   return options;
 }
 

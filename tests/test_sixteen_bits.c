@@ -257,9 +257,8 @@ static void step_by(struct grown *grown, float distance) {
 
 /* The master values go on, and a checkpoint that is loaded gives the same parameters again. */
 Test(sixteen_bits, parameters_stay_finite) {
-  onebit_comm_t comm;
   struct grown first = {{0}, {0}, NULL}, second = {{0}, {0}, NULL};
-  cr_assert_eq(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   start(&first, comm);
   start(&second, comm);
   for (int step = 0; step < 3; step++) {

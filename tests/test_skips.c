@@ -118,7 +118,6 @@ static onebit_status_t make_step(struct run *run, bool in_parts) {
 static void poisoned_step(struct run *run, const struct skip *skip, int rank) {
   onebit_dtype_t dtype = skip->common.parameter_dtype;
   char *before = allocate(COUNT, dtype_size(dtype));
-  onebit_optimizer_info_t info = {.size = sizeof info};
   memcpy(before, run->parameters, COUNT * dtype_size(dtype));
   compute_gradient(run, skip, rank, skip->step + 500);
   if (rank == skip->rank)
@@ -126,7 +125,7 @@ static void poisoned_step(struct run *run, const struct skip *skip, int rank) {
                  skip->poison);
   CHECK_STATUS(make_step(run, skip->in_parts), ONEBIT_SKIPPED);
   CHECK_BITS("parameters after a skipped step", run->parameters, before, COUNT, dtype);
-  CHECK_STATUS(onebit_optimizer_get_info(run->optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(run->optimizer);
   CHECK(info.skipped == 1 && info.steps == (uint64_t)skip->step, "%llu steps, %llu skipped",
         (unsigned long long)info.steps, (unsigned long long)info.skipped);
   free(before);
@@ -206,14 +205,12 @@ Test(skips, leave_no_trace) {
 }
 
 Test(skips, leave_no_trace_in_profile_deepspeed) {
-  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
-  common.profile = ONEBIT_PROFILE_DEEPSPEED;
+  onebit_optimizer_options_t common = {.profile = ONEBIT_PROFILE_DEEPSPEED};
   check_all(&common, 0);
 }
 
 Test(skips, leave_no_trace_in_buckets) {
-  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
-  common.bucket_size = 1;
+  onebit_optimizer_options_t common = {.bucket_size = 1};
   check_all(&common, 2);
 }
 
@@ -234,17 +231,13 @@ Test(skips, leave_no_trace_but_the_loss_scale) {
 }
 
 Test(skips, leave_no_trace_with_clipping) {
-  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
-  common.clip_norm = 10;
-  common.bucket_size = 1;
+  onebit_optimizer_options_t common = {.clip_norm = 10, .bucket_size = 1};
   check_all(&common, 1);
 }
 
 /* Nothing has been compressed when the norm is known: one copy of the residuals is enough. */
 Test(skips, leave_no_trace_with_clipping_and_one_copy) {
-  onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
-  common.clip_norm = 10;
-  common.residual_copies = 1;
+  onebit_optimizer_options_t common = {.clip_norm = 10, .residual_copies = 1};
   for (size_t k = 0; k < OPTIMIZERS; k++)
     if (!strstr(optimizers[k].name, "shards") && strcmp(optimizers[k].name, "lamb") != 0)
       check_optimizer(k, &common, 0);
@@ -255,9 +248,7 @@ Test(skips, leave_no_trace_in_a_compressed_warm_up) {
   static const char *const names[] = {"adam", "adam that freezes by itself", "lamb", "momentum"};
   for (size_t k = 0; k < OPTIMIZERS; k++)
     for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
-      onebit_optimizer_options_t common = ONEBIT_OPTIMIZER_OPTIONS_INIT;
-      common.warmup_bits = n % 2 ? 8 : 4;
-      common.bucket_size = n < 2;
+      onebit_optimizer_options_t common = {.warmup_bits = n % 2 ? 8 : 4, .bucket_size = n < 2};
       if (!strcmp(optimizers[k].name, names[n]))
         check_optimizer(k, &common, n == 1 ? 2 : 0);
     }
@@ -320,9 +311,8 @@ Test(skips, an_error_counts_more_than_a_skip) {
   };
   float parameter = 0, gradient = 0;
   const onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
-  onebit_comm_t comm = NULL;
   onebit_optimizer_t optimizer = NULL;
-  CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+  onebit_comm_t comm = self_comm();
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
   for (size_t k = 0; k < 3; k++) {
     for (size_t i = 0; i < 2; i++)

@@ -137,14 +137,12 @@ Test(sockets, from_the_environment) {
 /* --- Meeting -----------------------------------------------------------------------------------*/
 
 Test(sockets, the_port_is_taken) {
-  onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   onebit_comm_t comm = NULL;
   char where[64];
   int keep;
   snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, &keep));
-  options.ranks = 2;
-  options.rendezvous = where;
-  options.timeout = 0.2;
+  onebit_sockets_options_t options = {
+      .size = sizeof options, .ranks = 2, .rendezvous = where, .timeout = 0.2};
   CHECK_STATUS(onebit_comm_create_sockets(&options, &comm), ONEBIT_ERROR_TRANSPORT);
   CHECK_WORDS("cannot listen at 127.0.0.1:");
   CHECK_WORDS("Address already in use: another program, or job, has this port");

@@ -216,8 +216,7 @@ static void check_whole(const struct subject *subject, onebit_optimizer_t optimi
 }
 
 static void check_lamb(const struct subject *subject, onebit_optimizer_t optimizer) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   for (size_t t = 0; t < TENSORS && info.steps > 0; t++) {
     onebit_tensor_statistics_t one = tensor_of(optimizer, t);
     if (!subject->method->lamb)
@@ -233,8 +232,7 @@ static void check_lamb(const struct subject *subject, onebit_optimizer_t optimiz
 /* A step that sent gradients sent as much as the info had said before. */
 static void check_bytes(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *before,
                         uint64_t sent) {
-  onebit_optimizer_info_t after = {.size = sizeof after};
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &after), ONEBIT_OK);
+  const onebit_optimizer_info_t after = optimizer_info(optimizer);
   bool dense = after.exchanges[0] > before->exchanges[0];
   if (dense || after.exchanges[1] > before->exchanges[1])
     CHECK(sent == (dense ? before->warmup_bytes : before->compressed_bytes),

@@ -25,12 +25,6 @@ static size_t parameter_bytes(const struct checkpoint_case *what) {
   return TRAINEE_ELEMENTS * dtype_size(what->common.parameter_dtype);
 }
 
-static onebit_optimizer_info_t info_of(const struct trainee *trainee) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(trainee->optimizer, &info), ONEBIT_OK);
-  return info;
-}
-
 static float rate_of(int step) { return 1e-3f * (float)(1 + step % 3); }
 
 /* Ends as a process does that is killed: nobody hears of it but by its silence. */
@@ -44,7 +38,7 @@ static void die(struct loss *loss, struct trainee *trainee, onebit_comm_t comm, 
 }
 
 static void note(struct loss *loss, const struct trainee *trainee, int rank) {
-  onebit_optimizer_info_t info = info_of(trainee);
+  onebit_optimizer_info_t info = optimizer_info(trainee->optimizer);
   size_t bytes = parameter_bytes(loss->what);
   unsigned char **copy = &loss->parameters[rank][info.steps];
   if (!info.synchronized)
@@ -85,7 +79,7 @@ static void run(onebit_comm_t first, void *context) {
   onebit_comm_t comm = first;
   struct trainee trainee = trainee_create(comm, what, 0);
   check_case("%s, moment %d of step %d", what->name, loss->moment, loss->step);
-  while (trainee.optimizer && (step = (int)info_of(&trainee).steps) < what->steps) {
+  while (trainee.optimizer && (step = (int)optimizer_info(trainee.optimizer).steps) < what->steps) {
     if (step == loss->step && rank == loss->rank) {
       die(loss, &trainee, comm, step);
       break;

@@ -170,8 +170,7 @@ Test(waits, late_is_after_the_timeout_and_the_grace) {
   ob_watch_notice = 1000;
   for (int k = 0; k < 2; k++) {
     struct ob_watch watch = {.waited = waited[k]};
-    onebit_comm_t comm = NULL;
-    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
+    onebit_comm_t comm = self_comm();
     comm->timeout = 8;
     check_case("%g s", waited[k]);
     CHECK_STATUS(ob_watch_look(&watch, comm, 2, say_nothing, NULL),

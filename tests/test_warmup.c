@@ -34,7 +34,6 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
   struct any_options options = any_options_of(run->made.method, run->made.options);
   *any_common(&options) = run->common;
   onebit_optimizer_t optimizer;
-  onebit_optimizer_info_t info = {.size = sizeof info};
   CHECK_STATUS(any_create(&options, comm, tensors, 2, &optimizer), ONEBIT_OK);
   for (int step = 0; step < run->steps; step++) {
     for (size_t i = 0; i < count; i++)
@@ -42,7 +41,7 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_optimizer_compare(optimizer), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   run->bytes[rank] = info.warmup_bytes;
   onebit_optimizer_destroy(optimizer);
   free(gradients);
@@ -153,9 +152,8 @@ static void load_on_rank(onebit_comm_t comm, void *context) {
   onebit_optimizer_t optimizers[3];
   for (int k = 0; k < 3; k++) {
     const onebit_tensor_t tensor = {parameters[k], gradients, COUNT, 0, 0, 0};
-    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-    options.freeze_step = 90;
-    options.common.warmup_bits = bits[k];
+    onebit_adam_options_t options = {
+        .size = sizeof options, .freeze_step = 90, .common.warmup_bits = bits[k]};
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizers[k]), ONEBIT_OK);
   }
   some_steps(optimizers[0], parameters[0], gradients, onebit_comm_rank(comm));
@@ -193,9 +191,8 @@ static void load_compressed(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_save_files(optimizers[0], context), ONEBIT_OK);
   CHECK_STATUS(onebit_optimizer_load_files(optimizers[1], context), ONEBIT_OK);
   for (int k = 0; k < 2; k++) {
-    onebit_optimizer_info_t info = {.size = sizeof info};
     some_steps(optimizers[k], parameters[k], gradients, rank);
-    CHECK_STATUS(onebit_optimizer_get_info(optimizers[k], &info), ONEBIT_OK);
+    const onebit_optimizer_info_t info = optimizer_info(optimizers[k]);
     CHECK(info.stage == ONEBIT_STAGE_COMPRESSED && info.exchanges[0] == 0, "optimizer %d: %llu", k,
           (unsigned long long)info.exchanges[0]);
     onebit_optimizer_destroy(optimizers[k]);

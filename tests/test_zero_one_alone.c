@@ -47,12 +47,6 @@ static onebit_status_t learn(struct learner *learner, int rank, int step, float 
   return onebit_optimizer_step(learner->optimizer, rate);
 }
 
-static onebit_optimizer_info_t info_of(const struct learner *learner) {
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_optimizer_get_info(learner->optimizer, &info), ONEBIT_OK);
-  return info;
-}
-
 static uint64_t hash_of(const struct learner *learner) {
   return ob_hash(OB_HASH_START, learner->parameters, COUNT * sizeof *learner->parameters);
 }
@@ -69,7 +63,7 @@ static void learn_long(onebit_comm_t comm, void *context) {
   for (int step = 0; step < STEPS; step++) {
     CHECK_STATUS(learn(learner, rank, step % 50, adam_learning_rate(step)), ONEBIT_OK);
     hashes[rank][step] = hash_of(learner);
-    together[rank][step] = info_of(learner).synchronized;
+    together[rank][step] = optimizer_info(learner->optimizer).synchronized;
   }
   end_learning(learner);
 }
@@ -118,14 +112,14 @@ static struct learner *come_to_silence(onebit_comm_t comm, int rank,
   struct learner *learner = begin_learning(comm, options);
   for (int step = 0; step < BEFORE_SILENCE; step++)
     CHECK_STATUS(learn(learner, rank, step, 1e-3f), ONEBIT_OK);
-  CHECK(info_of(learner).synchronized, "the ranks have not met");
+  CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks have not met");
   return learner;
 }
 
 /* The meeting that ends it. */
 static void meet_again(struct learner *learner, int rank) {
   CHECK_STATUS(learn(learner, rank, 50, 1e-3f), ONEBIT_OK);
-  CHECK(info_of(learner).synchronized, "the ranks have not met");
+  CHECK(optimizer_info(learner->optimizer).synchronized, "the ranks have not met");
   hashes[rank][0] = hash_of(learner);
 }
 
@@ -145,13 +139,13 @@ static void go_first(onebit_comm_t comm, void *context) {
     pthread_barrier_wait(&everyone);
   for (int step = 0; step < SILENT_STEPS; step++) {
     CHECK_STATUS(learn(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
-    CHECK(!info_of(learner).synchronized, "still together in step %d", step);
+    CHECK(!optimizer_info(learner->optimizer).synchronized, "still together in step %d", step);
   }
   if (rank == 0)
     pthread_barrier_wait(&everyone);
   meet_again(learner, rank);
-  CHECK(info_of(learner).exchanges[2] >= SILENT_STEPS, "only %llu local steps",
-        (unsigned long long)info_of(learner).exchanges[2]);
+  CHECK(optimizer_info(learner->optimizer).exchanges[2] >= SILENT_STEPS, "only %llu local steps",
+        (unsigned long long)optimizer_info(learner->optimizer).exchanges[2]);
   end_learning(learner);
 }
 
@@ -178,17 +172,18 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &first), ONEBIT_OK);
   for (int step = 0; step < SILENT_STEPS; step++) {
     uint64_t before = hash_of(learner);
-    double momentum = info_of(learner).momentum_norm;
+    double momentum = optimizer_info(learner->optimizer).momentum_norm;
     bool lost = rank == 1 && step != 1;
     spoil(learner, rank, step, step == 1 ? 1.0f : step == 0 ? NAN : 1e30f);
     CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f),
                  lost ? ONEBIT_SKIPPED : ONEBIT_OK);
     if (lost)
       CHECK_WORDS("this rank alone");
-    bool same = hash_of(learner) == before && !(info_of(learner).momentum_norm != momentum);
+    bool same = hash_of(learner) == before &&
+                !(optimizer_info(learner->optimizer).momentum_norm != momentum);
     CHECK(same == lost, "step %d: the parameters %s", step, same ? "stay" : "change");
-    CHECK(info_of(learner).steps == (uint64_t)(BEFORE_SILENCE + 1 + step) &&
-              info_of(learner).skipped == 0,
+    CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_SILENCE + 1 + step) &&
+              optimizer_info(learner->optimizer).skipped == 0,
           "step %d is not counted as made", step);
   }
   CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
@@ -201,8 +196,8 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   find_gradients(learner, rank, 20);
   learner->gradients[STILL] = rank == 1 ? NAN : 0.0f;
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
-  CHECK(hash_of(learner) == before && info_of(learner).skipped == 2 &&
-            !info_of(learner).synchronized,
+  CHECK(hash_of(learner) == before && optimizer_info(learner->optimizer).skipped == 2 &&
+            !optimizer_info(learner->optimizer).synchronized,
         "a synchronisation that is skipped changed something");
   meet_again(learner, rank);
   end_learning(learner);
@@ -241,10 +236,12 @@ static void clip_alone(onebit_comm_t comm, void *context) {
   (void)context;
   options.common.clip_norm = 1e6;
   struct learner *halved = grow(comm, &options, 0.5f);
-  options.common.clip_norm = info_of(halved).gradient_norm;
+  options.common.clip_norm = optimizer_info(halved->optimizer).gradient_norm;
   struct learner *clipped = grow(comm, &options, 1);
-  CHECK(info_of(clipped).gradient_norm == 2 * info_of(halved).gradient_norm, "norms of %g and %g",
-        info_of(clipped).gradient_norm, info_of(halved).gradient_norm);
+  CHECK(optimizer_info(clipped->optimizer).gradient_norm ==
+            2 * optimizer_info(halved->optimizer).gradient_norm,
+        "norms of %g and %g", optimizer_info(clipped->optimizer).gradient_norm,
+        optimizer_info(halved->optimizer).gradient_norm);
   CHECK_BITS("parameters", clipped->parameters, halved->parameters, COUNT, ONEBIT_FLOAT32);
   end_learning(halved);
   end_learning(clipped);
@@ -270,7 +267,7 @@ static void make_mistake(onebit_comm_t comm, void *context) {
   uint64_t before = hash_of(learner);
   CHECK_STATUS(step_telling_twice(learner, rank), rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
   CHECK((hash_of(learner) == before) == (rank == 1), "a mistake, and parameters that change");
-  CHECK(info_of(learner).steps == BEFORE_SILENCE + 1, "the step is not counted");
+  CHECK(optimizer_info(learner->optimizer).steps == BEFORE_SILENCE + 1, "the step is not counted");
   for (int step = 1; step < SILENT_STEPS; step++)
     CHECK_STATUS(learn(learner, rank, 10 + step, 1e-3f), ONEBIT_OK);
   meet_again(learner, rank);
@@ -292,7 +289,7 @@ static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   CHECK_STATUS(step_telling_twice(learner, rank),
                rank == 1 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK(hash_of(learner) == before, "a mistake, and parameters that change");
-  CHECK(info_of(learner).steps == BEFORE_SILENCE, "the step is counted");
+  CHECK(optimizer_info(learner->optimizer).steps == BEFORE_SILENCE, "the step is counted");
   end_learning(learner);
 }
 
@@ -312,7 +309,8 @@ static void differ_in_rate(onebit_comm_t comm, void *context) {
       bool other = rank == 1 && step == 1;
       CHECK_STATUS(learn(learner, rank, 10 + step, other ? rates[k] : 1e-3f),
                    other && k > 0 ? ONEBIT_ERROR_ARGUMENT : ONEBIT_OK);
-      CHECK(info_of(learner).steps == (uint64_t)(BEFORE_SILENCE + 1 + step), "not counted");
+      CHECK(optimizer_info(learner->optimizer).steps == (uint64_t)(BEFORE_SILENCE + 1 + step),
+            "not counted");
     }
     uint64_t before = hash_of(learner);
     onebit_status_t status = learn(learner, rank, 20, 1e-3f);
@@ -349,7 +347,7 @@ static void stand_still(onebit_comm_t comm, void *context) {
   struct learner *learner = come_to_silence(comm, rank, context);
   for (int step = 0; step <= SILENT_STEPS; step++)
     CHECK_STATUS(learn(learner, rank, 10 + step, 0), ONEBIT_OK);
-  onebit_optimizer_info_t info = info_of(learner);
+  onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   CHECK(info.synchronized && info.momentum_norm == 0, "momentum of %g", info.momentum_norm);
   for (int step = 0; step < 9; step++)
     CHECK_STATUS(learn(learner, rank, 20 + step, 1e-3f), ONEBIT_OK);

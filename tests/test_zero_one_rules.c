@@ -60,7 +60,6 @@ static void descend(onebit_comm_t comm, void *context) {
   float w[UNKNOWNS] = {0}, gradient[UNKNOWNS];
   onebit_tensor_t tensor = {w, gradient, UNKNOWNS, 0, 0, 0};
   onebit_optimizer_t optimizer;
-  onebit_optimizer_info_t info = {.size = sizeof info};
   if (!CHECK_STATUS(onebit_zero_one_adam_create(comm, &tensor, 1, &descent->options, &optimizer),
                     ONEBIT_OK))
     return;
@@ -70,7 +69,7 @@ static void descend(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f / (1.0f + (float)step / 100.0f)),
                  ONEBIT_OK);
   }
-  CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+  const onebit_optimizer_info_t info = optimizer_info(optimizer);
   CHECK(info.synchronized, "the last step is no synchronisation");
   descent->excess[rank] = descent_excess(w);
   if (rank == 0)

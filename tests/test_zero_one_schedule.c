@@ -152,10 +152,9 @@ static void repeat_printed(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float parameters[20], gradients[20];
   onebit_tensor_t tensor = {parameters, gradients, 20, 0.01f, 0, 0};
-  onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;
   (void)context;
-  options.variance_freeze_step = 8;
+  onebit_zero_one_adam_options_t options = {.size = sizeof options, .variance_freeze_step = 8};
   options.variance_update_scaler = options.local_step_scaler = 2;
   options.local_step_clipper = 4;
   options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
