@@ -1,8 +1,9 @@
 /*
- * 1-bit Adam, beside what test_optimizers.c has of all: when it freezes, that plain Adam equals the
- * textbook's formulas, what a step sends, and that steps keep less error than the momentum where
- * tensors are of very different size.
+ * 1-bit Adam and LAMB, beside what test_optimizers.c has of all: when they freeze, that without
+ * compression they equal the textbook's formulas, LAMB's numbers of a tensor, what a step sends,
+ * and that steps keep less error than the momentum where tensors are of very different size.
  */
+#include "optimizers/methods/lamb_tensor.h"
 #include "tests/support_adam.h"
 
 static struct adam_case case_of(const struct adam_tensors *tensors, size_t freeze_step) {
@@ -12,46 +13,46 @@ static struct adam_case case_of(const struct adam_tensors *tensors, size_t freez
   return what;
 }
 
+/* The step after which the case has frozen, or 0: the optimizer's is the oracle's. */
+static size_t freeze_of(const struct adam_case *what) {
+  struct adam_run run = adam_prepare(what);
+  const size_t freeze_step = run.moments[what->steps - 1].freeze_step;
+  on_ranks(what->size, adam_on_rank, &run);
+  cr_assert_eq(run.moments[what->steps - 1].compressed, freeze_step != 0);
+  adam_release(&run);
+  return freeze_step;
+}
+
+static struct adam_case automatic(const struct adam_tensors *tensors, double beta2) {
+  struct adam_case what = case_of(tensors, ONEBIT_FREEZE_AUTOMATIC);
+  what.options.beta2 = beta2;
+  what.size = 2;
+  return what;
+}
+
 /* The variance settles when gradients keep their size: with beta2 = 7/8 the first step that can
  * freeze is the ninth. Growing gradients keep it from settling: then never. The oracle computes the
  * ratio from all variances. */
 Test(adam, freezes_when_the_variance_has_settled) {
-  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
-  what.options.beta2 = 0.875;
+  struct adam_case what = automatic(&adam_tensors_odd, 0.875);
   what.steps = 40;
-  for (int size = 1; size <= 4; size++) {
-    what.size = size;
-    struct adam_run run = adam_prepare(&what);
-    cr_assert(run.moments[what.steps - 1].freeze_step >= 9, "the oracle froze at %zu",
-              run.moments[what.steps - 1].freeze_step);
-    on_ranks(size, adam_on_rank, &run);
-    adam_release(&run);
-  }
+  for (what.size = 1; what.size <= 4; what.size++)
+    cr_assert(freeze_of(&what) >= 9);
 }
 
 /* 1 / (1 - 0.9) is a little more than ten in double: the window is ten all the same, and the
  * eleventh step freezes. */
 Test(adam, freeze_window_is_a_whole_number_of_steps) {
-  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_AUTOMATIC);
-  what.options.beta2 = 0.9;
+  struct adam_case what = automatic(&adam_tensors_one, 0.9);
   what.options.freeze_threshold = 0.1;
-  what.size = 2;
-  struct adam_run run = adam_prepare(&what);
-  cr_assert_eq(run.moments[what.steps - 1].freeze_step, 11);
-  on_ranks(2, adam_on_rank, &run);
-  adam_release(&run);
+  cr_assert_eq(freeze_of(&what), 11);
 }
 
 Test(adam, freezes_as_late_as_it_may_while_the_variance_grows) {
-  struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
-  what.options.beta2 = 0.875;
+  struct adam_case what = automatic(&adam_tensors_odd, 0.875);
   what.growth = 1.05f; /* the variance then grows by 1.05^16 > 2 in eight steps */
   what.steps = 40;
-  what.size = 2;
-  struct adam_run run = adam_prepare(&what);
-  cr_assert_eq(run.moments[what.steps - 1].freeze_step, ONEBIT_FREEZE_LATEST * 8);
-  on_ranks(2, adam_on_rank, &run);
-  adam_release(&run);
+  cr_assert_eq(freeze_of(&what), ONEBIT_FREEZE_LATEST * 8);
 }
 
 /* Gradients are ten times as large from step to step, and the momentum follows faster than the
@@ -62,82 +63,153 @@ Test(adam, freeze_waits_for_the_variance) {
   what.growth = 10.0f;
   what.steps = 12;
   what.size = 2;
-  struct adam_run run = adam_prepare(&what);
-  on_ranks(2, adam_on_rank, &run);
-  cr_assert_not(run.moments[what.steps - 1].compressed);
-  adam_release(&run);
+  cr_assert_eq(freeze_of(&what), 0);
 }
 
 /* A wider threshold freezes earlier, and a narrower one later. */
 Test(adam, freeze_threshold_is_heeded) {
-  size_t last = 0;
+  size_t steps[3];
   for (int k = 0; k < 3; k++) {
-    struct adam_case what = case_of(&adam_tensors_odd, ONEBIT_FREEZE_AUTOMATIC);
-    what.options.beta2 = 0.875;
+    struct adam_case what = automatic(&adam_tensors_odd, 0.875);
     what.options.freeze_threshold = (double[]){0.1, 0.9, 0.9999}[k];
-    what.size = 2;
     what.growth = 0.99f;
-    struct adam_run run = adam_prepare(&what);
-    size_t freeze_step = run.moments[what.steps - 1].freeze_step;
-    cr_assert(freeze_step == 0 || freeze_step >= last);
-    cr_assert(k > 0 || freeze_step == 9, "the oracle froze at %zu", freeze_step);
-    last = freeze_step ? freeze_step : SIZE_MAX;
-    on_ranks(2, adam_on_rank, &run);
-    adam_release(&run);
+    steps[k] = freeze_of(&what) - 1; /* the largest number where it never freezes */
   }
-  cr_assert(last > 9, "the threshold made no difference");
+  cr_assert(steps[0] == 8 && steps[0] <= steps[1] && steps[1] <= steps[2] && steps[2] > 8,
+            "frozen after %zu, %zu, %zu", steps[0] + 1, steps[1] + 1, steps[2] + 1);
 }
 
-/* Adam as Kingma and Ba write it (with AdamW's decay), in double, of the mean gradient. */
+/* --- The published formulas, in double, of the mean gradient: Adam as Kingma and Ba write it, with
+ * AdamW's decay; LAMB with bias correction and no clamp at all. */
+
 struct textbook {
-  double *parameter, *momentum, *variance;
+  double *parameter, *momentum, *variance, *update;
 };
 
+static double norm_of(const double *values, size_t count) {
+  double sum = 0.0;
+  for (size_t i = 0; i < count; i++)
+    sum += values[i] * values[i];
+  return sqrt(sum);
+}
+
 static void textbook_step(const struct adam_case *what, struct textbook *book, size_t total,
-                          int step, float *gradient) {
-  double *mean = allocate(total, sizeof *mean);
+                          int step) {
+  double *mean = allocate(total, sizeof *mean), t = step + 1;
+  float *gradient = allocate(total, sizeof *gradient);
+  double decay = (double)what->tensors->list[0].weight_decay;
   for (int r = 0; r < what->size; r++) {
     adam_gradient(what, gradient, total, r, step);
     for (size_t i = 0; i < total; i++)
       mean[i] += (double)gradient[i] / what->size;
   }
-  double rate = (double)adam_learning_rate(step), t = step + 1;
   for (size_t i = 0; i < total; i++) {
     book->momentum[i] = 0.9 * book->momentum[i] + 0.1 * mean[i];
     book->variance[i] = 0.999 * book->variance[i] + 0.001 * mean[i] * mean[i];
     double m = book->momentum[i] / (1 - pow(0.9, t)), v = book->variance[i] / (1 - pow(0.999, t));
-    double decay = (double)what->tensors->list[0].weight_decay;
-    book->parameter[i] -= rate * (m / (sqrt(v) + 1e-8) + decay * book->parameter[i]);
+    book->update[i] = m / (sqrt(v) + 1e-8) + decay * book->parameter[i];
   }
+  double ratio =
+      what->kind == &kind_lamb ? norm_of(book->parameter, total) / norm_of(book->update, total) : 1;
+  for (size_t i = 0; i < total; i++)
+    book->parameter[i] -= (double)adam_learning_rate(step) * ratio * book->update[i];
+  free(gradient);
   free(mean);
 }
 
-/* Steps are about the rate each; float32 may lose 1e-4 of that where mean gradients cancel, and
- * 1e-7 of the parameter. */
-Test(adam, plain_adam_is_the_textbooks) {
-  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
-  what.size = 3;
-  struct adam_run run = adam_prepare(&what);
-  struct textbook book = {allocate(run.total, sizeof(double)), allocate(run.total, sizeof(double)),
-                          allocate(run.total, sizeof(double))};
-  float *gradient = allocate(run.total, sizeof(float));
-  for (size_t i = 0; i < run.total; i++)
+/* Steps are about the rate each; float32 may lose `lost` of that where mean gradients cancel, and
+ * `rounded` of the parameter. */
+static void check_textbook(const struct adam_case *what, double lost, double rounded) {
+  struct adam_run run = adam_prepare(what);
+  const size_t total = run.total;
+  double *room = allocate(4 * total, sizeof *room);
+  struct textbook book = {room, room + total, room + 2 * total, room + 3 * total};
+  for (size_t i = 0; i < total; i++)
     book.parameter[i] = (double)run.start[i];
-  on_ranks(3, adam_on_rank, &run);
-  for (int step = 0; step < what.steps; step++) {
-    textbook_step(&what, &book, run.total, step, gradient);
-    for (size_t i = 0; i < run.total; i++) {
+  on_ranks(what->size, adam_on_rank, &run);
+  for (int step = 0; step < what->steps; step++) {
+    textbook_step(what, &book, total, step);
+    for (size_t i = 0; i < total; i++) {
       double got = (double)run.moments[step].parameters[i], wanted = book.parameter[i];
       CHECK(fabs(got - wanted) <=
-                (step + 1) * (1e-4 * (double)adam_learning_rate(step) + 1e-7 * fabs(wanted)),
+                (step + 1) * (lost * (double)adam_learning_rate(step) + rounded * fabs(wanted)),
             "step %d, parameter %zu is %.9g, the textbook says %.9g", step, i, got, wanted);
     }
   }
-  free(gradient);
-  free(book.parameter);
-  free(book.momentum);
-  free(book.variance);
+  free(room);
   adam_release(&run);
+}
+
+Test(adam, plain_adam_is_the_textbooks) {
+  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
+  what.size = 3;
+  check_textbook(&what, 1e-4, 1e-7);
+}
+
+Test(adam, plain_lamb_is_the_published_one) {
+  static const onebit_lamb_options_t more = {.max_coefficient = 1e9, .min_coefficient = 1e-9};
+  struct adam_case what = case_of(&adam_tensors_one, ONEBIT_FREEZE_NEVER);
+  what.kind = &kind_lamb;
+  what.size = 3;
+  what.more = &more;
+  check_textbook(&what, 3e-5, 1e-6);
+}
+
+/* --- LAMB's numbers of a tensor at their ends */
+
+static const struct ob_lamb_limits limits = {.min_coefficient = 0.01,
+                                             .max_coefficient = 10,
+                                             .coefficient_beta = 0.9,
+                                             .min_factor = 0.5,
+                                             .max_factor = 4,
+                                             .factor_change = 0.1};
+
+Test(adam, lambs_ratios_at_their_ends) {
+  static const struct {
+    double parameters, updates, ratio;
+  } cases[] = {{4, 1, 2},         {0, 1, 1},
+               {1, 0, 1},         {0, 0, 1},
+               {1e6, 1, 10},      {1e-9, 1, 0.01},
+               {INFINITY, 1, 10}, {1, INFINITY, 0.01},
+               {1e-40, 1e-40, 1}, {INFINITY, INFINITY, 0.01}};
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    double coefficient = 3;
+    double ratio = ob_lamb_warm(&coefficient, cases[k].parameters, cases[k].updates, &limits);
+    CHECK(ratio == cases[k].ratio, "case %zu: ratio %g, not %g", k, ratio, cases[k].ratio);
+    double wanted = ratio == 1 ? 3 : 0.9 * 3 + (1 - 0.9) * ratio;
+    CHECK(coefficient == wanted, "case %zu: coefficient %g, not %g", k, coefficient, wanted);
+  }
+}
+
+Test(adam, lambs_factors_at_their_ends) {
+  static const struct {
+    double last, plain, updates, largest, factor;
+  } cases[] = {
+      {1, 1, 1, 1.05, 1.05},
+      {1, 1, 4, 1.08, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
+      {1, 9, 4, 1.08, 1.08},             /* the share is 1 at most */
+      {1, 0, 0, 0.95, 0.95},             /* nothing moves: no share of it is known */
+      {1, 1, 1, 7, 1.0 * 1.1},           /* one step's change */
+      {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
+      {3.9, 1, 1, 100, 4},               /* the most comes first */
+      {0.51, 1, 1, 0.1, 0.5},
+      {5, 1, 1, 100, 5 * 0.9}, /* and the change counts more */
+      {1, NAN, 1, NAN, 1.0 * 0.9},
+  };
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    double factor =
+        ob_lamb_correct(cases[k].last, cases[k].plain, cases[k].updates, cases[k].largest, &limits);
+    CHECK(fabs(factor - cases[k].factor) <= 1e-15, "case %zu: factor %.17g, not %.17g", k, factor,
+          cases[k].factor);
+  }
+}
+
+Test(adam, lambs_scalings_at_their_ends) {
+  CHECK(ob_lamb_level(12, 3) == 2 && ob_lamb_level(0, 0) == 0, "levels");
+  CHECK(ob_lamb_scaling(3, 2) == 1.5f, "the mean over the level");
+  CHECK(ob_lamb_scaling(3, 0) == 1, "no momentum");
+  CHECK(ob_lamb_scaling(NAN, 0) == 1, "no momentum anywhere");
+  CHECK(ob_lamb_scaling(1, 1e-300) == 1 && ob_lamb_scaling(1e-300, 1) == 1, "no float32");
 }
 
 /* Elements that never had a gradient in warm-up stay where they are; the others move. */
