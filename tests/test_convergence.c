@@ -5,6 +5,7 @@
  */
 #include "tests/support.h"
 #include "tests/support_descent.h"
+#include "tests/support_optimizers.h"
 
 /* --- Gradient descent on a sum of squares */
 
@@ -116,20 +117,9 @@ static double loss_of(const struct samples *samples, const float *w, float *grad
 }
 
 struct regression {
-  onebit_adam_options_t options;
-  bool lamb; /* LAMB, whose freeze and common options are these */
+  struct any_options options;
   double loss[RANKS];
 };
-
-static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
-                              const struct regression *regression, onebit_optimizer_t *optimizer) {
-  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
-  lamb.max_coefficient = 0.3; /* larger ones want smaller rates: the ratio stays as it was */
-  lamb.freeze_step = regression->options.freeze_step;
-  lamb.common = regression->options.common;
-  return regression->lamb ? onebit_lamb_create(comm, tensor, 1, &lamb, optimizer)
-                          : onebit_adam_create(comm, tensor, 1, &regression->options, optimizer);
-}
 
 static void regress(onebit_comm_t comm, void *context) {
   struct regression *regression = context;
@@ -138,7 +128,7 @@ static void regress(onebit_comm_t comm, void *context) {
   onebit_tensor_t tensor = {w, gradient, FEATURES, 0, 0, 0};
   struct samples *samples = make_samples(rank);
   onebit_optimizer_t optimizer;
-  if (CHECK_STATUS(create(comm, &tensor, regression, &optimizer), ONEBIT_OK)) {
+  if (CHECK_STATUS(any_create(&regression->options, comm, &tensor, 1, &optimizer), ONEBIT_OK)) {
     for (int step = 0; step < STEPS; step++) {
       loss_of(samples, w, gradient);
       CHECK_STATUS(onebit_optimizer_step(optimizer, 0.05f * (1.0f - (float)step / (float)STEPS)),
@@ -150,53 +140,40 @@ static void regress(onebit_comm_t comm, void *context) {
   free(samples);
 }
 
-static double loss_after(const onebit_adam_options_t *options, bool lamb, size_t freeze_step,
-                         int no_error_feedback) {
-  struct regression regression = {.options = *options, .lamb = lamb};
+static double loss_after(const struct any_case *what, size_t freeze_step, int no_error_feedback) {
+  struct regression regression = {any_options_of(what->method, what->options), {0}};
   double mean = 0.0;
-  regression.options.freeze_step = freeze_step;
-  regression.options.common.no_error_feedback = no_error_feedback;
+  any_count(&regression.options, "freeze_step", freeze_step);
+  any_common(&regression.options)->no_error_feedback = no_error_feedback;
   on_ranks(RANKS, regress, &regression);
   for (int r = 0; r < RANKS; r++)
     mean += regression.loss[r] / RANKS;
   return mean;
 }
 
-static void compare(const onebit_adam_options_t *options, bool lamb) {
-  const char *name = lamb ? "LAMB" : "Adam";
-  double dense = loss_after(options, lamb, ONEBIT_FREEZE_NEVER, 0);
-  double fed_back = loss_after(options, lamb, STEPS / 6, 0);
-  double control = loss_after(options, lamb, STEPS / 6, 1);
-  cr_log_info("loss: dense %s %.6f, 1-bit %.6f, control %.6f", name, dense, fed_back, control);
-  cr_expect_lt(dense, 0.6, "dense %s learns nothing: %g", name, dense);
-  cr_expect_lt(fed_back, 1.01 * dense, "1-bit %s: %g, dense %g", name, fed_back, dense);
-  cr_expect_gt(control, 1.05 * dense, "the control is no worse: %g, dense %g", control, dense);
-}
+/* Larger coefficients of LAMB want smaller rates: the ratio stays as it was. Three of the four ranks
+ * have a share. */
+static const struct {
+  const char *name;
+  struct any_case what;
+} regressions[] = {
+    {"LAMB", {ANY(lamb, .max_coefficient = 0.3)}},
+    {"Adam", {ANY(adam, .freeze_step = 0)}},
+    {"Adam that exchanges steps", {ANY(adam, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)}},
+    {"sharded steps", {ANY(adam, .shards = ONEBIT_SHARDS_STEP, .common.block_size = 32)}},
+    {"sharded parameters",
+     {ANY(adam, .shards = ONEBIT_SHARDS_PARAMETERS, .common.block_size = 32)}},
+};
 
-static void compare_losses(const onebit_adam_options_t *options) { compare(options, false); }
-
-Test(convergence, one_bit_lamb_comes_to_the_dense_loss) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  compare(&options, true);
-}
-
-Test(convergence, one_bit_adam_comes_to_the_dense_loss) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  compare_losses(&options);
-}
-Test(convergence, exchanging_steps_comes_to_the_dense_loss) {
-  onebit_adam_options_t options = {.size = sizeof options, .exchange = ONEBIT_ADAM_EXCHANGE_STEP};
-  compare_losses(&options);
-}
-
-/* Three of the four ranks have a share. */
-Test(convergence, sharded_steps_come_to_the_dense_loss) {
-  onebit_adam_options_t options = {
-      .size = sizeof options, .common.block_size = 32, .shards = ONEBIT_SHARDS_STEP};
-  compare_losses(&options);
-}
-Test(convergence, sharded_parameters_come_to_the_dense_loss) {
-  onebit_adam_options_t options = {
-      .size = sizeof options, .common.block_size = 32, .shards = ONEBIT_SHARDS_PARAMETERS};
-  compare_losses(&options);
+Test(convergence, regressions_come_to_the_dense_loss) {
+  for (size_t k = 0; k < sizeof regressions / sizeof regressions[0]; k++) {
+    const char *name = regressions[k].name;
+    const double dense = loss_after(&regressions[k].what, ONEBIT_FREEZE_NEVER, 0);
+    const double fed_back = loss_after(&regressions[k].what, STEPS / 6, 0);
+    const double control = loss_after(&regressions[k].what, STEPS / 6, 1);
+    cr_log_info("loss: dense %s %.6f, 1-bit %.6f, control %.6f", name, dense, fed_back, control);
+    cr_expect_lt(dense, 0.6, "dense %s learns nothing: %g", name, dense);
+    cr_expect_lt(fed_back, 1.01 * dense, "1-bit %s: %g, dense %g", name, fed_back, dense);
+    cr_expect_gt(control, 1.05 * dense, "the control is no worse: %g, dense %g", control, dense);
+  }
 }

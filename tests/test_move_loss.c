@@ -153,35 +153,15 @@ static void check_loss(const char *name, const struct row *row) {
   compare(name, loss_after(row, 50, 0, 60), whole, 50, 60);
 }
 
-Test(move_loss, efficient_adam) {
-  check_loss("efficient adam", &(struct row){.method = &ob_method_efficient_adam, .rate = 0.02f});
-}
-Test(move_loss, adam) {
-  check_loss("adam", &(struct row){.method = &ob_method_adam, .rate = 0.02f});
-}
-Test(move_loss, adam_steps) {
-  check_loss("adam, steps", &(struct row){.method = &ob_method_adam,
-                                          .rate = 0.02f,
-                                          .exchange = ONEBIT_ADAM_EXCHANGE_STEP});
-}
-Test(move_loss, shards_of_steps) {
-  check_loss("shards of steps",
-             &(struct row){.method = &ob_method_adam, .rate = 0.02f, .shards = ONEBIT_SHARDS_STEP});
-}
-Test(move_loss, shards_of_parameters) {
-  check_loss(
-      "shards of parameters",
-      &(struct row){.method = &ob_method_adam, .rate = 0.02f, .shards = ONEBIT_SHARDS_PARAMETERS});
-}
-Test(move_loss, lamb) {
-  check_loss("lamb", &(struct row){.method = &ob_method_lamb, .rate = 0.1f});
-}
-Test(move_loss, zero_one_adam) {
-  check_loss("0/1 adam", &(struct row){.method = &ob_method_zero_one_adam, .rate = 0.02f});
-}
-Test(move_loss, momentum) {
-  check_loss("momentum", &(struct row){.method = &ob_method_momentum, .rate = 0.05f});
-}
-Test(move_loss, lion) {
-  check_loss("lion", &(struct row){.method = &ob_method_lion, .rate = 0.01f});
-}
+#define GOES_ON(name, ...)                                                                         \
+  Test(move_loss, name) { check_loss(#name, &(struct row){__VA_ARGS__}); }
+GOES_ON(efficient_adam, .method = &ob_method_efficient_adam, .rate = 0.02f)
+GOES_ON(adam, .method = &ob_method_adam, .rate = 0.02f)
+GOES_ON(adam_steps, .method = &ob_method_adam, .rate = 0.02f, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)
+GOES_ON(shards_of_steps, .method = &ob_method_adam, .rate = 0.02f, .shards = ONEBIT_SHARDS_STEP)
+GOES_ON(shards_of_parameters, .method = &ob_method_adam, .rate = 0.02f,
+        .shards = ONEBIT_SHARDS_PARAMETERS)
+GOES_ON(lamb, .method = &ob_method_lamb, .rate = 0.1f)
+GOES_ON(zero_one_adam, .method = &ob_method_zero_one_adam, .rate = 0.02f)
+GOES_ON(momentum, .method = &ob_method_momentum, .rate = 0.05f)
+GOES_ON(lion, .method = &ob_method_lion, .rate = 0.01f)
