@@ -2,6 +2,7 @@
 #include "base/error.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,6 +19,19 @@ onebit_status_t ob_error(onebit_status_t status, const char *format, ...) {
 }
 
 const char *onebit_last_error(void) { return message; }
+
+onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t status) {
+  bool worse = outcome->status == ONEBIT_OK || outcome->status == ONEBIT_SKIPPED;
+  if (status != ONEBIT_OK && worse && status != outcome->status) {
+    outcome->status = status;
+    snprintf(outcome->error, sizeof outcome->error, "%.255s", message);
+  }
+  return status;
+}
+
+onebit_status_t ob_outcome_tell(const struct ob_outcome *outcome) {
+  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
+}
 
 const char *onebit_status_string(onebit_status_t status) {
   static const struct {

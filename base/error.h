@@ -19,4 +19,18 @@ onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
       return ob_try_status;                                                                        \
   } while (0)
 
+/* What came of one call or of several: a status, with its error message. */
+struct ob_outcome {
+  onebit_status_t status;
+  char error[256];
+};
+
+/* Adds a status, whose error message is the latest, and returns it. An error counts more than a
+ * skip, and what came first more than what followed: ranks that add the same statuses in the same
+ * order come to the same one. */
+onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t status);
+
+/* The outcome so far; its error message becomes the latest one. */
+onebit_status_t ob_outcome_tell(const struct ob_outcome *outcome);
+
 #endif

@@ -156,14 +156,6 @@ static onebit_status_t leave(onebit_plan_t plan) {
   return ob_error(plan->status, "%s", plan->error);
 }
 
-void ob_plan_note(onebit_plan_t plan, onebit_status_t status) {
-  bool worse = plan->outcome == ONEBIT_OK || plan->outcome == ONEBIT_SKIPPED;
-  if (status == ONEBIT_OK || !worse || status == plan->outcome)
-    return;
-  plan->outcome = status;
-  snprintf(plan->outcome_error, sizeof plan->outcome_error, "%s", onebit_last_error());
-}
-
 /* As after a transport that has failed: nothing can follow. */
 void ob_plan_abandon(onebit_plan_t plan) {
   if (!plan || !plan->in_flight)
@@ -174,12 +166,6 @@ void ob_plan_abandon(onebit_plan_t plan) {
   ob_steps_give_up(plan);
   plan->in_flight = false;
   end_call(plan);
-}
-
-static onebit_status_t end_outcome(onebit_plan_t plan) {
-  onebit_status_t status = plan->outcome;
-  plan->outcome = ONEBIT_OK;
-  return status == ONEBIT_OK ? ONEBIT_OK : ob_error(status, "%s", plan->outcome_error);
 }
 
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
@@ -193,14 +179,14 @@ onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
 
 onebit_status_t ob_plan_put(onebit_plan_t plan) {
   walk(plan, true);
-  onebit_status_t status = leave(plan);
-  ob_plan_note(plan, status);
-  return status;
+  return ob_outcome_add(&plan->outcome, leave(plan));
 }
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
   ob_steps_settled(plan, true);
-  return end_outcome(plan);
+  onebit_status_t status = ob_outcome_tell(&plan->outcome);
+  plan->outcome.status = ONEBIT_OK;
+  return status;
 }
 
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/error.h"
 #include "collectives/communicator.h"
 #include "collectives/executor.h"
 #include "collectives/geometry.h"
@@ -138,8 +139,7 @@ struct onebit_plan {
   struct ob_spent spent;
 
   /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
-  onebit_status_t outcome;
-  char outcome_error[256];
+  struct ob_outcome outcome;
 
   bool in_flight, broken; /* broken: the transport failed, nothing can follow */
   /* A message was refused, and other ranks may have ended the call well: from then on this rank
@@ -207,9 +207,6 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan);
 /* Waits for what is on streams. The status of the first call since the last time that did not end
  * well, an error counting more than a skip. */
 onebit_status_t ob_plan_settle(onebit_plan_t plan);
-
-/* Keeps the status of a call on a stream for ob_plan_settle, with the latest words. */
-void ob_plan_note(onebit_plan_t plan, onebit_status_t status);
 
 /* After a held call ended well: applies and commits it. Or first lets a pass of another sink look
  * at its results. */

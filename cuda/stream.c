@@ -358,9 +358,7 @@ static void end(struct onebit_plan *plan) {
   if (!plan->call.hold || plan->broken)
     return;
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = conclude(plan);
-  if (status != ONEBIT_OK)
-    ob_plan_note(plan, status);
+  ob_outcome_add(&plan->outcome, conclude(plan));
   ob_cuda_leave(before);
 }
 

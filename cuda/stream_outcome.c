@@ -10,7 +10,7 @@ static void tell(struct onebit_plan *plan, onebit_status_t status) {
   if (plan->in_flight && !plan->call.on_stream)
     ob_steps_fail(plan, status);
   else
-    ob_plan_note(plan, status);
+    ob_outcome_add(&plan->outcome, status);
 }
 
 static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
@@ -52,7 +52,7 @@ static void look(struct onebit_plan *plan) {
   note_outcome(plan, &device->seen->outcome);
   status = forget_outcome(plan);
   if (status != ONEBIT_OK)
-    ob_plan_note(plan, status);
+    ob_outcome_add(&plan->outcome, status);
 }
 
 static void give_up(struct onebit_plan *plan, onebit_status_t status) {

@@ -68,12 +68,6 @@ struct ob_tensor {
   bool ready;                    /* in this step */
 };
 
-/* The status that counts among several, and its words. */
-struct ob_outcome {
-  onebit_status_t status;
-  char error[256];
-};
-
 /* A step being made. */
 struct ob_step_state {
   bool open;     /* between begin and step */
@@ -271,9 +265,6 @@ void ob_buckets_set_serving(struct onebit_optimizer *optimizer); /* beta1 of now
 /* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
 
-/* What the step being made returns in the end, unless something more serious happens to it. */
-onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status);
-
 /* What the bucket sends in the step being made. */
 enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
                                     const struct ob_bucket *bucket);
@@ -320,7 +311,7 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
                                      bool on_stream, void *stream);
 
 /* Waits for steps on streams; then steps, skipped and the stage are known. How the steps ended is
- * kept, as is what ob_optimizer_note is given, until ob_optimizer_take_outcome. */
+ * kept, as is what ob_optimizer_note is given, until ob_optimizer_end_outcome. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer);
 onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status);
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);

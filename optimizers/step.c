@@ -15,46 +15,22 @@
 #include "base/log.h"
 #include "optimizers/metrics.h"
 
-/* The status from now on, with the latest error message. An error counts more than a skip, and what
- * came first more than what followed: with the same statuses of the buckets, all ranks come to the
- * same one. */
-static onebit_status_t add(struct ob_outcome *outcome, onebit_status_t status) {
-  bool worse = outcome->status == ONEBIT_OK || outcome->status == ONEBIT_SKIPPED;
-  if (status != ONEBIT_OK && worse && status != outcome->status) {
-    outcome->status = status;
-    snprintf(outcome->error, sizeof outcome->error, "%s", onebit_last_error());
-  }
-  return status;
-}
-
-static onebit_status_t note(struct ob_step_state *step, onebit_status_t status) {
-  return add(&step->outcome, status);
-}
-
 onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status) {
-  return add(&optimizer->outcome, status);
-}
-
-static onebit_status_t tell(const struct ob_outcome *outcome) {
-  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
+  return ob_outcome_add(&optimizer->outcome, status);
 }
 
 onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status) {
-  return note(&optimizer->step, status);
+  return ob_outcome_add(&optimizer->step.outcome, status);
 }
 
 onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
-  return tell(&optimizer->step.outcome);
+  return ob_outcome_tell(&optimizer->step.outcome);
 }
 
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
-  onebit_status_t status = tell(&optimizer->outcome);
+  onebit_status_t status = ob_outcome_tell(&optimizer->outcome);
   optimizer->outcome.status = ONEBIT_OK;
   return status;
-}
-
-onebit_status_t ob_optimizer_tell(struct onebit_optimizer *optimizer, onebit_status_t status) {
-  return note(&optimizer->step, status);
 }
 
 bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
@@ -122,16 +98,17 @@ void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket)
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   if (!bucket->uncompressed && optimizer->method->prepare)
-    note(step, prepare(optimizer, bucket));
+    ob_step_note(optimizer, prepare(optimizer, bucket));
   struct ob_call call = bits ? bits_call(optimizer, bucket) : warm_call(optimizer, bucket);
-  note(step, optimizer->executor->prepare(optimizer, bucket, &call));
-  onebit_status_t so_far = tell(&step->outcome); /* the plan tells of it in these words */
+  ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
+  onebit_status_t so_far =
+      ob_outcome_tell(&step->outcome); /* the plan tells of it in these words */
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   uint64_t bytes = plan->wire_bytes; /* a call that is over may have moved it to another width */
   onebit_status_t status = ob_plan_start(plan, so_far, &call);
   optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += bytes;
   bucket->started = status == ONEBIT_OK;
-  note(step, status);
+  ob_step_note(optimizer, status);
   step->started++;
 }
 
@@ -158,7 +135,7 @@ void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   bucket->ended = true;
-  note(&optimizer->step, optimizer->step.on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
+  ob_step_note(optimizer, optimizer->step.on_stream ? ob_plan_put(plan) : ob_plan_test(plan, true));
 }
 
 /* Starts the buckets that have not been started, the last one first, and waits for all. */
@@ -175,7 +152,7 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
       ob_step_end_exchange(optimizer, &optimizer->buckets[u]);
   step->open = false;
   count_times(optimizer, ob_seconds() - began);
-  return tell(&step->outcome);
+  return ob_outcome_tell(&step->outcome);
 }
 
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
@@ -207,7 +184,7 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
 void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = optimizer->rate ? 0 : learning_rate,
                                            .exchange = optimizer->method->exchange(optimizer)};
-  note(&optimizer->step, ob_constants_apply(optimizer));
+  ob_step_note(optimizer, ob_constants_apply(optimizer));
   set_learning_rates(optimizer, optimizer->step.learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
     optimizer->tensors[t].ready = false;
@@ -218,12 +195,12 @@ void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
     bucket->started = bucket->ended = false;
     bucket->bits->spent = bucket->dense->spent = (struct ob_spent){0};
   }
-  note(&optimizer->step, check_refused(optimizer));
+  ob_step_note(optimizer, check_refused(optimizer));
 }
 
 onebit_status_t ob_step_weigh(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
-  return ob_optimizer_weigh(optimizer, tell(&optimizer->step.outcome));
+  return ob_optimizer_weigh(optimizer, ob_outcome_tell(&optimizer->step.outcome));
 }
 
 onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
@@ -312,7 +289,7 @@ void ob_step_revoke(struct onebit_optimizer *optimizer) {
 static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   ob_step_revoke(optimizer);
   if (optimizer->step.on_stream)
-    note(&optimizer->step, optimizer->executor->finish(optimizer));
+    ob_step_note(optimizer, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {
     ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: a step behind step %llu is skipped: %s",
            optimizer->method->name, (unsigned long long)optimizer->steps, onebit_last_error());
@@ -346,25 +323,26 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
     OB_TRY(advance(optimizer));
   }
   OB_TRY(optimizer->executor->finish(optimizer));
-  return tell(&optimizer->step.outcome);
+  return ob_outcome_tell(&optimizer->step.outcome);
 }
 
 /* Before anything of a step that only all ranks together can do. */
 static void compare(onebit_optimizer_t optimizer) {
   if (ob_optimizer_compares(optimizer))
-    note(&optimizer->step, ob_optimizer_compare(optimizer, tell(&optimizer->step.outcome)));
+    ob_step_note(optimizer,
+                 ob_optimizer_compare(optimizer, ob_outcome_tell(&optimizer->step.outcome)));
 }
 
 /* One that is not open is on the caller's stream, or on none. */
 static void open_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
                       void *stream) {
   if (optimizer->step.open) {
-    note(&optimizer->step, check_same_rate(optimizer, learning_rate));
-    note(&optimizer->step, ob_step_follow(optimizer, stream));
+    ob_step_note(optimizer, check_same_rate(optimizer, learning_rate));
+    ob_step_note(optimizer, ob_step_follow(optimizer, stream));
     return;
   }
   ob_step_begin(optimizer, learning_rate);
-  note(&optimizer->step, ob_optimizer_check_rate(optimizer, learning_rate));
+  ob_step_note(optimizer, ob_optimizer_check_rate(optimizer, learning_rate));
   optimizer->step.on_stream = on_stream;
   optimizer->step.stream = stream;
 }
@@ -376,7 +354,7 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
   open_step(optimizer, learning_rate, on_stream, stream);
   compare(optimizer);
   if (!optimizer->step.weighed)
-    note(&optimizer->step, ob_step_weigh(optimizer));
+    ob_step_note(optimizer, ob_step_weigh(optimizer));
   onebit_status_t status = exchange(optimizer);
   /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
@@ -425,10 +403,10 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
 void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
   if (!optimizer->step.open)
     return;
-  note(&optimizer->step,
-       ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
+  ob_step_note(optimizer,
+               ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
   compare(optimizer);
   if (!optimizer->step.weighed)
-    note(&optimizer->step, ob_step_weigh(optimizer));
+    ob_step_note(optimizer, ob_step_weigh(optimizer));
   exchange(optimizer);
 }

@@ -17,8 +17,7 @@ struct holder {
   struct holder *next; /* of this process, the oldest first: on all ranks in an order that agrees */
   MPI_Comm comm;
   struct ob_attached *attached; /* NULL: the ranks could not make one, and how they failed: */
-  onebit_status_t failure;
-  char message[160];
+  struct ob_outcome outcome;    /* of making it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -119,9 +118,7 @@ onebit_status_t ob_attached_failure(MPI_Comm comm) {
   int key = communicators_key;
   pthread_mutex_unlock(&lock);
   const struct holder *holder = holder_of(comm, key);
-  if (!holder || holder->failure == ONEBIT_OK)
-    return ONEBIT_OK;
-  return ob_error(holder->failure, "%s", holder->message);
+  return holder ? ob_outcome_tell(&holder->outcome) : ONEBIT_OK;
 }
 
 /* True if the communicator has several ranks of one group. */
@@ -155,9 +152,8 @@ static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
     return NULL; /* some rank has not come: there is nobody to agree with */
   struct holder *holder = ob_allocate(1, sizeof *holder);
   if (holder) {
-    *holder = (struct holder){.comm = comm, .attached = attached, .failure = status};
-    if (status != ONEBIT_OK)
-      snprintf(holder->message, sizeof holder->message, "%s", onebit_last_error());
+    *holder = (struct holder){.comm = comm, .attached = attached};
+    ob_outcome_add(&holder->outcome, status);
   }
   if (!agree_to_keep(comm, key, holder)) {
     ob_attached_destroy(attached);

@@ -167,11 +167,11 @@ static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
   OB_TRY(look(optimizer, &finite));
   if (finite)
     return pass_all(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
-  ob_optimizer_tell(optimizer,
-                    ob_error(ONEBIT_SKIPPED,
-                             "skipped on this rank alone: a gradient is not finite. Step %llu "
-                             "sends nothing, and counts",
-                             (unsigned long long)optimizer->steps + 1));
+  ob_step_note(optimizer,
+               ob_error(ONEBIT_SKIPPED,
+                        "skipped on this rank alone: a gradient is not finite. Step %llu "
+                        "sends nothing, and counts",
+                        (unsigned long long)optimizer->steps + 1));
   return ONEBIT_OK;
 }
 

@@ -185,14 +185,14 @@ static void set_numbers(const struct loading *loading, struct ob_fragment *fragm
   fragment->stage = idle                            ? OB_FRAGMENT_IDLE
                     : loading->outer->sites != NULL ? OB_FRAGMENT_SENDING
                                                     : OB_FRAGMENT_ENDED;
-  fragment->status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
+  fragment->outcome.status = skipped ? ONEBIT_SKIPPED : ONEBIT_OK;
   fragment->finite = loading->parts->own < 0 || numbers->finite;
   fragment->keeps = keeps(loading, fragment);
   if (fragment->stage != OB_FRAGMENT_ENDED && fragment->keeps)
     (void)ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   fragment->apply_step = loading->outer->steps + numbers->remaining;
   if (skipped)
-    snprintf(fragment->error, sizeof fragment->error,
+    snprintf(fragment->outcome.error, sizeof fragment->outcome.error,
              "the drift of a rank was not finite, before the checkpoint was saved");
 }
 
@@ -308,10 +308,10 @@ static onebit_status_t check(onebit_outer_t outer) {
 
 /* Where they have loaded unequal rounds, all go on with the latest. */
 static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t status) {
-  char error[256];
-  snprintf(error, sizeof error, "%s", status == ONEBIT_OK ? "" : onebit_last_error());
+  struct ob_outcome outcome = {.status = ONEBIT_OK};
+  ob_outcome_add(&outcome, status);
   const onebit_status_t joined = ob_outer_rejoin(outer, outer->sites->between);
-  return status == ONEBIT_OK ? joined : ob_error(status, "%s", error);
+  return status == ONEBIT_OK ? joined : ob_outcome_tell(&outcome);
 }
 
 static onebit_status_t load(onebit_outer_t outer, const struct ob_sources *sources,

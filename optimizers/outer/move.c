@@ -252,10 +252,10 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
   outer->stopped = true;
   onebit_status_t status = run(&moving);
   if (status != ONEBIT_OK) {
-    char error[256];
-    snprintf(error, sizeof error, "%s", onebit_last_error());
+    struct ob_outcome outcome = {.status = ONEBIT_OK};
+    ob_outcome_add(&outcome, status);
     (void)ob_outer_detach(outer); /* a rank that has come through waits for the others, too */
-    status = ob_error(status, "%s", error);
+    status = ob_outcome_tell(&outcome);
   }
   if (status == ONEBIT_OK)
     ob_outer_release_held(outer);

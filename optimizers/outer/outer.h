@@ -154,8 +154,7 @@ struct ob_fragment {
   float factor;      /* the drift is sent times this */
   uint32_t checksum; /* of the consensus */
   bool finite;       /* this rank's drift is */
-  onebit_status_t status;
-  char error[256];
+  struct ob_outcome outcome;
   double drift_squares; /* of the latest mean drift */
   onebit_plan_t weigh;  /* NULL without weights */
 };

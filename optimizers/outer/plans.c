@@ -17,7 +17,7 @@ struct part {
   float **values; /* in fragment->drift */
   float **there;  /* on a device a copy of these pointers, in its memory */
   bool in_flight;
-  onebit_status_t status;
+  struct ob_outcome outcome; /* of its call */
 };
 
 enum { COMPRESSED, DENSE, PARTS };
@@ -166,21 +166,17 @@ static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t statu
     status = couple(fragment);
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
-    part->status = ONEBIT_OK;
+    part->outcome.status = ONEBIT_OK;
     if (!part->plan)
       continue;
     const struct ob_call call = call_of(fragment, part);
-    part->status = ob_plan_start(part->plan, status, &call);
-    part->in_flight = part->status == ONEBIT_OK;
+    const onebit_status_t started = ob_plan_start(part->plan, status, &call);
+    part->in_flight = ob_outcome_add(&part->outcome, started) == ONEBIT_OK;
     any |= part->in_flight;
     if (status == ONEBIT_OK)
-      status = part->status;
+      status = started;
   }
   return any ? ONEBIT_OK : status;
-}
-
-static onebit_status_t worse_of(onebit_status_t a, onebit_status_t b) {
-  return a == ONEBIT_OK || (a == ONEBIT_SKIPPED && b != ONEBIT_OK) ? b : a;
 }
 
 /* All has been decided on the stream: what was decided is applied there, behind it. */
@@ -190,7 +186,7 @@ static onebit_status_t put(struct ob_fragment *fragment) {
   if (is_coupled(plans))
     status = fragment->outer->executor->join(plans->part[COMPRESSED].plan, plans->couple);
   for (int p = 0; p < PARTS; p++)
-    if (plans->part[p].plan && plans->part[p].status == ONEBIT_OK)
+    if (plans->part[p].plan && plans->part[p].outcome.status == ONEBIT_OK)
       ob_plan_apply(plans->part[p].plan);
   plans->put = true;
   return status;
@@ -211,11 +207,8 @@ static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
   }
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
-    if (!part->plan || part->status != ONEBIT_OK)
-      continue;
-    part->status = ob_plan_settle(part->plan);
-    if (part->status != ONEBIT_OK)
-      snprintf(part->plan->error, sizeof part->plan->error, "%s", onebit_last_error());
+    if (part->plan && part->outcome.status == ONEBIT_OK)
+      ob_outcome_add(&part->outcome, ob_plan_settle(part->plan));
   }
   return ONEBIT_OK;
 }
@@ -236,27 +229,23 @@ static onebit_status_t apply(struct plans *plans) {
 
 static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
   struct plans *plans = plans_of(fragment);
-  onebit_status_t status = ONEBIT_OK;
+  struct ob_outcome worst = {.status = ONEBIT_OK};
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     if (!part->in_flight)
       continue;
-    part->status = ob_plan_test(part->plan, wait);
-    if (part->status == ONEBIT_IN_PROGRESS)
-      return ONEBIT_IN_PROGRESS;
+    const onebit_status_t status = ob_plan_test(part->plan, wait);
+    if (status == ONEBIT_IN_PROGRESS)
+      return status;
+    ob_outcome_add(&part->outcome, status);
     part->in_flight = false;
   }
-  if (plans->deferred) {
-    status = settle(fragment, wait);
-    if (status != ONEBIT_OK)
-      return status;
-  }
-  for (int p = 0; p < PARTS; p++) {
-    status = worse_of(status, plans->part[p].status);
-    if (status != ONEBIT_OK && status == plans->part[p].status && plans->part[p].plan)
-      ob_error(status, "%s", plans->part[p].plan->error);
-  }
-  return status == ONEBIT_OK && !plans->deferred ? apply(plans) : status;
+  if (plans->deferred)
+    OB_TRY(settle(fragment, wait));
+  for (int p = 0; p < PARTS; p++)
+    ob_outcome_add(&worst, ob_outcome_tell(&plans->part[p].outcome));
+  OB_TRY(ob_outcome_tell(&worst));
+  return plans->deferred ? ONEBIT_OK : apply(plans);
 }
 
 static void abandon(struct ob_fragment *fragment) {

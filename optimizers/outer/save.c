@@ -38,10 +38,11 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     ob_fragment_wait(fragment);
-    const bool failed = fragment->stage == OB_FRAGMENT_ENDED && fragment->status != ONEBIT_OK &&
-                        fragment->status != ONEBIT_SKIPPED;
+    const bool failed = fragment->stage == OB_FRAGMENT_ENDED &&
+                        fragment->outcome.status != ONEBIT_OK &&
+                        fragment->outcome.status != ONEBIT_SKIPPED;
     if (failed && status == ONEBIT_OK)
-      status = ob_error(fragment->status, "%s", fragment->error);
+      status = ob_outcome_tell(&fragment->outcome);
   }
   return status;
 }
@@ -65,10 +66,10 @@ static struct ob_fragment_numbers numbers_of(const struct ob_fragment *fragment)
   const double unsent = shard && shard->in_flight && idle ? fragment->sent_weight : 0;
   return (struct ob_fragment_numbers){
       .count = fragment->count,
-      .state = idle                            ? OB_OUTER_IDLE
-               : shard                         ? OB_OUTER_SENT
-               : fragment->status == ONEBIT_OK ? OB_OUTER_RECEIVED
-                                               : OB_OUTER_SKIPPED,
+      .state = idle                                    ? OB_OUTER_IDLE
+               : shard                                 ? OB_OUTER_SENT
+               : fragment->outcome.status == ONEBIT_OK ? OB_OUTER_RECEIVED
+                                                       : OB_OUTER_SKIPPED,
       .remaining = idle || fragment->apply_step < steps ? 0 : fragment->apply_step - steps,
       .finite = idle || fragment->finite,
       .keeps = fragment->keeps,

@@ -149,8 +149,7 @@ struct ob_sites {
   uint64_t caught_up; /* snapshots that were applied */
   /* What has failed in a step in which the ranks of the site do not meet: their next exchange is
    * told of it. */
-  onebit_status_t failed;
-  char error[256];
+  struct ob_outcome failed;
 
   /* To the other ranks of the site; there, from rank 0. */
   int command_tag;

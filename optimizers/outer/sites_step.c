@@ -53,7 +53,7 @@ void ob_sites_begin(struct ob_site_group *group, unsigned flags, bool *skipped) 
     *skipped |= !ob_shard_compress(shard, sites, flags);
     if (sites->outer->options.delay)
       shard->fragment->stage = OB_FRAGMENT_SENDING;
-    if (sites->failed == ONEBIT_OK)
+    if (sites->failed.status == ONEBIT_OK)
       ob_sites_fail(sites, send_drift(shard, sites));
   }
 }

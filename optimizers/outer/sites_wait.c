@@ -349,23 +349,22 @@ static onebit_status_t lead(struct ob_sites *sites, struct ob_site_group *only) 
 
 /* After this some rank may lack what others have: nothing can follow. */
 static onebit_status_t give_up(struct ob_sites *sites, onebit_comm_t comm, onebit_status_t status) {
-  char text[256];
-  snprintf(text, sizeof text, "%s", onebit_last_error());
+  struct ob_outcome outcome = {.status = ONEBIT_OK};
+  ob_outcome_add(&outcome, status);
   sites->outer->stopped = true;
-  ob_comm_give_up(comm, text);
-  return ob_error(status, "%s", text);
+  ob_comm_give_up(comm, outcome.error);
+  return ob_outcome_tell(&outcome);
 }
 
 void ob_sites_fail(struct ob_sites *sites, onebit_status_t status) {
-  if (status == ONEBIT_OK || sites->failed != ONEBIT_OK)
+  if (status == ONEBIT_OK || sites->failed.status != ONEBIT_OK)
     return;
-  snprintf(sites->error, sizeof sites->error, "%s", onebit_last_error());
-  sites->failed = status;
-  ob_comm_give_up(sites->between, sites->error);
+  ob_outcome_add(&sites->failed, status);
+  ob_comm_give_up(sites->between, sites->failed.error);
 }
 
 void ob_sites_move(struct ob_sites *sites) {
-  if (sites->between && sites->failed == ONEBIT_OK)
+  if (sites->between && sites->failed.status == ONEBIT_OK)
     ob_sites_fail(sites, move_all(sites, NULL));
 }
 
@@ -377,13 +376,13 @@ onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *
     return status == ONEBIT_OK || sites->outer->stopped ? status
                                                         : give_up(sites, sites->site, status);
   }
-  if (sites->failed == ONEBIT_OK)
+  if (sites->failed.status == ONEBIT_OK)
     ob_sites_fail(sites, lead(sites, only));
-  sites->outer->stopped = sites->failed != ONEBIT_OK;
+  sites->outer->stopped = sites->failed.status != ONEBIT_OK;
   if (sites->site->size > 1) {
-    status = tell_end(sites, sites->failed);
+    status = tell_end(sites, sites->failed.status);
     if (status != ONEBIT_OK)
       return give_up(sites, sites->site, status);
   }
-  return sites->failed == ONEBIT_OK ? ONEBIT_OK : ob_error(sites->failed, "%s", sites->error);
+  return ob_outcome_tell(&sites->failed);
 }

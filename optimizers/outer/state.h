@@ -65,7 +65,7 @@ onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status
 
 /* Whether fragment->drift is a mean that waits for being applied. */
 static inline bool ob_outer_received(const struct ob_fragment *fragment) {
-  return fragment->stage == OB_FRAGMENT_ENDED && fragment->status == ONEBIT_OK;
+  return fragment->stage == OB_FRAGMENT_ENDED && fragment->outcome.status == ONEBIT_OK;
 }
 
 #endif

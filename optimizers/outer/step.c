@@ -16,9 +16,8 @@
 
 static void end(struct ob_fragment *fragment, onebit_status_t status) {
   fragment->stage = OB_FRAGMENT_ENDED;
-  fragment->status = status;
-  snprintf(fragment->error, sizeof fragment->error, "%s",
-           status == ONEBIT_OK ? "" : onebit_last_error());
+  fragment->outcome.status = ONEBIT_OK;
+  ob_outcome_add(&fragment->outcome, status);
 }
 
 static void send(struct ob_fragment *fragment, onebit_status_t status) {
@@ -117,10 +116,10 @@ static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool k
   struct onebit_outer *outer = fragment->outer;
   ob_fragment_wait(fragment);
   fragment->stage = OB_FRAGMENT_IDLE;
-  if (fragment->status != ONEBIT_OK) {
-    outer->skipped += fragment->status == ONEBIT_SKIPPED;
+  if (fragment->outcome.status != ONEBIT_OK) {
+    outer->skipped += fragment->outcome.status == ONEBIT_SKIPPED;
     OB_TRY(keep(fragment));
-    return ob_error(fragment->status, "%s", fragment->error);
+    return ob_outcome_tell(&fragment->outcome);
   }
   outer->exchanges++;
   OB_TRY(outer->executor->update(fragment));
@@ -142,23 +141,6 @@ void ob_fragment_abandon(struct ob_fragment *fragment) {
 
 /* --- All of them -------------------------------------------------------------------------------*/
 
-/* The first error of several fragments counts, and any error more than a skip. */
-struct outcome {
-  onebit_status_t status;
-  char error[256];
-};
-
-static void note(struct outcome *outcome, onebit_status_t status) {
-  if (status == ONEBIT_OK || (outcome->status != ONEBIT_OK && outcome->status != ONEBIT_SKIPPED))
-    return;
-  outcome->status = status;
-  snprintf(outcome->error, sizeof outcome->error, "%s", onebit_last_error());
-}
-
-static onebit_status_t tell(const struct outcome *outcome) {
-  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
-}
-
 static onebit_status_t check_weight(const struct onebit_outer *outer, double weight) {
   if (outer->options.weighted && !(weight >= 0 && weight <= 1e30))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "weight is %g, not a number from 0 to 1e30", weight);
@@ -172,27 +154,27 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   OB_TRY(ob_outer_check_attached(outer));
   const onebit_outer_options_t *options = &outer->options;
-  struct outcome outcome = {.status = ONEBIT_OK};
+  struct ob_outcome outcome = {.status = ONEBIT_OK};
   const onebit_status_t status = check_weight(outer, weight);
-  note(&outcome, status);
+  ob_outcome_add(&outcome, status);
   outer->steps++;
   outer->position = outer->position % options->local_steps + 1;
   for (size_t f = 0; f < options->fragments; f++)
     outer->fragments[f].weight += options->weighted && status == ONEBIT_OK ? weight : 0;
   if (outer->sites)
-    note(&outcome, ob_sites_step(outer->sites));
+    ob_outcome_add(&outcome, ob_sites_step(outer->sites));
   for (size_t f = 0; !outer->sites && f < options->fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     const bool due = outer->position == fragment->begin_step;
     move_on(fragment, false);
     if (fragment->stage != OB_FRAGMENT_IDLE && (due || fragment->apply_step <= outer->steps))
-      note(&outcome, apply(fragment, options->mixing, true));
+      ob_outcome_add(&outcome, apply(fragment, options->mixing, true));
     if (due)
       begin(fragment, status);
     if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
-      note(&outcome, apply(fragment, options->mixing, true));
+      ob_outcome_add(&outcome, apply(fragment, options->mixing, true));
   }
-  return tell(&outcome);
+  return ob_outcome_tell(&outcome);
 }
 
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
@@ -201,13 +183,13 @@ onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
   OB_TRY(ob_outer_check_attached(outer));
   if (outer->sites)
     return ob_sites_synchronize(outer->sites);
-  struct outcome outcome = {.status = ONEBIT_OK};
+  struct ob_outcome outcome = {.status = ONEBIT_OK};
   for (size_t f = 0; f < outer->options.fragments; f++)
     if (outer->fragments[f].stage != OB_FRAGMENT_IDLE)
-      note(&outcome, apply(&outer->fragments[f], outer->options.mixing, true));
+      ob_outcome_add(&outcome, apply(&outer->fragments[f], outer->options.mixing, true));
   for (size_t f = 0; f < outer->options.fragments; f++)
     begin(&outer->fragments[f], ONEBIT_OK);
   for (size_t f = 0; f < outer->options.fragments; f++)
-    note(&outcome, apply(&outer->fragments[f], 1, false));
-  return tell(&outcome);
+    ob_outcome_add(&outcome, apply(&outer->fragments[f], 1, false));
+  return ob_outcome_tell(&outcome);
 }
