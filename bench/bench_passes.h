@@ -8,7 +8,7 @@
 
 #include "bench/bench.h"
 #include "bench/bench_fused.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 /* Arrays of float32: those of kernels, of all passes, and the additional ones of optimizers. */
 enum bench_array {

@@ -4,7 +4,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 /* The residual over the input in 1, 2, 4 and 8 bits, of normal numbers (docs/ladder.md): what a
  * residual would be in another width than its own, by these. */

@@ -9,7 +9,7 @@
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "collectives/progress.h"
 #include "collectives/steps.h"
 
@@ -201,11 +201,16 @@ void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
     executor->leave(before);
 }
 
-void ob_plan_apply(onebit_plan_t plan) {
-  plan->stop = plan->step_count;
-  while (plan->step < plan->stop)
-    ob_steps_walk(plan, true);
-  end_call(plan);
+onebit_status_t ob_plan_apply(onebit_plan_t plan) {
+  if (plan->call.hold) {
+    plan->stop = plan->step_count;
+    while (plan->step < plan->stop)
+      ob_steps_walk(plan, true);
+    end_call(plan);
+    if (plan->call.outputs && !plan->call.on_stream)
+      ob_steps_settled(plan, true);
+  }
+  return plan->status == ONEBIT_OK ? ONEBIT_OK : ob_error(plan->status, "%s", plan->error);
 }
 
 /* Elements in the send and the receive buffer. */
@@ -255,8 +260,7 @@ static onebit_status_t check_buffers(const struct onebit_plan *plan, const void 
   return check_overlap(plan, sendbuf, recvbuf);
 }
 
-/* Where the pieces lie: all in one buffer, `count` apart; for a gather, every rank's result in its
- * place. */
+/* The pieces lie in one buffer, `count` apart; in a gather, every rank's result has its place. */
 static void set_buffers(struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
   size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
   for (size_t k = 0; k < plan->geometry.layout.pieces; k++) {
@@ -269,6 +273,16 @@ static void set_buffers(struct onebit_plan *plan, const void *sendbuf, void *rec
     plan->outputs[plan->comm->rank] = recvbuf;
   for (size_t r = 0; plan->options.operation == ONEBIT_ALLGATHER && r < ranks; r++)
     plan->outputs[r] = plan->count ? (char *)recvbuf + r * plan->count * size : NULL;
+}
+
+static struct ob_call call_on_buffers(const struct onebit_plan *plan) {
+  return (struct ob_call){.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
+                          .outputs = plan->outputs};
+}
+
+struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvbuf) {
+  set_buffers(plan, sendbuf, recvbuf);
+  return call_on_buffers(plan);
 }
 
 /* What is wrong with the call on this rank. The plan tells the other ranks. */
@@ -286,18 +300,19 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
   return check_buffers(plan, sendbuf, recvbuf);
 }
 
-/* A call without a stream, or on the one that `call` names. */
+/* A call without a stream, or on one. */
 static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                              onebit_operation_t operation, onebit_request_t *request,
-                             struct ob_call call) {
+                             bool on_stream, void *stream) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, call.on_stream);
+  onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, on_stream);
   if (status == ONEBIT_OK)
     set_buffers(plan, sendbuf, recvbuf);
-  call.source = (struct ob_source){.inputs = plan->inputs, .factor = 1, .weight = 1};
-  call.outputs = plan->outputs;
+  struct ob_call call = call_on_buffers(plan);
+  call.on_stream = on_stream;
+  call.stream = stream;
   return ob_plan_start(plan, status, &call);
 }
 
@@ -305,14 +320,13 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
 static onebit_status_t start_blocking(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                       onebit_operation_t operation) {
   onebit_request_t request;
-  return start(sendbuf, recvbuf, plan, operation, &request, (struct ob_call){0});
+  return start(sendbuf, recvbuf, plan, operation, &request, false, NULL);
 }
 
 onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_operation_t operation, void *stream) {
   onebit_request_t request;
-  struct ob_call call = {.on_stream = true, .stream = stream};
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, call));
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, true, stream));
   return ob_plan_put(plan);
 }
 
@@ -333,7 +347,7 @@ static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t p
                              onebit_operation_t operation, onebit_request_t *request) {
   if (request)
     *request = NULL;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, request, (struct ob_call){0}));
+  OB_TRY(start(sendbuf, recvbuf, plan, operation, request, false, NULL));
   if (!request) /* nobody could wait for it: tell the others now, and end */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);

@@ -2,7 +2,7 @@
  * unclaimed plan leaves the list, so a thread that holds a claim can go on to the next one. */
 #include "collectives/engine.h"
 
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "collectives/steps.h"
 
 void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan) {

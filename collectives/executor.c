@@ -2,7 +2,7 @@
 #include "collectives/executor.h"
 
 #include "base/error.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 const struct ob_executor *ob_executor_for(onebit_comm_t comm, onebit_device_t device) {
 #ifdef ONEBIT_HAVE_CUDA

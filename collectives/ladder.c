@@ -11,7 +11,7 @@
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "compression/levels.h"
 
 _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured once in a window");

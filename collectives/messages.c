@@ -12,6 +12,48 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
   return ob_result_at(&plan->geometry, copy, source, chunk);
 }
 
+const struct ob_geometry *ob_plan_geometry(const struct onebit_plan *plan) {
+  return &plan->geometry;
+}
+
+const struct ob_layout *ob_plan_layout(const struct onebit_plan *plan) {
+  return &plan->geometry.layout;
+}
+
+bool ob_plan_in_bits(const struct onebit_plan *plan) { return !plan->geometry.dense; }
+
+bool ob_plan_is_hierarchical(const struct onebit_plan *plan) { return plan->host.ranks > 0; }
+
+bool ob_plan_is_broken(const struct onebit_plan *plan) { return plan->broken; }
+
+uint64_t ob_plan_wire_bytes(const struct onebit_plan *plan) { return plan ? plan->wire_bytes : 0; }
+
+uint64_t ob_plan_memory_bytes(const struct onebit_plan *plan) {
+  return plan ? plan->memory_bytes : 0;
+}
+
+const struct ob_memory *ob_plan_memory(const struct onebit_plan *plan) {
+  return plan->executor->residuals;
+}
+
+const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan) {
+  return plan->executor->messages;
+}
+
+struct ob_work *ob_plan_work(onebit_plan_t plan) {
+  return &plan->work;
+}
+
+struct ob_residual *ob_plan_residual(onebit_plan_t plan, bool server) {
+  return server ? &plan->server : &plan->worker;
+}
+
+void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  const bool shared = plan->host.shared.base != NULL;
+  *first = shared ? plan->geometry.first_segment : 0;
+  *end = shared ? *first + plan->geometry.members : ob_plan_sources(plan);
+}
+
 size_t ob_plan_sources(const struct onebit_plan *plan) {
   return plan->host.ranks ? plan->geometry.segments : plan->geometry.members;
 }

@@ -4,7 +4,7 @@
 #ifndef OB_COLLECTIVES_MESSAGES_H
 #define OB_COLLECTIVES_MESSAGES_H
 
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 /* Whether values travel, and not bits. */
 bool ob_is_dense(const struct onebit_plan *plan);

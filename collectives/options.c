@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/knobs.h"
 #include "collectives/plan.h"
+#include "collectives/schedules/schedule.h"
 #include "compression/levels.h"
 
 /* A measurement chose it: docs/scales.md. At this size the scales add 1/64 to the bits. */

@@ -1,5 +1,5 @@
 /* Plans: made, ended, and asked. */
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /*
- * A plan: what was decided, the memory, and the state of the call that is in flight on it.
+ * Plans, as what is not a collective sees them: what one is made from, its calls, and what it tells
+ * of itself. The struct is in plan_private.h.
  */
 #ifndef OB_COLLECTIVES_PLAN_H
 #define OB_COLLECTIVES_PLAN_H
@@ -13,10 +14,6 @@
 #include "collectives/executor.h"
 #include "collectives/geometry.h"
 #include "collectives/ladder.h"
-#include "collectives/schedules/host.h"
-#include "collectives/schedules/schedule.h"
-#include "collectives/trace.h"
-#include "collectives/watch.h"
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
 
@@ -71,82 +68,10 @@ struct ob_call {
   bool hold;
 };
 
-struct ob_trace {
-  struct ob_moment *moments;
-  size_t capacity, count;
-  bool open; /* moments[count] has begun */
-};
-
 /* What the host's clock saw of the calls since somebody took it: the work of codecs on messages,
  * and bringing results to their place. */
 struct ob_spent {
   double compress, apply; /* seconds */
-};
-
-struct onebit_plan {
-  onebit_comm_t comm;
-  onebit_plan_options_t options;
-  uint64_t number; /* in its communicator, from 1 on; the same on all ranks */
-  size_t count;    /* as the caller gave it */
-  struct ob_geometry geometry;
-  int *member_ranks; /* of the members of the group */
-  struct ob_work work;
-  const struct ob_executor *executor;
-  struct ob_device *device;     /* the executor's own, where it is a device */
-  struct ob_host host;          /* the schedule's own, where it is hierarchical */
-  bool momentum, moments;       /* as struct ob_plan_shape has them */
-  struct ob_cost_choice choice; /* what was decided, and why */
-  const struct ob_schedule *schedule;
-  struct ob_schedule_sizes sizes;
-  struct ob_window *window; /* where the messages are; NULL: each kind has memory of its own */
-  uint64_t wire_bytes, memory_bytes;
-  struct ob_ladder ladder;
-
-  /* Residuals of what this rank sends, and of the segment that it reduces; sums of their runs when
-   * there is one scale. */
-  struct ob_residual worker, server;
-  bool server_large; /* a scale of it, or a value that was imported, is from OB_LARGE_SCALE on */
-  double *worker_sums, *server_sums;
-
-  int result_now;                       /* which copy of the results is the last call's */
-  unsigned last_width;                  /* bits an element of that one */
-  struct ob_batch **exchange, **gather; /* one a slot */
-  struct ob_view *views;                /* scratch: one a rank */
-  const void **inputs;                  /* by piece, for calls with one buffer */
-  void **outputs;
-
-  struct ob_step *steps;
-  size_t step_count, decided; /* decided: the step after DECIDE */
-  int tag;
-
-  /* The call in flight. */
-  struct ob_call call;
-  size_t step, stop; /* the next one; where the walk ends */
-  uint32_t sequence;
-  uint64_t calls;
-  int failed_rank, not_finite_rank; /* the first that said so, or -1 */
-  bool large_heard;                 /* a rank has large scales */
-  bool apply_early_ok;              /* the call will end well: results are applied as they come */
-  float worker_scale, server_scale;
-  onebit_status_t status; /* of this rank; `error` says why it is negative */
-  char error[256];
-
-  struct ob_watch watch; /* how long nothing has moved */
-  struct ob_trace trace;
-  double began; /* the call, where ONEBIT_DEBUG=TRACE tells of it, and the bytes that it sends */
-  uint64_t call_bytes;
-  bool clocked; /* `spent` is wanted */
-  struct ob_spent spent;
-
-  /* Of calls on streams, until ob_plan_settle: the first that did not end well. */
-  struct ob_outcome outcome;
-
-  bool in_flight, broken; /* broken: the transport failed, nothing can follow */
-  /* A message was refused, and other ranks may have ended the call well: from then on this rank
-   * takes no part in any call, and tells the others so, until ob_plan_accept. */
-  bool *refused, own_refused;
-  struct onebit_plan *next; /* in the engine's list */
-  bool claimed;
 };
 
 /* Collective; `status` is how the caller fares so far, so that a rank with a wrong argument takes
@@ -154,11 +79,6 @@ struct onebit_plan {
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                onebit_plan_t *plan);
-
-/* This rank's part of that: what the plan has, of which ob_plan_release gives back whatever there
- * is. Local. */
-onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape);
-void ob_plan_release(struct onebit_plan *plan);
 
 /* Checks options and fills in the defaults. */
 onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_plan_shape *shape);
@@ -208,10 +128,50 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan);
  * well, an error counting more than a skip. */
 onebit_status_t ob_plan_settle(onebit_plan_t plan);
 
-/* After a held call ended well: applies and commits it. Or first lets a pass of another sink look
- * at its results. */
-void ob_plan_apply(onebit_plan_t plan);
+/* After a call ended well, applies and commits it if it was held, and waits until outputs are there
+ * if it is on no stream: its status. Or first lets a pass of another sink look at its results. */
+onebit_status_t ob_plan_apply(onebit_plan_t plan);
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
+
+/* --- What others see of a plan */
+
+/* How its elements lie in pieces and blocks, and in messages. */
+const struct ob_layout *ob_plan_layout(const struct onebit_plan *plan);
+const struct ob_geometry *ob_plan_geometry(const struct onebit_plan *plan);
+
+bool ob_plan_in_bits(const struct onebit_plan *plan);
+bool ob_plan_is_hierarchical(const struct onebit_plan *plan);
+bool ob_plan_is_broken(const struct onebit_plan *plan); /* its transport has failed */
+
+/* Bytes that this rank sends in a call; all of its memory. NULL is fine: 0. */
+uint64_t ob_plan_wire_bytes(const struct onebit_plan *plan);
+uint64_t ob_plan_memory_bytes(const struct onebit_plan *plan);
+
+/* The memory that residuals are in, and that messages are in. */
+const struct ob_memory *ob_plan_memory(const struct onebit_plan *plan);
+const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan);
+
+/* What passes over its layout go by. The residual of what this rank sends, or of what it sends as
+ * the server of its segment. */
+struct ob_work *ob_plan_work(onebit_plan_t plan);
+struct ob_residual *ob_plan_residual(onebit_plan_t plan, bool server);
+
+/* From now on the host's clock is asked what calls spend; that since the last time. */
+void ob_plan_clock(onebit_plan_t plan);
+struct ob_spent ob_plan_take_spent(onebit_plan_t plan);
+
+/* A call on one send and one receive buffer, to be completed. */
+struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvbuf);
+
+/* Everything that calls have left is as it was when the plan was made: residuals, of which the
+ * first copy is the current one, and results, which have the width that a checkpoint says. */
+onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width);
+
+/* The host has written the server's residual, perhaps with values from OB_LARGE_SCALE on. */
+onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large);
+
+/* The sources whose latest results are in memory of this rank: first .. end - 1. */
+void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end);
 
 /* Where the result that member or rank `source` sent lies: of the latest call that was committed,
  * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its
@@ -234,10 +194,6 @@ struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, s
                                                size_t chunk);
 struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, size_t segment,
                                              size_t chunk);
-
-/* "allreduce call 3 of plan 1 (16 MiB)", for error messages; and what a wait without a rank is for.
- */
-void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait);
 
 /* Elements in the longest message, those that fill its last words up too. */
 size_t ob_plan_longest_message(const struct onebit_plan *plan);

@@ -1,5 +1,5 @@
 /* What a plan has: its layout, steps, messages and residuals, and the memory of all of them. */
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 #include <stdatomic.h>
 #include <stdint.h>

@@ -4,7 +4,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 /* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */
 static onebit_status_t check_idle(onebit_plan_t plan) {
@@ -15,19 +15,15 @@ static onebit_status_t check_idle(onebit_plan_t plan) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t tell_executor(onebit_plan_t plan) {
+onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large) {
+  plan->server_large = large;
   return plan->executor->imported ? plan->executor->imported(plan) : ONEBIT_OK;
-}
-
-/* A dense plan has no error, and no memory for one. */
-static bool keeps_nothing(const struct onebit_plan *plan) {
-  return plan->options.wire == ONEBIT_WIRE_DENSE;
 }
 
 onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server) {
   OB_CALL_SCOPE;
   OB_TRY(check_idle(plan));
-  if (keeps_nothing(plan))
+  if (!ob_plan_in_bits(plan)) /* without residuals, and memory for them */
     return ONEBIT_OK;
   if (worker)
     OB_TRY(ob_residual_export(&plan->worker, &plan->geometry.layout, worker));
@@ -55,7 +51,7 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
                                             const float *server) {
   OB_CALL_SCOPE;
   OB_TRY(check_idle(plan));
-  if (keeps_nothing(plan))
+  if (!ob_plan_in_bits(plan))
     return ONEBIT_OK;
   OB_TRY(
       check_finite("worker", worker, ob_residual_elements(&plan->worker, &plan->geometry.layout)));
@@ -63,12 +59,11 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
       check_finite("server", server, ob_residual_elements(&plan->server, &plan->geometry.layout)));
   if (worker)
     OB_TRY(ob_residual_import(&plan->worker, &plan->geometry.layout, worker));
-  if (server) {
-    OB_TRY(ob_residual_import(&plan->server, &plan->geometry.layout, server));
-    plan->server_large =
-        any_large(server, ob_residual_elements(&plan->server, &plan->geometry.layout));
-  }
-  return tell_executor(plan);
+  if (!server)
+    return ob_plan_imported(plan, plan->server_large);
+  OB_TRY(ob_residual_import(&plan->server, &plan->geometry.layout, server));
+  return ob_plan_imported(
+      plan, any_large(server, ob_residual_elements(&plan->server, &plan->geometry.layout)));
 }
 
 onebit_status_t ob_plan_accept(onebit_plan_t plan) {
@@ -77,15 +72,37 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan) {
   return plan->executor->accept ? plan->executor->accept(plan) : ONEBIT_OK;
 }
 
+static onebit_status_t reset(onebit_plan_t plan) {
+  OB_TRY(ob_residual_reset(&plan->worker));
+  OB_TRY(ob_residual_reset(&plan->server));
+  return ob_plan_imported(plan, false);
+}
+
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_CALL_SCOPE;
   OB_TRY(check_idle(plan));
-  if (keeps_nothing(plan))
-    return ONEBIT_OK;
-  OB_TRY(ob_residual_reset(&plan->worker));
-  OB_TRY(ob_residual_reset(&plan->server));
-  plan->server_large = false;
-  return tell_executor(plan);
+  return ob_plan_in_bits(plan) ? reset(plan) : ONEBIT_OK;
+}
+
+static onebit_status_t clear_results(const struct onebit_plan *plan) {
+  size_t first, end;
+  ob_plan_own_results(plan, &first, &end);
+  for (size_t segment = first; segment < end; segment++)
+    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
+      struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
+      OB_TRY(plan->executor->messages->clear(ob_plan_result(plan, false, segment, chunk),
+                                             ob_message_bytes(&shape)));
+    }
+  return ONEBIT_OK;
+}
+
+/* The first copy of the residuals is an optimizer's momentum until bits are sent. */
+onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
+  if (plan->ladder.max > plan->ladder.min)
+    plan->last_width = ob_ladder_width_in(plan, last_width);
+  plan->worker.now = plan->server.now = 0;
+  OB_TRY(reset(plan));
+  return plan->momentum ? clear_results(plan) : ONEBIT_OK;
 }
 
 onebit_status_t ob_plan_return_residual(onebit_plan_t plan) {

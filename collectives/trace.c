@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "collectives/steps.h"
 
 static double processor_seconds(void) {
@@ -79,6 +79,14 @@ static void end(struct ob_trace *trace, double now) {
   moment->end = now;
   moment->processor = processor_seconds() - moment->processor;
   trace->open = false;
+}
+
+void ob_plan_clock(onebit_plan_t plan) { plan->clocked = true; }
+
+struct ob_spent ob_plan_take_spent(onebit_plan_t plan) {
+  const struct ob_spent spent = plan->spent;
+  plan->spent = (struct ob_spent){0};
+  return spent;
 }
 
 static void count(struct onebit_plan *plan, const struct ob_step *step, double seconds) {

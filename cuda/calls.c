@@ -2,7 +2,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"
 

@@ -5,7 +5,7 @@
 #ifndef OB_CUDA_DEVICE_H
 #define OB_CUDA_DEVICE_H
 
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "cuda/enter.h"
 #include "cuda/kernels.h"
 

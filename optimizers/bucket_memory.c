@@ -33,7 +33,7 @@ static unsigned arrays_of(const struct onebit_optimizer *optimizer,
 
 static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   float *const means = bucket->arrays[OB_SCRATCH];
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   for (size_t k = 0; k < layout->pieces; k++)
     bucket->means[k] = means && !optimizer->method->sharded
                            ? means + layout->piece[k].first_word * OB_LANES
@@ -55,7 +55,7 @@ static bool is_for_dense_steps(const struct onebit_optimizer *optimizer,
 
 static onebit_status_t fit_array(onebit_optimizer_t optimizer, struct ob_bucket *bucket, int slot,
                                  bool wanted) {
-  const struct ob_memory *memory = bucket->bits->executor->residuals;
+  const struct ob_memory *memory = ob_plan_memory(bucket->bits);
   const size_t size = OB_LANES * sizeof(float);
   float **const array = &bucket->arrays[slot];
   if (!is_for_dense_steps(optimizer, bucket, slot) || wanted == !!*array)
@@ -63,7 +63,7 @@ static onebit_status_t fit_array(onebit_optimizer_t optimizer, struct ob_bucket 
   if (wanted) {
     *array = allocate_from(optimizer, memory, bucket->words, size);
     if (!*array)
-      return no_memory(&bucket->bits->geometry.layout);
+      return no_memory(ob_plan_layout(bucket->bits));
   } else {
     memory->release(*array);
     optimizer->own_bytes -= bucket->words * size;
@@ -84,14 +84,16 @@ onebit_status_t ob_buckets_fit_arrays(onebit_optimizer_t optimizer, bool warm) {
 
 /* The arrays that are as long as the layout, and the sums. */
 static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
-  const struct ob_memory *memory = bucket->bits->executor->residuals;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
+  const struct ob_memory *memory = ob_plan_memory(bucket->bits);
   const unsigned own = arrays_of(optimizer, bucket);
   const size_t size = OB_LANES * sizeof(float);
   bool there = true;
   /* Not where they are replaced: what is there is released, whatever came in between. */
-  bucket->arrays[OB_MOMENTUM] = own & OB_MASK(OB_MOMENTUM) ? NULL : bucket->bits->worker.values[0];
-  bucket->arrays[OB_SCRATCH] = own & OB_MASK(OB_SCRATCH) ? NULL : bucket->bits->worker.values[1];
+  bucket->arrays[OB_MOMENTUM] =
+      own & OB_MASK(OB_MOMENTUM) ? NULL : ob_plan_residual(bucket->bits, false)->values[0];
+  bucket->arrays[OB_SCRATCH] =
+      own & OB_MASK(OB_SCRATCH) ? NULL : ob_plan_residual(bucket->bits, false)->values[1];
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     if (own & OB_MASK(slot) &&
         (has_dense_steps(optimizer) || !is_for_dense_steps(optimizer, bucket, slot))) {
@@ -110,7 +112,7 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_b
 }
 
 static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   size_t first = 0, end = layout->blocks;
   if (optimizer->method->sharded)
     ob_plan_segment(bucket->bits, &first, &end);
@@ -126,7 +128,7 @@ static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucke
       row(learning_rates) row(scalings) row(floors) row(tensor_of)
 
 onebit_status_t ob_bucket_allocate(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
-  const size_t pieces = bucket->bits->geometry.layout.pieces;
+  const size_t pieces = ob_plan_layout(bucket->bits)->pieces;
   bool there = true;
   set_extent(optimizer, bucket);
 #define ALLOCATE(name)                                                                             \
@@ -134,14 +136,14 @@ onebit_status_t ob_bucket_allocate(onebit_optimizer_t optimizer, struct ob_bucke
   there &= bucket->name != NULL;
   LISTS(ALLOCATE)
   if (!there)
-    return no_memory(&bucket->bits->geometry.layout);
+    return no_memory(ob_plan_layout(bucket->bits));
   OB_TRY(allocate_arrays(optimizer, bucket));
   point_to_means(optimizer, bucket);
   return ONEBIT_OK;
 }
 
 static void release_arrays(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  const struct ob_memory *memory = bucket->bits ? bucket->bits->executor->residuals : NULL;
+  const struct ob_memory *memory = bucket->bits ? ob_plan_memory(bucket->bits) : NULL;
   for (int slot = 0; memory && slot < OB_ARRAYS; slot++)
     if (arrays_of(optimizer, bucket) & OB_MASK(slot))
       memory->release(bucket->arrays[slot]);
@@ -177,7 +179,7 @@ static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dt
 /* Of a piece, what the bucket has master values of. */
 static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
                                   struct ob_bucket *bucket, size_t k, float *buffer) {
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   const struct ob_piece *piece = &layout->piece[k];
   size_t first = bucket->first_block, last = first + bucket->blocks;
   first = piece->first_block > first ? piece->first_block : first;
@@ -188,14 +190,14 @@ static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
   size_t end = (last - piece->first_block) * layout->block;
   size_t word = ob_layout_word(layout, first) - bucket->first_word;
   end = end < piece->valid ? end : piece->valid;
-  return convert(bucket->bits->executor->residuals, optimizer->options.parameter_dtype,
+  return convert(ob_plan_memory(bucket->bits), optimizer->options.parameter_dtype,
                  bucket->masters + word * OB_LANES, (const uint16_t *)bucket->copies[k] + begin,
                  end > begin ? end - begin : 0, buffer);
 }
 
 static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
                                     struct ob_bucket *bucket, float *buffer) {
-  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+  for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++)
     OB_TRY(fill_piece(optimizer, bucket, k, buffer));
   return ONEBIT_OK;
 }
@@ -205,7 +207,7 @@ onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket) {
   float *buffer = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
   onebit_status_t status =
-      buffer ? fill_masters(optimizer, bucket, buffer) : no_memory(&bucket->bits->geometry.layout);
+      buffer ? fill_masters(optimizer, bucket, buffer) : no_memory(ob_plan_layout(bucket->bits));
   ob_release(buffer);
   return status;
 }

@@ -80,7 +80,7 @@ static const void *gradient_at(const struct onebit_optimizer *optimizer, const v
  * passes know where they lie. */
 static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                           const onebit_tensor_t *tensor, size_t offset) {
-  size_t word = bucket->bits->geometry.layout.piece[k].first_word;
+  size_t word = ob_plan_layout(bucket->bits)->piece[k].first_word;
   char *caller =
       (char *)tensor->parameter + offset * ob_dtype_size(optimizer->options.parameter_dtype);
   bucket->gradients[k] = gradient_at(optimizer, tensor->gradient, offset);
@@ -96,7 +96,7 @@ static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *
 /* Where piece k of the bucket lies: it begins `offset` elements into tensor t. */
 static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                          const onebit_tensor_t *tensors, size_t t, size_t offset) {
-  const struct ob_piece *piece = &bucket->bits->geometry.layout.piece[k];
+  const struct ob_piece *piece = &ob_plan_layout(bucket->bits)->piece[k];
   const onebit_tensor_t *tensor = &tensors[t];
   if (piece->valid)
     locate_arrays(optimizer, bucket, k, tensor, offset);
@@ -121,15 +121,15 @@ static void locate_padding(struct onebit_optimizer *optimizer, struct ob_bucket 
 static size_t offset_of(const struct ob_bucket *bucket, size_t piece) {
   size_t offset = 0;
   for (size_t k = piece; k-- > 0 && bucket->tensor_of[k] == bucket->tensor_of[piece];)
-    offset += bucket->bits->geometry.layout.piece[k].count;
+    offset += ob_plan_layout(bucket->bits)->piece[k].count;
   return offset;
 }
 
 onebit_status_t ob_buckets_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                         const void *gradient) {
   struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
-  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++) {
-    if (bucket->tensor_of[k] != tensor || !bucket->bits->geometry.layout.piece[k].valid)
+  for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++) {
+    if (bucket->tensor_of[k] != tensor || !ob_plan_layout(bucket->bits)->piece[k].valid)
       continue;
     bucket->gradients[k] = gradient_at(optimizer, gradient, offset_of(bucket, k));
     OB_TRY(optimizer->executor->repoint(optimizer, bucket, k));
@@ -139,7 +139,7 @@ onebit_status_t ob_buckets_set_gradient(onebit_optimizer_t optimizer, size_t ten
 
 onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t tensor) {
   struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
-  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++) {
+  for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++) {
     if (bucket->tensor_of[k] != tensor)
       continue;
     bucket->factors[k] = optimizer->list[tensor].learning_rate_factor;
@@ -153,7 +153,7 @@ onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t te
 void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    bucket->bits->server.serving.lion = ob_lion_factors_of(optimizer);
+    ob_plan_residual(bucket->bits, true)->serving.lion = ob_lion_factors_of(optimizer);
     optimizer->executor->serve(bucket);
   }
 }
@@ -198,7 +198,8 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
     OB_TRY(ob_plan_create(optimizer->comm, status, &bits, count, &bucket->bits));
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense, count, &bucket->dense));
   }
-  bucket->bits->clocked = bucket->dense->clocked = true;
+  ob_plan_clock(bucket->bits);
+  ob_plan_clock(bucket->dense);
   return ob_agree(optimizer->comm, ob_bucket_allocate(optimizer, bucket), NULL, 0);
 }
 

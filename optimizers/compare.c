@@ -27,15 +27,15 @@ static uint64_t add_bytes(const struct ob_codec *codec, uint64_t hash, const uns
   return ob_hash(hash, bytes + count - left, left);
 }
 
-static onebit_status_t add_array(const struct onebit_plan *plan, const void *array, size_t bytes,
+static onebit_status_t add_array(onebit_plan_t plan, const void *array, size_t bytes,
                                  unsigned char *buffer, uint64_t *hash) {
-  const struct ob_memory *memory = plan->executor->residuals;
+  const struct ob_memory *memory = ob_plan_memory(plan);
   for (size_t at = 0; at < bytes; at += PIECE) {
     const size_t count = bytes - at < PIECE ? bytes - at : PIECE;
     const unsigned char *from = (const unsigned char *)array + at;
     if (buffer)
       OB_TRY(memory->copy(buffer, from, count));
-    *hash = add_bytes(plan->work.codec, *hash, buffer ? buffer : from, count);
+    *hash = add_bytes(ob_plan_work(plan)->codec, *hash, buffer ? buffer : from, count);
   }
   return ONEBIT_OK;
 }
@@ -48,7 +48,7 @@ static onebit_status_t hash_tensors(const struct onebit_optimizer *optimizer, un
     hashes[t] = OB_HASH_START;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
-    const struct ob_layout *layout = &bucket->bits->geometry.layout;
+    const struct ob_layout *layout = ob_plan_layout(bucket->bits);
     for (size_t k = 0; k < layout->pieces; k++) {
       const void *array = bucket->copies[k] ? bucket->copies[k] : bucket->parameters[k];
       if (bucket->tensor_of[k] < optimizer->tensor_count && layout->piece[k].valid)

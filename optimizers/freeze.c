@@ -98,7 +98,7 @@ static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double
 static size_t elements_of(const struct onebit_optimizer *optimizer) {
   size_t elements = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    elements += optimizer->buckets[u].bits->geometry.layout.elements;
+    elements += ob_plan_layout(optimizer->buckets[u].bits)->elements;
   return elements;
 }
 

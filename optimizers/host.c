@@ -4,7 +4,7 @@
 static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                     const struct ob_pass_sink *sink) {
   (void)optimizer;
-  ob_pass_blocks(&bucket->bits->work, NULL, NULL, NULL, sink);
+  ob_pass_blocks(ob_plan_work(bucket->bits), NULL, NULL, NULL, sink);
   return ONEBIT_OK;
 }
 

@@ -21,21 +21,19 @@ static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-static uint64_t wire_of(const struct onebit_plan *plan) { return plan ? plan->wire_bytes : 0; }
-
-static uint64_t memory_of(const struct onebit_plan *plan) { return plan ? plan->memory_bytes : 0; }
-
 /* What a bucket's steps send, and its plans take. */
 static void add_bucket(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                        onebit_optimizer_info_t *info) {
   const struct onebit_plan *back =
       bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
   bool compressed = ob_optimizer_compresses(optimizer) && !bucket->uncompressed;
-  uint64_t dense = wire_of(bucket->dense) + wire_of(bucket->parameters_back);
+  uint64_t dense = ob_plan_wire_bytes(bucket->dense) + ob_plan_wire_bytes(bucket->parameters_back);
   info->warmup_bytes += dense;
-  info->compressed_bytes += compressed ? wire_of(bucket->bits) + wire_of(back) : dense;
-  info->memory_bytes += memory_of(bucket->bits) + memory_of(bucket->dense) +
-                        memory_of(bucket->steps_back) + memory_of(bucket->parameters_back);
+  info->compressed_bytes +=
+      compressed ? ob_plan_wire_bytes(bucket->bits) + ob_plan_wire_bytes(back) : dense;
+  info->memory_bytes += ob_plan_memory_bytes(bucket->bits) + ob_plan_memory_bytes(bucket->dense) +
+                        ob_plan_memory_bytes(bucket->steps_back) +
+                        ob_plan_memory_bytes(bucket->parameters_back);
 }
 
 /* Means of the elements that are compressed. */
@@ -45,9 +43,9 @@ static void add_bits(const struct onebit_optimizer *optimizer, onebit_optimizer_
     const struct onebit_plan *plan = optimizer->buckets[u].bits;
     if (optimizer->buckets[u].uncompressed)
       continue;
-    elements += (double)plan->geometry.layout.elements;
-    bits += (double)plan->geometry.layout.elements * plan->geometry.width;
-    info->moves += plan->ladder.state.moves;
+    elements += (double)ob_plan_layout(plan)->elements;
+    bits += (double)ob_plan_layout(plan)->elements * ob_plan_geometry(plan)->width;
+    info->moves += ob_ladder_keep(plan).moves;
   }
   info->bits = elements > 0 ? bits / elements : 0;
 }
@@ -55,9 +53,9 @@ static void add_bits(const struct onebit_optimizer *optimizer, onebit_optimizer_
 static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
   const struct onebit_plan *sums =
       optimizer->method->sums ? optimizer->method->sums(optimizer) : NULL;
-  info->warmup_bytes = wire_of(optimizer->squares) + wire_of(sums);
-  info->compressed_bytes = wire_of(optimizer->squares);
-  info->memory_bytes += memory_of(optimizer->squares) + memory_of(sums);
+  info->warmup_bytes = ob_plan_wire_bytes(optimizer->squares) + ob_plan_wire_bytes(sums);
+  info->compressed_bytes = ob_plan_wire_bytes(optimizer->squares);
+  info->memory_bytes += ob_plan_memory_bytes(optimizer->squares) + ob_plan_memory_bytes(sums);
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     add_bucket(optimizer, &optimizer->buckets[u], info);
 }

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 
 struct ob_span ob_span_of_bucket(const struct ob_bucket *bucket, bool padding) {
-  return (struct ob_span){0, bucket->bits->geometry.layout.blocks, padding};
+  return (struct ob_span){0, ob_plan_layout(bucket->bits)->blocks, padding};
 }
 
 struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
@@ -32,7 +32,7 @@ struct look {
 static struct ob_run counted(const struct look *look, const struct ob_run *run) {
   const struct ob_bucket *bucket = look->section.bucket;
   bool none = bucket->tensor_of[run->piece] == look->optimizer->tensor_count;
-  size_t valid = none ? 0 : bucket->bits->geometry.layout.piece[run->piece].valid;
+  size_t valid = none ? 0 : ob_plan_layout(bucket->bits)->piece[run->piece].valid;
   size_t left = run->offset < valid ? valid - run->offset : 0;
   bool all = look->span.padding || left > run->count;
   return (struct ob_run){run->piece, run->offset, all ? run->count : left};
@@ -88,7 +88,7 @@ static onebit_status_t look_at(struct look *look,
   look->values = ob_allocate(2 * OB_CHUNK, sizeof *look->values);
   if (status == ONEBIT_OK && !look->values)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a look at the state");
-  const struct ob_layout *layout = &look->section.plan->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(look->section.plan);
   for (struct ob_run run = {0}; status == ONEBIT_OK && ob_next_run(layout, first, end, &run);)
     status = body(look, &run);
   ob_reader_destroy(&look->reader);

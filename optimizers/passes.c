@@ -91,17 +91,15 @@ onebit_status_t ob_buckets_each(struct onebit_optimizer *optimizer,
 
 /* Of one bucket they were not held, where the host knows how they ended. */
 onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
+  struct ob_outcome outcome = {.status = ONEBIT_OK};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
     onebit_plan_t plan = exchange == OB_EXCHANGE_BITS ? bucket->bits : bucket->dense;
-    if (exchange == OB_EXCHANGE_NONE || !plan->call.hold)
-      continue;
-    ob_plan_apply(plan);
-    if (plan->call.outputs && !plan->call.on_stream) /* which passes on other streams read */
-      ob_steps_settled(plan, true);
+    if (exchange != OB_EXCHANGE_NONE)
+      ob_outcome_add(&outcome, ob_plan_apply(plan)); /* whose outputs other streams may read */
   }
-  return ONEBIT_OK;
+  return ob_outcome_tell(&outcome);
 }
 
 /* When there are several buckets nothing is applied until all are known to be well. */

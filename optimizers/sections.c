@@ -93,7 +93,8 @@ static void set_residual(struct ob_section *section, const struct ob_residual *r
  * residual that is; servers that keep no residual have the momentum in that place. */
 static void set_compressed(struct ob_section *section, enum ob_stage stage) {
   const struct ob_bucket *bucket = section->bucket;
-  const struct ob_residual *worker = &section->plan->worker, *server = &section->plan->server;
+  const struct ob_residual *worker = ob_plan_residual(section->plan, false),
+                           *server = ob_plan_residual(section->plan, true);
   bool from_servers = server->serving.rule != OB_SERVE_MEAN;
   if (section->what == OB_SAVED_WORKER) {
     set_residual(section, worker, OB_CONTENT_RESIDUAL);
@@ -103,7 +104,7 @@ static void set_compressed(struct ob_section *section, enum ob_stage stage) {
     section->values = worker->moments[worker->now];
     ob_plan_compressed(bucket->bits, &section->first, &section->end);
   } else if (section->what == OB_SAVED_SERVER) {
-    server = bucket->steps_back ? &bucket->steps_back->worker : server;
+    server = bucket->steps_back ? ob_plan_residual(bucket->steps_back, false) : server;
     set_residual(section, server, OB_CONTENT_RESIDUAL);
     if (server->serving.rule != OB_SERVE_MEAN)
       section->end = section->first;
@@ -128,10 +129,10 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
   if (parameters && !bucket->masters) { /* the caller's, who has all of them */
     section.content = OB_CONTENT_PIECES;
     section.first = 0;
-    section.end = bucket->bits->geometry.layout.blocks;
+    section.end = ob_plan_layout(bucket->bits)->blocks;
   }
   if (stage == OB_STAGE_WARMUP && (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER) &&
-      bucket->dense->options.wire == ONEBIT_WIRE_BITS)
+      ob_plan_in_bits(bucket->dense))
     section.plan = bucket->dense;
   if (!bucket->uncompressed)
     set_compressed(&section, stage);
@@ -184,8 +185,8 @@ onebit_status_t ob_reader_create(struct ob_reader *reader,
                                  const struct onebit_optimizer *optimizer) {
   size_t stride = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    if (optimizer->buckets[u].bits->geometry.stride > stride)
-      stride = optimizer->buckets[u].bits->geometry.stride;
+    if (ob_plan_geometry(optimizer->buckets[u].bits)->stride > stride)
+      stride = ob_plan_geometry(optimizer->buckets[u].bits)->stride;
   *reader = (struct ob_reader){.scales = ob_allocate(OB_CHUNK / OB_LANES + 2, sizeof(float)),
                                .message = ob_allocate(1, stride)};
   if (!reader->scales || !reader->message)
@@ -203,7 +204,7 @@ static void *address_of(const struct ob_section *section, const struct ob_run *r
   const struct ob_bucket *bucket = section->bucket;
   if (section->content == OB_CONTENT_PIECES)
     return bucket->parameters[run->piece] + run->offset;
-  size_t word = section->plan->geometry.layout.piece[run->piece].first_word - section->first_word;
+  size_t word = ob_plan_layout(section->plan)->piece[run->piece].first_word - section->first_word;
   size_t size = section->content == OB_CONTENT_BFLOATS ? sizeof(uint16_t) : sizeof(float);
   return (char *)section->values + (word * OB_LANES + run->offset) * size;
 }
@@ -222,7 +223,7 @@ static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *
 static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_section *section,
                                      const struct ob_run *run, float *values) {
   const struct ob_residual *residual = section->residual;
-  const struct ob_layout *layout = &section->plan->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(section->plan);
   size_t first = run->offset / layout->block;
   size_t count =
       residual->one_scale ? 1 : (run->offset + run->count - 1) / layout->block + 1 - first;
@@ -245,9 +246,9 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
 static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_plan *plan,
                                size_t number, const struct ob_message_shape *shape,
                                unsigned char *message, struct ob_view *view) {
-  if (plan->executor->messages != &ob_memory_host) {
+  if (ob_plan_message_memory(plan) != &ob_memory_host) {
     if (reader->plan != plan || reader->copied != number)
-      OB_TRY(plan->executor->messages->copy(reader->message, message, ob_message_bytes(shape)));
+      OB_TRY(ob_plan_message_memory(plan)->copy(reader->message, message, ob_message_bytes(shape)));
     reader->plan = plan;
     reader->copied = number;
     message = reader->message;
@@ -260,7 +261,7 @@ static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_pla
  * this rank has sent, in memory of the host, whose header has its width. */
 static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan, bool sent,
                               size_t block, size_t offset, size_t count, float *values) {
-  const struct ob_geometry *geometry = &plan->geometry;
+  const struct ob_geometry *geometry = ob_plan_geometry(plan);
   size_t number = ob_interval_of(geometry->bounds, 1, geometry->segments * geometry->chunks, block);
   size_t segment = number / geometry->chunks, chunk = number % geometry->chunks;
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
@@ -287,8 +288,8 @@ static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan
 
 static onebit_status_t read_messages(struct ob_reader *reader, const struct onebit_plan *plan,
                                      bool sent, const struct ob_run *run, float *values) {
-  size_t block = plan->geometry.layout.block,
-         first = plan->geometry.layout.piece[run->piece].first_block;
+  size_t block = ob_plan_layout(plan)->block,
+         first = ob_plan_layout(plan)->piece[run->piece].first_block;
   for (size_t done = 0, some; done < run->count; done += some) {
     size_t offset = run->offset + done, left = run->count - done, within = offset % block;
     some = block - within < left ? block - within : left;
@@ -300,7 +301,7 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
 onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_section *section,
                                 const struct ob_run *run, float *values) {
   const struct onebit_plan *plan = section->plan;
-  const struct ob_memory *memory = plan->executor->residuals;
+  const struct ob_memory *memory = ob_plan_memory(plan);
   switch (section->content) {
   case OB_CONTENT_BFLOATS:
     return read_bfloats(memory, address_of(section, run), run->count, values);
@@ -320,7 +321,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
 /* Means over ranks are rounded to what moments are kept in. */
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch) {
-  const struct ob_memory *memory = section->plan->executor->residuals;
+  const struct ob_memory *memory = ob_plan_memory(section->plan);
   if (section->content != OB_CONTENT_BFLOATS)
     return memory->copy(address_of(section, run), values, run->count * sizeof *values);
   for (size_t i = 0; i < run->count; i++)

@@ -87,8 +87,8 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
                                      .count = optimizer->tensors[tensor].count,
                                      .uncompressed = bucket->uncompressed};
   if (!bucket->uncompressed) {
-    told.bits = (int)bucket->bits->geometry.width;
-    told.moves = bucket->bits->ladder.state.moves;
+    told.bits = (int)ob_plan_geometry(bucket->bits)->width;
+    told.moves = ob_ladder_keep(bucket->bits).moves;
   }
   double parameters = 0, momentum = 0;
   struct ob_span span = ob_span_of_tensor(optimizer, tensor);

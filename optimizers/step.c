@@ -51,11 +51,7 @@ bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
   return true;
 }
 
-/* What it keeps may only change when all buckets' exchanges are through. */
-static bool keeps_residual(const struct onebit_plan *plan) {
-  return plan->options.wire == ONEBIT_WIRE_BITS;
-}
-
+/* A residual may only change when all buckets' exchanges are through. */
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                                  struct ob_bucket *bucket) {
   struct ob_call call = {.source = {.inputs = bucket->gradients,
@@ -67,7 +63,7 @@ static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                          .on_stream = optimizer->step.on_stream,
                          .stream = optimizer->step.stream,
                          .hold = optimizer->bucket_count > 1 &&
-                                 (optimizer->deferred || keeps_residual(bucket->dense))};
+                                 (optimizer->deferred || ob_plan_in_bits(bucket->dense))};
   ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", &call);
   return call;
 }
@@ -104,7 +100,8 @@ void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket)
   onebit_status_t so_far =
       ob_outcome_tell(&step->outcome); /* the plan tells of it in these words */
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
-  uint64_t bytes = plan->wire_bytes; /* a call that is over may have moved it to another width */
+  uint64_t bytes =
+      ob_plan_wire_bytes(plan); /* a call that is over may have moved it to another width */
   onebit_status_t status = ob_plan_start(plan, so_far, &call);
   optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += bytes;
   bucket->started = status == ONEBIT_OK;
@@ -118,10 +115,11 @@ void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket)
 static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    const struct onebit_plan *plans[] = {optimizer->buckets[u].bits, optimizer->buckets[u].dense};
+    const onebit_plan_t plans[] = {optimizer->buckets[u].bits, optimizer->buckets[u].dense};
     for (size_t k = 0; k < 2; k++) {
-      spent.compress += plans[k]->spent.compress;
-      spent.apply += plans[k]->spent.apply;
+      const struct ob_spent its = ob_plan_take_spent(plans[k]);
+      spent.compress += its.compress;
+      spent.apply += its.apply;
     }
   }
   spent.compress += optimizer->step.prepare;
@@ -158,7 +156,7 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
 static void set_learning_rates(struct onebit_optimizer *optimizer, float learning_rate) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+    for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++)
       bucket->learning_rates[k] = learning_rate * bucket->factors[k];
   }
 }
@@ -193,7 +191,7 @@ void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
     bucket->waiting = bucket->filled;
     optimizer->step.senders += ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
     bucket->started = bucket->ended = false;
-    bucket->bits->spent = bucket->dense->spent = (struct ob_spent){0};
+    (void)ob_plan_take_spent(bucket->bits), (void)ob_plan_take_spent(bucket->dense);
   }
   ob_step_note(optimizer, check_refused(optimizer));
 }
@@ -272,7 +270,7 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
     onebit_plan_t plans[] = {optimizer->buckets[u].dense, optimizer->buckets[u].bits};
     for (size_t k = 0; k < 2; k++) {
       onebit_status_t status = ob_optimizer_note(optimizer, ob_plan_settle(plans[k]));
-      if (plans[k]->broken)
+      if (ob_plan_is_broken(plans[k]))
         return status;
     }
   }

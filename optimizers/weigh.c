@@ -32,17 +32,14 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer) {
   return ob_plan_create(optimizer->comm, status, &shape, 1, &optimizer->squares);
 }
 
-/* Calls find their buffers where those of a plan on one buffer do. */
 static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   struct onebit_plan *plan = optimizer->squares;
   for (int k = 0; k < 2; k++) {
     optimizer->own_bytes += sizeof(float);
-    optimizer->square[k] = plan->executor->residuals->allocate(1, sizeof(float));
+    optimizer->square[k] = ob_plan_memory(plan)->allocate(1, sizeof(float));
     if (!optimizer->square[k])
       return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norm of the gradients");
   }
-  plan->inputs[0] = optimizer->square[0];
-  plan->outputs[0] = optimizer->square[1];
   return ONEBIT_OK;
 }
 
@@ -55,7 +52,7 @@ onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
 
 void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
   for (int k = 0; optimizer->squares && k < 2; k++)
-    optimizer->squares->executor->residuals->release(optimizer->square[k]);
+    ob_plan_memory(optimizer->squares)->release(optimizer->square[k]);
   onebit_plan_destroy(optimizer->squares);
   optimizer->squares = NULL;
 }
@@ -64,14 +61,13 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
 static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
                                 float own, float *mean) {
   struct onebit_plan *plan = optimizer->squares;
-  const struct ob_memory *memory = plan->executor->residuals;
-  struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
-                         .outputs = plan->outputs};
+  const struct ob_memory *memory = ob_plan_memory(plan);
+  struct ob_call call = ob_plan_call(plan, optimizer->square[0], optimizer->square[1]);
   ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", &call);
   if (status == ONEBIT_OK)
     status = memory->copy(optimizer->square[0], &own, sizeof own);
   OB_TRY(ob_plan_start(plan, status, &call));
-  optimizer->sent[OB_EXCHANGE_DENSE] += plan->wire_bytes;
+  optimizer->sent[OB_EXCHANGE_DENSE] += ob_plan_wire_bytes(plan);
   OB_TRY(ob_plan_test(plan, true));
   return memory->copy(mean, optimizer->square[1], sizeof *mean);
 }

@@ -3,7 +3,7 @@
  * loaded goes on as the one that was not interrupted, to the bit; and what it saves then is what
  * was loaded, byte for byte.
  */
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "optimizers/optimizer.h"
 #include "tests/support_checkpoint.h"
 

@@ -3,7 +3,7 @@
  * rank ends the next call well, and after onebit_plan_reset, or a checkpoint, all go on alike.
  */
 #include "collectives/agree.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "tests/support_custom.h"
 
 enum { MAX_ELEMENTS = 3000, SENDER = 1 };

@@ -95,9 +95,9 @@ static double padding_of(const struct ob_bucket *bucket) {
   struct ob_message_shape shape = ob_plan_message(bucket->bits, 1, 0);
   struct ob_view view = ob_message_view(ob_plan_result(bucket->bits, false, 1, 0), &shape);
   const struct ob_piece *last =
-      &bucket->bits->geometry.layout.piece[bucket->bits->geometry.layout.pieces - 1];
-  size_t word = last->first_word - ob_layout_word(&bucket->bits->geometry.layout, shape.first);
-  CHECK(bucket->tensor_of[bucket->bits->geometry.layout.pieces - 1] == 2 &&
+      &ob_plan_layout(bucket->bits)->piece[ob_plan_layout(bucket->bits)->pieces - 1];
+  size_t word = last->first_word - ob_layout_word(ob_plan_layout(bucket->bits), shape.first);
+  CHECK(bucket->tensor_of[ob_plan_layout(bucket->bits)->pieces - 1] == 2 &&
             last->count == 32 - COUNT,
         "the last piece is no padding");
   CHECK(view.words[word] == 0 || view.words[word] == (1u << last->count) - 1,

@@ -3,7 +3,7 @@
  * lost. */
 
 #include "collectives/ladder.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "tests/support_collectives.h"
 #include "tests/support_ladder.h"
 

@@ -147,7 +147,7 @@ static onebit_tensor_statistics_t told_of(const struct learner *learner, size_t 
 }
 
 static int bits_of(const struct learner *learner) {
-  return (int)learner->optimizer->buckets[0].bits->geometry.width;
+  return (int)ob_plan_geometry(learner->optimizer->buckets[0].bits)->width;
 }
 
 static void check_told(const struct learner *learner) {

@@ -15,7 +15,7 @@
  * among few ranks of one host. Not for an optimizer, which takes what servers send.
  */
 #include "base/error.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 static onebit_status_t applicable(const struct onebit_plan *plan,
                                   const struct ob_plan_shape *shape) {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule) {
   return schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? &ob_schedule_hierarchical

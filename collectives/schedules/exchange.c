@@ -15,7 +15,7 @@
  *
  * Limits: 2 (P - 1) messages a chunk and rank, and n / P elements in one of them.
  */
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 static void add_reducing(struct onebit_plan *plan) {
   for (size_t i = 0; i < plan->geometry.chunks; i++) {

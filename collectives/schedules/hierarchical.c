@@ -20,7 +20,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 bool ob_hierarchical_can_add(const struct onebit_plan *plan) {
   return plan->executor->shares_memory || plan->comm->transport->put;

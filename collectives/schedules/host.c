@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/messages.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "collectives/steps.h"
 
 /* Chunks of inputs in the window: one being added up, one being loaded, and one to spare for a rank

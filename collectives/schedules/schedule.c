@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 /* Elements in a message of one bit where neither the plan's options nor the cost model say: 8 kB.
  * Of more bits they are fewer. With very large segments messages grow, to bound their number. */

@@ -14,7 +14,7 @@
  * Limits: results are applied before the call is known to be well, so a caller who must be able to
  * skip it gives a buffer of its own to them.
  */
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 
 static void add_before(struct onebit_plan *plan, size_t chunk) {
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;

@@ -48,7 +48,8 @@ static onebit_status_t allocate(struct ob_loading *loading) {
   size_t scales = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct onebit_plan *plan = optimizer->buckets[u].bits;
-    size_t wanted = plan->work.one_scale ? plan->geometry.segments : plan->geometry.layout.blocks;
+    size_t wanted = ob_plan_geometry(plan)->one_scale ? ob_plan_geometry(plan)->segments
+                                                      : ob_plan_layout(plan)->blocks;
     scales = wanted > scales ? wanted : scales;
   }
   loading->values = ob_allocate(2 * OB_CHUNK, sizeof(float));

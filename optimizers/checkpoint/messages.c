@@ -41,13 +41,14 @@ static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob
 /* The scale that element i of a run has, and how far in the run the elements of its block go. */
 static size_t scale_of(const struct onebit_plan *plan, const struct ob_run *run, size_t i,
                        size_t *end) {
-  size_t size = plan->geometry.layout.block, number = (run->offset + i) / size;
-  size_t block = plan->geometry.layout.piece[run->piece].first_block + number;
+  size_t size = ob_plan_layout(plan)->block, number = (run->offset + i) / size;
+  size_t block = ob_plan_layout(plan)->piece[run->piece].first_block + number;
   size_t stop = (number + 1) * size - run->offset;
   *end = stop < run->count ? stop : run->count;
-  return plan->work.one_scale ? ob_interval_of(plan->geometry.bounds, plan->geometry.chunks,
-                                               plan->geometry.segments, block)
-                              : block;
+  return ob_plan_geometry(plan)->one_scale
+             ? ob_interval_of(ob_plan_geometry(plan)->bounds, ob_plan_geometry(plan)->chunks,
+                              ob_plan_geometry(plan)->segments, block)
+             : block;
 }
 
 /* Elements of a run that have a say: not padding of which nothing is known. */
@@ -85,7 +86,8 @@ struct measure {
 
 static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_run *run,
                                    struct measure *measure) {
-  const struct onebit_plan *plan = bucket_of(loading)->bits;
+  onebit_plan_t plan = bucket_of(loading)->bits;
+  const unsigned width = (unsigned)ob_ladder_keep(plan).last_width;
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; !loading->dry && i < known; i = end) {
@@ -95,16 +97,16 @@ static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_r
     end = end < known ? end : known;
     for (size_t j = i; j < end; j++) {
       float size = fabsf(loading->values[j]);
-      bool squares = plan->work.rule == ONEBIT_SCALE_RMS;
+      bool squares = ob_plan_work(plan)->rule == ONEBIT_SCALE_RMS;
       measure->min = size < measure->min ? size : measure->min;
       measure->max = size > measure->max ? size : measure->max;
       measure->sum += squares ? (double)size * (double)size : (double)size;
     }
     measure->count += end - i;
-    loading->scales[scale] = plan->last_width > 1 ? scale_of_levels(measure->max, plan->last_width)
+    loading->scales[scale] = width > 1 ? scale_of_levels(measure->max, width)
                              : measure->min == measure->max
                                  ? measure->max
-                                 : ob_scale(measure->sum, measure->count, plan->work.rule);
+                                 : ob_scale(measure->sum, measure->count, ob_plan_work(plan)->rule);
   }
   return ONEBIT_OK;
 }
@@ -115,8 +117,8 @@ static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_r
 static onebit_status_t write_codes(struct ob_loading *loading, const struct ob_run *run,
                                    uint32_t *words, size_t first_word) {
   const struct onebit_plan *plan = bucket_of(loading)->bits;
-  const struct ob_piece *piece = &plan->geometry.layout.piece[run->piece];
-  const unsigned width = plan->last_width;
+  const struct ob_piece *piece = &ob_plan_layout(plan)->piece[run->piece];
+  const unsigned width = (unsigned)ob_ladder_keep(plan).last_width;
   words += width * (piece->first_word + run->offset / OB_LANES - first_word);
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
@@ -133,7 +135,7 @@ static onebit_status_t write_message(struct ob_loading *loading, const struct on
                                      size_t segment, size_t chunk) {
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   struct ob_view view = ob_message_view(loading->reader.message, &shape);
-  const struct ob_layout *layout = &plan->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(plan);
   memset(loading->reader.message, 0, ob_message_bytes(&shape));
   if (shape.one_scale)
     view.header->scale = loading->scales[segment];
@@ -141,8 +143,8 @@ static onebit_status_t write_message(struct ob_loading *loading, const struct on
     memcpy(view.scales, loading->scales + shape.first, shape.blocks * sizeof(float));
   for (struct ob_run run = {0}; ob_next_run(layout, shape.first, shape.first + shape.blocks, &run);)
     OB_TRY(write_codes(loading, &run, view.words, ob_layout_word(layout, shape.first)));
-  return plan->executor->messages->copy(ob_plan_result(plan, false, segment, chunk),
-                                        loading->reader.message, ob_message_bytes(&shape));
+  return ob_plan_message_memory(plan)->copy(ob_plan_result(plan, false, segment, chunk),
+                                            loading->reader.message, ob_message_bytes(&shape));
 }
 
 /* A rank writes those that it would have received: where ranks of a host share memory, each its
@@ -150,16 +152,16 @@ static onebit_status_t write_message(struct ob_loading *loading, const struct on
 onebit_status_t ob_restore_messages(struct ob_loading *loading) {
   const struct onebit_plan *plan = bucket_of(loading)->bits;
   struct measure measure = {.scale = SIZE_MAX};
-  const struct ob_layout *layout = &plan->geometry.layout;
-  size_t scales = plan->work.one_scale ? plan->geometry.segments : layout->blocks;
-  bool shared = plan->host.shared.base != NULL;
-  size_t first = shared ? plan->geometry.first_segment : 0;
-  size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
+  const struct ob_layout *layout = ob_plan_layout(plan);
+  size_t scales =
+      ob_plan_geometry(plan)->one_scale ? ob_plan_geometry(plan)->segments : layout->blocks;
+  size_t first, end;
+  ob_plan_own_results(plan, &first, &end);
   memset(loading->scales, 0, scales * sizeof *loading->scales);
   for (struct ob_run run = {0}; ob_next_run(layout, 0, layout->blocks, &run);)
     OB_TRY(measure_run(loading, &run, &measure));
   for (size_t segment = first; !loading->dry && segment < end; segment++)
-    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
+    for (size_t chunk = 0; chunk < ob_plan_geometry(plan)->chunks; chunk++)
       OB_TRY(write_message(loading, plan, segment, chunk));
   return ONEBIT_OK;
 }
@@ -170,6 +172,7 @@ onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *r
                               float *residual) {
   const struct ob_bucket *bucket = bucket_of(loading);
   float *momentum = loading->more;
+  const unsigned width = (unsigned)ob_ladder_keep(bucket->bits).last_width;
   bool of_none = bucket->scalings[run->piece] == 0;
   size_t real = real_of(loading, run->piece);
   double decay = of_none ? 1 : (double)(float)loading->optimizer->moments.beta1;
@@ -177,7 +180,7 @@ onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *r
   for (size_t i = 0, end; i < run->count; i = end) {
     float scale = loading->scales[scale_of(bucket->bits, run, i, &end)];
     for (size_t j = i; j < end; j++) {
-      float said = said_by(momentum[j], scale, bucket->bits->last_width);
+      float said = said_by(momentum[j], scale, width);
       if (said != momentum[j] && (of_none || run->offset + j < real))
         residual[j] = (float)((double)residual[j] + decay * ((double)momentum[j] - (double)said));
     }

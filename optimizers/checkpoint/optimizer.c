@@ -23,7 +23,7 @@ enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
 
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    if (optimizer->buckets[u].bits->host.ranks)
+    if (ob_plan_is_hierarchical(optimizer->buckets[u].bits))
       return (size_t)optimizer->comm->hosts.count;
   return 0;
 }
@@ -121,7 +121,7 @@ static void list_tensors(const void *object, struct ob_part_tensor *rows) {
 static size_t list_bucket(const struct onebit_optimizer *optimizer, size_t u,
                           struct ob_stretch *stretches) {
   const struct ob_bucket *bucket = &optimizer->buckets[u];
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   size_t before = optimizer->tensor_count;
   uint64_t element = 0;
   for (size_t k = 0; stretches && k < layout->pieces; k++) {
@@ -155,15 +155,15 @@ static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
   const struct onebit_optimizer *optimizer = saving->state->object;
   const struct ob_bucket *bucket = &optimizer->buckets[stretch->bucket];
   struct ob_section section = ob_section_of(bucket, (enum ob_stage)saving->header.stage, what);
-  const struct ob_layout *layout = &section.plan->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(section.plan);
   if (what == OB_SAVED_PARAMETERS) {
     section.first = bucket->first_block;
     section.end = section.first + bucket->blocks;
   }
   if (what == OB_SAVED_MOMENTUM && optimizer->method->serve_rule != OB_SERVE_MEAN &&
       !saving->whole) {
-    section.first = bucket->bits->server.first;
-    section.end = section.first + bucket->bits->server.blocks;
+    section.first = ob_plan_residual(bucket->bits, true)->first;
+    section.end = section.first + ob_plan_residual(bucket->bits, true)->blocks;
   }
   const size_t first = ob_offset_in(layout, stretch->piece, section.first);
   const size_t end = ob_offset_in(layout, stretch->piece, section.end);

@@ -62,7 +62,7 @@ static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob
 static onebit_status_t write_parameters(struct ob_loading *loading, const struct ob_section *to,
                                         const struct ob_run *run) {
   const struct ob_bucket *bucket = to->bucket;
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   onebit_dtype_t dtype = loading->optimizer->options.parameter_dtype;
   size_t size = ob_dtype_size(dtype), low = ob_offset_in(layout, run->piece, to->first);
   size_t high = ob_offset_in(layout, run->piece, to->end), end = run->offset + run->count;
@@ -75,8 +75,9 @@ static onebit_status_t write_parameters(struct ob_loading *loading, const struct
     OB_TRY(ob_section_write(to, &part, loading->values + (low - run->offset), loading->more));
   for (size_t i = 0; i < run->count; i++)
     ob_store(loading->more, i, dtype, ob_bound(loading->values[i], dtype));
-  return bucket->bits->executor->residuals->copy(
-      (char *)bucket->copies[run->piece] + run->offset * size, loading->more, run->count * size);
+  return ob_plan_memory(bucket->bits)
+      ->copy((char *)bucket->copies[run->piece] + run->offset * size, loading->more,
+             run->count * size);
 }
 
 static onebit_status_t restore_parameters(struct ob_loading *loading, const struct ob_section *to,
@@ -121,7 +122,7 @@ static bool is_wanted(const struct ob_loading *loading, enum ob_saved what) {
 static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved what) {
   const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
   const struct ob_section to = ob_section_of(bucket, loading->stage, what);
-  const struct ob_layout *layout = &to.plan->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(to.plan);
   const bool parameters = what == OB_SAVED_PARAMETERS;
   const size_t first = parameters ? 0 : to.first, end = parameters ? layout->blocks : to.end;
   bool large = false;
@@ -133,7 +134,7 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
     OB_TRY(parameters ? restore_parameters(loading, &to, run)
                       : restore_run(loading, &to, &run, &large));
   if (what == OB_SAVED_SERVER && !loading->dry)
-    to.plan->server_large = large;
+    return ob_plan_imported(to.plan, large);
   return ONEBIT_OK;
 }
 
@@ -151,45 +152,19 @@ static const struct ob_ladder_state *ladder_of(const struct ob_loading *loading,
   return widest;
 }
 
-static onebit_status_t clear_messages(const struct onebit_plan *plan) {
-  bool shared = plan->host.shared.base != NULL;
-  size_t first = shared ? plan->geometry.first_segment : 0;
-  size_t end = shared ? first + plan->geometry.members : ob_plan_sources(plan);
-  for (size_t segment = first; segment < end; segment++)
-    for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
-      struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
-      OB_TRY(plan->executor->messages->clear(ob_plan_result(plan, false, segment, chunk),
-                                             ob_message_bytes(&shape)));
-    }
-  return ONEBIT_OK;
-}
-
-/* As it was made: the first copy of the residuals is the current one, since it is the momentum
- * until bits are sent. */
-static onebit_status_t reset(struct onebit_plan *plan, uint64_t last_width) {
-  if (plan->ladder.max > plan->ladder.min)
-    plan->last_width = ob_ladder_width_in(plan, last_width);
-  plan->worker.now = plan->server.now = 0;
-  plan->server_large = false;
-  OB_TRY(ob_residual_reset(&plan->worker));
-  OB_TRY(ob_residual_reset(&plan->server));
-  return plan->momentum ? clear_messages(plan) : ONEBIT_OK;
-}
-
 static onebit_status_t restore_bucket(struct ob_loading *loading) {
   const struct ob_bucket *bucket = &loading->optimizer->buckets[loading->bucket];
-  struct onebit_plan *plan = bucket->bits;
   const struct ob_ladder_state *state = ladder_of(loading, bucket);
   if (!loading->dry)
-    OB_TRY(reset(plan, state ? state->last_width : 1));
+    OB_TRY(ob_plan_restart(bucket->bits, state ? state->last_width : 1));
   if (!loading->dry && bucket->steps_back)
-    OB_TRY(reset(bucket->steps_back, 1));
-  if (!loading->dry && bucket->dense->options.wire == ONEBIT_WIRE_BITS)
-    OB_TRY(reset(bucket->dense, 1));
+    OB_TRY(ob_plan_restart(bucket->steps_back, 1));
+  if (!loading->dry && ob_plan_in_bits(bucket->dense))
+    OB_TRY(ob_plan_restart(bucket->dense, 1));
   for (int what = OB_SAVED_PARAMETERS; what < OB_SAVED_END; what++)
     if (!ob_saved_numbers((uint32_t)what))
       OB_TRY(restore_section(loading, (enum ob_saved)what));
-  return loading->dry || !plan->executor->imported ? ONEBIT_OK : plan->executor->imported(plan);
+  return ONEBIT_OK;
 }
 
 /* --- Numbers -----------------------------------------------------------------------------------*/
@@ -253,7 +228,7 @@ static void reset_scalings(struct onebit_optimizer *optimizer) {
     optimizer->method->scalings(optimizer)[t] = 1;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+    for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++)
       if (bucket->tensor_of[k] < optimizer->tensor_count)
         bucket->scalings[k] = 1;
   }
@@ -300,7 +275,7 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     loading->bucket = u;
     OB_TRY(restore_bucket(loading));
-    loading->stretches += optimizer->buckets[u].bits->geometry.layout.pieces;
+    loading->stretches += ob_plan_layout(optimizer->buckets[u].bits)->pieces;
   }
   if (loading->dry)
     return ONEBIT_OK;

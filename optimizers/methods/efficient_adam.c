@@ -48,7 +48,7 @@ static void call_divided(struct onebit_optimizer *optimizer, struct ob_bucket *b
                          struct ob_call *call) {
   (void)optimizer;
   call->source.reciprocals = bucket->arrays[OB_SCRATCH];
-  call->source.limit = LIMIT * sqrtf((float)bucket->dense->geometry.members);
+  call->source.limit = LIMIT * sqrtf((float)ob_plan_geometry(bucket->dense)->members);
 }
 
 static onebit_status_t update_divided(struct onebit_optimizer *optimizer,
@@ -66,8 +66,8 @@ static onebit_status_t update_divided(struct onebit_optimizer *optimizer,
 static onebit_status_t begin_moments(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   const struct ob_section variance = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_VARIANCE);
   const struct ob_section moments = ob_section_of(bucket, OB_STAGE_WARMUP, OB_SAVED_MOMENTS);
-  const struct ob_layout *layout = &bucket->bits->geometry.layout;
-  const float members = (float)bucket->bits->geometry.members;
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
+  const float members = (float)ob_plan_geometry(bucket->bits)->members;
   float *values = optimizer->chunks;
   for (struct ob_run run = {0}; ob_next_run(layout, moments.first, moments.end, &run);) {
     OB_TRY(ob_section_read(NULL, &variance, &run, values)); /* which is an array */
@@ -121,7 +121,7 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucke
 
 /* Of a hierarchical schedule a rank compresses a part. */
 static struct ob_interval own_interval(const struct onebit_plan *plan) {
-  const struct ob_layout *layout = &plan->geometry.layout;
+  const struct ob_layout *layout = ob_plan_layout(plan);
   size_t first, end;
   ob_plan_compressed(plan, &first, &end);
   return (struct ob_interval){ob_layout_word(layout, first), ob_layout_word(layout, end)};
@@ -138,8 +138,8 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
   call->source.floors = bucket->has_tables ? bucket->floors : NULL;
   call->source.own = own_interval(bucket->bits);
-  ob_moment_correct(&call->source.moment, moments->beta2, (double)bucket->bits->geometry.members,
-                    number_of_step(optimizer));
+  ob_moment_correct(&call->source.moment, moments->beta2,
+                    (double)ob_plan_geometry(bucket->bits)->members, number_of_step(optimizer));
 }
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {

@@ -25,7 +25,7 @@
  * last. */
 static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                         size_t *k, size_t *tensor) {
-  size_t pieces = bucket->bits->geometry.layout.pieces;
+  size_t pieces = ob_plan_layout(bucket->bits)->pieces;
   *tensor = *k < pieces ? bucket->tensor_of[*k] : optimizer->tensor_count;
   while (*k < pieces && bucket->tensor_of[*k] == *tensor)
     ++*k;
@@ -108,7 +108,7 @@ onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bu
 /* Padding keeps its 0. */
 static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   const struct ob_lamb *lamb = optimizer->own;
-  for (size_t k = 0; k < bucket->bits->geometry.layout.pieces; k++)
+  for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++)
     if (bucket->tensor_of[k] < optimizer->tensor_count)
       bucket->scalings[k] = (float)lamb->scalings[bucket->tensor_of[k]];
 }
@@ -175,7 +175,7 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
 
 /* Scalings are for tensors that share one scale. */
 static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  if (bucket->bits->work.one_scale && ob_optimizer_compresses(optimizer)) {
+  if (ob_plan_geometry(bucket->bits)->one_scale && ob_optimizer_compresses(optimizer)) {
     OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
     OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_SCALE));
     load_scalings(optimizer, bucket);

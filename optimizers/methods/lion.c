@@ -20,7 +20,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
   call->source.moment = (struct ob_moment_factors){
       .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
   ob_moment_correct(&call->source.moment, optimizer->moments.beta2,
-                    (double)bucket->bits->geometry.members, optimizer->steps + 1);
+                    (double)ob_plan_geometry(bucket->bits)->members, optimizer->steps + 1);
   call->sink = &bucket->sink;
   call->hold = optimizer->bucket_count > 1;
 }

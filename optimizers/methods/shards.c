@@ -61,11 +61,7 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct ow
   onebit_status_t status = ob_plan_resolve(&options, &shape);
   shape.refused = &optimizer->refused;
   ob_plan_cut(&shape, 1, PARTS, &count, &valid);
-  OB_TRY(ob_plan_create(optimizer->comm, status, &shape, PARTS, &own->sums));
-  own->sums->inputs[0] = own->part;
-  for (int r = 0; r < optimizer->comm->size; r++)
-    own->sums->outputs[r] = own->parts + (size_t)r * PARTS;
-  return ONEBIT_OK;
+  return ob_plan_create(optimizer->comm, status, &shape, PARTS, &own->sums);
 }
 
 static onebit_status_t create(struct onebit_optimizer *optimizer) {
@@ -129,9 +125,9 @@ static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_bucke
   if (sends_steps(optimizer, bucket))
     OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &bucket->steps_back));
   OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &bucket->parameters_back));
-  bucket->parameters_back->clocked = true;
+  ob_plan_clock(bucket->parameters_back);
   if (bucket->steps_back)
-    bucket->steps_back->clocked = true;
+    ob_plan_clock(bucket->steps_back);
   return ONEBIT_OK;
 }
 
@@ -146,7 +142,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
 
 static void pass_shard(struct ob_bucket *bucket, const struct ob_pass_sink *sink) {
   const struct ob_message_shape segment = {.first = bucket->first_block, .blocks = bucket->blocks};
-  ob_pass_blocks(&bucket->bits->work, NULL, NULL, &segment, sink);
+  ob_pass_blocks(ob_plan_work(bucket->bits), NULL, NULL, &segment, sink);
 }
 
 static void pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -201,14 +197,13 @@ static bool send_sum(struct onebit_optimizer *optimizer) {
     return false;
   ob_step_note(optimizer, ob_freeze_sum(optimizer, &own->variance));
   split(fmin(own->variance, DBL_MAX), own->part);
-  struct ob_call call = {.source = {.inputs = own->sums->inputs, .factor = 1, .weight = 1},
-                         .outputs = own->sums->outputs};
+  struct ob_call call = ob_plan_call(own->sums, own->part, own->parts);
   return start(optimizer, own->sums, &call);
 }
 
 static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
-  bool bits = plan->options.wire == ONEBIT_WIRE_BITS;
-  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += plan->wire_bytes;
+  bool bits = ob_plan_in_bits(plan);
+  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += ob_plan_wire_bytes(plan);
   return ob_step_note(optimizer, ob_plan_test(plan, true));
 }
 
@@ -227,10 +222,9 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   const struct own *own = optimizer->own;
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    struct ob_spent *of = &plan_back(optimizer, &optimizer->buckets[u])->spent;
-    spent.compress += of->compress;
-    spent.apply += of->apply;
-    *of = (struct ob_spent){0};
+    const struct ob_spent its = ob_plan_take_spent(plan_back(optimizer, &optimizer->buckets[u]));
+    spent.compress += its.compress;
+    spent.apply += its.apply;
   }
   double network = seconds - own->passed - spent.compress - spent.apply;
   network = network > 0 ? network : 0;

@@ -150,7 +150,7 @@ static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     if (bucket->uncompressed)
       continue;
-    OB_TRY(optimizer->executor->sum(optimizer, bucket, 0, 0, bucket->bits->geometry.layout.blocks,
+    OB_TRY(optimizer->executor->sum(optimizer, bucket, 0, 0, ob_plan_layout(bucket->bits)->blocks,
                                     &of_bucket));
     sum += of_bucket;
   }

@@ -73,8 +73,8 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
   uint64_t wire = 0, memory = 0;
   if (!outer->detached)
     outer->exchange->cost(fragment, &wire, &memory);
-  info->exchange_bytes += wire + (fragment->weigh ? fragment->weigh->wire_bytes : 0);
-  info->memory_bytes += memory + (fragment->weigh ? fragment->weigh->memory_bytes : 0);
+  info->exchange_bytes += wire + ob_plan_wire_bytes(fragment->weigh);
+  info->memory_bytes += memory + ob_plan_memory_bytes(fragment->weigh);
   info->drift_norm += fragment->drift_squares;
   uint32_t sum;
   OB_TRY(outer->executor->checksum(fragment, &sum));

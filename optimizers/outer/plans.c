@@ -105,7 +105,7 @@ static onebit_status_t create(struct ob_fragment *fragment) {
     if (!part->pieces)
       continue;
     OB_TRY(create_plan(fragment, p));
-    plans_of(fragment)->deferred = part->plan->executor->deferred;
+    plans_of(fragment)->deferred = ob_executor_for(outer->comm, outer->options.device)->deferred;
   }
   return ONEBIT_OK;
 }
@@ -195,11 +195,8 @@ static onebit_status_t put(struct ob_fragment *fragment) {
 /* What the host learns when all is through. */
 static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
   struct plans *plans = plans_of(fragment);
-  if (!plans->put) {
-    const onebit_status_t status = put(fragment);
-    if (status != ONEBIT_OK)
-      return status;
-  }
+  if (!plans->put)
+    OB_TRY(put(fragment));
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     if (part->plan && !ob_steps_settled(part->plan, wait))
@@ -215,15 +212,9 @@ static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
 
 /* Where the host knows how the calls have ended. What the device does of it is then complete. */
 static onebit_status_t apply(struct plans *plans) {
-  for (int p = 0; p < PARTS; p++) {
-    struct onebit_plan *plan = plans->part[p].plan;
-    if (!plan)
-      continue;
-    ob_plan_apply(plan);
-    ob_steps_settled(plan, true);
-    if (plan->status != ONEBIT_OK)
-      return ob_error(plan->status, "%s", plan->error);
-  }
+  for (int p = 0; p < PARTS; p++)
+    if (plans->part[p].plan)
+      OB_TRY(ob_plan_apply(plans->part[p].plan));
   return ONEBIT_OK;
 }
 
@@ -260,8 +251,8 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
   *wire = *memory = 0;
   for (int p = 0; p < PARTS; p++)
     if (plans->part[p].plan) {
-      *wire += plans->part[p].plan->wire_bytes;
-      *memory += plans->part[p].plan->memory_bytes;
+      *wire += ob_plan_wire_bytes(plans->part[p].plan);
+      *memory += ob_plan_memory_bytes(plans->part[p].plan);
     }
 }
 
@@ -273,12 +264,12 @@ static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
   const struct plans *plans = plans_of(fragment);
   const struct part *part = &plans->part[COMPRESSED];
   size_t count = 0;
-  if (!part->plan || part->plan->options.wire == ONEBIT_WIRE_DENSE ||
-      fragment->outer->options.no_error_feedback)
+  if (!part->plan || !ob_plan_in_bits(part->plan) || fragment->outer->options.no_error_feedback)
     return 0;
-  const struct ob_layout *layout = &part->plan->geometry.layout;
-  const struct ob_residual *residual =
-      what == OB_SAVED_SERVER ? &part->plan->server : &part->plan->worker;
+  const struct ob_layout *layout = ob_plan_layout(part->plan);
+  const struct ob_residual *residual = what == OB_SAVED_SERVER
+                                           ? ob_plan_residual(part->plan, true)
+                                           : ob_plan_residual(part->plan, false);
   for (size_t k = 0; k < part->pieces; k++) {
     const size_t first = ob_offset_in(layout, k, residual->first);
     const size_t end = ob_offset_in(layout, k, residual->first + residual->blocks);
@@ -291,9 +282,10 @@ static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
 
 static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                        float *values) {
-  const struct onebit_plan *plan = plans_of(fragment)->part[COMPRESSED].plan;
-  return ob_residual_export(what == OB_SAVED_SERVER ? &plan->server : &plan->worker,
-                            &plan->geometry.layout, values);
+  onebit_plan_t plan = plans_of(fragment)->part[COMPRESSED].plan;
+  return ob_residual_export(what == OB_SAVED_SERVER ? ob_plan_residual(plan, true)
+                                                    : ob_plan_residual(plan, false),
+                            ob_plan_layout(plan), values);
 }
 
 static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,

@@ -207,8 +207,8 @@ static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
 static void abandon(struct ob_fragment *fragment) { ob_plan_abandon(sparse_of(fragment)->plan); }
 
 static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
-  *wire = sparse_of(fragment)->plan->wire_bytes;
-  *memory = sparse_of(fragment)->plan->memory_bytes;
+  *wire = ob_plan_wire_bytes(sparse_of(fragment)->plan);
+  *memory = ob_plan_memory_bytes(sparse_of(fragment)->plan);
 }
 
 /* --- The residual ------------------------------------------------------------------------------*/

@@ -31,13 +31,11 @@ static void send(struct ob_fragment *fragment, onebit_status_t status) {
 static onebit_status_t send_weight(struct ob_fragment *fragment, onebit_status_t status) {
   onebit_plan_t plan = fragment->weigh;
   fragment->weights[0] = (float)fragment->sent_weight;
-  plan->inputs[0] = fragment->weights_there[0];
-  plan->outputs[0] = fragment->weights_there[1];
   if (status == ONEBIT_OK)
     status = ob_outer_copy(fragment->outer, fragment->weights_there[0], &fragment->weights[0],
                            sizeof(float));
-  const struct ob_call call = {.source = {.inputs = plan->inputs, .factor = 1, .weight = 1},
-                               .outputs = plan->outputs};
+  const struct ob_call call =
+      ob_plan_call(plan, fragment->weights_there[0], fragment->weights_there[1]);
   return ob_plan_start(plan, status, &call);
 }
 

@@ -8,7 +8,7 @@
 #ifndef ONEBIT_TESTS_GPU_SCENE_H
 #define ONEBIT_TESTS_GPU_SCENE_H
 
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "cuda/kernels.h"
 #include "tests/codec_values.h"
 #include "tests/gpu/twin.h"

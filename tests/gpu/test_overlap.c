@@ -3,7 +3,7 @@
  * there are several chunks no message is part of it.
  */
 #define _DEFAULT_SOURCE
-#include "collectives/plan.h"
+#include "collectives/plan_private.h"
 #include "cuda/device.h"
 #include "tests/gpu/plans.h"
 
