@@ -51,11 +51,11 @@ static struct ob_cuda_pass pass_of(const struct bench_passes *passes,
   const struct bench_kernels *kernels = passes->kernels;
   enum bench_array variance = pass->frozen ? BENCH_RECIPROCALS : BENCH_VARIANCE;
   struct ob_cuda_pass of = {.kind = pass->kinds[0],
-                            .arrays = {[OB_MOMENTUM] = passes->plan->worker.values[0],
+                            .arrays = {[OB_MOMENTUM] = passes->plan->state->worker.values[0],
                                        [OB_VARIANCE] = passes->arrays[variance],
                                        [OB_FRESH] = passes->arrays[BENCH_FRESH],
                                        [OB_ANCHOR] = passes->arrays[BENCH_ANCHOR],
-                                       [OB_SCRATCH] = passes->plan->worker.values[1]},
+                                       [OB_SCRATCH] = passes->plan->state->worker.values[1]},
                             .parameters = &kernels->piece->parameters,
                             .gradients = &kernels->piece->gradients[pass->dtype],
                             .gradient_dtype = pass->dtype,
@@ -286,7 +286,8 @@ static onebit_status_t fill(struct bench_passes *passes) {
   for (int k = 0; k < 2 * DTYPES && status == ONEBIT_OK; k++) {
     const struct onebit_plan *plan = kernels->bits[k / 2];
     const struct ob_cuda_plan *kernel = &plan->device->kernel;
-    status = fill_residual(k % 2 ? &kernel->server : &kernel->worker, passes, plan->work.one_scale);
+    status = fill_residual(k % 2 ? &kernel->server : &kernel->worker, passes,
+                           plan->state->work.one_scale);
   }
   if (status == ONEBIT_OK)
     status = fill_messages(passes->plan, passes->messages, passes->streams);

@@ -49,7 +49,7 @@ int bench_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
   const struct ob_adam_factors *f = &bench_factors;
-  struct ob_residual *residual = pass->in_place ? &passes->in_place : &passes->plan->worker;
+  struct ob_residual *residual = pass->in_place ? &passes->in_place : &passes->plan->state->worker;
   const void *input = passes->input;
   struct ob_source source = {
       .inputs = &input,
@@ -63,7 +63,7 @@ int bench_run_compress(const struct bench_entry *entry) {
   for (int copy = 0; copy < 2; copy++)
     residual->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
   passes->work.stream =
-      !residual->changed && !pass->in_place && passes->plan->work.stream != pass->otherwise;
+      !residual->changed && !pass->in_place && passes->plan->state->work.stream != pass->otherwise;
   compress(passes, &source, residual);
   residual->moments[0] = residual->moments[1] = NULL;
   return BENCH_OK;
@@ -71,9 +71,9 @@ int bench_run_compress(const struct bench_entry *entry) {
 
 int bench_run_reduce(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
-  struct ob_residual *server = &passes->plan->server;
+  struct ob_residual *server = &passes->plan->state->server;
   struct ob_view in[1024]; /* as many as --streams allows */
-  passes->work.stream = passes->plan->work.stream;
+  passes->work.stream = passes->plan->state->work.stream;
   passes->work.streams = entry->streams;
   server->serving = (struct ob_serving){entry->pass->serve_rule, bench_lion_factors};
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
@@ -93,7 +93,7 @@ int bench_run_reduce(const struct bench_entry *entry) {
 static int run_store(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   void *output = passes->arrays[BENCH_OUTPUT];
-  passes->work.stream = passes->plan->work.stream;
+  passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk);
@@ -145,7 +145,7 @@ int bench_run_apply(const struct bench_entry *entry) {
   enum ob_pass_kind kind = entry->pass->kinds[0];
   struct ob_pass_sink sink = sink_of(passes, entry->pass, kind, NULL);
   bool wants_last = ob_pass_reads(kind) & OB_MASK(OB_LAST);
-  passes->work.stream = passes->plan->work.stream;
+  passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view in = view_of(passes, passes->messages, chunk), last = {0};
@@ -340,9 +340,9 @@ int bench_passes_create(const struct bench_options *options, size_t count, size_
   if (status == ONEBIT_OK)
     status = bench_passes_plan(options, options->dtype, ONEBIT_WIRE_BITS, passes, &passes->plan);
   BENCH_TRY(bench_status(status, "onebit_plan_create"));
-  passes->work = passes->plan->work;
+  passes->work = passes->plan->state->work;
   BENCH_TRY(bench_status(ob_work_create(&passes->work, streams, streams), "the codec's memory"));
-  passes->in_place = passes->plan->worker;
+  passes->in_place = passes->plan->state->worker;
   passes->in_place.values[1] = passes->in_place.values[0];
   passes->in_place.scales[1] = passes->in_place.scales[0];
   return create_arrays(passes);
@@ -412,6 +412,6 @@ void bench_rounds_prepare(struct bench_rounds *rounds, const struct bench_option
       entry->bytes = bench_pass_bytes(passes, entry->pass, entry->streams);
     if (entry->pass && entry->pass->otherwise)
       snprintf(entry->name, sizeof entry->name, "compress, %s",
-               passes->plan->work.stream ? "cached" : "streaming");
+               passes->plan->state->work.stream ? "cached" : "streaming");
   }
 }

@@ -120,7 +120,7 @@ void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const
              "%d thread%s, %zu rounds",
              work->codec->name, passes->count, bench_dtypes[work->dtype], bytes,
              bench_scales[job->options->scale], block,
-             passes->plan->work.stream ? "streaming" : "cached", work->threads,
+             passes->plan->state->work.stream ? "streaming" : "cached", work->threads,
              work->threads == 1 ? "" : "s", rounds);
 }
 
@@ -170,7 +170,7 @@ static void put_loop(struct bench_table *table, const struct bench_sheet *sheet,
                      const struct bench_entry *own) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
   const struct bench_pass *like = own->pass->like;
-  if (sheet->passes->plan->worker.changed)
+  if (sheet->passes->plan->state->worker.changed)
     like = like == &bench_triad_apart   ? &bench_triad
            : like == &bench_scale_apart ? &bench_scale
                                         : like;

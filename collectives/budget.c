@@ -14,8 +14,8 @@ static double residual_part(unsigned width) {
 
 /* Of all ranks the largest residual, as the square of its norm, in another width. */
 static double residual_in(const struct onebit_plan *plan, unsigned width) {
-  const double rms = (double)plan->ladder.agreed_rms * residual_part(width) /
-                     residual_part(plan->ladder.measured_width);
+  const double rms = (double)plan->state->ladder.agreed_rms * residual_part(width) /
+                     residual_part(plan->state->ladder.measured_width);
   return rms * rms * (double)plan->geometry.layout.elements;
 }
 
@@ -28,7 +28,7 @@ static double bytes_in(const struct onebit_plan *plan, unsigned width) {
 }
 
 static unsigned width_of(const struct onebit_plan *plan) {
-  return plan->ladder.fitted ? plan->ladder.fitted : plan->geometry.width;
+  return plan->state->ladder.fitted ? plan->state->ladder.fitted : plan->geometry.width;
 }
 
 static double sum_of_bytes(const onebit_plan_t *plans, size_t count) {
@@ -46,7 +46,7 @@ static struct onebit_plan *find_best(const onebit_plan_t *plans, size_t count, d
     const unsigned width = width_of(plans[i]);
     const double bytes = bytes_in(plans[i], 2 * width) - bytes_in(plans[i], width);
     const double falls = residual_in(plans[i], width) - residual_in(plans[i], 2 * width);
-    if (width >= plans[i]->ladder.max || bytes > left || !(falls > best_fall * bytes))
+    if (width >= plans[i]->state->ladder.max || bytes > left || !(falls > best_fall * bytes))
       continue;
     best = plans[i];
     best_fall = falls / bytes;
@@ -61,7 +61,7 @@ static onebit_status_t check(const onebit_plan_t *plans, size_t count, double bu
     return ob_error(ONEBIT_ERROR_ARGUMENT, "budget is %g, not above 0 and up to 1", budget);
   for (size_t i = 0; i < count; i++) {
     OB_TRY(ob_handle_check(plans[i], OB_HANDLE_PLAN, "plans"));
-    if (plans[i]->in_flight)
+    if (plans[i]->state->in_flight)
       return ob_error(ONEBIT_ERROR_BUSY, "plans[%zu] has a request in flight", i);
   }
   return ONEBIT_OK;
@@ -69,12 +69,12 @@ static onebit_status_t check(const onebit_plan_t *plans, size_t count, double bu
 
 static void begin(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++)
-    plans[i]->ladder.fitted = plans[i]->ladder.min;
+    plans[i]->state->ladder.fitted = plans[i]->state->ladder.min;
 }
 
 static void end(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    struct ob_ladder *ladder = &plans[i]->ladder;
+    struct ob_ladder *ladder = &plans[i]->state->ladder;
     if (ladder->max > ladder->min)
       ob_ladder_fix(plans[i], ladder->fitted);
     ladder->fitted = 0;
@@ -99,7 +99,7 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
     if (!best)
       break;
     left -= bytes_in(best, 2 * width_of(best)) - bytes_in(best, width_of(best));
-    best->ladder.fitted *= 2;
+    best->state->ladder.fitted *= 2;
   }
   end(plans, count);
   return status;

@@ -25,7 +25,7 @@ void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait)
   for (; size >= 1024 && suffix < 3; suffix++)
     size /= 1024;
   snprintf(wait->what, sizeof wait->what, "%s call %u of plan %" PRIu64 " (%.4g %s)",
-           operation_name(plan->options.operation), plan->sequence, plan->number, size,
+           operation_name(plan->options.operation), plan->state->sequence, plan->number, size,
            suffixes[suffix]);
   wait->others = plan->device ? "the device, or other ranks" : "other ranks";
 }
@@ -38,40 +38,45 @@ static onebit_status_t check_refused(const struct onebit_plan *plan) {
                   "differ: onebit_plan_reset, or load a checkpoint");
 }
 
+static void make_flight(const struct onebit_plan *plan, const struct ob_call *call) {
+  struct ob_flight *flight = plan->flight;
+  flight->call = *call;
+  flight->step = 0;
+  flight->stop = call->hold ? plan->decided : plan->step_count;
+  flight->failed_rank = flight->not_finite_rank = -1;
+  flight->apply_early_ok = flight->large_heard = false;
+  flight->worker_scale = flight->server_scale = 0;
+  flight->outcome.status = ONEBIT_OK;
+  flight->watch = (struct ob_watch){0};
+  flight->began = ob_log_wants(OB_LOG_TRACE) ? ob_seconds() : 0;
+  flight->call_bytes = plan->wire_bytes; /* which the call's end may change */
+}
+
 onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
                               const struct ob_call *call) {
-  if (plan->in_flight)
+  struct ob_plan_state *state = plan->state;
+  if (state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  if (plan->broken)
+  if (state->broken)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport failed in an earlier call: %s",
-                    plan->error);
+                    plan->flight->outcome.error);
   OB_TRY(ob_comm_check(plan->comm));
-  plan->call = *call;
-  plan->step = 0;
-  plan->stop = call->hold ? plan->decided : plan->step_count;
-  plan->sequence++;
-  plan->watch = (struct ob_watch){0};
-  plan->began = ob_log_wants(OB_LOG_TRACE) ? ob_seconds() : 0;
-  plan->call_bytes = plan->wire_bytes; /* which the call's end may change */
-  plan->trace.count = 0;
-  plan->trace.open = false;
-  plan->failed_rank = plan->not_finite_rank = -1;
-  plan->worker_scale = plan->server_scale = 0;
-  plan->status = ONEBIT_OK;
-  plan->apply_early_ok = plan->large_heard = false;
+  make_flight(plan, call);
+  state->sequence++;
+  state->trace.count = 0;
+  state->trace.open = false;
   ob_ladder_begin(plan);
-  atomic_store_explicit(&plan->work.not_finite, false, memory_order_relaxed);
-  atomic_store_explicit(&plan->work.large, plan->server_large, memory_order_relaxed);
+  atomic_store_explicit(&state->work.not_finite, false, memory_order_relaxed);
+  atomic_store_explicit(&state->work.large, state->server_large, memory_order_relaxed);
   if (status == ONEBIT_OK)
     status = check_refused(plan);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
   if (plan->host.shared.base)
     ob_host_begin(plan);
-  onebit_status_t started = plan->executor->begin ? plan->executor->begin(plan) : ONEBIT_OK;
-  if (started != ONEBIT_OK)
-    ob_steps_fail(plan, started);
-  plan->in_flight = true;
+  if (plan->executor->begin)
+    ob_steps_fail(plan, plan->executor->begin(plan));
+  state->in_flight = true;
   ob_engine_add(plan->comm->engine, plan);
   return ONEBIT_OK;
 }
@@ -94,7 +99,7 @@ static bool walk(onebit_plan_t plan, bool wait) {
     bool moved = false, alone;
     if (ob_engine_claim(engine, plan, &alone)) {
       moved = ob_steps_walk(plan, wait && alone);
-      if (plan->step >= plan->stop)
+      if (plan->flight->step >= plan->flight->stop)
         return true;
       ob_engine_free(engine, plan);
     }
@@ -109,15 +114,15 @@ static bool walk(onebit_plan_t plan, bool wait) {
 
 /* A held call that ended well is still to be applied. */
 static bool to_be_applied(const struct onebit_plan *plan) {
-  return plan->call.hold && plan->status == ONEBIT_OK;
+  return plan->flight->call.hold && plan->flight->outcome.status == ONEBIT_OK;
 }
 
 /* Of one copy, the residuals have changed with the first message. Where results may have been
  * written over the input already, no rank's input is at fault: the messages have left, and what
  * they do not say is the residual now. */
 static void undo(onebit_plan_t plan) {
-  if (plan->apply_early_ok && ob_residual_has_changed(&plan->worker))
-    ob_residual_commit(&plan->worker), ob_residual_commit(&plan->server);
+  if (plan->flight->apply_early_ok && ob_residual_has_changed(&plan->state->worker))
+    ob_residual_commit(&plan->state->worker), ob_residual_commit(&plan->state->server);
   else if (plan->executor->undo)
     plan->executor->undo(plan);
 }
@@ -128,7 +133,8 @@ void ob_plan_revoke(onebit_plan_t plan) {
 }
 
 static void end_call(onebit_plan_t plan) {
-  if (plan->status != ONEBIT_OK)
+  ob_ladder_end(plan);
+  if (plan->flight->outcome.status != ONEBIT_OK)
     undo(plan);
   if (plan->host.shared.base)
     ob_host_end(plan);
@@ -140,31 +146,30 @@ static void log_call(onebit_plan_t plan) {
   struct ob_wait call = {.peer = -1};
   ob_plan_describe_call(plan, &call);
   ob_log(OB_LOG_TRACE, plan->comm->rank, "%s: %" PRIu64 " bytes sent, %.3f ms, %s", call.what,
-         plan->call_bytes, 1e3 * (ob_seconds() - plan->began), onebit_status_string(plan->status));
+         plan->flight->call_bytes, 1e3 * (ob_seconds() - plan->flight->began),
+         onebit_status_string(plan->flight->outcome.status));
 }
 
 /* Of a plan that is claimed. */
 static onebit_status_t leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
-  plan->in_flight = false;
-  if (plan->began > 0)
+  plan->state->in_flight = false;
+  if (plan->flight->began > 0)
     log_call(plan);
   if (!to_be_applied(plan))
     end_call(plan);
-  if (plan->status == ONEBIT_OK)
-    return ONEBIT_OK;
-  return ob_error(plan->status, "%s", plan->error);
+  return ob_outcome_tell(&plan->flight->outcome);
 }
 
 /* As after a transport that has failed: nothing can follow. */
 void ob_plan_abandon(onebit_plan_t plan) {
-  if (!plan || !plan->in_flight)
+  if (!plan || !plan->state->in_flight)
     return;
   for (bool alone; !ob_engine_claim(plan->comm->engine, plan, &alone);)
     sched_yield();
   ob_engine_remove(plan->comm->engine, plan);
   ob_steps_give_up(plan);
-  plan->in_flight = false;
+  plan->state->in_flight = false;
   end_call(plan);
 }
 
@@ -179,38 +184,38 @@ onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
 
 onebit_status_t ob_plan_put(onebit_plan_t plan) {
   walk(plan, true);
-  return ob_outcome_add(&plan->outcome, leave(plan));
+  return ob_outcome_add(&plan->state->outcome, leave(plan));
 }
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
   ob_steps_settled(plan, true);
-  onebit_status_t status = ob_outcome_tell(&plan->outcome);
-  plan->outcome.status = ONEBIT_OK;
+  onebit_status_t status = ob_outcome_tell(&plan->state->outcome);
+  plan->state->outcome.status = ONEBIT_OK;
   return status;
 }
 
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink) {
   const struct ob_executor *executor = plan->executor;
-  const struct ob_pass_sink *own = plan->call.sink;
+  const struct ob_pass_sink *own = plan->flight->call.sink;
   int before = executor->enter ? executor->enter(plan) : 0;
-  plan->call.sink = sink;
+  plan->flight->call.sink = sink;
   for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
     executor->run[OB_STEP_APPLY](plan, chunk, true);
-  plan->call.sink = own;
+  plan->flight->call.sink = own;
   if (executor->leave)
     executor->leave(before);
 }
 
 onebit_status_t ob_plan_apply(onebit_plan_t plan) {
-  if (plan->call.hold) {
-    plan->stop = plan->step_count;
-    while (plan->step < plan->stop)
+  if (plan->flight->call.hold) {
+    plan->flight->stop = plan->step_count;
+    while (plan->flight->step < plan->flight->stop)
       ob_steps_walk(plan, true);
     end_call(plan);
-    if (plan->call.outputs && !plan->call.on_stream)
+    if (plan->flight->call.outputs && !plan->flight->call.on_stream)
       ob_steps_settled(plan, true);
   }
-  return plan->status == ONEBIT_OK ? ONEBIT_OK : ob_error(plan->status, "%s", plan->error);
+  return ob_outcome_tell(&plan->flight->outcome);
 }
 
 /* Elements in the send and the receive buffer. */
@@ -261,7 +266,7 @@ static onebit_status_t check_buffers(const struct onebit_plan *plan, const void 
 }
 
 /* The pieces lie in one buffer, `count` apart; in a gather, every rank's result has its place. */
-static void set_buffers(struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
+static void set_buffers(const struct onebit_plan *plan, const void *sendbuf, void *recvbuf) {
   size_t size = ob_dtype_size(plan->options.dtype), ranks = (size_t)plan->comm->size;
   for (size_t k = 0; k < plan->geometry.layout.pieces; k++) {
     const struct ob_piece *piece = &plan->geometry.layout.piece[k];
@@ -305,7 +310,7 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
                              onebit_operation_t operation, onebit_request_t *request,
                              bool on_stream, void *stream) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->in_flight)
+  if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   onebit_status_t status = check_call(plan, sendbuf, recvbuf, operation, request, on_stream);
   if (status == ONEBIT_OK)
@@ -333,12 +338,13 @@ onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_pla
 /* A request is the plan's address and, in the bits that alignment leaves zero, the number of the
  * call: a copy of one that is finished is not taken for the next. */
 static onebit_request_t request_of(onebit_plan_t plan) {
-  return (onebit_request_t)((char *)plan + 1 + plan->sequence % (OB_ALIGNMENT - 1));
+  return (onebit_request_t)((char *)plan + 1 + plan->state->sequence % (OB_ALIGNMENT - 1));
 }
 
 static onebit_status_t check_request(onebit_request_t request, onebit_plan_t *plan) {
   *plan = (onebit_plan_t)((char *)request - (uintptr_t)request % OB_ALIGNMENT);
-  if (ob_handle_is(*plan, OB_HANDLE_PLAN) && (*plan)->in_flight && request_of(*plan) == request)
+  if (ob_handle_is(*plan, OB_HANDLE_PLAN) && (*plan)->state->in_flight &&
+      request_of(*plan) == request)
     return ONEBIT_OK;
   return ob_handle_check(request, OB_HANDLE_REQUEST, "*request");
 }

@@ -14,7 +14,7 @@ struct onebit_plan;
 
 struct ob_engine {
   pthread_mutex_t lock;
-  struct onebit_plan *first; /* plans in flight, linked by their `next` */
+  const struct onebit_plan *first; /* plans in flight, linked by their `next` */
   /* progress.c: a thread that moves them, while `users` communicators want it. */
   pthread_cond_t work;
   pthread_t thread;
@@ -25,10 +25,10 @@ struct ob_engine {
 #define OB_ENGINE_INIT                                                                             \
   { .lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER }
 
-void ob_engine_add(struct ob_engine *engine, struct onebit_plan *plan);
+void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan);
 
 /* Takes the plan off, which this thread has claimed. */
-void ob_engine_remove(struct ob_engine *engine, struct onebit_plan *plan);
+void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan);
 
 /* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
 bool ob_engine_advance(struct ob_engine *engine);
@@ -44,7 +44,7 @@ bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 
 /* Claims the plan for this thread, to move it, and says whether it is the only one in flight; gives
  * it free again. Each is one turn of the lock: a small call is 0.4 microseconds in all. */
-bool ob_engine_claim(struct ob_engine *engine, struct onebit_plan *plan, bool *alone);
-void ob_engine_free(struct ob_engine *engine, struct onebit_plan *plan);
+bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone);
+void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan);
 
 #endif

@@ -31,24 +31,24 @@ struct ob_executor {
   void (*destroy)(struct onebit_plan *plan);
 
   /* The blocks of the host's other ranks are attached. NULL: they are used as they are. */
-  onebit_status_t (*attached)(struct onebit_plan *plan);
+  onebit_status_t (*attached)(const struct onebit_plan *plan);
 
   /* Fails unless it can work on this buffer. The error message names the argument. */
   onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
 
   /* The host has changed the residuals, and server_large. NULL: nothing else knows of them. */
-  onebit_status_t (*imported)(struct onebit_plan *plan);
+  onebit_status_t (*imported)(const struct onebit_plan *plan);
 
   /* ob_plan_accept. NULL: nothing else knows of what was refused. */
-  onebit_status_t (*accept)(struct onebit_plan *plan);
+  onebit_status_t (*accept)(const struct onebit_plan *plan);
 
   /* At the beginning and at the end of every call. NULL: nothing to do. */
-  onebit_status_t (*begin)(struct onebit_plan *plan);
-  void (*end)(struct onebit_plan *plan);
+  onebit_status_t (*begin)(const struct onebit_plan *plan);
+  void (*end)(const struct onebit_plan *plan);
 
   /* Of residuals of one copy, after a call that is not to be: they are as they were, to two
    * roundings. NULL: there are two. */
-  void (*undo)(struct onebit_plan *plan);
+  void (*undo)(const struct onebit_plan *plan);
 
   /* Around steps: makes the plan's device current for this thread, and then the one before. NULL on
    * the host. */
@@ -57,7 +57,7 @@ struct ob_executor {
 
   /* After the last step: whether the call is over and its status known. Also before anything else
    * looks at the residuals. NULL: it always is. */
-  bool (*settled)(struct onebit_plan *plan, bool wait);
+  bool (*settled)(const struct onebit_plan *plan, bool wait);
 
   ob_step_run *run[OB_STEP_KINDS];
 };

@@ -14,45 +14,45 @@ static struct ob_view view_last(const struct onebit_plan *plan, size_t segment, 
 }
 
 /* The values of `source` to a message about a segment. */
-static void compress_message(struct onebit_plan *plan, unsigned char *memory, size_t segment,
+static void compress_message(const struct onebit_plan *plan, unsigned char *memory, size_t segment,
                              size_t chunk, const struct ob_source *source) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
   struct ob_view out = ob_message_view(memory, &shape), momentum = {0};
-  if (plan->status != ONEBIT_OK) {
+  if (plan->flight->outcome.status != ONEBIT_OK) {
     memset(memory, 0, ob_message_bytes(&shape));
   } else if (ob_is_dense(plan)) {
-    ob_load_blocks(&plan->work, source, &shape, &out);
+    ob_load_blocks(&plan->state->work, source, &shape, &out);
   } else {
     if (source->momentum)
       momentum = view_last(plan, segment, chunk);
-    ob_compress_blocks(&plan->work, source, &plan->worker, &shape, &momentum, &out,
-                       plan->worker_sums);
+    ob_compress_blocks(&plan->state->work, source, &plan->state->worker, &shape, &momentum, &out,
+                       plan->state->worker_sums);
   }
 }
 
 /* Begins with the neighbour's message, and ends with this rank's own. */
-static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
   (void)wait;
   for (size_t distance = 1; distance <= geometry->members; distance++) {
     size_t server = ob_neighbour(geometry, distance);
     compress_message(plan, ob_message_at(geometry, geometry->outgoing, server, chunk),
-                     ob_segment_of(geometry, server), chunk, &plan->call.source);
+                     ob_segment_of(geometry, server), chunk, &plan->flight->call.source);
   }
   return true;
 }
 
-static bool compress_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   compress_message(plan, ob_result_of(plan, plan->geometry.member, chunk), 0, chunk,
-                   &plan->call.source);
+                   &plan->flight->call.source);
   return true;
 }
 
 /* The mean of the host's inputs, which is computed message by message. */
-static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress_host_mean(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
-  struct ob_source source = plan->call.source;
+  struct ob_source source = plan->flight->call.source;
   (void)wait;
   for (size_t distance = 1; distance <= geometry->members; distance++) {
     size_t server = ob_neighbour(geometry, distance), segment = ob_segment_of(geometry, server);
@@ -61,9 +61,9 @@ static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait
     struct ob_view mean = ob_message_view(memory, &shape);
     if (!ob_is_dense(plan))
       source.values = mean.values = plan->host.mean;
-    if (plan->status == ONEBIT_OK)
+    if (plan->flight->outcome.status == ONEBIT_OK)
       ob_host_mean(plan, segment, chunk, &shape, &mean);
-    if (plan->status != ONEBIT_OK || !ob_is_dense(plan))
+    if (plan->flight->outcome.status != ONEBIT_OK || !ob_is_dense(plan))
       compress_message(plan, memory, segment, chunk, &source);
   }
   ob_host_used(plan, chunk);
@@ -76,19 +76,19 @@ static float *shard_at(const struct onebit_plan *plan, const struct ob_message_s
   size_t first, end;
   ob_plan_segment(plan, &first, &end);
   size_t words = ob_layout_word(layout, shape->first) - ob_layout_word(layout, first);
-  return plan->call.shard + words * OB_LANES;
+  return plan->flight->call.shard + words * OB_LANES;
 }
 
 /* Dense values are copied as they are, finite or not. */
-static bool compress_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t segment = ob_own_segment(plan);
   unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
-  struct ob_source source = plan->call.source;
+  struct ob_source source = plan->flight->call.source;
   struct ob_view out = ob_message_view(memory, &shape);
   (void)wait;
-  if (ob_is_dense(plan) && plan->status == ONEBIT_OK) {
-    ob_copy_blocks(&plan->work, source.inputs, &shape, &out);
+  if (ob_is_dense(plan) && plan->flight->outcome.status == ONEBIT_OK) {
+    ob_copy_blocks(&plan->state->work, source.inputs, &shape, &out);
     return true;
   }
   if (!ob_is_dense(plan))
@@ -97,17 +97,18 @@ static bool compress_segment(struct onebit_plan *plan, size_t chunk, bool wait) 
   return true;
 }
 
-static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  if (plan->status == ONEBIT_OK)
-    plan->worker_scale = ob_finish(&plan->work, &plan->worker, plan->worker_sums);
+  if (plan->flight->outcome.status == ONEBIT_OK)
+    plan->flight->worker_scale =
+        ob_finish(&plan->state->work, &plan->state->worker, plan->state->worker_sums);
   return true;
 }
 
 /* --- Reduce ------------------------------------------------------------------------------------*/
 
 /* All members' messages for this rank's segment, in their order. */
-static void view_workers(struct onebit_plan *plan, size_t chunk,
+static void view_workers(const struct onebit_plan *plan, size_t chunk,
                          const struct ob_message_shape *shape) {
   const struct ob_geometry *geometry = &plan->geometry;
   for (size_t member = 0; member < geometry->members; member++) {
@@ -117,136 +118,140 @@ static void view_workers(struct onebit_plan *plan, size_t chunk,
 }
 
 /* Everyone's message about everything. */
-static void view_whole(struct onebit_plan *plan, size_t chunk,
+static void view_whole(const struct onebit_plan *plan, size_t chunk,
                        const struct ob_message_shape *shape) {
   for (size_t member = 0; member < plan->geometry.members; member++)
     plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
 }
 
-static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk),
                           result = ob_plan_result_message(plan, ob_own_segment(plan), chunk);
   unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
   struct ob_view out = ob_message_view(memory, &result);
   (void)wait;
   view_workers(plan, chunk, &shape);
-  if (plan->status != ONEBIT_OK)
+  if (plan->flight->outcome.status != ONEBIT_OK)
     memset(memory, 0, ob_message_bytes(&result));
   else if (ob_is_dense(plan))
-    ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, 1, &shape, &out);
+    ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
   else
-    ob_reduce_blocks(&plan->work, plan->views, &plan->server, &shape, &out, plan->server_sums);
+    ob_reduce_blocks(&plan->state->work, plan->views, &plan->state->server, &shape, &out,
+                     plan->state->server_sums);
   return true;
 }
 
-static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  if (plan->status == ONEBIT_OK)
-    plan->server_scale = ob_finish(&plan->work, &plan->server, plan->server_sums);
+  if (plan->flight->outcome.status == ONEBIT_OK)
+    plan->flight->server_scale =
+        ob_finish(&plan->state->work, &plan->state->server, plan->state->server_sums);
   return true;
 }
 
 /* The mean is kept in the first message of `outgoing`, which has no other use then. */
-static bool reduce_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
   unsigned char *memory = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
   struct ob_view out = ob_message_view(memory, &shape);
   (void)wait;
   view_whole(plan, chunk, &shape);
-  if (plan->status == ONEBIT_OK)
-    ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, 1, &shape, &out);
+  if (plan->flight->outcome.status == ONEBIT_OK)
+    ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
   return true;
 }
 
 /* --- Apply, also after a failed call: in a window, or when the last message is damaged. --- */
 
 /* To an optimizer, with the last call's message beside it where that is wanted. */
-static void update(struct onebit_plan *plan, const struct ob_view *in,
+static void update(const struct onebit_plan *plan, const struct ob_view *in,
                    const struct ob_message_shape *shape, size_t segment, size_t chunk) {
-  const struct ob_pass_sink *sink = plan->call.sink;
+  const struct ob_pass_sink *sink = plan->flight->call.sink;
   bool wanted = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST) && !sink->last_values;
   struct ob_view last = {0};
   if (wanted)
     last = view_last(plan, segment, chunk);
-  ob_pass_blocks(&plan->work, in, wanted ? &last : NULL, shape, sink);
+  ob_pass_blocks(&plan->state->work, in, wanted ? &last : NULL, shape, sink);
 }
 
 /* What each rank sent: a segment of the result, or in an allgather its own output. */
-static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   bool whole = plan->geometry.whole;
   (void)wait;
-  for (size_t source = 0; plan->status == ONEBIT_OK && source < ob_plan_sources(plan); source++) {
+  for (size_t source = 0;
+       plan->flight->outcome.status == ONEBIT_OK && source < ob_plan_sources(plan); source++) {
     size_t segment = whole ? 0 : source;
     struct ob_message_shape shape = ob_plan_result_message(plan, segment, chunk);
     struct ob_view in = ob_message_view(ob_plan_result(plan, true, source, chunk), &shape);
-    void *const *outputs = whole ? plan->call.outputs + source : plan->call.outputs;
+    void *const *outputs = whole ? plan->flight->call.outputs + source : plan->flight->call.outputs;
     if (ob_is_dense(plan))
-      ob_convert_blocks(&plan->work, &in, &shape, outputs);
-    else if (plan->call.sink)
+      ob_convert_blocks(&plan->state->work, &in, &shape, outputs);
+    else if (plan->flight->call.sink)
       update(plan, &in, &shape, segment, chunk);
     else
-      ob_store_blocks(&plan->work, &in, &shape, outputs);
+      ob_store_blocks(&plan->state->work, &in, &shape, outputs);
   }
   return true;
 }
 
-static bool apply_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
   (void)wait;
-  if (plan->status != ONEBIT_OK)
+  if (plan->flight->outcome.status != ONEBIT_OK)
     return true;
   if (ob_is_dense(plan)) {
     unsigned char *mean = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
     struct ob_view view = ob_message_view(mean, &shape);
-    ob_convert_blocks(&plan->work, &view, &shape, plan->call.outputs);
+    ob_convert_blocks(&plan->state->work, &view, &shape, plan->flight->call.outputs);
     return true;
   }
   view_whole(plan, chunk, &shape);
-  ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+  ob_sum_blocks(&plan->state->work, plan->views, &shape, plan->flight->call.outputs);
   return true;
 }
 
 /* To the caller's buffer, or to where an optimizer has its share of the gradients. */
-static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
-  float factor = plan->call.source.factor;
-  bool to_shard = plan->call.shard;
+  float factor = plan->flight->call.source.factor;
+  bool to_shard = plan->flight->call.shard;
   struct ob_view out = {.values = to_shard ? shard_at(plan, &shape) : NULL};
   (void)wait;
-  if (plan->status != ONEBIT_OK)
+  if (plan->flight->outcome.status != ONEBIT_OK)
     return true;
   view_workers(plan, chunk, &shape);
   if (ob_is_dense(plan) && to_shard)
-    ob_mean_blocks(&plan->work, plan->views, plan->geometry.members, factor, &shape, &out);
+    ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, factor, &shape, &out);
   else if (ob_is_dense(plan))
-    ob_average_blocks(&plan->work, plan->views, factor, &shape, plan->call.outputs);
+    ob_average_blocks(&plan->state->work, plan->views, factor, &shape, plan->flight->call.outputs);
   else if (to_shard)
-    ob_sum_values(&plan->work, plan->views, &shape, &out);
+    ob_sum_values(&plan->state->work, plan->views, &shape, &out);
   else
-    ob_sum_blocks(&plan->work, plan->views, &shape, plan->call.outputs);
+    ob_sum_blocks(&plan->state->work, plan->views, &shape, plan->flight->call.outputs);
   return true;
 }
 
-static void undo_compress(struct onebit_plan *plan, size_t chunk) {
+static void undo_compress(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   for (size_t member = 0; member < (geometry->whole ? 1 : geometry->members); member++) {
     const size_t segment = ob_segment_of(geometry, member);
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
     struct ob_view momentum = {0};
-    if (plan->call.source.momentum)
+    if (plan->flight->call.source.momentum)
       momentum = view_last(plan, segment, chunk);
-    ob_undo_compress(&plan->work, &plan->call.source, &plan->worker, &shape, &momentum);
+    ob_undo_compress(&plan->state->work, &plan->flight->call.source, &plan->state->worker, &shape,
+                     &momentum);
   }
 }
 
-static void undo_reduce(struct onebit_plan *plan, size_t chunk) {
+static void undo_reduce(const struct onebit_plan *plan, size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
   view_workers(plan, chunk, &shape);
-  ob_undo_reduce(&plan->work, plan->views, &plan->server, &shape);
+  ob_undo_reduce(&plan->state->work, plan->views, &plan->state->server, &shape);
 }
 
-static void undo_residual(struct onebit_plan *plan, struct ob_residual *residual,
-                          void (*of_chunk)(struct onebit_plan *plan, size_t chunk)) {
+static void undo_residual(const struct onebit_plan *plan, struct ob_residual *residual,
+                          void (*of_chunk)(const struct onebit_plan *plan, size_t chunk)) {
   if (!ob_residual_has_changed(residual))
     return;
   for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
@@ -254,24 +259,24 @@ static void undo_residual(struct onebit_plan *plan, struct ob_residual *residual
   ob_residual_undone(residual);
 }
 
-static void undo(struct onebit_plan *plan) {
-  undo_residual(plan, &plan->worker, undo_compress);
-  undo_residual(plan, &plan->server, undo_reduce);
+static void undo(const struct onebit_plan *plan) {
+  undo_residual(plan, &plan->state->worker, undo_compress);
+  undo_residual(plan, &plan->state->server, undo_reduce);
 }
 
-static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (ob_is_dense(plan))
     return true;
-  ob_residual_commit(&plan->worker);
-  ob_residual_commit(&plan->server);
-  plan->server_large = ob_residual_large(&plan->server);
+  ob_residual_commit(&plan->state->worker);
+  ob_residual_commit(&plan->state->server);
+  plan->state->server_large = ob_residual_large(&plan->state->server);
   if (plan->options.no_error_feedback) {
-    ob_residual_forget(&plan->worker); /* which cannot fail in memory of the host */
-    ob_residual_forget(&plan->server);
+    ob_residual_forget(&plan->state->worker); /* which cannot fail in memory of the host */
+    ob_residual_forget(&plan->state->server);
   }
-  plan->result_now = !plan->result_now;
-  plan->last_width = plan->geometry.result_width;
+  plan->state->result_now = !plan->state->result_now;
+  plan->state->last_width = plan->geometry.result_width;
   ob_ladder_commit(plan);
   return true;
 }

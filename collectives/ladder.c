@@ -32,12 +32,12 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 static bool is_used(const struct ob_ladder *ladder) { return ladder->max > ladder->min; }
 
 size_t ob_ladder_max_bytes(const struct onebit_plan *plan, size_t messages, size_t bytes) {
-  return is_used(&plan->ladder) ? messages * plan->ladder.max_stride : bytes;
+  return is_used(&plan->state->ladder) ? messages * plan->state->ladder.max_stride : bytes;
 }
 
 /* In the text that says what the plan decided: its last line. */
 static void tell(struct onebit_plan *plan) {
-  const struct ob_ladder *ladder = &plan->ladder;
+  const struct ob_ladder *ladder = &plan->state->ladder;
   char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
   if (!line)
     line = text + strlen(text);
@@ -47,6 +47,7 @@ static void tell(struct onebit_plan *plan) {
 }
 
 static void set_width(struct onebit_plan *plan, unsigned width) {
+  plan->state->ladder.width = width;
   ob_schedule_set_width(plan, width);
   tell(plan);
 }
@@ -60,44 +61,45 @@ static struct ob_norms *allocate(struct onebit_plan *plan, const struct ob_resid
 
 onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   const onebit_plan_options_t *options = &plan->options;
-  plan->ladder = (struct ob_ladder){.min = (unsigned)options->bits,
-                                    .max = (unsigned)options->max_bits,
-                                    .measured_width = (unsigned)options->bits,
-                                    .state = {.patience = MIN_PATIENCE}};
+  plan->state->ladder = (struct ob_ladder){.min = (unsigned)options->bits,
+                                           .max = (unsigned)options->max_bits,
+                                           .measured_width = (unsigned)options->bits,
+                                           .state = {.patience = MIN_PATIENCE}};
   if (options->wire == ONEBIT_WIRE_DENSE)
-    plan->ladder.max = plan->ladder.min;
-  if (!is_used(&plan->ladder))
+    plan->state->ladder.max = plan->state->ladder.min;
+  if (!is_used(&plan->state->ladder))
     return ONEBIT_OK;
   if (plan->executor != &ob_executor_host)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "device is ONEBIT_DEVICE_CUDA, bits is %d, max_bits is %d: that is for memory "
                     "of the host",
                     options->bits, options->max_bits);
-  plan->ladder.elements = ob_residual_elements(&plan->worker, &plan->geometry.layout);
-  plan->ladder.max_stride = plan->geometry.stride;
-  set_width(plan, plan->ladder.min);
-  plan->worker.norms = allocate(plan, &plan->worker);
+  plan->state->ladder.elements = ob_residual_elements(&plan->state->worker, &plan->geometry.layout);
+  plan->state->ladder.max_stride = plan->geometry.stride;
+  set_width(plan, plan->state->ladder.min);
+  plan->state->worker.norms = allocate(plan, &plan->state->worker);
   /* Of a server that keeps no error there is nothing to measure. */
-  const bool serves_error = plan->server.serving.rule == OB_SERVE_MEAN;
-  plan->server.norms = serves_error ? allocate(plan, &plan->server) : NULL;
-  if (plan->worker.norms && (plan->server.norms || !serves_error))
+  const bool serves_error = plan->state->server.serving.rule == OB_SERVE_MEAN;
+  plan->state->server.norms = serves_error ? allocate(plan, &plan->state->server) : NULL;
+  if (plan->state->worker.norms && (plan->state->server.norms || !serves_error))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norms of %zu blocks",
-                  plan->worker.blocks);
+                  plan->state->worker.blocks);
 }
 
-void ob_ladder_destroy(struct onebit_plan *plan) {
-  ob_release(plan->worker.norms);
-  ob_release(plan->server.norms);
+void ob_ladder_destroy(const struct onebit_plan *plan) {
+  ob_release(plan->state->worker.norms);
+  ob_release(plan->state->server.norms);
 }
 
 /* --- A call ------------------------------------------------------------------------------------*/
 
-void ob_ladder_begin(struct onebit_plan *plan) {
-  struct ob_ladder *ladder = &plan->ladder;
+void ob_ladder_begin(const struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->state->ladder;
   ladder->heard = (unsigned)ladder->state.wish;
   ladder->max_rms = ladder->rms;
-  plan->worker.phase = plan->server.phase = (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
+  plan->state->worker.phase = plan->state->server.phase =
+      (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
 }
 
 void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
@@ -130,8 +132,8 @@ static double bound_below(const struct ob_norms *norms) {
 }
 
 /* A window is over: what this rank tells in the next call. */
-static void make_wish(struct onebit_plan *plan) {
-  struct ob_ladder *ladder = &plan->ladder;
+static void make_wish(const struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
   const double below = fmax(bound_below(worker), bound_below(server));
   ladder->state.ratio = fmax(ratio_of(worker), ratio_of(server));
@@ -146,25 +148,31 @@ static void make_wish(struct onebit_plan *plan) {
   *worker = *server = (struct ob_norms){0};
 }
 
-static void move(struct onebit_plan *plan, unsigned width) {
-  struct ob_ladder *ladder = &plan->ladder;
+static void move(const struct onebit_plan *plan, unsigned width) {
+  struct ob_ladder *ladder = &plan->state->ladder;
   ob_log(OB_LOG_INFO, plan->comm->rank, "plan %" PRIu64 ": from %u to %u bits, residual ratio %.3g",
          plan->number, plan->geometry.width, width, ladder->state.ratio);
   ladder->state.moves++;
   ladder->state.calm = 0;
   ladder->state.settling = SETTLING_WINDOWS;
-  set_width(plan, width);
+  ladder->width = width;
+}
+
+void ob_ladder_end(struct onebit_plan *plan) {
+  if (is_used(&plan->state->ladder) && plan->state->ladder.width != plan->geometry.width)
+    set_width(plan, plan->state->ladder.width);
 }
 
 void ob_ladder_fix(struct onebit_plan *plan, unsigned width) {
-  plan->ladder.fixed = true;
+  plan->state->ladder.fixed = true;
   if (width != plan->geometry.width)
     move(plan, width);
+  ob_ladder_end(plan);
 }
 
 /* The same on all ranks: of what all have heard, and of what that has led to. */
-static void decide(struct onebit_plan *plan) {
-  struct ob_ladder *ladder = &plan->ladder;
+static void decide(const struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->state->ladder;
   const unsigned width = plan->geometry.width;
   ladder->agreed_rms = ladder->max_rms;
   ladder->measured_width = width;
@@ -181,12 +189,12 @@ static void decide(struct onebit_plan *plan) {
   }
 }
 
-void ob_ladder_commit(struct onebit_plan *plan) {
-  struct ob_ladder *ladder = &plan->ladder;
+void ob_ladder_commit(const struct onebit_plan *plan) {
+  struct ob_ladder *ladder = &plan->state->ladder;
   if (!is_used(ladder))
     return;
-  add_measured(&plan->worker, &ladder->state.worker);
-  add_measured(&plan->server, &ladder->state.server);
+  add_measured(&plan->state->worker, &ladder->state.worker);
+  add_measured(&plan->state->server, &ladder->state.server);
   if (ladder->state.voting)
     decide(plan);
   ladder->state.voting = false;
@@ -203,7 +211,7 @@ unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsigned flags, unsi
 }
 
 void ob_ladder_reset(struct onebit_plan *plan) {
-  struct ob_ladder *ladder = &plan->ladder;
+  struct ob_ladder *ladder = &plan->state->ladder;
   if (!is_used(ladder))
     return;
   *ladder = (struct ob_ladder){.min = ladder->min,
@@ -218,7 +226,7 @@ void ob_ladder_reset(struct onebit_plan *plan) {
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
 unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width) {
-  const struct ob_ladder *ladder = &plan->ladder;
+  const struct ob_ladder *ladder = &plan->state->ladder;
   unsigned known = ladder->min;
   while (known < ladder->max && known < width)
     known *= 2;
@@ -226,24 +234,24 @@ unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width) {
 }
 
 struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan) {
-  struct ob_ladder_state state = plan->ladder.state;
+  struct ob_ladder_state state = plan->state->ladder.state;
   state.width = plan->geometry.width;
-  state.last_width = plan->last_width;
+  state.last_width = plan->state->last_width;
   return state;
 }
 
 void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *state) {
-  if (!is_used(&plan->ladder))
+  if (!is_used(&plan->state->ladder))
     return;
-  plan->ladder.state = *state;
+  plan->state->ladder.state = *state;
   set_width(plan, ob_ladder_width_in(plan, state->width));
 }
 
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
   OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  const struct ob_ladder *ladder = &plan->ladder;
-  if (plan->in_flight)
+  const struct ob_ladder *ladder = &plan->state->ladder;
+  if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   if (!ob_width_is_known(bits) || (unsigned)bits < ladder->min || (unsigned)bits > ladder->max)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, and the plan has %u to %u", bits,

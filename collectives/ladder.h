@@ -42,6 +42,7 @@ struct ob_ladder {
   unsigned min, max; /* bits; equal: it never moves */
   bool fixed;        /* by a budget: it measures, and does not move by itself */
   struct ob_ladder_state state;
+  unsigned width;    /* of the next call; the plan has that of the latest until it is over */
   size_t elements;   /* of the worker residual */
   size_t max_stride; /* bytes of the longest message of all widths */
   /* Heard of all ranks so far in the call after a window; the root mean square of this rank's
@@ -55,14 +56,17 @@ struct ob_ladder {
 
 /* Memory for norms. ONEBIT_ERROR_UNSUPPORTED: not what this plan's device has. */
 onebit_status_t ob_ladder_create(struct onebit_plan *plan);
-void ob_ladder_destroy(struct onebit_plan *plan);
+void ob_ladder_destroy(const struct onebit_plan *plan);
 
 /* Back to the fewest bits, as after making. */
 void ob_ladder_reset(struct onebit_plan *plan);
 
 /* At the beginning of a call; when it is committed. */
-void ob_ladder_begin(struct onebit_plan *plan);
-void ob_ladder_commit(struct onebit_plan *plan);
+void ob_ladder_begin(const struct onebit_plan *plan);
+void ob_ladder_commit(const struct onebit_plan *plan);
+
+/* The call is over: the plan has the width that the ladder has come to. */
+void ob_ladder_end(struct onebit_plan *plan);
 
 /* The width from the next call on, which is then another's to choose. */
 void ob_ladder_fix(struct onebit_plan *plan, unsigned width);

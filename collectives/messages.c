@@ -6,7 +6,7 @@
 
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk) {
-  int copy = next ? !plan->result_now : plan->result_now;
+  int copy = next ? !plan->state->result_now : plan->state->result_now;
   if (plan->host.shared.base)
     return ob_host_result(plan, copy, source, chunk);
   return ob_result_at(&plan->geometry, copy, source, chunk);
@@ -24,7 +24,7 @@ bool ob_plan_in_bits(const struct onebit_plan *plan) { return !plan->geometry.de
 
 bool ob_plan_is_hierarchical(const struct onebit_plan *plan) { return plan->host.ranks > 0; }
 
-bool ob_plan_is_broken(const struct onebit_plan *plan) { return plan->broken; }
+bool ob_plan_is_broken(const struct onebit_plan *plan) { return plan->state->broken; }
 
 uint64_t ob_plan_wire_bytes(const struct onebit_plan *plan) { return plan ? plan->wire_bytes : 0; }
 
@@ -40,12 +40,12 @@ const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan) {
   return plan->executor->messages;
 }
 
-struct ob_work *ob_plan_work(onebit_plan_t plan) {
-  return &plan->work;
+struct ob_work *ob_plan_work(const struct onebit_plan *plan) {
+  return &plan->state->work;
 }
 
-struct ob_residual *ob_plan_residual(onebit_plan_t plan, bool server) {
-  return server ? &plan->server : &plan->worker;
+struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server) {
+  return server ? &plan->state->server : &plan->state->worker;
 }
 
 void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end) {
@@ -77,7 +77,7 @@ struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, s
 struct ob_message_shape ob_plan_last_message(const struct onebit_plan *plan, size_t segment,
                                              size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
-  shape.width = plan->last_width;
+  shape.width = plan->state->last_width;
   return shape;
 }
 
@@ -103,16 +103,16 @@ unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_
 
 /* --- Sending -----------------------------------------------------------------------------------*/
 
-void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_message_shape *shape,
-              enum ob_message_kind kind, float scale) {
-  const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
-                                       plan->call.agreed};
+void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,
+              const struct ob_message_shape *shape, enum ob_message_kind kind, float scale) {
+  const struct ob_message_call call = {kind, plan->state->sequence, plan->geometry.layout.elements,
+                                       plan->flight->call.agreed};
   if (!plan->geometry.one_scale)
-    scale = plan->host.ranks ? plan->ladder.max_rms : plan->ladder.rms;
+    scale = plan->host.ranks ? plan->state->ladder.max_rms : plan->state->ladder.rms;
   const unsigned flags =
       ob_steps_flags(plan) | ob_payload_flags(shape->dense, shape->half, shape->width);
   *(struct ob_header *)(void *)memory = ob_header_make(shape, &call, (uint16_t)flags, scale);
-  ob_message_seal(memory, shape, plan->work.codec);
+  ob_message_seal(memory, shape, plan->state->work.codec);
 }
 
 static void count_bytes(const struct ob_batch *batch) {
@@ -132,14 +132,14 @@ onebit_status_t ob_comm_put(struct ob_batch *batch, void *stream) {
   return batch->comm->transport->put(batch, stream);
 }
 
-void ob_begin_batch(struct onebit_plan *plan, struct ob_batch *batch) {
+void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch) {
   count_bytes(batch);
   if (plan->comm->transport->begin(batch, plan->tag) != ONEBIT_OK)
     ob_steps_give_up(plan);
 }
 
 /* With the other members in the order of their distance: what goes to each, and what comes. */
-static void add_endpoints(struct onebit_plan *plan, struct ob_batch *batch, size_t member,
+static void add_endpoints(const struct onebit_plan *plan, struct ob_batch *batch, size_t member,
                           unsigned char *out, size_t out_bytes, unsigned char *in,
                           size_t in_bytes) {
   int rank = plan->member_ranks[member];
@@ -159,7 +159,7 @@ static size_t result_bytes(const struct onebit_plan *plan, size_t member, size_t
   return ob_message_bytes(&shape);
 }
 
-struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
+struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
   size_t mine = ob_ladder_max_bytes(plan, 1, message_bytes(plan, geometry->member, chunk));
@@ -173,7 +173,7 @@ struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk) {
   return batch;
 }
 
-struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk) {
+struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->gather[chunk % geometry->slots];
   size_t mine = result_bytes(plan, geometry->member, chunk);
@@ -187,26 +187,26 @@ struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk) {
   return batch;
 }
 
-bool ob_send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
   (void)wait;
   ob_steps_note_own(plan);
   for (size_t member = 0; member < geometry->members; member++) {
     struct ob_message_shape shape = ob_plan_message(plan, ob_segment_of(geometry, member), chunk);
     ob_stamp(plan, ob_message_at(geometry, geometry->outgoing, member, chunk), &shape,
-             OB_MESSAGE_WORKER, plan->worker_scale);
+             OB_MESSAGE_WORKER, plan->flight->worker_scale);
   }
   ob_begin_batch(plan, ob_exchange_batch(plan, chunk));
   return true;
 }
 
-bool ob_send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_result_message(plan, ob_own_segment(plan), chunk);
   bool reduced = plan->options.operation == ONEBIT_ALLREDUCE && !plan->geometry.whole;
   (void)wait;
   ob_steps_note_own(plan);
   ob_stamp(plan, ob_result_of(plan, plan->geometry.member, chunk), &shape, OB_MESSAGE_SERVER,
-           reduced ? plan->server_scale : plan->worker_scale);
+           reduced ? plan->flight->server_scale : plan->flight->worker_scale);
   ob_begin_batch(plan, ob_gather_batch(plan, chunk));
   return true;
 }
@@ -217,58 +217,61 @@ bool ob_send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
  * of different places hear of each other's only from those in between. */
 static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned flags,
                                     uint32_t agreed) {
-  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
-  if (!ob_header_disagrees(flags, agreed, plan->call.agreed))
+  const char *name =
+      plan->flight->call.agreed_name ? plan->flight->call.agreed_name : "an argument";
+  if (!ob_header_disagrees(flags, agreed, plan->flight->call.agreed))
     return ONEBIT_OK;
-  if (agreed == plan->call.agreed)
+  if (agreed == plan->flight->call.agreed)
     return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks that it has heard of", name);
-  if (plan->call.agreed_whole)
+  if (plan->flight->call.agreed_whole)
     return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %08x, there %08x",
-                    name, (unsigned)plan->call.agreed, (unsigned)agreed);
+                    name, (unsigned)plan->flight->call.agreed, (unsigned)agreed);
   return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %.9g, there %.9g",
-                  name, (double)ob_float_of(plan->call.agreed), (double)ob_float_of(agreed));
+                  name, (double)ob_float_of(plan->flight->call.agreed),
+                  (double)ob_float_of(agreed));
 }
 
-void ob_refuse_message(struct onebit_plan *plan, int rank, onebit_status_t status) {
+void ob_refuse_message(const struct onebit_plan *plan, int rank, onebit_status_t status) {
   ob_error(status, "from rank %d: %.200s", rank, onebit_last_error());
   if (status == ONEBIT_ERROR_MESSAGE) /* also by a thread that moves the plans of others */
     __atomic_store_n(plan->refused, true, __ATOMIC_RELAXED);
   ob_steps_fail(plan, status);
 }
 
-void ob_steps_hear(struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed) {
+void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed) {
   onebit_status_t status = check_agreed(plan, flags, agreed);
   if (status != ONEBIT_OK) {
     ob_refuse_message(plan, rank, status);
     return;
   }
-  if (flags & OB_FLAG_ERROR && plan->failed_rank < 0)
-    plan->failed_rank = rank;
-  if (flags & OB_FLAG_NOT_FINITE && plan->not_finite_rank < 0)
-    plan->not_finite_rank = rank;
-  plan->large_heard |= (flags & OB_FLAG_LARGE) != 0;
+  if (flags & OB_FLAG_ERROR && plan->flight->failed_rank < 0)
+    plan->flight->failed_rank = rank;
+  if (flags & OB_FLAG_NOT_FINITE && plan->flight->not_finite_rank < 0)
+    plan->flight->not_finite_rank = rank;
+  plan->flight->large_heard |= (flags & OB_FLAG_LARGE) != 0;
 }
 
-void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
+void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
                       size_t chunk, enum ob_message_kind kind) {
-  const struct ob_message_call call = {kind, plan->sequence, plan->geometry.layout.elements,
-                                       plan->call.agreed};
+  const struct ob_message_call call = {kind, plan->state->sequence, plan->geometry.layout.elements,
+                                       plan->flight->call.agreed};
   struct ob_message_shape shape = kind == OB_MESSAGE_SERVER
                                       ? ob_plan_result_message(plan, segment, chunk)
                                       : ob_plan_message(plan, segment, chunk);
   const struct ob_header *header = in->data;
   if (in->bytes >= sizeof *header && header->flags & OB_FLAG_ERROR)
-    shape.width = ob_ladder_width_of(&plan->ladder, header->flags, shape.width);
-  onebit_status_t status = ob_message_check(in->data, in->bytes, &shape, &call, plan->work.codec);
+    shape.width = ob_ladder_width_of(&plan->state->ladder, header->flags, shape.width);
+  onebit_status_t status =
+      ob_message_check(in->data, in->bytes, &shape, &call, plan->state->work.codec);
   if (status != ONEBIT_OK) {
     ob_refuse_message(plan, in->peer, status);
     return;
   }
-  ob_ladder_hear(&plan->ladder, header->flags, header->scale);
+  ob_ladder_hear(&plan->state->ladder, header->flags, header->scale);
   ob_steps_hear(plan, in->peer, header->flags, header->agreed);
 }
 
-static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+static bool receive(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                     enum ob_message_kind kind, bool wait) {
   onebit_status_t status = plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_IN_PROGRESS)
@@ -284,11 +287,11 @@ static bool receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chu
   return true;
 }
 
-bool ob_receive_from_workers(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return receive(plan, plan->exchange[chunk % plan->geometry.slots], chunk, OB_MESSAGE_WORKER,
                  wait);
 }
 
-bool ob_receive_from_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return receive(plan, plan->gather[chunk % plan->geometry.slots], chunk, OB_MESSAGE_SERVER, wait);
 }

@@ -16,24 +16,24 @@ size_t ob_own_segment(const struct onebit_plan *plan);
 unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk);
 
 /* Fills in the header of a message that is about to leave. */
-void ob_stamp(struct onebit_plan *plan, unsigned char *memory, const struct ob_message_shape *shape,
-              enum ob_message_kind kind, float scale);
+void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,
+              const struct ob_message_shape *shape, enum ob_message_kind kind, float scale);
 
 /* The endpoints of a chunk's messages, for whoever has stamped them. */
-struct ob_batch *ob_exchange_batch(struct onebit_plan *plan, size_t chunk);
-struct ob_batch *ob_gather_batch(struct onebit_plan *plan, size_t chunk);
+struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk);
+struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk);
 
 /* Begins a batch; the plan gives up if that fails. */
-void ob_begin_batch(struct onebit_plan *plan, struct ob_batch *batch);
+void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch);
 
 /* Steps of a host that walks (steps.h). */
 ob_step_run ob_send_to_servers, ob_receive_from_workers, ob_send_to_all, ob_receive_from_servers;
 
 /* Looks at a message about a segment, and takes note of what it says. */
-void ob_check_message(struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
+void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
                       size_t chunk, enum ob_message_kind kind);
 
 /* The call fails on this rank because of what that rank sent. */
-void ob_refuse_message(struct onebit_plan *plan, int rank, onebit_status_t status);
+void ob_refuse_message(const struct onebit_plan *plan, int rank, onebit_status_t status);
 
 #endif

@@ -59,12 +59,12 @@ static void explain(const struct onebit_plan *plan) {
   int asked = 0;
   char wire[32] = "dense";
   if (plan->options.wire != ONEBIT_WIRE_DENSE)
-    snprintf(wire, sizeof wire, "%u..%u bits", plan->ladder.min, plan->ladder.max);
+    snprintf(wire, sizeof wire, "%u..%u bits", plan->state->ladder.min, plan->state->ladder.max);
   ob_log(OB_LOG_INFO, plan->comm->rank,
          "plan %" PRIu64 ": %zu elements, schedule %s, %s, %zu messages, %" PRIu64
          " bytes a call, %s",
          plan->number, plan->count, ob_cost_schedule_name(plan->choice.schedule), wire,
-         plan->geometry.chunks, plan->wire_bytes, plan->work.codec->name);
+         plan->geometry.chunks, plan->wire_bytes, plan->state->work.codec->name);
   if (plan->comm->rank != 0)
     return;
   if (ob_knob_number(OB_KNOB_EXPLAIN, 0, 1, 0, &asked) == ONEBIT_OK && asked)
@@ -72,19 +72,29 @@ static void explain(const struct onebit_plan *plan) {
             plan->choice.text);
 }
 
+/* A plan, in one piece of memory. */
+struct whole {
+  struct onebit_plan plan;
+  struct ob_flight flight;
+  struct ob_plan_state state;
+};
+
 /* This rank's part, and what the others say to it. */
 static onebit_status_t propose(onebit_comm_t comm, onebit_status_t status,
                                const struct ob_plan_shape *shape, size_t count,
                                struct onebit_plan **result) {
   struct onebit_plan *plan = NULL;
   if (status == ONEBIT_OK) {
-    plan = ob_handle_create(OB_HANDLE_PLAN, sizeof *plan);
-    if (plan) {
+    struct whole *whole = ob_handle_create(OB_HANDLE_PLAN, sizeof *whole);
+    if (whole) {
+      plan = &whole->plan;
+      plan->flight = &whole->flight;
+      plan->state = &whole->state;
       plan->comm = ob_comm_keep(comm);
       plan->number = comm->plans;
       plan->count = count;
-      plan->refused = shape->refused ? shape->refused : &plan->own_refused;
-      plan->memory_bytes = sizeof *plan;
+      plan->refused = shape->refused ? shape->refused : &plan->state->refused;
+      plan->memory_bytes = sizeof *whole;
       status = ob_plan_build(plan, shape);
     } else {
       status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan");
@@ -201,7 +211,7 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
   if (!plan)
     return ONEBIT_OK;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->in_flight)
+  if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   ob_plan_release(plan);
   return ONEBIT_OK;
@@ -216,15 +226,15 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
     return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
-      .worker_residual_start = ob_layout_element(&plan->geometry.layout, plan->worker.first),
-      .worker_residual_count = ob_residual_elements(&plan->worker, &plan->geometry.layout),
-      .server_residual_count = ob_residual_elements(&plan->server, &plan->geometry.layout),
-      .server_residual_start = ob_layout_element(&plan->geometry.layout, plan->server.first),
+      .worker_residual_start = ob_layout_element(&plan->geometry.layout, plan->state->worker.first),
+      .worker_residual_count = ob_residual_elements(&plan->state->worker, &plan->geometry.layout),
+      .server_residual_count = ob_residual_elements(&plan->state->server, &plan->geometry.layout),
+      .server_residual_start = ob_layout_element(&plan->geometry.layout, plan->state->server.first),
       .block_size = plan->options.block_size,
       .chunks = plan->geometry.chunks,
       .wire_bytes = plan->wire_bytes,
       .memory_bytes = plan->memory_bytes,
-      .codec = plan->executor->codec ? plan->executor->codec : plan->work.codec->name,
+      .codec = plan->executor->codec ? plan->executor->codec : plan->state->work.codec->name,
       .transport = plan->comm->transport->name,
       .schedule = plan->choice.schedule,
       .wire = plan->options.wire,
@@ -232,10 +242,10 @@ onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *inf
       .hosts = plan->comm->hosts.count,
       .ranks_per_host = plan->comm->hosts.each,
       .bits = (int)plan->geometry.width,
-      .min_bits = (int)plan->ladder.min,
-      .max_bits = (int)plan->ladder.max,
-      .moves = plan->ladder.state.moves,
-      .residual_ratio = plan->ladder.state.ratio,
+      .min_bits = (int)plan->state->ladder.min,
+      .max_bits = (int)plan->state->ladder.max,
+      .moves = plan->state->ladder.state.moves,
+      .residual_ratio = plan->state->ladder.state.ratio,
   };
   return ONEBIT_OK;
 }

@@ -153,8 +153,8 @@ const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan);
 
 /* What passes over its layout go by. The residual of what this rank sends, or of what it sends as
  * the server of its segment. */
-struct ob_work *ob_plan_work(onebit_plan_t plan);
-struct ob_residual *ob_plan_residual(onebit_plan_t plan, bool server);
+struct ob_work *ob_plan_work(const struct onebit_plan *plan);
+struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server);
 
 /* From now on the host's clock is asked what calls spend; that since the last time. */
 void ob_plan_clock(onebit_plan_t plan);

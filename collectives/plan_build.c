@@ -43,7 +43,7 @@ void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *e
 
 static onebit_status_t allocate_residual(struct onebit_plan *plan,
                                          const struct ob_plan_shape *shape) {
-  const struct ob_work *work = &plan->work;
+  const struct ob_work *work = &plan->state->work;
   size_t first, end;
   ob_plan_compressed(plan, &first, &end);
   if (plan->momentum) { /* an optimizer keeps other things there before */
@@ -53,25 +53,28 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   const struct ob_memory *memory = plan->executor->residuals;
   const struct ob_layout *layout = &plan->geometry.layout;
   const int copies = plan->options.residual_copies;
-  OB_TRY(ob_residual_create(&plan->worker, layout, first, end, work->one_scale, plan->moments,
-                            copies, memory));
+  OB_TRY(ob_residual_create(&plan->state->worker, layout, first, end, work->one_scale,
+                            plan->moments, copies, memory));
   first = end = 0;
   if (plan->sizes.reduces)
     ob_plan_segment(plan, &first, &end);
-  OB_TRY(ob_residual_create(&plan->server, layout, first, end, work->one_scale, false,
+  OB_TRY(ob_residual_create(&plan->state->server, layout, first, end, work->one_scale, false,
                             shape->serving.rule == OB_SERVE_MEAN ? copies : 2, memory));
-  plan->server.serving = shape->serving;
+  plan->state->server.serving = shape->serving;
   if (plan->options.profile == ONEBIT_PROFILE_DEFAULT && plan->options.bits == 1) {
-    plan->server.result_dtype = work->output_dtype;
+    plan->state->server.result_dtype = work->output_dtype;
     if (plan->options.operation == ONEBIT_ALLGATHER)
-      plan->worker.result_dtype = work->output_dtype;
+      plan->state->worker.result_dtype = work->output_dtype;
   }
-  plan->memory_bytes += ob_residual_bytes(&plan->worker) + ob_residual_bytes(&plan->server);
+  plan->memory_bytes +=
+      ob_residual_bytes(&plan->state->worker) + ob_residual_bytes(&plan->state->server);
   if (!work->one_scale)
     return ONEBIT_OK;
-  plan->worker_sums = allocate_from(plan, memory, plan->worker.blocks, sizeof(double));
-  plan->server_sums = allocate_from(plan, memory, plan->server.blocks, sizeof(double));
-  return plan->worker_sums && plan->server_sums ? ONEBIT_OK : out_of_memory(plan);
+  plan->state->worker_sums =
+      allocate_from(plan, memory, plan->state->worker.blocks, sizeof(double));
+  plan->state->server_sums =
+      allocate_from(plan, memory, plan->state->server.blocks, sizeof(double));
+  return plan->state->worker_sums && plan->state->server_sums ? ONEBIT_OK : out_of_memory(plan);
 }
 
 /* The messages of `count` ranks; NULL when there are none of them. */
@@ -151,7 +154,7 @@ static void warn_of_sharing(const struct onebit_plan *plan, int threads) {
 }
 
 static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  struct ob_work *work = &plan->work;
+  struct ob_work *work = &plan->state->work;
   work->layout = &plan->geometry.layout;
   work->rule = shape->options.scale;
   work->dtype = shape->options.dtype;
@@ -224,7 +227,7 @@ static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape
   geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
   geometry->width = (unsigned)plan->options.bits;
   geometry->result_width = ob_serve_width(shape->serving.rule, geometry->width);
-  plan->last_width = geometry->result_width;
+  plan->state->last_width = geometry->result_width;
   geometry->half = geometry->dense && plan->options.dtype != ONEBIT_FLOAT32 &&
                    plan->options.operation != ONEBIT_ALLREDUCE;
 }
@@ -283,8 +286,8 @@ static void release_messages(struct onebit_plan *plan) {
     executor->messages->release(plan->geometry.outgoing);
     executor->messages->release(plan->geometry.incoming);
   }
-  executor->residuals->release(plan->worker_sums);
-  executor->residuals->release(plan->server_sums);
+  executor->residuals->release(plan->state->worker_sums);
+  executor->residuals->release(plan->state->server_sums);
 }
 
 void ob_plan_release(struct onebit_plan *plan) {
@@ -293,9 +296,9 @@ void ob_plan_release(struct onebit_plan *plan) {
   if (plan->executor && plan->executor->destroy)
     plan->executor->destroy(plan);
   ob_ladder_destroy(plan);
-  ob_residual_destroy(&plan->worker);
-  ob_residual_destroy(&plan->server);
-  ob_work_destroy(&plan->work);
+  ob_residual_destroy(&plan->state->worker);
+  ob_residual_destroy(&plan->state->server);
+  ob_work_destroy(&plan->state->work);
   ob_layout_destroy(&plan->geometry.layout);
   bool exchanged = destroy_batches(plan, plan->exchange);
   bool gathered = destroy_batches(plan, plan->gather);

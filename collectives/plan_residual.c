@@ -9,14 +9,14 @@
 /* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */
 static onebit_status_t check_idle(onebit_plan_t plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->in_flight)
+  if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   ob_steps_settled(plan, true);
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large) {
-  plan->server_large = large;
+  plan->state->server_large = large;
   return plan->executor->imported ? plan->executor->imported(plan) : ONEBIT_OK;
 }
 
@@ -26,9 +26,9 @@ onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, f
   if (!ob_plan_in_bits(plan)) /* without residuals, and memory for them */
     return ONEBIT_OK;
   if (worker)
-    OB_TRY(ob_residual_export(&plan->worker, &plan->geometry.layout, worker));
+    OB_TRY(ob_residual_export(&plan->state->worker, &plan->geometry.layout, worker));
   if (server)
-    OB_TRY(ob_residual_export(&plan->server, &plan->geometry.layout, server));
+    OB_TRY(ob_residual_export(&plan->state->server, &plan->geometry.layout, server));
   return ONEBIT_OK;
 }
 
@@ -53,17 +53,17 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
   OB_TRY(check_idle(plan));
   if (!ob_plan_in_bits(plan))
     return ONEBIT_OK;
-  OB_TRY(
-      check_finite("worker", worker, ob_residual_elements(&plan->worker, &plan->geometry.layout)));
-  OB_TRY(
-      check_finite("server", server, ob_residual_elements(&plan->server, &plan->geometry.layout)));
+  OB_TRY(check_finite("worker", worker,
+                      ob_residual_elements(&plan->state->worker, &plan->geometry.layout)));
+  OB_TRY(check_finite("server", server,
+                      ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
   if (worker)
-    OB_TRY(ob_residual_import(&plan->worker, &plan->geometry.layout, worker));
+    OB_TRY(ob_residual_import(&plan->state->worker, &plan->geometry.layout, worker));
   if (!server)
-    return ob_plan_imported(plan, plan->server_large);
-  OB_TRY(ob_residual_import(&plan->server, &plan->geometry.layout, server));
+    return ob_plan_imported(plan, plan->state->server_large);
+  OB_TRY(ob_residual_import(&plan->state->server, &plan->geometry.layout, server));
   return ob_plan_imported(
-      plan, any_large(server, ob_residual_elements(&plan->server, &plan->geometry.layout)));
+      plan, any_large(server, ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
 }
 
 onebit_status_t ob_plan_accept(onebit_plan_t plan) {
@@ -73,8 +73,8 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan) {
 }
 
 static onebit_status_t reset(onebit_plan_t plan) {
-  OB_TRY(ob_residual_reset(&plan->worker));
-  OB_TRY(ob_residual_reset(&plan->server));
+  OB_TRY(ob_residual_reset(&plan->state->worker));
+  OB_TRY(ob_residual_reset(&plan->state->server));
   return ob_plan_imported(plan, false);
 }
 
@@ -98,17 +98,17 @@ static onebit_status_t clear_results(const struct onebit_plan *plan) {
 
 /* The first copy of the residuals is an optimizer's momentum until bits are sent. */
 onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
-  if (plan->ladder.max > plan->ladder.min)
-    plan->last_width = ob_ladder_width_in(plan, last_width);
-  plan->worker.now = plan->server.now = 0;
+  if (plan->state->ladder.max > plan->state->ladder.min)
+    plan->state->last_width = ob_ladder_width_in(plan, last_width);
+  plan->state->worker.now = plan->state->server.now = 0;
   OB_TRY(reset(plan));
   return plan->momentum ? clear_results(plan) : ONEBIT_OK;
 }
 
 onebit_status_t ob_plan_return_residual(onebit_plan_t plan) {
   OB_TRY(onebit_plan_reset_residual(plan));
-  ob_residual_return(&plan->worker);
-  ob_residual_return(&plan->server);
+  ob_residual_return(&plan->state->worker);
+  ob_residual_return(&plan->state->server);
   return ONEBIT_OK;
 }
 

@@ -16,11 +16,11 @@ void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk
 
 /* The rank that the next step waits for, as far as the host can know; -1. */
 static int awaited(const struct onebit_plan *plan) {
-  const struct ob_step *step = &plan->steps[plan->step];
+  const struct ob_step *step = &plan->steps[plan->flight->step];
   const struct ob_transport *transport = plan->comm->transport;
   size_t slot = step->chunk % plan->geometry.slots;
-  if (plan->host.shared.base && plan->host.awaited >= 0)
-    return plan->host.awaited;
+  if (plan->host.shared.base && plan->flight->host.awaited >= 0)
+    return plan->flight->host.awaited;
   if (!transport->peer_awaited)
     return -1;
   switch (step->kind) {
@@ -38,9 +38,9 @@ static int awaited(const struct onebit_plan *plan) {
 static void describe(const void *waiter, struct ob_wait *wait) {
   const struct onebit_plan *plan = waiter;
   ob_plan_describe_call(plan, wait);
-  if (plan->step == plan->stop)
+  if (plan->flight->step == plan->flight->stop)
     return; /* what is left is on a stream */
-  const struct ob_step *step = &plan->steps[plan->step];
+  const struct ob_step *step = &plan->steps[plan->flight->step];
   wait->peer = awaited(plan);
   snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", ob_step_name(step->kind),
            step->kind == OB_STEP_END_ROUND ? "round" : "chunk", step->chunk);
@@ -51,36 +51,37 @@ static void describe(const void *waiter, struct ob_wait *wait) {
  */
 static double grace(const struct onebit_plan *plan) {
   double longest = plan->comm->timeout / 2 < 1 ? plan->comm->timeout / 2 : 1;
-  return longest * (double)plan->step / (double)(plan->step_count + 1);
+  return longest * (double)plan->flight->step / (double)(plan->step_count + 1);
 }
 
-onebit_status_t ob_steps_watch(struct onebit_plan *plan) {
-  return ob_watch_look(&plan->watch, plan->comm, grace(plan), describe, plan);
+onebit_status_t ob_steps_watch(const struct onebit_plan *plan) {
+  return ob_watch_look(&plan->flight->watch, plan->comm, grace(plan), describe, plan);
 }
 
-bool ob_steps_walk(struct onebit_plan *plan, bool wait) {
+bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {
   const struct ob_executor *executor = plan->executor;
+  struct ob_flight *flight = plan->flight;
+  const bool traced = plan->state->trace.capacity || plan->state->clocked;
   int before = executor->enter ? executor->enter(plan) : 0;
   bool moved = false;
-  while (plan->step < plan->stop) {
-    const struct ob_step *step = &plan->steps[plan->step++];
-    if (!(plan->trace.capacity || plan->clocked ? ob_trace_step(plan, step, wait)
-                                                : step->run(plan, step->chunk, wait))) {
-      plan->step--;
+  while (flight->step < flight->stop) {
+    const struct ob_step *step = &plan->steps[flight->step++];
+    if (!(traced ? ob_trace_step(plan, step, wait) : step->run(plan, step->chunk, wait))) {
+      flight->step--;
       break;
     }
     moved = true;
   }
   if (moved)
-    plan->watch = (struct ob_watch){0};
-  else if (plan->step < plan->stop && ob_steps_watch(plan) != ONEBIT_OK)
+    flight->watch = (struct ob_watch){0};
+  else if (flight->step < flight->stop && ob_steps_watch(plan) != ONEBIT_OK)
     ob_steps_give_up(plan);
   if (executor->leave)
     executor->leave(before);
   return moved;
 }
 
-bool ob_steps_settled(struct onebit_plan *plan, bool wait) {
+bool ob_steps_settled(const struct onebit_plan *plan, bool wait) {
   return !plan->executor->settled || plan->executor->settled(plan, wait);
 }
 
@@ -90,23 +91,20 @@ static bool is_set(const atomic_bool *flag) {
   return atomic_load_explicit(flag, memory_order_relaxed);
 }
 
-void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status) {
-  if (plan->status != ONEBIT_OK)
-    return; /* the first failure is the one that the caller is told */
-  plan->status = status;
-  snprintf(plan->error, sizeof plan->error, "%s", onebit_last_error());
+void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
+  ob_outcome_add(&plan->flight->outcome, status);
 }
 
-void ob_steps_give_up(struct onebit_plan *plan) {
+void ob_steps_give_up(const struct onebit_plan *plan) {
   const struct ob_comm_end *end = &plan->comm->end;
   if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
     ob_comm_health(plan->comm); /* the reason, and not what it has led to here */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
-  plan->broken = true;
-  plan->step = plan->stop;
+  plan->state->broken = true;
+  plan->flight->step = plan->flight->stop;
   /* What is on streams fails there, and its communicator is the program's to abort. */
   if (!plan->comm->transport->put)
-    ob_comm_give_up(plan->comm, plan->error);
+    ob_comm_give_up(plan->comm, plan->flight->outcome.error);
   if (plan->host.shared.base)
     ob_host_give_up(plan);
 }
@@ -115,21 +113,21 @@ void ob_steps_give_up(struct onebit_plan *plan) {
 unsigned ob_steps_flags(const struct onebit_plan *plan) {
   bool heard = plan->host.ranks > 0;
   unsigned flags = 0;
-  if (is_set(&plan->work.not_finite) || (heard && plan->not_finite_rank >= 0))
+  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))
     flags |= OB_FLAG_NOT_FINITE;
-  if (plan->status != ONEBIT_OK || (heard && plan->failed_rank >= 0))
+  if (plan->flight->outcome.status != ONEBIT_OK || (heard && plan->flight->failed_rank >= 0))
     flags |= OB_FLAG_ERROR;
-  if (is_set(&plan->work.large) || (heard && plan->large_heard))
+  if (is_set(&plan->state->work.large) || (heard && plan->flight->large_heard))
     flags |= OB_FLAG_LARGE;
-  if (plan->status == ONEBIT_ERROR_MISMATCH)
+  if (plan->flight->outcome.status == ONEBIT_ERROR_MISMATCH)
     flags |= OB_FLAG_MISMATCH;
-  flags |= heard ? plan->ladder.heard : (unsigned)plan->ladder.state.wish;
+  flags |= heard ? plan->state->ladder.heard : (unsigned)plan->state->ladder.state.wish;
   return flags;
 }
 
-void ob_steps_note_own(struct onebit_plan *plan) {
-  if (is_set(&plan->work.not_finite) && plan->not_finite_rank < 0)
-    plan->not_finite_rank = plan->comm->rank;
+void ob_steps_note_own(const struct onebit_plan *plan) {
+  if (is_set(&plan->state->work.not_finite) && plan->flight->not_finite_rank < 0)
+    plan->flight->not_finite_rank = plan->comm->rank;
 }
 
 /* --- How the call ends -------------------------------------------------------------------------*/
@@ -138,44 +136,49 @@ void ob_steps_note_own(struct onebit_plan *plan) {
  * server makes of finite numbers that are not large is finite; dense messages do not say whether
  * theirs are. Only a message damaged on its way is left to go wrong, and that the other ranks would
  * not learn of anyway. */
-bool ob_steps_check_early(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
+  struct ob_flight *flight = plan->flight;
   const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_LADDER_FLAGS;
-  plan->apply_early_ok = !plan->call.hold && !ob_is_dense(plan) && !flags &&
-                         plan->failed_rank < 0 && plan->not_finite_rank < 0 && !plan->large_heard;
+  flight->apply_early_ok = !flight->call.hold && !ob_is_dense(plan) && !flags &&
+                           flight->failed_rank < 0 && flight->not_finite_rank < 0 &&
+                           !flight->large_heard;
   return true;
 }
 
-bool ob_steps_apply_early(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return !plan->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
+bool ob_steps_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  return !plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
 }
 
-bool ob_steps_apply_late(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return plan->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
+bool ob_steps_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  return plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
 }
 
-static void tell_verdict(struct onebit_plan *plan, onebit_status_t status) {
+static void tell_verdict(const struct onebit_plan *plan, onebit_status_t status) {
   const char *hearsay = plan->host.ranks ? " or another that it has heard of" : "";
   if (status == ONEBIT_SKIPPED)
-    ob_error(status, "skipped: a value on rank %d%s is not finite", plan->not_finite_rank, hearsay);
+    ob_error(status, "skipped: a value on rank %d%s is not finite", plan->flight->not_finite_rank,
+             hearsay);
   else
-    ob_error(status, "rank %d%s could not take part in the call", plan->failed_rank, hearsay);
+    ob_error(status, "rank %d%s could not take part in the call", plan->flight->failed_rank,
+             hearsay);
   ob_steps_fail(plan, status);
 }
 
 /* Every rank's flags are in: all ranks come to the same end. */
-bool ob_steps_decide(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   ob_steps_note_own(plan);
-  onebit_status_t status = ob_call_verdict(plan->status, plan->failed_rank, plan->not_finite_rank);
-  if (plan->status == ONEBIT_OK && status != ONEBIT_OK)
+  onebit_status_t status = ob_call_verdict(plan->flight->outcome.status, plan->flight->failed_rank,
+                                           plan->flight->not_finite_rank);
+  if (plan->flight->outcome.status == ONEBIT_OK && status != ONEBIT_OK)
     tell_verdict(plan, status);
-  if (plan->status != ONEBIT_OK)
-    plan->step = plan->stop;
+  if (plan->flight->outcome.status != ONEBIT_OK)
+    plan->flight->step = plan->flight->stop;
   return true;
 }
 
-bool ob_steps_nothing(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_steps_nothing(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)plan, (void)chunk, (void)wait;
   return true;
 }

@@ -54,7 +54,7 @@ enum ob_step_kind {
 
 /* Runs a step. False: it has to wait for something, and is to be run again; with `wait` it may
  * block for OB_WAIT_SLICE (watch.h) before it says so. */
-typedef bool ob_step_run(struct onebit_plan *plan, size_t chunk, bool wait);
+typedef bool ob_step_run(const struct onebit_plan *plan, size_t chunk, bool wait);
 
 struct ob_step {
   ob_step_run *run;
@@ -68,13 +68,13 @@ void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk
 /* Runs steps until the list ends or one has to wait, which it may do for a moment with `wait`. A
  * wait that is too long ends the call here. The caller holds the plan's claim (engine.h). True if a
  * step was run to its end. */
-bool ob_steps_walk(struct onebit_plan *plan, bool wait);
+bool ob_steps_walk(const struct onebit_plan *plan, bool wait);
 
 /* After the last step: whether the call is over and its status known (the executor's `settled`). */
-bool ob_steps_settled(struct onebit_plan *plan, bool wait);
+bool ob_steps_settled(const struct onebit_plan *plan, bool wait);
 
 /* Looks at how long the call has waited (watch.h). ONEBIT_ERROR_TRANSPORT: too long. */
-onebit_status_t ob_steps_watch(struct onebit_plan *plan);
+onebit_status_t ob_steps_watch(const struct onebit_plan *plan);
 
 /* Steps of a host that walks, for the tables of executors; and one that does nothing. */
 ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_steps_decide,
@@ -84,21 +84,21 @@ ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_
 
 /* This rank is not well: what it sends from now on says so. The latest error message of this thread
  * becomes the plan's. */
-void ob_steps_fail(struct onebit_plan *plan, onebit_status_t status);
+void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status);
 
 /* After a failed transport no message can be trusted to come: the call ends here, with the latest
  * error message, and the communicator for all ranks. */
-void ob_steps_give_up(struct onebit_plan *plan);
+void ob_steps_give_up(const struct onebit_plan *plan);
 
 /* What this rank knows of the call, as the flags of a message (enum ob_message_flag). */
 unsigned ob_steps_flags(const struct onebit_plan *plan);
 
 /* Takes note of another rank's flags, and of the number that it must have in common with this one.
  */
-void ob_steps_hear(struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
+void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
 
 /* A rank's own input comes before what it hears of others, and that before what it then makes of
  * theirs, which is not its fault: called before messages leave. */
-void ob_steps_note_own(struct onebit_plan *plan);
+void ob_steps_note_own(const struct onebit_plan *plan);
 
 #endif

@@ -59,10 +59,10 @@ const char *ob_step_name(unsigned kind) { return kind < OB_STEP_KINDS ? abouts[k
 bool ob_step_computes(unsigned kind) { return kind < OB_STEP_KINDS && abouts[kind].time != NONE; }
 
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
-  plan->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
+  plan->state->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
 }
 
-size_t ob_plan_traced(onebit_plan_t plan) { return plan->trace.count; }
+size_t ob_plan_traced(onebit_plan_t plan) { return plan->state->trace.count; }
 
 static void begin(struct ob_trace *trace, const struct ob_step *step, double now) {
   if (trace->count == trace->capacity || trace->open)
@@ -81,29 +81,29 @@ static void end(struct ob_trace *trace, double now) {
   trace->open = false;
 }
 
-void ob_plan_clock(onebit_plan_t plan) { plan->clocked = true; }
+void ob_plan_clock(onebit_plan_t plan) { plan->state->clocked = true; }
 
 struct ob_spent ob_plan_take_spent(onebit_plan_t plan) {
-  const struct ob_spent spent = plan->spent;
-  plan->spent = (struct ob_spent){0};
+  const struct ob_spent spent = plan->state->spent;
+  plan->state->spent = (struct ob_spent){0};
   return spent;
 }
 
-static void count(struct onebit_plan *plan, const struct ob_step *step, double seconds) {
+static void count(const struct onebit_plan *plan, const struct ob_step *step, double seconds) {
   enum time time = abouts[step->kind].time;
   if (time == COMPRESS)
-    plan->spent.compress += seconds;
+    plan->state->spent.compress += seconds;
   else if (time == APPLY)
-    plan->spent.apply += seconds;
+    plan->state->spent.apply += seconds;
 }
 
-bool ob_trace_step(struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   double before = ob_seconds();
-  begin(&plan->trace, step, before);
+  begin(&plan->state->trace, step, before);
   bool done = step->run(plan, step->chunk, wait);
   double after = ob_seconds();
   count(plan, step, after - before);
   if (done)
-    end(&plan->trace, after);
+    end(&plan->state->trace, after);
   return done;
 }

@@ -34,6 +34,6 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacit
 size_t ob_plan_traced(onebit_plan_t plan);
 
 /* Runs a step of a plan that is traced, or that counts what it spends. */
-bool ob_trace_step(struct onebit_plan *plan, const struct ob_step *step, bool wait);
+bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait);
 
 #endif

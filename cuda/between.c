@@ -16,14 +16,14 @@ static size_t result_count(const struct onebit_plan *plan) {
 
 static onebit_status_t check_plan(const struct onebit_plan *plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->in_flight)
+  if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
   if (plan->executor != &ob_executor_stream)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "over %s the host learns how a call ends from itself",
                     plan->comm->transport->name);
-  if (plan->broken)
+  if (plan->state->broken)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport has failed before");
   return ONEBIT_OK;
 }

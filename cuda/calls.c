@@ -27,7 +27,7 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
   OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (plan->in_flight)
+  if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   return ob_plan_settle(plan);
 }

@@ -62,11 +62,11 @@ static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
       .geometry = plan->geometry,
       .max_blocks = max_blocks(&plan->geometry),
       .gathered = plan->options.operation == ONEBIT_ALLGATHER,
-      .rule = plan->work.rule,
-      .dtype = plan->work.dtype,
-      .output_dtype = plan->work.output_dtype,
-      .worker = residual_of(&plan->worker, layout, plan->worker_sums),
-      .server = residual_of(&plan->server, layout, plan->server_sums),
+      .rule = plan->state->work.rule,
+      .dtype = plan->state->work.dtype,
+      .output_dtype = plan->state->work.output_dtype,
+      .worker = residual_of(&plan->state->worker, layout, plan->state->worker_sums),
+      .server = residual_of(&plan->state->server, layout, plan->state->server_sums),
       .origin = plan->geometry.first_segment,
       .origin_step = 1,
   };
@@ -197,7 +197,7 @@ static struct ob_cuda_pieces parts(const void *const *each, size_t count, size_t
 }
 
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
-  const struct ob_call *call = &plan->call;
+  const struct ob_call *call = &plan->flight->call;
   size_t step = plan->geometry.layout.piece[0].count * ob_dtype_size(plan->options.dtype);
   struct ob_cuda_source source = {.factor = call->source.factor,
                                   .momentum = call->source.momentum,
@@ -222,10 +222,11 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
 }
 
 struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
-  const struct ob_call *call = &plan->call;
+  const struct ob_call *call = &plan->flight->call;
   bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
   size_t count = gathered ? plan->geometry.members : plan->geometry.layout.pieces;
-  size_t step = plan->geometry.layout.piece[0].count * ob_dtype_size(plan->work.output_dtype);
+  size_t step =
+      plan->geometry.layout.piece[0].count * ob_dtype_size(plan->state->work.output_dtype);
   if (call->device_outputs)
     return (struct ob_cuda_pieces){.each = call->device_outputs};
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER) /* a rank has a place for its own share */
@@ -252,8 +253,8 @@ cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaS
 
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
-  if (plan->call.sink)
-    return ob_cuda_apply(*kernel, ob_device_pass(plan->call.sink), chunk, stream);
+  if (plan->flight->call.sink)
+    return ob_cuda_apply(*kernel, ob_device_pass(plan->flight->call.sink), chunk, stream);
   if (ob_is_dense(plan))
     return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
   return ob_cuda_store(*kernel, ob_device_outputs(plan), chunk, stream);

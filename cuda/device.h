@@ -125,10 +125,10 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
 
 /* The inside of a host: after ob_device_create, before ob_device_destroy. */
 onebit_status_t ob_device_host_create(struct onebit_plan *plan);
-void ob_device_host_destroy(struct onebit_plan *plan);
+void ob_device_host_destroy(const struct onebit_plan *plan);
 
 /* At the beginning of a call, or of its first step. */
-void ob_device_host_begin(struct onebit_plan *plan);
+void ob_device_host_begin(const struct onebit_plan *plan);
 
 /* A chunk of the host's inputs to messages for the other hosts. */
 cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk,

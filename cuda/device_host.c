@@ -67,7 +67,7 @@ onebit_status_t ob_device_host_create(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-void ob_device_host_destroy(struct onebit_plan *plan) {
+void ob_device_host_destroy(const struct onebit_plan *plan) {
   struct ob_device_host *host = &plan->device->host;
   ob_memory_cuda.release(host->outgoing);
   ob_memory_cuda.release(host->incoming);
@@ -76,7 +76,7 @@ void ob_device_host_destroy(struct onebit_plan *plan) {
 
 /* --- A call ------------------------------------------------------------------------------------*/
 
-void ob_device_host_begin(struct onebit_plan *plan) {
+void ob_device_host_begin(const struct onebit_plan *plan) {
   struct ob_device_host *host = &plan->device->host;
   bool half = ob_host_is_half(plan);
   host->window.geometry.half = host->host.geometry.half = half;
@@ -87,7 +87,7 @@ static cudaError_t mean_to_messages(const struct onebit_plan *plan, size_t chunk
                                     cudaStream_t stream) {
   const struct ob_geometry *geometry = &plan->device->kernel.geometry;
   unsigned char *first = ob_message_at(geometry, geometry->outgoing, 0, chunk);
-  return ob_cuda_host_mean(plan->device->host.host, plan->call.source.factor,
+  return ob_cuda_host_mean(plan->device->host.host, plan->flight->call.source.factor,
                            plan->geometry.members,
                            (float *)(void *)(first + sizeof(struct ob_header)),
                            plan->geometry.peer_stride / sizeof(float), chunk, stream);

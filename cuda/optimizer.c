@@ -234,9 +234,9 @@ static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_buc
 
 /* Kernels are given it with each launch. */
 static void serve(struct ob_bucket *bucket) {
-  struct onebit_plan *plan = bucket->bits;
-  plan->device->kernel.server.serving = plan->server.serving;
-  plan->device->host.host.server.serving = plan->server.serving;
+  const struct onebit_plan *plan = bucket->bits;
+  plan->device->kernel.server.serving = plan->state->server.serving;
+  plan->device->host.host.server.serving = plan->state->server.serving;
 }
 
 /* --- What the host learns ----------------------------------------------------------------------*/
@@ -294,26 +294,26 @@ static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, ui
 
 /* The kernels go by one number for both copies, of residuals and of results. Where messages are
  * staged the device has results of its own. */
-static onebit_status_t restore_results(struct onebit_plan *plan) {
+static onebit_status_t restore_results(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   size_t bytes = plan->geometry.members * plan->geometry.peer_stride;
   if (!plan->momentum || plan->executor->messages == &ob_memory_cuda)
     return ONEBIT_OK;
-  if (plan->result_now != plan->worker.now)
-    memcpy(plan->geometry.results[plan->worker.now], plan->geometry.results[plan->result_now],
-           bytes);
-  plan->result_now = plan->worker.now;
-  return ob_memory_cuda.copy(device->kernel.geometry.results[plan->result_now],
-                             plan->geometry.results[plan->result_now], bytes);
+  if (plan->state->result_now != plan->state->worker.now)
+    memcpy(plan->geometry.results[plan->state->worker.now],
+           plan->geometry.results[plan->state->result_now], bytes);
+  plan->state->result_now = plan->state->worker.now;
+  return ob_memory_cuda.copy(device->kernel.geometry.results[plan->state->result_now],
+                             plan->geometry.results[plan->state->result_now], bytes);
 }
 
 /* `calls`: those whose results the last ones are of, or NULL: they stay. */
-static onebit_status_t restore_plan(struct onebit_plan *plan, const uint64_t *calls) {
+static onebit_status_t restore_plan(const struct onebit_plan *plan, const uint64_t *calls) {
   struct ob_device *device = plan->device;
   struct ob_cuda_state state;
   OB_TRY(ob_memory_cuda.copy(&state, device->kernel.state, sizeof state));
-  state.now = (uint32_t)plan->worker.now;
-  state.residual_flags = plan->server_large ? OB_FLAG_LARGE : 0;
+  state.now = (uint32_t)plan->state->worker.now;
+  state.residual_flags = plan->state->server_large ? OB_FLAG_LARGE : 0;
   if (calls)
     state.outcome.calls = (uint32_t)*calls;
   OB_TRY(ob_memory_cuda.copy(device->kernel.state, &state, sizeof state));

@@ -144,7 +144,7 @@ static onebit_status_t set(const struct ob_fragment *fragment, double mixing) {
 static onebit_status_t export_worker(const struct onebit_plan *plan, void *const *pieces) {
   const int before = ob_cuda_enter(plan->device->number);
   const cudaError_t error =
-      ob_cuda_outer_export(plan->device->kernel, plan->worker.now, pieces, NULL);
+      ob_cuda_outer_export(plan->device->kernel, plan->state->worker.now, pieces, NULL);
   ob_cuda_leave(before);
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }

@@ -6,7 +6,7 @@
 #include "collectives/messages.h"
 
 /* Kernels wait for a batch before the next one of the same slot is put: an event a slot will do. */
-static onebit_status_t create_events(struct onebit_plan *plan) {
+static onebit_status_t create_events(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   OB_TRY_CUDA(cudaEventCreateWithFlags(&overlap->computed, cudaEventDisableTiming));
   overlap->moved = ob_allocate(plan->geometry.slots, sizeof *overlap->moved);
@@ -26,7 +26,7 @@ onebit_status_t ob_overlap_create(struct onebit_plan *plan) {
   return create_events(plan);
 }
 
-void ob_overlap_destroy(struct onebit_plan *plan) {
+void ob_overlap_destroy(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   for (size_t i = 0; overlap->moved && i < plan->geometry.slots; i++)
     if (overlap->moved[i])
@@ -36,7 +36,7 @@ void ob_overlap_destroy(struct onebit_plan *plan) {
     cudaEventDestroy(overlap->computed);
 }
 
-static onebit_status_t branch(struct onebit_plan *plan) {
+static onebit_status_t branch(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   OB_TRY_CUDA(cudaEventRecord(overlap->computed, plan->device->stream));
   OB_TRY_CUDA(cudaStreamWaitEvent(overlap->stream, overlap->computed, 0));
@@ -44,7 +44,8 @@ static onebit_status_t branch(struct onebit_plan *plan) {
 }
 
 /* The others wait for the messages: where they cannot go beside, they go behind the kernels. */
-onebit_status_t ob_overlap_put(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk) {
+onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
+                               size_t chunk) {
   struct ob_overlap *overlap = &plan->device->overlap;
   cudaStream_t stream = plan->device->stream;
   if (!overlap->stream)
@@ -59,7 +60,7 @@ onebit_status_t ob_overlap_put(struct onebit_plan *plan, struct ob_batch *batch,
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_overlap_join(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
   struct ob_overlap *overlap = &plan->device->overlap;
   if (overlap->stream)
     OB_TRY_CUDA(

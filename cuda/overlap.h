@@ -16,12 +16,13 @@
 #include "cuda/device.h"
 
 onebit_status_t ob_overlap_create(struct onebit_plan *plan);
-void ob_overlap_destroy(struct onebit_plan *plan);
+void ob_overlap_destroy(const struct onebit_plan *plan);
 
 /* Puts a batch about a chunk behind the kernels so far. Errors: the transport's. */
-onebit_status_t ob_overlap_put(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk);
+onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
+                               size_t chunk);
 
 /* What is put next on the stream of the call follows the latest batch about a chunk. */
-onebit_status_t ob_overlap_join(struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk);
 
 #endif

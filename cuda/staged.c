@@ -19,14 +19,14 @@
 
 /* --- Around a call -----------------------------------------------------------------------------*/
 
-void ob_staged_fail(struct onebit_plan *plan, onebit_status_t status) {
+void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status) {
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
 }
 
-static onebit_status_t follow(struct onebit_plan *plan) {
+static onebit_status_t follow(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
-  cudaStream_t stream = plan->call.stream;
+  cudaStream_t stream = plan->flight->call.stream;
   enum cudaStreamCaptureStatus capture;
   OB_TRY_CUDA(cudaStreamIsCapturing(stream, &capture));
   if (capture != cudaStreamCaptureStatusNone)
@@ -39,12 +39,12 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 }
 
 /* The call before may have left copies on their way from messages that now are received anew. */
-static onebit_status_t begin_call(struct onebit_plan *plan) {
+static onebit_status_t begin_call(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   memset(staging->seen, 0, (plan->geometry.slots + 1) * sizeof *staging->seen);
   ob_staged_host_begin(plan);
   OB_TRY_CUDA(ob_cuda_reach(staging->copied_in, true));
-  if (plan->call.on_stream)
+  if (plan->flight->call.on_stream)
     OB_TRY(follow(plan));
   OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, staging->compute));
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
@@ -53,29 +53,29 @@ static onebit_status_t begin_call(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t begin(struct onebit_plan *plan) {
+static onebit_status_t begin(const struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = begin_call(plan);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t lead(struct onebit_plan *plan) {
+static onebit_status_t lead(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
-  OB_TRY_CUDA(cudaStreamWaitEvent(plan->call.stream, staging->computed, 0));
+  OB_TRY_CUDA(cudaStreamWaitEvent(plan->flight->call.stream, staging->computed, 0));
   return ONEBIT_OK;
 }
 
-static void end(struct onebit_plan *plan) {
-  if (!plan->call.on_stream || plan->status != ONEBIT_OK)
+static void end(const struct onebit_plan *plan) {
+  if (!plan->flight->call.on_stream || plan->flight->outcome.status != ONEBIT_OK)
     return;
   int before = ob_cuda_enter(plan->device->number);
   ob_staged_fail(plan, lead(plan));
   ob_cuda_leave(before);
 }
 
-bool ob_staged_over(struct onebit_plan *plan, cudaError_t error) {
+bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error) {
   if (error == cudaErrorNotReady)
     return cudaGetLastError(), false;
   if (error != cudaSuccess)
@@ -83,7 +83,7 @@ bool ob_staged_over(struct onebit_plan *plan, cudaError_t error) {
   return true;
 }
 
-static bool settled(struct onebit_plan *plan, bool wait) {
+static bool settled(const struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   int before = ob_cuda_enter(plan->device->number);
   bool yes = ob_staged_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
@@ -93,14 +93,14 @@ static bool settled(struct onebit_plan *plan, bool wait) {
 
 /* --- What the host learns ----------------------------------------------------------------------*/
 
-void ob_staged_hear(struct onebit_plan *plan, const struct ob_cuda_state *seen) {
+void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen) {
   if (seen->flags & OB_FLAG_NOT_FINITE)
-    atomic_store_explicit(&plan->work.not_finite, true, memory_order_relaxed);
+    atomic_store_explicit(&plan->state->work.not_finite, true, memory_order_relaxed);
   if (seen->flags & OB_FLAG_LARGE)
-    atomic_store_explicit(&plan->work.large, true, memory_order_relaxed);
+    atomic_store_explicit(&plan->state->work.large, true, memory_order_relaxed);
 }
 
-static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
+static bool arrived(const struct onebit_plan *plan, size_t index, bool wait) {
   struct ob_staging *staging = &plan->device->staging;
   cudaEvent_t event = staging->ready[index];
   if (!ob_staged_over(plan, ob_cuda_reach(event, wait)))
@@ -109,28 +109,28 @@ static bool arrived(struct onebit_plan *plan, size_t index, bool wait) {
   return true;
 }
 
-static bool arrived_with_scale(struct onebit_plan *plan, size_t slot, bool wait) {
+static bool arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool wait) {
   const struct ob_cuda_state *last = &plan->device->staging.seen[plan->geometry.slots];
   if (!arrived(plan, slot, wait))
     return false;
-  if (!plan->work.one_scale || plan->status != ONEBIT_OK)
+  if (!plan->state->work.one_scale || plan->flight->outcome.status != ONEBIT_OK)
     return true;
   if (!arrived(plan, plan->geometry.slots, wait))
     return false;
-  plan->worker_scale = last->worker_scale;
-  plan->server_scale = last->server_scale;
+  plan->flight->worker_scale = last->worker_scale;
+  plan->flight->server_scale = last->server_scale;
   return true;
 }
 
 /* Whether what was computed last for a chunk is among the host's messages. */
-static bool ready(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
 /* What is ready was made of the host's inputs, which are no longer needed then. */
-static bool send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!ready(plan, chunk, wait))
     return false;
   if (plan->host.ranks)
@@ -138,22 +138,22 @@ static bool send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
   return ob_send_to_servers(plan, chunk, wait);
 }
 
-static bool send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return ready(plan, chunk, wait) && ob_send_to_all(plan, chunk, wait);
 }
 
-static bool begin_round(struct onebit_plan *plan, size_t round, bool wait) {
+static bool begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   return ready(plan, 0, wait) && ob_begin_round(plan, round, wait);
 }
 
-static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   for (size_t slot = 0; slot < plan->geometry.slots; slot++)
     if (!ready(plan, slot, wait))
       return false;
   return ob_steps_decide(plan, chunk, wait);
 }
 
-static onebit_status_t compress_chunk(struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t compress_chunk(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   if (plan->host.ranks)
     OB_TRY(ob_staged_host_compress(plan, chunk));
@@ -168,7 +168,7 @@ static onebit_status_t compress_chunk(struct onebit_plan *plan, size_t chunk) {
 }
 
 /* What a rank sends that cannot take part: nothing of an earlier call. */
-static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
+static void clear_outgoing(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   if (geometry->whole)
     memset(ob_staging_result(plan, geometry, chunk), 0, geometry->stride);
@@ -178,43 +178,43 @@ static void clear_outgoing(struct onebit_plan *plan, size_t chunk) {
 }
 
 /* Copies that have begun may still write what is cleared. */
-static void finish_copies(struct onebit_plan *plan) {
+static void finish_copies(const struct onebit_plan *plan) {
   ob_staged_over(plan, cudaStreamSynchronize(plan->device->staging.out));
 }
 
-static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, compress_chunk(plan, chunk));
-  if (plan->status != ONEBIT_OK) {
+  if (plan->flight->outcome.status != ONEBIT_OK) {
     finish_copies(plan);
     clear_outgoing(plan, chunk);
   }
   return true;
 }
 
-static onebit_status_t finish(struct onebit_plan *plan, bool server) {
+static onebit_status_t finish(const struct onebit_plan *plan, bool server) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_cuda_finish(plan->device->kernel, server, staging->compute));
   OB_TRY(ob_staging_computed(staging));
   return ob_staging_send_state(plan, plan->geometry.slots);
 }
 
-static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, finish(plan, false));
   return true;
 }
 
-static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, finish(plan, true));
   return true;
 }
 
-static onebit_status_t reduce_chunk(struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t reduce_chunk(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY(ob_staging_bring_incoming(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
@@ -223,11 +223,11 @@ static onebit_status_t reduce_chunk(struct onebit_plan *plan, size_t chunk) {
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, reduce_chunk(plan, chunk));
-  if (plan->status != ONEBIT_OK) {
+  if (plan->flight->outcome.status != ONEBIT_OK) {
     finish_copies(plan);
     memset(ob_staging_result(plan, &plan->geometry, chunk), 0, plan->geometry.stride);
   }
@@ -235,7 +235,7 @@ static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
 }
 
 /* A mean that no other rank hears of. */
-static onebit_status_t reduce_whole_chunk(struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t reduce_whole_chunk(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY(ob_staging_bring_results(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
@@ -243,15 +243,15 @@ static onebit_status_t reduce_whole_chunk(struct onebit_plan *plan, size_t chunk
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-static bool reduce_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, reduce_whole_chunk(plan, chunk));
   return true;
 }
 
 /* Once the messages that are applied have been brought to the device. */
-static void apply_brought(struct onebit_plan *plan, size_t chunk, onebit_status_t brought,
+static void apply_brought(const struct onebit_plan *plan, size_t chunk, onebit_status_t brought,
                           cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
                                                 cudaStream_t stream)) {
   cudaError_t error = cudaSuccess;
@@ -261,33 +261,33 @@ static void apply_brought(struct onebit_plan *plan, size_t chunk, onebit_status_
 }
 
 /* In memory that ranks share, results may be written anew when they have been brought here. */
-static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t *applied = &plan->device->host.staged.applied;
-  if (plan->status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
+  if (plan->flight->outcome.status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
     apply_brought(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
   *applied = chunk + 1;
-  return !plan->host.ranks || plan->status != ONEBIT_OK ||
+  return !plan->host.ranks || plan->flight->outcome.status != ONEBIT_OK ||
          ob_staged_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
 }
 
 /* A dense mean is on the device already. */
-static bool apply_whole(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     apply_brought(plan, chunk,
                   ob_is_dense(plan) ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
                   ob_device_apply_sum);
   return true;
 }
 
-static bool apply_segment(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     apply_brought(plan, chunk, ob_staging_bring_incoming(plan, chunk), ob_device_apply_sum);
   return true;
 }
 
-static onebit_status_t commit_residual(struct onebit_plan *plan) {
+static onebit_status_t commit_residual(const struct onebit_plan *plan) {
   bool forget = plan->options.no_error_feedback;
   OB_TRY_CUDA(ob_cuda_commit(plan->device->kernel, forget, plan->device->staging.compute));
   return ONEBIT_OK;
@@ -302,18 +302,18 @@ static bool server_is_large(const struct onebit_plan *plan) {
 }
 
 /* On failure the device goes on with what it had. */
-static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (ob_is_dense(plan))
     return true;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, commit_residual(plan));
-  if (plan->status == ONEBIT_OK) {
-    ob_residual_commit(&plan->worker);
-    ob_residual_commit(&plan->server);
-    plan->server_large = server_is_large(plan);
+  if (plan->flight->outcome.status == ONEBIT_OK) {
+    ob_residual_commit(&plan->state->worker);
+    ob_residual_commit(&plan->state->server);
+    plan->state->server_large = server_is_large(plan);
   }
-  plan->result_now = !plan->result_now;
+  plan->state->result_now = !plan->state->result_now;
   return true;
 }
 
@@ -326,7 +326,7 @@ static onebit_status_t create_here(struct onebit_plan *plan) {
   return status;
 }
 
-static onebit_status_t attached_there(struct onebit_plan *plan) {
+static onebit_status_t attached_there(const struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = ob_staged_host_attached(plan);
   ob_cuda_leave(before);

@@ -33,7 +33,7 @@ onebit_status_t ob_staged_host_create(struct onebit_plan *plan) {
 }
 
 /* A copy from or to memory that is not registered would make the host wait for the device. */
-onebit_status_t ob_staged_host_attached(struct onebit_plan *plan) {
+onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan) {
   const struct ob_shared *shared = &plan->host.shared;
   size_t *registered = &staged_of(plan)->registered;
   for (; *registered < plan->host.ranks; ++*registered)
@@ -42,7 +42,7 @@ onebit_status_t ob_staged_host_attached(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-void ob_staged_host_destroy(struct onebit_plan *plan) {
+void ob_staged_host_destroy(const struct onebit_plan *plan) {
   struct ob_staged_host *staged = staged_of(plan);
   while (staged->registered > 0)
     cudaHostUnregister(plan->host.shared.base[--staged->registered]);
@@ -67,7 +67,7 @@ static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *th
   return ob_staging_copy_rows(plan, down ? device : here, down ? here : device, bytes, count, down);
 }
 
-static onebit_status_t bring_inputs(struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t bring_inputs(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   size_t members = plan->geometry.members;
   OB_TRY(ob_staging_in_follows(&plan->device->staging)); /* two chunks ago they lay there too */
@@ -80,10 +80,10 @@ static onebit_status_t bring_inputs(struct onebit_plan *plan, size_t chunk) {
 }
 
 /* A rank's results lie next to each other, in its block and on the device. */
-onebit_status_t ob_staged_host_bring_results(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staged_host_bring_results(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *all = &plan->device->host.results.geometry;
   struct ob_staging *staging = &plan->device->staging;
-  int next = !plan->result_now;
+  int next = !plan->state->result_now;
   OB_TRY(ob_staging_in_follows(staging));
   for (size_t segment = 0; segment < all->segments; segment += plan->geometry.members)
     OB_TRY_CUDA(ob_staging_copy_rows(
@@ -95,7 +95,7 @@ onebit_status_t ob_staged_host_bring_results(struct onebit_plan *plan, size_t ch
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-void ob_staged_host_begin(struct onebit_plan *plan) {
+void ob_staged_host_begin(const struct onebit_plan *plan) {
   staged_of(plan)->applied = 0;
   if (plan->host.ranks)
     ob_device_host_begin(plan);
@@ -106,7 +106,7 @@ static size_t slot_of(const struct onebit_plan *plan, size_t chunk) {
 }
 
 /* A slot of the window is free: before a chunk is put, that of two before is in shared memory. */
-static onebit_status_t put(struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t put(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   struct ob_staging *staging = &plan->device->staging;
   size_t slot = slot_of(plan, chunk);
@@ -120,19 +120,19 @@ static onebit_status_t put(struct onebit_plan *plan, size_t chunk) {
   return ONEBIT_OK;
 }
 
-bool ob_staged_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_staged_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (!ob_host_is_free(plan, chunk))
     return false;
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, put(plan, chunk));
   return true;
 }
 
-bool ob_staged_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_staged_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_staged_host *staged = staged_of(plan);
   size_t slot = slot_of(plan, chunk);
-  if (plan->status == ONEBIT_OK) {
+  if (plan->flight->outcome.status == ONEBIT_OK) {
     if (!ob_staged_over(plan, ob_cuda_reach(staged->there[slot], wait)))
       return false;
     ob_staged_hear(plan, &staged->seen[slot]);
@@ -141,7 +141,7 @@ bool ob_staged_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
   return ob_host_barrier(plan, chunk, wait);
 }
 
-onebit_status_t ob_staged_host_compress(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t chunk) {
   OB_TRY(bring_inputs(plan, chunk));
   OB_TRY_CUDA(ob_device_host_compress(plan, chunk, plan->device->staging.compute));
   return ONEBIT_OK;

@@ -17,7 +17,7 @@ static onebit_status_t create_streams(struct ob_staging *staging) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t create_ready(struct onebit_plan *plan) {
+static onebit_status_t create_ready(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   staging->ready = ob_allocate(plan->geometry.slots + 1, sizeof *staging->ready);
   staging->seen = ob_memory_pinned.allocate(plan->geometry.slots + 1, sizeof *staging->seen);
@@ -72,7 +72,7 @@ static unsigned char *slot_of(const struct onebit_plan *plan, unsigned char *bas
   return base + chunk % plan->geometry.slots * plan->geometry.stride;
 }
 
-onebit_status_t ob_staging_send_state(struct onebit_plan *plan, size_t index) {
+onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t index) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(cudaMemcpyAsync(&staging->seen[index], plan->device->kernel.state,
                               sizeof *staging->seen, cudaMemcpyDeviceToHost, staging->out));
@@ -138,25 +138,25 @@ static cudaError_t copy_message(const struct onebit_plan *plan, unsigned char *t
 
 unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob_geometry *geometry,
                                  size_t chunk) {
-  return ob_result_at(geometry, !plan->result_now, geometry->member, chunk);
+  return ob_result_at(geometry, !plan->state->result_now, geometry->member, chunk);
 }
 
-onebit_status_t ob_staging_send_outgoing(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staging_send_outgoing(const struct onebit_plan *plan, size_t chunk) {
   OB_TRY_CUDA(copy_slots(plan, plan->geometry.outgoing, plan->device->kernel.geometry.outgoing,
                          chunk, false));
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_staging_send_result(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t chunk) {
   OB_TRY_CUDA(copy_message(plan, ob_staging_result(plan, &plan->geometry, chunk),
                            ob_staging_result(plan, &plan->device->kernel.geometry, chunk),
                            plan->geometry.stride, false));
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
-  int next = !plan->result_now;
+  int next = !plan->state->result_now;
   if (plan->host.ranks)
     return ob_staged_host_bring_results(plan, chunk);
   OB_TRY(in_follows(plan, staging));
@@ -167,12 +167,12 @@ onebit_status_t ob_staging_bring_results(struct onebit_plan *plan, size_t chunk)
 
 /* This rank's own never left the device, but with one scale its header, where
  * that scale is, was stamped here. */
-onebit_status_t ob_staging_bring_incoming(struct onebit_plan *plan, size_t chunk) {
+onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;
   OB_TRY(in_follows(plan, staging));
   OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, true));
-  if (plan->work.one_scale)
+  if (plan->state->work.one_scale)
     OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
                              ob_message_at(host, host->outgoing, host->member, chunk),
                              sizeof(struct ob_header), true));

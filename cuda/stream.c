@@ -69,9 +69,9 @@ static void destroy(struct onebit_plan *plan) {
 static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
 /* Calls on two streams follow each other. What is captured has no place in time yet. */
-static onebit_status_t follow(struct onebit_plan *plan) {
+static onebit_status_t follow(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
-  cudaStream_t stream = plan->call.on_stream ? plan->call.stream : device->own;
+  cudaStream_t stream = plan->flight->call.on_stream ? plan->flight->call.stream : device->own;
   device->stream = device->own; /* until the other is known to be sound */
   device->capturing = ob_cuda_is_capturing(stream);
   if (device->capturing && !plan->comm->transport->put) {
@@ -89,8 +89,8 @@ static onebit_status_t follow(struct onebit_plan *plan) {
 }
 
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
-static onebit_status_t begin_call(struct onebit_plan *plan) {
-  if (!plan->call.on_stream)
+static onebit_status_t begin_call(const struct onebit_plan *plan) {
+  if (!plan->flight->call.on_stream)
     ob_stream_settled(plan, true);
   onebit_status_t status = follow(plan);
   plan->device->has_sealed = false;
@@ -100,14 +100,14 @@ static onebit_status_t begin_call(struct onebit_plan *plan) {
   return status;
 }
 
-static onebit_status_t begin(struct onebit_plan *plan) {
+static onebit_status_t begin(const struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = begin_call(plan);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t publish(struct onebit_plan *plan) {
+static onebit_status_t publish(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY_CUDA(cudaMemcpyAsync(device->seen, device->kernel.state, sizeof *device->seen,
                               cudaMemcpyDeviceToHost, stream_of(plan)));
@@ -120,18 +120,18 @@ static onebit_status_t publish(struct onebit_plan *plan) {
 
 struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind) {
   return (struct ob_cuda_stamp){.kind = kind,
-                                .agreed = plan->call.agreed,
-                                .rate = plan->call.rate,
-                                .failed = plan->status != ONEBIT_OK,
+                                .agreed = plan->flight->call.agreed,
+                                .rate = plan->flight->call.rate,
+                                .failed = plan->flight->outcome.status != ONEBIT_OK,
                                 .begins = !plan->device->has_sealed};
 }
 
 /* What the other ranks depend on is launched a second time when it fails: the call is lost, but
  * they can be told, and find the next one's messages numbered as theirs. */
-void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
-                    enum ob_message_kind kind) {
+void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                    size_t chunk, enum ob_message_kind kind) {
   cudaStream_t stream = stream_of(plan);
-  if (messages->seals && plan->status == ONEBIT_OK)
+  if (messages->seals && plan->flight->outcome.status == ONEBIT_OK)
     return;
   cudaError_t error = ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
   if (error != cudaSuccess) {
@@ -141,7 +141,7 @@ void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *message
   plan->device->has_sealed = true;
 }
 
-static onebit_status_t open_messages(struct onebit_plan *plan, bool decides) {
+static onebit_status_t open_messages(const struct onebit_plan *plan, bool decides) {
   struct ob_device *device = plan->device;
   const struct ob_cuda_plan *messages = device->unopened;
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, device->unopened_kind);
@@ -151,14 +151,14 @@ static onebit_status_t open_messages(struct onebit_plan *plan, bool decides) {
   return ONEBIT_OK;
 }
 
-void ob_stream_open(struct onebit_plan *plan) {
+void ob_stream_open(const struct onebit_plan *plan) {
   onebit_status_t status = plan->device->unopened ? open_messages(plan, false) : ONEBIT_OK;
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
 }
 
-void ob_stream_came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
-                    enum ob_message_kind kind) {
+void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                    size_t chunk, enum ob_message_kind kind) {
   ob_stream_open(plan);
   plan->device->unopened = messages->geometry.members > 1 ? messages : NULL;
   plan->device->unopened_kind = kind;
@@ -166,7 +166,7 @@ void ob_stream_came(struct onebit_plan *plan, const struct ob_cuda_plan *message
 }
 
 /* A transport that fails is the end of the plan: what else would be put waits for ever. */
-bool ob_stream_ended(struct onebit_plan *plan, onebit_status_t status) {
+bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_steps_give_up(plan);
   else if (status < ONEBIT_OK)
@@ -179,7 +179,7 @@ static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->tran
 
 /* Until the device has come to where the messages are ready: ONEBIT_IN_PROGRESS if it has not. The
  * others wait for them, whatever became of the device. */
-static onebit_status_t reach(struct onebit_plan *plan, bool wait) {
+static onebit_status_t reach(const struct onebit_plan *plan, bool wait) {
   cudaError_t error = ob_cuda_reach(plan->device->reached, wait);
   if (error == cudaErrorNotReady)
     return cudaGetLastError(), ONEBIT_IN_PROGRESS;
@@ -189,7 +189,8 @@ static onebit_status_t reach(struct onebit_plan *plan, bool wait) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t seal(struct onebit_plan *plan, size_t chunk, enum ob_message_kind kind) {
+static onebit_status_t seal(const struct onebit_plan *plan, size_t chunk,
+                            enum ob_message_kind kind) {
   ob_stream_seal(plan, &plan->device->kernel, chunk, kind);
   if (is_driven(plan))
     OB_TRY_CUDA(cudaEventRecord(plan->device->reached, stream_of(plan)));
@@ -198,7 +199,7 @@ static onebit_status_t seal(struct onebit_plan *plan, size_t chunk, enum ob_mess
 }
 
 /* Sealed or not: the others wait for it. What a header says depends on what theirs have said. */
-static onebit_status_t send(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+static onebit_status_t send(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                             enum ob_message_kind kind, bool wait) {
   ob_stream_open(plan);
   onebit_status_t status = plan->device->sealed ? ONEBIT_OK : seal(plan, chunk, kind);
@@ -210,17 +211,17 @@ static onebit_status_t send(struct onebit_plan *plan, struct ob_batch *batch, si
   return ob_comm_begin(batch, plan->tag);
 }
 
-static bool send_to_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = ob_exchange_batch(plan, chunk);
   return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
-static bool send_to_all(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = ob_gather_batch(plan, chunk);
   return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
-static onebit_status_t receive(struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+static onebit_status_t receive(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                                enum ob_message_kind kind, bool wait) {
   if (is_driven(plan))
     OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
@@ -229,25 +230,25 @@ static onebit_status_t receive(struct onebit_plan *plan, struct ob_batch *batch,
   return ONEBIT_OK;
 }
 
-static bool receive_from_workers(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = plan->exchange[chunk % plan->geometry.slots];
   return ob_stream_ended(plan, receive(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
-static bool receive_from_servers(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = plan->gather[chunk % plan->geometry.slots];
   return ob_stream_ended(plan, receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
 /* Doubling, which only a transport that is driven does: rounds pass on what has come, and all of it
  * is judged after the last. */
-static bool begin_round(struct onebit_plan *plan, size_t round, bool wait) {
+static bool begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   struct ob_batch *batch = ob_round_batch(plan, round);
   return ob_stream_ended(plan, round > 0 ? ob_comm_begin(batch, plan->tag)
                                          : send(plan, batch, 0, OB_MESSAGE_SERVER, wait));
 }
 
-static bool end_round(struct onebit_plan *plan, size_t round, bool wait) {
+static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
   bool last = (size_t)2 << round >= plan->geometry.members;
   onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_OK && last)
@@ -256,51 +257,53 @@ static bool end_round(struct onebit_plan *plan, size_t round, bool wait) {
 }
 
 /* What this rank computes, if it takes part. */
-static bool launched(struct onebit_plan *plan, cudaError_t error) {
+static bool launched(const struct onebit_plan *plan, cudaError_t error) {
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   return true;
 }
 
-#define LAUNCHED(plan, launch) ((plan)->status != ONEBIT_OK || launched(plan, launch))
+#define LAUNCHED(plan, launch)                                                                     \
+  ((plan)->flight->outcome.status != ONEBIT_OK || launched(plan, launch))
 
 /* The same of messages that are sealed on the way. */
-static bool launched_sealing(struct onebit_plan *plan, cudaError_t error) {
+static bool launched_sealing(const struct onebit_plan *plan, cudaError_t error) {
   plan->device->has_sealed |= plan->device->kernel.seals && error == cudaSuccess;
   return launched(plan, error);
 }
 
-static bool compress_with(struct onebit_plan *plan, size_t chunk,
+static bool compress_with(const struct onebit_plan *plan, size_t chunk,
                           cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
                                                 cudaStream_t stream)) {
   enum ob_message_kind kind = plan->geometry.whole ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER;
   ob_stream_open(plan);
   plan->device->kernel.opens = false;
   plan->device->kernel.stamp = ob_stream_stamp(plan, kind);
-  return plan->status != ONEBIT_OK || launched_sealing(plan, launch(plan, chunk, stream_of(plan)));
+  return plan->flight->outcome.status != ONEBIT_OK ||
+         launched_sealing(plan, launch(plan, chunk, stream_of(plan)));
 }
 
-static bool compress(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return compress_with(plan, chunk, ob_device_compress);
 }
 
-static bool compress_host_mean(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool compress_host_mean(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return compress_with(plan, chunk, ob_device_host_compress);
 }
 
-static bool finish_worker(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, stream_of(plan)));
 }
 
 /* What it adds up, it may open too: it does not depend on what the headers say. */
-static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_device *device = plan->device;
   (void)wait;
-  device->kernel.opens =
-      plan->status == ONEBIT_OK && device->unopened && ob_cuda_is_short(&device->kernel);
+  device->kernel.opens = plan->flight->outcome.status == ONEBIT_OK && device->unopened &&
+                         ob_cuda_is_short(&device->kernel);
   if (!device->kernel.opens)
     ob_stream_open(plan);
   device->unopened = NULL;
@@ -308,22 +311,22 @@ static bool reduce(struct onebit_plan *plan, size_t chunk, bool wait) {
   return LAUNCHED(plan, ob_device_reduce(plan, chunk, stream_of(plan)));
 }
 
-static bool finish_server(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, true, stream_of(plan)));
 }
 
-static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return LAUNCHED(plan, ob_device_apply(plan, chunk, stream_of(plan)));
 }
 
-static bool apply_sum(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply_sum(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return LAUNCHED(plan, ob_device_apply_sum(plan, chunk, stream_of(plan)));
 }
 
-static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   onebit_status_t status = plan->device->unopened ? open_messages(plan, true) : ONEBIT_IN_PROGRESS;
   if (status == ONEBIT_OK)
@@ -337,7 +340,7 @@ static bool decide(struct onebit_plan *plan, size_t chunk, bool wait) {
 /* The last part of a call. A windowed one is applied before it is decided, and has no residual.
  * Where it is not launched, at least the next call is not taken for one that met what this one did.
  */
-static onebit_status_t conclude(struct onebit_plan *plan) {
+static onebit_status_t conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   cudaError_t error = ob_cuda_conclude(*kernel, stamp, !ob_is_dense(plan),
@@ -349,16 +352,16 @@ static onebit_status_t conclude(struct onebit_plan *plan) {
 }
 
 /* A held call is concluded when all that it is held with have been decided. */
-static bool commit(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  return plan->call.hold || ob_stream_ended(plan, conclude(plan));
+  return plan->flight->call.hold || ob_stream_ended(plan, conclude(plan));
 }
 
-static void end(struct onebit_plan *plan) {
-  if (!plan->call.hold || plan->broken)
+static void end(const struct onebit_plan *plan) {
+  if (!plan->flight->call.hold || plan->state->broken)
     return;
   int before = ob_cuda_enter(plan->device->number);
-  ob_outcome_add(&plan->outcome, conclude(plan));
+  ob_outcome_add(&plan->state->outcome, conclude(plan));
   ob_cuda_leave(before);
 }
 

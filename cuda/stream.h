@@ -10,31 +10,31 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
 
 /* Stamps the messages of a chunk, unless the kernel that made them does (ob_cuda_can_seal). When
  * that fails, it is tried again with a stamp that says so: the others wait for the message. */
-void ob_stream_seal(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
-                    enum ob_message_kind kind);
+void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                    size_t chunk, enum ob_message_kind kind);
 
 /* The messages of a chunk have come. What is computed of them may open them on the way; what else
  * needs to know what they say opens those that have not been. */
-void ob_stream_came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
-                    enum ob_message_kind kind);
-void ob_stream_open(struct onebit_plan *plan);
+void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                    size_t chunk, enum ob_message_kind kind);
+void ob_stream_open(const struct onebit_plan *plan);
 
 /* What becomes of the call after a step with this status. False: the step has to wait. */
-bool ob_stream_ended(struct onebit_plan *plan, onebit_status_t status);
+bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status);
 
 /* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
  * Nothing where the plan is not hierarchical. */
 onebit_status_t ob_stream_host_create(struct onebit_plan *plan);
-void ob_stream_host_destroy(struct onebit_plan *plan);
+void ob_stream_host_destroy(const struct onebit_plan *plan);
 
 /* Its steps (collectives/steps.h). */
 ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
 /* Rows of the executor (stream_outcome.c): whether the last call is over, and then its outcome is
  * told; the host has changed residuals, and may have found large values; ob_plan_accept. */
-bool ob_stream_settled(struct onebit_plan *plan, bool wait);
-onebit_status_t ob_stream_imported(struct onebit_plan *plan);
-onebit_status_t ob_stream_accept(struct onebit_plan *plan);
+bool ob_stream_settled(const struct onebit_plan *plan, bool wait);
+onebit_status_t ob_stream_imported(const struct onebit_plan *plan);
+onebit_status_t ob_stream_accept(const struct onebit_plan *plan);
 
 /* The rank that a state's origin stands for. */
 int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);

@@ -28,7 +28,7 @@ onebit_status_t ob_stream_host_create(struct onebit_plan *plan) {
       plan->comm, plan->geometry.segments - plan->geometry.members, &plan->device->host.batch);
 }
 
-void ob_stream_host_destroy(struct onebit_plan *plan) {
+void ob_stream_host_destroy(const struct onebit_plan *plan) {
   if (plan->device->host.batch)
     plan->comm->transport->batch_destroy(plan->device->host.batch);
   ob_device_host_destroy(plan);
@@ -91,7 +91,7 @@ static void add_results(const struct onebit_plan *plan, struct ob_batch *batch, 
 
 /* One group of messages between this rank and all others of the host, beginning with its neighbour.
  */
-static onebit_status_t put(struct onebit_plan *plan, size_t chunk,
+static onebit_status_t put(const struct onebit_plan *plan, size_t chunk,
                            void (*add)(const struct onebit_plan *plan, struct ob_batch *batch,
                                        size_t chunk, size_t location, size_t member)) {
   struct ob_batch *batch = plan->device->host.batch;
@@ -105,13 +105,13 @@ static onebit_status_t put(struct onebit_plan *plan, size_t chunk,
 /* --- Steps -------------------------------------------------------------------------------------*/
 
 /* A rank that fails here still sends what the others wait for. */
-bool ob_stream_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_cuda_plan *window = &plan->device->host.window;
   cudaStream_t stream = plan->device->stream;
   cudaError_t error = cudaSuccess;
   (void)wait;
   ob_device_host_begin(plan);
-  if (plan->status == ONEBIT_OK)
+  if (plan->flight->outcome.status == ONEBIT_OK)
     error = ob_cuda_host_put(*window, ob_device_source(plan), chunk, stream);
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
@@ -120,7 +120,7 @@ bool ob_stream_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
   return ob_stream_ended(plan, put(plan, chunk, add_inputs));
 }
 
-static bool came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
+static bool came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
                  enum ob_message_kind kind) {
   onebit_status_t joined = ob_overlap_join(plan, chunk);
   if (joined == ONEBIT_OK)
@@ -128,18 +128,18 @@ static bool came(struct onebit_plan *plan, const struct ob_cuda_plan *messages, 
   return ob_stream_ended(plan, joined);
 }
 
-bool ob_stream_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_stream_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return came(plan, &plan->device->host.host, chunk, OB_MESSAGE_WORKER);
 }
 
-bool ob_stream_host_publish(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_stream_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   ob_stream_open(plan);
   return ob_stream_ended(plan, put(plan, chunk, add_results));
 }
 
-bool ob_stream_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_stream_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return came(plan, &plan->device->host.results, chunk, OB_MESSAGE_SERVER);
 }

@@ -6,17 +6,18 @@
 #include "cuda/stream.h"
 
 /* To the caller who waits for this very call, or to whoever asks later. */
-static void tell(struct onebit_plan *plan, onebit_status_t status) {
-  if (plan->in_flight && !plan->call.on_stream)
+static void tell(const struct onebit_plan *plan, onebit_status_t status) {
+  if (plan->state->in_flight && !plan->flight->call.on_stream)
     ob_steps_fail(plan, status);
   else
-    ob_outcome_add(&plan->outcome, status);
+    ob_outcome_add(&plan->state->outcome, status);
 }
 
-static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
+static void note_outcome(const struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
   onebit_status_t status = (onebit_status_t)outcome->status;
   int rank = ob_stream_origin(plan, outcome->origin);
-  const char *name = plan->call.agreed_name ? plan->call.agreed_name : "an argument";
+  const char *name =
+      plan->flight->call.agreed_name ? plan->flight->call.agreed_name : "an argument";
   if (status == ONEBIT_SKIPPED)
     ob_error(status, "skipped: a value on rank %d is not finite", rank);
   else if (status == ONEBIT_ERROR_PEER)
@@ -24,7 +25,7 @@ static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome 
   else if (status == ONEBIT_ERROR_ARGUMENT)
     ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
              (double)ob_float_of(outcome->agreed));
-  else if (status == ONEBIT_ERROR_MISMATCH && plan->call.agreed_whole)
+  else if (status == ONEBIT_ERROR_MISMATCH && plan->flight->call.agreed_whole)
     ob_error(status, "from rank %d: %s differs between ranks: there it is %08x", rank, name,
              (unsigned)outcome->agreed);
   else if (status == ONEBIT_ERROR_MISMATCH)
@@ -36,36 +37,36 @@ static void note_outcome(struct onebit_plan *plan, const struct ob_cuda_outcome 
   tell(plan, status);
 }
 
-static onebit_status_t forget_outcome(struct onebit_plan *plan) {
+static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
   struct ob_cuda_state *state = plan->device->kernel.state;
   plan->device->seen->outcome.status = ONEBIT_OK;
   return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
 }
 
 /* The stream has come to the end, so the host can look: its view of the plan is the device's. */
-static void look(struct onebit_plan *plan) {
+static void look(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   onebit_status_t status = ONEBIT_OK;
-  plan->worker.now = plan->server.now = (int)device->seen->now;
+  plan->state->worker.now = plan->state->server.now = (int)device->seen->now;
   if (device->seen->outcome.status == ONEBIT_OK)
     return;
   note_outcome(plan, &device->seen->outcome);
   status = forget_outcome(plan);
   if (status != ONEBIT_OK)
-    ob_outcome_add(&plan->outcome, status);
+    ob_outcome_add(&plan->state->outcome, status);
 }
 
-static void give_up(struct onebit_plan *plan, onebit_status_t status) {
-  plan->broken = true;
+static void give_up(const struct onebit_plan *plan, onebit_status_t status) {
+  plan->state->broken = true;
   tell(plan, status);
 }
 
 /* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
-bool ob_stream_settled(struct onebit_plan *plan, bool wait) {
+bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = ONEBIT_OK;
   cudaError_t error = cudaErrorNotReady;
-  while (!plan->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
+  while (!plan->state->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
     error = cudaEventQuery(plan->device->last);
     if (error == cudaErrorNotReady)
       status = ob_comm_health(plan->comm);
@@ -81,22 +82,22 @@ bool ob_stream_settled(struct onebit_plan *plan, bool wait) {
   else if (error != cudaSuccess)
     status = ob_cuda_error(error, "waiting for the device");
   if (error == cudaSuccess)
-    plan->watch = (struct ob_watch){0};
+    plan->flight->watch = (struct ob_watch){0};
   if (status != ONEBIT_OK)
     give_up(plan, status);
   else if (error == cudaSuccess)
     look(plan);
   ob_cuda_leave(before);
-  return error != cudaErrorNotReady || plan->broken;
+  return error != cudaErrorNotReady || plan->state->broken;
 }
 
-onebit_status_t ob_stream_imported(struct onebit_plan *plan) {
+onebit_status_t ob_stream_imported(const struct onebit_plan *plan) {
   struct ob_cuda_state *state = plan->device->kernel.state;
-  uint32_t flags = plan->server_large ? OB_FLAG_LARGE : 0;
+  uint32_t flags = plan->state->server_large ? OB_FLAG_LARGE : 0;
   return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);
 }
 
-onebit_status_t ob_stream_accept(struct onebit_plan *plan) {
+onebit_status_t ob_stream_accept(const struct onebit_plan *plan) {
   struct ob_cuda_state *state = plan->device->kernel.state;
   return ob_memory_cuda.clear(&state->refused, sizeof state->refused);
 }

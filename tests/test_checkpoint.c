@@ -183,13 +183,13 @@ Test(checkpoint, residuals_of_others_are_forgotten_or_large) {
   CHECK_STATUS(onebit_optimizer_save(saved.optimizer, part, sizeof part, &bytes), ONEBIT_OK);
   for (int k = 0; k < 2; k++) {
     make_alone(&others[k], k);
-    CHECK(!others[k].plan->server_large, "it is large before");
+    CHECK(!others[k].plan->state->server_large, "it is large before");
     CHECK_STATUS(onebit_optimizer_load(others[k].optimizer, parts, &bytes, 1), ONEBIT_OK);
     CHECK_STATUS(onebit_plan_export_residual(others[k].plan, NULL, others[k].residual), ONEBIT_OK);
     for (size_t i = 0; i < ALONE; i++)
       CHECK(others[k].residual[i] == (k ? 0 : saved.residual[i]), "element %zu: %g", i,
             (double)others[k].residual[i]);
-    CHECK(others[k].plan->server_large == !k, "a large residual is not known to be");
+    CHECK(others[k].plan->state->server_large == !k, "a large residual is not known to be");
     destroy_alone(&others[k]);
   }
   destroy_alone(&saved);

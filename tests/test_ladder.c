@@ -39,9 +39,10 @@ Test(ladder, climbs_and_descends) {
 /* So many windows at whose ends all ranks have said the same. */
 static void windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
   for (int k = 0; k < count; k++) {
-    plan->ladder.state.voting = true;
-    plan->ladder.heard = flags;
+    plan->state->ladder.state.voting = true;
+    plan->state->ladder.heard = flags;
     ob_ladder_commit(plan);
+    ob_ladder_end(plan);
   }
   CHECK(plan->geometry.width == bits, "%d windows of %u: %u bits, not %u", count, flags,
         plan->geometry.width, bits);
@@ -74,11 +75,11 @@ Test(ladder, decides_as_documented) { on_ranks(1, decides_on_rank, NULL); }
 /* The wish of a rank at the end of a window in which half as many bits leave that part of a
  * value. */
 static unsigned wish_of(onebit_plan_t plan, double residual, double part) {
-  plan->ladder.state.calls = OB_LADDER_WINDOW - 1;
-  plan->ladder.state.worker = (struct ob_norms){
+  plan->state->ladder.state.calls = OB_LADDER_WINDOW - 1;
+  plan->state->ladder.state.worker = (struct ob_norms){
       .input = 1, .residual = residual * residual, .value = 1, .lower = part * part};
   ob_ladder_commit(plan);
-  return (unsigned)plan->ladder.state.wish;
+  return (unsigned)plan->state->ladder.state.wish;
 }
 
 static void wishes_on_rank(onebit_comm_t comm, void *context) {
@@ -92,9 +93,10 @@ static void wishes_on_rank(onebit_comm_t comm, void *context) {
   CHECK(wish_of(plan, 3.5, 0.5) == OB_FLAG_STAY, "a residual of 3.5 inputs");
   CHECK(wish_of(plan, 4.5, 0.5) == (OB_FLAG_STAY | OB_FLAG_CLIMB), "a residual of 4.5 inputs");
   ob_ladder_begin(plan);
-  ob_ladder_hear(&plan->ladder, 0, 30);
-  ob_ladder_hear(&plan->ladder, 0, 20);
-  CHECK(plan->ladder.max_rms == 30, "the largest residual is %g", (double)plan->ladder.max_rms);
+  ob_ladder_hear(&plan->state->ladder, 0, 30);
+  ob_ladder_hear(&plan->state->ladder, 0, 20);
+  CHECK(plan->state->ladder.max_rms == 30, "the largest residual is %g",
+        (double)plan->state->ladder.max_rms);
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 

@@ -51,10 +51,10 @@ static struct round round_of(const struct onebit_plan *plan, size_t number) {
                         (own + size - distance) % size, (own + distance) % size};
 }
 
-struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t number) {
+struct ob_batch *ob_round_batch(const struct onebit_plan *plan, size_t number) {
   struct ob_batch *batch = plan->gather[0];
   struct round round = round_of(plan, number);
-  unsigned char *results = plan->geometry.results[!plan->result_now];
+  unsigned char *results = plan->geometry.results[!plan->state->result_now];
   size_t each = plan->geometry.peer_stride;
   batch->sends = batch->receives = 1;
   batch->send[0] = (struct ob_endpoint){results + round.from_position * each, round.count * each,
@@ -65,18 +65,18 @@ struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t number) {
   return batch;
 }
 
-bool ob_begin_round(struct onebit_plan *plan, size_t number, bool wait) {
+bool ob_begin_round(const struct onebit_plan *plan, size_t number, bool wait) {
   struct ob_message_shape mine = ob_plan_message(plan, 0, 0);
   (void)wait;
   ob_steps_note_own(plan);
   if (number == 0)
     ob_stamp(plan, ob_result_of(plan, plan->geometry.member, 0), &mine, OB_MESSAGE_SERVER,
-             plan->worker_scale);
+             plan->flight->worker_scale);
   ob_begin_batch(plan, ob_round_batch(plan, number));
   return true;
 }
 
-static void check_round(struct onebit_plan *plan, size_t number) {
+static void check_round(const struct onebit_plan *plan, size_t number) {
   const struct ob_endpoint *in = &plan->gather[0]->receive[0];
   struct round round = round_of(plan, number);
   struct ob_message_shape shape = ob_plan_message(plan, 0, 0);
@@ -94,7 +94,7 @@ static void check_round(struct onebit_plan *plan, size_t number) {
   }
 }
 
-bool ob_end_round(struct onebit_plan *plan, size_t number, bool wait) {
+bool ob_end_round(const struct onebit_plan *plan, size_t number, bool wait) {
   onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_IN_PROGRESS)
     return false;

@@ -89,7 +89,7 @@ void ob_host_destroy(struct ob_host *host) {
 
 /* --- Counters ----------------------------------------------------------------------------------*/
 
-static void set(struct ob_host *host, enum counter kind, uint64_t chunks) {
+static void set(const struct ob_host *host, enum counter kind, uint64_t chunks) {
   atomic_store_explicit(&page_of(host, host->local_rank)->counters[kind].chunks, chunks,
                         memory_order_release);
 }
@@ -110,13 +110,13 @@ static const int *ranks_here(const struct onebit_plan *plan) {
 
 /* Whether all ranks of the host have done so many chunks, or one of them has failed. Until then
  * this rank's messages must move on all the same: what the others wait for may be among them. */
-static bool all_have(struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
-  struct ob_host *host = &plan->host;
-  host->awaited = -1;
+static bool all_have(const struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
+  const struct ob_host *host = &plan->host;
+  plan->flight->host.awaited = -1;
   for (size_t rank = 0; rank < host->ranks; rank++) {
     if (get(host, rank, kind) >= chunks)
       continue;
-    host->awaited = ranks_here(plan)[rank];
+    plan->flight->host.awaited = ranks_here(plan)[rank];
     if (is_gone(host, rank)) {
       ob_error(ONEBIT_ERROR_TRANSPORT, "%.*s", OB_END_BYTES - 1, page_of(host, rank)->end);
       ob_steps_give_up(plan);
@@ -130,102 +130,103 @@ static bool all_have(struct onebit_plan *plan, enum counter kind, uint64_t chunk
 
 /* --- Flags -------------------------------------------------------------------------------------*/
 
-static void tell_flags(struct onebit_plan *plan) {
+static void tell_flags(const struct onebit_plan *plan) {
   struct page *page = page_of(&plan->host, plan->host.local_rank);
-  atomic_store_explicit(&page->flags[plan->host.parity], ob_steps_flags(plan),
+  atomic_store_explicit(&page->flags[plan->flight->host.parity], ob_steps_flags(plan),
                         memory_order_relaxed);
-  atomic_store_explicit(&page->rms[plan->host.parity], plan->ladder.max_rms, memory_order_relaxed);
+  atomic_store_explicit(&page->rms[plan->flight->host.parity], plan->state->ladder.max_rms,
+                        memory_order_relaxed);
 }
 
 /* Takes note of what the other ranks of the host know. */
-static void hear_flags(struct onebit_plan *plan) {
+static void hear_flags(const struct onebit_plan *plan) {
   const struct ob_host *host = &plan->host;
+  const unsigned parity = plan->flight->host.parity;
   const int *ranks = ranks_here(plan);
   for (size_t k = 0; k < host->ranks; k++) {
     struct page *page = page_of(host, k);
-    unsigned flags = atomic_load_explicit(&page->flags[host->parity], memory_order_relaxed);
-    uint32_t agreed = atomic_load_explicit(&page->agreed[host->parity], memory_order_relaxed);
-    float rms = atomic_load_explicit(&page->rms[host->parity], memory_order_relaxed);
+    unsigned flags = atomic_load_explicit(&page->flags[parity], memory_order_relaxed);
+    uint32_t agreed = atomic_load_explicit(&page->agreed[parity], memory_order_relaxed);
+    float rms = atomic_load_explicit(&page->rms[parity], memory_order_relaxed);
     if (k == host->local_rank)
       continue;
-    ob_ladder_hear(&plan->ladder, flags, rms);
+    ob_ladder_hear(&plan->state->ladder, flags, rms);
     ob_steps_hear(plan, ranks[k], flags, agreed);
   }
 }
 
 /* --- A call ------------------------------------------------------------------------------------*/
 
-void ob_host_begin(struct onebit_plan *plan) {
-  struct ob_host *host = &plan->host;
-  struct page *page = page_of(host, host->local_rank);
-  host->awaited = -1;
-  host->base = plan->calls * plan->geometry.chunks;
-  host->parity = plan->calls & 1;
+void ob_host_begin(const struct onebit_plan *plan) {
+  struct page *page = page_of(&plan->host, plan->host.local_rank);
+  const unsigned parity = plan->state->calls & 1;
+  plan->flight->host = (struct ob_host_call){
+      .base = plan->state->calls * plan->geometry.chunks, .parity = parity, .awaited = -1};
   ob_host_end(plan); /* also of a call that was never applied: ob_plan_apply */
-  atomic_store_explicit(&page->flags[host->parity], 0, memory_order_relaxed);
-  atomic_store_explicit(&page->agreed[host->parity], plan->call.agreed, memory_order_relaxed);
-  plan->calls++;
+  atomic_store_explicit(&page->flags[parity], 0, memory_order_relaxed);
+  atomic_store_explicit(&page->agreed[parity], plan->flight->call.agreed, memory_order_relaxed);
+  plan->state->calls++;
 }
 
 /* Whatever was left out, nobody waits for it any more; but of a rank that has given up, others must
  * not take what it has left out for done. */
-void ob_host_end(struct onebit_plan *plan) {
-  for (int kind = 0; kind < COUNTERS && !plan->broken; kind++)
-    set(&plan->host, (enum counter)kind, plan->calls * plan->geometry.chunks);
+void ob_host_end(const struct onebit_plan *plan) {
+  for (int kind = 0; kind < COUNTERS && !plan->state->broken; kind++)
+    set(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);
 }
 
-void ob_host_give_up(struct onebit_plan *plan) {
+void ob_host_give_up(const struct onebit_plan *plan) {
   struct page *page = page_of(&plan->host, plan->host.local_rank);
-  snprintf(page->end, sizeof page->end, "%s", plan->error);
+  snprintf(page->end, sizeof page->end, "%s", plan->flight->outcome.error);
   atomic_store_explicit(&page->gone, 1, memory_order_release);
 }
 
 bool ob_host_is_half(const struct onebit_plan *plan) {
-  return plan->work.dtype != ONEBIT_FLOAT32 && !plan->call.source.float32;
+  return plan->state->work.dtype != ONEBIT_FLOAT32 && !plan->flight->call.source.float32;
 }
 
 void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk) {
   const struct ob_host *host = &plan->host;
-  size_t slot = (host->base + chunk) % host->slots;
+  size_t slot = (plan->flight->host.base + chunk) % host->slots;
   return host->shared.base[rank] + host->inputs_at +
          (slot * plan->geometry.segments + segment) * host->segment_bytes;
 }
 
 /* What lies there from a chunk before may still be wanted. */
-bool ob_host_is_free(struct onebit_plan *plan, size_t chunk) {
-  uint64_t number = plan->host.base + chunk + 1, slots = plan->host.slots;
+bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk) {
+  uint64_t number = plan->flight->host.base + chunk + 1, slots = plan->host.slots;
   return number <= slots || all_have(plan, USED, number - slots);
 }
 
-void ob_host_loaded(struct onebit_plan *plan, size_t chunk) {
+void ob_host_loaded(const struct onebit_plan *plan, size_t chunk) {
   tell_flags(plan);
-  set(&plan->host, LOADED, plan->host.base + chunk + 1);
+  set(&plan->host, LOADED, plan->flight->host.base + chunk + 1);
 }
 
-bool ob_host_put(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (!ob_host_is_free(plan, chunk))
     return false;
-  for (size_t segment = 0; plan->status == ONEBIT_OK && segment < plan->geometry.segments;
-       segment++) {
+  for (size_t segment = 0;
+       plan->flight->outcome.status == ONEBIT_OK && segment < plan->geometry.segments; segment++) {
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
     struct ob_view out = {.values = ob_host_window(plan, plan->host.local_rank, segment, chunk)};
     shape.half = ob_host_is_half(plan);
-    ob_load_blocks(&plan->work, &plan->call.source, &shape, &out);
+    ob_load_blocks(&plan->state->work, &plan->flight->call.source, &shape, &out);
   }
   ob_host_loaded(plan, chunk);
   return true;
 }
 
-bool ob_host_barrier(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (!all_have(plan, LOADED, plan->host.base + chunk + 1))
+  if (!all_have(plan, LOADED, plan->flight->host.base + chunk + 1))
     return false;
   hear_flags(plan);
   return true;
 }
 
-void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
+void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out) {
   const struct ob_host *host = &plan->host;
   struct ob_message_shape inputs = *shape;
@@ -234,34 +235,36 @@ void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
     host->views[k].values = ob_host_window(plan, k, segment, chunk);
     host->views[k].halves = (uint16_t *)(void *)host->views[k].values;
   }
-  ob_mean_blocks(&plan->work, host->views, host->ranks, plan->call.source.factor, &inputs, out);
+  ob_mean_blocks(&plan->state->work, host->views, host->ranks, plan->flight->call.source.factor,
+                 &inputs, out);
 }
 
-void ob_host_used(struct onebit_plan *plan, size_t chunk) {
-  set(&plan->host, USED, plan->host.base + chunk + 1);
+void ob_host_used(const struct onebit_plan *plan, size_t chunk) {
+  set(&plan->host, USED, plan->flight->host.base + chunk + 1);
 }
 
-bool ob_host_wait_free(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_host_wait_free(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  uint64_t base = plan->host.base;
+  uint64_t base = plan->flight->host.base;
   return all_have(plan, APPLIED,
                   chunk < plan->geometry.slots ? base : base + chunk + 1 - plan->geometry.slots);
 }
 
-bool ob_host_publish(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   tell_flags(plan);
-  set(&plan->host, COLLECTED, plan->host.base + chunk + 1);
+  set(&plan->host, COLLECTED, plan->flight->host.base + chunk + 1);
   return true;
 }
 
 /* The results that the other ranks of the host have collected are used where they lie. */
-static void check_collected(struct onebit_plan *plan, size_t chunk) {
+static void check_collected(const struct onebit_plan *plan, size_t chunk) {
   const size_t members = plan->geometry.members;
   const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;
   for (size_t segment = 0; segment < plan->geometry.segments; segment++) {
     size_t k = segment / members;
-    if (k == plan->host.local_rank || plan->status != ONEBIT_OK || plan->failed_rank >= 0)
+    if (k == plan->host.local_rank || plan->flight->outcome.status != ONEBIT_OK ||
+        plan->flight->failed_rank >= 0)
       continue;
     struct ob_message_shape shape = ob_plan_result_message(plan, segment, chunk);
     struct ob_endpoint one = {ob_plan_result(plan, true, segment, chunk), ob_message_bytes(&shape),
@@ -270,28 +273,28 @@ static void check_collected(struct onebit_plan *plan, size_t chunk) {
   }
 }
 
-bool ob_host_wait(struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (!all_have(plan, COLLECTED, plan->host.base + chunk + 1))
+  if (!all_have(plan, COLLECTED, plan->flight->host.base + chunk + 1))
     return false;
   hear_flags(plan);
   check_collected(plan, chunk);
   return true;
 }
 
-static bool apply(struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!plan->executor->run[OB_STEP_APPLY](plan, chunk, wait))
     return false;
-  set(&plan->host, APPLIED, plan->host.base + chunk + 1);
+  set(&plan->host, APPLIED, plan->flight->host.base + chunk + 1);
   return true;
 }
 
-bool ob_host_apply_early(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return !plan->apply_early_ok || apply(plan, chunk, wait);
+bool ob_host_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  return !plan->flight->apply_early_ok || apply(plan, chunk, wait);
 }
 
-bool ob_host_apply_late(struct onebit_plan *plan, size_t chunk, bool wait) {
-  return plan->apply_early_ok || apply(plan, chunk, wait);
+bool ob_host_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  return plan->flight->apply_early_ok || apply(plan, chunk, wait);
 }
 
 unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,

@@ -29,9 +29,13 @@ struct ob_host {
   size_t inputs_at, results_at[2]; /* where they begin in a block */
   float *mean;                     /* scratch: one message's inputs */
   struct ob_view *views;           /* scratch: one a rank of the host */
-  uint64_t base;                   /* chunks of the calls before this one */
-  unsigned parity;                 /* of the number of calls */
-  int awaited;                     /* the rank whose counter is behind; -1: none */
+};
+
+/* A call in it. */
+struct ob_host_call {
+  uint64_t base;   /* chunks of the calls before this one */
+  unsigned parity; /* of the number of calls */
+  int awaited;     /* the rank whose counter is behind; -1: none */
 };
 
 /* Sets ranks and local_rank, once the plan's messages are measured; and where the ranks share
@@ -43,11 +47,11 @@ onebit_status_t ob_host_attach(struct onebit_plan *plan);
 void ob_host_destroy(struct ob_host *host);
 
 /* At the beginning and at the end of every call. */
-void ob_host_begin(struct onebit_plan *plan);
-void ob_host_end(struct onebit_plan *plan);
+void ob_host_begin(const struct onebit_plan *plan);
+void ob_host_end(const struct onebit_plan *plan);
 
 /* The transport has failed: nobody must wait for this rank. */
-void ob_host_give_up(struct onebit_plan *plan);
+void ob_host_give_up(const struct onebit_plan *plan);
 
 /* Its steps. */
 ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
@@ -59,14 +63,14 @@ bool ob_host_is_half(const struct onebit_plan *plan);
 
 /* What an executor makes its own steps of. A chunk of this rank's inputs may be put in its window;
  * where that of a rank's is, about a segment; it is there, and the flags of this rank with it. */
-bool ob_host_is_free(struct onebit_plan *plan, size_t chunk);
+bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk);
 void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
-void ob_host_loaded(struct onebit_plan *plan, size_t chunk);
+void ob_host_loaded(const struct onebit_plan *plan, size_t chunk);
 
 /* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_used. */
-void ob_host_mean(struct onebit_plan *plan, size_t segment, size_t chunk,
+void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
-void ob_host_used(struct onebit_plan *plan, size_t chunk);
+void ob_host_used(const struct onebit_plan *plan, size_t chunk);
 
 /* Where the result of a segment's server lies, perhaps in another rank's block. */
 unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,

@@ -173,7 +173,7 @@ static void measure(struct onebit_plan *plan) {
 void ob_schedule_set_width(struct onebit_plan *plan, unsigned width) {
   struct ob_geometry *geometry = &plan->geometry;
   geometry->width = width;
-  geometry->result_width = ob_serve_width(plan->server.serving.rule, width);
+  geometry->result_width = ob_serve_width(plan->state->server.serving.rule, width);
   if (plan->schedule == &ob_schedule_doubling) /* rounds move whole strides */
     geometry->stride = geometry->peer_stride = stride_of(message_bytes(plan, 0, 0));
   measure(plan);

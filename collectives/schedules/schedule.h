@@ -96,7 +96,7 @@ bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, one
 /* --- Steps of doubling (doubling.c); `chunk` is the number of the round */
 
 ob_step_run ob_begin_round, ob_end_round;
-struct ob_batch *ob_round_batch(struct onebit_plan *plan, size_t round);
+struct ob_batch *ob_round_batch(const struct onebit_plan *plan, size_t round);
 
 /* Whether the messages of a plan that gathers allow it. */
 bool ob_doubling_fits(const struct onebit_plan *plan);

@@ -9,7 +9,7 @@
 #define ROOM ((size_t)64 << 20)
 
 void kernel_expect_flags(struct scene *scene, bool server) {
-  struct ob_work *work = &scene->host.work;
+  struct ob_work *work = &scene->host.state->work;
   scene->state->flags |= work->not_finite ? (uint32_t)OB_FLAG_NOT_FINITE : 0;
   scene->state->flags |= work->large ? (uint32_t)OB_FLAG_LARGE : 0;
   scene->state->server_flags |= server && work->large ? (uint32_t)OB_FLAG_LARGE : 0;

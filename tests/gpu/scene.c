@@ -70,7 +70,7 @@ static void set_up_decisions(struct scene *scene) {
   plan->geometry.rotated = is_rotated(what);
   plan->geometry.one_scale = what->one_scale;
   plan->geometry.dense = what->dense;
-  plan->geometry.width = plan->geometry.result_width = plan->last_width = 1;
+  plan->geometry.width = plan->geometry.result_width = plan->state->last_width = 1;
   plan->geometry.members = what->members;
   plan->geometry.member = what->place;
   plan->momentum = what->momentum;
@@ -80,19 +80,19 @@ static void set_up_decisions(struct scene *scene) {
                                                           : what->members;
   plan->geometry.chunks = what->chunks;
   plan->geometry.slots = what->slots;
-  plan->result_now = (int)what->now;
+  plan->state->result_now = (int)what->now;
 }
 
 static void set_up_work(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  plan->work.layout = &plan->geometry.layout;
-  plan->work.rule = scene->what->rule;
-  plan->work.dtype = scene->what->dtype;
-  plan->work.output_dtype = scene->what->output_dtype;
-  plan->work.one_scale = scene->what->one_scale;
-  plan->work.threads = 1;
-  if (ob_codec_choose(&plan->work.codec) ||
-      ob_work_create(&plan->work, scene->what->members, scene->what->members))
+  plan->state->work.layout = &plan->geometry.layout;
+  plan->state->work.rule = scene->what->rule;
+  plan->state->work.dtype = scene->what->dtype;
+  plan->state->work.output_dtype = scene->what->output_dtype;
+  plan->state->work.one_scale = scene->what->one_scale;
+  plan->state->work.threads = 1;
+  if (ob_codec_choose(&plan->state->work.codec) ||
+      ob_work_create(&plan->state->work, scene->what->members, scene->what->members))
     abort();
   plan->views = gpu_allocate(scene->what->members, sizeof *plan->views);
 }
@@ -180,18 +180,22 @@ static void take_all_residual(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
   const size_t *own = plan->geometry.bounds + plan->geometry.first_segment * plan->geometry.chunks;
   bool shifted = scene->what->mode == SCENE_SHIFTED;
-  take_residual(scene, &plan->worker, shifted ? own[0] : 0,
+  take_residual(scene, &plan->state->worker, shifted ? own[0] : 0,
                 shifted ? own[plan->geometry.members * plan->geometry.chunks]
                         : plan->geometry.layout.blocks);
   own += plan->geometry.member * plan->geometry.chunks;
   bool serves = !plan->geometry.whole;
-  take_residual(scene, &plan->server, serves ? own[0] : 0, serves ? own[plan->geometry.chunks] : 0);
-  plan->worker.result_dtype = is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
-  plan->server.result_dtype = scene->what->output_dtype;
+  take_residual(scene, &plan->state->server, serves ? own[0] : 0,
+                serves ? own[plan->geometry.chunks] : 0);
+  plan->state->worker.result_dtype =
+      is_gathered(scene->what) ? scene->what->output_dtype : ONEBIT_FLOAT32;
+  plan->state->server.result_dtype = scene->what->output_dtype;
   if (scene->what->lion)
-    plan->server.serving = (struct ob_serving){OB_SERVE_LION, {0.9f, 0.1f, 0.97f, 0.03f}};
-  plan->worker_sums = take(scene, "worker sums", plan->worker.blocks, sizeof(double), TWIN_FLOAT64);
-  plan->server_sums = take(scene, "server sums", plan->server.blocks, sizeof(double), TWIN_FLOAT64);
+    plan->state->server.serving = (struct ob_serving){OB_SERVE_LION, {0.9f, 0.1f, 0.97f, 0.03f}};
+  plan->state->worker_sums =
+      take(scene, "worker sums", plan->state->worker.blocks, sizeof(double), TWIN_FLOAT64);
+  plan->state->server_sums =
+      take(scene, "server sums", plan->state->server.blocks, sizeof(double), TWIN_FLOAT64);
 }
 
 static struct ob_cuda_residual residual_on_device(const struct scene *scene,
@@ -247,8 +251,8 @@ static void tell_device(struct scene *scene) {
       .rule = scene->what->rule,
       .dtype = scene->what->dtype,
       .output_dtype = scene->what->output_dtype,
-      .worker = residual_on_device(scene, &plan->worker, plan->worker_sums),
-      .server = residual_on_device(scene, &plan->server, plan->server_sums),
+      .worker = residual_on_device(scene, &plan->state->worker, plan->state->worker_sums),
+      .server = residual_on_device(scene, &plan->state->server, plan->state->server_sums),
       .state = ON_DEVICE(scene, scene->state),
   };
 }
@@ -273,6 +277,8 @@ void scene_apply(struct scene *scene, size_t chunk) {
 
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what) {
   *scene = (struct scene){.what = what, .twin = twin};
+  scene->host.flight = &scene->flight;
+  scene->host.state = &scene->kept;
   twin_clear(twin);
   set_up_layout(scene);
   set_up_decisions(scene);
@@ -294,7 +300,7 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
 
 void scene_destroy(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  ob_work_destroy(&plan->work);
+  ob_work_destroy(&plan->state->work);
   ob_layout_destroy(&plan->geometry.layout);
   free(plan->views);
   free((void *)plan->inputs);

@@ -55,6 +55,8 @@ struct scene {
   const struct scene_case *what;
   struct twin *twin;
   struct onebit_plan host;
+  struct ob_flight flight; /* of it */
+  struct ob_plan_state kept;
   struct ob_cuda_plan device;
   struct ob_cuda_state *state; /* the host's */
   /* The chunks that messages were made for: all, or where there are fewer slots, one. */

@@ -88,8 +88,8 @@ static void fill_state(struct scene *scene) {
                                          .server_flags = OB_FLAG_MISMATCH,
                                          .residual_flags = OB_FLAG_ERROR,
                                          .stop = scene->what->stop,
-                                         .worker_scale = plan->worker.blocks ? 17 : 0,
-                                         .server_scale = plan->server.blocks ? 19 : 0,
+                                         .worker_scale = plan->state->worker.blocks ? 17 : 0,
+                                         .server_scale = plan->state->server.blocks ? 19 : 0,
                                          .sequence = 5,
                                          .failed = -1,
                                          .not_finite = -1};
@@ -101,15 +101,15 @@ double scene_sum_at(const struct scene *scene, size_t block, uint32_t salt) {
 
 void scene_fill_plan(struct scene *scene) {
   struct onebit_plan *plan = &scene->host;
-  plan->status = scene->what->stop ? ONEBIT_SKIPPED : ONEBIT_OK;
+  plan->flight->outcome.status = scene->what->stop ? ONEBIT_SKIPPED : ONEBIT_OK;
   for (size_t chunk = scene->first_chunk; chunk < scene->end_chunk; chunk++)
     fill_chunk(scene, chunk);
-  fill_residual(scene, &plan->worker, 1);
-  fill_residual(scene, &plan->server, 2);
-  for (size_t b = 0; b < plan->worker.blocks; b++)
-    plan->worker_sums[b] = scene_sum_at(scene, b, 3);
-  for (size_t b = 0; b < plan->server.blocks; b++)
-    plan->server_sums[b] = scene_sum_at(scene, b, 4);
+  fill_residual(scene, &plan->state->worker, 1);
+  fill_residual(scene, &plan->state->server, 2);
+  for (size_t b = 0; b < plan->state->worker.blocks; b++)
+    plan->state->worker_sums[b] = scene_sum_at(scene, b, 3);
+  for (size_t b = 0; b < plan->state->server.blocks; b++)
+    plan->state->server_sums[b] = scene_sum_at(scene, b, 4);
   fill_state(scene);
 }
 
@@ -203,7 +203,7 @@ float *scene_take_scalings(struct scene *scene, bool zeros) {
 }
 
 static void weigh(struct scene *scene) {
-  struct ob_source *source = &scene->host.call.source;
+  struct ob_source *source = &scene->host.flight->call.source;
   float *scalings = scene_take_scalings(scene, true);
   float *reciprocals =
       scene_take_floats(scene, "reciprocals", scene->host.geometry.layout.words * OB_LANES, 0, 97);
@@ -215,7 +215,7 @@ static void weigh(struct scene *scene) {
 
 /* Every third step the device knows the bias correction, and the host does not. */
 static void add_moments(struct scene *scene) {
-  struct ob_source *source = &scene->host.call.source;
+  struct ob_source *source = &scene->host.flight->call.source;
   source->moment_rule = scene->source.moment_rule = OB_MOMENTS_SECOND;
   source->moment = (struct ob_moment_factors){.beta2 = 0.97f,
                                               .one_minus_beta2 = 0.03f,
@@ -225,7 +225,7 @@ static void add_moments(struct scene *scene) {
                                               .fresh = 0.44f};
   float *floors = scene_take_scalings(scene, true);
   source->floors = floors;
-  const struct ob_residual *worker = &scene->host.worker;
+  const struct ob_residual *worker = &scene->host.state->worker;
   source->own = scene->source.own =
       (struct ob_interval){worker->first_word, worker->first_word + worker->words};
   scene->source.floors = ON_DEVICE(scene, floors);
@@ -240,7 +240,7 @@ static void add_moments(struct scene *scene) {
 void scene_fill_buffers(struct scene *scene) {
   fill_inputs(scene);
   take_outputs(scene);
-  struct ob_source *source = &scene->host.call.source;
+  struct ob_source *source = &scene->host.flight->call.source;
   source->inputs = scene->host.inputs;
   source->factor = scene->source.factor = 0.7f;
   source->float32 = scene->source.float32 = scene->what->float32;
@@ -251,5 +251,5 @@ void scene_fill_buffers(struct scene *scene) {
     weigh(scene);
   if (scene->what->moments)
     add_moments(scene);
-  scene->host.call.outputs = scene->host.outputs;
+  scene->host.flight->call.outputs = scene->host.outputs;
 }

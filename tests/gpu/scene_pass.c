@@ -179,5 +179,5 @@ void scene_fill_pass(struct scene *scene) {
   gather_sums(scene);
   set_factors(scene);
   fill_lamb(scene);
-  scene->host.call.sink = &scene->sink;
+  scene->host.flight->call.sink = &scene->sink;
 }

@@ -24,12 +24,13 @@ static void compress_values(struct scene *scene, size_t chunk) {
     struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
     struct ob_view out =
         ob_message_view(ob_message_at(&plan->geometry, plan->geometry.outgoing, m, chunk), &shape);
-    struct ob_source source = plan->call.source;
+    struct ob_source source = plan->flight->call.source;
     source.values = scene->input_values + m * scene->source.step;
     struct ob_view last = {0};
     if (source.momentum)
       last = ob_message_view(ob_plan_result(plan, false, share, chunk), &shape);
-    ob_compress_blocks(&plan->work, &source, &plan->worker, &shape, &last, &out, plan->worker_sums);
+    ob_compress_blocks(&plan->state->work, &source, &plan->state->worker, &shape, &last, &out,
+                       plan->state->worker_sums);
   }
 }
 
@@ -45,7 +46,7 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
  * infinity times 0 is negative on x86 and positive on a GPU. The message is not applied. */
 static void forget_bits(struct scene *scene, unsigned char *message, size_t share, size_t chunk) {
   const struct onebit_plan *plan = &scene->host;
-  const struct ob_residual *residual = &plan->worker;
+  const struct ob_residual *residual = &plan->state->worker;
   struct ob_message_shape shape = ob_plan_message(plan, share, chunk);
   struct ob_view host = ob_message_view(message, &shape);
   struct ob_view device = ob_message_view(twin_in_back(scene->twin, message), &shape);
@@ -93,14 +94,14 @@ KERNEL(reduce, reduce_on_host, ob_cuda_reduce(scene->device, chunk, 0),
 static void finish_worker_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
   ob_executor_host.run[OB_STEP_FINISH_WORKER](&scene->host, 0, true);
-  scene->state->worker_scale = scene->host.worker_scale;
+  scene->state->worker_scale = scene->host.flight->worker_scale;
   kernel_expect_flags(scene, false);
 }
 
 static void finish_server_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
   ob_executor_host.run[OB_STEP_FINISH_SERVER](&scene->host, 0, true);
-  scene->state->server_scale = scene->host.server_scale;
+  scene->state->server_scale = scene->host.flight->server_scale;
   kernel_expect_flags(scene, true);
 }
 
@@ -191,7 +192,7 @@ static void forget_on_host(struct scene *scene, size_t chunk) {
   if (scene->what->stop)
     return;
   for (int side = 0; side < 2; side++) {
-    struct ob_residual *residual = side ? &scene->host.server : &scene->host.worker;
+    struct ob_residual *residual = side ? &scene->host.state->server : &scene->host.state->worker;
     ob_residual_commit(residual);
     ob_residual_forget(residual);
   }

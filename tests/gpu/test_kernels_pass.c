@@ -8,7 +8,7 @@
 static void pass_over_on_host(struct scene *scene, size_t chunk) {
   (void)chunk;
   if (!scene->what->stop)
-    ob_pass_blocks(&scene->host.work, NULL, NULL, NULL, &scene->sink);
+    ob_pass_blocks(&scene->host.state->work, NULL, NULL, NULL, &scene->sink);
 }
 
 static cudaError_t pass_over_on_device(struct scene *scene, size_t chunk) {
