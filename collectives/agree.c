@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "collectives/watch.h"
 
 struct proposal {
@@ -172,4 +173,9 @@ onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
     comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
   ob_comm_log(comm);
   return ONEBIT_OK;
+}
+
+void ob_comm_log(onebit_comm_t comm) {
+  ob_log(OB_LOG_INFO, comm->rank, "communicator of %d ranks on %d hosts over %s", comm->size,
+         comm->hosts.count, comm->transport->name);
 }

@@ -43,4 +43,7 @@ bool ob_agree_differed_only(onebit_comm_t comm, size_t term);
  * from gethostname. */
 onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name);
 
+/* Says with ONEBIT_DEBUG=INFO that a communicator is made, once its hosts are known. */
+void ob_comm_log(onebit_comm_t comm);
+
 #endif

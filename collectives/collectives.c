@@ -10,25 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "collectives/plan_private.h"
-#include "collectives/progress.h"
 #include "collectives/steps.h"
-
-static const char *operation_name(onebit_operation_t operation) {
-  static const char *const names[] = {"allreduce", "allgather", "reduce-scatter"};
-  return names[operation];
-}
-
-void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait) {
-  static const char *const suffixes[] = {"bytes", "KiB", "MiB", "GiB"};
-  double size = (double)(plan->count * ob_dtype_size(plan->options.dtype));
-  unsigned suffix = 0;
-  for (; size >= 1024 && suffix < 3; suffix++)
-    size /= 1024;
-  snprintf(wait->what, sizeof wait->what, "%s call %u of plan %" PRIu64 " (%.4g %s)",
-           operation_name(plan->options.operation), plan->state->sequence, plan->number, size,
-           suffixes[suffix]);
-  wait->others = plan->device ? "the device, or other ranks" : "other ranks";
-}
 
 static onebit_status_t check_refused(const struct onebit_plan *plan) {
   if (!__atomic_load_n(plan->refused, __ATOMIC_RELAXED))
@@ -301,7 +283,7 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
                     "plan is for memory of the host: its device option is ONEBIT_DEVICE_HOST");
   if (plan->options.operation != operation)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is for %s, not for %s",
-                    operation_name(plan->options.operation), operation_name(operation));
+                    ob_operation_name(plan->options.operation), ob_operation_name(operation));
   return check_buffers(plan, sendbuf, recvbuf);
 }
 

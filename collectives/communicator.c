@@ -11,7 +11,6 @@
 #include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "collectives/progress.h"
 #include "collectives/watch.h"
 
 struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes) {
@@ -96,11 +95,6 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   return ONEBIT_OK;
 }
 
-void ob_comm_log(onebit_comm_t comm) {
-  ob_log(OB_LOG_INFO, comm->rank, "communicator of %d ranks on %d hosts over %s", comm->size,
-         comm->hosts.count, comm->transport->name);
-}
-
 /* Closes the parts that still need the transport's state. */
 static void close_comm(onebit_comm_t comm) {
   if (comm->progress)
@@ -132,13 +126,9 @@ onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
   return comm;
 }
 
-static bool is_foreign(onebit_comm_t comm) {
-  return comm->forks != ob_forks() && comm->transport->network;
-}
-
 /* In a forked child the memory stays: what is the parent's is not closed here. */
 void ob_comm_drop(onebit_comm_t comm) {
-  if (--comm->users > 0 || is_foreign(comm))
+  if (--comm->users > 0 || ob_comm_is_foreign(comm))
     return;
   close_comm(comm);
   comm->transport->destroy(comm);
@@ -178,86 +168,4 @@ onebit_status_t ob_comm_make_names(onebit_comm_t comm) {
   return comm->host_names
              ? ONEBIT_OK
              : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the names of %d hosts", comm->size);
-}
-
-const char *ob_comm_host_name(onebit_comm_t comm, int rank) {
-  return comm->host_names ? comm->host_names[rank] : "";
-}
-
-/* --- The end -----------------------------------------------------------------------------------*/
-
-static bool end_now(onebit_comm_t comm, const char *text) {
-  pthread_mutex_lock(&comm->end.lock);
-  bool first = !comm->end.set;
-  if (first)
-    snprintf(comm->end.text, sizeof comm->end.text, "%s", text);
-  comm->end.set = true;
-  pthread_mutex_unlock(&comm->end.lock);
-  return first;
-}
-
-void ob_comm_hear_end(onebit_comm_t comm, const char *text) { end_now(comm, text); }
-
-static void end_for_all(onebit_comm_t comm, const char *text) {
-  if (end_now(comm, text) && comm->transport->abort)
-    comm->transport->abort(comm, comm->end.text);
-}
-
-void ob_comm_give_up(onebit_comm_t comm, const char *text) {
-  char whole[OB_END_BYTES];
-  snprintf(whole, sizeof whole, "rank %d gave up: %.220s", comm->rank, text);
-  end_for_all(comm, whole);
-}
-
-static onebit_status_t refuse_foreign(onebit_comm_t comm) {
-  if (!is_foreign(comm))
-    return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_TRANSPORT,
-                  "the communicator is of the process that this one was forked from: a child makes "
-                  "one of its own");
-}
-
-onebit_status_t ob_comm_check(onebit_comm_t comm) {
-  OB_TRY(refuse_foreign(comm));
-  if (!atomic_load(&comm->end.set))
-    return ONEBIT_OK;
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "the communicator has failed before: %s", comm->end.text);
-}
-
-onebit_status_t ob_comm_health(onebit_comm_t comm) {
-  onebit_status_t status = refuse_foreign(comm);
-  if (status == ONEBIT_OK && comm->transport->health && !atomic_load(&comm->end.set))
-    status = comm->transport->health(comm);
-  if (atomic_load(&comm->end.set))
-    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", comm->end.text);
-  return status;
-}
-
-onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
-  OB_CALL_SCOPE;
-  char text[64];
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  OB_TRY(refuse_foreign(comm));
-  snprintf(text, sizeof text, "rank %d called onebit_comm_abort", comm->rank);
-  end_for_all(comm, text);
-  return ONEBIT_OK;
-}
-
-onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
-  OB_CALL_SCOPE;
-  char text[64];
-  if (survivors)
-    *survivors = NULL;
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  if (!survivors)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
-  OB_TRY(refuse_foreign(comm));
-  if (!comm->transport->shrink)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "over %s a communicator cannot go on without a rank: end the job, and start it "
-                    "again from the last checkpoint",
-                    comm->transport->name);
-  snprintf(text, sizeof text, "rank %d called onebit_comm_shrink", comm->rank);
-  end_for_all(comm, text);
-  return comm->transport->shrink(comm, survivors);
 }

@@ -59,9 +59,6 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
                                const int *host_of, void *state, struct ob_engine *engine,
                                onebit_comm_t *comm);
 
-/* Says with ONEBIT_DEBUG=INFO that it is made, once its hosts are known. */
-void ob_comm_log(onebit_comm_t comm);
-
 /* Memory for the names of the hosts (ob_agree_names). ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_comm_make_names(onebit_comm_t comm);
 
@@ -82,6 +79,9 @@ void ob_comm_drop(onebit_comm_t comm);
 /* Gives back what ob_comm_create made, without the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
 
+/* Whether this process was forked from the one whose network connections it has. */
+bool ob_comm_is_foreign(onebit_comm_t comm);
+
 /* ONEBIT_ERROR_TRANSPORT once the communicator is at its end, and in a process that was forked from
  * the one that made it, where it goes over a network: its connections are the other's. `check` is
  * for what begins, `health` for what waits: it also asks the transport. */
@@ -95,6 +95,8 @@ void ob_comm_give_up(onebit_comm_t comm, const char *text);
 void ob_comm_hear_end(onebit_comm_t comm, const char *text);
 
 /* "" where it is not known. */
-const char *ob_comm_host_name(onebit_comm_t comm, int rank);
+static inline const char *ob_comm_host_name(onebit_comm_t comm, int rank) {
+  return comm->host_names ? comm->host_names[rank] : "";
+}
 
 #endif

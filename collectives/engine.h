@@ -9,13 +9,15 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "onebit/status.h"
+
 struct onebit_comm;
 struct onebit_plan;
 
 struct ob_engine {
   pthread_mutex_t lock;
   const struct onebit_plan *first; /* plans in flight, linked by their `next` */
-  /* progress.c: a thread that moves them, while `users` communicators want it. */
+  /* A thread that moves them, while `users` communicators want it. */
   pthread_cond_t work;
   pthread_t thread;
   int users;
@@ -46,5 +48,13 @@ bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
  * it free again. Each is one turn of the lock: a small call is 0.4 microseconds in all. */
 bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone);
 void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan);
+
+/* Whether the environment asks for a thread. ONEBIT_ERROR_ARGUMENT for an unknown value. */
+onebit_status_t ob_progress_wanted(bool *wanted);
+
+/* One more communicator wants the engine's requests to be moved by a thread; one less. The first
+ * starts it, the last ends it. ONEBIT_ERROR_MEMORY. */
+onebit_status_t ob_progress_begin(struct ob_engine *engine);
+void ob_progress_end(struct ob_engine *engine);
 
 #endif

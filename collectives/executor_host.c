@@ -20,7 +20,7 @@ static void compress_message(const struct onebit_plan *plan, unsigned char *memo
   struct ob_view out = ob_message_view(memory, &shape), momentum = {0};
   if (plan->flight->outcome.status != ONEBIT_OK) {
     memset(memory, 0, ob_message_bytes(&shape));
-  } else if (ob_is_dense(plan)) {
+  } else if (plan->geometry.dense) {
     ob_load_blocks(&plan->state->work, source, &shape, &out);
   } else {
     if (source->momentum)
@@ -59,11 +59,11 @@ static bool compress_host_mean(const struct onebit_plan *plan, size_t chunk, boo
     unsigned char *memory = ob_message_at(geometry, geometry->outgoing, server, chunk);
     struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
     struct ob_view mean = ob_message_view(memory, &shape);
-    if (!ob_is_dense(plan))
+    if (!plan->geometry.dense)
       source.values = mean.values = plan->host.mean;
     if (plan->flight->outcome.status == ONEBIT_OK)
       ob_host_mean(plan, segment, chunk, &shape, &mean);
-    if (plan->flight->outcome.status != ONEBIT_OK || !ob_is_dense(plan))
+    if (plan->flight->outcome.status != ONEBIT_OK || !plan->geometry.dense)
       compress_message(plan, memory, segment, chunk, &source);
   }
   ob_host_used(plan, chunk);
@@ -87,11 +87,11 @@ static bool compress_segment(const struct onebit_plan *plan, size_t chunk, bool 
   struct ob_source source = plan->flight->call.source;
   struct ob_view out = ob_message_view(memory, &shape);
   (void)wait;
-  if (ob_is_dense(plan) && plan->flight->outcome.status == ONEBIT_OK) {
+  if (plan->geometry.dense && plan->flight->outcome.status == ONEBIT_OK) {
     ob_copy_blocks(&plan->state->work, source.inputs, &shape, &out);
     return true;
   }
-  if (!ob_is_dense(plan))
+  if (!plan->geometry.dense)
     source.values = shard_at(plan, &shape);
   compress_message(plan, memory, segment, chunk, &source);
   return true;
@@ -133,7 +133,7 @@ static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   view_workers(plan, chunk, &shape);
   if (plan->flight->outcome.status != ONEBIT_OK)
     memset(memory, 0, ob_message_bytes(&result));
-  else if (ob_is_dense(plan))
+  else if (plan->geometry.dense)
     ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, 1, &shape, &out);
   else
     ob_reduce_blocks(&plan->state->work, plan->views, &plan->state->server, &shape, &out,
@@ -184,7 +184,7 @@ static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
     struct ob_message_shape shape = ob_plan_result_message(plan, segment, chunk);
     struct ob_view in = ob_message_view(ob_plan_result(plan, true, source, chunk), &shape);
     void *const *outputs = whole ? plan->flight->call.outputs + source : plan->flight->call.outputs;
-    if (ob_is_dense(plan))
+    if (plan->geometry.dense)
       ob_convert_blocks(&plan->state->work, &in, &shape, outputs);
     else if (plan->flight->call.sink)
       update(plan, &in, &shape, segment, chunk);
@@ -199,7 +199,7 @@ static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait)
   (void)wait;
   if (plan->flight->outcome.status != ONEBIT_OK)
     return true;
-  if (ob_is_dense(plan)) {
+  if (plan->geometry.dense) {
     unsigned char *mean = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
     struct ob_view view = ob_message_view(mean, &shape);
     ob_convert_blocks(&plan->state->work, &view, &shape, plan->flight->call.outputs);
@@ -220,9 +220,9 @@ static bool apply_segment(const struct onebit_plan *plan, size_t chunk, bool wai
   if (plan->flight->outcome.status != ONEBIT_OK)
     return true;
   view_workers(plan, chunk, &shape);
-  if (ob_is_dense(plan) && to_shard)
+  if (plan->geometry.dense && to_shard)
     ob_mean_blocks(&plan->state->work, plan->views, plan->geometry.members, factor, &shape, &out);
-  else if (ob_is_dense(plan))
+  else if (plan->geometry.dense)
     ob_average_blocks(&plan->state->work, plan->views, factor, &shape, plan->flight->call.outputs);
   else if (to_shard)
     ob_sum_values(&plan->state->work, plan->views, &shape, &out);
@@ -266,7 +266,7 @@ static void undo(const struct onebit_plan *plan) {
 
 static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return true;
   ob_residual_commit(&plan->state->worker);
   ob_residual_commit(&plan->state->server);

@@ -21,6 +21,10 @@ struct onebit_plan;
 
 #define OB_LADDER_WINDOW 16 /* OB_MEASURE_EVERY: each block is measured once */
 
+/* Windows that all ranks could have done with less: twice as many after every climb, since that is
+ * how often a width that is too small was tried. */
+#define OB_LADDER_PATIENCE 4
+
 /* What the next calls go by. In a checkpoint it is a row of numbers, so each member is 8 bytes, and
  * ladder_number of optimizers/checkpoint/save.c says what they may be. */
 struct ob_ladder_state {
@@ -54,6 +58,11 @@ struct ob_ladder {
   unsigned fitted;         /* while a budget is spent: the bits so far */
 };
 
+/* Whether the plan moves between widths. */
+static inline bool ob_ladder_is_used(const struct ob_ladder *ladder) {
+  return ladder->max > ladder->min;
+}
+
 /* Memory for norms. ONEBIT_ERROR_UNSUPPORTED: not what this plan's device has. */
 onebit_status_t ob_ladder_create(struct onebit_plan *plan);
 void ob_ladder_destroy(const struct onebit_plan *plan);
@@ -69,7 +78,7 @@ void ob_ladder_commit(const struct onebit_plan *plan);
 void ob_ladder_end(struct onebit_plan *plan);
 
 /* The width from the next call on, which is then another's to choose. */
-void ob_ladder_fix(struct onebit_plan *plan, unsigned width);
+void ob_ladder_fix(const struct onebit_plan *plan, unsigned width);
 
 /* What a checkpoint has of it; and back, once the plan has no call behind it that is still of use:
  * the widths are brought into the range of the plan. What does not move keeps its width. */

@@ -4,6 +4,14 @@
 #include "base/error.h"
 #include "collectives/watch.h"
 
+unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
+                              size_t chunk) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  unsigned char *base = plan->host.shared.base[segment / geometry->members];
+  return ob_message_at(geometry, base + plan->host.results_at[copy], segment % geometry->members,
+                       chunk);
+}
+
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk) {
   int copy = next ? !plan->state->result_now : plan->state->result_now;
@@ -90,8 +98,6 @@ size_t ob_plan_longest_message(const struct onebit_plan *plan) {
     }
   return words * OB_LANES;
 }
-
-bool ob_is_dense(const struct onebit_plan *plan) { return plan->geometry.dense; }
 
 size_t ob_own_segment(const struct onebit_plan *plan) {
   return ob_segment_of(&plan->geometry, plan->geometry.member);

@@ -6,14 +6,16 @@
 
 #include "collectives/plan_private.h"
 
-/* Whether values travel, and not bits. */
-bool ob_is_dense(const struct onebit_plan *plan);
-
 /* The segment that this rank reduces. */
 size_t ob_own_segment(const struct onebit_plan *plan);
 
 /* The result of a member of the group, in the call in flight. */
 unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk);
+
+/* Where the result of a segment's server lies in memory that a host shares, perhaps in another
+ * rank's block. */
+unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
+                              size_t chunk);
 
 /* Fills in the header of a message that is about to leave. */
 void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,

@@ -94,6 +94,7 @@ void ob_plan_release(struct onebit_plan *plan);
 
 /* "allreduce call 3 of plan 1 (16 MiB)", for error messages; and what a wait without a rank is for.
  */
+const char *ob_operation_name(onebit_operation_t operation);
 void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait);
 
 #endif

@@ -98,7 +98,7 @@ static onebit_status_t clear_results(const struct onebit_plan *plan) {
 
 /* The first copy of the residuals is an optimizer's momentum until bits are sent. */
 onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
-  if (plan->state->ladder.max > plan->state->ladder.min)
+  if (ob_ladder_is_used(&plan->state->ladder))
     plan->state->last_width = ob_ladder_width_in(plan, last_width);
   plan->state->worker.now = plan->state->server.now = 0;
   OB_TRY(reset(plan));

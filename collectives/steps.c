@@ -1,6 +1,7 @@
 /* Walking a plan's list of steps, and how a call ends. */
 #include "collectives/steps.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +11,23 @@
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk) {
   plan->steps[plan->step_count++] =
       (struct ob_step){plan->executor->run[kind], (uint32_t)chunk, kind};
+}
+
+const char *ob_operation_name(onebit_operation_t operation) {
+  static const char *const names[] = {"allreduce", "allgather", "reduce-scatter"};
+  return names[operation];
+}
+
+void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait) {
+  static const char *const suffixes[] = {"bytes", "KiB", "MiB", "GiB"};
+  double size = (double)(plan->count * ob_dtype_size(plan->options.dtype));
+  unsigned suffix = 0;
+  for (; size >= 1024 && suffix < 3; suffix++)
+    size /= 1024;
+  snprintf(wait->what, sizeof wait->what, "%s call %u of plan %" PRIu64 " (%.4g %s)",
+           ob_operation_name(plan->options.operation), plan->state->sequence, plan->number, size,
+           suffixes[suffix]);
+  wait->others = plan->device ? "the device, or other ranks" : "other ranks";
 }
 
 /* --- Waiting -----------------------------------------------------------------------------------*/
@@ -140,7 +158,7 @@ bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wai
   (void)chunk, (void)wait;
   struct ob_flight *flight = plan->flight;
   const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_LADDER_FLAGS;
-  flight->apply_early_ok = !flight->call.hold && !ob_is_dense(plan) && !flags &&
+  flight->apply_early_ok = !flight->call.hold && !plan->geometry.dense && !flags &&
                            flight->failed_rank < 0 && flight->not_finite_rank < 0 &&
                            !flight->large_heard;
   return true;

@@ -1,15 +1,20 @@
-/* Bounds the time that ranks wait for each other. */
+/* Bounds the time that ranks wait for each other, and ends communicators. */
+#define _POSIX_C_SOURCE 200809L
 #include "collectives/watch.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
+#include <time.h>
 
+#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/forked.h"
+#include "base/handles.h"
 #include "base/knobs.h"
 #include "base/log.h"
 #include "collectives/communicator.h"
-#include "collectives/progress.h"
 
 /* The default timeout, as PyTorch's watchdog of NCCL has it: longer than a checkpoint or an
  * evaluation on one rank, and not so long that the wait is taken for one that never ends. */
@@ -149,6 +154,14 @@ static void describe_batch(const void *waiter, struct ob_wait *wait) {
     wait->peer = transport->peer_awaited(own->batch);
 }
 
+void ob_backoff(unsigned idle) {
+  static const struct timespec nap = {.tv_nsec = 20000};
+  if (idle < 100)
+    sched_yield();
+  else
+    nanosleep(&nap, NULL);
+}
+
 onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what) {
   const struct batch_wait own = {batch, what};
   struct ob_watch watch = {0};
@@ -159,4 +172,86 @@ onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what) {
     OB_TRY(ob_watch_look(&watch, batch->comm, 0, describe_batch, &own));
     ob_backoff(idle);
   }
+}
+
+/* --- The end of a communicator ----------------------------------------------------------*/
+
+bool ob_comm_is_foreign(onebit_comm_t comm) {
+  return comm->forks != ob_forks() && comm->transport->network;
+}
+
+static bool end_now(onebit_comm_t comm, const char *text) {
+  pthread_mutex_lock(&comm->end.lock);
+  bool first = !comm->end.set;
+  if (first)
+    snprintf(comm->end.text, sizeof comm->end.text, "%s", text);
+  comm->end.set = true;
+  pthread_mutex_unlock(&comm->end.lock);
+  return first;
+}
+
+void ob_comm_hear_end(onebit_comm_t comm, const char *text) { end_now(comm, text); }
+
+static void end_for_all(onebit_comm_t comm, const char *text) {
+  if (end_now(comm, text) && comm->transport->abort)
+    comm->transport->abort(comm, comm->end.text);
+}
+
+void ob_comm_give_up(onebit_comm_t comm, const char *text) {
+  char whole[OB_END_BYTES];
+  snprintf(whole, sizeof whole, "rank %d gave up: %.220s", comm->rank, text);
+  end_for_all(comm, whole);
+}
+
+static onebit_status_t refuse_foreign(onebit_comm_t comm) {
+  if (!ob_comm_is_foreign(comm))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_TRANSPORT,
+                  "the communicator is of the process that this one was forked from: a child makes "
+                  "one of its own");
+}
+
+onebit_status_t ob_comm_check(onebit_comm_t comm) {
+  OB_TRY(refuse_foreign(comm));
+  if (!atomic_load(&comm->end.set))
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "the communicator has failed before: %s", comm->end.text);
+}
+
+onebit_status_t ob_comm_health(onebit_comm_t comm) {
+  onebit_status_t status = refuse_foreign(comm);
+  if (status == ONEBIT_OK && comm->transport->health && !atomic_load(&comm->end.set))
+    status = comm->transport->health(comm);
+  if (atomic_load(&comm->end.set))
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", comm->end.text);
+  return status;
+}
+
+onebit_status_t onebit_comm_abort(onebit_comm_t comm) {
+  OB_CALL_SCOPE;
+  char text[64];
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  OB_TRY(refuse_foreign(comm));
+  snprintf(text, sizeof text, "rank %d called onebit_comm_abort", comm->rank);
+  end_for_all(comm, text);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_comm_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
+  OB_CALL_SCOPE;
+  char text[64];
+  if (survivors)
+    *survivors = NULL;
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  if (!survivors)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
+  OB_TRY(refuse_foreign(comm));
+  if (!comm->transport->shrink)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "over %s a communicator cannot go on without a rank: end the job, and start it "
+                    "again from the last checkpoint",
+                    comm->transport->name);
+  snprintf(text, sizeof text, "rank %d called onebit_comm_shrink", comm->rank);
+  end_for_all(comm, text);
+  return comm->transport->shrink(comm, survivors);
 }

@@ -240,13 +240,13 @@ const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan) {
 
 cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   struct ob_cuda_source source = ob_device_source(plan);
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return ob_cuda_load(plan->device->kernel, source, chunk, stream);
   return ob_cuda_compress(plan->device->kernel, source, chunk, stream);
 }
 
 cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return ob_cuda_mean(plan->device->kernel, chunk, stream);
   return ob_cuda_reduce(plan->device->kernel, chunk, stream);
 }
@@ -255,14 +255,14 @@ cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaSt
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   if (plan->flight->call.sink)
     return ob_cuda_apply(*kernel, ob_device_pass(plan->flight->call.sink), chunk, stream);
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
   return ob_cuda_store(*kernel, ob_device_outputs(plan), chunk, stream);
 }
 
 cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
   return ob_cuda_sum(*kernel, ob_device_outputs(plan), chunk, stream);
 }

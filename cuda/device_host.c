@@ -97,7 +97,7 @@ cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk
                                     cudaStream_t stream) {
   const struct ob_device_host *host = &plan->device->host;
   struct ob_cuda_source source = ob_device_source(plan);
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return mean_to_messages(plan, chunk, stream);
   source.values = host->mean;
   source.step = ob_plan_longest_message(plan);

@@ -275,7 +275,7 @@ static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait)
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     apply_brought(plan, chunk,
-                  ob_is_dense(plan) ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
+                  plan->geometry.dense ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
                   ob_device_apply_sum);
   return true;
 }
@@ -304,7 +304,7 @@ static bool server_is_large(const struct onebit_plan *plan) {
 /* On failure the device goes on with what it had. */
 static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  if (ob_is_dense(plan))
+  if (plan->geometry.dense)
     return true;
   if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, commit_residual(plan));

@@ -343,7 +343,7 @@ static bool decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
 static onebit_status_t conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
-  cudaError_t error = ob_cuda_conclude(*kernel, stamp, !ob_is_dense(plan),
+  cudaError_t error = ob_cuda_conclude(*kernel, stamp, !plan->geometry.dense,
                                        plan->options.no_error_feedback, stream_of(plan));
   if (error != cudaSuccess)
     cudaMemsetAsync(&kernel->state->flags, 0, sizeof kernel->state->flags, stream_of(plan));

@@ -5,12 +5,6 @@
 #include "base/error.h"
 #include "collectives/plan_private.h"
 
-const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule) {
-  return schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? &ob_schedule_hierarchical
-         : schedule == ONEBIT_SCHEDULE_ALLGATHER  ? &ob_schedule_allgather
-                                                  : &ob_schedule_exchange;
-}
-
 /* Fails unless the schedule that was asked for is possible. */
 static onebit_status_t check(const struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   static const char *const names[] = {"", "", "ONEBIT_SCHEDULE_ALLGATHER",

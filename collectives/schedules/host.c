@@ -296,11 +296,3 @@ bool ob_host_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait
 bool ob_host_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return plan->flight->apply_early_ok || apply(plan, chunk, wait);
 }
-
-unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
-                              size_t chunk) {
-  const struct ob_geometry *geometry = &plan->geometry;
-  unsigned char *base = plan->host.shared.base[segment / geometry->members];
-  return ob_message_at(geometry, base + plan->host.results_at[copy], segment % geometry->members,
-                       chunk);
-}

@@ -72,10 +72,6 @@ void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
 void ob_host_used(const struct onebit_plan *plan, size_t chunk);
 
-/* Where the result of a segment's server lies, perhaps in another rank's block. */
-unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
-                              size_t chunk);
-
 /* --- The steps of the schedule, for hierarchical.c and window.c */
 
 /* Whether the ranks of a host can add up among themselves: in memory that they share, or in

@@ -8,6 +8,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "collectives/agree.h"
 #include "collectives/transports/loopback.h"
 #include "collectives/watch.h"
 

@@ -1,6 +1,7 @@
 /* One rank: there is nobody to send to, so every batch is empty and complete. */
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "collectives/agree.h"
 #include "collectives/communicator.h"
 
 static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
