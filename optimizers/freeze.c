@@ -1,8 +1,9 @@
 /* When the warm-up ends: after a given number of steps, or when the variance has settled; and not
- * while the variance lags behind the gradients. */
+ * while the variance lags behind the gradients. And how steps count that were made. */
 #include <math.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "optimizers/sections.h"
 
 /* Steps that the variance is given to change in before it is called settled: 1 / (1 - beta2). The
@@ -12,10 +13,6 @@ static size_t freeze_window(double beta2) { return (size_t)ceil(1 / (1 - beta2) 
 
 static bool is_automatic(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC;
-}
-
-bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
-  return optimizer->frozen_at || optimizer->began_frozen;
 }
 
 bool ob_optimizer_divides(const struct onebit_optimizer *optimizer) {
@@ -159,4 +156,95 @@ enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer) {
   return ob_optimizer_is_frozen(optimizer) && ob_optimizer_compresses(optimizer)
              ? OB_EXCHANGE_BITS
              : OB_EXCHANGE_DENSE;
+}
+
+/* --- Steps that were made ----------------------------------------------------------------------*/
+
+bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
+    return false;
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (optimizer->buckets[u].uncompressed)
+      return false;
+  return true;
+}
+
+onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
+  onebit_status_t status = ob_outcome_tell(&optimizer->outcome);
+  optimizer->outcome.status = ONEBIT_OK;
+  return status;
+}
+
+/* Of several steps whose order is not known, one that was skipped is what counts. */
+void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
+  const onebit_optimizer_options_t *options = &optimizer->options;
+  if (options->initial_loss_scale == 0)
+    return;
+  optimizer->good_steps = skipped ? 0 : optimizer->good_steps + made;
+  if (skipped)
+    optimizer->loss_scale = fmax(optimizer->loss_scale / 2, options->min_loss_scale);
+  if (optimizer->good_steps < options->loss_scale_interval)
+    return;
+  optimizer->good_steps = 0;
+  if (optimizer->loss_scale * 2 <= OB_MAX_LOSS_SCALE)
+    optimizer->loss_scale *= 2;
+}
+
+bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
+  if (optimizer->method->scheduled || ob_optimizer_divides(optimizer))
+    return optimizer->unknown > 0;
+  return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
+         (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
+          optimizer->steps >= ob_freeze_last_step(optimizer));
+}
+
+onebit_status_t ob_optimizer_advance(onebit_optimizer_t optimizer) {
+  const uint64_t before = optimizer->frozen_at;
+  if (optimizer->method->advance)
+    OB_TRY(optimizer->method->advance(optimizer));
+  if (optimizer->frozen_at == before)
+    return ONEBIT_OK;
+  ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
+         (unsigned long long)optimizer->frozen_at);
+  return ob_buckets_fit_arrays(optimizer, false);
+}
+
+/* Whether the latest step, which all ranks count, is one that this rank alone did not make. */
+static bool stayed_alone(const struct onebit_optimizer *optimizer) {
+  return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
+}
+
+/* Afterwards `steps` is what was made, and no guess. Since the host knew, all steps have sent the
+ * same. */
+static onebit_status_t learn(onebit_optimizer_t optimizer) {
+  uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
+  uint64_t alone = stayed_alone(optimizer);
+  optimizer->executor->counts(optimizer, &optimizer->steps, &optimizer->skipped);
+  optimizer->skipped += optimizer->skipped_by_norm;
+  uint64_t made = optimizer->steps - known;
+  if (made < optimizer->unknown)
+    optimizer->exchanges[optimizer->step.exchange] -= optimizer->unknown - made;
+  optimizer->unknown = 0;
+  if (!optimizer->step.open) /* the step is over, and its stream perhaps gone */
+    optimizer->step.on_stream = false;
+  ob_optimizer_rescale(optimizer, made - alone, optimizer->skipped - skipped + alone);
+  if (optimizer->steps == known)
+    return ONEBIT_OK;
+  OB_TRY(ob_optimizer_advance(optimizer));
+  return optimizer->executor->finish(optimizer);
+}
+
+/* A replayed graph makes steps that no call told of. */
+onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_optimizer_check_held(optimizer));
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    onebit_plan_t plans[] = {optimizer->buckets[u].dense, optimizer->buckets[u].bits};
+    for (size_t k = 0; k < 2; k++) {
+      onebit_status_t status = ob_optimizer_note(optimizer, ob_plan_settle(plans[k]));
+      if (ob_plan_is_broken(plans[k]))
+        return status;
+    }
+  }
+  OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
+  return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
 }

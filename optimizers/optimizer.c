@@ -99,11 +99,6 @@ static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
   return ob_plan_resolve(&plan, shape);
 }
 
-void *ob_optimizer_allocate(onebit_optimizer_t optimizer, size_t count, size_t size) {
-  optimizer->own_bytes += count * size;
-  return ob_allocate(count, size);
-}
-
 /* What the tensors have that must be the same on all ranks. */
 static void add_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_t *counts,
                         uint64_t *constants) {
@@ -291,14 +286,6 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
                                (optimizer->ladders ? sizeof *optimizer->ladders : 0)) +
       optimizer->window * sizeof *optimizer->norms +
       (optimizer->chunks ? 2 * OB_CHUNK * sizeof *optimizer->chunks : 0);
-}
-
-onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
-  if (optimizer->held)
-    return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "optimizer is on no communicator since onebit_optimizer_move failed: call it "
-                    "again, with one of the ranks that are left");
-  return ONEBIT_OK;
 }
 
 static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *recipe) {

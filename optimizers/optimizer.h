@@ -18,6 +18,8 @@
 #ifndef OB_OPTIMIZERS_OPTIMIZER_H
 #define OB_OPTIMIZERS_OPTIMIZER_H
 
+#include "base/error.h"
+#include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/plan.h"
 #include "onebit/adam.h"
@@ -119,7 +121,7 @@ struct ob_optimizer_executor {
                          size_t first, size_t end, double *sum);
   /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
    * numbers of the bucket's tensors, and to the learning rates of what follows. A deferred executor
-   * does it behind that pass. */
+   * does it behind that pass. NULL: the host does it. */
   onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           enum ob_lamb_stage stage);
   /* The gradient of a piece is somewhere else now: bucket->gradients has it. */
@@ -143,7 +145,9 @@ struct ob_optimizer_executor {
 
 extern const struct ob_optimizer_executor ob_optimizer_executor_host;
 
-/* The host's (lamb.c). */
+/* lamb.c: by the executor, or on the host. */
+onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                            enum ob_lamb_stage stage);
 onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 enum ob_lamb_stage stage);
 
@@ -235,10 +239,20 @@ onebit_status_t ob_optimizer_agree(struct onebit_optimizer *optimizer, onebit_co
 void ob_part_release(struct ob_part *part); /* checkpoint/merge.c; NULL is fine */
 
 /* Fails where there are no buckets, after a move that has failed. */
-onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer);
+static inline onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
+  if (optimizer->held)
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "optimizer is on no communicator since onebit_optimizer_move failed: call it "
+                    "again, with one of the ranks that are left");
+  return ONEBIT_OK;
+}
 
 /* Memory that counts as the optimizer's. NULL when there is none. */
-void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, size_t count, size_t size);
+static inline void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, size_t count,
+                                          size_t size) {
+  optimizer->own_bytes += count * size;
+  return ob_allocate(count, size);
+}
 
 /* Buckets (buckets.c): groups the tensors, which makes room for them; makes each bucket and its
  * plans, which is collective; gives them back. */
@@ -263,15 +277,24 @@ void ob_buckets_set_serving(struct onebit_optimizer *optimizer); /* beta1 of now
 /* --- A step (step.c) */
 
 /* In profile deepspeed one rank alone does not compress; it freezes the variance all the same. */
-bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer);
+static inline bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
+  return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
+}
 
 /* What the bucket sends in the step being made. */
-enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
-                                    const struct ob_bucket *bucket);
+static inline enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
+                                                  const struct ob_bucket *bucket) {
+  return bucket->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
+}
 
 /* Adds a status to what came of the step being made; what that is so far, with its words. */
-onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status);
-onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer);
+static inline onebit_status_t ob_step_note(struct onebit_optimizer *optimizer,
+                                           onebit_status_t status) {
+  return ob_outcome_add(&optimizer->step.outcome, status);
+}
+static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
+  return ob_outcome_tell(&optimizer->step.outcome);
+}
 
 /* Whether the step being made is one of which no rank tells another anything. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
@@ -302,6 +325,9 @@ onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tenso
 onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream);
 onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed);
 
+/* A step is made: the stage follows. */
+onebit_status_t ob_optimizer_advance(struct onebit_optimizer *optimizer);
+
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on
  * the next one may be beyond it. */
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer);
@@ -313,7 +339,10 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
 /* Waits for steps on streams; then steps, skipped and the stage are known. How the steps ended is
  * kept, as is what ob_optimizer_note is given, until ob_optimizer_end_outcome. */
 onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer);
-onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status);
+static inline onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer,
+                                                onebit_status_t status) {
+  return ob_outcome_add(&optimizer->outcome, status);
+}
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
 
 /* Ends an open step as one that has failed, and tells the other ranks. */
@@ -387,7 +416,9 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
 
 /* Whether the warm-up is over. Where there is none, frozen_at stays 0. */
-bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer);
+static inline bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
+  return optimizer->frozen_at || optimizer->began_frozen;
+}
 
 /* The optimizer is in a warm-up of divided gradients, in which the host must know each step. */
 bool ob_optimizer_divides(const struct onebit_optimizer *optimizer);

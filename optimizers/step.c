@@ -15,42 +15,6 @@
 #include "base/log.h"
 #include "optimizers/metrics.h"
 
-onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer, onebit_status_t status) {
-  return ob_outcome_add(&optimizer->outcome, status);
-}
-
-onebit_status_t ob_step_note(struct onebit_optimizer *optimizer, onebit_status_t status) {
-  return ob_outcome_add(&optimizer->step.outcome, status);
-}
-
-onebit_status_t ob_step_outcome(const struct onebit_optimizer *optimizer) {
-  return ob_outcome_tell(&optimizer->step.outcome);
-}
-
-onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
-  onebit_status_t status = ob_outcome_tell(&optimizer->outcome);
-  optimizer->outcome.status = ONEBIT_OK;
-  return status;
-}
-
-bool ob_optimizer_compresses(const struct onebit_optimizer *optimizer) {
-  return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
-}
-
-enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
-                                    const struct ob_bucket *bucket) {
-  return bucket->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
-}
-
-bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer) {
-  if (optimizer->step.exchange != OB_EXCHANGE_NONE)
-    return false;
-  for (size_t u = 0; u < optimizer->bucket_count; u++)
-    if (optimizer->buckets[u].uncompressed)
-      return false;
-  return true;
-}
-
 /* A residual may only change when all buckets' exchanges are through. */
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                                  struct ob_bucket *bucket) {
@@ -219,65 +183,6 @@ static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer,
                   (double)started);
 }
 
-bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
-  if (optimizer->method->scheduled || ob_optimizer_divides(optimizer))
-    return optimizer->unknown > 0;
-  return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
-         (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
-          optimizer->steps >= ob_freeze_last_step(optimizer));
-}
-
-static onebit_status_t advance(onebit_optimizer_t optimizer) {
-  const uint64_t before = optimizer->frozen_at;
-  if (optimizer->method->advance)
-    OB_TRY(optimizer->method->advance(optimizer));
-  if (optimizer->frozen_at == before)
-    return ONEBIT_OK;
-  ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
-         (unsigned long long)optimizer->frozen_at);
-  return ob_buckets_fit_arrays(optimizer, false);
-}
-
-/* Whether the latest step, which all ranks count, is one that this rank alone did not make. */
-static bool stayed_alone(const struct onebit_optimizer *optimizer) {
-  return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
-}
-
-/* Afterwards `steps` is what was made, and no guess. Since the host knew, all steps have sent the
- * same. */
-static onebit_status_t learn(onebit_optimizer_t optimizer) {
-  uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
-  uint64_t alone = stayed_alone(optimizer);
-  optimizer->executor->counts(optimizer, &optimizer->steps, &optimizer->skipped);
-  optimizer->skipped += optimizer->skipped_by_norm;
-  uint64_t made = optimizer->steps - known;
-  if (made < optimizer->unknown)
-    optimizer->exchanges[optimizer->step.exchange] -= optimizer->unknown - made;
-  optimizer->unknown = 0;
-  if (!optimizer->step.open) /* the step is over, and its stream perhaps gone */
-    optimizer->step.on_stream = false;
-  ob_optimizer_rescale(optimizer, made - alone, optimizer->skipped - skipped + alone);
-  if (optimizer->steps == known)
-    return ONEBIT_OK;
-  OB_TRY(advance(optimizer));
-  return optimizer->executor->finish(optimizer);
-}
-
-/* A replayed graph makes steps that no call told of. */
-onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
-  OB_TRY(ob_optimizer_check_held(optimizer));
-  for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    onebit_plan_t plans[] = {optimizer->buckets[u].dense, optimizer->buckets[u].bits};
-    for (size_t k = 0; k < 2; k++) {
-      onebit_status_t status = ob_optimizer_note(optimizer, ob_plan_settle(plans[k]));
-      if (ob_plan_is_broken(plans[k]))
-        return status;
-    }
-  }
-  OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
-  return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
-}
-
 void ob_step_revoke(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     ob_plan_revoke(optimizer->buckets[u].bits);
@@ -318,7 +223,7 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
   } else {
     onebit_status_t alone = optimizer->step.outcome.status;
     ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
-    OB_TRY(advance(optimizer));
+    OB_TRY(ob_optimizer_advance(optimizer));
   }
   OB_TRY(optimizer->executor->finish(optimizer));
   return ob_outcome_tell(&optimizer->step.outcome);

@@ -122,21 +122,6 @@ onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_st
 
 /* --- The loss scale */
 
-/* Of several steps whose order is not known, one that was skipped is what counts. */
-void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
-  const onebit_optimizer_options_t *options = &optimizer->options;
-  if (options->initial_loss_scale == 0)
-    return;
-  optimizer->good_steps = skipped ? 0 : optimizer->good_steps + made;
-  if (skipped)
-    optimizer->loss_scale = fmax(optimizer->loss_scale / 2, options->min_loss_scale);
-  if (optimizer->good_steps < options->loss_scale_interval)
-    return;
-  optimizer->good_steps = 0;
-  if (optimizer->loss_scale * 2 <= OB_MAX_LOSS_SCALE)
-    optimizer->loss_scale *= 2;
-}
-
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale) {
   OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));

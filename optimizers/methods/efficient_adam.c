@@ -56,7 +56,7 @@ static onebit_status_t update_divided(struct onebit_optimizer *optimizer,
   const uint64_t step = number_of_step(optimizer);
   OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_DIVIDED, step));
   if (optimizer->method->lamb)
-    OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM));
+    OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_WARM));
   return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_MOVE, step);
 }
 
@@ -174,7 +174,7 @@ static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_b
   struct ob_pass_sink sink =
       ob_bucket_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
   ob_plan_visit(bucket->bits, &sink);
-  return optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM);
+  return ob_lamb_run(optimizer, bucket, OB_LAMB_WARM);
 }
 
 static onebit_status_t update_by_ratios(struct onebit_optimizer *optimizer) {

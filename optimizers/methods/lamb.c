@@ -105,6 +105,12 @@ onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bu
                                 : set_rates(optimizer, bucket, stage);
 }
 
+onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                            enum ob_lamb_stage stage) {
+  return (optimizer->executor->lamb ? optimizer->executor->lamb : ob_lamb_on_host)(optimizer,
+                                                                                   bucket, stage);
+}
+
 /* Padding keeps its 0. */
 static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   const struct ob_lamb *lamb = optimizer->own;
@@ -122,14 +128,14 @@ static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_bucket
 
 onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   OB_TRY(pass(optimizer, bucket, OB_PASS_LAMB));
-  OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_WARM));
+  OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_WARM));
   return pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
 /* One rank alone, where it does not compress, goes on with a frozen variance. */
 static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   OB_TRY(pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
-  OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_CORRECT));
+  OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT));
   return pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
@@ -160,7 +166,7 @@ static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_buc
   if (momentum_in_residual(optimizer))
     sink.last_values = bucket->arrays[OB_MOMENTUM];
   ob_plan_visit(bucket->bits, &sink);
-  return optimizer->executor->lamb(optimizer, bucket, OB_LAMB_CORRECT);
+  return ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT);
 }
 
 static onebit_status_t update(struct onebit_optimizer *optimizer) {
@@ -177,7 +183,7 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
 static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (ob_plan_geometry(bucket->bits)->one_scale && ob_optimizer_compresses(optimizer)) {
     OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
-    OB_TRY(optimizer->executor->lamb(optimizer, bucket, OB_LAMB_SCALE));
+    OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_SCALE));
     load_scalings(optimizer, bucket);
   }
   return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_FREEZE, optimizer->steps);

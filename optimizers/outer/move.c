@@ -302,11 +302,3 @@ onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivo
   onebit_comm_t from = outer->latest ? outer->latest : outer->comm;
   return ob_shrink_and_move(from, survivors, move, outer);
 }
-
-onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
-  if (outer->stopped)
-    return ob_error(ONEBIT_ERROR_TRANSPORT,
-                    "the outer step has stopped, since an exchange of its sites or a move has "
-                    "failed: call onebit_outer_move");
-  return ONEBIT_OK;
-}

@@ -139,6 +139,14 @@ void ob_fragment_abandon(struct ob_fragment *fragment) {
 
 /* --- All of them -------------------------------------------------------------------------------*/
 
+onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer) {
+  if (outer->stopped)
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "the outer step has stopped, since an exchange of its sites or a move has "
+                    "failed: call onebit_outer_move");
+  return ONEBIT_OK;
+}
+
 static onebit_status_t check_weight(const struct onebit_outer *outer, double weight) {
   if (outer->options.weighted && !(weight >= 0 && weight <= 1e30))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "weight is %g, not a number from 0 to 1e30", weight);
