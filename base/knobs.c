@@ -133,8 +133,8 @@ onebit_status_t ob_knob_bits(int fallback, struct ob_bits *bits) {
                   ob_knob_label(OB_KNOB_BITS), text);
 }
 
-/* The least budget: one bit an element, and a scale for 2048 elements. */
-#define MIN_BUDGET (1.0 / 32 + 1.0 / 2048)
+/* The least budget: one bit an element, and the scales. */
+#define MIN_BUDGET (1.0 / 32 + 1.0 / OB_DEFAULT_BLOCK)
 
 onebit_status_t ob_knob_budget(double *budget) {
   const char *text = ob_knob_text(OB_KNOB_BUDGET);

@@ -58,6 +58,10 @@ onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallbac
  * not (docs/scales.md). */
 #define OB_SAFE_BITS 8
 
+/* Elements that share a scale, by default. A measurement chose it: docs/scales.md. At this size the
+ * scales add 1/64 to the bits. */
+#define OB_DEFAULT_BLOCK 2048
+
 /* The range of bits an element, two of 1, 2, 4 and 8; 0 and 0: not set. */
 struct ob_bits {
   int min, max;

@@ -5,8 +5,6 @@
 #include "collectives/schedules/schedule.h"
 #include "compression/levels.h"
 
-/* A measurement chose it: docs/scales.md. At this size the scales add 1/64 to the bits. */
-#define DEFAULT_BLOCK 2048
 #define LARGEST_BLOCK 65536
 
 /* With one scale the sum is still made of runs, so that threads can share it and float32 lanes keep
@@ -119,7 +117,7 @@ static void resolve_block(struct ob_plan_shape *shape) {
   if (options->profile == ONEBIT_PROFILE_DEEPSPEED)
     options->block_size = ONEBIT_BLOCK_BUFFER;
   if (options->block_size == 0 || options->wire == ONEBIT_WIRE_DENSE)
-    options->block_size = DEFAULT_BLOCK;
+    options->block_size = OB_DEFAULT_BLOCK;
   shape->one_scale = options->block_size == ONEBIT_BLOCK_BUFFER;
   shape->block = shape->one_scale ? RUN : options->block_size;
 }

@@ -1,9 +1,9 @@
 /* Phases of messages, in seconds, and how parts of a call overlap. */
 #include "collectives/cost/model.h"
 
-/* Bytes of a message's header, and the elements that share a scale where a plan does not say. */
-#define HEADER_BYTES  40.0
-#define DEFAULT_BLOCK 2048.0
+#include "base/knobs.h"
+
+#define HEADER_BYTES 40.0 /* of a message */
 
 static double larger(double a, double b) { return a > b ? a : b; }
 static double smaller(double a, double b) { return a < b ? a : b; }
@@ -43,7 +43,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
     return 4;
   if (task->block == ONEBIT_BLOCK_BUFFER)
     return 1.0 / 8;
-  return larger(1, task->bits) / 8 + 4 / (task->block ? (double)task->block : DEFAULT_BLOCK);
+  return larger(1, task->bits) / 8 + 4 / (double)(task->block ? task->block : OB_DEFAULT_BLOCK);
 }
 
 /* --- Phases ------------------------------------------------------------------------------------*/

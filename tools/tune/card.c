@@ -3,7 +3,9 @@
 
 #include <math.h>
 
-#define BLOCK 2048.0 /* elements that share a scale */
+#include "base/knobs.h"
+
+#define BLOCK ((double)OB_DEFAULT_BLOCK)
 #define BITS  (1.0 / 8 + 4 / BLOCK)
 
 /* Bytes an element of kernels: cuda/compress.cu with momentum, cuda/reduce.cu of so many members,

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/knobs.h"
 #include "base/machine.h"
 #include "base/memory.h"
 #include "compression/codec.h"
@@ -37,7 +38,7 @@ bool tune_all_well(bool well) { return tune_largest(well ? 0 : 1) == 0; }
  * ranks: some arrays of 16 MiB. In blocks of a plan's size, as a plan calls the codec. */
 #define ELEMENTS ((size_t)4 << 20)
 #define STREAMS  8
-#define BLOCK    2048
+#define BLOCK    OB_DEFAULT_BLOCK
 #define TURNS    3
 
 /* Slowdowns below this are memory's, or noise: the ranks have a core each. */

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/knobs.h"
 #include "onebit/efficient_adam.h"
 #include "optimizers/methods/zero_one_schedule.h"
 
@@ -72,7 +73,7 @@ static struct tune_exchange bits_of(const struct ob_costs *costs,
 
 static struct tune_exchange widen_bits(const struct ob_costs *costs, struct tune_exchange one,
                                        int bits) {
-  const double scales = 4.0 / 2048; /* bytes an element */
+  const double scales = 4.0 / OB_DEFAULT_BLOCK; /* bytes an element */
   const double wider = one.host_bytes * (bits / 8.0 + scales) / (1 / 8.0 + scales);
   one.seconds += (wider - one.host_bytes) / (costs->between.bandwidth * costs->exchange_efficiency);
   one.host_bytes = wider;
