@@ -29,10 +29,6 @@ onebit_status_t ob_outcome_add(struct ob_outcome *outcome, onebit_status_t statu
   return status;
 }
 
-onebit_status_t ob_outcome_tell(const struct ob_outcome *outcome) {
-  return outcome->status == ONEBIT_OK ? ONEBIT_OK : ob_error(outcome->status, "%s", outcome->error);
-}
-
 const char *onebit_status_string(onebit_status_t status) {
   static const struct {
     onebit_status_t status;

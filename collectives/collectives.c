@@ -47,7 +47,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   state->sequence++;
   state->trace.count = 0;
   state->trace.open = false;
-  ob_ladder_begin(plan);
+  if (ob_ladder_is_used(&state->ladder))
+    ob_ladder_begin(plan);
   atomic_store_explicit(&state->work.not_finite, false, memory_order_relaxed);
   atomic_store_explicit(&state->work.large, state->server_large, memory_order_relaxed);
   if (status == ONEBIT_OK)
@@ -115,7 +116,8 @@ void ob_plan_revoke(onebit_plan_t plan) {
 }
 
 static void end_call(onebit_plan_t plan) {
-  ob_ladder_end(plan);
+  if (ob_ladder_is_used(&plan->state->ladder))
+    ob_ladder_end(plan);
   if (plan->flight->outcome.status != ONEBIT_OK)
     undo(plan);
   if (plan->host.shared.base)

@@ -277,7 +277,8 @@ static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   }
   plan->state->result_now = !plan->state->result_now;
   plan->state->last_width = plan->geometry.result_width;
-  ob_ladder_commit(plan);
+  if (ob_ladder_is_used(&plan->state->ladder))
+    ob_ladder_commit(plan);
   return true;
 }
 

@@ -20,11 +20,6 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 /* As often as OB_LADDER_PATIENCE is doubled. */
 #define MAX_PATIENCE 64
 
-size_t ob_ladder_max_bytes(const struct onebit_plan *plan, size_t messages, size_t bytes) {
-  return ob_ladder_is_used(&plan->state->ladder) ? messages * plan->state->ladder.max_stride
-                                                 : bytes;
-}
-
 /* --- A call ------------------------------------------------------------------------------------*/
 
 void ob_ladder_begin(const struct onebit_plan *plan) {
@@ -33,12 +28,6 @@ void ob_ladder_begin(const struct onebit_plan *plan) {
   ladder->max_rms = ladder->rms;
   plan->state->worker.phase = plan->state->server.phase =
       (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
-}
-
-void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
-  ladder->heard |= flags & OB_LADDER_FLAGS;
-  if (ob_ladder_is_used(ladder) && rms > ladder->max_rms)
-    ladder->max_rms = rms;
 }
 
 static void add(struct ob_norms *sum, const struct ob_norms *norms) {
@@ -118,8 +107,6 @@ static void decide(const struct onebit_plan *plan) {
 
 void ob_ladder_commit(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
-  if (!ob_ladder_is_used(ladder))
-    return;
   add_measured(&plan->state->worker, &ladder->state.worker);
   add_measured(&plan->state->server, &ladder->state.server);
   if (ladder->state.voting)
@@ -132,10 +119,6 @@ void ob_ladder_commit(const struct onebit_plan *plan) {
 }
 
 /* --- Widths ------------------------------------------------------------------------------------*/
-
-unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsigned flags, unsigned width) {
-  return ob_ladder_is_used(ladder) ? ob_flags_width(flags) : width;
-}
 
 unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width) {
   const struct ob_ladder *ladder = &plan->state->ladder;

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "compression/measure.h"
+#include "compression/message.h"
 #include "onebit/plan.h"
 
 struct onebit_plan;
@@ -63,6 +64,26 @@ static inline bool ob_ladder_is_used(const struct ob_ladder *ladder) {
   return ladder->max > ladder->min;
 }
 
+/* What a message of another rank says. */
+static inline void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
+  if (!ob_ladder_is_used(ladder))
+    return;
+  ladder->heard |= flags & OB_LADDER_FLAGS;
+  ladder->max_rms = rms > ladder->max_rms ? rms : ladder->max_rms;
+}
+
+/* Bytes that may arrive in the place of `messages` messages of `bytes` in all: a rank that has
+ * refused a message may be at another width than the others, and says so in messages of that one.
+ * ob_ladder_width_of: the width of such a message. */
+static inline size_t ob_ladder_max_bytes(const struct ob_ladder *ladder, size_t messages,
+                                         size_t bytes) {
+  return ob_ladder_is_used(ladder) ? messages * ladder->max_stride : bytes;
+}
+static inline unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsigned flags,
+                                          unsigned width) {
+  return ob_ladder_is_used(ladder) ? ob_flags_width(flags) : width;
+}
+
 /* Memory for norms. ONEBIT_ERROR_UNSUPPORTED: not what this plan's device has. */
 onebit_status_t ob_ladder_create(struct onebit_plan *plan);
 void ob_ladder_destroy(const struct onebit_plan *plan);
@@ -70,7 +91,7 @@ void ob_ladder_destroy(const struct onebit_plan *plan);
 /* Back to the fewest bits, as after making. */
 void ob_ladder_reset(struct onebit_plan *plan);
 
-/* At the beginning of a call; when it is committed. */
+/* Of one that is used: at the beginning of a call; when it is committed. */
 void ob_ladder_begin(const struct onebit_plan *plan);
 void ob_ladder_commit(const struct onebit_plan *plan);
 
@@ -87,14 +108,5 @@ void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *s
 
 /* A width of a checkpoint as one that the plan can have. */
 unsigned ob_ladder_width_in(const struct onebit_plan *plan, uint64_t width);
-
-/* What a message of another rank says. */
-void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms);
-
-/* Bytes that may arrive in the place of `messages` messages of `bytes` in all: a rank that has
- * refused a message may be at another width than the others, and says so in messages of that one.
- * ob_ladder_width_of: the width of such a message. */
-size_t ob_ladder_max_bytes(const struct onebit_plan *plan, size_t messages, size_t bytes);
-unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsigned flags, unsigned width);
 
 #endif

@@ -56,6 +56,18 @@ struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server
   return server ? &plan->state->server : &plan->state->worker;
 }
 
+void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  const struct ob_geometry *geometry = &plan->geometry;
+  size_t segment = geometry->first_segment + geometry->member;
+  *first = geometry->bounds[segment * geometry->chunks];
+  *end = geometry->bounds[(segment + 1) * geometry->chunks];
+}
+
+void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
+  *first = plan->sizes.compressed_first;
+  *end = plan->sizes.compressed_end;
+}
+
 void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end) {
   const bool shared = plan->host.shared.base != NULL;
   *first = shared ? plan->geometry.first_segment : 0;
@@ -168,7 +180,8 @@ static size_t result_bytes(const struct onebit_plan *plan, size_t member, size_t
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
-  size_t mine = ob_ladder_max_bytes(plan, 1, message_bytes(plan, geometry->member, chunk));
+  size_t mine =
+      ob_ladder_max_bytes(&plan->state->ladder, 1, message_bytes(plan, geometry->member, chunk));
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
@@ -188,7 +201,7 @@ struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk) {
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
     add_endpoints(plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
-                  ob_ladder_max_bytes(plan, 1, result_bytes(plan, member, chunk)));
+                  ob_ladder_max_bytes(&plan->state->ladder, 1, result_bytes(plan, member, chunk)));
   }
   return batch;
 }

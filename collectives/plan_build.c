@@ -29,18 +29,6 @@ static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
   return allocate_from(plan, &ob_memory_host, count, size);
 }
 
-void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end) {
-  const struct ob_geometry *geometry = &plan->geometry;
-  size_t segment = geometry->first_segment + geometry->member;
-  *first = geometry->bounds[segment * geometry->chunks];
-  *end = geometry->bounds[(segment + 1) * geometry->chunks];
-}
-
-void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
-  *first = plan->sizes.compressed_first;
-  *end = plan->sizes.compressed_end;
-}
-
 static onebit_status_t allocate_residual(struct onebit_plan *plan,
                                          const struct ob_plan_shape *shape) {
   const struct ob_work *work = &plan->state->work;

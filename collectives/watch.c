@@ -174,7 +174,7 @@ onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what) {
   }
 }
 
-/* --- The end of a communicator ----------------------------------------------------------*/
+/* --- The end of a communicator -----------------------------------------------------------------*/
 
 bool ob_comm_is_foreign(onebit_comm_t comm) {
   return comm->forks != ob_forks() && comm->transport->network;

@@ -69,10 +69,10 @@ void ob_ladder_destroy(const struct onebit_plan *plan) {
   ob_release(plan->state->server.norms);
 }
 
-/* --- Another width ------------------------------------------------------------------------------*/
+/* --- Another width -----------------------------------------------------------------------------*/
 
 void ob_ladder_end(struct onebit_plan *plan) {
-  if (ob_ladder_is_used(&plan->state->ladder) && plan->state->ladder.width != plan->geometry.width)
+  if (plan->state->ladder.width != plan->geometry.width)
     set_width(plan, plan->state->ladder.width);
 }
 
@@ -110,7 +110,7 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
   return ONEBIT_OK;
 }
 
-/* --- A budget -----------------------------------------------------------------------------------*/
+/* --- A budget ----------------------------------------------------------------------------------*/
 
 /* The residual over the input in 1, 2, 4 and 8 bits, of normal numbers (docs/ladder.md): what a
  * residual would be in another width than its own, by these. */

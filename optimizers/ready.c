@@ -12,20 +12,6 @@
 #include "base/handles.h"
 #include "optimizers/optimizer.h"
 
-onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed) {
-  if (!optimizer->step.open || optimizer->step.streamed == streamed)
-    return ONEBIT_OK;
-  return ob_step_note(optimizer,
-                      ob_error(ONEBIT_ERROR_ARGUMENT, "the open step was begun with%s a stream",
-                               optimizer->step.streamed ? "" : "out"));
-}
-
-onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream) {
-  if (!optimizer->step.on_stream || !optimizer->executor->follow)
-    return ONEBIT_OK;
-  return optimizer->executor->follow(optimizer, stream);
-}
-
 static onebit_status_t open_step(struct onebit_optimizer *optimizer, float learning_rate,
                                  bool streamed) {
   ob_step_begin(optimizer, learning_rate);

@@ -173,6 +173,20 @@ onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed) {
+  if (!optimizer->step.open || optimizer->step.streamed == streamed)
+    return ONEBIT_OK;
+  return ob_step_note(optimizer,
+                      ob_error(ONEBIT_ERROR_ARGUMENT, "the open step was begun with%s a stream",
+                               optimizer->step.streamed ? "" : "out"));
+}
+
+onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream) {
+  if (!optimizer->step.on_stream || !optimizer->executor->follow)
+    return ONEBIT_OK;
+  return optimizer->executor->follow(optimizer, stream);
+}
+
 /* The rate of an open step travels with its messages already. */
 static onebit_status_t check_same_rate(const struct onebit_optimizer *optimizer, float rate) {
   float started = optimizer->step.learning_rate;
@@ -299,7 +313,8 @@ onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learni
   onebit_status_t status = optimizer->deferred
                                ? step_and_wait(optimizer, learning_rate)
                                : ob_optimizer_step_on(optimizer, learning_rate, false, NULL);
-  ob_metrics_step(optimizer, learning_rate, status);
+  if (optimizer->metrics)
+    ob_metrics_step(optimizer, learning_rate, status);
   return status;
 }
 

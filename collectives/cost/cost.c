@@ -132,7 +132,7 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
   return 2 * model.on_host * model.away / model.ranks * bytes;
 }
 
-/* --- The candidates, and the text that says why one was chosen ------------------------------------*/
+/* --- The candidates, and the text that says why one was chosen ---------------------------------*/
 
 /* Room for what a schedule says of itself. */
 #define LINE 128

@@ -59,7 +59,7 @@ struct ob_batch *ob_round_batch(const struct onebit_plan *plan, size_t number) {
   batch->sends = batch->receives = 1;
   batch->send[0] = (struct ob_endpoint){results + round.from_position * each, round.count * each,
                                         plan->member_ranks[round.to]};
-  size_t max_bytes = ob_ladder_max_bytes(plan, round.count, round.count * each);
+  size_t max_bytes = ob_ladder_max_bytes(&plan->state->ladder, round.count, round.count * each);
   batch->receive[0] = (struct ob_endpoint){results + round.to_position * each, max_bytes,
                                            plan->member_ranks[round.from]};
   return batch;

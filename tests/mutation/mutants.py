@@ -174,7 +174,7 @@ MUTANTS = [
     ("freeze", "optimizers/methods/zero_one_adam.c", "zero_one zero_one_alone checkpoint",
      "      OB_TRY(onebit_plan_reset_residual(optimizer->buckets[u].bits));", "      (void)0;"),
     # Shards
-    ("shard", "collectives/plan_build.c", "collectives/three_ranks shards",
+    ("shard", "collectives/messages.c", "collectives/three_ranks shards",
      "  *end = geometry->bounds[(segment + 1) * geometry->chunks];",
      "  *end = geometry->bounds[segment * geometry->chunks + geometry->chunks - 1];"),
     ("shard", "collectives/schedules/schedule.c", "collectives/three_ranks shards",
@@ -241,8 +241,8 @@ MUTANTS = [
      "  ladder->state.settling = SETTLING_WINDOWS;", "  ladder->state.settling = 0;"),
     ("ladder", "collectives/ladder.c", "ladder optimizer_ladder",
      "  if (below > DESCEND_RATIO || ladder->state.ratio > DESCEND_RATIO)", "  if (ladder->state.ratio > DESCEND_RATIO)"),
-    ("ladder", "collectives/ladder.c", "ladder optimizer_ladder",
-     "  if (ob_ladder_is_used(ladder) && rms > ladder->max_rms)", "  if (ob_ladder_is_used(ladder))"),
+    ("ladder", "collectives/ladder.h > collectives/messages.c", "ladder optimizer_ladder",
+     "  ladder->max_rms = rms > ladder->max_rms ? rms : ladder->max_rms;", "  ladder->max_rms = rms;"),
     # Checkpoints
     ("checkpoint", "optimizers/checkpoint/part.c", "checkpoint_damage",
      "  if (offset == part->header.bytes)\n", "  if (offset <= part->header.bytes)\n"),
