@@ -19,7 +19,7 @@ onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
       return ob_try_status;                                                                        \
   } while (0)
 
-/* What came of one call or of several: a status, with its error message. */
+/* The outcome of one call or of several: a status, with its error message. */
 struct ob_outcome {
   onebit_status_t status;
   char error[256];

@@ -289,7 +289,7 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
   return check_buffers(plan, sendbuf, recvbuf);
 }
 
-/* A call without a stream, or on one. */
+/* Makes a call without a stream, or on one. */
 static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                              onebit_operation_t operation, onebit_request_t *request,
                              bool on_stream, void *stream) {

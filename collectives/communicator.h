@@ -79,7 +79,7 @@ void ob_comm_drop(onebit_comm_t comm);
 /* Gives back what ob_comm_create made, without the transport's state. */
 void ob_comm_release(onebit_comm_t comm);
 
-/* Whether this process was forked from the one whose network connections it has. */
+/* True if this process was forked from the one whose network connections it has. */
 bool ob_comm_is_foreign(onebit_comm_t comm);
 
 /* ONEBIT_ERROR_TRANSPORT once the communicator is at its end, and in a process that was forked from

@@ -106,8 +106,7 @@ bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm) {
   return !plan;
 }
 
-/* --- A thread, where ONEBIT_PROGRESS=thread asks for it: with a core to spare, a computation then
- * --- need not call the library for its communication to go on ---------------------------------*/
+/* --- The thread --------------------------------------------------------------------------------*/
 
 onebit_status_t ob_progress_wanted(bool *wanted) {
   const char *text = ob_knob_text(OB_KNOB_PROGRESS);
@@ -118,6 +117,8 @@ onebit_status_t ob_progress_wanted(bool *wanted) {
                   ob_knob_label(OB_KNOB_PROGRESS), text);
 }
 
+/* With ONEBIT_PROGRESS=thread and a core to spare a computation need not call the library for its
+ * communication to go on. */
 static void *move_requests(void *argument) {
   OB_CALL_SCOPE;
   struct ob_engine *engine = argument;

@@ -49,11 +49,11 @@ bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone);
 void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan);
 
-/* Whether the environment asks for a thread. ONEBIT_ERROR_ARGUMENT for an unknown value. */
+/* Reads whether the environment asks for a thread. ONEBIT_ERROR_ARGUMENT for an unknown value. */
 onebit_status_t ob_progress_wanted(bool *wanted);
 
-/* One more communicator wants the engine's requests to be moved by a thread; one less. The first
- * starts it, the last ends it. ONEBIT_ERROR_MEMORY. */
+/* Counts one more communicator that wants a thread to move the engine's requests; below, one less.
+ * The first starts the thread, the last ends it. ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_progress_begin(struct ob_engine *engine);
 void ob_progress_end(struct ob_engine *engine);
 

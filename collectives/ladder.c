@@ -1,4 +1,4 @@
-/* What a plan measures, and when it moves to another width. */
+/* Measures a plan's residual, and moves the plan to another width. */
 #include "collectives/ladder.h"
 
 #include <inttypes.h>
@@ -17,7 +17,7 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 /* What waits in a residual of the old width comes out in the first calls of the new one. */
 #define SETTLING_WINDOWS 2
 
-/* As often as OB_LADDER_PATIENCE is doubled. */
+/* The number of times that OB_LADDER_PATIENCE is doubled. */
 #define MAX_PATIENCE 64
 
 /* --- A call ------------------------------------------------------------------------------------*/

@@ -27,7 +27,7 @@ struct onebit_plan;
 #define OB_LADDER_PATIENCE 4
 
 /* What the next calls go by. In a checkpoint it is a row of numbers, so each member is 8 bytes, and
- * ladder_number of optimizers/checkpoint/save.c says what they may be. */
+ * ladder_number of optimizers/checkpoint/optimizer.c says what they may be. */
 struct ob_ladder_state {
   uint64_t width, last_width; /* filled in by ob_ladder_keep: of the next call and of the last */
   uint64_t calls, moves;      /* committed; how often the width has changed */
@@ -47,7 +47,7 @@ struct ob_ladder {
   unsigned min, max; /* bits; equal: it never moves */
   bool fixed;        /* by a budget: it measures, and does not move by itself */
   struct ob_ladder_state state;
-  unsigned width;    /* of the next call; the plan has that of the latest until it is over */
+  unsigned width;    /* of the next call; geometry.width: of the latest, until it is over */
   size_t elements;   /* of the worker residual */
   size_t max_stride; /* bytes of the longest message of all widths */
   /* Heard of all ranks so far in the call after a window; the root mean square of this rank's
@@ -59,7 +59,7 @@ struct ob_ladder {
   unsigned fitted;         /* while a budget is spent: the bits so far */
 };
 
-/* Whether the plan moves between widths. */
+/* True if the plan moves between widths. */
 static inline bool ob_ladder_is_used(const struct ob_ladder *ladder) {
   return ladder->max > ladder->min;
 }
@@ -91,11 +91,11 @@ void ob_ladder_destroy(const struct onebit_plan *plan);
 /* Back to the fewest bits, as after making. */
 void ob_ladder_reset(struct onebit_plan *plan);
 
-/* Of one that is used: at the beginning of a call; when it is committed. */
+/* Update a ladder that is used: at the beginning of a call; when the call is committed. */
 void ob_ladder_begin(const struct onebit_plan *plan);
 void ob_ladder_commit(const struct onebit_plan *plan);
 
-/* The call is over: the plan has the width that the ladder has come to. */
+/* Ends a call: gives the plan the width that the ladder has chosen. */
 void ob_ladder_end(struct onebit_plan *plan);
 
 /* The width from the next call on, which is then another's to choose. */

@@ -1,6 +1,6 @@
 /*
- * Plans, as what is not a collective sees them: what one is made from, its calls, and what it tells
- * of itself. The struct is in plan_private.h.
+ * Plans, for callers outside collectives/: the options of one, its calls, and functions that read
+ * it. The struct is in plan_private.h.
  */
 #ifndef OB_COLLECTIVES_PLAN_H
 #define OB_COLLECTIVES_PLAN_H
@@ -128,14 +128,14 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan);
  * well, an error counting more than a skip. */
 onebit_status_t ob_plan_settle(onebit_plan_t plan);
 
-/* After a call ended well, applies and commits it if it was held, and waits until outputs are there
- * if it is on no stream: its status. Or first lets a pass of another sink look at its results. */
+/* Applies and commits a call that ended well, if it was held, and waits for its outputs unless it
+ * is on a stream: its status. ob_plan_visit runs a pass of another sink over its results before. */
 onebit_status_t ob_plan_apply(onebit_plan_t plan);
 void ob_plan_visit(onebit_plan_t plan, const struct ob_pass_sink *sink);
 
-/* --- What others see of a plan */
+/* --- The functions of other modules */
 
-/* How its elements lie in pieces and blocks, and in messages. */
+/* The layout of its elements in pieces and blocks, and in messages. */
 const struct ob_layout *ob_plan_layout(const struct onebit_plan *plan);
 const struct ob_geometry *ob_plan_geometry(const struct onebit_plan *plan);
 
@@ -143,7 +143,7 @@ bool ob_plan_in_bits(const struct onebit_plan *plan);
 bool ob_plan_is_hierarchical(const struct onebit_plan *plan);
 bool ob_plan_is_broken(const struct onebit_plan *plan); /* its transport has failed */
 
-/* Bytes that this rank sends in a call; all of its memory. NULL is fine: 0. */
+/* The bytes that this rank sends in a call; the bytes of all its memory. NULL is fine: 0. */
 uint64_t ob_plan_wire_bytes(const struct onebit_plan *plan);
 uint64_t ob_plan_memory_bytes(const struct onebit_plan *plan);
 
@@ -151,26 +151,27 @@ uint64_t ob_plan_memory_bytes(const struct onebit_plan *plan);
 const struct ob_memory *ob_plan_memory(const struct onebit_plan *plan);
 const struct ob_memory *ob_plan_message_memory(const struct onebit_plan *plan);
 
-/* What passes over its layout go by. The residual of what this rank sends, or of what it sends as
+/* The work of passes over its layout. The residual of what this rank sends, or of what it sends as
  * the server of its segment. */
 struct ob_work *ob_plan_work(const struct onebit_plan *plan);
 struct ob_residual *ob_plan_residual(const struct onebit_plan *plan, bool server);
 
-/* From now on the host's clock is asked what calls spend; that since the last time. */
+/* Begins to measure with the host's clock what calls spend; returns that since the last time. */
 void ob_plan_clock(onebit_plan_t plan);
-struct ob_spent ob_plan_take_spent(onebit_plan_t plan);
+struct ob_spent ob_plan_read_spent(onebit_plan_t plan);
 
 /* A call on one send and one receive buffer, to be completed. */
 struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvbuf);
 
-/* Everything that calls have left is as it was when the plan was made: residuals, of which the
- * first copy is the current one, and results, which have the width that a checkpoint says. */
+/* Clears everything that calls have left: residuals, of which the first copy becomes the current
+ * one, and results, which get the width `last_width` of a checkpoint. */
 onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width);
 
-/* The host has written the server's residual, perhaps with values from OB_LARGE_SCALE on. */
+/* Tells the executor that the host has written the server's residual; large: it has a value from
+ * OB_LARGE_SCALE on. */
 onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large);
 
-/* The sources whose latest results are in memory of this rank: first .. end - 1. */
+/* Finds the sources whose latest results are in memory of this rank: first .. end - 1. */
 void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end);
 
 /* Where the result that member or rank `source` sent lies: of the latest call that was committed,

@@ -1,6 +1,6 @@
 /*
- * The struct of a plan: what was decided, the call that is in flight on it, and what calls leave.
- * For collectives/ and for executors; others call the functions of plan.h.
+ * The struct of a plan: the decision, the call in flight on it, and the state that calls leave. It
+ * is for collectives/ and for executors; other modules call the functions of plan.h.
  */
 #ifndef OB_COLLECTIVES_PLAN_PRIVATE_H
 #define OB_COLLECTIVES_PLAN_PRIVATE_H
@@ -17,7 +17,7 @@ struct ob_trace {
   bool open; /* moments[count] has begun */
 };
 
-/* The call in flight: ob_plan_start makes it, the steps go by it, and it is there until the next. */
+/* The call in flight: ob_plan_start makes it, the steps go by it, and the next one replaces it. */
 struct ob_flight {
   struct ob_call call;
   size_t step, stop;                /* the next one; where the walk ends */
@@ -32,7 +32,7 @@ struct ob_flight {
   uint64_t call_bytes;
 };
 
-/* What calls leave for those that follow. */
+/* The state that calls leave for those that follow. */
 struct ob_plan_state {
   /* Residuals of what this rank sends, and of the segment that it reduces; sums of their runs when
    * there is one scale. */
@@ -50,13 +50,13 @@ struct ob_plan_state {
   struct ob_spent spent;
   struct ob_outcome outcome;      /* of calls on streams, until ob_plan_settle */
   bool in_flight, broken;         /* broken: the transport failed, nothing can follow */
-  bool refused;                   /* where the plan has this of its own */
+  bool refused;                   /* for a plan that shares it with no other */
   const struct onebit_plan *next; /* in the engine's list */
   bool claimed;
 };
 
-/* What was decided. Whoever makes calls, steps and messages has a const plan; only another width
- * (ob_schedule_set_width) changes it again, between calls. */
+/* The decision. Calls, steps and messages have a const plan; only ob_schedule_set_width changes it
+ * again, between calls. */
 struct onebit_plan {
   onebit_comm_t comm;
   struct ob_flight *flight;

@@ -83,7 +83,7 @@ static void end(struct ob_trace *trace, double now) {
 
 void ob_plan_clock(onebit_plan_t plan) { plan->state->clocked = true; }
 
-struct ob_spent ob_plan_take_spent(onebit_plan_t plan) {
+struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   const struct ob_spent spent = plan->state->spent;
   plan->state->spent = (struct ob_spent){0};
   return spent;

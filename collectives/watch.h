@@ -59,9 +59,9 @@ onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char 
 /* ONEBIT_TIMEOUT in seconds, INFINITY for none. ONEBIT_ERROR_ARGUMENT: it is no such number. */
 onebit_status_t ob_watch_timeout(double *seconds);
 
-/* Nothing moved, `idle` times in a row. Yielding is quick to see a message, but where ranks
- * outnumber cores those that wait would take turns with each other; so soon they sleep, a small
- * part of what a message over a network takes. */
+/* Backs off when nothing moved, `idle` times in a row. Yielding is quick to see a message, but
+ * where ranks outnumber cores those that wait would take turns with each other; so soon they sleep,
+ * a small part of a message's time over a network. */
 void ob_backoff(unsigned idle);
 
 /* For tests: seconds until the first notice; the others are 6 and 30 times as late. */

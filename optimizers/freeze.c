@@ -1,5 +1,5 @@
 /* When the warm-up ends: after a given number of steps, or when the variance has settled; and not
- * while the variance lags behind the gradients. And how steps count that were made. */
+ * while the variance lags behind the gradients. Counts the steps that were made. */
 #include <math.h>
 
 #include "base/error.h"

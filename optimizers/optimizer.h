@@ -325,7 +325,7 @@ onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tenso
 onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream);
 onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed);
 
-/* A step is made: the stage follows. */
+/* Counts a step that was made; the stage follows. */
 onebit_status_t ob_optimizer_advance(struct onebit_optimizer *optimizer);
 
 /* Deferred, the host must know the stage: in the warm-up, how many steps were made, from where on

@@ -1,4 +1,4 @@
-/* What an optimizer tells of itself, and what a person who tunes it needs to see. */
+/* The information of an optimizer for its user: its form, and statistics for tuning. */
 #include "onebit/statistics.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "base/handles.h"
 #include "optimizers/norms.h"
 
-/* --- What it is and takes */
+/* --- Form and cost */
 
 static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
                                  onebit_optimizer_info_t *info) {

@@ -81,7 +81,7 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const onebit_plan_t plans[] = {optimizer->buckets[u].bits, optimizer->buckets[u].dense};
     for (size_t k = 0; k < 2; k++) {
-      const struct ob_spent its = ob_plan_take_spent(plans[k]);
+      const struct ob_spent its = ob_plan_read_spent(plans[k]);
       spent.compress += its.compress;
       spent.apply += its.apply;
     }
@@ -155,7 +155,7 @@ void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
     bucket->waiting = bucket->filled;
     optimizer->step.senders += ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
     bucket->started = bucket->ended = false;
-    (void)ob_plan_take_spent(bucket->bits), (void)ob_plan_take_spent(bucket->dense);
+    (void)ob_plan_read_spent(bucket->bits), (void)ob_plan_read_spent(bucket->dense);
   }
   ob_step_note(optimizer, check_refused(optimizer));
 }

@@ -213,7 +213,7 @@ static void append(struct ob_cost_choice *choice, const char *line) {
   snprintf(choice->text + length, sizeof choice->text - length, "%s", line);
 }
 
-/* What a candidate would be, and its time or why it has none. */
+/* Adds a line about a candidate, with its time or the reason why it has none. */
 static bool tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
                  const struct ob_cost_candidate *row, const struct estimate *estimate) {
   char about[LINE] = "", line[LINE + 64];

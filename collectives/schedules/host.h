@@ -31,7 +31,7 @@ struct ob_host {
   struct ob_view *views;           /* scratch: one a rank of the host */
 };
 
-/* A call in it. */
+/* The part of a call in flight. */
 struct ob_host_call {
   uint64_t base;   /* chunks of the calls before this one */
   unsigned parity; /* of the number of calls */

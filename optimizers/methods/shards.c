@@ -222,7 +222,7 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   const struct own *own = optimizer->own;
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    const struct ob_spent its = ob_plan_take_spent(plan_back(optimizer, &optimizer->buckets[u]));
+    const struct ob_spent its = ob_plan_read_spent(plan_back(optimizer, &optimizer->buckets[u]));
     spent.compress += its.compress;
     spent.apply += its.apply;
   }
