@@ -264,7 +264,7 @@ static void print_threads(void) {
 #endif
   printf("%d processors; ", ob_machine_processors());
   if (good)
-    printf("a plan that does not say asks for %s\n", threads);
+    printf("a plan without the option threads takes %s\n", threads);
   else
     printf("no plan can be made: %s\n", onebit_last_error());
 }

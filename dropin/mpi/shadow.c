@@ -106,7 +106,7 @@ static void warn(const struct ob_mpi_call *call, int tensor, double ratio, doubl
     fprintf(stderr,
             "onebit: warning: tensor %d, an allreduce of %zu elements, is exact from now on: a "
             "compressed sum was off by %.0f %% of its norm, where error feedback promises %.0f %%. "
-            "It is not like a gradient that is averaged over steps. What it was before is "
+            "It is not like a gradient that is averaged over steps, and its sums so far are "
             "approximate: leave it out by a rule (pass allreduce count=%zu) and run again\n",
             tensor, call->count, 100 * ratio, 100 * bound, call->count);
 }

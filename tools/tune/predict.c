@@ -79,7 +79,7 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
            costs->cores_shared);
   printf(
       "# Dense: MPI_Allreduce, which reaches %.2f of the link here; float16: half the bytes, and "
-      "converting.\n",
+      "a conversion.\n",
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
   printf("# Overlap: the exchange hides behind %.0f %% of the computation (backward), but for the "
          "last of %.0f\n#   buckets.\n",
@@ -90,16 +90,15 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
       "nothing in %.1f %%.\n",
       training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
       100 * (1 - policy.one_bit - policy.dense));
-  printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); of "
-         "Efficient-Adam's %d\n#   steps send 8 bits.\n",
-         100 * training->warm_up, ONEBIT_WARMUP_STEPS);
   printf(
-      "# Each row is the mean of a whole run. At the link's rate: what its bytes take if nothing "
-      "else did.\n"
-      "# Pays below: the link above which a run, overlapped, gains less than %.0f %%, if a faster "
-      "link comes\n#   with software that moves its bytes faster in proportion. The optimizer's "
-      "own time is left out.\n",
-      100 * (TUNE_WORTH - 1));
+      "# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up). Efficient-Adam: the "
+      "first %d\n#   steps send 8 bits.\n",
+      100 * training->warm_up, ONEBIT_WARMUP_STEPS);
+  printf("# Each row is the mean of a whole run, without the optimizer's own time. Link's rate: "
+         "the time "
+         "that\n#   the bytes alone take.\n"
+         "# Pays below: on links faster than this, expect less than %.0f %% gain with overlap.\n",
+         100 * (TUNE_WORTH - 1));
 }
 
 static void print_methods(const struct ob_costs *costs, const struct tune_training *training) {
