@@ -1,6 +1,6 @@
 /*
- * What is put on a stream between the calls of a plan. It follows the plan's last call, and its
- * next call follows it.
+ * Work that a program puts on a stream between the calls of a plan. It follows the plan's last
+ * call, and the plan's next call follows it.
  */
 #include "base/call_scope.h"
 #include "base/error.h"

@@ -1,4 +1,5 @@
-/* What a bucket of an optimizer has on a device, for the files that create it and step it. */
+/* The part of an optimizer's bucket that is on a device, for the files that create it and step
+ * it. */
 #ifndef OB_CUDA_BUCKET_H
 #define OB_CUDA_BUCKET_H
 
@@ -29,7 +30,8 @@ struct ob_bucket_device {
   double *sums;
   int which_sums;
   bool counted; /* in this step the device has the bias corrections */
-  /* Of the plans: calls that ended well when the host looked last; what the device adds to them. */
+  /* The plans' calls that had ended well when the host looked last; the device's addition to
+   * them. */
   uint64_t calls[OB_PLANS], before[OB_PLANS];
   struct ob_cuda_lamb lamb; /* of 1-bit LAMB; what is by tensor is the first bucket's */
   bool rated;               /* there are learning rates of its making */

@@ -32,7 +32,7 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
   return ob_plan_settle(plan);
 }
 
-/* What the device publishes at the end of each call lies in memory of the host. */
+/* The device publishes the end of each call in memory of the host. */
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped) {
   OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));

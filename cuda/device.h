@@ -9,7 +9,7 @@
 #include "cuda/enter.h"
 #include "cuda/kernels.h"
 
-/* What is known of the host's copies of the state: one a slot of messages, and one of what was
+/* The events of the host's copies: one for each slot of messages, and one for arrays that are
  * computed for the whole call. */
 struct ob_staging {
   cudaStream_t compute, out, in; /* kernels; copies to the host; copies from it */
@@ -21,7 +21,7 @@ struct ob_staging {
 /* Chunks of inputs in a host's window: one being added up, one on its way. */
 #define OB_WINDOW_CHUNKS 2
 
-/* Of a host whose ranks share memory (staged_host.c). */
+/* The device's state where ranks of a host share memory (staged_host.c). */
 struct ob_staged_host {
   size_t registered;                   /* blocks of shared memory that copies are made from */
   size_t applied;                      /* chunks of the call whose results are being applied */
@@ -29,12 +29,12 @@ struct ob_staged_host {
   struct ob_cuda_state *seen;          /* pinned: what was met in it */
 };
 
-/* What is known of the inside of a host (device_host.c). The window has inputs of all shares, and
- * the host's of those that this rank sends. */
+/* The device's state for exchanges inside a host (device_host.c). The window has inputs of all
+ * shares, and the host's inputs of the shares that this rank sends. */
 struct ob_device_host {
   unsigned char *outgoing, *incoming;
   float *mean; /* scratch: a chunk of the host's inputs, by member */
-  /* What kernels are told: of the window, as this rank fills it and as it adds it up; of everyone's
+  /* Kernels' plans of the window, as this rank fills it and as it adds it up, and of all ranks'
    * results. */
   struct ob_cuda_plan window, host, results;
   struct ob_batch *batch; /* stream_host.c */
@@ -66,7 +66,7 @@ struct ob_device {
   cudaEvent_t last;           /* the end of the latest call on any stream */
   struct ob_cuda_state *seen; /* pinned: how the calls ended */
   bool has_sealed;            /* messages of the call in flight */
-  /* What has come, and is to be opened before anything depends on it; NULL: nothing. */
+  /* Messages that were received, and are opened before anything depends on them; NULL: none. */
   const struct ob_cuda_plan *unopened;
   enum ob_message_kind unopened_kind;
   size_t unopened_chunk;
@@ -93,8 +93,8 @@ onebit_status_t ob_cuda_current(int *number);
 /* plan->device, on the current device. */
 onebit_status_t ob_device_open(struct onebit_plan *plan);
 
-/* What kernels are told. `mirrors`: messages are in memory of the host, and the device gets memory
- * of its own for them. `destroy` gives plan->device back too. */
+/* Creates the kernels' plan. `mirrors`: messages are in memory of the host, and the device gets
+ * memory of its own for them. `destroy` frees plan->device too. */
 onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors);
 void ob_device_destroy(struct onebit_plan *plan, bool mirrors);
 
@@ -120,7 +120,7 @@ static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
 struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan);
 
-/* What kernels are told of an optimizer's pass (optimizer.c). */
+/* Returns the kernels' description of an optimizer's pass (optimizer.c). */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
 
 /* The inside of a host: after ob_device_create, before ob_device_destroy. */
@@ -137,7 +137,7 @@ cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk
 /* Bytes of the results of a hierarchical plan that lie before those of its own group. */
 size_t ob_device_results_before(const struct onebit_plan *plan);
 
-/* What kernels are told where everyone's results count. */
+/* Returns the kernels' plan of all ranks' results. */
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan);
 
 /* The kernels of a step, on a stream. */
@@ -145,7 +145,7 @@ cudaError_t ob_device_compress(const struct onebit_plan *plan, size_t chunk, cud
 cudaError_t ob_device_reduce(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 
-/* Where the result is a mean of members' messages. */
+/* Applies a result that is a mean of members' messages. */
 cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
 
 #endif

@@ -27,9 +27,9 @@ static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
   return window;
 }
 
-/* As it is added up. Its members are the host's ranks, and the first of the segments that this rank
- * sends is its own among them; the segments of one rank lie next to each other. A rank goes by the
- * number of the segment that it reduces. */
+/* Describes the window as it is added up. Its members are the host's ranks, and the first of the
+ * segments that this rank sends is its own among them; the segments of one rank lie next to each
+ * other. A rank goes by the number of the segment that it reduces. */
 static struct ob_cuda_plan describe_host(const struct onebit_plan *plan) {
   struct ob_cuda_plan host = plan->device->host.window;
   host.geometry.members = plan->host.ranks;
@@ -82,7 +82,7 @@ void ob_device_host_begin(const struct onebit_plan *plan) {
   host->window.geometry.half = host->host.geometry.half = half;
 }
 
-/* What is dense travels as it is. */
+/* Writes the mean into messages; a dense message is the mean itself. */
 static cudaError_t mean_to_messages(const struct onebit_plan *plan, size_t chunk,
                                     cudaStream_t stream) {
   const struct ob_geometry *geometry = &plan->device->kernel.geometry;

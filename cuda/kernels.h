@@ -25,15 +25,15 @@
 extern "C" {
 #endif
 
-/* How calls ended that no host looked after. */
+/* The outcome of calls on a stream, whose end the host does not check. */
 struct ob_cuda_outcome {
   int32_t status, origin; /* of the first that did not end well, errors before skips */
   uint32_t agreed;
   uint32_t calls, skipped; /* that ended well; that were skipped */
 };
 
-/* What changes from call to call, in memory of the device: a call that is put on a stream knows
- * nothing else of the calls before it. */
+/* The state that changes from call to call, in memory of the device: a call that is put on a stream
+ * knows nothing else of the calls before it. */
 struct ob_cuda_state {
   uint32_t now;            /* which copy of residuals and results is the current one */
   uint32_t flags;          /* what this call's kernels met: OB_FLAG_NOT_FINITE, OB_FLAG_LARGE */
@@ -42,7 +42,7 @@ struct ob_cuda_state {
   uint32_t stop;           /* the call does not end well: nothing is applied */
   uint32_t refused;        /* a message was: as struct onebit_plan has it */
   float worker_scale, server_scale; /* of this call, where there is one scale */
-  /* What follows is for calls that no host looks after (headers.cu). */
+  /* The fields below serve calls whose end the host does not check (headers.cu). */
   uint32_t sequence;
   int32_t status;                         /* onebit_status_t: why the call does not end well */
   int32_t origin;                         /* who the status is about: ob_cuda_plan's origin */
@@ -54,7 +54,7 @@ struct ob_cuda_state {
   struct ob_cuda_outcome outcome;
 };
 
-/* As struct ob_residual, whose blocks they are: two copies, the current one being state->now. */
+/* The blocks of struct ob_residual: two copies, of which state->now is the current one. */
 struct ob_cuda_residual {
   size_t first, first_word, blocks, elements;
   float *values[2];
@@ -65,7 +65,7 @@ struct ob_cuda_residual {
   double *sums; /* one a block, where there is one scale */
 };
 
-/* What a header says of a call, and what sealing and opening do of the call besides. */
+/* The header's description of a call, and the additional work of sealing and opening. */
 struct ob_cuda_stamp {
   enum ob_message_kind kind;
   uint32_t agreed;
@@ -92,8 +92,8 @@ struct ob_cuda_plan {
   /* Scratch of checksums, 0 between kernels: how many warps, or messages, are done; what is summed
    * of each member's message so far; how many thread blocks are done with it. */
   uint32_t *checks;
-  /* What ob_cuda_compress and ob_cuda_reduce do besides: the messages that they make are sealed
-   * with this stamp, and the workers' are opened. */
+  /* True if ob_cuda_compress and ob_cuda_reduce also seal the messages that they make with this
+   * stamp, and open the workers'. */
   bool seals, opens;
   struct ob_cuda_stamp stamp;
   bool early; /* kernels may come to the device before those ahead of them have ended */
@@ -102,15 +102,15 @@ struct ob_cuda_plan {
 /* 32-bit words of scratch for checksums, for so many members. */
 #define OB_CUDA_CHECKS(members) (1 + 2 * (size_t)(members))
 
-/* Where the pieces of a buffer lie: each[k]; or where `each` is NULL, base + k * step. */
+/* The places of a buffer's pieces: each[k]; or, if `each` is NULL, base + k * step. */
 struct ob_cuda_pieces {
   void *const *each;
   char *base;
   size_t step; /* bytes */
 };
 
-/* As struct ob_source. `values`: instead of the pieces, what the message for member m is made of,
- * float32 from values + m * step on. */
+/* The kernels' form of struct ob_source. `values` replaces the pieces: the message for member m is
+ * made of float32 from values + m * step on. */
 struct ob_cuda_source {
   struct ob_cuda_pieces inputs;
   const float *values;
@@ -130,8 +130,8 @@ struct ob_cuda_source {
   float limit;  /* of products with reciprocals, of messages of more than one bit */
 };
 
-/* As struct ob_pass_sink. Where there are no learning rates, the step's times a piece's factor is
- * the piece's. */
+/* The kernels' form of struct ob_pass_sink. Without learning rates, a piece's rate is the step's
+ * times the piece's factor. */
 struct ob_cuda_pass {
   enum ob_pass_kind kind;
   size_t first_word;
@@ -225,7 +225,7 @@ cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t mem
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream);
 
-/* Of one bucket of 1-bit LAMB, as struct ob_lamb has it. */
+/* A tensor in one bucket of 1-bit LAMB, as in struct ob_lamb. */
 struct ob_cuda_tensor {
   size_t number, first_block, end_block, first_piece, end_piece;
 };
@@ -279,11 +279,12 @@ cudaError_t ob_cuda_outer_export(struct ob_cuda_plan plan, int copy, void *const
 /* --- Calls that no host looks after (headers.cuh). These set, read and judge headers as
  * collectives/messages.c and steps.c do. */
 
-/* Whether kernels can be launched so on the current device. */
+/* True if the current device supports programmatic dependent launch. */
 bool ob_cuda_can_be_early(void);
 
-/* Whether messages are short enough to be sealed and opened besides; and whether these can be
- * sealed so: with one scale, the header says what is known after all blocks. */
+/* is_short: true if messages are short enough for compress and reduce to seal and open them.
+ * can_seal: true if they may also seal them; with one scale they may not, since the header depends
+ * on all blocks. */
 bool ob_cuda_is_short(const struct ob_cuda_plan *plan);
 bool ob_cuda_can_seal(const struct ob_cuda_plan *plan);
 

@@ -1,6 +1,6 @@
 /*
- * What the files of the transport over NCCL share. Whoever calls NCCL on `comm` has the lock, and
- * looks at `aborted` first.
+ * The state that the files of the transport over NCCL share. A caller of NCCL on `comm` holds the
+ * lock, and looks at `aborted` first.
  */
 #ifndef OB_CUDA_NCCL_STATE_H
 #define OB_CUDA_NCCL_STATE_H
@@ -42,8 +42,7 @@ onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t resul
  * done, and gives NCCL's result. ONEBIT_ERROR_TRANSPORT: that took longer than ONEBIT_TIMEOUT. */
 onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const char *what);
 
-/* Of NCCL's functions, those that older versions than the one it was compiled with have not: the
- * loaded one may be older. */
+/* Weak symbols: the loaded NCCL may be older than the one at compile time, and lack these. */
 #if NCCL_VERSION_CODE >= 22700
 #pragma weak ncclMemAlloc
 #pragma weak ncclMemFree

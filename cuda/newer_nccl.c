@@ -1,6 +1,6 @@
 /*
- * What newer versions of NCCL have: compiled with one, and loaded. From 2.27 on windows, memory
- * that NCCL knows to be messages' and moves without copies of its own.
+ * Functions of newer versions of NCCL, if it was compiled with one and has loaded one. From 2.27 on
+ * windows: memory that is registered for messages, which NCCL moves without copies of its own.
  */
 #include "base/error.h"
 #include "base/memory.h"

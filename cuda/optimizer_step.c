@@ -98,15 +98,16 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   return send(device, device->scalings, bucket->scalings, bytes);
 }
 
-/* Whether the device counts the steps, for the bias corrections: where the host does not know how
- * many were made, which it does where what the next one sends depends on it. */
+/* True if the device counts the steps, for the bias corrections: the host then does not know how
+ * many were made. It knows where the next step's messages depend on the number. */
 static bool is_counted(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
          !optimizer->method->scheduled && !ob_optimizer_divides(optimizer);
 }
 
-/* Those that the host knows of, and the plan's calls since then. The sum of what the host adds and
- * of the calls that it knows of stays the same while the plan is the one that steps use. */
+/* Sends the number of steps that the host knows of, and the plan's calls since then. The sum of the
+ * host's addition and of the calls that it knows of stays the same while the plan is the one that
+ * steps use. */
 static onebit_status_t send_before(const struct onebit_optimizer *optimizer,
                                    struct ob_bucket *bucket, const struct onebit_plan *plan) {
   struct ob_bucket_device *device = bucket->device;
@@ -187,7 +188,7 @@ onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Of a sink, what is by piece is the device's. */
+/* Returns a sink with the device's arrays in place of those by piece. */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
   const struct ob_bucket_device *device = sink->device;
   struct ob_cuda_pass pass = {
@@ -219,9 +220,9 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
   return pass;
 }
 
-/* Where the host does not know, the exchanges of the step that is being put on a stream may have
- * been stopped, and so must what follows them: all of them together, so that any will do. What is
- * done once the host knows has nothing to fear. */
+/* Returns the state that stops passes after a failed exchange, or NULL once the host knows the
+ * outcome. The exchanges of a step on a stream are stopped all together, so the state of any of
+ * them serves. */
 static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
                                       const struct ob_bucket *bucket) {
   const struct onebit_plan *plan = plan_of(optimizer, bucket);
@@ -232,8 +233,8 @@ static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
   return plan ? plan->device->kernel.state : NULL;
 }
 
-/* What comes before the exchange has to follow the steps before by itself. It changes nothing but
- * scratch, which need not be stopped. */
+/* Launches a pass. A pass before the exchange has to follow the steps before by itself. It changes
+ * nothing but scratch memory, which need not be stopped. */
 static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                               const struct ob_pass_sink *sink) {
   struct ob_cuda_plan plan = bucket->bits->device->kernel;
@@ -284,7 +285,8 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_b
   return status;
 }
 
-/* Where messages are staged, a pass that takes them is on a stream of the plan's. */
+/* Returns the stream of a bucket's latest pass: where messages are staged, it is a stream of the
+ * plan's. */
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
                                           const struct ob_bucket *bucket) {
   bool staged = !optimizer->deferred && plan_of(optimizer, bucket) == bucket->bits;
@@ -309,8 +311,8 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
 
 /* --- The end -----------------------------------------------------------------------------------*/
 
-/* Of one bucket, where there is no stream of the caller's: a step is over, or the host has learnt
- * how those on streams ended, and sends what the next stage wants of it while it waits anyway. */
+/* Settles one bucket without a stream of the caller's: a step is over, or the host has learnt how
+ * steps on streams ended. It waits anyway, and sends what the next stage needs. */
 static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_optimizer_is_frozen(optimizer) && !bucket->uncompressed;
   bucket->bits->executor->settled(bucket->bits, true); /* a held call was applied after it ended */
@@ -318,7 +320,7 @@ static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct o
   return send_before(optimizer, bucket, bits ? bucket->bits : bucket->dense);
 }
 
-/* What the caller does next comes behind a step in parts, which is on another stream. */
+/* Makes the caller's next work follow a step in parts, which is on another stream. */
 static onebit_status_t record_end(struct onebit_optimizer *optimizer) {
   const struct ob_bucket_device *first = optimizer->buckets[0].device;
   cudaStream_t stream = optimizer->step.stream;

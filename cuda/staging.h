@@ -8,7 +8,7 @@
 onebit_status_t ob_staging_create(struct onebit_plan *plan);
 void ob_staging_destroy(struct onebit_plan *plan);
 
-/* What is sent from here on is what was computed so far. */
+/* Marks all that was computed so far as the source of the next sends. */
 onebit_status_t ob_staging_computed(struct ob_staging *staging);
 
 /* To the host: a chunk of the messages to all servers; of this rank's result; the state, after
@@ -61,7 +61,8 @@ onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t c
 /* A chunk of everyone's results to the device. */
 onebit_status_t ob_staged_host_bring_results(const struct onebit_plan *plan, size_t chunk);
 
-/* Where this rank's result of the call in flight lies, among the host's or the device's. */
+/* Returns the place of this rank's result of the call in flight, among the host's messages or the
+ * device's. */
 unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob_geometry *geometry,
                                  size_t chunk);
 

@@ -174,7 +174,7 @@ bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status) {
   return status != ONEBIT_IN_PROGRESS;
 }
 
-/* Whether the host drives the transport. Then it waits for the device where a message leaves. */
+/* True if the host drives the transport. It then waits for the device before a message leaves. */
 static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->transport->put; }
 
 /* Until the device has come to where the messages are ready: ONEBIT_IN_PROGRESS if it has not. The

@@ -1,11 +1,11 @@
-/* What the two parts of the executor "stream" know of each other: steps among the members of a
- * group, and those among the ranks of a host (stream_host.c). */
+/* The interface between the two parts of the executor "stream": steps among the members of a group,
+ * and steps among the ranks of a host (stream_host.c). */
 #ifndef OB_CUDA_STREAM_H
 #define OB_CUDA_STREAM_H
 
 #include "cuda/device.h"
 
-/* What this rank's headers say, or the others' should. */
+/* Returns the contents of this rank's headers, and of the headers that are expected. */
 struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind);
 
 /* Stamps the messages of a chunk, unless the kernel that made them does (ob_cuda_can_seal). When

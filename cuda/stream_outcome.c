@@ -1,4 +1,4 @@
-/* How calls on a stream ended: what the host learns afterwards, and tells the device. */
+/* The outcome of calls on a stream: the host reads it afterwards, and tells the device. */
 #include <sched.h>
 
 #include "base/error.h"
