@@ -64,7 +64,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   return ONEBIT_OK;
 }
 
-/* Of several requests any may be the next that goes on. */
+/* Backs off while a request waits; if there are several, any may be the next to advance. */
 static void back_off(onebit_plan_t plan, unsigned idle) {
   const struct ob_transport *transport = plan->comm->transport;
   if (transport->await && ob_engine_only(plan->comm->engine, plan->comm))
@@ -100,9 +100,9 @@ static bool to_be_applied(const struct onebit_plan *plan) {
   return plan->flight->call.hold && plan->flight->outcome.status == ONEBIT_OK;
 }
 
-/* Of one copy, the residuals have changed with the first message. Where results may have been
- * written over the input already, no rank's input is at fault: the messages have left, and what
- * they do not say is the residual now. */
+/* Undoes a call. With one copy, the residuals changed with the first message. If results may
+ * already have been written over the input, no rank's input is at fault: the messages have left,
+ * and their rounding error is the residual now. */
 static void undo(onebit_plan_t plan) {
   if (plan->flight->apply_early_ok && ob_residual_has_changed(&plan->state->worker))
     ob_residual_commit(&plan->state->worker), ob_residual_commit(&plan->state->server);
@@ -134,7 +134,7 @@ static void log_call(onebit_plan_t plan) {
          onebit_status_string(plan->flight->outcome.status));
 }
 
-/* Of a plan that is claimed. */
+/* Ends the call of a plan that is claimed. */
 static onebit_status_t leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
   plan->state->in_flight = false;
@@ -145,7 +145,7 @@ static onebit_status_t leave(onebit_plan_t plan) {
   return ob_outcome_tell(&plan->flight->outcome);
 }
 
-/* As after a transport that has failed: nothing can follow. */
+/* Ends the call as after a failed transport: nothing can follow. */
 void ob_plan_abandon(onebit_plan_t plan) {
   if (!plan || !plan->state->in_flight)
     return;

@@ -35,13 +35,13 @@ void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan);
 /* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
 bool ob_engine_advance(struct ob_engine *engine);
 
-/* Whether any request is in flight and not yet at its end. */
+/* True if any request is in flight and not yet at its end. */
 bool ob_engine_busy(struct ob_engine *engine);
 
 /* Waits until one is, or until the engine's thread is to stop: then false. */
 bool ob_engine_await(struct ob_engine *engine);
 
-/* Whether all in flight wait for messages of this communicator, and for nothing else. */
+/* True if all requests in flight wait for messages of this communicator, and for nothing else. */
 bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 
 /* Claims the plan for this thread, to move it, and says whether it is the only one in flight; gives

@@ -1,4 +1,4 @@
-/* Which executor a plan has. */
+/* The choice of a plan's executor. */
 #include "collectives/executor.h"
 
 #include "base/error.h"

@@ -22,11 +22,11 @@ struct ob_executor {
   /* Called first: fails where this executor is not available. NULL: it always is. */
   onebit_status_t (*open)(struct onebit_plan *plan);
 
-  /* How many messages each segment is cut in, where the options do not say; `elements` of all
-   * segments. NULL: as the cost model has it. */
+  /* Returns the number of messages of each segment, if the options do not say; `elements` of all
+   * segments. NULL: the cost model decides. */
   size_t (*chunks)(const struct onebit_plan *plan, size_t elements);
 
-  /* What else it needs, once the plan is built; and gives that back. NULL: nothing. */
+  /* Allocates further memory of the executor, once the plan is built, and frees it. NULL: none. */
   onebit_status_t (*create)(struct onebit_plan *plan);
   void (*destroy)(struct onebit_plan *plan);
 
@@ -71,7 +71,7 @@ extern const struct ob_executor ob_executor_host;
  * stamped and judged too, and the steps are put on a stream. */
 extern const struct ob_executor ob_executor_staged, ob_executor_stream;
 
-/* Whether only a device can use this memory, and which one. Sets nothing of CUDA up. */
+/* True if only a device can use this memory, and which one. Does not initialise CUDA. */
 bool ob_cuda_owns(const void *memory, int *device);
 #endif
 

@@ -7,7 +7,7 @@
 
 /* --- Compress ----------------------------------------------------------------------------------*/
 
-/* What the last call brought of a segment. */
+/* Returns the message of a segment that the last call received. */
 static struct ob_view view_last(const struct onebit_plan *plan, size_t segment, size_t chunk) {
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   return ob_message_view(ob_plan_result(plan, false, segment, chunk), &shape);
@@ -70,7 +70,7 @@ static bool compress_host_mean(const struct onebit_plan *plan, size_t chunk, boo
   return true;
 }
 
-/* Where a message of this rank's segment is in the call's share. */
+/* Returns the place of a message of this rank's segment in the call's share. */
 static float *shard_at(const struct onebit_plan *plan, const struct ob_message_shape *shape) {
   const struct ob_layout *layout = &plan->geometry.layout;
   size_t first, end;

@@ -14,7 +14,7 @@ _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured onc
 #define CLIMB_RATIO   4.0
 #define DESCEND_RATIO 3.0
 
-/* What waits in a residual of the old width comes out in the first calls of the new one. */
+/* The windows in which a residual of the old width decays, after a change of width. */
 #define SETTLING_WINDOWS 2
 
 /* The number of times that OB_LADDER_PATIENCE is doubled. */

@@ -101,8 +101,8 @@ void ob_ladder_end(struct onebit_plan *plan);
 /* The width from the next call on, which is then another's to choose. */
 void ob_ladder_fix(const struct onebit_plan *plan, unsigned width);
 
-/* What a checkpoint has of it; and back, once the plan has no call behind it that is still of use:
- * the widths are brought into the range of the plan. What does not move keeps its width. */
+/* Returns a checkpoint's part of the ladder; and restores it, once the plan has no call behind it
+ * that is still of use: the widths are brought into the plan's range. A fixed width stays. */
 struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan);
 void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *state);
 

@@ -1,4 +1,4 @@
-/* Where messages lie, how they travel between ranks, and what is read in them. */
+/* The places of messages, their way between ranks, and reading them. */
 #include "collectives/messages.h"
 
 #include "base/error.h"

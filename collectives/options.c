@@ -63,8 +63,8 @@ static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
   return ONEBIT_OK;
 }
 
-/* Of more than one bit a scale is made of the values of its block, and what it is made of differs.
- * */
+/* Checks the combination of bits and scale: with more than one bit a scale depends on the values of
+ * its block, and the rules differ. */
 static onebit_status_t check_bits(const onebit_plan_options_t *options, const char *name,
                                   int bits) {
   if (!ob_width_is_known(bits))
@@ -97,7 +97,7 @@ static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
   return ONEBIT_OK;
 }
 
-/* What levels leave is not what one addition would undo. */
+/* Fills in the number of copies. With levels one addition does not restore the residual. */
 static onebit_status_t resolve_copies(onebit_plan_options_t *options) {
   if (options->residual_copies < 0 || options->residual_copies > 2)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "residual_copies is %d, not 1 or 2, or 0 for 2",

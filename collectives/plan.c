@@ -15,7 +15,8 @@
 /* The last of the terms below: where a device decides otherwise than a processor. */
 #define TERM_MESSAGES 14
 
-/* What all ranks must give alike; each tells the others where its shared memory is. */
+/* Compares the arguments that all ranks must give alike; each tells the others where its shared
+ * memory is. */
 static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
                                      const struct onebit_plan *plan) {
@@ -54,7 +55,7 @@ static onebit_status_t attach_host(struct onebit_plan *plan) {
   return status;
 }
 
-/* Where the environment asks for it. */
+/* Prints the plan's choice if the environment asks for it. */
 static void explain(const struct onebit_plan *plan) {
   int asked = 0;
   char wire[32] = "dense";

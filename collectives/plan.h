@@ -17,7 +17,7 @@
 #include "compression/blocks.h"
 #include "onebit/collectives.h"
 
-/* What a plan is made from, with every default filled in. */
+/* The request for a plan, with every default filled in. */
 struct ob_plan_shape {
   onebit_plan_options_t options;
   onebit_dtype_t output_dtype; /* that of the options, unless the caller sets another */
@@ -42,12 +42,12 @@ struct ob_plan_shape {
   bool *refused;                /* shared with other plans (struct onebit_plan); NULL: its own */
 };
 
-/* What one call works on: by piece, input; and either outputs, or a pass of an optimizer. */
+/* The arguments of a call: inputs by piece; and either outputs, or a pass of an optimizer. */
 struct ob_call {
   struct ob_source source;
   void *const *outputs;
   const struct ob_pass_sink *sink;
-  /* Of segments: float32, the one that this rank reduces as its words lie, from its first one on. A
+  /* The segment that this rank reduces, float32, in the order of its words from its first one on: a
    * reduce-scatter's result, in place of outputs; an allgather of bits takes it in place of
    * inputs. */
   float *shard;
@@ -56,7 +56,7 @@ struct ob_call {
   const char *agreed_name;
   bool agreed_whole; /* it is no float32, but a whole number */
   const float *rate; /* NULL, or in memory of the device what counts instead of `agreed` */
-  /* Where the plan is on a device: arrays of pointers there, by piece; NULL: the plan's inputs and
+  /* Arrays of pointers, by piece, in memory of the plan's device; NULL: the plan's inputs and
    * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
   bool counted;       /* the device knows the bias corrections of the step, and the host may not */
@@ -184,11 +184,11 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
 void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
 void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end);
 
-/* How many results there are. */
+/* Returns the number of results. */
 size_t ob_plan_sources(const struct onebit_plan *plan);
 
-/* Which blocks and words a message of this segment and chunk has: what ranks send to servers; what
- * these send back; and that of the latest call that was committed, perhaps of another width. */
+/* Return the blocks and words of a message of this segment and chunk: from ranks to servers; from
+ * servers; and that of the latest committed call, which may have another width. */
 struct ob_message_shape ob_plan_message(const struct onebit_plan *plan, size_t segment,
                                         size_t chunk);
 struct ob_message_shape ob_plan_result_message(const struct onebit_plan *plan, size_t segment,

@@ -165,7 +165,7 @@ static onebit_status_t set_up_work(struct onebit_plan *plan, const struct ob_pla
   return ONEBIT_OK;
 }
 
-/* What only memory of the host has. */
+/* Refuses options that only memory of the host supports. */
 static onebit_status_t check_executor(const struct onebit_plan *plan,
                                       const struct ob_plan_shape *shape) {
   bool dense = plan->options.wire == ONEBIT_WIRE_DENSE;
@@ -204,8 +204,8 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-/* What messages are about: everything, where everyone's go to everyone; and what is in them. Dense
- * ones have the 16-bit values of the buffers, but for those of an allreduce. */
+/* Sets the elements of messages, all of them if every rank sends to every other one, and their
+ * type. Dense messages have the 16-bit values of the buffers, except in an allreduce. */
 static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_geometry *geometry = &plan->geometry;
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;

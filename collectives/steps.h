@@ -18,7 +18,7 @@
 
 struct onebit_plan;
 
-/* What a step does. The functions of several kinds may be the same one. */
+/* The kinds of steps. Several kinds may have the same function. */
 enum ob_step_kind {
   OB_STEP_HOST_PUT,       /* hierarchical: a chunk of the inputs to the host, once there is space */
   OB_STEP_HOST_BARRIER,   /* until all of them have done that */
@@ -90,7 +90,7 @@ void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status);
  * error message, and the communicator for all ranks. */
 void ob_steps_give_up(const struct onebit_plan *plan);
 
-/* What this rank knows of the call, as the flags of a message (enum ob_message_flag). */
+/* Returns this rank's knowledge of the call, as the flags of a message (enum ob_message_flag). */
 unsigned ob_steps_flags(const struct onebit_plan *plan);
 
 /* Takes note of another rank's flags, and of the number that it must have in common with this one.

@@ -14,7 +14,7 @@ static double processor_seconds(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* To which of the plan's times a step counts. */
+/* The time of the plan to which a step is added. */
 enum time { NONE, COMPRESS, APPLY };
 
 struct about {

@@ -22,7 +22,7 @@ struct ob_moment {
 /* A name of a kind of step; NULL past the last. */
 const char *ob_step_name(unsigned kind);
 
-/* Whether such a step computes, and does not wait or send. */
+/* True if such a step computes, and does not wait or send. */
 bool ob_step_computes(unsigned kind);
 
 /* From its next call on the plan notes its steps in moments[0 .. room - 1], each call from the

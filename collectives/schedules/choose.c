@@ -1,4 +1,5 @@
-/* Which schedule a plan has. Of one small message schedule.c may still make doubling. */
+/* The choice of a plan's schedule. schedule.c may replace it by doubling where a message is one
+ * small chunk. */
 #include <stdio.h>
 #include <string.h>
 
@@ -51,11 +52,10 @@ static bool is_between_gpus(const struct onebit_plan *plan) {
   return plan->comm->transport->put && plan->comm->size > 1;
 }
 
-/* Where messages take time, the plan chooses; ranks that are threads are there to try things with,
- * and get what they ask for. The model has no numbers for messages between GPUs: there only that is
- * chosen which needs none. Profile deepspeed fixes the arithmetic, and so the schedule; an
- * optimizer takes what servers send: one bit an element, or means that it streams through a window
- * of messages. */
+/* Limits the cost model's choice. Ranks that are threads have no network, and get the schedule that
+ * they ask for. The model has no numbers for messages between GPUs: there the schedule that needs
+ * none is taken. Profile deepspeed fixes the arithmetic, and so the schedule; an optimizer takes
+ * servers' messages: one bit an element, or means that it streams through a window of messages. */
 static void set_freedom(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
                         struct ob_cost_task *task) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
@@ -84,8 +84,8 @@ static void tell_of_gpus(struct ob_cost_choice *choice) {
            "can be, an allreduce the exchange unless another schedule is asked for\n");
 }
 
-/* What was asked for is done, also where the model has no time for it (on one host, or dense) and
- * speaks of another schedule. */
+/* Takes the schedule that was asked for, even if the model has no time for it (on one host, or
+ * dense) and names another one. */
 static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *task) {
   if (!task->schedule || choice->schedule == task->schedule)
     return;

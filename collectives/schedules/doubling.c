@@ -34,7 +34,7 @@ bool ob_doubling_fits(const struct onebit_plan *plan) {
 
 static bool in_pairs(const struct onebit_plan *plan) { return !plan->geometry.rotated; }
 
-/* What one round moves: so many messages from here to there, to and from these. */
+/* The messages of a round: their number, their places, and the ranks that send and receive them. */
 struct round {
   size_t count, from_position, to_position; /* among the results in memory */
   size_t to, from;                          /* members */

@@ -57,7 +57,7 @@ void ob_host_give_up(const struct onebit_plan *plan);
 ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob_host_wait,
     ob_host_apply_early, ob_host_apply_late;
 
-/* Whether the call's inputs are of 16 bits, and so those in the windows: an optimizer's may be
+/* True if the call's inputs, and so those in the windows, are of 16 bits: an optimizer's may be
  * float32 in a plan of another type. */
 bool ob_host_is_half(const struct onebit_plan *plan);
 
@@ -74,7 +74,7 @@ void ob_host_used(const struct onebit_plan *plan, size_t chunk);
 
 /* --- The steps of the schedule, for hierarchical.c and window.c */
 
-/* Whether the ranks of a host can add up among themselves: in memory that they share, or in
+/* True if the ranks of a host can reduce among themselves: in memory that they share, or in
  * messages that are put on a stream. */
 bool ob_hierarchical_can_add(const struct onebit_plan *plan);
 

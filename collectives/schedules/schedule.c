@@ -59,7 +59,7 @@ static size_t chunks_for(const struct onebit_plan *plan, const struct ob_plan_sh
   return divided_up(elements, chunk < max ? chunk : max);
 }
 
-/* What the cost model says of messages is for a host. */
+/* Explains the number of chunks; the cost model's numbers are for a host. */
 static void tell_of_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   char *text = plan->choice.text;
   size_t length = strlen(text);

@@ -19,14 +19,14 @@
 /* In a message: an MPI count is an int, and a dense message has 4 bytes an element. */
 #define OB_MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
 
-/* Where a message is put on a stream, the counts are a size_t, and a launch has fewer than 2^31
- * thread blocks, each of which takes 4 blocks of at least 32 elements. */
+/* The limit of messages on a stream: counts are a size_t, and a launch has fewer than 2^31 thread
+ * blocks, each of which takes 4 blocks of at least 32 elements. */
 #define OB_MAX_STREAM_ELEMENTS ((size_t)1 << 37)
 
 struct onebit_plan;
 struct ob_plan_shape;
 
-/* What a plan needs, by its schedule, on this rank. */
+/* The memory that a schedule needs on this rank. */
 struct ob_schedule_sizes {
   size_t outgoing, incoming, results;      /* members whose messages have memory there */
   size_t compressed_first, compressed_end; /* the blocks that it compresses */
@@ -98,7 +98,7 @@ bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, one
 ob_step_run ob_begin_round, ob_end_round;
 struct ob_batch *ob_round_batch(const struct onebit_plan *plan, size_t round);
 
-/* Whether the messages of a plan that gathers allow it. */
+/* True if the messages of a plan that gathers allow doubling. */
 bool ob_doubling_fits(const struct onebit_plan *plan);
 
 #endif

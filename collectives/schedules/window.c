@@ -53,7 +53,7 @@ static void add_after(struct onebit_plan *plan, size_t chunk) {
   }
 }
 
-/* What is left of an allreduce's chunk, before the slot of its result is wanted again. */
+/* Adds the steps that end an allreduce's chunk, before the slot of its result is needed again. */
 static void add_results(struct onebit_plan *plan, size_t chunk) {
   ob_steps_add(plan, OB_STEP_COLLECT, chunk);
   ob_steps_add(plan, OB_STEP_APPLY, chunk);
@@ -81,7 +81,7 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
     ob_schedule_exchange.sizes(plan, sizes);
 }
 
-/* Of the operations but allreduce, dense. */
+/* Returns the time of a dense operation other than allreduce. */
 static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   (void)wire;
   return ob_cost_of_window(model, chunk, (double)model->task->elements, 1);
