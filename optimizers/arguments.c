@@ -30,8 +30,9 @@ onebit_status_t ob_check_common(const onebit_optimizer_options_t *options) {
   return ONEBIT_OK;
 }
 
-/* Whether its warm-up can be compressed. Profile deepspeed's is dense, and shards' plans are their
- * own; a variance that changes all along (0/1 Adam) has no warm-up, nor has none at all. */
+/* Refuses a compressed warm-up that the method does not support. Profile deepspeed's is dense, and
+ * shards have plans of their own; an optimizer whose variance is never frozen (0/1 Adam) has no
+ * warm-up. */
 static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   const struct ob_method *method = recipe->method;
   int bits = recipe->common.warmup_bits;
@@ -52,9 +53,9 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   return ONEBIT_OK;
 }
 
-/* Whether there can be one copy of the residuals: what a call was given must still be there at its
- * end. Shards send what is in arrays that pass on, and 1-bit LAMB's first compressed step goes on
- * from momentum that the residuals have. */
+/* Refuses one copy of the residuals where a call's input does not stay until its end. Shards send
+ * arrays that are reused, and 1-bit LAMB's first compressed step goes on from momentum that is in
+ * the residuals. */
 static onebit_status_t check_copies(const struct ob_recipe *recipe) {
   const bool shards = recipe->method->plans, lamb = recipe->asked == &ob_method_lamb;
   if (recipe->common.residual_copies != 1 || !(shards || lamb))
@@ -63,7 +64,8 @@ static onebit_status_t check_copies(const struct ob_recipe *recipe) {
                   shards ? "with shards" : "of 1-bit LAMB");
 }
 
-/* Whether there can be more than one bit. What trust ratios say of a step's norm is of signs. */
+/* Refuses more than one bit where the method needs signs: trust ratios take a step's norm from
+ * them. */
 static onebit_status_t check_bits(const struct ob_recipe *recipe, int bits, int max_bits) {
   const struct ob_method *method = recipe->method;
   const bool shards = method->plans, ratios = method->moments && method->lamb;

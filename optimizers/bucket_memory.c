@@ -18,7 +18,7 @@ static onebit_status_t no_memory(const struct ob_layout *layout) {
                   layout->words * OB_LANES);
 }
 
-/* Whether the residual has no second copy for the mean gradient of dense steps to be in. */
+/* True if the residual has no second copy that can hold the mean gradient of dense steps. */
 static bool lacks_scratch(const struct onebit_optimizer *optimizer,
                           const struct ob_bucket *bucket) {
   return optimizer->options.residual_copies == 1 && !bucket->uncompressed;
@@ -176,7 +176,7 @@ static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dt
   return ONEBIT_OK;
 }
 
-/* Of a piece, what the bucket has master values of. */
+/* Fills a piece with the values from which the bucket has its master values. */
 static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
                                   struct ob_bucket *bucket, size_t k, float *buffer) {
   const struct ob_layout *layout = ob_plan_layout(bucket->bits);

@@ -93,7 +93,7 @@ static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *
   }
 }
 
-/* Where piece k of the bucket lies: it begins `offset` elements into tensor t. */
+/* Sets the place of piece k of the bucket: it begins `offset` elements into tensor t. */
 static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                          const onebit_tensor_t *tensors, size_t t, size_t offset) {
   const struct ob_piece *piece = &ob_plan_layout(bucket->bits)->piece[k];
@@ -117,7 +117,7 @@ static void locate_padding(struct onebit_optimizer *optimizer, struct ob_bucket 
   bucket->tensor_of[k] = optimizer->tensor_count;
 }
 
-/* How far into its tensor a piece begins: pieces of a tensor follow each other. */
+/* Returns the offset of a piece in its tensor: pieces of a tensor follow each other. */
 static size_t offset_of(const struct ob_bucket *bucket, size_t piece) {
   size_t offset = 0;
   for (size_t k = piece; k-- > 0 && bucket->tensor_of[k] == bucket->tensor_of[piece];)
@@ -149,7 +149,7 @@ onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t te
   return ONEBIT_OK;
 }
 
-/* What servers do goes by the betas of now. */
+/* Sets the servers' work by the current betas. */
 void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
@@ -180,7 +180,8 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
                                     const size_t *dense_counts, size_t count) {
   const struct ob_method *method = optimizer->method;
   struct ob_plan_shape bits = *shape, dense = *shape;
-  /* Of what is uncompressed all of the residuals are momentum and mean gradient, in one piece. */
+  /* An uncompressed bucket uses all of the residuals for momentum and mean gradient, in one
+   * piece. */
   bits.momentum = method->momentum || (method->serve_rule && bucket->uncompressed);
   bits.moments = method->moments && !bucket->uncompressed;
   if (bucket->uncompressed)
@@ -203,7 +204,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
   return ob_agree(optimizer->comm, ob_bucket_allocate(optimizer, bucket), NULL, 0);
 }
 
-/* What is left once the bucket's pieces are placed: collective. */
+/* Completes a bucket once its pieces are placed. Collective. */
 static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
   onebit_status_t status = bucket->masters ? ob_bucket_make_masters(optimizer, bucket) : ONEBIT_OK;
   if (status == ONEBIT_OK)

@@ -1,6 +1,6 @@
 /*
- * Whether all ranks have the same parameters: fingerprints of them are agreed on, of all tensors
- * together, and only where they differ of one after the other.
+ * Compares the ranks' parameters: ranks agree on a fingerprint of all tensors together, and only if
+ * it differs on one of each tensor.
  */
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 /* Tensors in one agreement. */
 #define TENSORS 16
 
-/* As many words as there are, and what is left byte by byte. */
+/* Adds as many whole words as there are, and the remaining bytes one by one. */
 static uint64_t add_bytes(const struct ob_codec *codec, uint64_t hash, const unsigned char *bytes,
                           size_t count) {
   const size_t words = count / sizeof(uint32_t), left = count % sizeof(uint32_t);

@@ -109,9 +109,9 @@ static bool can_lag(const struct onebit_optimizer *optimizer) {
          optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* Whether the variance lags behind the gradients of the latest steps, of which the momentum is
- * made: the mean square of the momentum is more than four times the mean of the variance. Then the
- * gradients have just begun, or grown, and frozen as it is the variance would be wrong for good. */
+/* Sets yes if the variance lags behind the gradients of the latest steps, of which the momentum is
+ * made: the mean square of the momentum is more than four times the mean of the variance. The
+ * gradients have then just begun, or grown, and a variance frozen now would stay wrong. */
 static onebit_status_t lags(struct onebit_optimizer *optimizer, bool *yes) {
   double variance, power;
   *yes = false;

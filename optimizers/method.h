@@ -117,7 +117,8 @@ struct ob_method {
   /* For checkpoints. What it keeps besides the buckets' arrays: fills in the list, and says how
    * long it is. NULL: nothing. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
-  /* Those among them that the tensors' momentum travels with, one a tensor. NULL: 1. */
+  /* Returns the numbers by which the tensors' momentum is multiplied in messages, one for each
+   * tensor. NULL: 1. */
   double *(*scalings)(struct onebit_optimizer *optimizer);
   /* True if parameters and momentum differ between ranks now. NULL: never. */
   bool (*apart)(const struct onebit_optimizer *optimizer);

@@ -29,7 +29,7 @@ onebit_status_t ob_moving_learn(struct ob_moving *moving, onebit_status_t status
  * than `slack`, and not at 0 where others are not. */
 void ob_moving_choose_source(struct ob_moving *moving, uint64_t slack);
 
-/* What is sent and received is complete when the exchange returns. */
+/* Queue a message; it is complete when the exchange returns. */
 void ob_moving_send(struct ob_moving *moving, void *data, size_t bytes, int rank);
 void ob_moving_receive(struct ob_moving *moving, void *data, size_t bytes, int rank);
 onebit_status_t ob_moving_exchange(struct ob_moving *moving);

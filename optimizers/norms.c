@@ -27,7 +27,7 @@ struct look {
   size_t beyond;
 };
 
-/* Of a run's elements those that count. A piece of no tensor is padding; so may be the end of
+/* Returns the elements of a run that count. A piece of no tensor is padding; so may be the end of
  * others. */
 static struct ob_run counted(const struct look *look, const struct ob_run *run) {
   const struct ob_bucket *bucket = look->section.bucket;
@@ -38,7 +38,7 @@ static struct ob_run counted(const struct look *look, const struct ob_run *run) 
   return (struct ob_run){run->piece, run->offset, all ? run->count : left};
 }
 
-/* What a momentum of the piece is multiplied with while it travels. Padding has none. */
+/* Returns the factor of the piece's momentum in messages. Padding has none. */
 static float scaling_of(const struct look *look, const struct ob_run *run) {
   const struct ob_bucket *bucket = look->section.bucket;
   bool travels = look->section.content >= OB_CONTENT_RESIDUAL;
@@ -96,8 +96,8 @@ static onebit_status_t look_at(struct look *look,
   return status;
 }
 
-/* As a compensated value the momentum is stored times beta1 from the freeze on. Where nobody but
- * the servers knows the mean, the signal is what this rank has sent. */
+/* Adds squares. As a compensated value the momentum is stored times beta1 from the freeze on. If
+ * only the servers know the mean, the signal is this rank's own message. */
 onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer,
                                const struct ob_bucket *bucket, enum ob_norm norm,
                                struct ob_span span, double *squares) {

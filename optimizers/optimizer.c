@@ -20,7 +20,7 @@ const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
 
 /* --- Options -----------------------------------------------------------------------------------*/
 
-/* What all optimizers have, but for threads and device. */
+/* The options of all optimizers, except threads and device. */
 /* clang-format off */
 #define AT(field) offsetof(onebit_optimizer_options_t, field)
 #define WHOLE(kind, field, fallback) {#field, #field, kind, AT(field), AT(field), fallback, 0, NULL}

@@ -83,15 +83,15 @@ struct ob_step_state {
   double ready, prepare;
   bool on_stream;
   void *stream;
-  /* Of an open step, which is on a stream of the executor's: the caller's latest; and whether it is
-   * captured. */
+  /* The caller's latest stream in an open step, which is on a stream of the executor's; and whether
+   * it is captured. */
   void *caller;
   bool captured;
   /* This rank's mistakes, and once the exchanges are through what came of them. */
   struct ob_outcome outcome;
 };
 
-/* What the host's clock saw of the steps so far, in seconds. */
+/* The host's time in steps so far, in seconds. */
 struct ob_times {
   double compress, network, update;
   double all; /* the rest of it is what surrounds those three */
@@ -102,7 +102,7 @@ struct ob_part; /* checkpoint/checkpoint.h */
 /* The table of places: where the arrays are, and who makes the local passes. */
 struct ob_optimizer_executor {
   onebit_status_t (*check)(const char *name, const void *array);
-  /* Of one bucket, once all else of it is made. */
+  /* Creates the device's part of one bucket, after all other parts. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   void (*destroy)(struct ob_bucket *bucket);
   /* An open step on streams: what is put on a stream for it from now on comes behind the caller's,
@@ -116,7 +116,8 @@ struct ob_optimizer_executor {
   /* A pass over the bucket's arrays. */
   onebit_status_t (*pass)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           const struct ob_pass_sink *sink);
-  /* Of the latest pass: sum number `which` of the blocks first .. end - 1, in their order. */
+  /* Returns sum number `which` of the latest pass, over the blocks first .. end - 1, in their
+   * order. */
   onebit_status_t (*sum)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, int which,
                          size_t first, size_t end, double *sum);
   /* 1-bit LAMB (optimizer->own is a struct ob_lamb): from the sums of the latest pass to the
@@ -193,9 +194,9 @@ struct onebit_optimizer {
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
-  /* Of the factors, weight decays, beta1 and tag that were set since the ranks agreed on them: 0
-   * where none was. Whether some wait for a synchronisation. As it was set last: beta1 of moments
-   * follows where it may. */
+  /* The hash of factors, weight decays, beta1 and tag that were set since the ranks agreed on them:
+   * 0 if none was. Whether some wait for a synchronisation. The latest beta1, which that of moments
+   * follows when it may. */
   uint32_t constants;
   double beta1;
   uint64_t tag;
@@ -296,7 +297,7 @@ static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *opt
   return ob_outcome_tell(&optimizer->step.outcome);
 }
 
-/* Whether the step being made is one of which no rank tells another anything. */
+/* True if ranks exchange nothing in the step being made. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
 onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
@@ -350,9 +351,9 @@ void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
 /* Exchanges of the step that are through, and wait to be applied, will not be. */
 void ob_step_revoke(struct onebit_optimizer *optimizer);
 
-/* What gradients of the step being made are multiplied with (weigh.c): collective where there is
- * clipping, and then `status` is how this rank fares so far, with the latest words. Sets
- * step.gradient_factor. */
+/* Sets step.gradient_factor, by which gradients of the step are multiplied (weigh.c). Collective if
+ * there is clipping, and then `status` is this rank's status so far, with the latest error
+ * message. */
 onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
 
 /* Collective over the survivors of `from`, to which the object is moved; where ranks are lost
@@ -364,12 +365,13 @@ onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
 /* A checkpoint was loaded, so the ranks have the same: ob_plan_accept of all plans. */
 onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer);
 
-/* Whether the step being made compares the ranks' parameters: of the first one, and at the interval
- * that was asked for. Collective: compares them; `status` is how this rank fares so far. */
+/* compares: true if the step being made compares the ranks' parameters: the first one does, and
+ * steps at the interval that was set. compare: compares them, collectively; `status` is this rank's
+ * status so far. */
 bool ob_optimizer_compares(struct onebit_optimizer *optimizer);
 onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_status_t status);
 
-/* What clipping needs, once the buckets are made: collective. */
+/* Creates the memory of clipping, once the buckets are made. Collective. */
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);
 void ob_weigh_destroy(struct onebit_optimizer *optimizer);
 
@@ -429,10 +431,10 @@ size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 /* The same, but where that is found from the variance the step it is found in at the latest. */
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 
-/* Whether it should have come 1 / (1 - beta2) steps ago, or earlier: the variance lags. */
+/* True if the freeze should have come 1 / (1 - beta2) steps ago, or earlier: the variance lags. */
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
 
-/* What the next step sends: bits, once frozen and where there is anyone to send them to. */
+/* Returns the kind of the next step's messages: bits, once frozen and if there are other ranks. */
 enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer);
 
 /* *due: whether the latest step is the last of the warm-up. */

@@ -43,7 +43,7 @@ struct ob_option {
 #define OB_CHOICE(field, max, type) \
   {#field, #field, OB_OPTION_CHOICE, OB_DEVICES(field, field), 0, max, type}
 
-/* Those that several have. */
+/* The rows that several optimizers have. */
 #define OB_ADAM_OPTIONS \
   OB_FRACTION(beta1, beta1, 0.9), OB_FRACTION(beta2, beta2, 0.999), \
   OB_POSITIVE(epsilon, epsilon, 1e-8)

@@ -89,7 +89,8 @@ onebit_status_t ob_buckets_each(struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* Of one bucket they were not held, where the host knows how they ended. */
+/* Applies the buckets' results. With one bucket they were not held, if the host knows how they
+ * ended. */
 onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {

@@ -66,8 +66,8 @@ static bool sends(const struct onebit_optimizer *optimizer, const struct ob_buck
   return ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
 }
 
-/* Those that are full, from the last on, up to one that is not. Where no host drives the transport,
- * all of the exchange is put on the stream at once. */
+/* Starts the buckets that are full, from the last on, up to one that is not. If no host drives the
+ * transport, all of the exchange is put on the stream at once. */
 static void start_in_order(struct onebit_optimizer *optimizer) {
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];

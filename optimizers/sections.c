@@ -89,8 +89,8 @@ static void set_residual(struct ob_section *section, const struct ob_residual *r
   section->first_word = residual->first_word;
 }
 
-/* Of what is compressed. Where steps come back in bits, it is the server that sends them whose
- * residual that is; servers that keep no residual have the momentum in that place. */
+/* Sets the sections of a compressed bucket. If steps come back in bits, the residual belongs to the
+ * server that sends them; servers that keep no residual have the momentum in its place. */
 static void set_compressed(struct ob_section *section, enum ob_stage stage) {
   const struct ob_bucket *bucket = section->bucket;
   const struct ob_residual *worker = ob_plan_residual(section->plan, false),
@@ -199,7 +199,7 @@ void ob_reader_destroy(struct ob_reader *reader) {
   ob_release(reader->message);
 }
 
-/* Where the run's first element is stored. */
+/* Returns the place of the run's first element. */
 static void *address_of(const struct ob_section *section, const struct ob_run *run) {
   const struct ob_bucket *bucket = section->bucket;
   if (section->content == OB_CONTENT_PIECES)
@@ -257,8 +257,8 @@ static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_pla
   return ONEBIT_OK;
 }
 
-/* What the message with this block says of it, from an offset in it on: the one that came, or that
- * this rank has sent, in memory of the host, whose header has its width. */
+/* Decodes a block of a message from an offset in it on: of the received message, or of the one that
+ * this rank has sent, in memory of the host. Its header has the width. */
 static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan, bool sent,
                               size_t block, size_t offset, size_t count, float *values) {
   const struct ob_geometry *geometry = ob_plan_geometry(plan);

@@ -1,6 +1,6 @@
 /*
- * Where an optimizer has the rows of its state (state.h). One function says where a bucket has its
- * part of a row: saving, loading, norms and statistics read the same.
+ * The places of the rows of an optimizer's state (state.h). One function returns the place of a
+ * bucket's part of a row: saving, loading, norms and statistics all use it.
  */
 #ifndef OB_OPTIMIZERS_SECTIONS_H
 #define OB_OPTIMIZERS_SECTIONS_H
@@ -8,7 +8,7 @@
 #include "optimizers/optimizer.h"
 #include "optimizers/state.h"
 
-/* What the momentum of tensors that are compressed is. */
+/* The meaning of the momentum of compressed tensors. */
 enum ob_stage {
   OB_STAGE_WARMUP, /* the momentum */
   OB_STAGE_FROZEN, /* times beta1, where residuals will be */
@@ -20,7 +20,7 @@ enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer);
 bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                     enum ob_saved what);
 
-/* In what form numbers are stored. */
+/* The form in which numbers are stored. */
 enum ob_content {
   OB_CONTENT_FLOATS,
   OB_CONTENT_PIECES,   /* floats, those of a piece where the bucket's parameters are */
@@ -50,8 +50,8 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
 
 enum { OB_CHUNK = 32768 }; /* elements at a time */
 
-/* Where block number `block` begins in a piece: 0 where that is before it, its count where behind
- * it. */
+/* Returns the offset of block number `block` in a piece: 0 if it is before the piece, the piece's
+ * count if it is behind. */
 size_t ob_offset_in(const struct ob_layout *layout, size_t piece, size_t block);
 
 /* The next run of the elements of the blocks first .. end - 1, in their order; the first one where

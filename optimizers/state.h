@@ -22,12 +22,12 @@ enum ob_saved {
   OB_SAVED_WORKER,  /* residual of what this rank sends */
   OB_SAVED_SERVER,  /* and of what it sends as the server of its shard */
   OB_SAVED_MOMENTS, /* of each rank's own gradients */
-  /* Of outer steps: */
+  /* The rows of outer steps: */
   OB_SAVED_CONSENSUS,
   OB_SAVED_OUTER_MOMENTUM,
   OB_SAVED_DRIFT, /* the mean drift that is not applied yet */
-  /* Of an optimizer again, whose buckets move between widths: struct ob_ladder_state of each
-   * tensor's bucket, 8 bytes each */
+  /* An optimizer's ladders, if its buckets change widths: struct ob_ladder_state of each tensor's
+   * bucket, 8 bytes each */
   OB_SAVED_LADDERS,
   OB_SAVED_END
 };
@@ -39,21 +39,21 @@ struct ob_saved_row {
   bool own_apart; /* likewise while ranks differ (ob_part_header.apart) */
   bool may_lack;  /* elements that nobody has are zeros; of the rest somebody must have each */
   bool finite;    /* messages and residuals are made of it */
-  /* Of an optimizer: the stages in which it has the row, 1 << enum ob_stage each, and the slot of
-   * the buckets' arrays that it is in; OB_MOMENTUM: in that or elsewhere. Of an outer step alone 0,
-   * and the array (enum ob_outer_array). */
+  /* The stages in which an optimizer has the row, 1 << enum ob_stage each, and the slot of the
+   * buckets' arrays that it is in; OB_MOMENTUM: in that or elsewhere. Rows of an outer step alone
+   * have 0, and the array (enum ob_outer_array). */
   unsigned stages;
   int slot;
 };
 
 extern const struct ob_saved_row ob_saved_rows[OB_SAVED_END];
 
-/* Whether the row is each rank's own, where the ranks are `apart` or not. */
+/* True if the row is each rank's own, if the ranks are `apart` or not. */
 static inline bool ob_saved_own(enum ob_saved what, bool apart) {
   return ob_saved_rows[what].own || (ob_saved_rows[what].own_apart && apart);
 }
 
-/* What is no elements, but numbers. */
+/* True if the row has numbers in place of elements. */
 static inline bool ob_saved_numbers(uint32_t what) {
   return what <= OB_SAVED_NUMBERS || what == OB_SAVED_LADDERS;
 }
@@ -76,7 +76,7 @@ struct ob_run {
 struct ob_part_tensor; /* checkpoint/checkpoint.h, and */
 struct ob_saving;
 
-/* What an object declares. */
+/* An object's declaration of its state. */
 struct ob_state {
   void *object;
   onebit_comm_t comm;
@@ -85,12 +85,12 @@ struct ob_state {
   /* Fills in what the header says of the object, and makes scratch to read it. */
   onebit_status_t (*describe)(struct ob_saving *saving);
   void (*list_tensors)(const void *object, struct ob_part_tensor *rows);
-  /* How many stretches there are. Lists them unless `all` is NULL, in the order of their memory,
-   * but for the numbers of padding. */
+  /* Returns the number of stretches. Lists them unless `all` is NULL, in the order of their memory,
+   * without the numbers of padding. */
   size_t (*list_stretches)(const void *object, struct ob_stretch *all);
-  /* Whether it has the row, as `saving` describes it. */
+  /* True if the object has the row, as `saving` describes it. */
   bool (*has)(const struct ob_saving *saving, enum ob_saved what);
-  /* Where number i of a row of numbers is. */
+  /* Returns the place of number i of a row of numbers. */
   const void *(*number)(void *object, enum ob_saved what, uint64_t i);
   /* The elements of a stretch that this rank saves; whether ranks save their shards of the row, and
    * not parts of what all have alike; NULL: never. */

@@ -191,7 +191,7 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
 
 /* --- Warnings */
 
-/* What the check has found so far: the tensor that is worst, and by how much. */
+/* The check's result so far: the worst tensor, and its value. */
 struct finding {
   size_t tensor;
   double value;

@@ -224,8 +224,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* What follows the exchange of a step, in the stage that it is in. A step that is made may still
- * have something to tell: of this rank alone, whose own loss scale follows. */
+/* Updates after the exchange of a step, in its stage. A step that is made may still return a status
+ * of this rank alone, whose own loss scale follows. */
 static onebit_status_t update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->executor->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));

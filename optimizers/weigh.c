@@ -1,13 +1,13 @@
 /*
- * What the gradients of a step count as: accumulation, loss scale, clipping.
+ * The factor of a step's gradients: accumulation, loss scale, clipping.
  *
- * All of it is one factor a rank and step, which the exchanges multiply gradients with before they
- * are added to anyone else's. Clipping wants the norm of all ranks' gradients first: a pass over
- * them, 4 bytes a parameter read or 2, and a message with this rank's sum of squares to each other
- * rank, or log2(ranks) of them (40 bytes of header and one word of 32 floats; everyone takes the
- * mean, so it is one trip). A rank that is not well tells the others in that message, and again in
- * those of the step's exchanges: every step has the same messages, however it ends, so that nobody
- * waits for one that does not come.
+ * All of it is one factor for a rank and step, by which the exchanges multiply gradients before
+ * they are added to those of other ranks. Clipping needs the norm of all ranks' gradients first: a
+ * pass over them, 4 bytes a parameter read or 2, and a message with this rank's sum of squares to
+ * each other rank, or log2(ranks) of them (40 bytes of header and one word of 32 floats; every rank
+ * takes the mean, so it is one trip). A rank with an error tells the others in that message, and
+ * again in those of the step's exchanges: every step has the same messages, whatever its outcome,
+ * so that no rank waits for one that does not come.
  */
 #include <math.h>
 
@@ -90,8 +90,8 @@ static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *su
   return ONEBIT_OK;
 }
 
-/* Where a step sends nothing, there is only this rank to ask; and a gradient that is not finite is
- * for the method to look at, since the step counts for the others. */
+/* Returns the mean square. In a step that sends nothing, it is this rank's alone; and the method
+ * handles a gradient that is not finite, since the step counts for the others. */
 static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_status_t status,
                                    double *mean) {
   double sum = 0;

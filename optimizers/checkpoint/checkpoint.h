@@ -32,7 +32,7 @@
 /* Without a section that version 1 has not: what is written in most cases. */
 #define OB_PART_VERSION_PLAIN 1
 
-/* What is sent of the momentum. */
+/* The form in which the momentum is sent. */
 enum ob_form { OB_FORM_MOMENTUM, OB_FORM_STEP };
 
 /* A part begins with this; all of it in multiples of 8 bytes. */
@@ -186,7 +186,7 @@ void ob_saving_destroy(struct ob_saving *saving);
 onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_section *section,
                                uint64_t first, size_t count, void *values);
 
-/* Where a part is written; from any offset on, all bytes once. */
+/* The destination of a part; all bytes are written once, from any offset on. */
 struct ob_sink {
   onebit_status_t (*put)(void *context, uint64_t offset, const void *data, size_t bytes);
   void *context;
@@ -209,7 +209,7 @@ struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer);
 /* Fails while a step is open. Waits for those on streams. */
 onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
 
-/* As the header has it. */
+/* Return fields of the header. */
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);
 
@@ -259,7 +259,7 @@ onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *ran
 
 /* --- Loading (load.c) */
 
-/* What an object does to be loaded. */
+/* The functions by which an object is loaded. */
 struct ob_load {
   void *object;
   onebit_comm_t comm;

@@ -90,8 +90,8 @@ static onebit_status_t check(const char *directory) {
   return ONEBIT_OK;
 }
 
-/* Of two processes that save here, one is told. Some file systems have no locks for directories:
- * there two parts of one name tell. */
+/* Locks the directory: the second of two processes that save here gets an error. Some file systems
+ * have no locks for directories: there two parts of one name are the error. */
 static onebit_status_t lock_directory(struct files *files) {
   int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
   files->lock = ob_own_file(openat(files->directory.number, ".", flags));
@@ -157,7 +157,7 @@ static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
   return write_file(files, files->name, checksum, NULL);
 }
 
-/* What a save that was killed has left is in its place. */
+/* Writes the manifest. It replaces the file that a killed save has left. */
 static onebit_status_t write_manifest(const struct files *files) {
   char *text = ob_manifest_text(&files->manifest);
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
@@ -224,8 +224,8 @@ static void remove_parts(const struct files *files) {
   }
 }
 
-/* Whether it is certain that rank 0 has heard of a failure, and names no part in a manifest. Not
- * where it was the agreement itself that failed. */
+/* True if rank 0 certainly knows of a failure, and so names no part in a manifest: not if the
+ * agreement itself failed. */
 static bool is_agreed(onebit_status_t status) {
   return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
 }
@@ -335,7 +335,7 @@ static onebit_status_t open_all(struct opened *opened, const char *directory) {
   return ONEBIT_OK;
 }
 
-/* Whether the manifest names another checkpoint by now. Keeps the message of what has failed. */
+/* True if the manifest names another checkpoint by now. Keeps the message of the failure. */
 static bool is_replaced(const struct opened *opened) {
   struct opened now = {.directory = opened->directory};
   char message[512];

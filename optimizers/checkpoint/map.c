@@ -1,11 +1,12 @@
-/* Where elements are: by their number among all tensors' elements, in buckets and pieces. */
+/* The map of elements: from their number among all tensors' elements to buckets and pieces. */
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* Of pieces that begin with the same number all but the last have no element. */
+/* Orders pieces by their first element. If several begin with the same number, all but the last are
+ * empty. */
 static int by_element(const void *a, const void *b) {
   const struct ob_stretch *x = a, *y = b;
   const int e = OB_ELEMENTS;

@@ -1,4 +1,4 @@
-/* What several ranks have becomes one part, which all of them have. */
+/* Merges the state of several ranks into one part, which all of them get. */
 #include "optimizers/checkpoint/merge.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static onebit_status_t allocate(struct ob_merge *merge) {
   return ONEBIT_OK;
 }
 
-/* What this rank can alone. */
+/* Makes the part of the merge that needs no other rank. */
 static onebit_status_t open_own(struct ob_merge *merge, onebit_comm_t comm) {
   OB_TRY(ob_moving_create(&merge->moving, comm, "onebit_optimizer_move"));
   OB_TRY(allocate(merge));
@@ -198,7 +198,7 @@ static const struct ob_part_section *section_of(const struct ob_merge *merge, in
                       (enum ob_space)section->space, number);
 }
 
-/* Of a piece every rank has all or nothing. */
+/* Returns the end of a piece, of which every rank has all elements or none. */
 static uint64_t end_of_piece(const struct ob_merge *merge, const struct ob_part_section *section,
                              uint64_t first) {
   uint64_t end = first - first % OB_CHUNK + OB_CHUNK;
@@ -293,7 +293,7 @@ static onebit_status_t merge_section(struct ob_merge *merge,
 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
-/* What fails here is not agreed on: the others hear of it as they wait. */
+/* Merges the sections. A failure here is not agreed on: the others learn of it while they wait. */
 static onebit_status_t merge_sections(struct ob_merge *merge) {
   onebit_status_t status = ONEBIT_OK;
   for (uint64_t i = 0; status == ONEBIT_OK && i < merge->merged->header.sections; i++)

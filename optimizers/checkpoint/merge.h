@@ -51,7 +51,7 @@ struct ob_merge_piece {
   size_t count;
 };
 
-/* Where the numbers of a piece are in the merged part; a hash of them, which is not 0. */
+/* Return the place of a piece's numbers in the merged part; and their hash, which is not 0. */
 void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece);
 uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece *piece);
 
@@ -62,7 +62,7 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
 onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                 size_t slot);
 
-/* What stands in for a piece that no holder has. All other pieces of the section are there. */
+/* Replaces a piece that no rank has. All other pieces of the section are there. */
 onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece);
 
 #endif

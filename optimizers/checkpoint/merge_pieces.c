@@ -15,7 +15,8 @@ static size_t bytes_of(const struct ob_merge_piece *piece) {
 /* --- One rank's for all
  * --------------------------------------------------------------------------*/
 
-/* Whose counts: the source's, or else the lowest's that has it; -1: nobody's. */
+/* Returns the rank whose piece counts: the source, or else the lowest rank that has it; -1:
+ * none. */
 static int original_of(const struct ob_merge *merge, size_t slot) {
   if (hash_of(merge, merge->moving.source, slot))
     return merge->moving.source;
@@ -25,7 +26,7 @@ static int original_of(const struct ob_merge *merge, size_t slot) {
   return -1;
 }
 
-/* Of the ranks that have the same, they take turns. */
+/* Returns the sender of a piece: ranks that have the same values take turns. */
 static int sender_of(const struct ob_merge *merge, size_t slot, uint64_t hash) {
   int count = 0, turn;
   for (int rank = 0; rank < merge->moving.comm->size; rank++)

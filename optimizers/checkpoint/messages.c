@@ -28,7 +28,7 @@ static size_t real_of(const struct ob_loading *loading, size_t piece) {
   return loading->stretches[piece].count[OB_ELEMENTS];
 }
 
-/* Where it was no message, it was saved times beta1. */
+/* Reads momentum; if it was not a message's, it was saved times beta1. */
 static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob_run *run,
                                      float *values) {
   bool was_sent = loading->parts->list[0].header.stage == OB_STAGE_SENT;
@@ -77,7 +77,7 @@ static float said_by(float value, float scale, unsigned width) {
   return ob_level_of(ob_code_of(value * ob_inverse_scale(scale), width), width) * scale;
 }
 
-/* Of the elements that have one scale. */
+/* The measure of the elements that have one scale. */
 struct measure {
   size_t scale, count;
   float min, max;

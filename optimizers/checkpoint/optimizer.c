@@ -1,4 +1,4 @@
-/* What an optimizer declares of its state; and the calls that save and load it. */
+/* The declaration of an optimizer's state; and the calls that save and load it. */
 #include <math.h>
 #include <string.h>
 
@@ -28,7 +28,8 @@ size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer) {
   return 0;
 }
 
-/* Of struct ob_ladder_state. `at` and `count` are of the whole scratch: the caller's. */
+/* Returns a number of struct ob_ladder_state. `at` and `count` are of the whole scratch: the
+ * caller's. */
 static void *ladder_number(struct onebit_optimizer *optimizer, uint64_t i, struct ob_numbers *is) {
   static const struct {
     enum ob_numbers_kind kind;
@@ -148,8 +149,9 @@ static bool has(const struct ob_saving *saving, enum ob_saved what) {
   return ob_has_section(saving->state->object, (enum ob_stage)saving->header.stage, what);
 }
 
-/* What this rank has, but of parameters its shard, and of momentum that servers keep what it
- * serves, also where it has all of it, unless all is wanted. */
+/* Returns the elements that this rank saves: all that it has, except that it saves only its shard
+ * of parameters and the served part of a momentum that servers keep, unless everything is
+ * requested. */
 static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
                             const struct ob_stretch *stretch) {
   const struct onebit_optimizer *optimizer = saving->state->object;

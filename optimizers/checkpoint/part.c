@@ -68,7 +68,7 @@ uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, ui
                                     : header->elements;
 }
 
-/* Whether all of the section is before an element of some kind. */
+/* True if all of the section is before an element of some kind. */
 static bool is_before(const struct ob_part_section *section, uint32_t what, uint32_t space,
                       uint64_t element) {
   if (section->what != what)

@@ -130,7 +130,7 @@ static onebit_status_t check_tensors(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* Whether there is such a state. A freeze without a warm-up has no step. */
+/* True if the header describes a possible state. A freeze without a warm-up has no step. */
 static bool is_state(const struct ob_part_header *header,
                      const struct onebit_optimizer *optimizer) {
   switch (header->stage) {

@@ -28,7 +28,7 @@ onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
 /* --- Sections of a bucket
  * ------------------------------------------------------------------------*/
 
-/* Whether nothing is sent of it, after the freeze: one rank alone that does not compress. */
+/* True if the bucket sends nothing after the freeze: one rank alone that does not compress. */
 static bool is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   return optimizer->method->momentum && !bucket->uncompressed &&
@@ -138,9 +138,9 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
   return ONEBIT_OK;
 }
 
-/* What the bucket's plan goes by from now on, of its tensors, which may have been in several
- * buckets: of one whose width is the largest. Where nothing is known of widths, the plan's fewest
- * bits, which momentum is then sent in. */
+/* Returns the ladder of the bucket's plan. Its tensors may have been in several buckets: the
+ * largest width counts. Without a saved width it is the plan's minimum, in which momentum is then
+ * sent. */
 static const struct ob_ladder_state *ladder_of(const struct ob_loading *loading,
                                                const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
@@ -220,8 +220,8 @@ static void set_ladders(struct ob_loading *loading) {
   }
 }
 
-/* What was loaded of them has been used where nothing is sent; else they come to their places with
- * the next call. */
+/* Resets the scalings. Loaded ones have been applied where nothing is sent; else they take effect
+ * in the next call. */
 static void reset_scalings(struct onebit_optimizer *optimizer) {
   bool alone = !ob_optimizer_compresses(optimizer) && optimizer->method->scalings;
   for (size_t t = 0; alone && t < optimizer->tensor_count; t++)
@@ -253,7 +253,8 @@ static void restore_counts(struct ob_loading *loading) {
   optimizer->good_steps = scaled ? header->good_steps : 0;
 }
 
-/* Whether this optimizer's latest step would have sent bits depends on both sides. */
+/* Returns the stage of the latest step; whether this optimizer would have sent bits in it depends
+ * on both sides. */
 static enum ob_stage stage_of(const struct ob_loading *loading) {
   const struct ob_part_header *header = &loading->parts->list[0].header;
   bool sent = ob_optimizer_compresses(loading->optimizer) && header->steps != header->frozen_at;

@@ -33,7 +33,7 @@ static uint64_t clip(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-/* Of a stretch the elements low .. high - 1 at most. */
+/* Adds a stretch, limited to the elements low .. high - 1. */
 static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
                         const struct ob_stretch *stretch, uint64_t low, uint64_t high) {
   const struct ob_run has = saving->state->extent(saving, what, stretch);
@@ -103,7 +103,7 @@ static onebit_status_t describe(struct ob_saving *saving) {
   return ONEBIT_OK;
 }
 
-/* Where each section is, and so how many bytes the part has. */
+/* Sets the place of each section, and so the number of bytes of the part. */
 static void lay_out(struct ob_part_header *header, struct ob_part_section *sections) {
   header->front = sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
                   header->sections * sizeof(struct ob_part_section);

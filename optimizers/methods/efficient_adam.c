@@ -119,7 +119,7 @@ static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucke
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, number_of_step(optimizer));
 }
 
-/* Of a hierarchical schedule a rank compresses a part. */
+/* Returns the part that this rank compresses, in a hierarchical schedule. */
 static struct ob_interval own_interval(const struct onebit_plan *plan) {
   const struct ob_layout *layout = ob_plan_layout(plan);
   size_t first, end;

@@ -21,8 +21,8 @@
 
 /* --- The numbers of tensors, on the host */
 
-/* Which tensor begins with the bucket's piece k, and where the next one does; false after the
- * last. */
+/* Finds the tensor that begins with the bucket's piece k, and the beginning of the next one; false
+ * after the last. */
 static bool next_tensor(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                         size_t *k, size_t *tensor) {
   size_t pieces = ob_plan_layout(bucket->bits)->pieces;

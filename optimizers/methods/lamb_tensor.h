@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* After which pass. Each tensor's sums are those of its blocks, added as ob_add_sums has it. */
+/* The pass after which sums are used. Each tensor's sums are those of its blocks, added in the
+ * order of ob_add_sums. */
 enum ob_lamb_stage {
   OB_LAMB_WARM,    /* LAMB: ratio and coefficient; learning rates for LAMB_MOVE */
   OB_LAMB_SCALE,   /* POWER, at the freeze: scalings for LAMB_FREEZE */

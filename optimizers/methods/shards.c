@@ -103,7 +103,8 @@ static bool sends_steps(const struct onebit_optimizer *optimizer, const struct o
   return optimizer->moments.shards == ONEBIT_SHARDS_STEP && !bucket->uncompressed;
 }
 
-/* What servers send back: float32 steps that are compressed, parameters in their own type. */
+/* Returns the shape of servers' messages: float32 steps that are compressed, parameters in their
+ * own type. */
 static struct ob_plan_shape shape_back(const struct ob_plan_shape *in, onebit_dtype_t dtype) {
   struct ob_plan_shape back = *in;
   back.options.operation = ONEBIT_ALLGATHER;
@@ -163,7 +164,7 @@ static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct
   return status == ONEBIT_OK;
 }
 
-/* What travels is m^ / (sqrt(v^) + eps), with nothing left to multiply it with. */
+/* Sends m^ / (sqrt(v^) + eps), with no factor left to apply. */
 static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   pass(optimizer, bucket, OB_PASS_SHARD);
   bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_APPLY_STEP, optimizer->steps + 1);
@@ -216,8 +217,8 @@ static void gather_sums(struct onebit_optimizer *optimizer) {
     own->variance += join(own->parts + (size_t)r * PARTS);
 }
 
-/* Of the seconds since the way back began, all of which count as the update's, those that were not:
- * as in step.c. */
+/* Subtracts from the update's seconds, which count everything since the way back began, the time of
+ * codecs and messages, as step.c does. */
 static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   const struct own *own = optimizer->own;
   struct ob_spent spent = {0};

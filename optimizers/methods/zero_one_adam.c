@@ -27,7 +27,8 @@ struct zero_one {
   struct ob_zero_one_schedule schedule;
   uint64_t updates; /* steps in which the variance was brought up to date */
   uint64_t apart;   /* 1: parameters differ between ranks now */
-  /* Of the steps since they met last: learning rates, and these times the momentum's factor. */
+  /* Sums over the steps since the last synchronisation: learning rates, and these times the
+   * momentum's factor. */
   double rates, corrected_rates;
 };
 
@@ -52,7 +53,7 @@ static bool is_deepspeed(const struct onebit_optimizer *optimizer) {
 
 static bool is_local(const struct onebit_optimizer *optimizer) { return optimizer->frozen_at; }
 
-/* Of the step being made, or just made. One that cannot be a rate has been told of. */
+/* Returns the rate of the step being made, or just made. An invalid rate has been reported. */
 static double rate_of(const struct onebit_optimizer *optimizer) {
   float rate = optimizer->step.learning_rate;
   return rate >= 0 && ob_is_finite(rate) ? (double)rate : 0;
@@ -105,7 +106,7 @@ static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass
   return ONEBIT_OK;
 }
 
-/* Of tensors that stay uncompressed: Adam in every step. */
+/* Makes Adam's step of uncompressed tensors, in every step. */
 static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
 }
@@ -139,7 +140,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                      "the sum of learning_rate since the ranks met last", call);
 }
 
-/* Whether this rank's gradients are finite. Where they are clipped their norm is known already. */
+/* Checks that this rank's gradients are finite. If they are clipped their norm is known already. */
 static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
   double sum = 0, of_bucket;
   *finite = isfinite(optimizer->gradient_norm);
@@ -188,7 +189,7 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* What the residuals are of is another thing from now on. */
+/* Freezes the variance. The residuals then belong to another quantity. */
 static onebit_status_t freeze(struct onebit_optimizer *optimizer) {
   OB_TRY(pass_all(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
   for (size_t u = 0; u < optimizer->bucket_count; u++)

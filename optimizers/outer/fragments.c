@@ -18,7 +18,7 @@ static onebit_status_t no_memory(const struct onebit_outer *outer) {
                   outer->count);
 }
 
-/* Where a tensor may be cut: between blocks. */
+/* Returns the unit in which a tensor may be cut: a block. */
 static size_t quantum(const struct onebit_outer *outer) {
   struct ob_plan_shape shape;
   const bool dense = outer->options.bits == ONEBIT_OUTER_DENSE;
@@ -86,7 +86,7 @@ void ob_fragments_point(struct onebit_outer *outer) {
   }
 }
 
-/* What there is of each fragment, but for arrays. */
+/* Creates the lists of each fragment, without arrays. */
 static onebit_status_t create_lists(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   const uint64_t before = outer->own_bytes;
@@ -140,7 +140,7 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
 
 /* --- Others ------------------------------------------------------------------------------------*/
 
-/* What is known of the fragment that has its first element. */
+/* Copies the state of the fragment that has the first element. */
 static void follow(struct ob_fragment *next, const struct onebit_outer *before) {
   const struct ob_fragment *of = before->fragments;
   for (size_t f = 1; f < before->options.fragments && before->fragments[f].first <= next->first;

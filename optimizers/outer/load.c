@@ -130,8 +130,8 @@ static onebit_status_t load_residual(struct loading *loading, struct ob_fragment
   return exchange->import_residual(fragment, what, loading->values);
 }
 
-/* Whether the parameters that are loaded have a residual in them. A rank that was behind when the
- * ranks were moved has none, and not in its parameters. */
+/* True if the loaded parameters have a residual in them. A rank that was behind when the ranks were
+ * moved has none. */
 static bool keeps(const struct loading *loading, const struct ob_fragment *fragment) {
   if (loading->parts->own >= 0)
     return fragment_of(loading, loading->parts->own, fragment)->keeps;
@@ -271,7 +271,7 @@ static onebit_status_t look(struct loading *loading, struct ob_parts *parts) {
   return ob_outer_to_host(outer);
 }
 
-/* What is in flight is replaced, however it ends. */
+/* Restores the state; exchanges in flight are replaced, whatever their outcome. */
 static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
   struct loading *loading = object;
   if (dry)
@@ -306,7 +306,7 @@ static onebit_status_t check(onebit_outer_t outer) {
   return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
 }
 
-/* Where they have loaded unequal rounds, all go on with the latest. */
+/* Joins sites that have loaded different rounds: all go on with the latest. */
 static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t status) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   ob_outcome_add(&outcome, status);

@@ -1,4 +1,4 @@
-/* Whether a part of a checkpoint fits an outer step. */
+/* Checks that a part of a checkpoint fits an outer step. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -85,10 +85,10 @@ static void extract_runs(float *from, const struct ob_outer_run *runs, size_t co
   }
 }
 
-/* What a rank held back as a server of elements that it no longer serves becomes part of what it
- * sends, times the ranks, since it was held back of their mean. Where ranks have come who hold
- * nothing back, the others' counts for more: so the mean stays. In the place of the server's is
- * then by how much what it sends has grown. */
+/* Adds a server's residual of elements that this rank no longer serves to its own message, times
+ * the ranks, since it was part of their mean. If new ranks without residuals have joined, the
+ * others' residuals get a larger weight, so that the mean stays. The server's place then has the
+ * growth of the message. */
 static void join_held(const struct ob_rejoining *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->ranks.comm->size;
   const float factor = ranks / (float)moving->ranks.holders;
@@ -130,7 +130,7 @@ static void follow_growth(struct ob_fragment *fragment) {
   memset(fragment->held[SERVER], 0, fragment->count * sizeof(float));
 }
 
-/* What rank 0 of the site has come to. */
+/* Copies the state of the site's rank 0. */
 static onebit_status_t copy_rank_0(struct ob_rejoining *inside, struct ob_fragment *fragment) {
   float *const arrays[] = {fragment->drift, fragment->held[SERVER]};
   const struct ob_codec *codec = fragment->outer->codec;
@@ -281,7 +281,8 @@ static onebit_status_t move(void *outer, onebit_comm_t comm) {
   return onebit_outer_move(outer, comm);
 }
 
-/* Where another site is lost meanwhile the caller sees it, and calls this again. */
+/* Shrinks to the sites that are left. If another site is lost meanwhile the caller gets an error,
+ * and calls this again. */
 static onebit_status_t shrink_sites(struct onebit_outer *outer, onebit_comm_t *survivors) {
   const onebit_comm_t from = outer->latest ? outer->latest : outer->sites->between;
   const onebit_status_t status = from ? onebit_comm_shrink(from, survivors) : ONEBIT_OK;
@@ -289,7 +290,7 @@ static onebit_status_t shrink_sites(struct onebit_outer *outer, onebit_comm_t *s
   return ob_outer_rejoin(outer, *survivors);
 }
 
-/* As onebit_optimizer_shrink. */
+/* Works as onebit_optimizer_shrink. */
 onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivors) {
   OB_CALL_SCOPE;
   if (survivors)

@@ -23,7 +23,7 @@ onebit_status_t ob_rejoining_pass_on(struct ob_rejoining *moving, float *values,
   return ONEBIT_OK;
 }
 
-/* What all ranks have alike of a fragment is its arrays before the drift. */
+/* Returns a fingerprint of the fragment's arrays before the drift, which all ranks have alike. */
 static uint64_t fingerprint(const struct ob_fragment *fragment) {
   const struct ob_codec *codec = fragment->outer->codec;
   uint64_t sums = 0;

@@ -160,7 +160,7 @@ onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
   return agree(comm, outer, false, NULL, false, status);
 }
 
-/* Those of an outer step that is moved are there already. */
+/* Allocates weights, unless the outer step is moved and has them already. */
 static onebit_status_t allocate_weights(struct ob_fragment *fragment) {
   for (int k = 0; k < 2; k++) {
     float **weight = &fragment->weights_there[k];

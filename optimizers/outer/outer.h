@@ -34,7 +34,7 @@ struct ob_outer_run {
   size_t at, count;
 };
 
-/* How drifts are exchanged: a row for each way. */
+/* The ways to exchange drifts, a row each. */
 struct ob_outer_exchange {
   const char *name;
   /* Collective: what it keeps of the fragment goes to fragment->state. On failure all ranks get an
@@ -60,20 +60,19 @@ struct ob_outer_exchange {
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
                                      const float *values);
-  /* Where what a rank has not sent stays in its parameters: the worker's residual to
-   * fragment->drift, not while an exchange is in flight. NULL: it does not stay. */
+  /* Copies the worker's residual to fragment->drift, not while an exchange is in flight, where a
+   * rank's residual stays in its parameters. NULL: it does not stay. */
   onebit_status_t (*keep)(struct ob_fragment *fragment);
 };
 
 extern const struct ob_outer_exchange ob_outer_plans, ob_outer_sparse;
 
-/* Where consensus, momentum and drift are, and who makes the passes over them: a row for the host,
- * one for devices. What a pass needs is complete when it is called, and so is its result when it
- * returns. */
+/* The memory of consensus, momentum and drift, and the passes over them: a row for the host, one
+ * for devices. A pass's input is complete when it is called, and its result when it returns. */
 struct ob_outer_executor {
   const struct ob_memory *memory;
-  /* What it keeps of the outer step, in outer->device, when there are fragments. NULL on the host,
-   * and so are the next four. */
+  /* Creates the device's state of the outer step, outer->device, if there are fragments. NULL on
+   * the host, as are the next four. */
   onebit_status_t (*create)(struct onebit_outer *outer);
   void (*destroy)(struct onebit_outer *outer);
   int (*enter)(const struct onebit_outer *outer); /* as struct ob_executor has it */
@@ -84,10 +83,10 @@ struct ob_outer_executor {
   onebit_status_t (*checksum)(const struct ob_fragment *fragment, uint32_t *checksum);
   onebit_status_t (*update)(struct ob_fragment *fragment);
   onebit_status_t (*set)(const struct ob_fragment *fragment, double mixing);
-  /* What the plan holds back as a worker, to where the pieces are: an array in this memory. Never
-   * asked of the host. */
+  /* Exports the worker's residual of a plan to the pieces: an array in this memory. Never called on
+   * the host. */
   onebit_status_t (*export_worker)(const struct onebit_plan *plan, void *const *pieces);
-  /* Where the host does not know how a call ends (struct ob_executor): notes two plans, in memory
+  /* Couples two plans where the host does not know how a call ends (struct ob_executor), in memory
    * for two pointers. Calls of both are on the stream of the first; joined there, when both are
    * decided, neither is applied unless both are. */
   onebit_status_t (*couple)(const struct onebit_plan *const plans[2], void *couple);
@@ -119,8 +118,8 @@ enum ob_fragment_stage {
 enum ob_outer_array {
   OB_OUTER_CONSENSUS,
   OB_OUTER_MOMENTUM, /* NULL with ONEBIT_OUTER_MEAN */
-  /* Of the exchange in flight. Between two, where a fragment keeps, this rank's residual: its
-   * parameters were set to consensus - drift. */
+  /* The drift of the exchange in flight. Between two, where a fragment keeps, this rank's residual:
+   * its parameters were set to consensus - drift. */
   OB_OUTER_DRIFT,
   OB_OUTER_HOME_ARRAYS,
   /* Residuals, while the outer step is on no communicator; on the host. */
@@ -196,7 +195,7 @@ struct onebit_outer {
 
 /* Checks, and fills in the defaults. */
 onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given, onebit_outer_options_t *out);
-/* What a plan of a fragment is made with, less the pieces. */
+/* Returns the arguments of a fragment's plan, without the pieces. */
 onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
                                struct ob_plan_shape *shape);
 /* The fewest bits that a rule with that momentum bears. */
@@ -247,14 +246,14 @@ void ob_fragment_wait(struct ob_fragment *fragment);
 /* Applies one that has ended; one that has not ends here, and its drift counts in the next. */
 void ob_fragment_abandon(struct ob_fragment *fragment);
 
-/* Whether all ranks of comm have the same kind of outer step; their values may differ. */
+/* Checks that all ranks of comm have the same kind of outer step; their values may differ. */
 onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
                                onebit_status_t status);
-/* What the fragments exchange with, on outer->comm. Collective. */
+/* Creates the plans of the fragments on outer->comm. Collective. */
 onebit_status_t ob_outer_build(struct onebit_outer *outer);
 onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
-/* Whether the row is one of these arrays. */
+/* True if the row is one of these arrays. */
 static inline bool ob_outer_has_array(enum ob_saved what) { return !ob_saved_rows[what].stages; }
 /* Its elements of a row; of residuals those that are held. */
 static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {

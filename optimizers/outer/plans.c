@@ -157,7 +157,8 @@ static onebit_status_t couple(const struct ob_fragment *fragment) {
   return fragment->outer->executor->couple(both, plans->couple);
 }
 
-/* What began is ended by test, also where another part could not begin. */
+/* Begins an exchange. Calls that have begun are ended by test, even if another part could not
+ * begin. */
 static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct plans *plans = plans_of(fragment);
   bool any = false;
@@ -192,7 +193,7 @@ static onebit_status_t put(struct ob_fragment *fragment) {
   return status;
 }
 
-/* What the host learns when all is through. */
+/* Takes over the outcome once the host knows it. */
 static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
   struct plans *plans = plans_of(fragment);
   if (!plans->put)
@@ -210,7 +211,8 @@ static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
   return ONEBIT_OK;
 }
 
-/* Where the host knows how the calls have ended. What the device does of it is then complete. */
+/* Applies the results once the host knows how the calls have ended. The device's work on them is
+ * then complete. */
 static onebit_status_t apply(struct plans *plans) {
   for (int p = 0; p < PARTS; p++)
     if (plans->part[p].plan)

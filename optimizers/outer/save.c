@@ -1,4 +1,4 @@
-/* What an outer step declares of its state, and the calls that save it. */
+/* The declaration of an outer step's state, and the calls that save it. */
 #include <string.h>
 
 #include "base/call_scope.h"
@@ -22,8 +22,8 @@ static onebit_status_t check(onebit_outer_t outer) {
   return ob_outer_check_attached(outer);
 }
 
-/* Of what is under way between sites drifts are saved, to be sent again, where their delay is not
- * over; rounds are not. */
+/* Refuses to save rounds under way between sites. Drifts are saved, to be sent again, if their
+ * delay is not over. */
 static onebit_status_t check_whole(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
     if (((const struct ob_shard *)outer->fragments[f].state)->torn)

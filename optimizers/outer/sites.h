@@ -216,9 +216,9 @@ void ob_shard_seal_part(const struct ob_site_part *part, unsigned char *message)
 
 /* --- sites_round.c */
 
-/* What is not in the consensus to shard->drift, with these flags; or, where the fragment is
- * OB_FRAGMENT_SENDING, once more what was sent. False: it is not finite, and the site has gone back
- * to the consensus. */
+/* Writes the difference from the consensus to shard->drift, with these flags; or, if the fragment
+ * is OB_FRAGMENT_SENDING, repeats the last message. False: it is not finite, and the site has gone
+ * back to the consensus. */
 bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags);
 double ob_site_weight(const struct ob_site_peer *peer); /* of its latest drift */
 /* The mean of the peers' drifts that are here, as the next round, to `message`, which has its
@@ -232,12 +232,13 @@ onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
 
 /* Sends what is due of rounds and snapshots. Nothing waits. */
 onebit_status_t ob_sites_move_sends(struct ob_site_group *group);
-/* Whether a round may be closed now: all that are waited for are here; or with `late`, enough. */
+/* may_close: true if a round may be closed now: all expected drifts are here; or with `late`,
+ * enough. */
 bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late);
 onebit_status_t ob_sites_close(struct ob_site_group *group);
 /* The round that was closed and is not applied yet, or NULL. */
 unsigned char *ob_sites_closed(const struct ob_site_group *group);
-/* Whether all others have been sent every round. */
+/* True if all others have been sent every round. */
 bool ob_sites_flushed(const struct ob_site_group *group);
 /* Looks for a peer's drift, for so long. */
 onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double seconds);
@@ -266,7 +267,7 @@ onebit_status_t ob_site_send(struct ob_batch *batch, unsigned char *data, size_t
                              int tag);
 onebit_status_t ob_site_receive(struct ob_batch *batch, unsigned char *data, size_t bytes, int peer,
                                 int tag);
-/* Whether it is complete, in `seconds`. */
+/* Sets complete if the batch is complete within `seconds`. */
 onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *complete);
 
 #endif

@@ -23,7 +23,7 @@ static onebit_status_t send_drift(struct ob_shard *shard, struct ob_sites *sites
   return ONEBIT_OK;
 }
 
-/* What a drift is of; one that is sent again is of a round. */
+/* Counts the steps of a drift; one that is sent again belongs to a round. */
 static void count_steps(struct ob_shard *shard) {
   const struct onebit_outer *outer = shard->group->sites->outer;
   struct ob_fragment *fragment = shard->fragment;
@@ -75,7 +75,8 @@ static onebit_status_t verdict(struct ob_sites *sites, bool skipped) {
                                   "consensus");
 }
 
-/* What is under way when a group is due, after a checkpoint of another round, ends first. */
+/* Makes a group's step. An exchange that is still under way, after a checkpoint of another round,
+ * ends first. */
 static onebit_status_t step(struct ob_site_group *group, bool *skipped) {
   const struct onebit_outer *outer = group->sites->outer;
   const size_t begin = outer->fragments[group->first].begin_step;

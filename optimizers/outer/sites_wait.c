@@ -1,7 +1,7 @@
 /*
- * What rank 0 of a site waits for. It receives what there is, for as long as it is worth waiting,
- * and passes on to the other ranks of its site, message by message, what they all apply in the same
- * order. In the steps between it moves what is under way, and waits for nothing.
+ * The waits of a site's rank 0. It receives messages for as long as waiting is useful, and forwards
+ * them to the other ranks of its site one by one, so that all apply them in the same order. In the
+ * steps between exchanges it moves messages under way, and waits for nothing.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "collectives/watch.h"
 #include "optimizers/outer/sites.h"
 
-/* How long a look at one of several messages may wait. */
+/* The longest wait of a check for one of several messages. */
 #define SLICE_SECONDS 0.002
 
 /* --- A message ---------------------------------------------------------------------------------*/
@@ -164,7 +164,7 @@ static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
 
 /* --- How long it waits -------------------------------------------------------------------------*/
 
-/* Of one group, or with NULL the end of a synchronisation of all. */
+/* The exchange of one group, or with NULL the end of a synchronisation of all. */
 struct exchange {
   struct ob_site_group *only;
   double start;
@@ -187,7 +187,7 @@ static bool awaits_shard(const struct ob_sites *sites, const struct ob_shard *sh
          (shard->arrived >= start && now < shard->arrived + sites->patience);
 }
 
-/* Whether a drift of that site is still wanted. */
+/* True if a drift of that site is still needed. */
 static bool awaits_drift(const struct ob_site_group *group, int site) {
   return !group->peers[site].here && !(group->sites->late_drifts >> site & 1) &&
          !(group->finals >> site & 1);
@@ -279,7 +279,7 @@ static onebit_status_t wait_for_first(struct ob_sites *sites, struct ob_site_gro
   return ONEBIT_OK;
 }
 
-/* What was waited for in vain is not waited for again. */
+/* Marks the sites that were late: they are not waited for again. */
 static void note_late(struct ob_site_group *group) {
   struct ob_sites *sites = group->sites;
   for (int s = 0; s < sites->count; s++) {
@@ -368,7 +368,7 @@ void ob_sites_move(struct ob_sites *sites) {
     ob_sites_fail(sites, move_all(sites, NULL));
 }
 
-/* What fails between sites leaves a site's ranks together. */
+/* Exchanges between sites; a failure between them leaves a site's ranks together. */
 onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *only) {
   onebit_status_t status;
   if (!sites->between) {

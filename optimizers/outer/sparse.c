@@ -17,8 +17,8 @@
 #include "compression/sparse.h"
 #include "optimizers/outer/outer.h"
 
-/* What of a residual counts in the next exchange, as SparseLoCo has it: the rest of it is as if it
- * had been momentum that decays (arXiv 2508.15706). */
+/* The part of a residual that counts in the next exchange, as in SparseLoCo: the rest is treated as
+ * a momentum that decays (arXiv 2508.15706). */
 #define RESIDUAL_DECAY 0.95f
 
 struct sparse {

@@ -33,14 +33,15 @@ struct ob_outer_numbers {
   struct ob_fragment_numbers fragment[];
 };
 
-/* How many numbers of 8 bytes that are. */
+/* Returns the number of these numbers, of 8 bytes. */
 static inline size_t ob_outer_number_count(const struct onebit_outer *outer) {
   return (sizeof(struct ob_outer_numbers) +
           outer->options.fragments * sizeof(struct ob_fragment_numbers)) /
          sizeof(uint64_t);
 }
 
-/* Whether a part fits this outer step; and its numbers, beside those of the first part. */
+/* Check that a part fits this outer step; and that its numbers fit, beside those of the first
+ * part. */
 onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct onebit_outer *outer);
 onebit_status_t ob_outer_check_numbers(const struct ob_part *part,
                                        const struct ob_outer_numbers *numbers,
@@ -51,11 +52,13 @@ onebit_status_t ob_outer_check_numbers(const struct ob_part *part,
  * where all ranks skip it. */
 onebit_status_t ob_outer_settle(struct onebit_outer *outer);
 
-/* Where this outer step is in its round, when another is at `position` of one of `round` steps: the
- * same fragment is next, after the same part of the steps between it and the one before. */
+/* Returns this outer step's position in its round if another is at `position` of a round of `round`
+ * steps: the same fragment is next, after the same part of the steps between it and the one
+ * before. */
 size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round);
 
-/* What it exchanges with is given back; residuals are held. Once is enough. Local. */
+/* Frees the plans and communicators of exchanges; residuals are held. May be called again.
+ * Local. */
 onebit_status_t ob_outer_detach(struct onebit_outer *outer);
 /* onebit_outer_move. */
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm);
@@ -63,7 +66,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm);
 /* The same begun exchanges on all ranks, so that each can wait for its own. Collective. */
 onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status_t status);
 
-/* Whether fragment->drift is a mean that waits for being applied. */
+/* True if fragment->drift is a mean that is not applied yet. */
 static inline bool ob_outer_received(const struct ob_fragment *fragment) {
   return fragment->stage == OB_FRAGMENT_ENDED && fragment->outcome.status == ONEBIT_OK;
 }

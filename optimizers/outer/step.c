@@ -98,7 +98,8 @@ static onebit_status_t keep_residual(struct ob_fragment *fragment) {
   return fragment->keeps ? fragment->outer->exchange->keep(fragment) : ONEBIT_OK;
 }
 
-/* What was not applied counts in the next exchange, unless it is of no use. */
+/* Keeps a drift that was not applied, so that it counts in the next exchange, unless it is of no
+ * use. */
 static onebit_status_t keep(struct ob_fragment *fragment) {
   OB_TRY(keep_residual(fragment));
   if (fragment->finite) {
@@ -109,7 +110,8 @@ static onebit_status_t keep(struct ob_fragment *fragment) {
   return fragment->outer->executor->set(fragment, 1);
 }
 
-/* What is mixed has a part of its whole drift in it already. */
+/* Applies the consensus. With mixing, the parameters have a part of their whole drift in them
+ * already. */
 static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool keeps) {
   struct onebit_outer *outer = fragment->outer;
   ob_fragment_wait(fragment);
