@@ -36,7 +36,7 @@ static bool is_rotated(const struct scene_case *what) {
 
 static bool is_gathered(const struct scene_case *what) { return what->mode >= SCENE_GATHERED; }
 
-/* Of a padded buffer two thirds are real. */
+/* Returns the number of real elements: two thirds of a padded buffer. */
 static size_t valid_of(const struct scene_case *what, size_t piece) {
   if (what->mode != SCENE_PADDED)
     return what->counts[piece];
@@ -56,7 +56,7 @@ static void set_up_layout(struct scene *scene) {
     abort();
 }
 
-/* What the plan was decided to be. */
+/* Sets the plan's decisions. */
 static void set_up_decisions(struct scene *scene) {
   const struct scene_case *what = scene->what;
   struct onebit_plan *plan = &scene->host;

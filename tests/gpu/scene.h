@@ -44,7 +44,7 @@ struct scene_case {
   bool moments;     /* likewise: with moments of the gradients */
   bool lion;        /* the server keeps Lion's momentum */
   uint32_t now, stop;
-  /* Of passes. */
+  /* The data of passes. */
   bool passes; /* there is what they work on */
   enum ob_pass_kind kind;
   onebit_dtype_t copy_dtype;
@@ -77,7 +77,7 @@ struct scene {
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 
-/* What is worked on, once the plan is there (scene_data.c, scene_pass.c). */
+/* These fill the memory of a scene once its plan exists (scene_data.c, scene_pass.c). */
 void scene_fill_plan(struct scene *scene);
 void scene_fill_buffers(struct scene *scene);
 void scene_fill_pass(struct scene *scene);

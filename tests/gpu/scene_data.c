@@ -1,4 +1,4 @@
-/* What is worked on in a scene: messages, residuals, the caller's buffers. */
+/* The data of a scene: messages, residuals, the caller's buffers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static float scale_at(const struct scene *scene, size_t i, uint32_t salt) {
   return scene->what->values == VALUES_OVERFLOW ? scale * 1e30f : scale;
 }
 
-/* As an earlier message has left it, so that a kernel that forgets something shows. */
+/* Fills a message as an earlier call has left it, so that a kernel that omits a field is found. */
 static void fill_message(const struct scene *scene, unsigned char *memory, size_t share,
                          size_t chunk, uint32_t salt) {
   struct ob_message_shape shape = ob_plan_message(&scene->host, share, chunk);
@@ -79,8 +79,8 @@ static void fill_residual(const struct scene *scene, struct ob_residual *residua
     residual->scales[!residual->now][0] = 0;
 }
 
-/* Of the state, what must stay as it is; of the flags, some that are none of the kernels'. A scale
- * of nothing is zero from the beginning. */
+/* Fills the state: fields that must stay as they are, and some flags that kernels do not set. The
+ * scale of an empty block is zero from the beginning. */
 static void fill_state(struct scene *scene) {
   const struct onebit_plan *plan = &scene->host;
   *scene->state = (struct ob_cuda_state){.now = scene->what->now,
@@ -179,7 +179,7 @@ static void take_outputs(struct scene *scene) {
   bool gathered = what->mode >= SCENE_GATHERED;
   size_t count = gathered ? what->members : what->pieces;
   scene->host.outputs = gpu_allocate(count, sizeof *scene->host.outputs);
-  /* Of a reduce-scatter every piece's output would be the same buffer. */
+  /* The outputs of a reduce-scatter's pieces would all be the same buffer. */
   scene->outputs =
       take_pieces(scene, "output", scene->host.outputs, count,
                   what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);

@@ -328,7 +328,7 @@ static bool create_without_memory(onebit_comm_t comm, int rank, int size, const 
   return status == ONEBIT_OK;
 }
 
-/* Those that the library takes itself, and CUDA's own. */
+/* The allocators that fail: the library's own, and CUDA's. */
 static void (*const fail_at[])(long) = {ob_memory_fail_at, emulation_fail_allocation};
 
 struct shortage {

@@ -1,6 +1,6 @@
 /*
- * What wrong arguments and failures get: a status and words on the rank that they are of, an
- * ONEBIT_ERROR_PEER on the others, and nobody waits for ever; then the next call is a good one.
+ * The outcome of wrong arguments and failures: a status and a message on the rank that caused it,
+ * an ONEBIT_ERROR_PEER on the others, and no rank waits for ever; then the next call succeeds.
  */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
@@ -35,7 +35,7 @@ static int other_device(void) { return (current_device() + 1) % device_count(); 
 
 /* --- One rank's arguments are wrong */
 
-/* What a test makes wrong things of. */
+/* The memory from which a test makes wrong arguments. */
 struct foreign {
   float *host, *device; /* memory of the host; memory of another device, or NULL */
   cudaStream_t stream;  /* of another device, or NULL */

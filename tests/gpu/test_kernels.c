@@ -42,8 +42,9 @@ static void compress_on_host(struct scene *scene, size_t chunk) {
   kernel_expect_flags(scene, false);
 }
 
-/* Where the new residual of an element is NaN, its bit is that NaN's sign, which is not defined:
- * infinity times 0 is negative on x86 and positive on a GPU. The message is not applied. */
+/* Clears bits that are not defined. Where the new residual of an element is NaN, its bit is that
+ * NaN's sign: infinity times 0 is negative on x86 and positive on a GPU. The message is not
+ * applied. */
 static void forget_bits(struct scene *scene, unsigned char *message, size_t share, size_t chunk) {
   const struct onebit_plan *plan = &scene->host;
   const struct ob_residual *residual = &plan->state->worker;

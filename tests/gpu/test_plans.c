@@ -20,7 +20,7 @@ enum { CALLS = 5, MOST_SIZE = 5 };
 #define THINNER 29
 #endif
 
-/* What one rank is left with after a case: the plan's account, and the traces of each call. */
+/* The result of a case on one rank: the plan's account, and the traces of each call. */
 struct record {
   uint64_t account;
   struct traces calls[CALLS];

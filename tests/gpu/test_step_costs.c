@@ -1,6 +1,6 @@
 /*
- * What a step on a stream costs: no allocation, no wait, so many kernels; and that exchanges begin
- * beside the backward pass. Only the emulated device counts.
+ * The costs of a step on a stream: no allocation, no wait, and a number of kernels; and exchanges
+ * begin beside the backward pass. Only the emulated device counts.
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -33,14 +33,14 @@ struct costs {
   long kernels, buckets;
 };
 
-/* Of threads, however often: `turn` counts them. */
+/* Makes threads wait for each other, any number of times: `turn` counts them. */
 static void meet(struct costs *costs, int size, int *turn) {
   atomic_fetch_add(&costs->arrived, 1);
   for (++*turn; atomic_load(&costs->arrived) < *turn * size;)
     sched_yield();
 }
 
-/* As after each backward pass of torch. */
+/* Sets each gradient to NULL and back, as torch does around a backward pass. */
 static void move_gradients(struct learner *learner) {
   for (size_t t = 0; t < TRAINING_TENSORS; t++) {
     const void *here = learner->optimizer->list[t].gradient;
@@ -185,7 +185,7 @@ static void overlap_over_nccl(const struct gpu_rank *self, void *context) {
   training_nccl_close(&group);
 }
 
-/* Of each of three buckets compress, reduce and decide, at least. */
+/* Each of three buckets launches compress, reduce and decide, at least. */
 static void exchanges_begin_early(void) {
   for (int size = 2; size <= 3; size++) {
     struct costs costs = {.what = &four, .kernels = 3 * 3};

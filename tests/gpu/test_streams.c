@@ -15,7 +15,7 @@ enum { CALLS = 6, PLANS = 3 };
 static const onebit_operation_t operations[] = {ONEBIT_ALLREDUCE, ONEBIT_ALLGATHER,
                                                 ONEBIT_REDUCE_SCATTER};
 
-/* What the calls should leave: one by one, each waited for. */
+/* Computes the expected results: the calls are made one by one, and each is waited for. */
 static void expect(onebit_comm_t comm, const struct plan_case *what, uint64_t results[CALLS]) {
   struct part part;
   if (!part_create(&part, comm, what, true))

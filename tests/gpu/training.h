@@ -14,7 +14,7 @@
 #define TRAINING_MOST     30
 #define TRAINING_RANKS    4
 
-/* How steps are made: on one stream, on two in turn, on the default stream; without a stream; or on
+/* The form of steps: on one stream, on two in turn, on the default stream; without a stream; or on
  * a stream, but every third without. */
 enum training_form {
   ONE_STREAM,
@@ -25,7 +25,7 @@ enum training_form {
   TRAINING_FORMS
 };
 
-/* What else is special, bits. */
+/* Further properties of a training, as bits. */
 enum {
   PLAIN_TENSOR = 1,  /* the third tensor stays uncompressed */
   TABLES = 64,       /* all others are tables */
@@ -52,7 +52,7 @@ struct training_case {
     .poison = (is_poisoned)                                                                        \
   }
 
-/* What the host's optimizers came to after each attempt. */
+/* The state of the host's optimizers after each attempt. */
 struct training_record {
   unsigned char parameters[TRAINING_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
   onebit_status_t status[TRAINING_RANKS][TRAINING_MOST];
