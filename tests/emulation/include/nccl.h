@@ -122,7 +122,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, in
                                       ncclUniqueId *commIds, ncclConfig_t *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                            ncclConfig_t *config);
-/* Of the ranks that are not excluded, which alone call it and wait for each other. */
+/* Only the ranks that are not excluded call it and wait for each other. */
 #define NCCL_SHRINK_DEFAULT 0
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
                             ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags);
