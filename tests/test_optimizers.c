@@ -281,6 +281,23 @@ Test(optimizers, skipped_steps_change_nothing_on_hosts) {
     }
 }
 
+/* Where gradients are clipped nothing has been compressed when a step is skipped: one copy of the
+ * residuals is enough. */
+Test(optimizers, skipped_steps_change_nothing_with_one_copy) {
+  for (size_t k = 0; k < KINDS; k++)
+    for (int size = 1; size <= 4; size++) {
+      struct adam_case what = kinds[k];
+      if (what.kind == &kind_lamb || what.options.shards || is_deepspeed(&what))
+        continue;
+      what.size = size;
+      what.options.common.clip_norm = 10;
+      what.options.common.residual_copies = 1;
+      what.poison = size % 2 ? NAN : -INFINITY;
+      what.poisoned_rank = size / 2;
+      adam_check(&what);
+    }
+}
+
 /* A tensor of as many elements as dense_below is compressed. */
 Test(optimizers, dense_below_is_below) {
   for (size_t k = 0; k < KINDS; k++) {

@@ -1,9 +1,7 @@
 /*
  * Sharded 1-bit Adam: what it sends and allocates is what it says, and less than without shards;
- * parameters are the same on all ranks, step after step; what cannot be had is refused, on every
- * rank.
+ * what cannot be had is refused, on every rank. That replicas are equal is in test_replicas.c.
  */
-#include "base/hash.h"
 #include "tests/support_adam.h"
 
 static onebit_adam_options_t options_of(onebit_shards_t shards) {
@@ -102,59 +100,6 @@ Test(shards_costs, memory_is_what_the_header_says) {
     check_memory(size, ONEBIT_SHARDS_NONE, ONEBIT_BFLOAT16, 16, 8);
     check_memory(size, ONEBIT_SHARDS_PARAMETERS, ONEBIT_BFLOAT16, 8, 16);
   }
-}
-
-/* --- Replicas: some hundreds of steps whose gradients depend on the parameters */
-
-enum { MODEL = 3000, TRAINING = 300, RANKS = 3 };
-
-struct replicas {
-  onebit_adam_options_t options;
-  uint64_t hashes[RANKS][TRAINING];
-};
-
-/* Every rank pulls to a place of its own, with noise. */
-static void pull(const void *parameters, onebit_dtype_t dtype, float *gradient, int rank,
-                 int step) {
-  for (size_t i = 0; i < MODEL; i++)
-    gradient[i] = oracle_load(parameters, i, dtype) - input_value(i, rank, 1) +
-                  0.1f * input_value(i, rank, step + 10);
-}
-
-static void train(onebit_comm_t comm, void *context) {
-  struct replicas *replicas = context;
-  onebit_dtype_t dtype = replicas->options.common.parameter_dtype;
-  int rank = onebit_comm_rank(comm);
-  float parameters[MODEL] = {0}, gradient[MODEL];
-  onebit_tensor_t tensor = {parameters, gradient, MODEL, 0.01f, 0, 0};
-  onebit_optimizer_t optimizer = NULL;
-  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &replicas->options, &optimizer), ONEBIT_OK);
-  for (int step = 0; step < TRAINING; step++) {
-    pull(parameters, dtype, gradient, rank, step);
-    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
-    replicas->hashes[rank][step] = ob_hash(OB_HASH_START, parameters, MODEL * dtype_size(dtype));
-  }
-  onebit_optimizer_destroy(optimizer);
-}
-
-static void check_replicas(onebit_shards_t shards, onebit_dtype_t parameters) {
-  struct replicas replicas = {.options = options_of(shards)};
-  replicas.options.freeze_step = 50;
-  replicas.options.common.parameter_dtype = parameters;
-  replicas.options.common.block_size = 256;
-  on_ranks(RANKS, train, &replicas);
-  for (int step = 0; step < TRAINING; step++)
-    for (int r = 1; r < RANKS; r++)
-      CHECK(replicas.hashes[r][step] == replicas.hashes[0][step],
-            "shards %d, step %d: rank %d has other parameters than rank 0", (int)shards, step, r);
-  CHECK(replicas.hashes[0][TRAINING - 1] != replicas.hashes[0][TRAINING - 2], "nothing moves");
-  checks_must_hold();
-}
-
-Test(shards_costs, parameters_stay_equal) {
-  check_replicas(ONEBIT_SHARDS_STEP, ONEBIT_FLOAT32);
-  check_replicas(ONEBIT_SHARDS_PARAMETERS, ONEBIT_FLOAT32);
-  check_replicas(ONEBIT_SHARDS_PARAMETERS, ONEBIT_BFLOAT16);
 }
 
 /* --- What cannot be had */
