@@ -218,7 +218,7 @@ static void wrong_values(const struct wrong_scene *scene) {
 }
 
 void wrong_communicators(const struct wrong_scene *scene) {
-  onebit_comm_t comms[2];
+  onebit_comm_t comms[2] = {scene->comm};
   void *foreign = scene->foreign, *plan = scene->plan;
   WRONG(onebit_comm_create_self, (NULL), ARGUMENT, "comm is NULL");
   WRONG(onebit_comm_create_loopback, (0, comms), ARGUMENT, "size is 0");
@@ -226,7 +226,11 @@ void wrong_communicators(const struct wrong_scene *scene) {
   WRONG(onebit_comm_create_loopback, (4097, comms), ARGUMENT, "size is 4097");
   WRONG(onebit_comm_create_loopback, (2, NULL), ARGUMENT, "comms is NULL");
   WRONG(onebit_comm_create_loopback_hosts, (2, 0, comms), ARGUMENT, "hosts is 0");
+  WRONG(onebit_comm_create_loopback_hosts, (2, -1, comms), ARGUMENT, "hosts is -1");
   WRONG(onebit_comm_create_loopback_hosts, (2, 3, comms), ARGUMENT, "hosts is 3");
+  WRONG(onebit_comm_create_loopback_hosts, (-1, 1, comms), ARGUMENT, "size is -1");
+  WRONG(onebit_comm_create_loopback_hosts, (4097, 2, comms), ARGUMENT, "size is 4097");
+  WRONG_VALUE(onebit_comm_create_loopback_hosts, (untouched), comms[0] == scene->comm, "");
   WRONG(onebit_comm_create_loopback_hosts, (0, 1, comms), ARGUMENT, "size is 0");
   WRONG(onebit_comm_create_loopback_hosts, (2, 1, NULL), ARGUMENT, "comms is NULL");
 #define DESTROY(handle) (onebit_comm_destroy(handle), true)

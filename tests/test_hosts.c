@@ -114,20 +114,6 @@ Test(hosts, none_given_is_one) {
   }
 }
 
-Test(hosts, wrong_numbers_of_them_are_refused) {
-  onebit_comm_t comms[3], untouched = (onebit_comm_t)(void *)comms;
-  static const int wrong[][2] = {{3, 0}, {3, -1}, {3, 4}, {0, 0}, {-1, 1}, {4097, 2}, {0, 1}};
-  for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
-    comms[0] = untouched;
-    CHECK_STATUS(onebit_comm_create_loopback_hosts(wrong[k][0], wrong[k][1], comms),
-                 ONEBIT_ERROR_ARGUMENT);
-    CHECK_WORDS(k < 3 ? "hosts is" : "size is");
-    CHECK(comms[0] == untouched, "comms was touched");
-  }
-  CHECK_STATUS(onebit_comm_create_loopback_hosts(3, 2, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("comms is NULL");
-}
-
 static void check_split(int size, int hosts) {
   onebit_comm_t comms[16];
   check_case("%d ranks on %d hosts", size, hosts);

@@ -276,20 +276,3 @@ Test(residual_copies, optimizers) {
         on_ranks(size, train, &training);
       }
 }
-
-static void ask(onebit_comm_t comm, void *context) {
-  const struct training *training = context;
-  struct any_options options = any_options_of(training->what->method, training->what->options);
-  onebit_tensor_t none = {0};
-  onebit_optimizer_t optimizer;
-  any_common(&options)->residual_copies = 1;
-  CHECK_STATUS(any_create(&options, comm, &none, 0, &optimizer), ONEBIT_ERROR_UNSUPPORTED);
-  CHECK_WORDS("residual_copies is 1: not");
-}
-
-Test(residual_copies, not_of_lamb_nor_with_shards) {
-  const struct any_case cases[] = {{ANY(lamb, .freeze_step = 3)},
-                                   {ANY(adam, .shards = ONEBIT_SHARDS_STEP)}};
-  for (size_t k = 0; k < 2; k++)
-    on_ranks(2, ask, &(struct training){.what = &cases[k]});
-}

@@ -1,6 +1,6 @@
 /*
  * Sharded 1-bit Adam: what it sends and allocates is what it says, and less than without shards;
- * what cannot be had is refused, on every rank. That replicas are equal is in test_replicas.c.
+ * and so do its statistics. That replicas are equal is in test_replicas.c.
  */
 #include "tests/support_adam.h"
 
@@ -100,59 +100,6 @@ Test(shards_costs, memory_is_what_the_header_says) {
     check_memory(size, ONEBIT_SHARDS_NONE, ONEBIT_BFLOAT16, 16, 8);
     check_memory(size, ONEBIT_SHARDS_PARAMETERS, ONEBIT_BFLOAT16, 8, 16);
   }
-}
-
-/* --- What cannot be had */
-
-#define OPTIONS(...)                                                                               \
-  { .size = sizeof(onebit_adam_options_t), __VA_ARGS__ }
-static const struct {
-  const char *words;
-  onebit_status_t status;
-  onebit_adam_options_t options;
-  bool local; /* what each rank says for itself: the others' may be fine */
-} refused[] = {
-    {"parameter_dtype", ONEBIT_ERROR_ARGUMENT,
-     OPTIONS(.shards = ONEBIT_SHARDS_STEP, .common.parameter_dtype = ONEBIT_FLOAT16), false},
-    {"exchange", ONEBIT_ERROR_ARGUMENT,
-     OPTIONS(.shards = ONEBIT_SHARDS_STEP, .exchange = ONEBIT_ADAM_EXCHANGE_STEP), false},
-    {"schedule", ONEBIT_ERROR_ARGUMENT,
-     OPTIONS(.shards = ONEBIT_SHARDS_STEP, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER), false},
-    {"DEEPSPEED", ONEBIT_ERROR_UNSUPPORTED,
-     OPTIONS(.shards = ONEBIT_SHARDS_PARAMETERS, .common.profile = ONEBIT_PROFILE_DEEPSPEED),
-     false},
-    {"HIERARCHICAL", ONEBIT_ERROR_UNSUPPORTED,
-     OPTIONS(.shards = ONEBIT_SHARDS_STEP, .common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL), false},
-    {"device", ONEBIT_ERROR_UNSUPPORTED,
-     OPTIONS(.shards = ONEBIT_SHARDS_STEP, .common.device = ONEBIT_DEVICE_CUDA), true},
-    {"shards is 3", ONEBIT_ERROR_ARGUMENT, OPTIONS(.shards = (onebit_shards_t)3), false},
-};
-
-static void ask_in_vain(onebit_comm_t comm, void *context) {
-  float parameters[100] = {0}, gradients[100] = {0};
-  onebit_tensor_t tensor = {parameters, gradients, 100, 0, 0, 0};
-  (void)context;
-  for (size_t k = 0; k < sizeof refused / sizeof refused[0]; k++) {
-    onebit_optimizer_t optimizer = NULL;
-    check_case("refused case %zu", k);
-    CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &refused[k].options, &optimizer),
-                 refused[k].status);
-    CHECK_WORDS(refused[k].words);
-    CHECK(!optimizer, "an optimizer all the same");
-    if (!refused[k].local)
-      continue;
-    onebit_adam_options_t sound = options_of(refused[k].options.shards);
-    bool last = onebit_comm_rank(comm) == onebit_comm_size(comm) - 1;
-    CHECK_STATUS(
-        onebit_adam_create(comm, &tensor, 1, last ? &refused[k].options : &sound, &optimizer),
-        last ? refused[k].status : ONEBIT_ERROR_PEER);
-  }
-  meet(comm);
-}
-
-Test(shards_costs, what_cannot_be_had_is_refused) {
-  for (int size = 1; size <= 3; size++)
-    on_ranks(size, ask_in_vain, NULL);
 }
 
 /* --- Statistics: what the ranks tell of their shares adds up to all of it */

@@ -1,6 +1,6 @@
 /*
  * A compressed warm-up: what it comes to beside a dense one, replicas that are equal to the bit,
- * bytes, edge counts, checkpoints with other bits, and who has none.
+ * bytes, edge counts, and checkpoints with other bits.
  */
 #include "tests/support.h"
 #include "tests/support_descent.h"
@@ -238,43 +238,6 @@ Test(warmup, goes_on_from_none) {
   directory_empty(directories.saved);
   directories_remove(&directories);
 }
-
-/* --- Who has none ------------------------------------------------------------------------------*/
-
-static const struct {
-  struct any_case made;
-  onebit_profile_t profile;
-  onebit_status_t status;
-  const char *words;
-} refused[] = {
-    {{ANY(adam, .shards = ONEBIT_SHARDS_STEP)}, 0, ONEBIT_ERROR_UNSUPPORTED, "without shards"},
-    {{ANY(zero_one_adam, .epsilon = 0)}, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
-    {{ANY(efficient_adam, .warmup_steps = ONEBIT_WARMUP_NONE)},
-     0,
-     ONEBIT_ERROR_UNSUPPORTED,
-     "warmup_bits is 8"},
-    {{ANY(lion, .beta2 = 0)}, 0, ONEBIT_ERROR_UNSUPPORTED, "warmup_bits is 8"},
-    {{ANY(lamb, .beta1 = 0)},
-     ONEBIT_PROFILE_DEEPSPEED,
-     ONEBIT_ERROR_ARGUMENT,
-     "warmup_bits is 8: the warm-up is dense"},
-};
-
-static void refuse_on_rank(onebit_comm_t comm, void *context) {
-  (void)context;
-  static float parameters[8], gradients[8];
-  const onebit_tensor_t tensor = {parameters, gradients, 8, 0, 0, 0};
-  for (size_t k = 0; k < sizeof refused / sizeof refused[0]; k++) {
-    struct any_options options = any_options_of(refused[k].made.method, refused[k].made.options);
-    any_common(&options)->warmup_bits = 8;
-    any_common(&options)->profile = refused[k].profile;
-    onebit_optimizer_t optimizer;
-    CHECK_STATUS(any_create(&options, comm, &tensor, 1, &optimizer), refused[k].status);
-    CHECK(strstr(onebit_last_error(), refused[k].words), "case %zu: %s", k, onebit_last_error());
-  }
-}
-
-Test(warmup, is_refused_where_there_is_none) { on_ranks(1, refuse_on_rank, NULL); }
 
 /* --- Of divided gradients ----------------------------------------------------------------------*/
 
