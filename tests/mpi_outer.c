@@ -15,14 +15,11 @@ static void check_equal(const float *values) {
 }
 
 static void exchange(onebit_comm_t comm, void *context) {
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, context);
-  for (int number = 1; number <= 10; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, context);
+  outer_train_to(it, 1, 10);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   check_equal(it->p);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 RankedTest(mpi_outer, equal_parameters_on_all_ranks) {
@@ -40,14 +37,12 @@ RankedTest(mpi_outer, equal_parameters_on_all_ranks) {
 static void go_on(onebit_comm_t comm, void *context) {
   struct directories *directories = context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
-  struct outer_trained *it = allocate(1, sizeof *it), *other = allocate(1, sizeof *other);
   options.delay = 3;
   options.fragments = 2;
   options.weighted = 1;
-  outer_create(it, comm, &options);
-  outer_create(other, comm, &options);
-  for (int number = 1; number <= 7; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, &options);
+  struct outer_trained *other = outer_begin(comm, &options);
+  outer_train_to(it, 1, 7);
   CHECK_STATUS(onebit_outer_save_files(it->outer, directories->saved), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_load_files(other->outer, directories->saved), ONEBIT_OK);
   for (int number = 8; number <= 13; number++) {
@@ -76,19 +71,17 @@ RankedTest(mpi_outer, a_checkpoint_goes_on_to_the_bit) {
 static void weigh_wrong(onebit_comm_t comm, void *context) {
   (void)context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
-  struct outer_trained *it = allocate(1, sizeof *it);
   const int last = onebit_comm_size(comm) - 1;
   options.local_steps = 1;
   options.weighted = 1;
-  outer_create(it, comm, &options);
+  struct outer_trained *it = outer_begin(comm, &options);
   const bool wrong = it->rank == last;
   CHECK_STATUS(onebit_outer_step(it->outer, wrong ? NAN : 1),
                wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
   CHECK_STATUS(outer_train(it, 1, false), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   check_equal(it->p);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 RankedTest(mpi_outer, a_wrong_weight_fails_on_all_ranks) {

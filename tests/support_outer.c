@@ -53,6 +53,22 @@ void outer_create(struct outer_trained *it, onebit_comm_t comm,
   CHECK_STATUS(onebit_outer_create(comm, tensors, TENSORS, options, &it->outer), ONEBIT_OK);
 }
 
+struct outer_trained *outer_begin(onebit_comm_t comm, const onebit_outer_options_t *options) {
+  struct outer_trained *it = allocate(1, sizeof *it);
+  outer_create(it, comm, options);
+  return it;
+}
+
+void outer_end(struct outer_trained *it) {
+  onebit_outer_destroy(it->outer);
+  free(it);
+}
+
+void outer_train_to(struct outer_trained *it, int from, int to) {
+  for (int number = from; number <= to; number++)
+    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+}
+
 void outer_create_site(struct outer_trained *it, onebit_comm_t between,
                        const onebit_outer_options_t *options) {
   const onebit_sites_options_t sites = {.size = sizeof sites, .patience = 1000};
@@ -65,14 +81,18 @@ void outer_create_site(struct outer_trained *it, onebit_comm_t between,
   onebit_comm_destroy(alone);
 }
 
-void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts) {
+void outer_save_part(const struct outer_trained *it, struct saved_parts *parts) {
   const int k = it->rank;
   CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, &parts->bytes[k]), ONEBIT_OK);
   free(parts->memory[k]);
   parts->memory[k] = allocate(1, parts->bytes[k]);
   CHECK_STATUS(onebit_outer_save(it->outer, parts->memory[k], parts->bytes[k], &parts->bytes[k]),
                ONEBIT_OK);
-  if (k == 0)
+}
+
+void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts) {
+  outer_save_part(it, parts);
+  if (it->rank == 0)
     parts->count = onebit_comm_size(comm);
   meet(comm);
 }
@@ -100,6 +120,17 @@ float plain_target(int rank, size_t i) {
 void plain_train_by(float rate, float *parameters, size_t count, int rank) {
   for (size_t i = 0; i < count; i++)
     parameters[i] -= rate * (parameters[i] - plain_target(rank, i));
+}
+
+double plain_distance(const float *p, size_t count, int ranks) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++) {
+    double mean = 0;
+    for (int r = 0; r < ranks; r++)
+      mean += (double)plain_target(r, i) / ranks;
+    sum += ((double)p[i] - mean) * ((double)p[i] - mean);
+  }
+  return sqrt(sum);
 }
 
 void plain_train(float *parameters, size_t count, int rank) {

@@ -24,6 +24,9 @@ onebit_outer_options_t outer_options(int bits, onebit_outer_rule_t rule);
 /* Creates, collectively, an outer step of four tensors, one of them uncompressed. */
 void outer_create(struct outer_trained *it, onebit_comm_t comm,
                   const onebit_outer_options_t *options);
+/* Do the same in memory of their own, and free it. */
+struct outer_trained *outer_begin(onebit_comm_t comm, const onebit_outer_options_t *options);
+void outer_end(struct outer_trained *it);
 /* Does the same with each rank as a site, which saves and loads its own part. */
 void outer_create_site(struct outer_trained *it, onebit_comm_t between,
                        const onebit_outer_options_t *options);
@@ -32,7 +35,11 @@ const void *outer_values(const struct outer_trained *it);
 /* Makes one step; with `wrong`, step 7 fails on rank 1. */
 onebit_status_t outer_train(struct outer_trained *it, int number, bool wrong);
 
-/* Saves this rank's part to `parts` and waits until all ranks have. */
+/* Makes the steps of these numbers, which are all well. */
+void outer_train_to(struct outer_trained *it, int from, int to);
+
+/* Saves this rank's part to `parts`; outer_save waits until all ranks have. */
+void outer_save_part(const struct outer_trained *it, struct saved_parts *parts);
 void outer_save(struct outer_trained *it, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t outer_load(struct outer_trained *it, const struct saved_parts *parts);
 
@@ -48,6 +55,8 @@ enum { PLAIN_TENSORS = 3, PLAIN_EACH = 320, PLAIN_ALL = PLAIN_TENSORS * PLAIN_EA
 float plain_target(int rank, size_t i);
 void plain_train_by(float rate, float *parameters, size_t count, int rank);
 void plain_train(float *parameters, size_t count, int rank);
+/* The distance from the mean of the ranks' optima, which is the optimum of all. */
+double plain_distance(const float *p, size_t count, int ranks);
 
 void plain_list(onebit_tensor_t tensors[PLAIN_TENSORS], float *parameters);
 onebit_outer_t plain_make(onebit_comm_t comm, float parameters[PLAIN_ALL],

@@ -1,25 +1,8 @@
 #include "tests/support_sites.h"
 
-/* The target of a site's training: its own optimum, and in part everyone's. */
-static float target(int site, size_t i) {
-  return uniform_value(i) + uniform_value(1000003 + (uint64_t)site * 7919 + i);
-}
+void sites_train(float *p, int site, float rate) { plain_train_by(rate, p, SITES_ALL, site); }
 
-void sites_train(float *p, int site, float rate) {
-  for (size_t i = 0; i < SITES_ALL; i++)
-    p[i] -= rate * (p[i] - target(site, i));
-}
-
-double sites_distance(const float *p, int sites) {
-  double sum = 0;
-  for (size_t i = 0; i < SITES_ALL; i++) {
-    double mean = 0;
-    for (int s = 0; s < sites; s++)
-      mean += (double)target(s, i) / sites;
-    sum += ((double)p[i] - mean) * ((double)p[i] - mean);
-  }
-  return sqrt(sum);
-}
+double sites_distance(const float *p, int sites) { return plain_distance(p, SITES_ALL, sites); }
 
 /* The last tensor stays uncompressed. */
 void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p) {
@@ -44,6 +27,15 @@ onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
   CHECK_STATUS(
       onebit_outer_create_sites(site, between, tensors, SITES_TENSORS, options, &sites, &outer),
       ONEBIT_OK);
+  return outer;
+}
+
+onebit_outer_t sites_make_alone(onebit_comm_t between, float *p,
+                                const onebit_outer_options_t *options, double patience,
+                                int quorum) {
+  onebit_comm_t self = self_comm();
+  onebit_outer_t outer = sites_make(self, between, p, options, patience, quorum);
+  onebit_comm_destroy(self);
   return outer;
 }
 
@@ -75,4 +67,23 @@ void on_sites(struct place *place, site_body *body) {
   for (int s = 0; s < place->sites; s++)
     cr_assert_eq(onebit_comm_create_loopback(place->ranks, place->site[s]), ONEBIT_OK);
   on_ranks(place->sites * place->ranks, run_rank, &run);
+}
+
+struct place *place_create(int sites, int ranks, onebit_outer_options_t options) {
+  struct place *place = allocate(1, sizeof *place);
+  place->sites = sites;
+  place->ranks = ranks;
+  place->options = options;
+  return place;
+}
+
+void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer) {
+  const int rank = onebit_comm_rank(comm);
+  place->checksum[site * place->ranks + rank] = outer_info(outer).checksum;
+  onebit_outer_destroy(outer);
+}
+
+void sites_agree(const struct place *place) {
+  for (int k = 1; k < place->sites * place->ranks; k++)
+    cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
 }

@@ -4,7 +4,7 @@
 #ifndef ONEBIT_TESTS_SUPPORT_SITES_H
 #define ONEBIT_TESTS_SUPPORT_SITES_H
 
-#include "tests/support.h"
+#include "tests/support_outer.h"
 
 enum {
   SITES_TENSORS = 3,
@@ -26,6 +26,9 @@ void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p);
 onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits);
 onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
                           const onebit_outer_options_t *options, double patience, int quorum);
+/* The same of a site of one rank. */
+onebit_outer_t sites_make_alone(onebit_comm_t between, float *p,
+                                const onebit_outer_options_t *options, double patience, int quorum);
 onebit_sites_info_t sites_of(onebit_outer_t outer);
 
 /* The sites of a test, of `ranks` ranks each, on loopback. */
@@ -40,6 +43,12 @@ struct place {
 
 typedef void site_body(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between);
 
+struct place *place_create(int sites, int ranks, onebit_outer_options_t options);
 void on_sites(struct place *place, site_body *body);
+
+/* Notes the checksum of a rank's consensus and destroys its outer step; sites_agree expects that of
+ * all ranks to be one. */
+void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer);
+void sites_agree(const struct place *place);
 
 #endif

@@ -34,15 +34,8 @@ static void descend(onebit_comm_t comm, void *context) {
       CHECK(size == 1 || onebit_comm_bytes_sent(comm) > sent, "step %zu sent nothing", step);
     sent = onebit_comm_bytes_sent(comm);
   }
-  double sum = 0;
   plain_consensus(outer, p);
-  for (size_t i = 0; i < PLAIN_ALL; i++) {
-    double mean = 0;
-    for (int r = 0; r < size; r++)
-      mean += (double)plain_target(r, i) / size;
-    sum += ((double)p[i] - mean) * ((double)p[i] - mean);
-  }
-  descent->distance[rank] = sqrt(sum);
+  descent->distance[rank] = plain_distance(p, PLAIN_ALL, size);
   const onebit_outer_info_t info = outer_info(outer);
   CHECK(info.exchanges == STEPS / 10 && info.steps == STEPS && !info.skipped && !info.in_flight,
         "counts");

@@ -26,8 +26,7 @@ static void keep_values(struct resume *run, const struct outer_trained *it, int 
 
 static void undisturbed(onebit_comm_t comm, void *context) {
   struct resume *run = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &run->options);
+  struct outer_trained *it = outer_begin(comm, &run->options);
   for (int number = 1; number <= STEPS; number++) {
     const onebit_status_t status = outer_train(it, number, run->wrong);
     keep_values(run, it, number);
@@ -36,15 +35,13 @@ static void undisturbed(onebit_comm_t comm, void *context) {
       run->status[number] = status;
     meet(comm);
   }
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 static void resumed(onebit_comm_t comm, void *context) {
   struct resume *run = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
   struct saved_parts again = {0};
-  outer_create(it, comm, &run->options);
+  struct outer_trained *it = outer_begin(comm, &run->options);
   for (int from = 1; from < STEPS; from += 1 + (run->options.delay == 0)) {
     check_case("after step %d", from);
     CHECK_STATUS(outer_load(it, &run->parts[from]), ONEBIT_OK);
@@ -54,17 +51,13 @@ static void resumed(onebit_comm_t comm, void *context) {
                  it->options.parameter_dtype);
     }
     const int end = from + 5 < STEPS ? from + 5 : STEPS, k = it->rank;
-    CHECK_STATUS(onebit_outer_save(it->outer, NULL, 0, &again.bytes[k]), ONEBIT_OK);
-    again.memory[k] = allocate(1, again.bytes[k]);
-    CHECK_STATUS(onebit_outer_save(it->outer, again.memory[k], again.bytes[k], &again.bytes[k]),
-                 ONEBIT_OK);
+    outer_save_part(it, &again);
     CHECK(again.bytes[k] == run->parts[end].bytes[k] &&
               memcmp(again.memory[k], run->parts[end].memory[k], again.bytes[k]) == 0,
           "the part that is saved after step %d is another one", end);
-    free(again.memory[k]);
   }
-  onebit_outer_destroy(it->outer);
-  free(it);
+  free(again.memory[it->rank]);
+  outer_end(it);
 }
 
 static void goes_on(const onebit_outer_options_t *options, int size, bool wrong) {
@@ -119,29 +112,23 @@ struct elastic {
 
 static void save_some(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &run->options);
-  for (int number = 1; number <= run->steps; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, &run->options);
+  outer_train_to(it, 1, run->steps);
   it->p[400] = run->infinite && it->rank == 1 ? INFINITY : it->p[400];
   outer_save(it, comm, &run->before);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 static void load_some(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &run->options);
+  struct outer_trained *it = outer_begin(comm, &run->options);
   CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
   outer_save(it, comm, &run->after);
-  for (int number = run->steps + 1; number <= run->steps + 9; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_train_to(it, run->steps + 1, run->steps + 9);
   CHECK_STATUS(onebit_outer_synchronize(it->outer), ONEBIT_OK);
   const onebit_outer_info_t info = outer_info(it->outer);
   CHECK(info.steps == (uint64_t)run->steps + 9, "%ju steps", (uintmax_t)info.steps);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 static void check_same(const struct elastic *run, const char *name, uint32_t what) {
@@ -235,15 +222,13 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
 /* A rank whose drift is not finite, and is no more: those elements begin at the consensus. */
 static void load_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
   float x[200];
-  outer_create(it, comm, &run->options);
+  struct outer_trained *it = outer_begin(comm, &run->options);
   CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_get_consensus(it->outer, 3, x), ONEBIT_OK);
   CHECK(it->p[400] == x[400 - 398], "%g, not %g", (double)it->p[400], (double)x[2]);
   CHECK(it->p[401] != x[401 - 398], "only that element");
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 Test(outer_checkpoint, what_is_not_finite_begins_at_the_consensus) {
@@ -300,12 +285,10 @@ Test(outer_checkpoint, rounds_of_another_length) {
 static void in_files(onebit_comm_t comm, void *context) {
   const char *path = context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
-  struct outer_trained *it = allocate(1, sizeof *it), *other = allocate(1, sizeof *other);
   options.delay = 3;
-  outer_create(it, comm, &options);
-  outer_create(other, comm, &options);
-  for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, &options);
+  struct outer_trained *other = outer_begin(comm, &options);
+  outer_train_to(it, 1, 5);
   CHECK_STATUS(onebit_outer_save_files(it->outer, path), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_load_files(other->outer, path), ONEBIT_OK);
   for (int number = 6; number <= 12; number++) {
@@ -321,29 +304,25 @@ static void in_files(onebit_comm_t comm, void *context) {
                well ? ONEBIT_ERROR_PEER : ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_outer_save_files(it->outer, path), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_load_files(it->outer, path), ONEBIT_OK);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
   free(other);
 }
 
 /* Ranks that are not in the same exchange do not wait for each other. */
 static void apart(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
-  struct outer_trained *it = allocate(1, sizeof *it);
   options.delay = 3;
   options.weighted = 1;
-  outer_create(it, comm, &options);
+  struct outer_trained *it = outer_begin(comm, &options);
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_OK);
-  for (int number = 1; number <= (it->rank == 1 ? 3 : 5); number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_train_to(it, 1, (it->rank == 1 ? 3 : 5));
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_ERROR_MISMATCH);
   CHECK_WORDS("how many exchanges have begun");
   CHECK_STATUS(onebit_outer_load_files(it->outer, context), ONEBIT_ERROR_MISMATCH);
-  for (int number = 4; number <= 5 && it->rank == 1; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  if (it->rank == 1)
+    outer_train_to(it, 4, 5);
   CHECK_STATUS(onebit_outer_save_files(it->outer, context), ONEBIT_OK);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 Test(outer_checkpoint, in_files) {

@@ -11,13 +11,10 @@ struct kept {
 
 static void train_two_rounds(onebit_comm_t comm, void *context) {
   struct kept *kept = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &kept->options);
-  for (int number = 1; number <= 8; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, &kept->options);
+  outer_train_to(it, 1, 8);
   outer_save(it, comm, &kept->parts);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 static size_t check_part(const struct saved_parts *parts, int rank, const float *consensus) {

@@ -52,8 +52,7 @@ static void fail_each(onebit_comm_t comm, void *context) {
     outer_create(it, comm, &options);
   else
     outer_create_site(it, comm, &options);
-  for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_train_to(it, 1, 5);
   outer_save(it, comm, &run->parts);
   if (run->call < SAVE_SITE)
     CHECK_STATUS(onebit_outer_save_files(it->outer, run->directories.saved), ONEBIT_OK);
@@ -82,11 +81,9 @@ static void fail_each(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_outer_save(it->outer, after.memory[0], own, &after.bytes[0]), ONEBIT_OK);
   CHECK(memcmp(after.memory[0], run->parts.memory[it->rank], own) == 0, "the state has changed");
   free(after.memory[0]);
-  for (int number = 6; number <= 9; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  outer_train_to(it, 6, 9);
   meet(comm);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 Test(outer_memory, every_allocation_fails_once) {

@@ -17,9 +17,8 @@ struct same {
 
 static void move_after_every_step(onebit_comm_t comm, void *context) {
   struct same *run = context;
-  struct outer_trained *moved = allocate(1, sizeof *moved), *other = allocate(1, sizeof *other);
-  outer_create(moved, comm, &run->options);
-  outer_create(other, comm, &run->options);
+  struct outer_trained *moved = outer_begin(comm, &run->options);
+  struct outer_trained *other = outer_begin(comm, &run->options);
   for (int number = 1; number <= STEPS; number++) {
     CHECK_STATUS(outer_train(moved, number, false), ONEBIT_OK);
     CHECK_STATUS(outer_train(other, number, false), ONEBIT_OK);
@@ -105,10 +104,8 @@ static void come(struct change *change, struct outer_trained *it) {
 
 static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &change->options);
-  for (int number = 1; number <= change->steps; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, &change->options);
+  outer_train_to(it, 1, change->steps);
   meet(change->back[it->rank]); /* not on comm, which who moves gives up */
   if (it->rank < change->size - 1) {
     stay(change, it);
@@ -116,8 +113,7 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
     onebit_outer_destroy(it->outer);
     come(change, it);
   }
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_end(it);
 }
 
 /* The outstanding drift, as a mean over the ranks: the consensus less their parameters, and the
@@ -215,9 +211,8 @@ struct apart {
 /* Rank 1 has not seen the end of the latest exchange. */
 static void one_is_behind(onebit_comm_t comm, void *context) {
   struct apart *apart = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
   const onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MOMENTUM);
-  outer_create(it, comm, &options);
+  struct outer_trained *it = outer_begin(comm, &options);
   struct ob_fragment *fragment = &it->outer->fragments[0];
   const size_t bytes = OUTER_ELEMENTS * sizeof(float);
   for (int number = 1; number <= 9; number++) {
@@ -240,10 +235,8 @@ static void one_is_behind(onebit_comm_t comm, void *context) {
   CHECK_BITS("the momentum", fragment->momentum, apart->m[0], OUTER_ELEMENTS, ONEBIT_FLOAT32);
   if (it->rank == 1)
     CHECK_BITS("the parameters", it->p, fragment->consensus, OUTER_ELEMENTS, ONEBIT_FLOAT32);
-  for (int number = 10; number <= 13; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_train_to(it, 10, 13);
+  outer_end(it);
 }
 
 Test(outer_move, a_rank_that_is_behind_gets_what_the_others_have) {
@@ -289,8 +282,7 @@ static void survive(struct loss *loss, struct outer_trained *it) {
 
 static void lose_one(onebit_comm_t comm, void *context) {
   struct loss *loss = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
-  outer_create(it, comm, &loss->options);
+  struct outer_trained *it = outer_begin(comm, &loss->options);
   for (int number = 1; number < loss->step; number++)
     CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
   if (it->rank == loss->size - 1) {
@@ -324,13 +316,11 @@ Test(outer_move, the_others_go_on_without_a_lost_rank) {
  */
 static void differ(onebit_comm_t comm, void *context) {
   onebit_comm_t(*next)[RANKS] = context;
-  struct outer_trained *it = allocate(1, sizeof *it);
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
   struct saved_parts none = {0};
   onebit_outer_info_t info = {.size = sizeof info};
-  outer_create(it, comm, &options);
-  for (int number = 1; number <= 5; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
+  struct outer_trained *it = outer_begin(comm, &options);
+  outer_train_to(it, 1, 5);
   CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
   const double residual = info.residual_norm;
   it->outer->options.mixing = it->rank == 1 ? 0.5 : 1;
@@ -348,10 +338,8 @@ static void differ(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_outer_get_info(it->outer, &info), ONEBIT_OK);
   CHECK(info.residual_norm == residual && residual > 0, "%g became %g", residual,
         info.residual_norm);
-  for (int number = 6; number <= 9; number++)
-    CHECK_STATUS(outer_train(it, number, false), ONEBIT_OK);
-  onebit_outer_destroy(it->outer);
-  free(it);
+  outer_train_to(it, 6, 9);
+  outer_end(it);
 }
 
 Test(outer_move, a_move_that_fails_can_be_made_again) {

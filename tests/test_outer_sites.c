@@ -30,7 +30,6 @@ static void train_plainly(onebit_comm_t comm, void *context) {
 
 static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
                            onebit_comm_t between) {
-  const int rank = onebit_comm_rank(comm);
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
   for (int step = 1; outer && step <= 5 * SITES_H; step++) {
@@ -56,23 +55,18 @@ static void train_at_sites(struct place *place, int site, onebit_comm_t comm,
             !info.caught_up && info.rounds == 6 * place->options.fragments,
         "%d sites, this is %d; %ju late, %ju left out, %ju rounds", info.sites, info.site,
         (uintmax_t)info.late, (uintmax_t)info.left_out, (uintmax_t)info.rounds);
-  place->checksum[site * place->ranks + rank] = outer_info(outer).checksum;
-  onebit_outer_destroy(outer);
+  sites_end(place, site, comm, outer);
 }
 
 static void equals_single_ranks(int sites, int ranks, onebit_outer_rule_t rule) {
-  struct place *place = allocate(1, sizeof *place);
+  struct place *place = place_create(sites, ranks, sites_options(rule, ONEBIT_OUTER_DENSE));
   check_case("%d sites of %d ranks, rule %d", sites, ranks, (int)rule);
-  place->sites = sites;
-  place->ranks = ranks;
-  place->options = sites_options(rule, ONEBIT_OUTER_DENSE);
   place->options.weighted = sites % 2 == 0;
   place->options.mixing = ranks == 2 ? 0.5 : 1;
   place->options.fragments = 1 + (size_t)(sites + ranks) / 3 % SITES_H;
   on_ranks(sites, train_plainly, place);
   on_sites(place, train_at_sites);
-  for (int k = 1; k < sites * ranks; k++)
-    cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
+  sites_agree(place);
   free(place);
 }
 
@@ -94,8 +88,7 @@ static void descend(onebit_comm_t comm, void *context) {
   struct descent *descent = context;
   const int rank = onebit_comm_rank(comm);
   float p[SITES_ALL] = {0};
-  onebit_comm_t self = self_comm();
-  onebit_outer_t outer = sites_make(self, comm, p, &descent->options, FOR_EVER, 0);
+  onebit_outer_t outer = sites_make_alone(comm, p, &descent->options, FOR_EVER, 0);
   for (size_t step = 1; outer && step <= 600; step++) {
     sites_train(p, rank, 0.02f / (1 + (float)step / 40));
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
@@ -104,7 +97,6 @@ static void descend(onebit_comm_t comm, void *context) {
   descent->distance[rank] = sites_distance(p, onebit_comm_size(comm));
   descent->checksum[rank] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
-  onebit_comm_destroy(self);
 }
 
 static double distance_after(onebit_outer_rule_t rule, int bits, int no_error_feedback, int sites) {
@@ -138,8 +130,7 @@ static void drift_apart(onebit_comm_t comm, void *context) {
   enum { ROUNDS = 40 };
   float p[SITES_ALL] = {0};
   double error = 0, size = 0;
-  onebit_comm_t self = self_comm();
-  onebit_outer_t outer = sites_make(self, comm, p, options, FOR_EVER, 0);
+  onebit_outer_t outer = sites_make_alone(comm, p, options, FOR_EVER, 0);
   for (int step = 0; outer && step < ROUNDS * SITES_H; step++) {
     for (size_t i = 0; i < SITES_ALL; i++)
       p[i] -= uniform_value((uint64_t)rank * SITES_ALL + i);
@@ -156,7 +147,6 @@ static void drift_apart(onebit_comm_t comm, void *context) {
 
   CHECK(sqrt(error / size) < 3, "%g rounds", sqrt(error / size));
   onebit_outer_destroy(outer);
-  onebit_comm_destroy(self);
 }
 
 Test(outer_sites, what_is_held_back_comes_later) {
@@ -176,9 +166,8 @@ static void train_unequally(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
   onebit_outer_options_t options = *given;
   float p[SITES_ALL] = {0}, wanted = 0;
-  onebit_comm_t self = self_comm();
   options.local_steps *= (size_t)rank + 1;
-  onebit_outer_t outer = sites_make(self, comm, p, &options, FOR_EVER, 0);
+  onebit_outer_t outer = sites_make_alone(comm, p, &options, FOR_EVER, 0);
   for (size_t step = 0; step < 3 * options.local_steps; step++) {
     for (size_t i = 0; i < SITES_ALL; i++)
       p[i] -= (float)(rank - 2);
@@ -193,7 +182,6 @@ static void train_unequally(onebit_comm_t comm, void *context) {
         (double)p[0], (double)wanted);
   CHECK(sites_of(outer).rounds == 4, "%ju rounds", (uintmax_t)sites_of(outer).rounds);
   onebit_outer_destroy(outer);
-  onebit_comm_destroy(self);
 }
 
 Test(outer_sites, weights_are_of_local_steps) {
@@ -233,8 +221,7 @@ static void train_late(onebit_comm_t comm, void *context) {
   struct lateness *lateness = context;
   const int site = onebit_comm_rank(comm);
   float p[SITES_ALL] = {0};
-  onebit_comm_t self = self_comm();
-  onebit_outer_t outer = sites_make(self, comm, p, &lateness->options, 0.02, lateness->quorum);
+  onebit_outer_t outer = sites_make_alone(comm, p, &lateness->options, 0.02, lateness->quorum);
   for (int step = 1; outer && step <= LATE_STEPS; step++) {
     wait_for_others(lateness, site, step);
     if (lateness->constant)
@@ -255,7 +242,6 @@ static void train_late(onebit_comm_t comm, void *context) {
   lateness->left_out[site] = sites_of(outer).left_out;
   lateness->caught_up[site] = sites_of(outer).caught_up;
   onebit_outer_destroy(outer);
-  onebit_comm_destroy(self);
 }
 
 static void run_late(struct lateness *lateness) {

@@ -97,10 +97,7 @@ static void load_and_train(struct place *place, int site, onebit_comm_t comm,
 }
 
 static struct place *place_of(onebit_outer_rule_t rule, int bits, int sites, int ranks) {
-  struct place *place = allocate(1, sizeof *place);
-  place->options = sites_options(rule, bits);
-  place->sites = sites;
-  place->ranks = ranks;
+  struct place *place = place_create(sites, ranks, sites_options(rule, bits));
   place->more = allocate(1, sizeof(struct story));
   return place;
 }
@@ -151,8 +148,7 @@ static void load_elsewhere(struct place *place, int site, onebit_comm_t comm,
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
   CHECK(sites_distance(p, place->sites) < 4, "%g from the optimum",
         sites_distance(p, place->sites));
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
-  onebit_outer_destroy(outer);
+  sites_end(place, site, comm, outer);
 }
 
 Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
@@ -168,8 +164,7 @@ Test(outer_sites_checkpoint, other_numbers_of_sites_load_it) {
     place->sites = sites;
     place->ranks = 1 + sites % 2;
     on_sites(place, load_elsewhere);
-    for (int k = 1; k < sites * place->ranks; k++)
-      cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
+    sites_agree(place);
     free_place(place);
   }
 }
@@ -221,8 +216,7 @@ static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebi
   for (int number = 1; number <= 2 * SITES_H; number++)
     step(outer, p, site, number);
   CHECK_STATUS(onebit_outer_synchronize(outer), ONEBIT_OK);
-  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
-  onebit_outer_destroy(outer);
+  sites_end(place, site, comm, outer);
 }
 
 Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
@@ -234,8 +228,7 @@ Test(outer_sites_checkpoint, of_unequal_rounds_the_latest_counts) {
     place->options.fragments = 1 + (size_t)other;
     on_sites(place, train_and_save);
     on_sites(place, load_uneven);
-    for (int k = 1; k < 6; k++)
-      cr_expect_eq(place->checksum[k], place->checksum[0], "rank %d differs", k);
+    sites_agree(place);
     free_place(place);
   }
 }
@@ -352,11 +345,10 @@ static void lose_one(struct place *place, int site, onebit_comm_t comm, onebit_c
 
 Test(outer_sites_checkpoint, a_site_is_lost_and_comes_again) {
   for (int k = 0; k < 4; k++) {
-    struct place *place = allocate(1, sizeof *place);
+    struct place *place =
+        place_create(3 + k / 2, 1 + k % 2,
+                     sites_options((onebit_outer_rule_t)(k % 3), k % 2 ? ONEBIT_OUTER_DENSE : 0));
     struct loss *loss = allocate(1, sizeof *loss);
-    place->options = sites_options((onebit_outer_rule_t)(k % 3), k % 2 ? ONEBIT_OUTER_DENSE : 0);
-    place->sites = 3 + k / 2;
-    place->ranks = 1 + k % 2;
     place->options.fragments = 1 + (size_t)k / 2;
     place->options.delay = k == 2;
     place->more = loss;
@@ -365,8 +357,7 @@ Test(outer_sites_checkpoint, a_site_is_lost_and_comes_again) {
     on_sites(place, lose_one);
     cr_log_info("%g from the optimum", sites_distance(loss->x[0], place->sites));
     cr_expect_lt(sites_distance(loss->x[0], place->sites), 6);
-    for (int r = 1; r < place->sites * place->ranks; r++)
-      cr_expect_eq(place->checksum[r], place->checksum[0], "rank %d differs", r);
+    sites_agree(place);
     for (int s = 0; s < place->sites; s++)
       onebit_comm_destroy(loss->back[s]);
     free(loss);

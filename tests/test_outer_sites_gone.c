@@ -86,8 +86,7 @@ static const char *gate_message(void *context, int code) {
 static void train_on_net(struct net *net, onebit_comm_t comm) {
   const int site = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
   float p[SITES_ALL] = {0};
-  onebit_comm_t self = self_comm();
-  onebit_outer_t outer = sites_make(self, comm, p, &net->options, 0.05, 0);
+  onebit_outer_t outer = sites_make_alone(comm, p, &net->options, 0.05, 0);
   for (int step = 0; outer && step < net->rounds * SITES_H; step++) {
     pthread_barrier_wait(&net->clock);
     net->gone[sites - 1] = step >= net->gone_from * SITES_H && step < net->gone_until * SITES_H;
@@ -101,7 +100,6 @@ static void train_on_net(struct net *net, onebit_comm_t comm) {
   net->left_out[site] = sites_of(outer).left_out;
   net->caught_up[site] = sites_of(outer).caught_up;
   onebit_outer_destroy(outer);
-  onebit_comm_destroy(self);
 }
 
 static void join_net(const onebit_transport_callbacks_t *callbacks, int rank, int size,
@@ -183,10 +181,8 @@ static void skip(struct place *place, int site, onebit_comm_t comm, onebit_comm_
 
 Test(outer_sites_gone, a_drift_that_is_no_number_is_left_out) {
   for (int ranks = 1; ranks <= 2; ranks++) {
-    struct place *place = allocate(1, sizeof *place);
-    place->sites = 3;
-    place->ranks = ranks;
-    place->options = sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE);
+    struct place *place =
+        place_create(3, ranks, sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE));
     on_sites(place, skip);
     free(place);
   }
@@ -227,9 +223,7 @@ static void create_wrongly(struct place *place, int site, onebit_comm_t comm,
 }
 
 Test(outer_sites_gone, what_differs_is_told_on_all_sites) {
-  struct place *place = allocate(1, sizeof *place);
-  place->sites = place->ranks = 2;
-  place->options = sites_options(ONEBIT_OUTER_MEAN, 1);
+  struct place *place = place_create(2, 2, sites_options(ONEBIT_OUTER_MEAN, 1));
   on_sites(place, create_wrongly);
   free(place);
 }
@@ -258,10 +252,7 @@ static void odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_c
 }
 
 Test(outer_sites_gone, odd_ends) {
-  struct place *place = allocate(1, sizeof *place);
-  place->sites = 3;
-  place->ranks = 2;
-  place->options = sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE);
+  struct place *place = place_create(3, 2, sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE));
   on_sites(place, odd_ends);
   free(place);
 }
