@@ -194,15 +194,18 @@ void trainee_step(struct trainee *trainee, int step) {
   CHECK_STATUS(onebit_optimizer_step(trainee->optimizer, rate), ONEBIT_OK);
 }
 
+void *optimizer_part(onebit_optimizer_t optimizer, size_t *bytes) {
+  size_t again = 0;
+  CHECK_STATUS(onebit_optimizer_save(optimizer, NULL, 0, bytes), ONEBIT_OK);
+  void *memory = allocate(1, *bytes);
+  fill_pattern(memory, *bytes);
+  CHECK_STATUS(onebit_optimizer_save(optimizer, memory, *bytes, &again), ONEBIT_OK);
+  CHECK(again == *bytes, "%zu bytes were asked for, %zu are written", *bytes, again);
+  return memory;
+}
+
 void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_parts *parts) {
-  size_t bytes = 0, again = 0;
-  CHECK_STATUS(onebit_optimizer_save(trainee->optimizer, NULL, 0, &bytes), ONEBIT_OK);
-  void *memory = allocate(1, bytes);
-  fill_pattern(memory, bytes);
-  CHECK_STATUS(onebit_optimizer_save(trainee->optimizer, memory, bytes, &again), ONEBIT_OK);
-  CHECK(again == bytes, "%zu bytes were asked for, %zu are written", bytes, again);
-  parts->memory[trainee->rank] = memory;
-  parts->bytes[trainee->rank] = bytes;
+  parts->memory[trainee->rank] = optimizer_part(trainee->optimizer, &parts->bytes[trainee->rank]);
   if (trainee->rank == 0)
     parts->count = onebit_comm_size(comm);
   meet(comm);

@@ -50,6 +50,9 @@ struct saved_parts {
   size_t bytes[16];
 };
 
+/* Returns a rank's part, which the caller frees. */
+void *optimizer_part(onebit_optimizer_t optimizer, size_t *bytes);
+
 /* Saves this rank's part to `parts` and waits until all ranks have. */
 void trainee_save(struct trainee *trainee, onebit_comm_t comm, struct saved_parts *parts);
 onebit_status_t trainee_load(struct trainee *trainee, const struct saved_parts *parts);

@@ -35,10 +35,9 @@ static void check_parameters(struct history *history, const struct trainee *trai
 /* Checks that the optimizer would now save this part. */
 static void check_part(struct trainee *trainee, const struct saved_parts *parts) {
   size_t bytes = 0, wanted = parts->bytes[trainee->rank];
-  void *memory = allocate(1, wanted);
-  CHECK_STATUS(onebit_optimizer_save(trainee->optimizer, memory, wanted, &bytes), ONEBIT_OK);
-  CHECK(bytes == wanted, "the part has %zu bytes, not %zu", bytes, wanted);
-  CHECK(memcmp(memory, parts->memory[trainee->rank], wanted) == 0, "the part differs");
+  void *memory = optimizer_part(trainee->optimizer, &bytes);
+  CHECK(bytes == wanted && memcmp(memory, parts->memory[trainee->rank], wanted) == 0,
+        "the part differs, %zu bytes, not %zu", bytes, wanted);
   free(memory);
 }
 

@@ -45,13 +45,6 @@ static void free_small(struct small *small) {
   free(small);
 }
 
-static unsigned char *save_small(struct small *small, size_t *bytes) {
-  CHECK_STATUS(onebit_optimizer_save(small->optimizer, NULL, 0, bytes), ONEBIT_OK);
-  unsigned char *part = allocate(1, *bytes);
-  CHECK_STATUS(onebit_optimizer_save(small->optimizer, part, *bytes, bytes), ONEBIT_OK);
-  return part;
-}
-
 static onebit_status_t load_small(struct small *small, const void *part, size_t bytes) {
   const void *parts[] = {part};
   return onebit_optimizer_load(small->optimizer, parts, &bytes, 1);
@@ -67,14 +60,14 @@ struct unchanged {
 
 static struct unchanged remember(struct small *small) {
   struct unchanged unchanged = {.small = small};
-  unchanged.part = save_small(small, &unchanged.bytes);
+  unchanged.part = optimizer_part(small->optimizer, &unchanged.bytes);
   memcpy(unchanged.parameters, small->parameters, sizeof small->parameters);
   return unchanged;
 }
 
 static bool check_unchanged(const struct unchanged *unchanged) {
   size_t bytes = 0;
-  unsigned char *part = save_small(unchanged->small, &bytes);
+  unsigned char *part = optimizer_part(unchanged->small->optimizer, &bytes);
   bool same = CHECK(bytes == unchanged->bytes && memcmp(part, unchanged->part, bytes) == 0,
                     "the optimizer has changed");
   free(part);
@@ -101,7 +94,7 @@ static const struct {
 static void flip_every_bit(int steps, size_t freeze_step) {
   struct small *saved = make_small(steps, freeze_step), *other = make_small(1, freeze_step);
   size_t bytes;
-  unsigned char *part = save_small(saved, &bytes);
+  unsigned char *part = optimizer_part(saved->optimizer, &bytes);
   struct unchanged unchanged = remember(other);
   for (size_t k = 0, bit; (bit = sample_turn(k)) < 8 * bytes; k++) {
     part[bit / 8] ^= (unsigned char)(1 << bit % 8);
@@ -130,7 +123,7 @@ Test(checkpoint_damage, every_bit_that_flips_is_found) {
 static void cut_everywhere(int steps, size_t freeze_step) {
   struct small *saved = make_small(steps, freeze_step);
   size_t bytes;
-  unsigned char *part = save_small(saved, &bytes);
+  unsigned char *part = optimizer_part(saved->optimizer, &bytes);
   struct unchanged unchanged = remember(saved);
   char words[64];
   for (size_t k = 0, length; (length = sample_turn(k)) < bytes; k++) {
@@ -163,7 +156,7 @@ Test(checkpoint_damage, cut_off_after_every_byte) {
 Test(checkpoint_damage, sections_beyond_what_there_is) {
   struct small *saved = make_small(2, 0);
   size_t bytes;
-  unsigned char *part = save_small(saved, &bytes), *longer = allocate(1, bytes + 8);
+  unsigned char *part = optimizer_part(saved->optimizer, &bytes), *longer = allocate(1, bytes + 8);
   struct ob_part_header *header = (struct ob_part_header *)(void *)longer;
   memcpy(longer, part, bytes);
   header->bytes += 8;
@@ -224,7 +217,7 @@ static void harm_everywhere(int steps, size_t freeze_step) {
                                      0x7ff8000000000000};
   struct small *saved = make_small(steps, freeze_step), *other = make_small(1, freeze_step);
   size_t bytes;
-  unsigned char *good = save_small(saved, &bytes), *part = allocate(1, bytes);
+  unsigned char *good = optimizer_part(saved->optimizer, &bytes), *part = allocate(1, bytes);
   size_t front = part_number(good, PART_FRONT);
   const size_t sizes[] = {(front - PART_VERSION) / 4, sizeof numbers / sizeof numbers[0]};
   const struct sample sample = sample_product("checkpoint_harm", 1, sizes, 2);

@@ -195,14 +195,8 @@ Test(optimizer_ladder, climbs_and_descends) {
 static struct saved_parts parts;
 
 static void save(const struct learner *learner, onebit_comm_t comm) {
-  size_t bytes = 0;
-  CHECK_STATUS(onebit_optimizer_save(learner->optimizer, NULL, 0, &bytes), ONEBIT_OK);
-  void *memory = allocate(1, bytes);
-  CHECK_STATUS(onebit_optimizer_save(learner->optimizer, memory, bytes, &bytes), ONEBIT_OK);
-  parts.memory[learner->rank] = memory;
-  parts.bytes[learner->rank] = bytes;
-  parts.count = onebit_comm_size(comm);
-  meet(comm);
+  struct trainee trainee = {.rank = learner->rank, .optimizer = learner->optimizer};
+  trainee_save(&trainee, comm, &parts);
 }
 
 static onebit_status_t load(const struct learner *learner) {
