@@ -1,6 +1,6 @@
 /*
  * Options of every optimizer: each wrong once, each another one on one rank; handles that are not
- * there; and memory that is not there, when one is made and in its steps.
+ * there; and memory that is not there in its steps.
  */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
@@ -309,23 +309,7 @@ Test(arguments_optimizers, other_options_on_one_rank) {
     on_ranks(3, disagree, &rank);
 }
 
-/* --- Every allocation of a creation fails once; steps of all stages allocate nothing. */
-
-static void create_until_it_works(onebit_comm_t comm, const struct any_case *what) {
-  onebit_status_t status = ONEBIT_ERROR_MEMORY;
-  long n = 0;
-  while (status == ONEBIT_ERROR_MEMORY && n < 1000) {
-    onebit_optimizer_t optimizer = (onebit_optimizer_t)(void *)comm;
-    check_case("%s: allocation %ld fails", what->method->name, ++n);
-    ob_memory_fail_at(n);
-    status = create(comm, what, &optimizer);
-    ob_memory_fail_at(0);
-    CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
-    onebit_optimizer_destroy(optimizer);
-  }
-  CHECK_STATUS(status, ONEBIT_OK);
-  CHECK(n > 20, "only %ld allocations failed", n - 1);
-}
+/* --- Steps of all stages allocate nothing; test_memory.c has creations. */
 
 static void step_without_memory(onebit_comm_t comm, const struct any_case *what) {
   onebit_optimizer_t optimizer = NULL;
@@ -350,7 +334,6 @@ Test(arguments_optimizers, without_memory) {
       any_common(&options)->block_size = form == 1 ? ONEBIT_BLOCK_BUFFER : 0;
       any_common(&options)->profile = form == 2 ? ONEBIT_PROFILE_DEEPSPEED : ONEBIT_PROFILE_DEFAULT;
       const struct any_case what = {ob_methods[k], options.memory};
-      create_until_it_works(comm, &what);
       step_without_memory(comm, &what);
     }
   onebit_comm_destroy(comm);

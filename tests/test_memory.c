@@ -8,6 +8,7 @@
 #include <dirent.h>
 
 #include "base/memory.h"
+#include "optimizers/optimizer.h"
 #include "tests/support_collectives.h"
 #include "tests/support_optimizers.h"
 
@@ -72,8 +73,7 @@ static int shared_blocks(void) {
 struct creation {
   onebit_status_t (*create)(onebit_comm_t comm, const struct creation *creation);
   onebit_plan_options_t plan;
-  onebit_adam_options_t adam;
-  const struct ob_method *method; /* or Adam */
+  struct any_case optimizer;
   pthread_barrier_t everyone;
   long failures; /* written by rank 0 */
 };
@@ -88,26 +88,15 @@ static onebit_status_t create_plan(onebit_comm_t comm, const struct creation *cr
 
 static float parameters[5000], gradients[5000]; /* no step is made: threads share them unwritten */
 
-static onebit_status_t create_adam(onebit_comm_t comm, const struct creation *creation) {
+/* Of two compressed tensors, one that is not, and an empty one. */
+static onebit_status_t create_optimizer(onebit_comm_t comm, const struct creation *creation) {
   onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0, 0},
                                {NULL, NULL, 0, 0, 0, 0},
-                               {parameters + 1000, gradients + 1000, 4000, 0, 0, 0}};
-  onebit_optimizer_t optimizer = NULL;
-  onebit_status_t status = onebit_adam_create(comm, tensors, 3, &creation->adam, &optimizer);
-  CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
-  onebit_optimizer_destroy(optimizer);
-  return status;
-}
-
-/* Any other optimizer: of two compressed tensors, and one that is not. */
-static onebit_status_t create_method(onebit_comm_t comm, const struct creation *creation) {
-  onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0, 0},
                                {parameters + 1000, gradients + 1000, 500, 0, 0, 1},
                                {parameters + 1500, gradients + 1500, 3500, 0, 0, 0}};
-  struct any_options options = any_options_of(creation->method, NULL);
-  *any_common(&options) = creation->adam.common;
   onebit_optimizer_t optimizer = NULL;
-  onebit_status_t status = any_create(&options, comm, tensors, 3, &optimizer);
+  onebit_status_t status = ob_optimizer_create(comm, creation->optimizer.method,
+                                               creation->optimizer.options, tensors, 4, &optimizer);
   CHECK((optimizer == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
   onebit_optimizer_destroy(optimizer);
   return status;
@@ -120,7 +109,7 @@ static void create_until_it_works(onebit_comm_t comm, void *context) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   bool first = onebit_comm_rank(comm) == 0;
   long n = 0;
-  while (status == ONEBIT_ERROR_MEMORY && n < 1000) {
+  while (status == ONEBIT_ERROR_MEMORY && n < 2000) {
     pthread_barrier_wait(&creation->everyone);
     if (first)
       ob_memory_fail_at(n + 1);
@@ -196,67 +185,54 @@ Test(memory, plan_create_with_a_thread) {
   check_creation_on(&creation, 4, 2);
 }
 
+#define DEEPSPEED    .common.profile = ONEBIT_PROFILE_DEEPSPEED
+#define HIERARCHICAL .common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL
+static const struct any_case adams[] = {
+    {ANY(adam, .beta1 = 0)},
+    {ANY(adam, .common.bucket_size = 1)},
+    {ANY(adam, DEEPSPEED)},
+    {ANY(adam, .common.parameter_dtype = ONEBIT_BFLOAT16, .common.gradient_dtype = ONEBIT_FLOAT16,
+         .common.dense_below = 2000, .common.clip_norm = 1)},
+    {ANY(adam, .shards = ONEBIT_SHARDS_STEP)},
+    {ANY(adam, .shards = ONEBIT_SHARDS_STEP, .freeze_step = 5,
+         .common.gradient_dtype = ONEBIT_BFLOAT16, .common.dense_below = 2000,
+         .common.block_size = ONEBIT_BLOCK_BUFFER)},
+    {ANY(adam, .shards = ONEBIT_SHARDS_PARAMETERS, .common.parameter_dtype = ONEBIT_FLOAT16,
+         .common.bucket_size = 1, .common.clip_norm = 1)},
+};
+
+#define SIXTEEN_BITS .common.gradient_dtype = ONEBIT_BFLOAT16
+static const struct any_case others[] = {
+    {ANY(lamb, .beta1 = 0)},
+    {ANY(lamb, DEEPSPEED, SIXTEEN_BITS)},
+    {ANY(efficient_adam, .beta1 = 0)},
+    {ANY(efficient_adam, SIXTEEN_BITS, .common.bucket_size = 1)},
+    {ANY(lion, .beta1 = 0)},
+    {ANY(lion, SIXTEEN_BITS, .common.bucket_size = 1)},
+    {ANY(momentum, .common.block_size = ONEBIT_BLOCK_BUFFER)},
+    {ANY(zero_one_adam, .beta1 = 0)},
+    {ANY(zero_one_adam, DEEPSPEED)},
+};
+
+static void check_optimizers(const struct any_case *cases, size_t count) {
+  for (size_t k = 0; k < count; k++) {
+    struct creation creation = {.create = create_optimizer, .optimizer = cases[k]};
+    check_creation(&creation);
+  }
+}
+
+Test(memory, adam_create) { check_optimizers(adams, sizeof adams / sizeof adams[0]); }
+Test(memory, other_optimizers_create) {
+  check_optimizers(others, sizeof others / sizeof others[0]);
+}
+
 Test(memory, adam_create_on_several_hosts) {
-  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
-  creation.adam.common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-  check_creation_on(&creation, 4, 2);
-  creation.adam.common.bucket_size = 1;
-  check_creation_on(&creation, 4, 2);
-}
-
-Test(memory, adam_create) {
-  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
-  check_creation(&creation);
-  creation.adam.common.bucket_size = 1;
-  check_creation(&creation);
-  creation.adam.common.bucket_size = 0;
-  creation.adam.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  check_creation(&creation);
-}
-
-Test(memory, adam_create_with_masters_and_clipping) {
-  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
-  creation.adam.common.parameter_dtype = ONEBIT_BFLOAT16;
-  creation.adam.common.gradient_dtype = ONEBIT_FLOAT16;
-  creation.adam.common.dense_below = 2000;
-  creation.adam.common.clip_norm = 1;
-  check_creation(&creation);
-}
-
-static void check_method(const struct ob_method *method, onebit_profile_t other) {
-  struct creation creation = {
-      .create = create_method, .adam = ONEBIT_ADAM_OPTIONS_INIT, .method = method};
-  check_creation(&creation);
-  creation.adam.common.profile = other;
-  creation.adam.common.gradient_dtype = ONEBIT_BFLOAT16;
-  creation.adam.common.bucket_size = other ? 0 : 1;
-  check_creation(&creation);
-}
-
-Test(memory, lamb_create) { check_method(&ob_method_lamb, ONEBIT_PROFILE_DEEPSPEED); }
-Test(memory, efficient_adam_create) {
-  check_method(&ob_method_efficient_adam, ONEBIT_PROFILE_DEFAULT);
-}
-Test(memory, lion_create) { check_method(&ob_method_lion, ONEBIT_PROFILE_DEFAULT); }
-
-Test(memory, adam_create_sharded) {
-  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
-  creation.adam.shards = ONEBIT_SHARDS_STEP;
-  check_creation(&creation);
-  creation.adam.common.gradient_dtype = ONEBIT_BFLOAT16;
-  creation.adam.common.dense_below = 2000;
-  creation.adam.freeze_step = 5;
-  creation.adam.common.block_size = ONEBIT_BLOCK_BUFFER;
-  check_creation(&creation);
-}
-
-Test(memory, adam_create_with_shares_of_masters) {
-  struct creation creation = {.create = create_adam, .adam = ONEBIT_ADAM_OPTIONS_INIT};
-  creation.adam.shards = ONEBIT_SHARDS_PARAMETERS;
-  creation.adam.common.parameter_dtype = ONEBIT_FLOAT16;
-  creation.adam.common.bucket_size = 1;
-  creation.adam.common.clip_norm = 1;
-  check_creation(&creation);
+  const struct any_case cases[] = {{ANY(adam, HIERARCHICAL)},
+                                   {ANY(adam, HIERARCHICAL, .common.bucket_size = 3500)}};
+  for (size_t k = 0; k < 2; k++) {
+    struct creation creation = {.create = create_optimizer, .optimizer = cases[k]};
+    check_creation_on(&creation, 4, 2);
+  }
 }
 
 /* The schedule and the shards with which calls are made without memory. */
