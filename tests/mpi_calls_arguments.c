@@ -1,6 +1,6 @@
 /*
  * Wrong arguments of the calls in onebit/mpi_calls.h: MPI's error class, the communicator's handler
- * called once, words that name what is wrong, and no rank left waiting.
+ * called once, words that name what is wrong, and no rank left waiting. mpi_wrong_calls.c has more.
  */
 #include "tests/support_calls.h"
 
@@ -31,19 +31,12 @@ static void refuse_arguments(MPI_Comm comm) {
   MPI_Op own;
   MPI_Op_create(own_sum, 1, &own);
   check_refused(ONEBIT_Allreduce(a, b, -1, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_COUNT, "-1");
-  check_refused(ONEBIT_Allreduce(NULL, b, 8, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_BUFFER, "sendbuf");
-  check_refused(ONEBIT_Allreduce(a, NULL, 8, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_BUFFER, "recvbuf");
   check_refused(ONEBIT_Allreduce(a, MPI_IN_PLACE, 8, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_BUFFER,
                 "recvbuf");
-  check_refused(ONEBIT_Allreduce(a, b, 8, MPI_DOUBLE, MPI_SUM, comm), MPI_ERR_TYPE, "datatype");
   check_refused(ONEBIT_Allreduce(a, b, 8, MPI_DATATYPE_NULL, MPI_SUM, comm), MPI_ERR_TYPE,
                 "datatype");
-  check_refused(ONEBIT_Allreduce(a, b, 8, MPI_FLOAT, MPI_MAX, comm), MPI_ERR_OP, "op");
   check_refused(ONEBIT_Allreduce(a, b, 8, MPI_FLOAT, MPI_OP_NULL, comm), MPI_ERR_OP, "op");
   check_refused(ONEBIT_Reduce_scatter_block(a, b, 1, MPI_FLOAT, own, comm), MPI_ERR_OP, "op");
-  check_refused(ONEBIT_Allgather(a, 7, MPI_FLOAT, b, 8, MPI_FLOAT, comm), MPI_ERR_COUNT,
-                "sendcount is 7");
-  check_refused(ONEBIT_Allgather(a, 8, MPI_INT, b, 8, MPI_FLOAT, comm), MPI_ERR_TYPE, "sendtype");
   check_refused(ONEBIT_Forget(NULL, comm), MPI_ERR_BUFFER, "buffer");
   CHECK(ONEBIT_Allreduce(NULL, NULL, 0, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS, "count 0");
   MPI_Op_free(&own);

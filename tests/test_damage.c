@@ -4,6 +4,7 @@
  */
 #include "collectives/agree.h"
 #include "collectives/plan_private.h"
+#include "tests/support_collectives.h"
 #include "tests/support_custom.h"
 
 enum { MAX_ELEMENTS = 3000, SENDER = 1 };
@@ -94,14 +95,7 @@ struct damage_case {
 };
 
 static onebit_status_t call(onebit_plan_t plan, const float *input, float *output) {
-  switch (plan->options.operation) {
-  case ONEBIT_ALLGATHER:
-    return onebit_allgather(input, output, plan);
-  case ONEBIT_REDUCE_SCATTER:
-    return onebit_reduce_scatter(input, output, plan);
-  default:
-    return onebit_allreduce(input, output, plan);
-  }
+  return call_collective(plan->options.operation, input, output, plan);
 }
 
 /* True if the bit is one of padding: where several messages lie in one it is between them. */
@@ -161,59 +155,28 @@ static void damage_all(const onebit_transport_callbacks_t *callbacks, int rank, 
   free(output);
 }
 
-static void damage(const struct damage_case *what) {
-  struct damage_case copy = *what;
-  attempt_custom(what->size, what->hosts, (struct custom_fault){0}, damage_all, &copy);
-  checks_must_hold();
-}
-
-#define CASE(...) damage(&(struct damage_case){__VA_ARGS__})
-
-static onebit_plan_options_t with(onebit_schedule_t schedule, onebit_wire_t wire) {
-  onebit_plan_options_t options = {.size = sizeof options, .schedule = schedule, .wire = wire};
-  return options;
-}
-
-Test(damage, every_bit_of_an_exchange) {
-  CASE("exchange", 3, 1, 70, 1, with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS));
-}
-
-Test(damage, of_several_chunks) {
-  onebit_plan_options_t options = with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS);
-  options.chunk_size = 64;
-  options.block_size = 32;
-  CASE("chunks", 2, 1, 300, 29, options);
-}
-
-Test(damage, of_dense_values) {
-  CASE("dense", 2, 1, 90, 13, with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_DENSE));
-  CASE("dense allgather", 3, 1, 90, 37, with(ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_DENSE));
-  onebit_plan_options_t options = with(ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_DENSE);
-  options.operation = ONEBIT_ALLGATHER;
-  options.dtype = ONEBIT_BFLOAT16;
-  CASE("16 bit", 2, 1, 90, 13, options);
-}
-
-Test(damage, of_messages_passed_on) {
-  CASE("doubling", 4, 1, 70, 5, with(ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS));
-  CASE("Bruck", 5, 1, 70, 37, with(ONEBIT_SCHEDULE_ALLGATHER, ONEBIT_WIRE_BITS));
-}
-
-Test(damage, between_hosts) {
-  CASE("hierarchical", 4, 2, 200, 11, with(ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS));
-}
-
-Test(damage, of_other_operations) {
-  onebit_plan_options_t options = with(ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
-  options.operation = ONEBIT_REDUCE_SCATTER;
-  CASE("reduce-scatter", 2, 1, 70, 7, options);
-  options.operation = ONEBIT_ALLGATHER;
-  CASE("allgather", 2, 1, 70, 7, options);
-}
-
-Test(damage, of_a_long_message) {
-  CASE("long", 2, 1, MAX_ELEMENTS, 331, with(ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_DENSE));
-}
+#define EXCHANGE     .schedule = ONEBIT_SCHEDULE_EXCHANGE
+#define ALLGATHER    .schedule = ONEBIT_SCHEDULE_ALLGATHER
+#define HIERARCHICAL .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
+#define DENSE        .wire = ONEBIT_WIRE_DENSE
+/* DAMAGE(test, ranks, hosts, elements, every how many bits, options): a long one too. */
+#define DAMAGE(name, ranks, on, elements, every, ...)                                              \
+  Test(damage, of_##name) {                                                                        \
+    struct damage_case what = {                                                                    \
+        #name, ranks, on, elements, every, {.size = sizeof(onebit_plan_options_t), __VA_ARGS__}};  \
+    attempt_custom(ranks, on, (struct custom_fault){0}, damage_all, &what);                        \
+  }
+DAMAGE(every_bit_of_an_exchange, 3, 1, 70, 1, EXCHANGE)
+DAMAGE(several_chunks, 2, 1, 300, 29, EXCHANGE, .chunk_size = 64, .block_size = 32)
+DAMAGE(dense_values, 2, 1, 90, 13, EXCHANGE, DENSE)
+DAMAGE(dense_values_of_all, 3, 1, 90, 37, ALLGATHER, DENSE)
+DAMAGE(sixteen_bits, 2, 1, 90, 13, DENSE, .operation = ONEBIT_ALLGATHER, .dtype = ONEBIT_BFLOAT16)
+DAMAGE(doubling, 4, 1, 70, 5, ALLGATHER)
+DAMAGE(rounds, 5, 1, 70, 37, ALLGATHER)
+DAMAGE(hosts, 4, 2, 200, 11, HIERARCHICAL)
+DAMAGE(a_reduce_scatter, 2, 1, 70, 7, .operation = ONEBIT_REDUCE_SCATTER)
+DAMAGE(an_allgather, 2, 1, 70, 7, .operation = ONEBIT_ALLGATHER)
+DAMAGE(a_long_message, 2, 1, MAX_ELEMENTS, 331, EXCHANGE, DENSE)
 
 /* --- An optimizer ------------------------------------------------------------------------------*/
 
