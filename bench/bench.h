@@ -105,8 +105,8 @@ enum {
   BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
 
-/* The progress that a run prints on standard error: on a terminal one line, which is written over;
- * elsewhere lines, the first after 5 s. Rank 0 alone has one that is `open`. */
+/* A run prints lines on standard error while it measures: on a terminal one line, which is written
+ * over; elsewhere lines, the first after 5 s. Rank 0 alone has one that is `open`. */
 struct bench_progress {
   bool open, terminal, shown;
   double start, next; /* of the run; of the next line: seconds */

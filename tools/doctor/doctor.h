@@ -1,9 +1,9 @@
 /*
  * onebit-tune --doctor: finds out whether MPI uses the network that it should use.
  *
- * Measuring and judging are apart. doctor_mpi.c measures among ranks, measure.c this host and plain
- * TCP; both fill in a struct doctor_facts. judge.c makes findings of it, and report.c prints, which
- * needs neither MPI nor the machine.
+ * Measuring and judging are apart. doctor_mpi.c measures among ranks, host.c this host, tcp.c plain
+ * TCP; they fill in a struct doctor_facts. judge.c makes findings of it, with facts.c, and report.c
+ * prints, which needs neither MPI nor the machine.
  */
 #ifndef TOOLS_DOCTOR_H
 #define TOOLS_DOCTOR_H
@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* Sets a time limit for MPI_Init, which may hang. */
+void doctor_begin(void);
 /* Runs the doctor. Collective over MPI_COMM_WORLD, after MPI_Init. Returns the exit status, the
  * same on all ranks: 0 without findings, 1 with findings. */
 int doctor_run(void);
@@ -39,14 +41,20 @@ struct doctor_interface {
   uint32_t address, netmask; /* the first IPv4 address, in the host's byte order */
   int mtu, speed;            /* speed: Mbit/s, -1 where the driver does not know */
   bool up, physical;         /* physical: a device; the speed of virtual ones means nothing */
-  uint64_t sent;             /* bytes by the kernel's counter, or what the bulk transfer added */
+  bool half_duplex;
+  uint64_t sent; /* bytes by the kernel's counter, or what the bulk transfer added */
 };
 
 struct doctor_host {
-  char name[64];
+  char name[64], loopback[16]; /* the latter: 127.x that /etc/hosts gives its name, or "" */
   int ranks, cpus_online, interface_count;
   struct doctor_interface interfaces[DOCTOR_INTERFACES];
   double local_hop; /* from rank to rank of the host while a message goes round all of them */
+  double others;    /* CPUs that other programs use while the doctor's ranks sleep */
+  double stolen;    /* the part of its CPUs' time that the hypervisor took */
+  int lost_periods; /* in which the limit of its container stopped ranks */
+  double clock;     /* seconds that it is ahead of host 0 */
+  double tcp[DOCTOR_SUBNETS]; /* plain TCP in one stream, from host number ^ 1 */
 };
 
 /* A subnet in which every host has an address; rates of plain TCP, between the fastest pair of
@@ -62,9 +70,7 @@ struct doctor_facts {
   struct doctor_rank *ranks;
   struct doctor_host *hosts;
   struct doctor_subnet subnets[DOCTOR_SUBNETS];
-  uint64_t bulk;  /* bytes that each host sent to the next one while the counters were read */
-  double hop_two; /* from host to host: two of them, the other ranks sleep */
-  double hop_all; /* round all of them, the other ranks wait in MPI */
+  uint64_t bulk; /* bytes that each host sent to the next one while the counters were read */
   double *bandwidth, *round_trip; /* [from * host_count + to]; round_trip is symmetric */
 };
 
@@ -74,34 +80,50 @@ void doctor_find_subnets(struct doctor_facts *facts);
 /* The host's interface in a subnet; NULL: it has none that is up. */
 const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
                                                    int subnet);
+bool doctor_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask);
 /* The part of the traffic that took a subnet on a host, or with host -1 on all hosts; 0 where the
  * counters did not see the bulk transfer, as with RDMA. */
 double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
 /* The subnet that carried most of the traffic; -1: none. */
 int doctor_used_subnet(const struct doctor_facts *facts);
+int doctor_count_cpus(const uint64_t *cpus);
 int doctor_host_cpus(const struct doctor_facts *facts, int host); /* that its ranks may use */
-/* "10.77.0.0/24" */
-const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]);
+/* Sorts the values. The better of the two middle values: when half of the hosts are slow, they are
+ * the fault, and when two numbers differ, the spread of the good half is the noise. */
+double doctor_good_median(double *values, int count, bool low_is_bad);
+/* True if a value lies below (rates) or above (times) the others of its kind by the given ratio of
+ * the median, and by more than noise. Zeros are left out; false among fewer than three. */
+bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad);
 
 /* --- Findings and settings */
 
 struct doctor_finding {
   enum doctor_kind {
+    DOCTOR_BUSY,   /* other programs use the processors: times cannot be believed */
+    DOCTOR_STOLEN, /* so do the hypervisor or the limit of a container */
     DOCTOR_SPINNING,
     DOCTOR_SAME_CPU,
-    DOCTOR_WRONG_INTERFACE, /* another subnet that all hosts share is faster */
-    DOCTOR_ODD_INTERFACE,   /* a host's traffic takes another subnet than the others' */
-    DOCTOR_SPREAD,          /* traffic takes several interfaces, of which one is slower */
+    DOCTOR_DOWN, /* an interface that is up on other hosts */
+    DOCTOR_DUPLEX,
+    DOCTOR_NEGOTIATED, /* its link is slower than those of other hosts, says the driver */
     DOCTOR_SLOW_HOST,
     DOCTOR_SLOW_PAIR,
     DOCTOR_LATE_HOST,
-    DOCTOR_LINK_SPEED,
+    DOCTOR_WRONG_INTERFACE, /* another subnet that all hosts share is faster */
+    DOCTOR_ODD_INTERFACE,   /* a host's traffic takes another subnet than the others' */
+    DOCTOR_MPI_SLOW,        /* it is far below plain TCP of the same pair */
+    DOCTOR_FIREWALL,
+    DOCTOR_MTU,
+    DOCTOR_LINK_SPEED, /* plain TCP is far below the links */
     DOCTOR_STREAMS_HELP,
-    DOCTOR_MTU
+    DOCTOR_BRIDGE,        /* interfaces of several hosts have the same address */
+    DOCTOR_LOOPBACK_NAME, /* 127.0.1.1 in /etc/hosts */
+    DOCTOR_CLOCK
   } kind;
   int host; /* -1: all */
   char seen[320];
   const char *why, *advice;
+  bool sure; /* measuring again cannot change it */
 };
 
 struct doctor_diagnosis {
@@ -112,20 +134,28 @@ struct doctor_diagnosis {
 };
 
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis);
-/* True if a value lies below (rates) or above (times) the others of its kind by the given ratio of
- * the median, and by more than noise. Zeros are left out; false among fewer than three. */
-bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad);
 
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts);
 void doctor_print_findings(FILE *file, const struct doctor_diagnosis *diagnosis);
 /* Prints lines to paste for MPI, UCX and NCCL; nothing without findings that ask for settings. */
 void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis);
+/* "10.77.0.0/24" */
+const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]);
 
 /* --- This machine: Linux */
 
+/* Counters of the processors since the machine started: seconds of all CPUs together. */
+struct doctor_load {
+  double busy, stolen, seconds;
+  int lost_periods;
+};
+
+void doctor_read_load(struct doctor_load *load);
 void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]);
 void doctor_read_host(struct doctor_host *host); /* name, CPUs, interfaces with their counters */
+/* Finds the first address 127.x that a line of /etc/hosts gives a name; "": none. */
+void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]);
 /* Replaces the counters of `after` by their increase since `before`. */
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after);
 

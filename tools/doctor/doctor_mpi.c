@@ -19,6 +19,7 @@ enum { FINDINGS = 1, TAG = 1 };
 
 static struct tool_cluster team;
 static struct doctor_facts facts;
+static struct doctor_load first_load; /* when the doctor began */
 
 static bool is_leader(void) { return team.leaders != MPI_COMM_NULL; }
 
@@ -79,6 +80,8 @@ static void gather(void) {
   MPI_Allgather(&rank, sizeof rank, MPI_BYTE, facts.ranks, sizeof rank, MPI_BYTE, team.all);
   doctor_read_host(&host);
   host.ranks = team.local_size;
+  host.others = NAN;
+  doctor_read_load(&first_load);
   doctor_subtract(&host, &host); /* nothing is transferred yet */
   if (is_leader())
     MPI_Allgather(&host, sizeof host, MPI_BYTE, facts.hosts, sizeof host, MPI_BYTE, team.leaders);
@@ -86,53 +89,61 @@ static void gather(void) {
   doctor_find_subnets(&facts);
 }
 
-/* --- How ranks wait ----------------------------------------------------------------------------*/
+/* --- Processors and clocks ---------------------------------------------------------------------*/
 
-/* Long against a scheduler's time slice (some milliseconds), so that the mean contains whole
- * ones. */
-#define WAITING_SECONDS 0.25
+/* Reads what others use of the processors while all ranks sleep, and what was taken from them since
+ * the doctor began. */
+static void measure_load(void) {
+  const struct timespec nap = {.tv_nsec = 300000000};
+  struct doctor_load before, after;
+  tool_wait_asleep(team.all);
+  if (is_leader()) {
+    struct doctor_host *own = &facts.hosts[team.host];
+    doctor_read_load(&before);
+    nanosleep(&nap, NULL);
+    doctor_read_load(&after);
+    own->others = fmin(own->others, (after.busy - before.busy) / (after.seconds - before.seconds));
+    own->stolen = (after.stolen - first_load.stolen) /
+                  (own->cpus_online * (after.seconds - first_load.seconds));
+    own->lost_periods = after.lost_periods - first_load.lost_periods;
+  }
+  tool_wait_asleep(team.all);
+}
 
-/* The mean hop of a message. All ranks of a host take part: two of them that happen to run side by
+static double read_clock(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Compares each leader's clock with the first one's, which read them within milliseconds. */
+static void measure_clocks(void) {
+  for (int h = 1; is_leader() && h < facts.host_count; h++) {
+    double start = read_clock(), theirs;
+    if (team.host != 0 && team.host != h)
+      continue;
+    MPI_Sendrecv(&start, 1, MPI_DOUBLE, h - team.host, TAG, &theirs, 1, MPI_DOUBLE, h - team.host,
+                 TAG, team.leaders, MPI_STATUS_IGNORE);
+    facts.hosts[team.host].clock = team.host ? start - theirs : 0;
+  }
+  tool_wait_asleep(team.all);
+}
+
+/* A quarter of a second is long against a scheduler's time slice (some milliseconds), so that the
+ * mean contains whole ones. All ranks of a host take part: two of them that happen to run side by
  * side for one time slice would hide in thousands of quick round trips the slices that they then
  * wait. */
-static double mean_hop(MPI_Comm ring) {
-  int rank, size;
-  double median;
-  MPI_Comm_rank(ring, &rank);
-  MPI_Comm_size(ring, &size);
-  return size < 2 ? 0
-                  : tool_go_round(ring, (rank + 1) % size, (rank + size - 1) % size, rank == 0,
-                                  WAITING_SECONDS, &median) /
-                        size;
-}
-
 static void measure_local_hops(void) {
+  double median, hop = 0;
+  const int rank = team.local_rank, size = team.local_size;
   tool_wait_asleep(team.all);
-  double hop = mean_hop(team.local);
-  tool_wait_asleep(team.all);
-  if (!is_leader())
-    return;
-  double *every = allocate((size_t)facts.host_count, sizeof *every);
-  MPI_Allgather(&hop, 1, MPI_DOUBLE, every, 1, MPI_DOUBLE, team.leaders);
-  for (int h = 0; h < facts.host_count; h++)
-    keep_sooner(&facts.hosts[h].local_hop, every[h]);
-  free(every);
-}
-
-static void measure_waiting(void) {
-  double two = 0, ring = 0, median;
-  int peer = 1 - team.host;
-  measure_local_hops();
-  if (facts.host_count < 2)
-    return;
-  if (is_leader() && team.host < 2)
-    two = tool_go_round(team.leaders, peer, peer, team.host == 0, WAITING_SECONDS, &median);
+  if (size > 1)
+    hop = tool_go_round(team.local, (rank + 1) % size, (rank + size - 1) % size, rank == 0, 0.25,
+                        &median) /
+          size;
   tool_wait_asleep(team.all);
   if (is_leader())
-    ring = mean_hop(team.leaders);
-  MPI_Barrier(team.all); /* where the others wait, as they do in a collective */
-  keep_sooner(&facts.hop_two, two / 2);
-  keep_sooner(&facts.hop_all, ring);
+    keep_sooner(&facts.hosts[team.host].local_hop, hop);
 }
 
 /* --- What carries the traffic ------------------------------------------------------------------*/
@@ -162,7 +173,6 @@ static void measure_carrier(void) {
     own->interface_count = after.interface_count;
     memcpy(own->interfaces, after.interfaces, sizeof own->interfaces);
     facts.bulk = (uint64_t)BULK_PIECES * BYTES;
-    MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, facts.hosts, sizeof *own, MPI_BYTE, team.leaders);
   }
   tool_wait_asleep(team.all);
 }
@@ -264,6 +274,8 @@ static void measure_subnets(void) {
     if (peer < facts.host_count)
       rate = socket_rate(step / 2, streams, peer);
     tool_wait_asleep(team.leaders);
+    if (streams == 1)
+      keep_faster(&facts.hosts[team.host].tcp[step / 2], rate);
     MPI_Allreduce(&rate, &best, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
     keep_faster(streams > 1 ? &subnet->four_streams : &subnet->one_stream, best);
   }
@@ -295,13 +307,20 @@ static void begin_step(const char *name) {
   alarm(name ? STEP_LIMIT : 0);
 }
 
+void doctor_begin(void) {
+  signal(SIGALRM, report_stall);
+  begin_step("how MPI starts");
+}
+
 /* --- All of it ---------------------------------------------------------------------------------*/
 
 static const struct {
   const char *name;
   void (*measure)(void);
 } steps[] = {{"which interface carries the traffic", measure_carrier},
-             {"how ranks wait", measure_waiting},
+             {"the load of hosts", measure_load},
+             {"clocks", measure_clocks},
+             {"how ranks wait", measure_local_hops},
              {"pairs of hosts", measure_pairs},
              {"plain TCP", measure_subnets}};
 
@@ -310,11 +329,17 @@ static const struct {
 enum { ATTEMPTS = 3 };
 #define LONG_ENOUGH 12.0 /* seconds: an attempt more ends within the half minute */
 
+static bool is_doubtful(const struct doctor_diagnosis *diagnosis) {
+  for (int i = 0; i < diagnosis->count; i++)
+    if (!diagnosis->findings[i].sure)
+      return true;
+  return false;
+}
+
 int doctor_run(void) {
   static struct doctor_diagnosis diagnosis;
   double start = ob_seconds();
   int again = 1, status;
-  signal(SIGALRM, report_stall);
   begin_step("who is where");
   tool_cluster_find(&team);
   gather();
@@ -323,9 +348,12 @@ int doctor_run(void) {
       begin_step(steps[i].name);
       steps[i].measure();
     }
+    if (is_leader())
+      MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, facts.hosts, sizeof *facts.hosts, MPI_BYTE,
+                    team.leaders);
     if (team.rank == 0)
       doctor_judge(&facts, &diagnosis);
-    again = diagnosis.count > 0 && ob_seconds() - start < LONG_ENOUGH;
+    again = is_doubtful(&diagnosis) && ob_seconds() - start < LONG_ENOUGH;
     MPI_Bcast(&again, 1, MPI_INT, 0, team.all);
   }
   begin_step(NULL);

@@ -5,120 +5,65 @@
 #include <string.h>
 
 #include "tools/doctor/doctor.h"
-#include "tools/median.h"
-
-/* --- What the facts say ------------------------------------------------------------------------*/
-
-const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
-                                                   int subnet) {
-  const struct doctor_host *the = &facts->hosts[host];
-  const struct doctor_subnet *in = &facts->subnets[subnet];
-  for (int i = 0; i < the->interface_count; i++) {
-    const struct doctor_interface *one = &the->interfaces[i];
-    if (one->up && one->netmask == in->netmask && (one->address & in->netmask) == in->network)
-      return one;
-  }
-  return NULL;
-}
-
-/* True if every host has an address in the candidate's subnet, each another one. */
-static bool is_shared(const struct doctor_facts *facts, int candidate) {
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *mine = doctor_interface_in(facts, h, candidate);
-    for (int other = 0; mine && other < h; other++)
-      if (doctor_interface_in(facts, other, candidate)->address == mine->address)
-        return false;
-    if (!mine)
-      return false;
-  }
-  return true;
-}
-
-void doctor_find_subnets(struct doctor_facts *facts) {
-  const struct doctor_host *first = &facts->hosts[0];
-  facts->subnet_count = 0;
-  for (int i = 0; i < first->interface_count && facts->subnet_count < DOCTOR_SUBNETS; i++) {
-    const struct doctor_interface *one = &first->interfaces[i];
-    facts->subnets[facts->subnet_count] =
-        (struct doctor_subnet){.network = one->address & one->netmask, .netmask = one->netmask};
-    facts->subnet_count += doctor_interface_in(facts, 0, facts->subnet_count) == one &&
-                           is_shared(facts, facts->subnet_count);
-  }
-}
-
-double doctor_part_of(const struct doctor_facts *facts, int host, int subnet) {
-  double there = 0, all = 0;
-  for (int h = 0; h < facts->host_count; h++) {
-    uint64_t sent = 0;
-    for (int i = 0; i < facts->hosts[h].interface_count; i++)
-      sent += facts->hosts[h].interfaces[i].sent;
-    if (facts->bulk == 0 || sent < facts->bulk / 2 || (host >= 0 && host != h))
-      continue; /* what else is sent is a trickle */
-    all += (double)sent;
-    there += (double)doctor_interface_in(facts, h, subnet)->sent;
-  }
-  return all > 0 ? there / all : 0;
-}
-
-int doctor_used_subnet(const struct doctor_facts *facts) {
-  int best = -1;
-  double most = 0;
-  for (int s = 0; s < facts->subnet_count; s++)
-    if (doctor_part_of(facts, -1, s) > most) {
-      most = doctor_part_of(facts, -1, s);
-      best = s;
-    }
-  return best;
-}
-
-static int count_cpus(const uint64_t *cpus) {
-  int count = 0;
-  for (int word = 0; word < DOCTOR_CPU_TEXT; word++)
-    count += __builtin_popcountll(cpus[word]);
-  return count;
-}
-
-int doctor_host_cpus(const struct doctor_facts *facts, int host) {
-  uint64_t all[DOCTOR_CPU_TEXT] = {0};
-  for (int r = 0; r < facts->rank_count; r++)
-    for (int word = 0; facts->ranks[r].host == host && word < DOCTOR_CPU_TEXT; word++)
-      all[word] |= facts->ranks[r].cpus[word];
-  return count_cpus(all);
-}
-
-/* The better of the two middle values: when half of the hosts are slow, they are the fault, and
- * when two numbers differ, the spread of the good half is the noise. */
-static double find_good_median(double *values, int count, bool low_is_bad) {
-  tool_median(values, count); /* sorts them */
-  return values[low_is_bad ? count / 2 : (count - 1) / 2];
-}
-
-/* A normal distribution's standard deviation is 1.4826 median absolute deviations; four of them are
- * beyond noise for any number of hosts that a table shows. */
-bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad) {
-  double *copy = malloc((size_t)(count + 1) * sizeof *copy);
-  int used = 0;
-  bool far = false;
-  for (int i = 0; copy && i < count; i++)
-    if (values[i] > 0)
-      copy[used++] = values[i];
-  if (used >= 3 && value > 0) {
-    double median = find_good_median(copy, used, low_is_bad);
-    for (int i = 0; i < used; i++)
-      copy[i] = fabs(copy[i] - median);
-    double noise = 4 * 1.4826 * find_good_median(copy, used, false);
-    far = low_is_bad ? value * ratio <= median && median - value > noise
-                     : value >= median * ratio && value - median > noise;
-  }
-  free(copy);
-  return far;
-}
 
 /* --- Findings ----------------------------------------------------------------------------------*/
 
-__attribute__((format(printf, 6, 7))) static void add(struct doctor_diagnosis *diagnosis,
+/* clang-format off */
+static const struct {
+  const char *why, *advice;
+} texts[] = {
+    [DOCTOR_BUSY] = {"times measure the processors, not the network: no host is judged by them",
+        "end the other programs, or give ranks cores of their own; then again"},
+    [DOCTOR_STOLEN] = {"ranks are stopped at any moment: no host is judged by times",
+        "a container's cpu.max, or another instance type; then again"},
+    [DOCTOR_SPINNING] = {"ranks that wait keep the processors from those that have work",
+        "mpi_yield_when_idle 1, or no more ranks than processors"},
+    [DOCTOR_SAME_CPU] = {"they take turns on it while other CPUs are idle",
+        "do not bind, or bind every rank to a core of its own"},
+    [DOCTOR_DOWN] = {"a subnet that not all hosts have carries no exchange",
+        "its cable, or there: ip link set dev INTERFACE up"},
+    [DOCTOR_DUPLEX] = {"a link that cannot send while it receives loses packets under load",
+        "negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on"},
+    [DOCTOR_NEGOTIATED] = {"every exchange waits for the slowest link",
+        "its cable and switch port: ethtool INTERFACE there"},
+    [DOCTOR_SLOW_HOST] = {"every exchange waits for the slowest host",
+        "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there"},
+    [DOCTOR_SLOW_PAIR] = {"exchanges that use this way wait for it",
+        "the way between these two: links (ethtool on both), switches, cables, routing"},
+    [DOCTOR_LATE_HOST] = {"small messages wait for it",
+        "its way to the others (switches, routing), power saving or load on it"},
+    [DOCTOR_WRONG_INTERFACE] = {"every exchange takes as long as the slower one needs",
+        "let MPI use the faster one alone"},
+    [DOCTOR_ODD_INTERFACE] = {"its way to the others is another one, and may be a slower one",
+        "name the interface, the same on every host; its routes if it is named: ip route there"},
+    [DOCTOR_MPI_SLOW] = {"the network carries more than MPI sends over it",
+        "what MPI takes: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a VPN"},
+    [DOCTOR_FIREWALL] = {"MPI's own ports may be open, but others that programs choose are not",
+        "open the ports between the hosts"},
+    [DOCTOR_MTU] = {"packets larger than the other side takes are lost silently",
+        "ip link set dev INTERFACE mtu MTU there, as on the others"},
+    [DOCTOR_LINK_SPEED] = {"something between the hosts, or on them, holds the traffic back",
+        "look for errors in ethtool -S, for other traffic, for a slower switch, at MTUs"},
+    [DOCTOR_STREAMS_HELP] =
+        {"one connection does not fill the network: a limit of each flow, or delay",
+        "several between two hosts; measure again, as not every Open MPI gains by btl_tcp_links"},
+    [DOCTOR_BRIDGE] = {"a library may take it for a network of all hosts, and wait for ever",
+        "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME"},
+    [DOCTOR_LOOPBACK_NAME] =
+        {"gloo and MPICH look the name up, and others then connect to themselves",
+        "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE"},
+    [DOCTOR_CLOCK] = {"files, certificates and logs of several hosts contradict each other",
+        "chronyc or ntpd there"},
+};
+/* clang-format on */
+
+/* The kinds that are no times. */
+#define SURE                                                                                       \
+  (1u << DOCTOR_SAME_CPU | 1u << DOCTOR_DOWN | 1u << DOCTOR_DUPLEX | 1u << DOCTOR_NEGOTIATED |     \
+   1u << DOCTOR_MTU | 1u << DOCTOR_BRIDGE | 1u << DOCTOR_LOOPBACK_NAME | 1u << DOCTOR_CLOCK)
+
+__attribute__((format(printf, 4, 5))) static void add(struct doctor_diagnosis *diagnosis,
                                                       enum doctor_kind kind, int host,
-                                                      const char *why, const char *advice,
                                                       const char *format, ...) {
   va_list arguments;
   if (diagnosis->count == DOCTOR_MAX_FINDINGS) {
@@ -126,37 +71,71 @@ __attribute__((format(printf, 6, 7))) static void add(struct doctor_diagnosis *d
     return;
   }
   struct doctor_finding *finding = &diagnosis->findings[diagnosis->count++];
-  *finding = (struct doctor_finding){.kind = kind, .host = host, .why = why, .advice = advice};
+  *finding = (struct doctor_finding){.kind = kind,
+                                     .host = host,
+                                     .why = texts[kind].why,
+                                     .advice = texts[kind].advice,
+                                     .sure = SURE >> kind & 1};
   va_start(arguments, format);
   vsnprintf(finding->seen, sizeof finding->seen, format, arguments);
   va_end(arguments);
 }
 
+/* --- Whether times can be believed -------------------------------------------------------------*/
+
+/* Half a processor is more than a system's own services use. A twentieth of the time that ranks
+ * wanted, and more than one period that a container lost, are beyond chance. */
+#define OTHERS_CPUS  0.5
+#define STOLEN_PART  0.05
+#define LOST_PERIODS 2
+
+static bool is_busy(const struct doctor_facts *facts, int host) {
+  const struct doctor_host *the = &facts->hosts[host];
+  return the->others >= OTHERS_CPUS && the->others + the->ranks > doctor_host_cpus(facts, host);
+}
+
+/* Judges the processors. Emulated hosts of one machine are all busy: none is named then. */
+static bool judge_load(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
+  int busy = 0, worst = 0;
+  for (int h = 0; h < facts->host_count; h++) {
+    busy += is_busy(facts, h);
+    worst = facts->hosts[h].others > facts->hosts[worst].others ? h : worst;
+  }
+  if (busy)
+    add(diagnosis, DOCTOR_BUSY, busy == 1 ? worst : -1,
+        "%s: other programs use %.1f of the %d CPUs that %d rank%s to have%s",
+        facts->hosts[worst].name, facts->hosts[worst].others, doctor_host_cpus(facts, worst),
+        facts->hosts[worst].ranks, facts->hosts[worst].ranks == 1 ? " is" : "s are",
+        busy > 1 ? ", and so on other hosts" : "");
+  for (int h = 0; h < facts->host_count; h++)
+    if (facts->hosts[h].stolen >= STOLEN_PART || facts->hosts[h].lost_periods >= LOST_PERIODS)
+      add(diagnosis, DOCTOR_STOLEN, h,
+          "%s: the hypervisor took %.0f %% of the time, and a limit of its container stopped it %d "
+          "times",
+          facts->hosts[h].name, 100 * facts->hosts[h].stolen, facts->hosts[h].lost_periods);
+  return diagnosis->count > 0;
+}
+
 /* A scheduler's time slice is a few milliseconds: 4,000 to 9,000 us a hop among twice as many ranks
- * as processors, where 6 us are measured when they yield. Other programs on the same processors add
- * some hundreds, so that less counts only where the cause is plain. */
+ * as processors, where 6 us are measured when they yield. Less counts only where the cause is
+ * plain. */
 #define STARVED_MICROSECONDS 2000.0
 #define CROWDED_MICROSECONDS 300.0
 
-static void judge_waiting(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
+static bool judge_waiting(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
   const struct doctor_host *worst = facts->hosts;
   for (int h = 1; h < facts->host_count; h++)
-    if (facts->hosts[h].local_hop > worst->local_hop)
-      worst = &facts->hosts[h];
+    worst = facts->hosts[h].local_hop > worst->local_hop ? &facts->hosts[h] : worst;
   const int at = (int)(worst - facts->hosts), cpus = doctor_host_cpus(facts, at);
   const bool off = facts->ranks[0].yields == 0; /* the launcher gives all ranks the same */
-  const bool inside = worst->local_hop >=
-                      (off && worst->ranks > cpus ? CROWDED_MICROSECONDS : STARVED_MICROSECONDS);
-  if (!inside && (facts->hop_all < STARVED_MICROSECONDS || facts->hop_all < 4 * facts->hop_two))
-    return;
-  add(diagnosis, DOCTOR_SPINNING, inside ? at : -1,
-      "ranks that wait keep the processors from those that have work",
-      off ? "mpi_yield_when_idle 1, or no more ranks than processors"
-          : "no more ranks than processors; see what else runs on the hosts",
-      "a message that goes round the %s takes %.0f us a hop; %d ranks on %d CPUs of %s%s",
-      inside ? "ranks of a host" : "hosts", inside ? worst->local_hop : facts->hop_all,
-      worst->ranks, cpus, worst->name, off ? ", mpi_yield_when_idle is off" : "");
+  if (worst->local_hop < (off && worst->ranks > cpus ? CROWDED_MICROSECONDS : STARVED_MICROSECONDS))
+    return false;
+  add(diagnosis, DOCTOR_SPINNING, at,
+      "a message that goes round the ranks of a host takes %.0f us a hop; %d ranks on %d CPUs of "
+      "%s%s",
+      worst->local_hop, worst->ranks, cpus, worst->name, off ? ", mpi_yield_when_idle is off" : "");
   diagnosis->set_yield = off;
+  return true;
 }
 
 /* Judges ranks that share CPUs although the host has others that they were not given. One finding:
@@ -165,14 +144,13 @@ static void judge_binding(const struct doctor_facts *facts, struct doctor_diagno
   for (int r = 0; r < facts->rank_count && !diagnosis->set_binding; r++) {
     const struct doctor_rank *mine = &facts->ranks[r];
     const struct doctor_host *host = &facts->hosts[mine->host];
-    int cpus = count_cpus(mine->cpus), alike = 0;
+    int cpus = doctor_count_cpus(mine->cpus), alike = 0;
     for (int k = 0; k < facts->rank_count; k++)
       alike += facts->ranks[k].host == mine->host &&
                memcmp(facts->ranks[k].cpus, mine->cpus, sizeof mine->cpus) == 0;
     if (alike <= cpus || cpus >= host->cpus_online || cpus == 0)
       continue;
-    add(diagnosis, DOCTOR_SAME_CPU, mine->host, "they take turns on it while other CPUs are idle",
-        "do not bind, or bind every rank to a core of its own",
+    add(diagnosis, DOCTOR_SAME_CPU, mine->host,
         "%s: %d ranks, of which rank %d is one, are bound to the same %d of %d CPUs", host->name,
         alike, r, cpus, host->cpus_online);
     diagnosis->set_binding = true;
@@ -184,14 +162,84 @@ static void judge_binding(const struct doctor_facts *facts, struct doctor_diagno
 /* The ratio by which another subnet must be faster: gigabit and 2.5 Gbit/s are further apart, the
  * runs of one and the same link are not. Subnets with less than USED_PART of the traffic are not
  * used. Plain TCP stays above LINK_PART of a link's speed; 25 Gbit/s are beyond what one process
- * can fill. */
+ * can fill. MPI stays above a third of plain TCP. */
 #define FASTER_RATIO 1.6
 #define USED_PART    0.1
 #define LINK_PART    0.6
+#define MPI_RATIO    3.0
 enum { MAX_LINK = 25000 };
 
 static const char *name_in(const struct doctor_facts *facts, int subnet) {
   return doctor_interface_in(facts, 0, subnet)->name;
+}
+
+/* Counts the other hosts whose interfaces are up in the subnet of a host's, and those with its very
+ * address. */
+static int count_like(const struct doctor_facts *facts, int host, const struct doctor_interface *of,
+                      bool address) {
+  int count = 0;
+  for (int h = 0; h < facts->host_count; h++)
+    for (int i = 0; h != host && i < facts->hosts[h].interface_count; i++) {
+      const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
+      count += one->up && doctor_in_network(one, of->address, of->netmask) &&
+               (!address || one->address == of->address);
+    }
+  return count;
+}
+
+/* Judges what the kernel says of interfaces, which no load can change. */
+static void judge_links(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
+                        int used) {
+  int speed = 0;
+  for (int h = 0; used >= 0 && h < facts->host_count; h++) {
+    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
+    speed = one->physical && one->speed > speed ? one->speed : speed;
+  }
+  for (int h = 0; h < facts->host_count; h++) {
+    const char *host = facts->hosts[h].name;
+    for (int i = 0; i < facts->hosts[h].interface_count; i++) {
+      const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
+      const int up = one->up ? 0 : count_like(facts, h, one, false);
+      if (up)
+        add(diagnosis, DOCTOR_DOWN, h, "%s: %s is down; on %d other host%s it is up", host,
+            one->name, up, up == 1 ? "" : "s");
+      if (one->up && one->half_duplex)
+        add(diagnosis, DOCTOR_DUPLEX, h, "%s: %s has half duplex, at %d Mbit/s", host, one->name,
+            one->speed);
+    }
+    const struct doctor_interface *one = used < 0 ? NULL : doctor_interface_in(facts, h, used);
+    if (one && one->physical && one->speed > 0 && one->speed < speed)
+      add(diagnosis, DOCTOR_NEGOTIATED, h,
+          "%s: the link of %s runs at %d Mbit/s, those of others at %d", host, one->name,
+          one->speed, speed);
+  }
+}
+
+/* Judges what differs between hosts in the subnet that is used. */
+static void judge_each_interface(const struct doctor_facts *facts,
+                                 struct doctor_diagnosis *diagnosis, int used) {
+  int common = 0, most = 0;
+  for (int h = 0; h < facts->host_count; h++) {
+    const int mtu = doctor_interface_in(facts, h, used)->mtu;
+    int alike = 0;
+    for (int other = 0; other < facts->host_count; other++)
+      alike += doctor_interface_in(facts, other, used)->mtu == mtu;
+    if (alike > most)
+      most = alike, common = mtu;
+  }
+  for (int h = 0; h < facts->host_count; h++) {
+    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
+    if (one->mtu != common)
+      add(diagnosis, DOCTOR_MTU, h, "%s: MTU %d on %s, %d on %d of %d hosts", facts->hosts[h].name,
+          one->mtu, one->name, common, most, facts->host_count);
+    if (facts->bulk == 0 || doctor_part_of(facts, -1, used) <= 0 ||
+        doctor_part_of(facts, h, used) >= USED_PART)
+      continue;
+    add(diagnosis, DOCTOR_ODD_INTERFACE, h,
+        "%s: %.0f %% of what it sends takes %s, as most hosts' does", facts->hosts[h].name,
+        100 * doctor_part_of(facts, h, used), one->name);
+    diagnosis->set_subnet = diagnosis->set_subnet < 0 ? used : diagnosis->set_subnet;
+  }
 }
 
 static bool is_faster(const struct doctor_facts *facts, int fast, int slow) {
@@ -208,70 +256,57 @@ static bool sends_in_both(const struct doctor_facts *facts, int subnet, int othe
   return false;
 }
 
+/* Judges a subnet that carries traffic, all of it or a part, where another one is faster. */
 static void judge_subnets(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                          int used, int best) {
+                          int used) {
   char networks[2][DOCTOR_ADDRESS];
-  const struct doctor_subnet *slow = &facts->subnets[used], *fast = &facts->subnets[best];
-  for (int s = 0; s < facts->subnet_count; s++)
-    if (is_faster(facts, best, s) && sends_in_both(facts, s, best)) {
-      add(diagnosis, DOCTOR_SPREAD, -1,
-          "a message that is cut among both arrives when its slower part does",
-          "let MPI use the faster one alone",
-          "%.0f %% of MPI's traffic takes %s, where plain TCP carries %.2f Gbit/s, and %.0f %% "
-          "takes %s, which carries %.2f",
-          100 * doctor_part_of(facts, -1, s), name_in(facts, s), facts->subnets[s].one_stream,
-          100 * doctor_part_of(facts, -1, best), name_in(facts, best), fast->one_stream);
-      diagnosis->set_subnet = best;
-      return;
-    }
-  if (!is_faster(facts, best, used))
-    return;
-  add(diagnosis, DOCTOR_WRONG_INTERFACE, -1, "every exchange takes as long as the slower one needs",
-      "let MPI use the faster one alone",
-      "MPI's traffic takes %s (%s), where plain TCP carries %.2f Gbit/s; %s (%s), which all hosts "
-      "have too, carries %.2f",
-      name_in(facts, used), doctor_network(slow->network, slow->netmask, networks[0]),
-      slow->one_stream, name_in(facts, best),
-      doctor_network(fast->network, fast->netmask, networks[1]), fast->one_stream);
-  diagnosis->set_subnet = best;
+  int best = 0;
+  for (int s = 1; s < facts->subnet_count; s++)
+    best = facts->subnets[s].one_stream > facts->subnets[best].one_stream ? s : best;
+  const struct doctor_subnet *fast = &facts->subnets[best];
+  for (int s = 0; s < facts->subnet_count && diagnosis->set_subnet < 0; s++) {
+    const struct doctor_subnet *slow = &facts->subnets[s];
+    if (!is_faster(facts, best, s) || (s != used && !sends_in_both(facts, s, best)))
+      continue;
+    add(diagnosis, DOCTOR_WRONG_INTERFACE, -1,
+        "%.0f %% of MPI's traffic takes %s (%s), where plain TCP carries %.2f Gbit/s; %s (%s), "
+        "which all hosts have too, carries %.2f",
+        100 * doctor_part_of(facts, -1, s), name_in(facts, s),
+        doctor_network(slow->network, slow->netmask, networks[0]), slow->one_stream,
+        name_in(facts, best), doctor_network(fast->network, fast->netmask, networks[1]),
+        fast->one_stream);
+    diagnosis->set_subnet = best;
+  }
 }
 
-static void judge_each_interface(const struct doctor_facts *facts,
-                                 struct doctor_diagnosis *diagnosis, int used) {
-  int common = 0, most = 0, speed = MAX_LINK;
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
-    int alike = 0;
-    for (int other = 0; other < facts->host_count; other++)
-      alike += doctor_interface_in(facts, other, used)->mtu == one->mtu;
-    if (alike > most)
-      most = alike, common = one->mtu;
-    speed = !one->physical || one->speed <= 0 ? 0 : one->speed < speed ? one->speed : speed;
-  }
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
-    if (one->mtu != common)
-      add(diagnosis, DOCTOR_MTU, h, "packets larger than the other side takes are lost silently",
-          "ip link set dev INTERFACE mtu MTU there, as on the others",
-          "%s: MTU %d on %s, %d on %d of %d hosts", facts->hosts[h].name, one->mtu, one->name,
-          common, most, facts->host_count);
-    if (facts->bulk == 0 || doctor_part_of(facts, -1, used) <= 0 ||
-        doctor_part_of(facts, h, used) >= USED_PART)
-      continue;
-    add(diagnosis, DOCTOR_ODD_INTERFACE, h,
-        "its way to the others is another one, and may be a slower one",
-        "name the interface, the same on every host; its routes if it is named: ip route there",
-        "%s: %.0f %% of what it sends takes %s, as most hosts' does", facts->hosts[h].name,
-        100 * doctor_part_of(facts, h, used), one->name);
-    diagnosis->set_subnet = diagnosis->set_subnet < 0 ? used : diagnosis->set_subnet;
-  }
+/* Judges what plain TCP carries in the subnet that is used: against MPI of the same pair, the
+ * links, and more streams. */
+static void judge_tcp(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
+                      int used) {
   const struct doctor_subnet *subnet = &facts->subnets[used];
   const double best = fmax(subnet->one_stream, subnet->four_streams);
-  if (best > 0 && speed < MAX_LINK && best < LINK_PART * speed * 1e-3)
+  int speed = MAX_LINK;
+  for (int h = 0; h < facts->host_count; h++) {
+    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
+    const double tcp = facts->hosts[h].tcp[used],
+                 mpi = facts->bandwidth[(h ^ 1) * facts->host_count + h];
+    speed = !one->physical || one->speed <= 0 ? 0 : one->speed < speed ? one->speed : speed;
+    if (tcp > 0 && mpi > 0 && tcp < MAX_LINK * 1e-3 && tcp >= MPI_RATIO * mpi)
+      add(diagnosis, DOCTOR_MPI_SLOW, -1,
+          "%s to %s: MPI carries %.2f Gbit/s, plain TCP %.2f between the same two by %s",
+          facts->hosts[h ^ 1].name, facts->hosts[h].name, mpi, tcp, one->name);
+  }
+  if (best <= 0)
+    add(diagnosis, DOCTOR_FIREWALL, -1, "MPI works, but no plain TCP connection is made by %s",
+        name_in(facts, used));
+  else if (speed < MAX_LINK && best < LINK_PART * speed * 1e-3)
     add(diagnosis, DOCTOR_LINK_SPEED, -1,
-        "something between the hosts, or the hosts themselves, holds the traffic back",
-        "look for errors in ethtool -S, for other traffic, for a slower switch, at MTUs",
         "plain TCP carries %.2f Gbit/s at best, but the slowest link has %.1f", best, speed * 1e-3);
+  if (subnet->one_stream > 0 && subnet->four_streams >= FASTER_RATIO * subnet->one_stream) {
+    add(diagnosis, DOCTOR_STREAMS_HELP, -1, "plain TCP: %.2f Gbit/s in one stream, %.2f in four",
+        subnet->one_stream, subnet->four_streams);
+    diagnosis->set_streams = true;
+  }
 }
 
 /* --- Hosts and pairs ---------------------------------------------------------------------------*/
@@ -314,17 +349,15 @@ static void judge_host(const struct doctor_facts *facts, struct doctor_diagnosis
   for (int h = 0; h < hosts; h++)
     best = times[h] > 0 ? fmin(best, times[h]) : best;
   if (out || in)
-    add(diagnosis, DOCTOR_SLOW_HOST, host, "every exchange waits for the slowest host",
-        "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
-        "%s: %.2f Gbit/s %s every other host, the others %.2f", facts->hosts[host].name, way[host],
+    add(diagnosis, DOCTOR_SLOW_HOST, host, "%s: %.2f Gbit/s %s every other host, the others %.2f",
+        facts->hosts[host].name, way[host],
         !in   ? "to"
         : out ? "to and from"
               : "from",
         largest(way, hosts));
   if (doctor_outlier(times[host], times, hosts, LATE_RATIO, false) &&
       times[host] >= best + LATE_MICROSECONDS)
-    add(diagnosis, DOCTOR_LATE_HOST, host, "small messages wait for it",
-        "its way to the others (switches, routing), power saving or load on it",
+    add(diagnosis, DOCTOR_LATE_HOST, host,
         "%s: a round trip takes %.0f us to any other host, %.0f us among others",
         facts->hosts[host].name, times[host], best);
 }
@@ -344,41 +377,70 @@ static void judge_hosts(const struct doctor_facts *facts, struct doctor_diagnosi
     const int from = pair / hosts, to = pair % hosts;
     const double expected = hosts == 2 ? largest(sends, 2) : fmin(sends[from], receives[to]);
     if (facts->bandwidth[pair] > 0 && facts->bandwidth[pair] * PAIR_RATIO <= expected)
-      add(diagnosis, DOCTOR_SLOW_PAIR, from, "exchanges that use this way wait for it",
-          "the way between these two: links (ethtool on both), switches, cables, routing",
-          "%s to %s: %.2f Gbit/s, but %.2f Gbit/s %s", facts->hosts[from].name,
-          facts->hosts[to].name, facts->bandwidth[pair], expected,
+      add(diagnosis, DOCTOR_SLOW_PAIR, from, "%s to %s: %.2f Gbit/s, but %.2f Gbit/s %s",
+          facts->hosts[from].name, facts->hosts[to].name, facts->bandwidth[pair], expected,
           hosts == 2 ? "the other way" : "with other hosts");
   }
   free(sends);
 }
 
+/* --- What MPI does not mind, but others do -----------------------------------------------------*/
+
+#define CLOCK_SECONDS 1.0
+
+/* Counts the hosts whose clocks differ from a host's, *by the last of them. */
+static int count_apart(const struct doctor_facts *facts, int host, double *by) {
+  int count = 0;
+  for (int h = 0; h < facts->host_count; h++) {
+    const double apart = facts->hosts[host].clock - facts->hosts[h].clock;
+    if (fabs(apart) >= CLOCK_SECONDS)
+      count++, *by = apart;
+  }
+  return count;
+}
+
+static void judge_surroundings(const struct doctor_facts *facts,
+                               struct doctor_diagnosis *diagnosis) {
+  for (int h = 0, bridge = 0; h < facts->host_count; h++) {
+    const struct doctor_host *host = &facts->hosts[h];
+    for (int i = 0; i < host->interface_count && !bridge; i++) {
+      const struct doctor_interface *one = &host->interfaces[i];
+      const int like = one->up && !one->physical ? count_like(facts, h, one, true) : 0;
+      bridge = like;
+      if (like)
+        add(diagnosis, DOCTOR_BRIDGE, -1, "%s: %s has an address that %d other host%s too",
+            host->name, one->name, like, like == 1 ? " has" : "s have");
+    }
+    if (host->loopback[0] && facts->host_count > 1)
+      add(diagnosis, DOCTOR_LOOPBACK_NAME, h, "%s: /etc/hosts gives its own name the address %s",
+          host->name, host->loopback);
+    double by = 0;
+    const int apart = 2 * count_apart(facts, h, &by); /* of two halves host 0's is right */
+    if (apart > facts->host_count ||
+        (apart == facts->host_count && fabs(host->clock) >= CLOCK_SECONDS))
+      add(diagnosis, DOCTOR_CLOCK, h, "%s: its clock differs from the others' by %.1f s",
+          host->name, by);
+  }
+}
+
+/* Causes come before what follows from them: processors, the kernel's word on interfaces, hosts,
+ * networks. */
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
   const int used = doctor_used_subnet(facts);
-  int best = 0;
   *diagnosis = (struct doctor_diagnosis){.set_subnet = -1};
-  judge_waiting(facts, diagnosis);
-  const bool spinning = diagnosis->count > 0;
+  bool vague = judge_load(facts, diagnosis);
+  vague = vague || judge_waiting(facts, diagnosis);
   judge_binding(facts, diagnosis);
-  for (int s = 1; s < facts->subnet_count; s++)
-    if (facts->subnets[s].one_stream > facts->subnets[best].one_stream)
-      best = s;
-  if (facts->host_count >= 2 && used >= 0) {
-    judge_subnets(facts, diagnosis, used, best);
-    judge_each_interface(facts, diagnosis, used);
+  if (facts->host_count >= 2) {
+    judge_links(facts, diagnosis, used);
+    if (!vague)
+      judge_hosts(facts, diagnosis);
+    if (!vague && used >= 0)
+      judge_subnets(facts, diagnosis, used);
+    if (used >= 0)
+      judge_each_interface(facts, diagnosis, used);
+    if (!vague && used >= 0)
+      judge_tcp(facts, diagnosis, used);
   }
-  if (facts->host_count < 2 || spinning)
-    return; /* rates among ranks that starve each other say nothing of the network */
-  judge_hosts(facts, diagnosis);
-  const struct doctor_subnet *subnet = &facts->subnets[used < 0 ? 0 : used];
-  if (used < 0 || subnet->one_stream <= 0 ||
-      subnet->four_streams < FASTER_RATIO * subnet->one_stream)
-    return;
-  add(diagnosis, DOCTOR_STREAMS_HELP, -1,
-      "a single connection does not fill the network: a limit of each flow, or delay",
-      "several connections between two hosts; measure again, as not every release of Open MPI "
-      "gains by btl_tcp_links",
-      "plain TCP: %.2f Gbit/s in one stream, %.2f in four", subnet->one_stream,
-      subnet->four_streams);
-  diagnosis->set_streams = true;
+  judge_surroundings(facts, diagnosis);
 }

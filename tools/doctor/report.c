@@ -19,16 +19,15 @@ static int shown(const struct doctor_facts *facts) {
 }
 
 static void print_hosts(FILE *file, const struct doctor_facts *facts) {
-  fprintf(file,
-          "\nRanks; a hop of a message that goes round the ranks of a host, in us\n"
-          "  %-16s %6s %6s %6s %9s\n",
-          "host", "ranks", "CPUs", "usable", "hop");
+  fprintf(
+      file,
+      "\nRanks; CPUs that other programs use; a hop of a message that goes round the ranks of a "
+      "host, in us\n  %-16s %6s %6s %6s %6s %9s\n",
+      "host", "ranks", "CPUs", "usable", "others", "hop");
   for (int h = 0; h < shown(facts); h++)
-    fprintf(file, "  %-16s %6d %6d %6d %9.1f\n", facts->hosts[h].name, facts->hosts[h].ranks,
-            facts->hosts[h].cpus_online, doctor_host_cpus(facts, h), facts->hosts[h].local_hop);
-  if (facts->hop_all > 0)
-    fprintf(file, "  a hop between two hosts, all others asleep: %.1f us; round all: %.1f us\n",
-            facts->hop_two, facts->hop_all);
+    fprintf(file, "  %-16s %6d %6d %6d %6.1f %9.1f\n", facts->hosts[h].name, facts->hosts[h].ranks,
+            facts->hosts[h].cpus_online, doctor_host_cpus(facts, h), facts->hosts[h].others,
+            facts->hosts[h].local_hop);
 }
 
 static void print_interfaces(FILE *file, const struct doctor_facts *facts) {

@@ -143,6 +143,8 @@ static const char *check(const struct tune_options *options) {
 
 #ifdef ONEBIT_HAVE_MPI
 static int run(const struct tune_options *options) {
+  if (options->doctor)
+    doctor_begin();
   MPI_Init(NULL, NULL);
   int status = options->doctor ? doctor_run() : tune_run(options);
   MPI_Finalize();

@@ -1,100 +1,14 @@
-/* Measures what the doctor can without MPI: the host that it runs on, and plain TCP; Linux. */
-#define _GNU_SOURCE /* sched_getaffinity, accept4 */
+/* Measures what plain TCP carries between two hosts. */
+#define _GNU_SOURCE /* accept4 */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
-#include <linux/if.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/machine.h"
 #include "tools/doctor/doctor.h"
-
-/* --- The host ----------------------------------------------------------------------------------*/
-
-_Static_assert(sizeof(cpu_set_t) == DOCTOR_CPU_TEXT * sizeof(uint64_t), "a bit for a bit");
-
-void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof set, &set); /* fails for more CPUs than the set has: none is known */
-  memcpy(cpus, &set, sizeof set);
-}
-
-/* Reads a number in a file of /sys/class/net/INTERFACE; `missing` where the kernel has none. */
-static long long read_number(const char *interface, const char *file, long long missing) {
-  char path[128];
-  long long number;
-  snprintf(path, sizeof path, "/sys/class/net/%s/%s", interface, file);
-  FILE *stream = fopen(path, "r");
-  if (!stream || fscanf(stream, "%lld", &number) != 1)
-    number = missing;
-  if (stream)
-    fclose(stream);
-  return number;
-}
-
-static uint32_t address_of(const struct sockaddr *address) {
-  return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr);
-}
-
-static void read_interface(const struct ifaddrs *entry, struct doctor_interface *interface) {
-  const char *name = interface->name;
-  char device[128];
-  snprintf(interface->name, sizeof interface->name, "%.15s", entry->ifa_name);
-  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
-  interface->address = address_of(entry->ifa_addr);
-  interface->netmask = address_of(entry->ifa_netmask);
-  interface->up = (entry->ifa_flags & IFF_UP) && (entry->ifa_flags & IFF_RUNNING);
-  interface->mtu = (int)read_number(name, "mtu", 0);
-  interface->speed = (int)read_number(name, "speed", -1);
-  interface->physical = access(device, F_OK) == 0;
-  interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
-}
-
-/* True if the interface is listed already: its further addresses are left out, since counters are
- * one an interface. */
-static bool is_read(const struct doctor_host *host, const char *name) {
-  for (int i = 0; i < host->interface_count; i++)
-    if (strcmp(host->interfaces[i].name, name) == 0)
-      return true;
-  return false;
-}
-
-void doctor_read_host(struct doctor_host *host) {
-  struct ifaddrs *all;
-  memset(host, 0, sizeof *host);
-  gethostname(host->name, sizeof host->name - 1);
-  host->cpus_online = ob_machine_processors();
-  if (getifaddrs(&all) != 0)
-    return;
-  for (struct ifaddrs *entry = all; entry; entry = entry->ifa_next)
-    if (entry->ifa_addr && entry->ifa_netmask && entry->ifa_addr->sa_family == AF_INET &&
-        !(entry->ifa_flags & IFF_LOOPBACK) && host->interface_count < DOCTOR_INTERFACES &&
-        !is_read(host, entry->ifa_name))
-      read_interface(entry, &host->interfaces[host->interface_count++]);
-  freeifaddrs(all);
-}
-
-void doctor_subtract(const struct doctor_host *before, struct doctor_host *after) {
-  for (int i = 0; i < after->interface_count; i++) {
-    struct doctor_interface *now = &after->interfaces[i];
-    uint64_t then = now->sent; /* it was not there before: nothing was added */
-    for (int k = 0; k < before->interface_count; k++)
-      if (strcmp(before->interfaces[k].name, now->name) == 0)
-        then = before->interfaces[k].sent;
-    now->sent -= then;
-  }
-}
-
-/* --- Plain TCP ---------------------------------------------------------------------------------*/
 
 #define SEND_SECONDS  0.3
 #define RECEIVE_LIMIT 10.0 /* what is in the kernel's buffers drains at 10 Mbit/s in four */

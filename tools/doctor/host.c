@@ -1,0 +1,145 @@
+/* Reads what the kernel says of this host: processors, interfaces, its name; Linux. */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <linux/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/machine.h"
+#include "tools/doctor/doctor.h"
+
+_Static_assert(sizeof(cpu_set_t) == DOCTOR_CPU_TEXT * sizeof(uint64_t), "a bit for a bit");
+
+void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set); /* fails for more CPUs than the set has: none is known */
+  memcpy(cpus, &set, sizeof set);
+}
+
+/* Adds the periods in which a cgroup was stopped by its limit; false: there is no such file. */
+static bool read_throttled(const char *path, int *periods) {
+  char line[128];
+  FILE *file = fopen(path, "r");
+  while (file && fgets(line, sizeof line, file))
+    sscanf(line, "nr_throttled %d", periods);
+  if (file)
+    fclose(file);
+  return file != NULL;
+}
+
+/* Reads the processors' counters. The limits are those of the cgroup that a container sees as its
+ * root; of version 2, or 1. */
+void doctor_read_load(struct doctor_load *load) {
+  double ticks[8] = {0}, second = (double)sysconf(_SC_CLK_TCK);
+  FILE *file = fopen("/proc/stat", "r");
+  *load = (struct doctor_load){.seconds = ob_seconds()};
+  if (file && fscanf(file, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &ticks[0], &ticks[1], &ticks[2],
+                     &ticks[3], &ticks[4], &ticks[5], &ticks[6], &ticks[7]) == 8) {
+    load->busy = (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / second;
+    load->stolen = ticks[7] / second;
+  }
+  if (file)
+    fclose(file);
+  if (!read_throttled("/sys/fs/cgroup/cpu.stat", &load->lost_periods))
+    read_throttled("/sys/fs/cgroup/cpu/cpu.stat", &load->lost_periods);
+}
+
+void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]) {
+  char line[512];
+  loopback[0] = '\0';
+  while (hosts && !loopback[0] && fgets(line, sizeof line, hosts)) {
+    line[strcspn(line, "#\n")] = '\0';
+    const char *address = strtok(line, " \t"), *word = address;
+    while (word && (word = strtok(NULL, " \t")) && strcmp(word, name) != 0)
+      continue;
+    if (word && strncmp(address, "127.", 4) == 0)
+      snprintf(loopback, 16, "%.15s", address);
+  }
+}
+
+/* Reads a number in a file of /sys/class/net/INTERFACE; `missing` where the kernel has none. */
+static long long read_number(const char *interface, const char *file, long long missing) {
+  char path[128];
+  long long number;
+  snprintf(path, sizeof path, "/sys/class/net/%s/%s", interface, file);
+  FILE *stream = fopen(path, "r");
+  if (!stream || fscanf(stream, "%lld", &number) != 1)
+    number = missing;
+  if (stream)
+    fclose(stream);
+  return number;
+}
+
+static bool reads_half(const char *interface) {
+  char path[128], word[8] = "";
+  snprintf(path, sizeof path, "/sys/class/net/%s/duplex", interface);
+  FILE *stream = fopen(path, "r"); /* reading fails where there is no link */
+  if (stream && fscanf(stream, "%7s", word) != 1)
+    word[0] = '\0';
+  if (stream)
+    fclose(stream);
+  return strcmp(word, "half") == 0;
+}
+
+static uint32_t address_of(const struct sockaddr *address) {
+  return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr);
+}
+
+static void read_interface(const struct ifaddrs *entry, struct doctor_interface *interface) {
+  const char *name = interface->name;
+  char device[128];
+  snprintf(interface->name, sizeof interface->name, "%.15s", entry->ifa_name);
+  snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
+  interface->address = address_of(entry->ifa_addr);
+  interface->netmask = address_of(entry->ifa_netmask);
+  interface->up = (entry->ifa_flags & IFF_UP) && (entry->ifa_flags & IFF_RUNNING);
+  interface->mtu = (int)read_number(name, "mtu", 0);
+  interface->speed = (int)read_number(name, "speed", -1);
+  interface->physical = access(device, F_OK) == 0;
+  interface->half_duplex = reads_half(name);
+  interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
+}
+
+/* True if the interface is listed already: its further addresses are left out, since counters are
+ * one an interface. */
+static bool is_read(const struct doctor_host *host, const char *name) {
+  for (int i = 0; i < host->interface_count; i++)
+    if (strcmp(host->interfaces[i].name, name) == 0)
+      return true;
+  return false;
+}
+
+void doctor_read_host(struct doctor_host *host) {
+  struct ifaddrs *all;
+  FILE *hosts = fopen("/etc/hosts", "r");
+  memset(host, 0, sizeof *host);
+  gethostname(host->name, sizeof host->name - 1);
+  doctor_find_loopback(hosts, host->name, host->loopback);
+  if (hosts)
+    fclose(hosts);
+  host->cpus_online = ob_machine_processors();
+  if (getifaddrs(&all) != 0)
+    return;
+  for (struct ifaddrs *entry = all; entry; entry = entry->ifa_next)
+    if (entry->ifa_addr && entry->ifa_netmask && entry->ifa_addr->sa_family == AF_INET &&
+        !(entry->ifa_flags & IFF_LOOPBACK) && host->interface_count < DOCTOR_INTERFACES &&
+        !is_read(host, entry->ifa_name))
+      read_interface(entry, &host->interfaces[host->interface_count++]);
+  freeifaddrs(all);
+}
+
+void doctor_subtract(const struct doctor_host *before, struct doctor_host *after) {
+  for (int i = 0; i < after->interface_count; i++) {
+    struct doctor_interface *now = &after->interfaces[i];
+    uint64_t then = now->sent; /* it was not there before: nothing was added */
+    for (int k = 0; k < before->interface_count; k++)
+      if (strcmp(before->interfaces[k].name, now->name) == 0)
+        then = before->interfaces[k].sent;
+    now->sent -= then;
+  }
+}
