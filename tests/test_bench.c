@@ -351,7 +351,7 @@ Test(bench, statistics_of_few_samples) {
   cr_expect_eq(bench_ratio(a, b, 3, scratch).median, 1);
 }
 
-/* Returns what is printed of a measurement that began so many seconds ago, a quarter of which is done. */
+/* Returns what is printed of a measurement that began so many seconds ago; a quarter is done. */
 static const char *progress_after(double seconds, bool open) {
   static char text[1000];
   struct bench_progress progress = {
