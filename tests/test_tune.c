@@ -123,6 +123,10 @@ Test(tune, bytes_of_the_methods_stand_in_their_ratios) {
   const double bits = 1 + 7 * warm_up + 1.0 / 64;
   cr_expect_float_eq(dense / levels, 32 / bits * (127.0 / 128) / (15.0 / 16), 1e-6);
   cr_expect_lt(tune_exchange(&costs, &some_training, TUNE_ZERO_ONE).host_bytes, levels);
+  cr_expect_eq(tune_exchange(&costs, &some_training, TUNE_SGD).host_bytes,
+               tune_exchange_bits(&costs, &some_training, 1).host_bytes);
+  cr_expect_eq(tune_exchange(&costs, &some_training, TUNE_RUN).host_bytes,
+               tune_exchange_bits(&costs, &some_training, 8).host_bytes);
 }
 
 /* --- A whole run */
@@ -397,7 +401,7 @@ Test(tune, predicts_a_whole_run) {
 /* A slow network pays, and NVLink does not: the summary says both. */
 Test(tune, predicts_for_gpus) {
   const char *said = program(0, PREDICT_CARDS "--hosts 2 --ranks-per-host 8");
-  for (int m = 0; m < TUNE_METHODS; m++)
+  for (int m = 0; m < TUNE_CARD_METHODS; m++)
     expect_said(said, tune_method_names[m]);
   expect_said(said, "Counted from the source, not measured");
   expect_said(said, "One host, 8 GPUs");

@@ -30,8 +30,8 @@ static const struct tool_option rows[] = {
     {.kind = TOOL_HEADING,
      .help =
          "With --predict, measures nothing and needs no MPI: says what a step of training "
-         "takes in\nthe mean of a run: dense, with Efficient-Adam, 1-bit Adam and 0/1 Adam, and "
-         "on which links that pays."},
+         "takes in\nthe mean of a run: dense, with each one-bit optimizer and with onebit run, and "
+         "on which\nlinks that pays."},
     {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
     {"parameters", 0, TOOL_REAL, AT(parameters), "N", "of the model: 340M, 1.5G", .low = 1,
      .high = 1e14},

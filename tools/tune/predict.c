@@ -73,7 +73,7 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
   if (costs->cores_per_host > 0)
     printf(" %g cores a host.\n", costs->cores_per_host);
   else
-    printf(" A core a rank.\n");
+    printf(" A core a rank;\n#   where ranks share cores, all steps take longer: --cores.\n");
   if (costs->cores_shared > 0)
     printf("# %.3g cores that all hosts share, as measured: one machine. --cores says otherwise.\n",
            costs->cores_shared);
@@ -90,15 +90,17 @@ static void print_assumptions(const struct ob_costs *costs, const struct tune_tr
       "nothing in %.1f %%.\n",
       training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
       100 * (1 - policy.one_bit - policy.dense));
+  printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); of "
+         "Efficient-Adam's %d\n#   steps send 8 bits. Momentum SGD: one bit in each, as onebit run "
+         "--bits 1; onebit run: 8.\n",
+         100 * training->warm_up, ONEBIT_WARMUP_STEPS);
   printf(
-      "# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up). Efficient-Adam: the "
-      "first %d\n#   steps send 8 bits.\n",
-      100 * training->warm_up, ONEBIT_WARMUP_STEPS);
-  printf("# Each row is the mean of a whole run, without the optimizer's own time. Link's rate: "
-         "the time "
-         "that\n#   the bytes alone take.\n"
-         "# Pays below: on links faster than this, expect less than %.0f %% gain with overlap.\n",
-         100 * (TUNE_WORTH - 1));
+      "# Each row is the mean of a whole run. At the link's rate: what its bytes take if nothing "
+      "else did.\n"
+      "# Pays below: on links faster than this, expect less than %.0f %% gain, overlapped, even if "
+      "software\n#   moves the bytes of a faster link faster. The optimizer's own time is left "
+      "out.\n",
+      100 * (TUNE_WORTH - 1));
 }
 
 static void print_methods(const struct ob_costs *costs, const struct tune_training *training) {
@@ -131,13 +133,13 @@ static void print_scales(const struct ob_costs *costs, struct tune_training trai
   printf("\n# The same with other numbers of hosts, %d rank%s each, no overlap: seconds a step\n",
          training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s");
   printf("%-8s", "hosts");
-  for (int m = 0; m < TUNE_METHODS; m++)
+  for (int m = 0; m < TUNE_CARD_METHODS; m++)
     printf("%20s", tune_method_names[m]);
   printf("%10s\n", "speed-up");
   for (training.hosts = 4; training.hosts <= 1024; training.hosts *= 2) {
-    double step[TUNE_METHODS];
+    double step[TUNE_CARD_METHODS];
     printf("%-8d", training.hosts);
-    for (enum tune_method m = 0; m < TUNE_METHODS; m++)
+    for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++)
       printf("%20.4f", step[m] = tune_step_seconds(costs, &training, m, false));
     printf("%10.2f\n", step[TUNE_DENSE] / fmin(step[TUNE_FLAT], step[TUNE_HIERARCHICAL]));
   }

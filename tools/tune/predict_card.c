@@ -122,7 +122,7 @@ static void print_network(const struct network *network) {
            training->ranks_per_host, rate);
   printf("%-19s%10s%10s%10s%12s%10s%9s%12s%9s\n", "method", "kernels", "messages", "step",
          "bytes/host", "launches", "speed-up", "overlapped", "speed-up");
-  for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
+  for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++) {
     const struct tune_update update = tune_card_update(&network->card, training, m);
     const double step = tune_card_step(&network->card, training, m, false);
     const double hidden = tune_card_step(&network->card, training, m, true);
@@ -165,7 +165,7 @@ static void print_json(const struct network *networks, size_t count) {
     ob_json_integer(&json, "hosts", (uint64_t)network->training.hosts);
     ob_json_real(&json, "payload_bits_per_s", 8 * network->card.link);
     ob_json_begin(&json, "methods", '[');
-    for (enum tune_method m = 0; m < TUNE_METHODS; m++)
+    for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++)
       method_as_json(&json, network, m);
     ob_json_end(&json, ']');
     ob_json_end(&json, '}');

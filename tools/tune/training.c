@@ -9,7 +9,8 @@
 
 const char *const tune_method_names[TUNE_METHODS] = {"dense float32",  "dense float16",
                                                      "Efficient-Adam", "same, hierarchical",
-                                                     "1-bit Adam",     "0/1 Adam"};
+                                                     "1-bit Adam",     "0/1 Adam",
+                                                     "momentum SGD",   "onebit run, 8 bits"};
 
 struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method) {
   const double steps = training->steps, warm_up = training->warm_up;
@@ -18,6 +19,8 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
     return (struct tune_policy){1 - warm_up, 0, warm_up};
   if (method == TUNE_FLAT || method == TUNE_HIERARCHICAL)
     return (struct tune_policy){1 - eight_bits, eight_bits, 0};
+  if (method == TUNE_SGD || method == TUNE_RUN)
+    return (struct tune_policy){method == TUNE_SGD, method == TUNE_RUN, 0};
   if (method != TUNE_ZERO_ONE)
     return (struct tune_policy){0, 0, 1};
   const struct ob_zero_one_schedule schedule =
