@@ -274,7 +274,7 @@ struct ob_call ob_plan_call(onebit_plan_t plan, const void *sendbuf, void *recvb
   return call_on_buffers(plan);
 }
 
-/* What is wrong with the call on this rank. The plan tells the other ranks. */
+/* Checks the call on this rank. The plan tells the other ranks of an error. */
 static onebit_status_t check_call(const struct onebit_plan *plan, const void *sendbuf,
                                   const void *recvbuf, onebit_operation_t operation,
                                   const onebit_request_t *request, bool on_stream) {

@@ -46,8 +46,8 @@ struct ob_executor {
   onebit_status_t (*begin)(const struct onebit_plan *plan);
   void (*end)(const struct onebit_plan *plan);
 
-  /* Of residuals of one copy, after a call that is not to be: they are as they were, to two
-   * roundings. NULL: there are two. */
+  /* Restores residuals of one copy after a call that is skipped or fails, to two roundings. NULL:
+   * there are two copies. */
   void (*undo)(const struct onebit_plan *plan);
 
   /* Around steps: makes the plan's device current for this thread, and then the one before. NULL on

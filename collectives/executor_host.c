@@ -174,7 +174,7 @@ static void update(const struct onebit_plan *plan, const struct ob_view *in,
   ob_pass_blocks(&plan->state->work, in, wanted ? &last : NULL, shape, sink);
 }
 
-/* What each rank sent: a segment of the result, or in an allgather its own output. */
+/* Applies each rank's message: a segment of the result, or in an allgather that rank's output. */
 static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   bool whole = plan->geometry.whole;
   (void)wait;

@@ -26,8 +26,9 @@ struct onebit_plan;
  * how often a width that is too small was tried. */
 #define OB_LADDER_PATIENCE 4
 
-/* What the next calls go by. In a checkpoint it is a row of numbers, so each member is 8 bytes, and
- * ladder_number of optimizers/checkpoint/optimizer.c says what they may be. */
+/* The state that decides the width of the next calls. In a checkpoint it is a row of numbers, so
+ * each member is 8 bytes, and ladder_number of optimizers/checkpoint/optimizer.c has their
+ * ranges. */
 struct ob_ladder_state {
   uint64_t width, last_width; /* filled in by ob_ladder_keep: of the next call and of the last */
   uint64_t calls, moves;      /* committed; how often the width has changed */
@@ -64,7 +65,7 @@ static inline bool ob_ladder_is_used(const struct ob_ladder *ladder) {
   return ladder->max > ladder->min;
 }
 
-/* What a message of another rank says. */
+/* Takes over the flags and the residual of another rank's message. */
 static inline void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, float rms) {
   if (!ob_ladder_is_used(ladder))
     return;

@@ -12,8 +12,8 @@ size_t ob_own_segment(const struct onebit_plan *plan);
 /* The result of a member of the group, in the call in flight. */
 unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk);
 
-/* Where the result of a segment's server lies in memory that a host shares, perhaps in another
- * rank's block. */
+/* Returns the place of the result of a segment's server in memory that a host shares, perhaps in
+ * another rank's block. */
 unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t segment,
                               size_t chunk);
 

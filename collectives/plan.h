@@ -68,8 +68,8 @@ struct ob_call {
   bool hold;
 };
 
-/* What the host's clock saw of the calls since somebody took it: the work of codecs on messages,
- * and bringing results to their place. */
+/* The host's time in calls since the last reading: codecs' work on messages, and applying
+ * results. */
 struct ob_spent {
   double compress, apply; /* seconds */
 };
@@ -174,9 +174,9 @@ onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large);
 /* Finds the sources whose latest results are in memory of this rank: first .. end - 1. */
 void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end);
 
-/* Where the result that member or rank `source` sent lies: of the latest call that was committed,
- * or of the one in flight. In a hierarchical plan `source` is the number of the share, and its
- * memory perhaps another rank's. */
+/* Returns the result of member or rank `source`: that of the latest committed call, or of the one
+ * in flight. In a hierarchical plan `source` is the number of the share, and its memory may be
+ * another rank's. */
 unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t source,
                               size_t chunk);
 

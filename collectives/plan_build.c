@@ -1,4 +1,4 @@
-/* What a plan has: its layout, steps, messages and residuals, and the memory of all of them. */
+/* Builds a plan: its layout, steps, messages and residuals, and the memory of all of them. */
 #include "collectives/plan_private.h"
 
 #include <stdatomic.h>

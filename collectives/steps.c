@@ -120,7 +120,7 @@ void ob_steps_give_up(const struct onebit_plan *plan) {
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;
-  /* What is on streams fails there, and its communicator is the program's to abort. */
+  /* A call on a stream fails there, and its communicator is the program's to abort. */
   if (!plan->comm->transport->put)
     ob_comm_give_up(plan->comm, plan->flight->outcome.error);
   if (plan->host.shared.base)

@@ -55,7 +55,7 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   plan->state->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->state->ladder.min);
   plan->state->worker.norms = allocate(plan, &plan->state->worker);
-  /* Of a server that keeps no error there is nothing to measure. */
+  /* A server without a residual has nothing to measure. */
   const bool serves_error = plan->state->server.serving.rule == OB_SERVE_MEAN;
   plan->state->server.norms = serves_error ? allocate(plan, &plan->state->server) : NULL;
   if (plan->state->worker.norms && (plan->state->server.norms || !serves_error))
@@ -118,14 +118,14 @@ static double residual_part(unsigned width) {
   return width == 1 ? 0.81 : width == 2 ? 0.37 : width == 4 ? 0.13 : 0.03;
 }
 
-/* Of all ranks the largest residual, as the square of its norm, in another width. */
+/* Returns the largest residual of all ranks, as the square of its norm, in another width. */
 static double residual_in(const struct onebit_plan *plan, unsigned width) {
   const double rms = (double)plan->state->ladder.agreed_rms * residual_part(width) /
                      residual_part(plan->state->ladder.measured_width);
   return rms * rms * (double)plan->geometry.layout.elements;
 }
 
-/* Of one message with everything. */
+/* Returns the bytes of one message with all elements. */
 static double bytes_in(const struct onebit_plan *plan, unsigned width) {
   const struct ob_layout *layout = &plan->geometry.layout;
   if (plan->options.wire == ONEBIT_WIRE_DENSE)

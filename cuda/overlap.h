@@ -22,7 +22,7 @@ void ob_overlap_destroy(const struct onebit_plan *plan);
 onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
                                size_t chunk);
 
-/* What is put next on the stream of the call follows the latest batch about a chunk. */
+/* Makes the next work on the call's stream follow the latest batch of a chunk. */
 onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk);
 
 #endif

@@ -122,14 +122,15 @@ static bool arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool
   return true;
 }
 
-/* Whether what was computed last for a chunk is among the host's messages. */
+/* True if the latest computation of a chunk is among the host's messages. */
 static bool ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-/* What is ready was made of the host's inputs, which are no longer needed then. */
+/* Sends a chunk that is ready. It was made of the host's inputs, which are no longer needed
+ * then. */
 static bool send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!ready(plan, chunk, wait))
     return false;
@@ -167,7 +168,8 @@ static onebit_status_t compress_chunk(const struct onebit_plan *plan, size_t chu
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-/* What a rank sends that cannot take part: nothing of an earlier call. */
+/* Clears the messages of a rank that cannot take part, so that it sends nothing of an earlier
+ * call. */
 static void clear_outgoing(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   if (geometry->whole)

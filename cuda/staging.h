@@ -34,13 +34,13 @@ struct ob_rows {
 cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows to,
                                  struct ob_rows from, size_t bytes, size_t count, bool down);
 
-/* Whether a query or a wait is over. An error ends the waiting too, and fails the call. */
+/* True if a query or a wait is over. An error ends the waiting too, and fails the call. */
 bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error);
 
 /* From here on this rank only tells the others that it cannot take part. */
 void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
 
-/* What the device had met when it sent this. */
+/* Takes over the device's errors and flags, as they were when it sent this state. */
 void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen);
 
 /* The inside of a host (staged_host.c), in memory that its ranks share. Nothing where the plan is

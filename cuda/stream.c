@@ -126,8 +126,8 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
                                 .begins = !plan->device->has_sealed};
 }
 
-/* What the other ranks depend on is launched a second time when it fails: the call is lost, but
- * they can be told, and find the next one's messages numbered as theirs. */
+/* Seals messages. A launch on which the other ranks depend is repeated when it fails: the call is
+ * lost, but they are told, and find the next call's messages numbered as theirs. */
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind) {
   cudaStream_t stream = stream_of(plan);
@@ -256,7 +256,8 @@ static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
   return ob_stream_ended(plan, status);
 }
 
-/* What this rank computes, if it takes part. */
+/* Notes the outcome of a launch of this rank's own work; a rank that does not take part has
+ * none. */
 static bool launched(const struct onebit_plan *plan, cudaError_t error) {
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
@@ -298,7 +299,8 @@ static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wai
   return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, stream_of(plan)));
 }
 
-/* What it adds up, it may open too: it does not depend on what the headers say. */
+/* Reduces a chunk, and opens its messages in the same kernel: the sum does not depend on the
+ * headers. */
 static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_device *device = plan->device;
   (void)wait;

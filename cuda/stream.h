@@ -19,7 +19,7 @@ void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *m
                     size_t chunk, enum ob_message_kind kind);
 void ob_stream_open(const struct onebit_plan *plan);
 
-/* What becomes of the call after a step with this status. False: the step has to wait. */
+/* Decides how the call goes on after a step with this status. False: the step has to wait. */
 bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status);
 
 /* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.

@@ -175,7 +175,8 @@ onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
-/* Of several steps whose order is not known, one that was skipped is what counts. */
+/* Rescales by the number of steps. If the order of several steps is not known, a skipped one is
+ * taken as the last. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
   const onebit_optimizer_options_t *options = &optimizer->options;
   if (options->initial_loss_scale == 0)
@@ -209,7 +210,7 @@ onebit_status_t ob_optimizer_advance(onebit_optimizer_t optimizer) {
   return ob_buckets_fit_arrays(optimizer, false);
 }
 
-/* Whether the latest step, which all ranks count, is one that this rank alone did not make. */
+/* True if the latest step, which all ranks count, was not made by this rank alone. */
 static bool stayed_alone(const struct onebit_optimizer *optimizer) {
   return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
 }

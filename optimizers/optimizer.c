@@ -99,7 +99,7 @@ static onebit_status_t resolve_plan(const onebit_optimizer_options_t *options,
   return ob_plan_resolve(&plan, shape);
 }
 
-/* What the tensors have that must be the same on all ranks. */
+/* Adds the tensors' properties that must be the same on all ranks. */
 static void add_tensors(const onebit_tensor_t *tensors, size_t ntensors, uint64_t *counts,
                         uint64_t *constants) {
   for (size_t k = 0; k < ntensors; k++) {

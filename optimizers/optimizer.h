@@ -282,7 +282,7 @@ static inline bool ob_optimizer_compresses(const struct onebit_optimizer *optimi
   return optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED || optimizer->comm->size > 1;
 }
 
-/* What the bucket sends in the step being made. */
+/* Returns the kind of messages that the bucket sends in the step being made. */
 static inline enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer *optimizer,
                                                   const struct ob_bucket *bucket) {
   return bucket->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
@@ -417,7 +417,7 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
 
-/* Whether the warm-up is over. Where there is none, frozen_at stays 0. */
+/* True if the warm-up is over. Without one, frozen_at stays 0. */
 static inline bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimizer) {
   return optimizer->frozen_at || optimizer->began_frozen;
 }

@@ -25,7 +25,7 @@ static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* What a bucket's steps send, and its plans take. */
+/* Adds the bytes that a bucket's steps send, and the memory of its plans. */
 static void add_bucket(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                        onebit_optimizer_info_t *info) {
   const struct onebit_plan *back =

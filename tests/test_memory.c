@@ -88,7 +88,7 @@ static onebit_status_t create_plan(onebit_comm_t comm, const struct creation *cr
 
 static float parameters[5000], gradients[5000]; /* no step is made: threads share them unwritten */
 
-/* Of two compressed tensors, one that is not, and an empty one. */
+/* Creates an optimizer of two compressed tensors, an uncompressed one and an empty one. */
 static onebit_status_t create_optimizer(onebit_comm_t comm, const struct creation *creation) {
   onebit_tensor_t tensors[] = {{parameters, gradients, 1000, 0, 0, 0},
                                {NULL, NULL, 0, 0, 0, 0},

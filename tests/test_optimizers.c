@@ -281,8 +281,8 @@ Test(optimizers, skipped_steps_change_nothing_on_hosts) {
     }
 }
 
-/* Where gradients are clipped nothing has been compressed when a step is skipped: one copy of the
- * residuals is enough. */
+/* One copy of the residuals is enough with clipping: nothing has been compressed when a step is
+ * skipped. */
 Test(optimizers, skipped_steps_change_nothing_with_one_copy) {
   for (size_t k = 0; k < KINDS; k++)
     for (int size = 1; size <= 4; size++) {

@@ -108,8 +108,8 @@ static const int *ranks_here(const struct onebit_plan *plan) {
   return hosts->ranks + hosts->host * hosts->each;
 }
 
-/* Whether all ranks of the host have done so many chunks, or one of them has failed. Until then
- * this rank's messages must move on all the same: what the others wait for may be among them. */
+/* True if all ranks of the host have done so many chunks, or one of them has failed. Until then
+ * this rank's messages must move on: the others may wait for them. */
 static bool all_have(const struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
   const struct ob_host *host = &plan->host;
   plan->flight->host.awaited = -1;
@@ -192,7 +192,7 @@ void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment
          (slot * plan->geometry.segments + segment) * host->segment_bytes;
 }
 
-/* What lies there from a chunk before may still be wanted. */
+/* True if the slot's earlier chunk is no longer needed. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk) {
   uint64_t number = plan->flight->host.base + chunk + 1, slots = plan->host.slots;
   return number <= slots || all_have(plan, USED, number - slots);

@@ -61,8 +61,9 @@ ob_step_run ob_host_put, ob_host_barrier, ob_host_wait_free, ob_host_publish, ob
  * float32 in a plan of another type. */
 bool ob_host_is_half(const struct onebit_plan *plan);
 
-/* What an executor makes its own steps of. A chunk of this rank's inputs may be put in its window;
- * where that of a rank's is, about a segment; it is there, and the flags of this rank with it. */
+/* The parts of an executor's own steps: whether a chunk of this rank's inputs may be put in its
+ * window; the place of a rank's inputs of a segment; and that they are there, with the flags of
+ * this rank. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk);
 void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
 void ob_host_loaded(const struct onebit_plan *plan, size_t chunk);

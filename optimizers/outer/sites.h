@@ -147,8 +147,8 @@ struct ob_sites {
   double late_since;  /* when the latest was added to late_rounds */
   uint64_t left_out;  /* rounds of the own shards without some site */
   uint64_t caught_up; /* snapshots that were applied */
-  /* What has failed in a step in which the ranks of the site do not meet: their next exchange is
-   * told of it. */
+  /* The failure of a step in which the ranks of the site exchange nothing: their next exchange
+   * reports it. */
   struct ob_outcome failed;
 
   /* To the other ranks of the site; there, from rank 0. */
