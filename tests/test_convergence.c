@@ -151,8 +151,8 @@ static double loss_after(const struct any_case *what, size_t freeze_step, int no
   return mean;
 }
 
-/* Larger coefficients of LAMB want smaller rates: the ratio stays as it was. Three of the four ranks
- * have a share. */
+/* Larger coefficients of LAMB need smaller rates: the ratio stays as it was. Three of the four
+ * ranks have a share. */
 static const struct {
   const char *name;
   struct any_case what;
