@@ -2,6 +2,7 @@
  */
 #include "collectives/communicator.h"
 #include "tests/support_collectives.h"
+#include "tests/support_ladder.h"
 #include "tests/support_mpi.h"
 
 /* Sets a cost of a second per message, with which small allgathers go in rounds on one host too. */
@@ -26,4 +27,14 @@ RankedTest(mpi_collectives, equal_the_oracle) {
   collective_each("mpi_collectives", 1, cases, count, check);
   cases = schedule_cases(size, 1, FEW, &count); /* the ranks of a test are on one host */
   collective_each("mpi_schedules", 1, cases, count, check_schedule);
+}
+
+RankedTest(mpi_collectives, climb_and_descend) {
+  static const onebit_schedule_t schedules[] = {ONEBIT_SCHEDULE_EXCHANGE,
+                                                ONEBIT_SCHEDULE_ALLGATHER};
+  for (size_t k = 0; k < sizeof schedules / sizeof schedules[0]; k++) {
+    struct climb climb = {.schedule = schedules[k]};
+    check_case("schedule %d", (int)schedules[k]);
+    on_mpi_ranks(MPI_COMM_WORLD, climb_on_rank, &climb);
+  }
 }

@@ -19,7 +19,8 @@ static void check(const struct adam_case *what) {
   adam_release(&run);
 }
 
-/* In one exchange, and of one scale; then in buckets, with steps that all ranks must skip. */
+/* In one exchange, and of one scale; then in buckets, with steps that all ranks must skip, other
+ * types, clipping, and gradients that are not there. */
 static void check_buckets(struct adam_case what) {
   what.options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   check(&what);
@@ -32,6 +33,12 @@ static void check_buckets(struct adam_case what) {
   for (int form = BACKWARD; form < ADAM_FORMS; form++) {
     what.form = (enum adam_form)form;
     what.options.common.gradient_dtype = form % 2 ? ONEBIT_BFLOAT16 : ONEBIT_FLOAT32;
+    what.options.common.parameter_dtype = (onebit_dtype_t)(what.options.shards ? 0 : form % 3);
+    what.options.common.clip_norm = form < SHUFFLED ? 195 : 0;
+    what.options.common.initial_loss_scale = form < SHUFFLED ? 8 : 0;
+    what.options.common.loss_scale_interval = 2;
+    what.uncompressed = form % 2 ? 0x2b : 0;
+    what.absent = form % 2 ? 5 : 0;
     what.poison = form % 2 ? 0.0f : INFINITY;
     check(&what);
   }
@@ -44,6 +51,10 @@ static void check_profiles(struct adam_case what) {
   check(&what);
   what.poison = INFINITY;
   what.poisoned_rank = what.size - 1;
+  what.options.common.gradient_dtype = ONEBIT_FLOAT16;
+  what.options.common.parameter_dtype = ONEBIT_BFLOAT16;
+  what.options.common.clip_norm = 195;
+  what.options.common.initial_loss_scale = 8;
   check(&what);
 }
 

@@ -24,26 +24,30 @@ enum mistake { NO_SENDBUF, NO_RECVBUF, ODD_SENDBUF, ODD_RECVBUF, OVERLAP, OTHERS
 static onebit_status_t call_mistaken(const struct collective_case *what, enum mistake mistake,
                                      char *send, char *receive, onebit_plan_t plan,
                                      bool nonblocking, int rank) {
-  size_t other = (size_t)((rank + 1) % what->size) * what->count * sizeof(float);
+  const onebit_operation_t operation = what->options.operation;
+  const size_t element = dtype_size(what->options.dtype);
+  size_t other = (size_t)((rank + 1) % what->size) * what->count * element;
   if (mistake == NO_SENDBUF)
     send = NULL;
   if (mistake == NO_RECVBUF)
     receive = NULL;
   if (mistake == ODD_SENDBUF)
-    send += 2;
+    send += element / 2;
   if (mistake == ODD_RECVBUF)
     receive += 1;
   if (mistake == OVERLAP)
-    receive = send + sizeof(float);
-  if (mistake == OTHERS_PLACE && what->options.operation == ONEBIT_ALLGATHER)
+    receive = send + element;
+  if (mistake == OTHERS_PLACE && operation == ONEBIT_ALLGATHER)
     send = receive + other;
   else if (mistake == OTHERS_PLACE)
-    receive = send + (what->options.operation == ONEBIT_REDUCE_SCATTER ? other : sizeof(float));
+    receive = send + (operation == ONEBIT_REDUCE_SCATTER ? other : element);
   if (!nonblocking)
-    return call_collective(what->options.operation, send, receive, plan);
+    return call_collective(operation, send, receive, plan);
   onebit_request_t request = NULL;
-  CHECK_STATUS(start_collective(what->options.operation, send, receive, plan, &request), ONEBIT_OK);
-  return onebit_wait(&request);
+  CHECK_STATUS(start_collective(operation, send, receive, plan, &request), ONEBIT_OK);
+  onebit_status_t status = onebit_wait(&request);
+  CHECK(request == NULL, "a finished request is not NULL");
+  return status;
 }
 
 /* All mistakes, each between two good calls. */
@@ -51,30 +55,30 @@ static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_ru
   static const char *const names[] = {"sendbuf", "recvbuf", "sendbuf",
                                       "recvbuf", "overlap", "overlap"};
   const struct collective_case *what = &run->what;
-  onebit_operation_t operation = what->options.operation;
-  int rank = onebit_comm_rank(comm);
-  size_t sent = send_count(operation, COUNT, what->size);
-  size_t received = receive_count(operation, COUNT, what->size);
-  size_t begin = operation == ONEBIT_REDUCE_SCATTER ? (size_t)rank * COUNT : 0;
-  char *send = allocate(sent + received + 8, sizeof(float));
-  char *receive = send + (sent + 8) * sizeof(float);
-  onebit_plan_t plan = NULL;
-  CHECK_STATUS(onebit_plan_create(comm, COUNT, &what->options, &plan), ONEBIT_OK);
+  const size_t element = dtype_size(what->options.dtype);
+  struct seat seat;
+  seat_take(&seat, comm, run);
+  free(seat.send);
+  free(seat.receive);
+  char *room = allocate(seat.sent + seat.received + 16, element);
+  seat.send = room;
+  seat.receive = room + (seat.sent + 8) * element;
   for (int step = 0; step < what->steps; step++) {
     enum mistake mistake = (enum mistake)(step % MISTAKES);
-    check_case("%s, mistake %d of rank %d", operation_name(operation), (int)mistake, culprit);
-    fill_input(send, ONEBIT_FLOAT32, sent, rank, step);
-    fill_pattern(receive, received * sizeof(float));
-    onebit_status_t status = call_mistaken(what, rank == culprit ? mistake : MISTAKES, send,
-                                           receive, plan, step >= MISTAKES, rank);
+    check_case("%s of %s, mistake %d of rank %d", operation_name(what->options.operation),
+               dtype_name(what->options.dtype), (int)mistake, culprit);
+    seat_fill(&seat, step);
+    fill_pattern(seat.receive, seat.received * element);
+    onebit_status_t status =
+        call_mistaken(what, seat.rank == culprit ? mistake : MISTAKES, seat.send, seat.receive,
+                      seat.plan, step >= MISTAKES, seat.rank);
     check_blame(status, comm, culprit, names[mistake]);
-    CHECK(pattern_holds(receive, received * sizeof(float)), "a failed call changed recvbuf");
-    CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
-    CHECK_BITS("recvbuf", receive, (float *)run->results[step] + begin, received, ONEBIT_FLOAT32);
+    CHECK(pattern_holds(seat.receive, seat.received * element), "a failed call changed recvbuf");
+    seat_call(&seat, step);
   }
-  check_errors(plan, run->oracle, rank);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  free(send);
+  seat.send = seat.receive = NULL;
+  seat_leave(&seat);
+  free(room);
 }
 
 void wrong_buffers_on_one_rank(onebit_comm_t comm, void *context) {
@@ -85,6 +89,7 @@ void wrong_buffers_on_one_rank(onebit_comm_t comm, void *context) {
                                    .count = COUNT,
                                    .options = EXCHANGE_OPTIONS_INIT};
     what.options.operation = operations[k];
+    what.options.dtype = (onebit_dtype_t)((k + culprit->rank) % 3);
     what.hosts = onebit_comm_hosts(comm);
     if (culprit->schedule && operations[k] == ONEBIT_ALLREDUCE)
       what.options.schedule = culprit->schedule;

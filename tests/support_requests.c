@@ -86,14 +86,13 @@ static int in_order(int i, int rank, int step) {
 
 void waited_in_any_order(onebit_comm_t comm, void *context) {
   struct seat seats[FLIGHT_PLANS];
-  int rank = onebit_comm_rank(comm);
   check_case("waited for in any order");
   take_seats(seats, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     for (int k = 0; k < FLIGHT_PLANS; k++)
       start(&seats[k], step);
     for (int i = 0; i < FLIGHT_PLANS; i++) {
-      struct seat *seat = &seats[in_order(i, rank, step)];
+      struct seat *seat = &seats[in_order(i, onebit_comm_rank(comm), step)];
       CHECK_STATUS(onebit_wait(&seat->request), ONEBIT_OK);
       check_result(seat, step);
     }
@@ -120,13 +119,12 @@ static int test_all(struct seat *seats, bool *finished, int step) {
 
 void started_in_any_order_and_tested(onebit_comm_t comm, void *context) {
   struct seat seats[FLIGHT_PLANS];
-  int rank = onebit_comm_rank(comm);
   check_case("started in any order");
   take_seats(seats, context, comm);
   for (int step = 0; step < FLIGHT_STEPS; step++) {
     bool finished[FLIGHT_PLANS] = {false};
     for (int i = 0; i < FLIGHT_PLANS; i++)
-      start(&seats[in_order(i, rank, step)], step);
+      start(&seats[in_order(i, onebit_comm_rank(comm), step)], step);
     while (test_all(seats, finished, step) > 0)
       sched_yield();
   }

@@ -78,8 +78,7 @@ struct place *place_create(int sites, int ranks, onebit_outer_options_t options)
 }
 
 void sites_end(struct place *place, int site, onebit_comm_t comm, onebit_outer_t outer) {
-  const int rank = onebit_comm_rank(comm);
-  place->checksum[site * place->ranks + rank] = outer_info(outer).checksum;
+  place->checksum[site * place->ranks + onebit_comm_rank(comm)] = outer_info(outer).checksum;
   onebit_outer_destroy(outer);
 }
 

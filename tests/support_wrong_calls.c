@@ -278,6 +278,14 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("which fixes scale and block_size", DEEPSPEED, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
   PLAN("DEEPSPEED, operation is 1", DEEPSPEED, .operation = ONEBIT_ALLGATHER);
   PLAN("DEEPSPEED, operation is 2", DEEPSPEED, .operation = ONEBIT_REDUCE_SCATTER);
+#define GATHERS   .schedule = ONEBIT_SCHEDULE_ALLGATHER
+#define HIERARCHY .schedule = ONEBIT_SCHEDULE_HIERARCHICAL
+  PLAN("schedule is 4", .schedule = (onebit_schedule_t)4);
+  PLAN("schedule", DEEPSPEED, GATHERS);
+  PLAN("schedule", DEEPSPEED, HIERARCHY);
+  PLAN("schedule", GATHERS, .operation = ONEBIT_REDUCE_SCATTER);
+  PLAN("schedule", HIERARCHY, .operation = ONEBIT_REDUCE_SCATTER);
+  PLAN("block_size", HIERARCHY, .block_size = ONEBIT_BLOCK_BUFFER);
   PLAN("residual_copies is 3", .residual_copies = 3);
   PLAN("residual_copies is -1", .residual_copies = -1);
   PLAN("residual_copies is 1, max_bits is 4", .residual_copies = 1, .bits = 4);

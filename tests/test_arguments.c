@@ -1,6 +1,6 @@
 /*
  * Wrong arguments: what support_wrong_calls.c, which has each argument of each public function
- * wrong once, does not have: buffers that stay as they were, the environment, counts beyond memory.
+ * wrong once, does not have: the environment, counts beyond memory, types of two bytes.
  * Here on one rank; test_disagreement.c has what other ranks see.
  */
 #include "tests/support_collectives.h"
@@ -117,53 +117,6 @@ Test(arguments, environment_that_is_sound) {
     unsetenv(sound[k][0]);
   }
   onebit_comm_destroy(comm);
-}
-
-/* Blocking or not, what is wrong with the buffers is told at the end of the request. */
-static onebit_status_t call_either_way(onebit_operation_t operation, const void *send,
-                                       void *receive, onebit_plan_t plan, bool nonblocking) {
-  if (!nonblocking)
-    return call_collective(operation, send, receive, plan);
-  onebit_request_t request = NULL;
-  CHECK_STATUS(start_collective(operation, send, receive, plan, &request), ONEBIT_OK);
-  onebit_status_t status = onebit_wait(&request);
-  CHECK(request == NULL, "a finished request is not NULL");
-  return status;
-}
-
-static void check_buffers(onebit_operation_t operation, onebit_dtype_t dtype, bool nonblocking) {
-  enum { COUNT = 100 };
-  onebit_comm_t comm = self_comm();
-  onebit_plan_t plan = NULL;
-  size_t element = dtype_size(dtype);
-  char *memory = allocate(3 * COUNT, sizeof(float)), *send = memory;
-  char *receive = memory + 2 * COUNT * element;
-  onebit_plan_options_t options = {.size = sizeof options, .operation = operation, .dtype = dtype};
-  check_case("%s of %s", operation_name(operation), dtype_name(dtype));
-  CHECK_STATUS(onebit_plan_create(comm, COUNT, &options, &plan), ONEBIT_OK);
-  fill_pattern(receive, COUNT * element);
-  check_wrong(call_either_way(operation, NULL, receive, plan, nonblocking), "sendbuf", "NULL");
-  check_wrong(call_either_way(operation, send, NULL, plan, nonblocking), "recvbuf", "NULL");
-  check_wrong(call_either_way(operation, send + 1, receive, plan, nonblocking), "sendbuf", "align");
-  check_wrong(call_either_way(operation, send, receive + 1, plan, nonblocking), "recvbuf", "align");
-  check_wrong(call_either_way(operation, receive - element, receive, plan, nonblocking), "overlap",
-              "sendbuf");
-  check_wrong(
-      call_either_way(operation, receive + (COUNT - 1) * element, receive, plan, nonblocking),
-      "overlap", "recvbuf");
-  CHECK(pattern_holds(receive, COUNT * element), "a failed call changed recvbuf");
-  fill_input(send, dtype, COUNT, 0, 0);
-  CHECK_STATUS(call_either_way(operation, send, receive, plan, nonblocking), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-  onebit_comm_destroy(comm);
-  free(memory);
-}
-
-Test(arguments, buffers) {
-  for (int operation = ONEBIT_ALLREDUCE; operation <= ONEBIT_REDUCE_SCATTER; operation++)
-    for (int dtype = ONEBIT_FLOAT32; dtype <= ONEBIT_FLOAT16; dtype++)
-      for (int nonblocking = 0; nonblocking < 2; nonblocking++)
-        check_buffers((onebit_operation_t)operation, (onebit_dtype_t)dtype, nonblocking);
 }
 
 Test(arguments, no_buffers_are_needed_for_no_elements) {

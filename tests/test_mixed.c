@@ -1,7 +1,6 @@
 /*
- * Mixed precision and what gradients count as, beside what test_optimizers.c has: gradients that
- * are not there count as zeros, sums over micro-batches as their mean, and master values keep what
- * types of 16 bits would lose.
+ * Mixed precision and what gradients count as, beside what test_optimizers.c has: sums over
+ * micro-batches count as their mean, and master values keep what types of 16 bits would lose.
  */
 #include "tests/support_adam.h"
 
@@ -36,37 +35,6 @@ static void free_pair(struct pair *pair) {
   for (int k = 0; k < 2; k++)
     onebit_optimizer_destroy(pair->optimizer[k]);
   free(pair);
-}
-
-/* Arrays of zeros on one side; on the other none, from the beginning or told later. */
-static void zeros_on_rank(onebit_comm_t comm, void *context) {
-  onebit_adam_options_t options[2] = {ONEBIT_ADAM_OPTIONS_INIT, ONEBIT_ADAM_OPTIONS_INIT};
-  int rank = onebit_comm_rank(comm);
-  const bool *all_ranks = context;
-  options[0].freeze_step = options[1].freeze_step = 3;
-  options[0].common.clip_norm = options[1].common.clip_norm = 0.5;
-  struct pair *pair = make_pair(comm, options);
-  for (int step = 0; step < 8; step++) {
-    check_case("step %d, %s without a gradient", step, *all_ranks ? "all" : "one");
-    for (int k = 0; k < 2; k++)
-      fill_input(pair->gradient[k], ONEBIT_FLOAT32, COUNT, rank, step);
-    for (size_t t = 0; t < TENSORS; t++) {
-      bool none = (step + (int)t) % 3 == 0 && (*all_ranks || rank == step % 2);
-      if (none)
-        memset(pair->gradient[0] + t * EACH, 0, EACH * sizeof(float));
-      CHECK_STATUS(onebit_optimizer_set_gradient(pair->optimizer[1], t,
-                                                 none ? NULL : pair->gradient[1] + t * EACH),
-                   ONEBIT_OK);
-    }
-    step_pair(pair);
-  }
-  free_pair(pair);
-}
-
-Test(mixed, no_gradient_is_an_array_of_zeros) {
-  for (int size = 1; size <= 4; size++)
-    for (int all = 0; all <= 1; all++)
-      on_ranks(size, zeros_on_rank, &(bool){all});
 }
 
 /* The sum over k micro-batches counts as their mean. With k a power of two, and numbers that

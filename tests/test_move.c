@@ -106,12 +106,11 @@ static void survive(struct change *change, struct trainee *trainee) {
 /* The last rank is the one that is lost, and then the one that joins. */
 static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
-  const int rank = onebit_comm_rank(comm);
   check_case("%s, lost after %d steps", change->what.name, change->steps);
   struct trainee trainee = trainee_create(comm, &change->what, 0);
   for (int step = 0; step < change->steps; step++)
     trainee_step(&trainee, step);
-  if (rank < change->what.size - 1) {
+  if (onebit_comm_rank(comm) < change->what.size - 1) {
     survive(change, &trainee);
   } else {
     trainee_destroy(&trainee);

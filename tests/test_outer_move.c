@@ -256,10 +256,7 @@ struct loss {
   float x[RANKS][OUTER_ELEMENTS];
 };
 
-static uint64_t steps_of(const struct outer_trained *it) {
-  const onebit_outer_info_t info = outer_info(it->outer);
-  return info.steps;
-}
+static uint64_t steps_of(const struct outer_trained *it) { return outer_info(it->outer).steps; }
 
 /* Steps until it fails, and without the lost one 12 more. */
 static void survive(struct loss *loss, struct outer_trained *it) {

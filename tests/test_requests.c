@@ -48,7 +48,6 @@ Test(requests, threads_share_a_communicator) { on_groups(threads_share_a_communi
 static void meet_many_plans(onebit_comm_t comm, void *context) {
   onebit_plan_t plans[2] = {NULL, NULL};
   float send[2][40], receive[2][40];
-  int rank = onebit_comm_rank(comm);
   (void)context;
   onebit_plan_options_t options = {.size = sizeof options, .no_error_feedback = 1};
   for (size_t i = 0; i < 40; i++) {
@@ -60,7 +59,7 @@ static void meet_many_plans(onebit_comm_t comm, void *context) {
     onebit_request_t requests[2] = {NULL, NULL};
     onebit_status_t made = onebit_plan_create(comm, 33, &options, &plans[1]);
     for (int i = 0; i < 2; i++) {
-      int k = (i + rank) % 2;
+      int k = (i + onebit_comm_rank(comm)) % 2;
       made |= onebit_iallreduce(send[k], receive[k], plans[k], &requests[k]);
     }
     made |= onebit_wait(&requests[0]) | onebit_wait(&requests[1]) | onebit_plan_destroy(plans[1]);

@@ -239,8 +239,7 @@ static void step_badly(struct trainee *trainee, int rank) {
 }
 
 static uint64_t memory_of(const struct trainee *trainee) {
-  const onebit_optimizer_info_t info = optimizer_info(trainee->optimizer);
-  return info.memory_bytes;
+  return optimizer_info(trainee->optimizer).memory_bytes;
 }
 
 static void train(onebit_comm_t comm, void *context) {

@@ -112,7 +112,6 @@ static void check_words_of(onebit_plan_t plan, onebit_schedule_t schedule) {
 }
 
 static void introduce(onebit_comm_t comm, void *context) {
-  int rank = onebit_comm_rank(comm);
   (void)context;
   for (int k = 0; k < 6; k++) {
     onebit_schedule_t schedule = (onebit_schedule_t)(ONEBIT_SCHEDULE_EXCHANGE + k % 3);
@@ -127,7 +126,7 @@ static void introduce(onebit_comm_t comm, void *context) {
     CHECK(info.chunk_size == (wire == ONEBIT_WIRE_BITS ? 64 : 1024), "chunks of %zu",
           info.chunk_size);
     if (wire == ONEBIT_WIRE_BITS)
-      check_places(&info, rank);
+      check_places(&info, onebit_comm_rank(comm));
     else
       CHECK(info.worker_residual_count == 0 && info.server_residual_count == 0,
             "a dense plan's errors");

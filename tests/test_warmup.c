@@ -49,8 +49,7 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
     CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
   }
   CHECK_STATUS(onebit_optimizer_compare(optimizer), ONEBIT_OK);
-  const onebit_optimizer_info_t info = optimizer_info(optimizer);
-  run->bytes[rank] = info.warmup_bytes;
+  run->bytes[rank] = optimizer_info(optimizer).warmup_bytes;
   onebit_optimizer_destroy(optimizer);
   free(gradients);
 }

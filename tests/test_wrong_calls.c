@@ -50,53 +50,23 @@ Test(wrong_calls, are_made_of_every_function) {
              : WRONG(function, right, ONEBIT_ERROR_PEER, "rank 1"))
 #define ARGUMENT ONEBIT_ERROR_ARGUMENT
 
-static void one_wrong_plan(onebit_comm_t comm, int rank) {
-  onebit_plan_t plan;
-  onebit_plan_options_t odd = {.size = sizeof odd, .block_size = 33}, small = {.size = 1};
-  ONE_RANK(onebit_plan_create, (comm, 8, NULL, &plan), (comm, 8, &odd, &plan), ARGUMENT,
-           "block_size is 33");
-  ONE_RANK(onebit_plan_create, (comm, 8, NULL, &plan), (comm, 8, &small, &plan), ARGUMENT,
-           "options->size is 1");
-  ONE_RANK(onebit_plan_create, (comm, 8, NULL, &plan), (comm, 8, NULL, NULL), ARGUMENT,
-           "plan is NULL");
-  ONE_RANK(onebit_plan_create, (comm, 8, NULL, &plan), (comm, SIZE_MAX, NULL, &plan), ARGUMENT,
-           "count is");
-  WRONG(onebit_plan_create, (comm, rank == 1 ? 9 : 8, NULL, &plan), ONEBIT_ERROR_MISMATCH,
-        "count differs between ranks: 8 on rank 0, 9 on rank 1");
-}
-
+/* What test_disagreement.c has not: a handle that is none, or of another kind. Its own call is
+ * refused where it stands; the others wait until it makes the right one. */
 static void one_wrong_call(onebit_comm_t comm, int rank) {
-  float send[WRONG_COUNT], receive[WRONG_COUNT];
+  float send[WRONG_COUNT] = {1}, receive[WRONG_COUNT];
   onebit_plan_t plan = NULL;
-  onebit_request_t request;
-  for (int i = 0; i < WRONG_COUNT; i++)
-    send[i] = 1;
   CHECK_STATUS(onebit_plan_create(comm, WRONG_COUNT / 2, NULL, &plan), ONEBIT_OK);
-  ONE_RANK(onebit_allreduce, (send, receive, plan), (NULL, receive, plan), ARGUMENT,
-           "sendbuf is NULL");
-  ONE_RANK(onebit_allreduce, (send, receive, plan), (send, (char *)receive + 1, plan), ARGUMENT,
-           "recvbuf is 0x");
-  ONE_RANK(onebit_allreduce, (send, receive, plan), (send, send + 1, plan), ARGUMENT, "overlap");
-  if (rank == 1)
-    WRONG(onebit_allgather, (send, receive, plan), ARGUMENT, "plan is for allreduce");
-  else
-    WRONG(onebit_allreduce, (send, receive, plan), ONEBIT_ERROR_PEER, "rank 1");
-  CHECK_STATUS(onebit_iallreduce(rank == 1 ? NULL : send, receive, plan, &request), ONEBIT_OK);
-  ONE_RANK(onebit_wait, (&request), (&request), ARGUMENT, "sendbuf is NULL");
-  ONE_RANK(onebit_allreduce, (send, receive, plan), (send, NULL, plan), ARGUMENT, "recvbuf");
   if (rank == 1)
     WRONG(onebit_iallreduce, (send, receive, plan, NULL), ARGUMENT, "request is NULL");
   else
     WRONG(onebit_allreduce, (send, receive, plan), ONEBIT_ERROR_PEER, "rank 1");
-  CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
-  CHECK(receive[0] == 1, "the call after the wrong ones gave %g", (double)receive[0]);
-  /* Its own call is refused where it stands; the others wait until it makes the right one. */
   if (rank == 1) {
     WRONG(onebit_allreduce, (send, receive, NULL), ARGUMENT, "plan is NULL");
     WRONG(onebit_allreduce, (send, receive, (onebit_plan_t)(void *)comm), ARGUMENT,
           "which is a communicator");
   }
   CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
+  CHECK(receive[0] > 0, "the call after the wrong ones gave %g", (double)receive[0]);
   onebit_plan_destroy(plan);
 }
 
@@ -108,21 +78,11 @@ static void one_wrong_optimizer(onebit_comm_t comm, int rank) {
            (comm, &none, 1, NULL, &optimizer), ARGUMENT, "tensors[0].parameter is NULL");
   ONE_RANK(onebit_adam_create, (comm, &tensor, 1, NULL, &optimizer),
            (comm, NULL, 1, NULL, &optimizer), ARGUMENT, "tensors is NULL");
-  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
-  ONE_RANK(onebit_optimizer_step, (optimizer, 0.1F), (optimizer, -1), ARGUMENT,
-           "learning_rate is -1");
-  WRONG(onebit_optimizer_step, (optimizer, rank == 1 ? 0.2F : 0.1F), ONEBIT_ERROR_MISMATCH,
-        "learning_rate");
-  CHECK(p[0] == 0, "wrong calls have changed a parameter");
-  CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1F), ONEBIT_OK);
-  CHECK(p[0] < 0, "the step after the wrong ones did nothing");
-  onebit_optimizer_destroy(optimizer);
 }
 
 static void one_wrong_rank(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   (void)context;
-  one_wrong_plan(comm, rank);
   one_wrong_call(comm, rank);
   one_wrong_optimizer(comm, rank);
 }
