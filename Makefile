@@ -328,7 +328,7 @@ mutants:
 check-long: $(BUILD)/tests/test_long_faults
 	ONEBIT_TEST_CALLS=200000 $<
 	$(MAKE) faults
-	$(MAKE) installed-check TESTS=check-commands
+	$(MAKE) installed-check TESTS="check-commands check-doctor"
 	tests/scripts/check-mpis
 	.ci/run check-full asan-long tsan-long valgrind-long clang-asan gpu-full gpu-alone
 faults: $(FAULTS)
