@@ -83,8 +83,6 @@ int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
   return sheet->sums ? BENCH_OK : bench_no_memory("sums", sheet->rounds.rounds);
 }
 
-int bench_sheet_measure(struct bench_sheet *sheet) { return bench_rounds_measure(&sheet->rounds); }
-
 void bench_sheet_destroy(struct bench_sheet *sheet) {
   ob_release(sheet->sums);
   bench_rounds_destroy(&sheet->rounds);

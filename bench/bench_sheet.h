@@ -27,11 +27,10 @@ struct bench_sheet {
   double *sums;
 };
 
-/* Makes entries of all of the list, and times them. Return an exit status; a sheet is to be
- * destroyed in any case. */
+/* Makes entries of all of the list, to be timed by bench_rounds_measure. Returns an exit status; a
+ * sheet is to be destroyed in any case. */
 int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
                        const struct bench_list *list, struct bench_sheet *sheet);
-int bench_sheet_measure(struct bench_sheet *sheet);
 void bench_sheet_destroy(struct bench_sheet *sheet);
 
 /* Prints notes: of the benchmark, before the first size, and of the arrays. */

@@ -167,7 +167,7 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
                                     "a plain loop that reads and writes likewise, median");
   if (status == BENCH_OK) {
     bench_sheet_heads(&sheet);
-    status = bench_sheet_measure(&sheet);
+    status = bench_rounds_measure(&sheet.rounds);
   }
   if (status == BENCH_OK) {
     (list->name ? print_sums : print_entries)(&sheet);

@@ -88,9 +88,6 @@ double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
 int doctor_used_subnet(const struct doctor_facts *facts);
 int doctor_count_cpus(const uint64_t *cpus);
 int doctor_host_cpus(const struct doctor_facts *facts, int host); /* that its ranks may use */
-/* Sorts the values. The better of the two middle values: when half of the hosts are slow, they are
- * the fault, and when two numbers differ, the spread of the good half is the noise. */
-double doctor_good_median(double *values, int count, bool low_is_bad);
 /* True if a value lies below (rates) or above (times) the others of its kind by the given ratio of
  * the median, and by more than noise. Zeros are left out; false among fewer than three. */
 bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad);

@@ -81,7 +81,9 @@ int doctor_host_cpus(const struct doctor_facts *facts, int host) {
   return doctor_count_cpus(all);
 }
 
-double doctor_good_median(double *values, int count, bool low_is_bad) {
+/* Sorts the values. The better of the two middle values: when half of the hosts are slow, they are
+ * the fault, and when two numbers differ, the spread of the good half is the noise. */
+static double find_good_median(double *values, int count, bool low_is_bad) {
   tool_median(values, count); /* sorts them */
   return values[low_is_bad ? count / 2 : (count - 1) / 2];
 }
@@ -96,10 +98,10 @@ bool doctor_outlier(double value, const double *values, int count, double ratio,
     if (values[i] > 0)
       copy[used++] = values[i];
   if (used >= 3 && value > 0) {
-    double median = doctor_good_median(copy, used, low_is_bad);
+    double median = find_good_median(copy, used, low_is_bad);
     for (int i = 0; i < used; i++)
       copy[i] = fabs(copy[i] - median);
-    double noise = 4 * 1.4826 * doctor_good_median(copy, used, false);
+    double noise = 4 * 1.4826 * find_good_median(copy, used, false);
     far = low_is_bad ? value * ratio <= median && median - value > noise
                      : value >= median * ratio && value - median > noise;
   }

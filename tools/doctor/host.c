@@ -21,15 +21,16 @@ void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
   memcpy(cpus, &set, sizeof set);
 }
 
-/* Adds the periods in which a cgroup was stopped by its limit; false: there is no such file. */
-static bool read_throttled(const char *path, int *periods) {
-  char line[128];
+/* Reads into `value` what a line of a file has by a format with one place; false: there is none. */
+static bool read_value(const char *path, const char *format, void *value) {
+  char line[256];
+  bool found = false;
   FILE *file = fopen(path, "r");
-  while (file && fgets(line, sizeof line, file))
-    sscanf(line, "nr_throttled %d", periods);
+  while (file && !found && fgets(line, sizeof line, file)) /* of a link that is down none is read */
+    found = sscanf(line, format, value) == 1;
   if (file)
     fclose(file);
-  return file != NULL;
+  return found;
 }
 
 /* Reads the processors' counters. The limits are those of the cgroup that a container sees as its
@@ -45,8 +46,8 @@ void doctor_read_load(struct doctor_load *load) {
   }
   if (file)
     fclose(file);
-  if (!read_throttled("/sys/fs/cgroup/cpu.stat", &load->lost_periods))
-    read_throttled("/sys/fs/cgroup/cpu/cpu.stat", &load->lost_periods);
+  if (!read_value("/sys/fs/cgroup/cpu.stat", "nr_throttled %d", &load->lost_periods))
+    read_value("/sys/fs/cgroup/cpu/cpu.stat", "nr_throttled %d", &load->lost_periods);
 }
 
 void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]) {
@@ -67,23 +68,7 @@ static long long read_number(const char *interface, const char *file, long long 
   char path[128];
   long long number;
   snprintf(path, sizeof path, "/sys/class/net/%s/%s", interface, file);
-  FILE *stream = fopen(path, "r");
-  if (!stream || fscanf(stream, "%lld", &number) != 1)
-    number = missing;
-  if (stream)
-    fclose(stream);
-  return number;
-}
-
-static bool reads_half(const char *interface) {
-  char path[128], word[8] = "";
-  snprintf(path, sizeof path, "/sys/class/net/%s/duplex", interface);
-  FILE *stream = fopen(path, "r"); /* reading fails where there is no link */
-  if (stream && fscanf(stream, "%7s", word) != 1)
-    word[0] = '\0';
-  if (stream)
-    fclose(stream);
-  return strcmp(word, "half") == 0;
+  return read_value(path, "%lld", &number) ? number : missing;
 }
 
 static uint32_t address_of(const struct sockaddr *address) {
@@ -92,16 +77,17 @@ static uint32_t address_of(const struct sockaddr *address) {
 
 static void read_interface(const struct ifaddrs *entry, struct doctor_interface *interface) {
   const char *name = interface->name;
-  char device[128];
+  char device[128], duplex[128], word[8] = "";
   snprintf(interface->name, sizeof interface->name, "%.15s", entry->ifa_name);
   snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
+  snprintf(duplex, sizeof duplex, "/sys/class/net/%s/duplex", name);
   interface->address = address_of(entry->ifa_addr);
   interface->netmask = address_of(entry->ifa_netmask);
   interface->up = (entry->ifa_flags & IFF_UP) && (entry->ifa_flags & IFF_RUNNING);
   interface->mtu = (int)read_number(name, "mtu", 0);
   interface->speed = (int)read_number(name, "speed", -1);
   interface->physical = access(device, F_OK) == 0;
-  interface->half_duplex = reads_half(name);
+  interface->half_duplex = read_value(duplex, "%7s", word) && strcmp(word, "half") == 0;
   interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
 }
 
