@@ -36,7 +36,7 @@ static struct {
 
 /* ---- Binding ---- */
 
-static void fill(void *library) {
+static void bound_mpi_fill(void *library) {
   void *address[NAMES];
   bound.missing = NULL;
   for (int i = 0; i < NAMES; i++) {
@@ -53,13 +53,13 @@ static const struct ob_mpi_table *known(void) {
 }
 
 /* Finds and binds an MPI library; NULL: the process has none yet. */
-static const struct ob_mpi_table *find(void) {
+static const struct ob_mpi_table *bound_mpi_find(void) {
   const struct ob_mpi_found *found = known() ? NULL : ob_mpi_find();
   if (!found)
     return known();
   pthread_mutex_lock(&bound.lock);
   if (!known()) {
-    fill(found->library);
+    bound_mpi_fill(found->library);
     atomic_store_explicit(&bound.known, &bound.table, memory_order_release);
   }
   pthread_mutex_unlock(&bound.lock);
@@ -81,7 +81,7 @@ static const struct ob_mpi_table *find(void) {
 #endif
 
 onebit_status_t ob_mpi_bind(void) {
-  if (!find())
+  if (!bound_mpi_find())
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "the process has no MPI library: the program must load it as a shared library");
   if (ob_mpi_is_foreign())
@@ -100,7 +100,7 @@ bool ob_mpi_is_foreign(void) {
 }
 
 const struct ob_mpi_table *ob_mpi(void) {
-  const struct ob_mpi_table *table = find();
+  const struct ob_mpi_table *table = bound_mpi_find();
   if (table)
     return table;
   fputs("onebit: a call of MPI in a process without an MPI library\n", stderr);

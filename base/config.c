@@ -84,13 +84,13 @@ static const struct ob_json_value *next(int object, size_t from) {
   return NULL;
 }
 
-static size_t index_of(const struct ob_json_value *value) {
+static size_t config_index_of(const struct ob_json_value *value) {
   return value ? (size_t)(value - config.values) : 0;
 }
 
 const struct ob_json_value *ob_config_next(const struct ob_json_value *object,
                                            const struct ob_json_value *value) {
-  return next((int)index_of(object), index_of(value ? value : object) + 1);
+  return next((int)config_index_of(object), config_index_of(value ? value : object) + 1);
 }
 
 const struct ob_json_value *ob_config_find(const struct ob_json_value *object, const char *key) {
@@ -103,7 +103,7 @@ const struct ob_json_value *ob_config_find(const struct ob_json_value *object, c
   return NULL;
 }
 
-static const char *origin_of(const struct ob_json_value *value, const char *key) {
+static const char *config_origin_of(const struct ob_json_value *value, const char *key) {
   static _Thread_local char text[256];
   snprintf(text, sizeof text, "%.160s:%d%s%.60s", config.path, value->line, key ? ": " : "",
            key ? key : "");
@@ -111,10 +111,12 @@ static const char *origin_of(const struct ob_json_value *value, const char *key)
 }
 
 const char *ob_config_origin(const struct ob_json_value *value) {
-  return origin_of(value, value->key);
+  return config_origin_of(value, value->key);
 }
 
-const char *ob_config_line(const struct ob_json_value *value) { return origin_of(value, NULL); }
+const char *ob_config_line(const struct ob_json_value *value) {
+  return config_origin_of(value, NULL);
+}
 
 onebit_status_t ob_config_wrong(const struct ob_json_value *value, const char *why) {
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %.80s, %s", ob_config_origin(value),
@@ -162,7 +164,7 @@ static onebit_status_t check_key(const struct ob_json_value *value) {
                   ob_config_origin(value));
 }
 
-static onebit_status_t load(void) {
+static onebit_status_t config_load(void) {
   char why[OB_INPUT_REASON];
   struct ob_input input;
   int code = ob_input_open(&input, AT_FDCWD, config.path);
@@ -187,7 +189,7 @@ static void read_once(void) {
     return;
   bool fits = snprintf(config.path, sizeof config.path, "%s", path) < (int)sizeof config.path;
   config.status =
-      fits ? load() : ob_error(ONEBIT_ERROR_FILE, "ONEBIT_CONFIG: its path is too long");
+      fits ? config_load() : ob_error(ONEBIT_ERROR_FILE, "ONEBIT_CONFIG: its path is too long");
   if (config.status == ONEBIT_OK)
     return;
   config.count = 0;

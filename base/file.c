@@ -10,13 +10,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int open_file(int directory, const char *path, int flags) {
+static int file_open_file(int directory, const char *path, int flags) {
   return openat(directory, path, flags);
 }
 
-struct ob_input_calls ob_input_calls = {.open = open_file, .read = pread};
+struct ob_input_calls ob_input_calls = {.open = file_open_file, .read = pread};
 
-static int check(struct ob_input *input) {
+static int file_check(struct ob_input *input) {
   struct stat about;
   if (fstat(input->number, &about) != 0)
     return errno;
@@ -33,7 +33,7 @@ int ob_input_open(struct ob_input *input, int directory, const char *path) {
   while (input->number < 0 && errno == EINTR);
   if (input->number < 0)
     return errno == ENXIO ? OB_INPUT_IRREGULAR : errno;
-  int code = check(input);
+  int code = file_check(input);
   if (code != 0)
     ob_input_close(input);
   return code;

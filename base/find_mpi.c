@@ -103,7 +103,7 @@ static void read_version(void *library, struct ob_mpi_found *found) {
       found->version[count++] = *c > ' ' ? *c : ' ';
 }
 
-static void describe(void *library, struct ob_mpi_found *found) {
+static void mpi_describe(void *library, struct ob_mpi_found *found) {
   found->library = library;
   read_version(library, found);
   found->kind = found->is_open_mpi ? OB_MPI_OPENMPI : OB_MPI_MPICH;
@@ -122,7 +122,7 @@ const struct ob_mpi_found *ob_mpi_find(void) {
   bool global = !known && has_mpi(RTLD_DEFAULT);
   void *library = known || global ? RTLD_DEFAULT : find_private();
   if (!known && (global || library)) {
-    describe(library, &mpi.found);
+    mpi_describe(library, &mpi.found);
     known = &mpi.found;
     atomic_store_explicit(&mpi.known, known, memory_order_release);
   }

@@ -32,11 +32,11 @@ static void in_child(void) {
 }
 
 /* Without memory for the handlers a child keeps the files. */
-static void begin(void) { pthread_atfork(before_fork, after_fork, in_child); }
+static void forked_begin(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
 int ob_own_file(int file) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, begin);
+  pthread_once(&once, forked_begin);
   if (file < 0 || file >= FILES)
     return file;
   pthread_mutex_lock(&lock);

@@ -31,26 +31,26 @@ static struct table *_Atomic current = &first;
 static size_t used;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static size_t index_of(const struct table *table, uintptr_t address) {
+static size_t handles_index_of(const struct table *table, uintptr_t address) {
   uint64_t mixed = (uint64_t)(address / OB_ALIGNMENT) * UINT64_C(0x9e3779b97f4a7c15);
   return (size_t)(mixed >> 32) & (table->slots - 1);
 }
 
 /* The slot that has the address, or the empty one where it would be. There is always an empty
  * one. */
-static _Atomic uintptr_t *find(const struct table *table, uintptr_t address) {
-  for (size_t i = index_of(table, address);; i = (i + 1) & (table->slots - 1)) {
+static _Atomic uintptr_t *handles_find(const struct table *table, uintptr_t address) {
+  for (size_t i = handles_index_of(table, address);; i = (i + 1) & (table->slots - 1)) {
     uintptr_t entry = atomic_load_explicit(&table->slot[i], memory_order_acquire);
     if (!entry || (entry & ~KIND_BITS) == address)
       return &table->slot[i];
   }
 }
 
-static void put(const struct table *table, uintptr_t entry) {
-  atomic_store_explicit(find(table, entry & ~KIND_BITS), entry, memory_order_release);
+static void handles_put(const struct table *table, uintptr_t entry) {
+  atomic_store_explicit(handles_find(table, entry & ~KIND_BITS), entry, memory_order_release);
 }
 
-static bool grow(void) {
+static bool handles_grow(void) {
   struct table *old = atomic_load(&current), *table = ob_allocate(1, sizeof *table);
   if (!table)
     return false;
@@ -61,16 +61,16 @@ static bool grow(void) {
   }
   for (size_t i = 0; i < old->slots; i++)
     if (old->slot[i])
-      put(table, old->slot[i]);
+      handles_put(table, old->slot[i]);
   atomic_store_explicit(&current, table, memory_order_release);
   return true;
 }
 
-static bool add(uintptr_t entry) {
+static bool handles_add(uintptr_t entry) {
   pthread_mutex_lock(&lock);
-  bool fits = 2 * used < atomic_load(&current)->slots || grow();
+  bool fits = 2 * used < atomic_load(&current)->slots || handles_grow();
   if (fits) {
-    put(atomic_load(&current), entry);
+    handles_put(atomic_load(&current), entry);
     used++;
   }
   pthread_mutex_unlock(&lock);
@@ -79,7 +79,7 @@ static bool add(uintptr_t entry) {
 
 void *ob_handle_create(enum ob_handle_kind kind, size_t bytes) {
   void *handle = ob_allocate(1, bytes);
-  if (handle && add((uintptr_t)handle | (uintptr_t)kind))
+  if (handle && handles_add((uintptr_t)handle | (uintptr_t)kind))
     return handle;
   ob_release(handle);
   return NULL;
@@ -94,14 +94,14 @@ static void remove_entry(const struct table *table, _Atomic uintptr_t *slot) {
     i = (i + 1) & (table->slots - 1);
     if (!(entry = atomic_exchange(&table->slot[i], 0)))
       return;
-    put(table, entry);
+    handles_put(table, entry);
   }
 }
 
 void ob_handle_retire(const void *handle) {
   pthread_mutex_lock(&lock);
   const struct table *table = atomic_load(&current);
-  _Atomic uintptr_t *slot = find(table, (uintptr_t)handle);
+  _Atomic uintptr_t *slot = handles_find(table, (uintptr_t)handle);
   if (*slot)
     remove_entry(table, slot);
   pthread_mutex_unlock(&lock);
@@ -118,11 +118,11 @@ static uintptr_t kind_of(const void *handle) {
   if (!address || address & KIND_BITS)
     return 0;
   const struct table *table = atomic_load_explicit(&current, memory_order_acquire);
-  entry = atomic_load_explicit(find(table, address), memory_order_acquire);
+  entry = atomic_load_explicit(handles_find(table, address), memory_order_acquire);
   if ((entry & ~KIND_BITS) == address)
     return entry & KIND_BITS;
   pthread_mutex_lock(&lock);
-  entry = *find(atomic_load(&current), address);
+  entry = *handles_find(atomic_load(&current), address);
   pthread_mutex_unlock(&lock);
   return entry & KIND_BITS;
 }

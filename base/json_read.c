@@ -111,7 +111,7 @@ static bool put_any(struct reader *reader, const char *characters) {
   return found;
 }
 
-static onebit_status_t read_number(struct reader *reader, const char **text) {
+static onebit_status_t json_read_number(struct reader *reader, const char **text) {
   *text = reader->write;
   put_any(reader, "-");
   bool good = *reader->read == '0' ? put_any(reader, "0") : put_digits(reader);
@@ -134,7 +134,7 @@ static onebit_status_t read_number(struct reader *reader, const char **text) {
 
 static onebit_status_t read_value(struct reader *reader, const char *key, int parent);
 
-static onebit_status_t read_key(struct reader *reader, int object, const char **key) {
+static onebit_status_t json_read_key(struct reader *reader, int object, const char **key) {
   OB_TRY(read_string(reader, key));
   for (size_t k = (size_t)object + 1; k < reader->count; k++)
     if (reader->values[k].parent == object && strcmp(reader->values[k].key, *key) == 0)
@@ -152,7 +152,7 @@ static onebit_status_t read_members(struct reader *reader, int parent, char end)
   if (!skip(reader, end)) {
     do {
       if (end == '}')
-        OB_TRY(read_key(reader, parent, &key));
+        OB_TRY(json_read_key(reader, parent, &key));
       OB_TRY(read_value(reader, key, parent));
     } while (skip(reader, ','));
     if (!skip(reader, end))
@@ -195,7 +195,7 @@ static onebit_status_t read_value(struct reader *reader, const char *key, int pa
     if (!*reader->read || !strchr("-0123456789", *reader->read))
       return read_word(reader, &value->kind);
     value->kind = OB_JSON_REAL;
-    return read_number(reader, &value->text);
+    return json_read_number(reader, &value->text);
   }
 }
 

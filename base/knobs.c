@@ -67,7 +67,7 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
 };
 
 /* Finds the value of a knob: the environment's, else the file's. */
-static const char *find(enum ob_knob knob, const struct ob_json_value **in_file) {
+static const char *knobs_find(enum ob_knob knob, const struct ob_json_value **in_file) {
   const char *text = getenv(ob_knobs[knob].name);
   *in_file = NULL;
   if (!text || !*text)
@@ -77,18 +77,18 @@ static const char *find(enum ob_knob knob, const struct ob_json_value **in_file)
 
 const char *ob_knob_text(enum ob_knob knob) {
   const struct ob_json_value *in_file;
-  return find(knob, &in_file);
+  return knobs_find(knob, &in_file);
 }
 
 const char *ob_knob_label(enum ob_knob knob) {
   const struct ob_json_value *in_file;
-  find(knob, &in_file);
+  knobs_find(knob, &in_file);
   return in_file ? ob_config_origin(in_file) : ob_knobs[knob].name;
 }
 
 const char *ob_knob_origin(enum ob_knob knob) {
   const struct ob_json_value *in_file;
-  bool given = find(knob, &in_file);
+  bool given = knobs_find(knob, &in_file);
   return in_file ? ob_config_line(in_file) : given ? "environment" : "default";
 }
 

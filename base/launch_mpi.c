@@ -21,7 +21,7 @@ static int number(const char *name) {
   return text ? atoi(text) : 0;
 }
 
-static const struct launcher *find(void) {
+static const struct launcher *launch_find(void) {
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
     if (number(launchers[i].size) > 0)
       return &launchers[i];
@@ -36,7 +36,7 @@ int ob_launch_rank(void) {
   return 0;
 }
 
-static bool is_alone(void) {
+static bool launch_is_alone(void) {
   MPI_Comm parent = MPI_COMM_NULL;
   int size = 1;
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -45,7 +45,7 @@ static bool is_alone(void) {
 }
 
 bool ob_launch_is_foreign(char *text, size_t bytes) {
-  const struct launcher *launcher = find();
+  const struct launcher *launcher = launch_find();
   const struct ob_mpi_found *mpi = ob_mpi_find();
   if (!launcher || number(launcher->size) < 2 || !mpi || launcher->open_mpi == mpi->is_open_mpi ||
       !getenv(launcher->sign))
@@ -60,8 +60,8 @@ bool ob_launch_is_foreign(char *text, size_t bytes) {
 onebit_status_t ob_launch_check(MPI_Comm comm) {
   static atomic_flag said = ATOMIC_FLAG_INIT;
   char text[256];
-  const struct launcher *launcher = find();
-  if (!launcher || number(launcher->size) < 2 || comm == MPI_COMM_SELF || !is_alone())
+  const struct launcher *launcher = launch_find();
+  if (!launcher || number(launcher->size) < 2 || comm == MPI_COMM_SELF || !launch_is_alone())
     return ONEBIT_OK;
   if (ob_launch_is_foreign(text, sizeof text))
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s; each rank is alone in MPI_COMM_WORLD", text);

@@ -54,7 +54,7 @@ onebit_status_t ob_log_asked(enum ob_log_level *asked) {
 }
 
 /* Opens for appending: ranks may share a file, to which each line is one write. */
-static onebit_status_t open_file(int rank) {
+static onebit_status_t log_open_file(int rank) {
   const char *pattern = ob_knob_text(OB_KNOB_DEBUG_FILE);
   char path[1024];
   if (!pattern || output)
@@ -77,7 +77,7 @@ onebit_status_t ob_log_open(int rank) {
   OB_TRY(ob_log_asked(&asked));
   pthread_mutex_lock(&lock);
   level = (int)asked;
-  onebit_status_t status = open_file(rank);
+  onebit_status_t status = log_open_file(rank);
   pthread_mutex_unlock(&lock);
   return status;
 }

@@ -77,7 +77,7 @@ void ob_memory_keep(void *memory) {
     ;
 }
 
-static onebit_status_t copy(void *to, const void *from, size_t bytes) {
+static onebit_status_t memory_copy(void *to, const void *from, size_t bytes) {
   if (bytes)
     memcpy(to, from, bytes);
   return ONEBIT_OK;
@@ -89,4 +89,4 @@ static onebit_status_t clear(void *memory, size_t bytes) {
   return ONEBIT_OK;
 }
 
-const struct ob_memory ob_memory_host = {ob_allocate, ob_release, copy, clear};
+const struct ob_memory ob_memory_host = {ob_allocate, ob_release, memory_copy, clear};

@@ -33,7 +33,8 @@ static struct proposal *slot(onebit_comm_t comm, int rank) {
 }
 
 /* From each to each: `bytes` bytes, those of rank k at `memory` + k * bytes. */
-static onebit_status_t exchange(onebit_comm_t comm, void *memory, size_t bytes, const char *what) {
+static onebit_status_t agree_exchange(onebit_comm_t comm, void *memory, size_t bytes,
+                                      const char *what) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;
   for (int step = 1; step < comm->size; step++) {
@@ -56,7 +57,7 @@ static uint64_t checksum_of(const struct proposal *proposal) {
   return ob_hash(OB_HASH_START, &proposal->number, sizeof *proposal - from);
 }
 
-static void seal(onebit_comm_t comm, struct proposal *mine) {
+static void agree_seal(onebit_comm_t comm, struct proposal *mine) {
   mine->version = PROPOSAL_VERSION;
   mine->number = comm->agreements;
   mine->checksum = checksum_of(mine);
@@ -101,8 +102,8 @@ static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
 }
 
 /* Every rank compares everyone with rank 0, so all come to the same words. */
-static onebit_status_t compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
-                               size_t count) {
+static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
+                                     size_t count) {
   const struct proposal *first = slot(comm, 0), *theirs = slot(comm, rank);
   if (first->count != theirs->count)
     return ob_error(ONEBIT_ERROR_MISMATCH, "rank 0 and rank %d do not make the same thing", rank);
@@ -132,7 +133,7 @@ onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, 
   for (int rank = 0; rank < comm->size; rank++)
     OB_TRY(check_peer(comm, rank));
   for (int rank = 1; rank < comm->size; rank++)
-    OB_TRY(compare(comm, rank, terms, count));
+    OB_TRY(agree_compare(comm, rank, terms, count));
   return ONEBIT_OK;
 }
 
@@ -155,9 +156,9 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
       .magic = PROPOSAL_MAGIC, .status = status, .count = (uint32_t)count, .note = note};
   for (size_t i = 0; i < count; i++)
     mine->values[i] = terms[i].value;
-  seal(comm, mine);
+  agree_seal(comm, mine);
   if (comm->size > 1)
-    OB_TRY(exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
+    OB_TRY(agree_exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
   return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
 }
 
@@ -168,7 +169,7 @@ onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
   else if (gethostname(own, OB_HOST_NAME_BYTES - 1) != 0)
     own[0] = '\0';
   if (comm->size > 1)
-    OB_TRY(exchange(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
+    OB_TRY(agree_exchange(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
   for (int rank = 0; rank < comm->size; rank++)
     comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
   ob_comm_log(comm);

@@ -12,7 +12,7 @@
 #include "collectives/plan_private.h"
 #include "collectives/steps.h"
 
-static onebit_status_t check_refused(const struct onebit_plan *plan) {
+static onebit_status_t call_check_refused(const struct onebit_plan *plan) {
   if (!__atomic_load_n(plan->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
@@ -52,7 +52,7 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
   atomic_store_explicit(&state->work.not_finite, false, memory_order_relaxed);
   atomic_store_explicit(&state->work.large, state->server_large, memory_order_relaxed);
   if (status == ONEBIT_OK)
-    status = check_refused(plan);
+    status = call_check_refused(plan);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
   if (plan->host.shared.base)
@@ -103,7 +103,7 @@ static bool to_be_applied(const struct onebit_plan *plan) {
 /* Undoes a call. With one copy, the residuals changed with the first message. If results may
  * already have been written over the input, no rank's input is at fault: the messages have left,
  * and their rounding error is the residual now. */
-static void undo(onebit_plan_t plan) {
+static void call_undo(onebit_plan_t plan) {
   if (plan->flight->apply_early_ok && ob_residual_has_changed(&plan->state->worker))
     ob_residual_commit(&plan->state->worker), ob_residual_commit(&plan->state->server);
   else if (plan->executor->undo)
@@ -112,14 +112,14 @@ static void undo(onebit_plan_t plan) {
 
 void ob_plan_revoke(onebit_plan_t plan) {
   if (to_be_applied(plan))
-    undo(plan);
+    call_undo(plan);
 }
 
 static void end_call(onebit_plan_t plan) {
   if (ob_ladder_is_used(&plan->state->ladder))
     ob_ladder_end(plan);
   if (plan->flight->outcome.status != ONEBIT_OK)
-    undo(plan);
+    call_undo(plan);
   if (plan->host.shared.base)
     ob_host_end(plan);
   if (plan->executor->end)
@@ -135,7 +135,7 @@ static void log_call(onebit_plan_t plan) {
 }
 
 /* Ends the call of a plan that is claimed. */
-static onebit_status_t leave(onebit_plan_t plan) {
+static onebit_status_t call_leave(onebit_plan_t plan) {
   ob_engine_remove(plan->comm->engine, plan);
   plan->state->in_flight = false;
   if (plan->flight->began > 0)
@@ -161,14 +161,14 @@ onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
   if (!walk(plan, wait))
     return ONEBIT_IN_PROGRESS;
   if (ob_steps_settled(plan, wait))
-    return leave(plan);
+    return call_leave(plan);
   ob_engine_free(plan->comm->engine, plan);
   return ONEBIT_IN_PROGRESS;
 }
 
 onebit_status_t ob_plan_put(onebit_plan_t plan) {
   walk(plan, true);
-  return ob_outcome_add(&plan->state->outcome, leave(plan));
+  return ob_outcome_add(&plan->state->outcome, call_leave(plan));
 }
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
@@ -237,8 +237,8 @@ static onebit_status_t check_overlap(const struct onebit_plan *plan, const void 
                   sendbuf, recvbuf);
 }
 
-static onebit_status_t check_buffers(const struct onebit_plan *plan, const void *sendbuf,
-                                     const void *recvbuf) {
+static onebit_status_t call_check_buffers(const struct onebit_plan *plan, const void *sendbuf,
+                                          const void *recvbuf) {
   if (plan->count == 0)
     return ONEBIT_OK;
   size_t alignment = ob_dtype_size(plan->options.dtype);
@@ -286,13 +286,13 @@ static onebit_status_t check_call(const struct onebit_plan *plan, const void *se
   if (plan->options.operation != operation)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plan is for %s, not for %s",
                     ob_operation_name(plan->options.operation), ob_operation_name(operation));
-  return check_buffers(plan, sendbuf, recvbuf);
+  return call_check_buffers(plan, sendbuf, recvbuf);
 }
 
 /* Makes a call without a stream, or on one. */
-static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
-                             onebit_operation_t operation, onebit_request_t *request,
-                             bool on_stream, void *stream) {
+static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                  onebit_operation_t operation, onebit_request_t *request,
+                                  bool on_stream, void *stream) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
@@ -309,13 +309,13 @@ static onebit_status_t start(const void *sendbuf, void *recvbuf, onebit_plan_t p
 static onebit_status_t start_blocking(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                       onebit_operation_t operation) {
   onebit_request_t request;
-  return start(sendbuf, recvbuf, plan, operation, &request, false, NULL);
+  return call_start(sendbuf, recvbuf, plan, operation, &request, false, NULL);
 }
 
 onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_operation_t operation, void *stream) {
   onebit_request_t request;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, &request, true, stream));
+  OB_TRY(call_start(sendbuf, recvbuf, plan, operation, &request, true, stream));
   return ob_plan_put(plan);
 }
 
@@ -325,7 +325,7 @@ static onebit_request_t request_of(onebit_plan_t plan) {
   return (onebit_request_t)((char *)plan + 1 + plan->state->sequence % (OB_ALIGNMENT - 1));
 }
 
-static onebit_status_t check_request(onebit_request_t request, onebit_plan_t *plan) {
+static onebit_status_t call_check_request(onebit_request_t request, onebit_plan_t *plan) {
   *plan = (onebit_plan_t)((char *)request - (uintptr_t)request % OB_ALIGNMENT);
   if (ob_handle_is(*plan, OB_HANDLE_PLAN) && (*plan)->state->in_flight &&
       request_of(*plan) == request)
@@ -333,11 +333,11 @@ static onebit_status_t check_request(onebit_request_t request, onebit_plan_t *pl
   return ob_handle_check(request, OB_HANDLE_REQUEST, "*request");
 }
 
-static onebit_status_t begin(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
-                             onebit_operation_t operation, onebit_request_t *request) {
+static onebit_status_t call_begin(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                  onebit_operation_t operation, onebit_request_t *request) {
   if (request)
     *request = NULL;
-  OB_TRY(start(sendbuf, recvbuf, plan, operation, request, false, NULL));
+  OB_TRY(call_start(sendbuf, recvbuf, plan, operation, request, false, NULL));
   if (!request) /* nobody could wait for it: tell the others now, and end */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
@@ -366,38 +366,38 @@ onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit
 onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_request_t *request) {
   OB_CALL_SCOPE;
-  return begin(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE, request);
+  return call_begin(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE, request);
 }
 
 onebit_status_t onebit_iallgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                   onebit_request_t *request) {
   OB_CALL_SCOPE;
-  return begin(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER, request);
+  return call_begin(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER, request);
 }
 
 onebit_status_t onebit_ireduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                        onebit_request_t *request) {
   OB_CALL_SCOPE;
-  return begin(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER, request);
+  return call_begin(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER, request);
 }
 
-static onebit_status_t end(onebit_request_t *request, bool wait) {
+static onebit_status_t call_end(onebit_request_t *request, bool wait) {
   OB_CALL_SCOPE;
   if (!request)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "request is NULL");
   if (!*request)
     return ONEBIT_OK;
   onebit_plan_t plan;
-  OB_TRY(check_request(*request, &plan));
+  OB_TRY(call_check_request(*request, &plan));
   onebit_status_t status = ob_plan_test(plan, wait);
   if (status != ONEBIT_IN_PROGRESS)
     *request = NULL;
   return status;
 }
 
-onebit_status_t onebit_test(onebit_request_t *request) { return end(request, false); }
+onebit_status_t onebit_test(onebit_request_t *request) { return call_end(request, false); }
 
-onebit_status_t onebit_wait(onebit_request_t *request) { return end(request, true); }
+onebit_status_t onebit_wait(onebit_request_t *request) { return call_end(request, true); }
 
 onebit_status_t onebit_progress(onebit_comm_t comm) {
   OB_CALL_SCOPE;

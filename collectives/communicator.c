@@ -37,7 +37,7 @@ void ob_batch_release(struct ob_batch *batch) {
 
 /* Reads the settings of the environment and the file of ONEBIT_CONFIG for the whole
  * communicator. */
-static onebit_status_t read_settings(onebit_comm_t comm) {
+static onebit_status_t communicator_read_settings(onebit_comm_t comm) {
   OB_TRY(ob_config_check());
   OB_TRY(ob_log_open(comm->rank));
   return ob_watch_timeout(&comm->timeout);
@@ -80,7 +80,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
     ob_comm_release(comm);
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
   }
-  onebit_status_t status = read_settings(comm);
+  onebit_status_t status = communicator_read_settings(comm);
   if (status == ONEBIT_OK)
     status = begin_progress(comm);
   if (status != ONEBIT_OK) {

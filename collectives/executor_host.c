@@ -31,7 +31,7 @@ static void compress_message(const struct onebit_plan *plan, unsigned char *memo
 }
 
 /* Begins with the neighbour's message, and ends with this rank's own. */
-static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
   (void)wait;
   for (size_t distance = 1; distance <= geometry->members; distance++) {
@@ -50,7 +50,8 @@ static bool compress_whole(const struct onebit_plan *plan, size_t chunk, bool wa
 }
 
 /* The mean of the host's inputs, which is computed message by message. */
-static bool compress_host_mean(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_compress_host_mean(const struct onebit_plan *plan, size_t chunk,
+                                             bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_source source = plan->flight->call.source;
   (void)wait;
@@ -97,7 +98,7 @@ static bool compress_segment(const struct onebit_plan *plan, size_t chunk, bool 
   return true;
 }
 
-static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     plan->flight->worker_scale =
@@ -124,7 +125,7 @@ static void view_whole(const struct onebit_plan *plan, size_t chunk,
     plan->views[member] = ob_message_view(ob_result_of(plan, member, chunk), shape);
 }
 
-static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk),
                           result = ob_plan_result_message(plan, ob_own_segment(plan), chunk);
   unsigned char *memory = ob_result_of(plan, plan->geometry.member, chunk);
@@ -141,7 +142,7 @@ static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     plan->flight->server_scale =
@@ -150,7 +151,7 @@ static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wai
 }
 
 /* The mean is kept in the first message of `outgoing`, which has no other use then. */
-static bool reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
   unsigned char *memory = ob_message_at(&plan->geometry, plan->geometry.outgoing, 0, chunk);
   struct ob_view out = ob_message_view(memory, &shape);
@@ -164,8 +165,9 @@ static bool reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait
 /* --- Apply, also after a failed call: in a window, or when the last message is damaged. --- */
 
 /* To an optimizer, with the last call's message beside it where that is wanted. */
-static void update(const struct onebit_plan *plan, const struct ob_view *in,
-                   const struct ob_message_shape *shape, size_t segment, size_t chunk) {
+static void executor_host_update(const struct onebit_plan *plan, const struct ob_view *in,
+                                 const struct ob_message_shape *shape, size_t segment,
+                                 size_t chunk) {
   const struct ob_pass_sink *sink = plan->flight->call.sink;
   bool wanted = ob_pass_reads(sink->kind) & OB_MASK(OB_LAST) && !sink->last_values;
   struct ob_view last = {0};
@@ -175,7 +177,7 @@ static void update(const struct onebit_plan *plan, const struct ob_view *in,
 }
 
 /* Applies each rank's message: a segment of the result, or in an allgather that rank's output. */
-static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   bool whole = plan->geometry.whole;
   (void)wait;
   for (size_t source = 0;
@@ -187,14 +189,14 @@ static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
     if (plan->geometry.dense)
       ob_convert_blocks(&plan->state->work, &in, &shape, outputs);
     else if (plan->flight->call.sink)
-      update(plan, &in, &shape, segment, chunk);
+      executor_host_update(plan, &in, &shape, segment, chunk);
     else
       ob_store_blocks(&plan->state->work, &in, &shape, outputs);
   }
   return true;
 }
 
-static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
   (void)wait;
   if (plan->flight->outcome.status != ONEBIT_OK)
@@ -211,7 +213,7 @@ static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait)
 }
 
 /* To the caller's buffer, or to where an optimizer has its share of the gradients. */
-static bool apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
   float factor = plan->flight->call.source.factor;
   bool to_shard = plan->flight->call.shard;
@@ -259,12 +261,12 @@ static void undo_residual(const struct onebit_plan *plan, struct ob_residual *re
   ob_residual_undone(residual);
 }
 
-static void undo(const struct onebit_plan *plan) {
+static void executor_host_undo(const struct onebit_plan *plan) {
   undo_residual(plan, &plan->state->worker, undo_compress);
   undo_residual(plan, &plan->state->server, undo_reduce);
 }
 
-static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool executor_host_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->geometry.dense)
     return true;
@@ -303,20 +305,20 @@ const struct ob_executor ob_executor_host = {
     .messages = &ob_memory_host,
     .shares_memory = true,
     .check = ob_executor_check_host,
-    .undo = undo,
+    .undo = executor_host_undo,
     .run = {[OB_STEP_HOST_PUT] = ob_host_put,
             [OB_STEP_HOST_BARRIER] = ob_host_barrier,
-            [OB_STEP_HOST_COMPRESS] = compress_host_mean,
-            [OB_STEP_COMPRESS] = compress,
+            [OB_STEP_HOST_COMPRESS] = executor_host_compress_host_mean,
+            [OB_STEP_COMPRESS] = executor_host_compress,
             [OB_STEP_COMPRESS_WHOLE] = compress_whole,
             [OB_STEP_COMPRESS_SEGMENT] = compress_segment,
-            [OB_STEP_FINISH_WORKER] = finish_worker,
+            [OB_STEP_FINISH_WORKER] = executor_host_finish_worker,
             [OB_STEP_EXCHANGE] = ob_send_to_servers,
             [OB_STEP_RECEIVE] = ob_receive_from_workers,
             [OB_STEP_HOST_WAIT_FREE] = ob_host_wait_free,
-            [OB_STEP_REDUCE] = reduce,
-            [OB_STEP_FINISH_SERVER] = finish_server,
-            [OB_STEP_REDUCE_WHOLE] = reduce_whole,
+            [OB_STEP_REDUCE] = executor_host_reduce,
+            [OB_STEP_FINISH_SERVER] = executor_host_finish_server,
+            [OB_STEP_REDUCE_WHOLE] = executor_host_reduce_whole,
             [OB_STEP_GATHER] = ob_send_to_all,
             [OB_STEP_COLLECT] = ob_receive_from_servers,
             [OB_STEP_BEGIN_ROUND] = ob_begin_round,
@@ -327,10 +329,10 @@ const struct ob_executor ob_executor_host = {
             [OB_STEP_APPLY_EARLY] = ob_steps_apply_early,
             [OB_STEP_HOST_APPLY_EARLY] = ob_host_apply_early,
             [OB_STEP_DECIDE] = ob_steps_decide,
-            [OB_STEP_APPLY] = apply,
+            [OB_STEP_APPLY] = executor_host_apply,
             [OB_STEP_APPLY_LATE] = ob_steps_apply_late,
             [OB_STEP_HOST_APPLY_LATE] = ob_host_apply_late,
-            [OB_STEP_APPLY_WHOLE] = apply_whole,
-            [OB_STEP_APPLY_SEGMENT] = apply_segment,
-            [OB_STEP_COMMIT] = commit},
+            [OB_STEP_APPLY_WHOLE] = executor_host_apply_whole,
+            [OB_STEP_APPLY_SEGMENT] = executor_host_apply_segment,
+            [OB_STEP_COMMIT] = executor_host_commit},
 };

@@ -21,7 +21,7 @@ struct tally {
   int number, ranks;
 };
 
-static void count(struct ob_hosts *hosts, const struct tally *tallies, int size) {
+static void hosts_count(struct ob_hosts *hosts, const struct tally *tallies, int size) {
   hosts->fewest = hosts->max = tallies[0].ranks;
   for (int r = 0; r < size; r++) {
     int ranks = tallies[r].ranks;
@@ -63,7 +63,7 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
     tally->ranks++;
   }
   hosts->here = tallies[first_on(host_of, rank)].ranks;
-  count(hosts, tallies, size);
+  hosts_count(hosts, tallies, size);
   if (hosts->each)
     order_ranks(hosts, host_of, tallies, size);
   ob_release(tallies);

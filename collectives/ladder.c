@@ -30,7 +30,7 @@ void ob_ladder_begin(const struct onebit_plan *plan) {
       (size_t)(ladder->state.calls % OB_LADDER_WINDOW);
 }
 
-static void add(struct ob_norms *sum, const struct ob_norms *norms) {
+static void ladder_add(struct ob_norms *sum, const struct ob_norms *norms) {
   sum->input += norms->input;
   sum->residual += norms->residual;
   sum->value += norms->value;
@@ -39,10 +39,10 @@ static void add(struct ob_norms *sum, const struct ob_norms *norms) {
 
 static void add_measured(const struct ob_residual *residual, struct ob_norms *sum) {
   for (size_t b = residual->phase; residual->norms && b < residual->blocks; b += OB_LADDER_WINDOW)
-    add(sum, &residual->norms[b]);
+    ladder_add(sum, &residual->norms[b]);
 }
 
-static double ratio_of(const struct ob_norms *norms) {
+static double ladder_ratio_of(const struct ob_norms *norms) {
   return norms->input > 0 ? sqrt(norms->residual / norms->input) : 0;
 }
 
@@ -58,7 +58,7 @@ static void make_wish(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
   const double below = fmax(bound_below(worker), bound_below(server));
-  ladder->state.ratio = fmax(ratio_of(worker), ratio_of(server));
+  ladder->state.ratio = fmax(ladder_ratio_of(worker), ladder_ratio_of(server));
   ladder->state.voting = true;
   ladder->state.wish = ladder->state.ratio > CLIMB_RATIO ? OB_FLAG_CLIMB : 0;
   if (below > DESCEND_RATIO || ladder->state.ratio > DESCEND_RATIO)
@@ -70,7 +70,7 @@ static void make_wish(const struct onebit_plan *plan) {
   *worker = *server = (struct ob_norms){0};
 }
 
-static void move(const struct onebit_plan *plan, unsigned width) {
+static void ladder_move(const struct onebit_plan *plan, unsigned width) {
   struct ob_ladder *ladder = &plan->state->ladder;
   ob_log(OB_LOG_INFO, plan->comm->rank, "plan %" PRIu64 ": from %u to %u bits, residual ratio %.3g",
          plan->number, plan->geometry.width, width, ladder->state.ratio);
@@ -83,11 +83,11 @@ static void move(const struct onebit_plan *plan, unsigned width) {
 void ob_ladder_fix(const struct onebit_plan *plan, unsigned width) {
   plan->state->ladder.fixed = true;
   if (width != plan->geometry.width)
-    move(plan, width);
+    ladder_move(plan, width);
 }
 
 /* The same on all ranks: of what all have heard, and of what that has led to. */
-static void decide(const struct onebit_plan *plan) {
+static void ladder_decide(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   const unsigned width = plan->geometry.width;
   ladder->agreed_rms = ladder->max_rms;
@@ -98,10 +98,10 @@ static void decide(const struct onebit_plan *plan) {
   if (ladder->heard & OB_FLAG_CLIMB && width < ladder->max) {
     if (ladder->state.descended && ladder->state.patience < MAX_PATIENCE)
       ladder->state.patience *= 2;
-    move(plan, 2 * width);
+    ladder_move(plan, 2 * width);
   } else if (ladder->state.calm >= ladder->state.patience && width > ladder->min) {
     ladder->state.descended = true;
-    move(plan, width / 2);
+    ladder_move(plan, width / 2);
   }
 }
 
@@ -110,7 +110,7 @@ void ob_ladder_commit(const struct onebit_plan *plan) {
   add_measured(&plan->state->worker, &ladder->state.worker);
   add_measured(&plan->state->server, &ladder->state.server);
   if (ladder->state.voting)
-    decide(plan);
+    ladder_decide(plan);
   ladder->state.voting = false;
   ladder->state.wish = 0;
   ladder->rms = 0;

@@ -165,13 +165,13 @@ static void add_endpoints(const struct onebit_plan *plan, struct ob_batch *batch
   batch->receive[batch->receives++] = (struct ob_endpoint){in, in_bytes, rank};
 }
 
-static size_t message_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
+static size_t messages_message_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
   struct ob_message_shape shape =
       ob_plan_message(plan, ob_segment_of(&plan->geometry, member), chunk);
   return ob_message_bytes(&shape);
 }
 
-static size_t result_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
+static size_t messages_result_bytes(const struct onebit_plan *plan, size_t member, size_t chunk) {
   struct ob_message_shape shape =
       ob_plan_result_message(plan, ob_segment_of(&plan->geometry, member), chunk);
   return ob_message_bytes(&shape);
@@ -180,13 +180,13 @@ static size_t result_bytes(const struct onebit_plan *plan, size_t member, size_t
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->exchange[chunk % geometry->slots];
-  size_t mine =
-      ob_ladder_max_bytes(&plan->state->ladder, 1, message_bytes(plan, geometry->member, chunk));
+  size_t mine = ob_ladder_max_bytes(&plan->state->ladder, 1,
+                                    messages_message_bytes(plan, geometry->member, chunk));
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
     add_endpoints(plan, batch, member, ob_message_at(geometry, geometry->outgoing, member, chunk),
-                  message_bytes(plan, member, chunk),
+                  messages_message_bytes(plan, member, chunk),
                   ob_message_at(geometry, geometry->incoming, member, chunk), mine);
   }
   return batch;
@@ -195,13 +195,14 @@ struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk)
 struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *geometry = &plan->geometry;
   struct ob_batch *batch = plan->gather[chunk % geometry->slots];
-  size_t mine = result_bytes(plan, geometry->member, chunk);
+  size_t mine = messages_result_bytes(plan, geometry->member, chunk);
   unsigned char *out = ob_result_of(plan, geometry->member, chunk);
   batch->sends = batch->receives = 0;
   for (size_t distance = 1; distance < geometry->members; distance++) {
     size_t member = ob_neighbour(geometry, distance);
-    add_endpoints(plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
-                  ob_ladder_max_bytes(&plan->state->ladder, 1, result_bytes(plan, member, chunk)));
+    add_endpoints(
+        plan, batch, member, out, mine, ob_result_of(plan, member, chunk),
+        ob_ladder_max_bytes(&plan->state->ladder, 1, messages_result_bytes(plan, member, chunk)));
   }
   return batch;
 }
@@ -290,8 +291,8 @@ void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *
   ob_steps_hear(plan, in->peer, header->flags, header->agreed);
 }
 
-static bool receive(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                    enum ob_message_kind kind, bool wait) {
+static bool messages_receive(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
+                             enum ob_message_kind kind, bool wait) {
   onebit_status_t status = plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_IN_PROGRESS)
     return false;
@@ -307,10 +308,11 @@ static bool receive(const struct onebit_plan *plan, struct ob_batch *batch, size
 }
 
 bool ob_receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return receive(plan, plan->exchange[chunk % plan->geometry.slots], chunk, OB_MESSAGE_WORKER,
-                 wait);
+  return messages_receive(plan, plan->exchange[chunk % plan->geometry.slots], chunk,
+                          OB_MESSAGE_WORKER, wait);
 }
 
 bool ob_receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return receive(plan, plan->gather[chunk % plan->geometry.slots], chunk, OB_MESSAGE_SERVER, wait);
+  return messages_receive(plan, plan->gather[chunk % plan->geometry.slots], chunk,
+                          OB_MESSAGE_SERVER, wait);
 }

@@ -65,8 +65,8 @@ static onebit_status_t check_deepspeed(const onebit_plan_options_t *options) {
 
 /* Checks the combination of bits and scale: with more than one bit a scale depends on the values of
  * its block, and the rules differ. */
-static onebit_status_t check_bits(const onebit_plan_options_t *options, const char *name,
-                                  int bits) {
+static onebit_status_t options_check_bits(const onebit_plan_options_t *options, const char *name,
+                                          int bits) {
   if (!ob_width_is_known(bits))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %d, not 1, 2, 4 or 8", name, bits);
   onebit_scale_t other = bits > 1 ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_LARGEST;
@@ -85,7 +85,7 @@ static onebit_status_t check_bits(const onebit_plan_options_t *options, const ch
 }
 
 static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
-  OB_TRY(check_bits(options, "max_bits", options->max_bits));
+  OB_TRY(options_check_bits(options, "max_bits", options->max_bits));
   if (options->max_bits < options->bits)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "max_bits is %d, and bits %d", options->max_bits,
                     options->bits);
@@ -139,7 +139,7 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
     shape->options.bits = 1;
   if (shape->options.max_bits == 0)
     shape->options.max_bits = shape->options.bits;
-  OB_TRY(check_bits(&shape->options, "bits", shape->options.bits));
+  OB_TRY(options_check_bits(&shape->options, "bits", shape->options.bits));
   OB_TRY(check_ladder(&shape->options));
   OB_TRY(resolve_copies(&shape->options));
   if (shape->options.threads == 0)

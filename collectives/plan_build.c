@@ -15,18 +15,18 @@
  * would only push out what is read. Measured with onebit-bench codec; no bit depends on it. */
 #define STREAM_BYTES ((size_t)16 << 20)
 
-static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
+static onebit_status_t plan_build_out_of_memory(const struct onebit_plan *plan) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a plan of %zu elements", plan->count);
 }
 
-static void *allocate_from(struct onebit_plan *plan, const struct ob_memory *memory, size_t count,
-                           size_t size) {
+static void *plan_build_allocate_from(struct onebit_plan *plan, const struct ob_memory *memory,
+                                      size_t count, size_t size) {
   plan->memory_bytes += count * size;
   return memory->allocate(count, size);
 }
 
-static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
-  return allocate_from(plan, &ob_memory_host, count, size);
+static void *plan_build_allocate(struct onebit_plan *plan, size_t count, size_t size) {
+  return plan_build_allocate_from(plan, &ob_memory_host, count, size);
 }
 
 static onebit_status_t allocate_residual(struct onebit_plan *plan,
@@ -59,10 +59,11 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
   if (!work->one_scale)
     return ONEBIT_OK;
   plan->state->worker_sums =
-      allocate_from(plan, memory, plan->state->worker.blocks, sizeof(double));
+      plan_build_allocate_from(plan, memory, plan->state->worker.blocks, sizeof(double));
   plan->state->server_sums =
-      allocate_from(plan, memory, plan->state->server.blocks, sizeof(double));
-  return plan->state->worker_sums && plan->state->server_sums ? ONEBIT_OK : out_of_memory(plan);
+      plan_build_allocate_from(plan, memory, plan->state->server.blocks, sizeof(double));
+  return plan->state->worker_sums && plan->state->server_sums ? ONEBIT_OK
+                                                              : plan_build_out_of_memory(plan);
 }
 
 /* The messages of `count` ranks; NULL when there are none of them. */
@@ -76,8 +77,9 @@ static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
     window->used += count * plan->geometry.peer_stride;
     return ONEBIT_OK;
   }
-  *memory = allocate_from(plan, plan->executor->messages, count, plan->geometry.peer_stride);
-  return *memory ? ONEBIT_OK : out_of_memory(plan);
+  *memory =
+      plan_build_allocate_from(plan, plan->executor->messages, count, plan->geometry.peer_stride);
+  return *memory ? ONEBIT_OK : plan_build_out_of_memory(plan);
 }
 
 static onebit_status_t allocate_window(struct onebit_plan *plan) {
@@ -109,10 +111,10 @@ static onebit_status_t allocate_messages(struct onebit_plan *plan) {
 
 static onebit_status_t allocate_batches(struct onebit_plan *plan) {
   size_t peers = plan->geometry.members - 1, slots = plan->geometry.slots;
-  plan->exchange = allocate(plan, slots, sizeof(struct ob_batch *));
-  plan->gather = allocate(plan, slots, sizeof(struct ob_batch *));
+  plan->exchange = plan_build_allocate(plan, slots, sizeof(struct ob_batch *));
+  plan->gather = plan_build_allocate(plan, slots, sizeof(struct ob_batch *));
   if (!plan->exchange || !plan->gather)
-    return out_of_memory(plan);
+    return plan_build_out_of_memory(plan);
   for (size_t i = 0; i < slots; i++) {
     OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->exchange[i]));
     OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->gather[i]));
@@ -122,10 +124,10 @@ static onebit_status_t allocate_batches(struct onebit_plan *plan) {
 
 static onebit_status_t allocate_lists(struct onebit_plan *plan) {
   size_t ranks = (size_t)plan->comm->size, pieces = plan->geometry.layout.pieces;
-  plan->views = allocate(plan, ranks, sizeof *plan->views);
-  plan->inputs = allocate(plan, pieces, sizeof *plan->inputs);
-  plan->outputs = allocate(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
-  return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : out_of_memory(plan);
+  plan->views = plan_build_allocate(plan, ranks, sizeof *plan->views);
+  plan->inputs = plan_build_allocate(plan, pieces, sizeof *plan->inputs);
+  plan->outputs = plan_build_allocate(plan, pieces > ranks ? pieces : ranks, sizeof *plan->outputs);
+  return plan->views && plan->inputs && plan->outputs ? ONEBIT_OK : plan_build_out_of_memory(plan);
 }
 
 /* Launchers bind a rank to one core unless told otherwise. Two threads there took 1.5 times as long
@@ -179,7 +181,7 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
 
 /* One copy takes what the call was given to undo it: of a device's kernels, and where a host's
  * ranks add theirs up, that is not at hand. */
-static onebit_status_t check_copies(const struct onebit_plan *plan) {
+static onebit_status_t plan_build_check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))
     return ONEBIT_OK;
@@ -196,9 +198,9 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
   geometry->members = (size_t)(across ? hosts->count : plan->comm->size);
   geometry->member = (size_t)(across ? hosts->host : plan->comm->rank);
   geometry->first_segment = across ? (size_t)hosts->local_rank * geometry->members : 0;
-  plan->member_ranks = allocate(plan, geometry->members, sizeof *plan->member_ranks);
+  plan->member_ranks = plan_build_allocate(plan, geometry->members, sizeof *plan->member_ranks);
   if (!plan->member_ranks)
-    return out_of_memory(plan);
+    return plan_build_out_of_memory(plan);
   for (int k = 0; k < (int)geometry->members; k++)
     plan->member_ranks[k] = across ? hosts->ranks[k * hosts->each + hosts->local_rank] : k;
   return ONEBIT_OK;
@@ -232,7 +234,7 @@ onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_sha
   OB_TRY(ob_layout_create(&plan->geometry.layout, shape->block, shape->pieces, shape->counts,
                           shape->valid));
   OB_TRY(ob_schedule_choose(plan, shape));
-  OB_TRY(check_copies(plan));
+  OB_TRY(plan_build_check_copies(plan));
   OB_TRY(set_up_group(plan));
   set_up_messages(plan, shape);
   OB_TRY(set_up_work(plan, shape));

@@ -7,7 +7,7 @@
 #include "collectives/plan_private.h"
 
 /* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */
-static onebit_status_t check_idle(onebit_plan_t plan) {
+static onebit_status_t plan_residual_check_idle(onebit_plan_t plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
@@ -22,7 +22,7 @@ onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large) {
 
 onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, float *server) {
   OB_CALL_SCOPE;
-  OB_TRY(check_idle(plan));
+  OB_TRY(plan_residual_check_idle(plan));
   if (!ob_plan_in_bits(plan)) /* without residuals, and memory for them */
     return ONEBIT_OK;
   if (worker)
@@ -32,7 +32,8 @@ onebit_status_t onebit_plan_export_residual(onebit_plan_t plan, float *worker, f
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_finite(const char *name, const float *values, size_t count) {
+static onebit_status_t plan_residual_check_finite(const char *name, const float *values,
+                                                  size_t count) {
   for (size_t i = 0; values && i < count; i++)
     if (!ob_is_finite(values[i]))
       return ob_error(ONEBIT_ERROR_ARGUMENT, "%s[%zu] is %g, not finite", name, i,
@@ -50,13 +51,13 @@ static bool any_large(const float *values, size_t count) {
 onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *worker,
                                             const float *server) {
   OB_CALL_SCOPE;
-  OB_TRY(check_idle(plan));
+  OB_TRY(plan_residual_check_idle(plan));
   if (!ob_plan_in_bits(plan))
     return ONEBIT_OK;
-  OB_TRY(check_finite("worker", worker,
-                      ob_residual_elements(&plan->state->worker, &plan->geometry.layout)));
-  OB_TRY(check_finite("server", server,
-                      ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
+  OB_TRY(plan_residual_check_finite(
+      "worker", worker, ob_residual_elements(&plan->state->worker, &plan->geometry.layout)));
+  OB_TRY(plan_residual_check_finite(
+      "server", server, ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
   if (worker)
     OB_TRY(ob_residual_import(&plan->state->worker, &plan->geometry.layout, worker));
   if (!server)
@@ -72,7 +73,7 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan) {
   return plan->executor->accept ? plan->executor->accept(plan) : ONEBIT_OK;
 }
 
-static onebit_status_t reset(onebit_plan_t plan) {
+static onebit_status_t plan_residual_reset(onebit_plan_t plan) {
   OB_TRY(ob_residual_reset(&plan->state->worker));
   OB_TRY(ob_residual_reset(&plan->state->server));
   return ob_plan_imported(plan, false);
@@ -80,8 +81,8 @@ static onebit_status_t reset(onebit_plan_t plan) {
 
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {
   OB_CALL_SCOPE;
-  OB_TRY(check_idle(plan));
-  return ob_plan_in_bits(plan) ? reset(plan) : ONEBIT_OK;
+  OB_TRY(plan_residual_check_idle(plan));
+  return ob_plan_in_bits(plan) ? plan_residual_reset(plan) : ONEBIT_OK;
 }
 
 static onebit_status_t clear_results(const struct onebit_plan *plan) {
@@ -101,7 +102,7 @@ onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width) {
   if (ob_ladder_is_used(&plan->state->ladder))
     plan->state->last_width = ob_ladder_width_in(plan, last_width);
   plan->state->worker.now = plan->state->server.now = 0;
-  OB_TRY(reset(plan));
+  OB_TRY(plan_residual_reset(plan));
   return plan->momentum ? clear_results(plan) : ONEBIT_OK;
 }
 

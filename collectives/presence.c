@@ -25,7 +25,7 @@ static struct path directory_of_user(void) {
   return path;
 }
 
-static struct path path_of(const struct ob_presence *presence) {
+static struct path presence_path_of(const struct ob_presence *presence) {
   struct path path;
   snprintf(path.text, sizeof path.text, "/tmp/onebit-%lu/%ld-%u", (unsigned long)geteuid(),
            (long)getpid(), presence->number);
@@ -50,7 +50,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
        is.st_nlink == 0;) { /* before it is locked it looks like one that was left */
     ob_own_close(file);
     presence->number = ++numbers;
-    file = ob_own_file(open(path_of(presence).text, flags, 0600));
+    file = ob_own_file(open(presence_path_of(presence).text, flags, 0600));
     if (file <= 0 || flock(file, LOCK_EX | LOCK_NB) != 0 || fstat(file, &is) != 0) {
       ob_own_close(file);
       return;
@@ -63,7 +63,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
 void ob_presence_end(struct ob_presence *presence) {
   if (!presence->file)
     return;
-  unlink(path_of(presence).text);
+  unlink(presence_path_of(presence).text);
   ob_own_close(presence->file);
   presence->file = 0;
 }

@@ -26,7 +26,7 @@ struct path {
   char text[40];
 };
 
-static struct path path_of(uint64_t name) {
+static struct path shared_path_of(uint64_t name) {
   struct path path;
   snprintf(path.text, sizeof path.text, "/onebit-%016" PRIx64, name);
   return path;
@@ -42,13 +42,13 @@ static uint64_t new_name(void) {
   return (uint64_t)getpid() << 40 | number << 24 | ((uint64_t)now.tv_nsec >> 6 & 0xfffffe) | 1;
 }
 
-static onebit_status_t failed(const char *call, const struct ob_shared *shared, int code) {
+static onebit_status_t shared_failed(const char *call, const struct ob_shared *shared, int code) {
   return ob_error(ONEBIT_ERROR_MEMORY, "%s: %s: no %zu bytes of shared memory (/dev/shm)", call,
                   strerror(code), shared->bytes);
 }
 
 static int open_block(uint64_t name, int flags) {
-  return ob_memory_must_fail() ? -1 : shm_open(path_of(name).text, O_RDWR | flags, 0600);
+  return ob_memory_must_fail() ? -1 : shm_open(shared_path_of(name).text, O_RDWR | flags, 0600);
 }
 
 /* --- What processes have left behind that were killed while their block had a name. A block is
@@ -93,22 +93,22 @@ static onebit_status_t map(struct ob_shared *shared, int block, int file) {
   if (!ob_memory_must_fail())
     base = mmap(NULL, shared->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED)
-    return failed("mmap", shared, errno);
+    return shared_failed("mmap", shared, errno);
   shared->base[block] = base;
   return ONEBIT_OK;
 }
 
 /* The memory is taken now: a full file system is an error here, and a signal later. */
-static onebit_status_t fill(struct ob_shared *shared, int file) {
+static onebit_status_t shared_fill(struct ob_shared *shared, int file) {
   int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
   if (code)
-    return failed("posix_fallocate", shared, code);
+    return shared_failed("posix_fallocate", shared, code);
   return map(shared, shared->own, file);
 }
 
 /* Locked, and still there: before it was locked another process may have taken it for left behind,
  * and then there is a next one. */
-static onebit_status_t open_own(struct ob_shared *shared) {
+static onebit_status_t shared_open_own(struct ob_shared *shared) {
   struct stat is = {0};
   while (is.st_nlink == 0) {
     if (shared->name)
@@ -117,13 +117,13 @@ static onebit_status_t open_own(struct ob_shared *shared) {
     shared->name = 0;
     shared->file = ob_own_file(open_block(name, O_CREAT | O_EXCL));
     if (shared->file < 0)
-      return failed("shm_open", shared, errno);
+      return shared_failed("shm_open", shared, errno);
     shared->name = name;
     while (flock(shared->file, LOCK_EX) != 0)
       if (errno != EINTR)
-        return failed("flock", shared, errno);
+        return shared_failed("flock", shared, errno);
     if (fstat(shared->file, &is) != 0)
-      return failed("fstat", shared, errno);
+      return shared_failed("fstat", shared, errno);
   }
   return ONEBIT_OK;
 }
@@ -134,8 +134,8 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   if (!shared->base)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
   unlink_left();
-  OB_TRY(open_own(shared));
-  return fill(shared, shared->file);
+  OB_TRY(shared_open_own(shared));
+  return shared_fill(shared, shared->file);
 }
 
 /* Another process of this user made it for this job; anything else by that name is not touched. A
@@ -143,13 +143,13 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
 static onebit_status_t check_block(const struct ob_shared *shared, int file, uint64_t name) {
   struct stat is;
   if (fstat(file, &is) != 0)
-    return failed("fstat", shared, errno);
+    return shared_failed("fstat", shared, errno);
   if (!S_ISREG(is.st_mode) || is.st_uid != geteuid())
-    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not memory of user %lu", path_of(name).text,
-                    (unsigned long)geteuid());
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not memory of user %lu",
+                    shared_path_of(name).text, (unsigned long)geteuid());
   if ((uintmax_t)is.st_size != shared->bytes)
-    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s has %ju bytes, not %zu", path_of(name).text,
-                    (uintmax_t)is.st_size, shared->bytes);
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s has %ju bytes, not %zu",
+                    shared_path_of(name).text, (uintmax_t)is.st_size, shared->bytes);
   return ONEBIT_OK;
 }
 
@@ -158,7 +158,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
     return ONEBIT_OK;
   int file = open_block(name, 0);
   if (file < 0)
-    return failed("shm_open of another rank's", shared, errno);
+    return shared_failed("shm_open of another rank's", shared, errno);
   onebit_status_t status = check_block(shared, file, name);
   if (status == ONEBIT_OK)
     status = map(shared, block, file);
@@ -169,7 +169,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
 void ob_shared_hide(struct ob_shared *shared) {
   if (!shared->name)
     return;
-  shm_unlink(path_of(shared->name).text);
+  shm_unlink(shared_path_of(shared->name).text);
   ob_own_close(shared->file);
   shared->name = 0;
 }

@@ -53,7 +53,7 @@ static int awaited(const struct onebit_plan *plan) {
   }
 }
 
-static void describe(const void *waiter, struct ob_wait *wait) {
+static void steps_describe(const void *waiter, struct ob_wait *wait) {
   const struct onebit_plan *plan = waiter;
   ob_plan_describe_call(plan, wait);
   if (plan->flight->step == plan->flight->stop)
@@ -73,7 +73,7 @@ static double grace(const struct onebit_plan *plan) {
 }
 
 onebit_status_t ob_steps_watch(const struct onebit_plan *plan) {
-  return ob_watch_look(&plan->flight->watch, plan->comm, grace(plan), describe, plan);
+  return ob_watch_look(&plan->flight->watch, plan->comm, grace(plan), steps_describe, plan);
 }
 
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {

@@ -64,7 +64,7 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacit
 
 size_t ob_plan_traced(onebit_plan_t plan) { return plan->state->trace.count; }
 
-static void begin(struct ob_trace *trace, const struct ob_step *step, double now) {
+static void trace_begin(struct ob_trace *trace, const struct ob_step *step, double now) {
   if (trace->count == trace->capacity || trace->open)
     return;
   trace->open = true;
@@ -72,7 +72,7 @@ static void begin(struct ob_trace *trace, const struct ob_step *step, double now
       .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
 }
 
-static void end(struct ob_trace *trace, double now) {
+static void trace_end(struct ob_trace *trace, double now) {
   if (!trace->open)
     return;
   struct ob_moment *moment = &trace->moments[trace->count++];
@@ -89,7 +89,8 @@ struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
   return spent;
 }
 
-static void count(const struct onebit_plan *plan, const struct ob_step *step, double seconds) {
+static void trace_count(const struct onebit_plan *plan, const struct ob_step *step,
+                        double seconds) {
   enum time time = abouts[step->kind].time;
   if (time == COMPRESS)
     plan->state->spent.compress += seconds;
@@ -99,11 +100,11 @@ static void count(const struct onebit_plan *plan, const struct ob_step *step, do
 
 bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
   double before = ob_seconds();
-  begin(&plan->state->trace, step, before);
+  trace_begin(&plan->state->trace, step, before);
   bool done = step->run(plan, step->chunk, wait);
   double after = ob_seconds();
-  count(plan, step, after - before);
+  trace_count(plan, step, after - before);
   if (done)
-    end(&plan->state->trace, after);
+    trace_end(&plan->state->trace, after);
   return done;
 }

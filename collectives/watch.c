@@ -78,7 +78,8 @@ static void show(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wai
   ob_presence_write(&comm->presence, watch->seen, text);
 }
 
-static onebit_status_t give_up(onebit_comm_t comm, double seconds, const struct ob_wait *wait) {
+static onebit_status_t watch_give_up(onebit_comm_t comm, double seconds,
+                                     const struct ob_wait *wait) {
   char text[OB_END_BYTES];
   compose(comm, "waited", seconds, wait, text, sizeof text);
   ob_comm_give_up(comm, text);
@@ -111,7 +112,7 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
   struct ob_wait wait = {.peer = -1, .others = "other ranks"};
   describe(waiter, &wait);
   if (late)
-    return give_up(comm, comm->timeout, &wait);
+    return watch_give_up(comm, comm->timeout, &wait);
   if (shown)
     show(watch, comm, &wait);
   if (is_due(watch))

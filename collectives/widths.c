@@ -13,7 +13,7 @@
 #include "compression/levels.h"
 
 /* In the text that says what the plan decided: its last line. */
-static void tell(struct onebit_plan *plan) {
+static void widths_tell(struct onebit_plan *plan) {
   const struct ob_ladder *ladder = &plan->state->ladder;
   char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
   if (!line)
@@ -26,12 +26,13 @@ static void tell(struct onebit_plan *plan) {
 static void set_width(struct onebit_plan *plan, unsigned width) {
   plan->state->ladder.width = width;
   ob_schedule_set_width(plan, width);
-  tell(plan);
+  widths_tell(plan);
 }
 
 /* --- Memory ------------------------------------------------------------------------------------*/
 
-static struct ob_norms *allocate(struct onebit_plan *plan, const struct ob_residual *residual) {
+static struct ob_norms *widths_allocate(struct onebit_plan *plan,
+                                        const struct ob_residual *residual) {
   plan->memory_bytes += residual->blocks * sizeof(struct ob_norms);
   return ob_allocate(residual->blocks, sizeof(struct ob_norms));
 }
@@ -54,10 +55,10 @@ onebit_status_t ob_ladder_create(struct onebit_plan *plan) {
   plan->state->ladder.elements = ob_residual_elements(&plan->state->worker, &plan->geometry.layout);
   plan->state->ladder.max_stride = plan->geometry.stride;
   set_width(plan, plan->state->ladder.min);
-  plan->state->worker.norms = allocate(plan, &plan->state->worker);
+  plan->state->worker.norms = widths_allocate(plan, &plan->state->worker);
   /* A server without a residual has nothing to measure. */
   const bool serves_error = plan->state->server.serving.rule == OB_SERVE_MEAN;
-  plan->state->server.norms = serves_error ? allocate(plan, &plan->state->server) : NULL;
+  plan->state->server.norms = serves_error ? widths_allocate(plan, &plan->state->server) : NULL;
   if (plan->state->worker.norms && (plan->state->server.norms || !serves_error))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the norms of %zu blocks",
@@ -160,7 +161,7 @@ static struct onebit_plan *find_best(const onebit_plan_t *plans, size_t count, d
   return best;
 }
 
-static onebit_status_t check(const onebit_plan_t *plans, size_t count, double budget) {
+static onebit_status_t widths_check(const onebit_plan_t *plans, size_t count, double budget) {
   if (!plans && count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "plans is NULL");
   if (!(budget > 0 && budget <= 1))
@@ -173,12 +174,12 @@ static onebit_status_t check(const onebit_plan_t *plans, size_t count, double bu
   return ONEBIT_OK;
 }
 
-static void begin(const onebit_plan_t *plans, size_t count) {
+static void widths_begin(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++)
     plans[i]->state->ladder.fitted = plans[i]->state->ladder.min;
 }
 
-static void end(const onebit_plan_t *plans, size_t count) {
+static void widths_end(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++) {
     struct ob_ladder *ladder = &plans[i]->state->ladder;
     if (ob_ladder_is_used(ladder)) {
@@ -191,11 +192,11 @@ static void end(const onebit_plan_t *plans, size_t count) {
 
 onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count, double budget) {
   OB_CALL_SCOPE;
-  OB_TRY(check(plans, count, budget));
+  OB_TRY(widths_check(plans, count, budget));
   double dense = 0;
   for (size_t i = 0; i < count; i++)
     dense += (double)plans[i]->geometry.layout.elements * sizeof(float);
-  begin(plans, count);
+  widths_begin(plans, count);
   const double fewest = sum_of_bytes(plans, count);
   onebit_status_t status = ONEBIT_OK;
   if (fewest > budget * dense)
@@ -209,6 +210,6 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
     left -= bytes_in(best, 2 * width_of(best)) - bytes_in(best, width_of(best));
     best->state->ladder.fitted *= 2;
   }
-  end(plans, count);
+  widths_end(plans, count);
   return status;
 }

@@ -2,7 +2,7 @@
 #include "compression/block_step.h"
 
 /* The block's place in its piece's output, or among the values of the message. */
-static void *output_of(const struct ob_block_step *step, const struct ob_block *block) {
+static void *apply_output_of(const struct ob_block_step *step, const struct ob_block *block) {
   size_t size = ob_dtype_size(step->work->output_dtype);
   if (step->out)
     return step->out->values + (block->word - step->first_word) * OB_LANES;
@@ -24,7 +24,7 @@ static void sum_body(void *context, size_t first, size_t end, int thread) {
                              .width = step->in->width,
                              .bits = words,
                              .scales = scales,
-                             .output = output_of(step, &block),
+                             .output = apply_output_of(step, &block),
                              .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
     work->codec->sum(&run);
   }
@@ -55,7 +55,7 @@ static void store_body(void *context, size_t first, size_t end, int thread) {
                                .width = step->in->width,
                                .bits = ob_block_fields(step, step->in, &block),
                                .scale = ob_block_scale(step, step->in, b),
-                               .output = output_of(step, &block),
+                               .output = apply_output_of(step, &block),
                                .dtype = work->output_dtype};
     work->codec->store(&run);
   }
@@ -67,8 +67,8 @@ void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
   ob_block_step_run(&step, store_body);
 }
 
-static void point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
-                            struct ob_pass_run *run) {
+static void apply_point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
+                                  struct ob_pass_run *run) {
   size_t at = (block->word - sink->first_word) * OB_LANES;
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     run->arrays[slot] = sink->arrays[slot] ? sink->arrays[slot] + at : NULL;
@@ -102,7 +102,7 @@ static void pass_block(const struct ob_block_step *step, size_t b, const struct 
   run.factors.anchor_decay = run.factors.weight_decay * (sink->factors.anchor_decay * of_rates);
   if (ob_pass_divides(sink->kind))
     run.factors.floor = ob_divisor_floor(sink->variances[b], block->valid, &sink->factors);
-  point_to_arrays(sink, block, &run);
+  apply_point_to_arrays(sink, block, &run);
   if (step->in) {
     run.width = step->in->width;
     run.message = ob_block_fields(step, step->in, block);

@@ -3,14 +3,14 @@
 
 #include "compression/block_step.h"
 
-static onebit_dtype_t input_dtype(const struct ob_block_step *step) {
+static onebit_dtype_t blocks_input_dtype(const struct ob_block_step *step) {
   return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
 }
 
 /* The block's place in its piece's input. */
-static const char *input_of(const struct ob_block_step *step, const struct ob_block *block) {
+static const char *blocks_input_of(const struct ob_block_step *step, const struct ob_block *block) {
   const char *base = step->source->inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
+  return base ? base + block->offset * ob_dtype_size(blocks_input_dtype(step)) : NULL;
 }
 
 static void note_scale(struct ob_work *work, float scale) {
@@ -20,7 +20,7 @@ static void note_scale(struct ob_work *work, float scale) {
 
 /* Makes the sum of a block's magnitudes its scale, in the message and with the residuals, or leaves
  * it to ob_finish. A scale that is not finite never leaves: the flag does. */
-static void set_scale(struct ob_block_step *step, size_t block, size_t count, float sum) {
+static void blocks_set_scale(struct ob_block_step *step, size_t block, size_t count, float sum) {
   struct ob_work *work = step->work;
   struct ob_residual *residual = step->residual;
   if (work->one_scale) {
@@ -48,7 +48,7 @@ static float *residual_values(const struct ob_residual *residual, int copy,
   return residual->values[copy] + residual_at(residual, block);
 }
 
-static float residual_scale(const struct ob_residual *residual, size_t block) {
+static float blocks_residual_scale(const struct ob_residual *residual, size_t block) {
   if (residual->eager[residual->now])
     return 0;
   return residual->scales[residual->now][residual->one_scale ? 0 : block - residual->first];
@@ -67,8 +67,8 @@ static bool is_measured(const struct ob_residual *residual, size_t b) {
 
 /* Measures a block after it was quantised; `values`: compensated, `error`: what is left, or
  * NULL. */
-static void measure(const struct ob_block_step *step, size_t b, const struct ob_block *block,
-                    int thread, const float *values, const float *error) {
+static void blocks_measure(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                           int thread, const float *values, const float *error) {
   const struct ob_work *work = step->work;
   const struct ob_residual *residual = step->residual;
   const struct ob_measure_run run = {
@@ -78,7 +78,7 @@ static void measure(const struct ob_block_step *step, size_t b, const struct ob_
       .scale = residual->scales[!residual->now][b - residual->first],
       .error = error,
       .before = residual_values(residual, residual->now, block),
-      .before_scale = residual_scale(residual, b),
+      .before_scale = blocks_residual_scale(residual, b),
       .rule = work->rule,
       .scratch = scratch_for(step, thread) + work->layout->block,
   };
@@ -178,12 +178,13 @@ static void level_block(const struct ob_block_step *step, struct levels *levels,
     return;
   const float *error = levels->last.residual_out;
   finish_levels(step, levels);
-  measure(step, b, block, thread, values, error);
+  blocks_measure(step, b, block, thread, values, error);
 }
 
 /* The floor that a table adds to the estimates of a block. */
-static float floor_of(const struct ob_block_step *step, size_t b, const struct ob_block *block,
-                      const struct ob_moment_factors *factors) {
+static float blocks_floor_of(const struct ob_block_step *step, size_t b,
+                             const struct ob_block *block,
+                             const struct ob_moment_factors *factors) {
   const struct ob_residual *residual = step->residual;
   const struct ob_piece *piece = &step->work->layout->piece[block->piece];
   const float times = step->source->floors ? step->source->floors[block->piece] : 0;
@@ -205,7 +206,7 @@ static void point_to_moments(const struct ob_block_step *step, size_t b,
   run->moments_out = residual->moments[!residual->now] + at;
   run->factor = step->source->values ? 1 : step->source->factor;
   run->moment = step->source->moment;
-  run->moment.floor = floor_of(step, b, block, &run->moment);
+  run->moment.floor = blocks_floor_of(step, b, block, &run->moment);
 }
 
 /* Fills in the run in place, as begin_reduce_run does: a copy of the struct reads in wider pieces
@@ -222,9 +223,9 @@ static void begin_compress_run(const struct ob_block_step *step, size_t b,
   *run = (struct ob_compress_run){
       .count = block->count,
       .valid = block->valid,
-      .input =
-          source->values ? (const void *)(source->values + word * OB_LANES) : input_of(step, block),
-      .dtype = source->values ? ONEBIT_FLOAT32 : input_dtype(step),
+      .input = source->values ? (const void *)(source->values + word * OB_LANES)
+                              : blocks_input_of(step, block),
+      .dtype = source->values ? ONEBIT_FLOAT32 : blocks_input_dtype(step),
       .rule = work->rule,
       .stream = work->stream && !is_measured(residual, b) && !residual->changed,
       .stream_moments = work->stream,
@@ -239,7 +240,7 @@ static void begin_compress_run(const struct ob_block_step *step, size_t b,
       .limit = source->limit,
       .moment_rule = source->moment_rule,
       .residual = residual_values(residual, residual->now, block),
-      .residual_scale = residual_scale(residual, b),
+      .residual_scale = blocks_residual_scale(residual, b),
       .residual_out = residual_values(residual, !residual->now, block),
   };
   if (run->moment_rule)
@@ -263,9 +264,9 @@ static void compress_body(void *context, size_t first, size_t end, int thread) {
     note_changed(step->residual, b);
     if (step->out->width == 1) {
       run.bits = ob_block_fields(step, step->out, &block);
-      set_scale(step, b, block.count, work->codec->compress(&run));
+      blocks_set_scale(step, b, block.count, work->codec->compress(&run));
       if (is_measured(step->residual, b))
-        measure(step, b, &block, thread, run.residual_out, NULL);
+        blocks_measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
     run.residual_out = scratch_for(step, thread);
@@ -308,7 +309,7 @@ static void begin_reduce_run(const struct ob_block_step *step, size_t b,
       .rule = work->rule,
       .stream = work->stream && !is_measured(residual, b) && !residual->changed,
       .residual = residual_values(residual, residual->now, block),
-      .residual_scale = residual_scale(residual, b),
+      .residual_scale = blocks_residual_scale(residual, b),
       .residual_out = residual_values(residual, !residual->now, block),
   };
 }
@@ -325,9 +326,9 @@ static void reduce_body(void *context, size_t first, size_t end, int thread) {
     note_changed(step->residual, b);
     if (step->out->width == 1) {
       run.out = ob_block_fields(step, step->out, &block);
-      set_scale(step, b, block.count, work->codec->reduce(&run));
+      blocks_set_scale(step, b, block.count, work->codec->reduce(&run));
       if (is_measured(step->residual, b))
-        measure(step, b, &block, thread, run.residual_out, NULL);
+        blocks_measure(step, b, &block, thread, run.residual_out, NULL);
       continue;
     }
     run.residual_out = scratch_for(step, thread);
@@ -392,7 +393,7 @@ static void find_added(const struct ob_block_step *step, size_t b, const struct 
   work->codec->reduce(&run);
 }
 
-static void undo(struct ob_block_step step) {
+static void blocks_undo(struct ob_block_step step) {
   const struct ob_residual *residual = step.residual;
   const struct ob_layout *layout = step.work->layout;
   const size_t first = step.shape->first;
@@ -403,7 +404,7 @@ static void undo(struct ob_block_step step) {
     const struct ob_block block = ob_layout_block(layout, b, &piece);
     const bool changed = residual->changed[b - residual->first];
     float *const values = residual_values(residual, residual->now, &block);
-    const float scale = residual_scale(residual, b);
+    const float scale = blocks_residual_scale(residual, b);
     if (changed)
       find_added(&step, b, &block);
     for (size_t i = 0; i < block.count; i++)
@@ -414,11 +415,11 @@ static void undo(struct ob_block_step step) {
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
                       struct ob_residual *residual, const struct ob_message_shape *shape,
                       const struct ob_view *last) {
-  undo((struct ob_block_step){
+  blocks_undo((struct ob_block_step){
       .work = work, .shape = shape, .source = source, .residual = residual, .last = last});
 }
 
 void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                     const struct ob_message_shape *shape) {
-  undo((struct ob_block_step){.work = work, .shape = shape, .in = in, .residual = residual});
+  blocks_undo((struct ob_block_step){.work = work, .shape = shape, .in = in, .residual = residual});
 }

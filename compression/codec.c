@@ -17,7 +17,7 @@ static bool always(void) { return true; }
 /* Asks the processor itself: __builtin_cpu_supports knows no F16C in every compiler, and finds
  * nothing at all where the compiler's runtime library leaves it out, as zig's does.
  *   state   bits of XCR0: registers that the operating system keeps for each thread */
-static bool has(unsigned leaf_7_ebx, unsigned state) {
+static bool codec_has(unsigned leaf_7_ebx, unsigned state) {
   unsigned a, b, c, d, low, high;
   const unsigned leaf_1_ecx = bit_OSXSAVE | bit_AVX | bit_F16C;
   if (!__get_cpuid(1, &a, &b, &c, &d) || (c & leaf_1_ecx) != leaf_1_ecx)
@@ -27,10 +27,10 @@ static bool has(unsigned leaf_7_ebx, unsigned state) {
          (b & leaf_7_ebx) == leaf_7_ebx;
 }
 
-static bool has_avx2(void) { return has(bit_AVX2, 0x06); } /* xmm, ymm */
+static bool has_avx2(void) { return codec_has(bit_AVX2, 0x06); } /* xmm, ymm */
 
 static bool has_avx512(void) { /* and masks, zmm: their upper halves, and zmm16 to zmm31 */
-  return has(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL, 0xe6);
+  return codec_has(bit_AVX2 | bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL, 0xe6);
 }
 #endif
 

@@ -25,7 +25,7 @@ static void run_step(struct step *step,
 
 /* The position of the block in the message, in elements; the next: the elements that its words
  * hold. */
-static size_t position_of(const struct step *step, const struct ob_block *block) {
+static size_t dense_position_of(const struct step *step, const struct ob_block *block) {
   return (block->word - step->first_word) * OB_LANES;
 }
 
@@ -34,16 +34,16 @@ static size_t capacity_of(const struct ob_block *block) {
 }
 
 /* The type of inputs: sources may be float32 whatever the plan's type. */
-static onebit_dtype_t input_dtype(const struct step *step) {
+static onebit_dtype_t dense_input_dtype(const struct step *step) {
   return step->source && step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
 }
 
-static const void *input_of(const struct step *step, const struct ob_block *block) {
+static const void *dense_input_of(const struct step *step, const struct ob_block *block) {
   const char *base = step->inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(input_dtype(step)) : NULL;
+  return base ? base + block->offset * ob_dtype_size(dense_input_dtype(step)) : NULL;
 }
 
-static void *output_of(const struct step *step, const struct ob_block *block) {
+static void *dense_output_of(const struct step *step, const struct ob_block *block) {
   size_t size = ob_dtype_size(step->work->output_dtype);
   return (char *)step->outputs[block->piece] + block->offset * size;
 }
@@ -57,19 +57,20 @@ static void mark_not_finite(struct ob_work *work) {
  * its squares is. */
 static bool load_block(const struct step *step, const struct ob_block *block, float *values) {
   const struct ob_work *work = step->work;
-  const void *input = input_of(step, block);
+  const void *input = dense_input_of(step, block);
   const float *loaded = values;
   size_t valid = input ? block->valid : 0, capacity = capacity_of(block);
-  bool finite = work->codec->load(input, input_dtype(step), step->source->factor, valid, values);
+  bool finite =
+      work->codec->load(input, dense_input_dtype(step), step->source->factor, valid, values);
   memset(values + valid, 0, (capacity - valid) * sizeof *values);
   return work->bounded ? work->codec->mean(&loaded, 1, 1, capacity, values) : finite;
 }
 
 /* Copies the block as it is, into messages of its type. */
 static void copy_block(const struct step *step, const struct ob_block *block) {
-  const void *input = input_of(step, block);
+  const void *input = dense_input_of(step, block);
   size_t size = ob_dtype_size(step->work->dtype), valid = input ? block->valid * size : 0;
-  char *to = (char *)step->out->values + position_of(step, block) * size;
+  char *to = (char *)step->out->values + dense_position_of(step, block) * size;
   if (valid)
     memcpy(to, input, valid);
   memset(to + valid, 0, capacity_of(block) * size - valid);
@@ -83,7 +84,7 @@ static void load_body(void *context, size_t first, size_t end, int thread) {
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     float *values = half ? work->wide + (size_t)thread * work->layout->block
-                         : step->out->values + position_of(step, &block);
+                         : step->out->values + dense_position_of(step, &block);
     if (!load_block(step, &block, values))
       mark_not_finite(work);
     if (half)
@@ -117,7 +118,7 @@ void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
 /* Points the scratch at the block in each message, or at its values as float32. */
 static void gather_values(const struct step *step, const struct ob_block *block, size_t streams) {
   struct ob_work *work = step->work;
-  size_t at = position_of(step, block);
+  size_t at = dense_position_of(step, block);
   for (size_t s = 0; s < streams; s++) {
     float *wide = work->wide + s * work->layout->block;
     if (step->shape->half)
@@ -145,7 +146,7 @@ void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t strea
   step.first_word = ob_layout_word(work->layout, shape->first);
   for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    mean_of_block(&step, &block, streams, out->values + position_of(&step, &block));
+    mean_of_block(&step, &block, streams, out->values + dense_position_of(&step, &block));
   }
 }
 
@@ -158,7 +159,7 @@ void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float fac
   for (size_t b = shape->first; b < shape->first + shape->blocks; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
     mean_of_block(&step, &block, work->streams, mean);
-    work->codec->convert(mean, block.valid, output_of(&step, &block), work->output_dtype);
+    work->codec->convert(mean, block.valid, dense_output_of(&step, &block), work->output_dtype);
   }
 }
 
@@ -169,11 +170,11 @@ static void convert_body(void *context, size_t first, size_t end, int thread) {
   (void)thread;
   for (size_t b = first; b < end; b++) {
     struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    size_t at = position_of(step, &block);
+    size_t at = dense_position_of(step, &block);
     if (step->shape->half)
-      memcpy(output_of(step, &block), step->in->halves + at, block.valid * sizeof(uint16_t));
+      memcpy(dense_output_of(step, &block), step->in->halves + at, block.valid * sizeof(uint16_t));
     else
-      work->codec->convert(step->in->values + at, block.valid, output_of(step, &block),
+      work->codec->convert(step->in->values + at, block.valid, dense_output_of(step, &block),
                            work->output_dtype);
   }
 }

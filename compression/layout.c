@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-static size_t divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
+static size_t layout_divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t pieces,
                                  const size_t *counts, const size_t *valid) {
@@ -17,8 +17,8 @@ onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t 
                                          .valid = valid ? valid[k] : counts[k],
                                          .first_block = layout->blocks,
                                          .first_word = layout->words};
-    layout->blocks += divided_up(counts[k], block);
-    layout->words += divided_up(counts[k], OB_LANES);
+    layout->blocks += layout_divided_up(counts[k], block);
+    layout->words += layout_divided_up(counts[k], OB_LANES);
     layout->elements += counts[k];
   }
   layout->piece[pieces] =

@@ -10,8 +10,8 @@ struct lanes {
   float input[OB_LANES], residual[OB_LANES], value[OB_LANES], magnitude[OB_LANES];
 };
 
-static inline void add(const struct ob_measure_run *run, size_t at, size_t lane,
-                       struct lanes *lanes) {
+static inline void measure_add(const struct ob_measure_run *run, size_t at, size_t lane,
+                               struct lanes *lanes) {
   const float value = run->values[at];
   const float input = value - ob_residual_of(run->before[at], run->before_scale);
   const float left = run->error ? run->error[at] : ob_residual_of(value, run->scale);
@@ -25,12 +25,12 @@ static void add_block(const struct ob_measure_run *run, struct lanes *lanes) {
   const size_t whole = run->count / OB_LANES * OB_LANES;
   for (size_t at = 0; at < whole; at += OB_LANES)
     for (size_t i = 0; i < OB_LANES; i++)
-      add(run, at + i, i, lanes);
+      measure_add(run, at + i, i, lanes);
   for (size_t i = 0; whole + i < run->count; i++)
-    add(run, whole + i, i, lanes);
+    measure_add(run, whole + i, i, lanes);
 }
 
-static double sum(const float *lanes) {
+static double measure_sum(const float *lanes) {
   double sum = 0;
   for (size_t i = 0; i < OB_LANES; i++)
     sum += (double)lanes[i];
@@ -42,7 +42,7 @@ static float square_of(const float *values, size_t count) {
   for (size_t at = 0; at < count; at += OB_LANES)
     for (size_t i = 0; i < OB_LANES; i++)
       squares[i] += values[at + i] * values[at + i];
-  return (float)sum(squares);
+  return (float)measure_sum(squares);
 }
 
 /* The scratch takes the error and the fields that quantising writes; nothing reads the fields. */
@@ -73,10 +73,11 @@ static double left_by_signs(size_t count, double value, double magnitude) {
 struct ob_norms ob_measure(const struct ob_measure_run *run, const struct ob_codec *codec) {
   struct lanes lanes = {{0}, {0}, {0}, {0}};
   add_block(run, &lanes);
-  struct ob_norms norms = {sum(lanes.input), sum(lanes.residual), sum(lanes.value), 0};
+  struct ob_norms norms = {measure_sum(lanes.input), measure_sum(lanes.residual),
+                           measure_sum(lanes.value), 0};
   if (run->width > 2)
     norms.lower = left_by_levels(run, run->width / 2, norms.value, codec);
   else if (run->width == 2)
-    norms.lower = left_by_signs(run->count, norms.value, sum(lanes.magnitude));
+    norms.lower = left_by_signs(run->count, norms.value, measure_sum(lanes.magnitude));
   return norms;
 }

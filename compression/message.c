@@ -8,15 +8,16 @@
 
 _Static_assert(sizeof(struct ob_header) == 40, "the header is 40 bytes on the wire");
 
-static uint32_t checksum(const struct ob_header *header, const struct ob_message_shape *shape,
-                         const struct ob_codec *codec) {
+static uint32_t message_checksum(const struct ob_header *header,
+                                 const struct ob_message_shape *shape,
+                                 const struct ob_codec *codec) {
   return ob_header_sum(header) + codec->checksum(header + 1, ob_message_payload(shape));
 }
 
 void ob_message_seal(void *memory, const struct ob_message_shape *shape,
                      const struct ob_codec *codec) {
   struct ob_header *header = memory;
-  header->checksum = checksum(header, shape, codec);
+  header->checksum = message_checksum(header, shape, codec);
 }
 
 /* Checks the sum, after magic and version: a message with others has no checksum, or another. */
@@ -25,7 +26,7 @@ static onebit_status_t check_sum(const struct ob_header *header,
                                  const struct ob_codec *codec) {
   if (header->magic != OB_MESSAGE_MAGIC || header->version != OB_MESSAGE_VERSION)
     return ONEBIT_OK;
-  uint32_t computed = checksum(header, shape, codec);
+  uint32_t computed = message_checksum(header, shape, codec);
   if (header->checksum == computed)
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,

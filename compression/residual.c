@@ -21,8 +21,9 @@ static void release_values(const struct ob_residual *residual, int copy) {
   residual->memory->release(values ? values - copy * STAGGER * OB_LANES : NULL);
 }
 
-static void describe(struct ob_residual *residual, const struct ob_layout *layout, size_t first,
-                     size_t end, bool one_scale, const struct ob_memory *memory) {
+static void residual_describe(struct ob_residual *residual, const struct ob_layout *layout,
+                              size_t first, size_t end, bool one_scale,
+                              const struct ob_memory *memory) {
   size_t word = ob_layout_word(layout, first);
   *residual = (struct ob_residual){.first = first,
                                    .first_word = word,
@@ -32,7 +33,7 @@ static void describe(struct ob_residual *residual, const struct ob_layout *layou
                                    .memory = memory};
 }
 
-static onebit_status_t no_memory(const struct ob_residual *residual) {
+static onebit_status_t residual_no_memory(const struct ob_residual *residual) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a residual of %zu elements",
                   residual->words * OB_LANES);
 }
@@ -45,19 +46,19 @@ static bool allocate_scales(struct ob_residual *residual, int copy) {
 onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob_layout *layout,
                                    size_t first, size_t end, bool one_scale, bool moments,
                                    int copies, const struct ob_memory *memory) {
-  describe(residual, layout, first, end, one_scale, memory);
+  residual_describe(residual, layout, first, end, one_scale, memory);
   for (int copy = 0; copy < 2; copy++) {
     residual->values[copy] = copy < copies ? allocate_values(residual, copy) : residual->values[0];
     if (!residual->values[copy] || !allocate_scales(residual, copy))
-      return no_memory(residual);
+      return residual_no_memory(residual);
     if (moments)
       residual->moments[copy] = memory->allocate(residual->words, OB_LANES * sizeof(uint16_t));
     if (moments && !residual->moments[copy])
-      return no_memory(residual);
+      return residual_no_memory(residual);
   }
   if (copies == 1)
     residual->changed = ob_allocate(residual->blocks, sizeof *residual->changed);
-  return copies > 1 || residual->changed ? ONEBIT_OK : no_memory(residual);
+  return copies > 1 || residual->changed ? ONEBIT_OK : residual_no_memory(residual);
 }
 
 void ob_residual_destroy(struct ob_residual *residual) {
@@ -131,8 +132,8 @@ void ob_residual_end_view(const struct ob_residual *residual, float *values, flo
   ob_release(scales);
 }
 
-static float *values_of(const struct ob_residual *residual, float *values,
-                        const struct ob_block *block) {
+static float *residual_values_of(const struct ob_residual *residual, float *values,
+                                 const struct ob_block *block) {
   return values + (block->word - residual->first_word) * OB_LANES;
 }
 
@@ -143,7 +144,7 @@ onebit_status_t ob_residual_export(const struct ob_residual *residual,
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
-    const float *value = values_of(residual, values, &block);
+    const float *value = residual_values_of(residual, values, &block);
     const float scale = residual->eager[residual->now] ? 0 : scales[residual->one_scale ? 0 : b];
     for (size_t i = 0; i < block.count; i++)
       *error++ = ob_residual_content(residual->serving.rule, value[i], scale);
@@ -161,7 +162,7 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
-    memcpy(values_of(residual, values, &block), error, block.count * sizeof *error);
+    memcpy(residual_values_of(residual, values, &block), error, block.count * sizeof *error);
     error += block.count;
   }
   if (status == ONEBIT_OK && residual->memory != &ob_memory_host)

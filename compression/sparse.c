@@ -24,11 +24,11 @@ static uint32_t low_of(const uint32_t *words, unsigned element) {
   return (uint32_t)(both >> bit % 32) & ((1u << LOW_BITS) - 1);
 }
 
-static uint32_t value_of(const uint32_t *words, unsigned element) {
+static uint32_t sparse_value_of(const uint32_t *words, unsigned element) {
   return words[WORD_VALUE + element / 16] >> 2 * (element % 16) & 3;
 }
 
-static float level_of(const uint32_t *words, uint32_t upper) {
+static float sparse_level_of(const uint32_t *words, uint32_t upper) {
   return ob_from_bfloat16((uint16_t)(words[0] >> 16 * upper));
 }
 
@@ -88,8 +88,8 @@ static bool magnitudes_of(const float *values, size_t count, uint32_t magnitudes
 }
 
 /* Chooses the magnitudes above the threshold, and as many of those that equal it as are missing. */
-static void choose(const uint32_t *magnitudes, size_t count, unsigned sent,
-                   uint16_t positions[OB_SPARSE_SENT]) {
+static void sparse_choose(const uint32_t *magnitudes, size_t count, unsigned sent,
+                          uint16_t positions[OB_SPARSE_SENT]) {
   const uint32_t threshold = threshold_of(magnitudes, sent);
   unsigned equal = sent - count_from(magnitudes, threshold + 1), found = 0;
   for (size_t i = 0; i < count && found < sent; i++)
@@ -124,7 +124,7 @@ static void write_chunk(float *values, const uint16_t *positions, unsigned sent,
     put_field(words + WORD_HIGH, i + (positions[i] >> LOW_BITS), 1);
     put_field(words + WORD_LOW, LOW_BITS * i, positions[i] & ((1u << LOW_BITS) - 1));
     put_field(words + WORD_VALUE, 2 * i, sign | upper << 1);
-    *value -= ob_decode(sign, level_of(words, upper));
+    *value -= ob_decode(sign, sparse_level_of(words, upper));
   }
 }
 
@@ -135,7 +135,7 @@ bool ob_sparse_compress(float *values, size_t elements, uint32_t *message) {
     const size_t left = elements - first, count = left < OB_SPARSE_CHUNK ? left : OB_SPARSE_CHUNK;
     if (!magnitudes_of(values + first, count, magnitudes))
       return false;
-    choose(magnitudes, count, sent_of(count), positions);
+    sparse_choose(magnitudes, count, sent_of(count), positions);
     memset(message, 0, OB_SPARSE_STRIDE * sizeof *message);
     write_chunk(values + first, positions, sent_of(count), message);
     message += OB_SPARSE_STRIDE;
@@ -148,7 +148,7 @@ bool ob_sparse_compress(float *values, size_t elements, uint32_t *message) {
 /* The fault of a chunk of so many elements, as text, or NULL. */
 static const char *chunk_error(const uint32_t *words, size_t count) {
   uint16_t positions[OB_SPARSE_SENT];
-  if (!(ob_is_finite(level_of(words, 0)) && ob_is_finite(level_of(words, 1)) &&
+  if (!(ob_is_finite(sparse_level_of(words, 0)) && ob_is_finite(sparse_level_of(words, 1)) &&
         !(words[0] & 0x80008000u)))
     return "a level that is not finite, or negative";
   if (positions_of(words, positions) != sent_of(count))
@@ -180,8 +180,9 @@ void ob_sparse_add(const uint32_t *message, size_t elements, float weight, float
     const unsigned sent = sent_of(left);
     positions_of(message, positions);
     for (unsigned i = 0; i < sent; i++) {
-      const uint32_t field = value_of(message, i);
-      sums[first + positions[i]] += weight * ob_decode(field & 1, level_of(message, field >> 1));
+      const uint32_t field = sparse_value_of(message, i);
+      sums[first + positions[i]] +=
+          weight * ob_decode(field & 1, sparse_level_of(message, field >> 1));
     }
   }
 }

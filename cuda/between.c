@@ -29,7 +29,8 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
 }
 
 /* Calls on two streams follow each other. What is captured has no place in time yet. */
-static onebit_status_t follow(const struct onebit_plan *plan, cudaStream_t stream, bool capturing) {
+static onebit_status_t between_follow(const struct onebit_plan *plan, cudaStream_t stream,
+                                      bool capturing) {
   if (capturing)
     return ONEBIT_OK;
   OB_TRY(ob_device_check_stream(plan, stream));
@@ -37,26 +38,27 @@ static onebit_status_t follow(const struct onebit_plan *plan, cudaStream_t strea
   return ONEBIT_OK;
 }
 
-static onebit_status_t lead(const struct onebit_plan *plan, cudaStream_t stream, bool capturing) {
+static onebit_status_t between_lead(const struct onebit_plan *plan, cudaStream_t stream,
+                                    bool capturing) {
   if (!capturing)
     OB_TRY_CUDA(cudaEventRecord(plan->device->last, stream));
   return ONEBIT_OK;
 }
 
-static onebit_status_t reset(const struct onebit_plan *plan, cudaStream_t stream) {
+static onebit_status_t between_reset(const struct onebit_plan *plan, cudaStream_t stream) {
   bool capturing = ob_cuda_is_capturing(stream);
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     return ONEBIT_OK;
-  OB_TRY(follow(plan, stream, capturing));
+  OB_TRY(between_follow(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_forget(plan->device->kernel, stream));
-  return lead(plan, stream, capturing);
+  return between_lead(plan, stream, capturing);
 }
 
 onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
   OB_CALL_SCOPE;
   OB_TRY(check_plan(plan));
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = reset(plan, stream);
+  onebit_status_t status = between_reset(plan, stream);
   ob_cuda_leave(before);
   return status;
 }
@@ -65,10 +67,10 @@ static onebit_status_t scale(const struct onebit_plan *plan, void *recvbuf, floa
                              cudaStream_t stream) {
   bool capturing = ob_cuda_is_capturing(stream);
   OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
-  OB_TRY(follow(plan, stream, capturing));
+  OB_TRY(between_follow(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
                             result_count(plan), factor, stream));
-  return lead(plan, stream, capturing);
+  return between_lead(plan, stream, capturing);
 }
 
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,

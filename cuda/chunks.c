@@ -29,7 +29,7 @@
  * elements, so 24 / 16 bytes an element of the plan. */
 #define MAX_STAGED 16
 
-static size_t between(size_t chunks, size_t max) {
+static size_t chunks_between(size_t chunks, size_t max) {
   return chunks < 1 ? 1 : chunks < max ? chunks : max;
 }
 
@@ -48,8 +48,8 @@ size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements) {
   if (plan->comm->size == 1)
     return 1;
   if (in_window)
-    return between(elements / ELEMENTS_DENSE, MAX_STAGED);
+    return chunks_between(elements / ELEMENTS_DENSE, MAX_STAGED);
   if (!plan->comm->transport->put)
-    return between(elements / ELEMENTS_STAGED, MAX_STAGED);
+    return chunks_between(elements / ELEMENTS_STAGED, MAX_STAGED);
   return plan->geometry.one_scale ? 1 : streamed(elements);
 }

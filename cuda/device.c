@@ -18,13 +18,14 @@ onebit_status_t ob_device_open(struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t out_of_memory(const struct onebit_plan *plan) {
+static onebit_status_t device_out_of_memory(const struct onebit_plan *plan) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for a plan of %zu elements",
                   plan->device->number, plan->count);
 }
 
 /* An array on the device, with a copy of what the host has; NULL when there is none. */
-static void *copied(struct onebit_plan *plan, const void *values, size_t count, size_t size) {
+static void *device_copied(struct onebit_plan *plan, const void *values, size_t count,
+                           size_t size) {
   void *memory = ob_memory_cuda.allocate(count, size);
   plan->memory_bytes += count * size;
   if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
@@ -56,7 +57,7 @@ static size_t max_blocks(const struct ob_geometry *geometry) {
   return max;
 }
 
-static struct ob_cuda_plan describe(const struct onebit_plan *plan) {
+static struct ob_cuda_plan device_describe(const struct onebit_plan *plan) {
   const struct ob_layout *layout = &plan->geometry.layout;
   struct ob_cuda_plan kernel = {
       .geometry = plan->geometry,
@@ -92,7 +93,7 @@ static onebit_status_t mirror(struct onebit_plan *plan, const unsigned char *of,
   size_t count = of == geometry->outgoing ? plan->sizes.outgoing : geometry->members;
   plan->memory_bytes += count * geometry->peer_stride;
   *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
-  return *memory ? ONEBIT_OK : out_of_memory(plan);
+  return *memory ? ONEBIT_OK : device_out_of_memory(plan);
 }
 
 /* The results of all, of which the group's own are told to most kernels. */
@@ -102,7 +103,7 @@ static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **
   plan->memory_bytes += count * geometry->peer_stride;
   *memory = ob_memory_cuda.allocate(count, geometry->peer_stride);
   if (!*memory)
-    return out_of_memory(plan);
+    return device_out_of_memory(plan);
   *memory += ob_device_results_before(plan);
   return ONEBIT_OK;
 }
@@ -130,19 +131,19 @@ onebit_status_t ob_device_create(struct onebit_plan *plan, bool mirrors) {
   struct ob_device *device = plan->device;
   const struct ob_geometry *geometry = &plan->geometry;
   const struct ob_layout *layout = &geometry->layout;
-  device->pieces = copied(plan, layout->piece, layout->pieces + 1, sizeof *device->pieces);
-  device->bounds = copied(plan, geometry->bounds, geometry->segments * geometry->chunks + 1,
-                          sizeof *device->bounds);
+  device->pieces = device_copied(plan, layout->piece, layout->pieces + 1, sizeof *device->pieces);
+  device->bounds = device_copied(plan, geometry->bounds, geometry->segments * geometry->chunks + 1,
+                                 sizeof *device->bounds);
   if (!device->pieces || !device->bounds)
-    return out_of_memory(plan);
-  device->kernel = describe(plan);
+    return device_out_of_memory(plan);
+  device->kernel = device_describe(plan);
   device->kernel.checks =
       ob_memory_cuda.allocate(OB_CUDA_CHECKS(plan->comm->size), sizeof(uint32_t));
   if (!device->kernel.checks)
-    return out_of_memory(plan);
+    return device_out_of_memory(plan);
   device->kernel.state = ob_memory_cuda.allocate(1, sizeof *device->kernel.state);
   if (!device->kernel.state)
-    return out_of_memory(plan);
+    return device_out_of_memory(plan);
   return mirrors ? mirror_messages(plan) : ONEBIT_OK;
 }
 

@@ -8,7 +8,7 @@
 #include "collectives/messages.h"
 #include "cuda/device.h"
 
-static void *allocate(struct onebit_plan *plan, size_t count, size_t size) {
+static void *device_host_allocate(struct onebit_plan *plan, size_t count, size_t size) {
   plan->memory_bytes += count * size;
   return ob_memory_cuda.allocate(count, size);
 }
@@ -56,10 +56,12 @@ onebit_status_t ob_device_host_create(struct onebit_plan *plan) {
   struct ob_device_host *host = &plan->device->host;
   host->window = describe_window(plan);
   struct ob_geometry *window = &host->window.geometry;
-  host->outgoing = window->outgoing = allocate(plan, window->segments, window->peer_stride);
-  host->incoming = window->incoming = allocate(plan, window->segments, window->peer_stride);
-  host->mean =
-      allocate(plan, plan->geometry.members * ob_plan_longest_message(plan), sizeof(float));
+  host->outgoing = window->outgoing =
+      device_host_allocate(plan, window->segments, window->peer_stride);
+  host->incoming = window->incoming =
+      device_host_allocate(plan, window->segments, window->peer_stride);
+  host->mean = device_host_allocate(plan, plan->geometry.members * ob_plan_longest_message(plan),
+                                    sizeof(float));
   if (!host->outgoing || !host->incoming || !host->mean)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the sums of %zu ranks", plan->host.ranks);
   host->host = describe_host(plan);

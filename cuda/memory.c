@@ -21,7 +21,7 @@ onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
 }
 
 /* count * size, or at least one byte, as ob_allocate has it; 0 when it overflows. */
-static size_t bytes_of(size_t count, size_t size) {
+static size_t device_memory_bytes_of(size_t count, size_t size) {
   if (size && count > ((size_t)-1 >> 1) / size)
     return 0;
   return count && size ? count * size : 1;
@@ -44,7 +44,7 @@ static void *allocate_zeros(size_t bytes) {
 }
 
 static void *allocate_cuda(size_t count, size_t size) {
-  size_t bytes = bytes_of(count, size);
+  size_t bytes = device_memory_bytes_of(count, size);
   if (ob_memory_must_fail() || !bytes)
     return NULL;
   int before = ob_cuda_enter(OB_CURRENT_DEVICE);
@@ -62,7 +62,7 @@ static void release_cuda(void *memory) {
 }
 
 /* The default stream's work is complete at return, for every other stream too. */
-static onebit_status_t finish(cudaError_t begun, const char *what) {
+static onebit_status_t device_memory_finish(cudaError_t begun, const char *what) {
   cudaError_t error = begun == cudaSuccess ? cudaStreamSynchronize(NULL) : begun;
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, what);
 }
@@ -70,24 +70,26 @@ static onebit_status_t finish(cudaError_t begun, const char *what) {
 /* Behind what the program has put on the default stream, and complete at return: a copy from
  * pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and the
  * streams that the library makes are not ordered behind the default stream. */
-static onebit_status_t copy(void *to, const void *from, size_t bytes) {
+static onebit_status_t device_memory_copy(void *to, const void *from, size_t bytes) {
   int before = ob_cuda_enter(OB_CURRENT_DEVICE);
-  onebit_status_t status = finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  onebit_status_t status =
+      device_memory_finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
   ob_cuda_leave(before);
   return status;
 }
 
 static onebit_status_t clear_cuda(void *memory, size_t bytes) {
   int before = ob_cuda_enter(OB_CURRENT_DEVICE);
-  onebit_status_t status = finish(cudaMemset(memory, 0, bytes), "cudaMemset");
+  onebit_status_t status = device_memory_finish(cudaMemset(memory, 0, bytes), "cudaMemset");
   ob_cuda_leave(before);
   return status;
 }
 
-const struct ob_memory ob_memory_cuda = {allocate_cuda, release_cuda, copy, clear_cuda};
+const struct ob_memory ob_memory_cuda = {allocate_cuda, release_cuda, device_memory_copy,
+                                         clear_cuda};
 
 static void *allocate_pinned(size_t count, size_t size) {
-  size_t bytes = bytes_of(count, size);
+  size_t bytes = device_memory_bytes_of(count, size);
   void *memory = NULL;
   if (ob_memory_must_fail() || !bytes)
     return NULL;
@@ -110,7 +112,8 @@ static onebit_status_t clear_pinned(void *memory, size_t bytes) {
   return ONEBIT_OK;
 }
 
-const struct ob_memory ob_memory_pinned = {allocate_pinned, release_pinned, copy, clear_pinned};
+const struct ob_memory ob_memory_pinned = {allocate_pinned, release_pinned, device_memory_copy,
+                                           clear_pinned};
 
 /* The kernels are compiled for Ampere and newer. */
 #define OLDEST_CAPABILITY 8
@@ -191,7 +194,7 @@ static void *open_driver(void) {
 }
 
 /* C has no cast from one kind of pointer to the other. */
-static void find(void *driver, const char *name, void *function) {
+static void device_memory_find(void *driver, const char *name, void *function) {
   void *symbol = dlsym(driver, name);
   memcpy(function, &symbol, sizeof symbol);
 }
@@ -204,7 +207,7 @@ bool ob_cuda_owns(const void *memory, int *device) {
   void *driver = open_driver();
   if (!driver)
     return false;
-  find(driver, "cuPointerGetAttribute", &ask);
+  device_memory_find(driver, "cuPointerGetAttribute", &ask);
   unsigned type = 0, managed = 0;
   unsigned long long pointer = (uintptr_t)memory;
   bool owns = ask && ask(&type, ATTRIBUTE_MEMORY_TYPE, pointer) == 0 &&
@@ -220,7 +223,7 @@ static bool has_context(int device) {
   void *driver = open_driver();
   if (!driver)
     return false;
-  find(driver, "cuDevicePrimaryCtxGetState", &ask);
+  device_memory_find(driver, "cuDevicePrimaryCtxGetState", &ask);
   bool has = ask && ask(device, &flags, &active) == 0 && active;
   dlclose(driver);
   return has;

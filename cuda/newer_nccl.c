@@ -27,7 +27,7 @@ static bool are_there(void) {
          ob_nccl_version() >= 22700;
 }
 
-static onebit_status_t out_of_memory(size_t bytes) {
+static onebit_status_t newer_out_of_memory(size_t bytes) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on the device for %zu bytes of messages", bytes);
 }
 
@@ -40,7 +40,7 @@ onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct o
   if (!own || ob_memory_must_fail() || ncclMemAlloc(&memory, bytes) != ncclSuccess) {
     cudaGetLastError();
     ob_release(own);
-    return out_of_memory(bytes);
+    return newer_out_of_memory(bytes);
   }
   own->window = (struct ob_window){.comm = comm, .memory = memory};
   *window = &own->window;

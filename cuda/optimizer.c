@@ -7,14 +7,14 @@
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static onebit_status_t out_of_memory(const struct ob_bucket_device *device) {
+static onebit_status_t device_optimizer_out_of_memory(const struct ob_bucket_device *device) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on CUDA device %d for an optimizer",
                   device->number);
 }
 
 /* A copy on the device. */
-static void *copied(struct onebit_optimizer *optimizer, const void *values, size_t count,
-                    size_t size) {
+static void *device_optimizer_copied(struct onebit_optimizer *optimizer, const void *values,
+                                     size_t count, size_t size) {
   void *memory = ob_memory_cuda.allocate(count, size);
   optimizer->own_bytes += count * size;
   if (memory && ob_memory_cuda.copy(memory, values, count * size) == ONEBIT_OK)
@@ -26,25 +26,29 @@ static void *copied(struct onebit_optimizer *optimizer, const void *values, size
 static onebit_status_t copy_pieces(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   size_t pieces = bucket->bits->geometry.layout.pieces;
-  device->parameters = copied(optimizer, bucket->parameters, pieces, sizeof *device->parameters);
-  device->copies = copied(optimizer, bucket->copies, pieces, sizeof *device->copies);
-  device->gradients = copied(optimizer, bucket->gradients, pieces, sizeof *device->gradients);
-  device->means = copied(optimizer, bucket->means, pieces, sizeof *device->means);
-  device->factors = copied(optimizer, bucket->factors, pieces, sizeof(float));
-  device->weight_decays = copied(optimizer, bucket->weight_decays, pieces, sizeof(float));
-  device->scalings = copied(optimizer, bucket->scalings, pieces, sizeof(float));
-  device->floors = copied(optimizer, bucket->floors, pieces, sizeof(float));
+  device->parameters =
+      device_optimizer_copied(optimizer, bucket->parameters, pieces, sizeof *device->parameters);
+  device->copies =
+      device_optimizer_copied(optimizer, bucket->copies, pieces, sizeof *device->copies);
+  device->gradients =
+      device_optimizer_copied(optimizer, bucket->gradients, pieces, sizeof *device->gradients);
+  device->means = device_optimizer_copied(optimizer, bucket->means, pieces, sizeof *device->means);
+  device->factors = device_optimizer_copied(optimizer, bucket->factors, pieces, sizeof(float));
+  device->weight_decays =
+      device_optimizer_copied(optimizer, bucket->weight_decays, pieces, sizeof(float));
+  device->scalings = device_optimizer_copied(optimizer, bucket->scalings, pieces, sizeof(float));
+  device->floors = device_optimizer_copied(optimizer, bucket->floors, pieces, sizeof(float));
   device->scalings_there = ob_optimizer_allocate(optimizer, pieces, sizeof(float));
   for (int k = 0; k < 2; k++) {
     device->addresses[k].memory = ob_memory_pinned.allocate(pieces, sizeof *device->gradients);
     if (!device->addresses[k].memory)
-      return out_of_memory(device);
+      return device_optimizer_out_of_memory(device);
     OB_TRY_CUDA(cudaEventCreateWithFlags(&device->addresses[k].sent, cudaEventDisableTiming));
   }
   if (!device->parameters || !device->copies || !device->gradients || !device->means ||
       !device->factors || !device->weight_decays || !device->scalings || !device->floors ||
       !device->scalings_there)
-    return out_of_memory(device);
+    return device_optimizer_out_of_memory(device);
   memcpy(device->scalings_there, bucket->scalings, pieces * sizeof(float));
   return ONEBIT_OK;
 }
@@ -54,13 +58,14 @@ static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct 
   bucket->device->which_sums = -1;
   bucket->device->sums = ob_memory_pinned.allocate(blocks, sizeof(double));
   optimizer->own_bytes += blocks * sizeof(double);
-  return bucket->device->sums ? ONEBIT_OK : out_of_memory(bucket->device);
+  return bucket->device->sums ? ONEBIT_OK : device_optimizer_out_of_memory(bucket->device);
 }
 
 /* The bucket's tensors, as kernels are told of them; how many there are. Pieces of a tensor follow
  * each other. */
-static size_t list_tensors(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
-                           struct ob_cuda_tensor *list) {
+static size_t device_optimizer_list_tensors(const struct onebit_optimizer *optimizer,
+                                            const struct ob_bucket *bucket,
+                                            struct ob_cuda_tensor *list) {
   size_t count = 0, pieces = bucket->bits->geometry.layout.pieces;
   for (size_t k = 0; k < pieces; k++) {
     size_t t = bucket->tensor_of[k];
@@ -88,17 +93,19 @@ static onebit_status_t copy_lamb(struct onebit_optimizer *optimizer, struct ob_b
                                 .coefficients = first->coefficients,
                                 .factors = first->factors,
                                 .rate_factors = bucket->device->factors};
-  lamb->tensors = copied(optimizer, list, count, sizeof *list);
-  lamb->learning_rates = copied(optimizer, bucket->learning_rates, pieces, sizeof(float));
+  lamb->tensors = device_optimizer_copied(optimizer, list, count, sizeof *list);
+  lamb->learning_rates =
+      device_optimizer_copied(optimizer, bucket->learning_rates, pieces, sizeof(float));
   if (makes) {
-    lamb->coefficients = copied(optimizer, own->coefficients, own->count, sizeof(double));
-    lamb->factors = copied(optimizer, own->factors, own->count, sizeof(double));
+    lamb->coefficients =
+        device_optimizer_copied(optimizer, own->coefficients, own->count, sizeof(double));
+    lamb->factors = device_optimizer_copied(optimizer, own->factors, own->count, sizeof(double));
   }
   for (int k = 0; k < OB_SUMS; k++)
     lamb->sums[k] = bucket->sums[k];
   return lamb->tensors && lamb->learning_rates && lamb->coefficients && lamb->factors
              ? ONEBIT_OK
-             : out_of_memory(bucket->device);
+             : device_optimizer_out_of_memory(bucket->device);
 }
 
 static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -108,7 +115,7 @@ static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob
   if (!list)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   onebit_status_t status =
-      copy_lamb(optimizer, bucket, list, list_tensors(optimizer, bucket, list));
+      copy_lamb(optimizer, bucket, list, device_optimizer_list_tensors(optimizer, bucket, list));
   ob_release(list);
   return status;
 }
@@ -129,12 +136,13 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer,
       states[2 * count + plain++] = states[u];
   }
   if (states)
-    first->states = copied(optimizer, states, 3 * count, sizeof *states);
+    first->states = device_optimizer_copied(optimizer, states, 3 * count, sizeof *states);
   ob_release(states);
-  return first->states ? ONEBIT_OK : out_of_memory(first);
+  return first->states ? ONEBIT_OK : device_optimizer_out_of_memory(first);
 }
 
-static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t device_optimizer_create_here(struct onebit_optimizer *optimizer,
+                                                    struct ob_bucket *bucket) {
   OB_TRY(copy_pieces(optimizer, bucket));
   OB_TRY(allocate_sums(optimizer, bucket));
   OB_TRY(create_lamb(optimizer, bucket));
@@ -146,14 +154,15 @@ static onebit_status_t create_here(struct onebit_optimizer *optimizer, struct ob
   return ONEBIT_OK;
 }
 
-static onebit_status_t create(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t device_optimizer_create(struct onebit_optimizer *optimizer,
+                                               struct ob_bucket *bucket) {
   bucket->device = ob_allocate(1, sizeof *bucket->device);
   if (!bucket->device)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   bucket->device->optimizer = optimizer;
   bucket->device->number = bucket->bits->device->number;
   int before = ob_cuda_enter(bucket->device->number);
-  onebit_status_t status = create_here(optimizer, bucket);
+  onebit_status_t status = device_optimizer_create_here(optimizer, bucket);
   ob_cuda_leave(before);
   return status;
 }
@@ -169,7 +178,7 @@ static void destroy_lamb(struct ob_bucket_device *device) {
 }
 
 /* Steps may still be on a stream that use what is given back: cudaFree waits for them. */
-static void destroy(struct ob_bucket *bucket) {
+static void device_optimizer_destroy(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   if (!device)
     return;
@@ -204,7 +213,7 @@ static void destroy(struct ob_bucket *bucket) {
   ob_cuda_leave(before);
 }
 
-static onebit_status_t check(const char *name, const void *array) {
+static onebit_status_t device_optimizer_check(const char *name, const void *array) {
   int number;
   OB_TRY(ob_cuda_current(&number));
   return ob_cuda_check(number, name, array);
@@ -233,7 +242,7 @@ static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_buc
 }
 
 /* Kernels are given it with each launch. */
-static void serve(struct ob_bucket *bucket) {
+static void device_optimizer_serve(struct ob_bucket *bucket) {
   const struct onebit_plan *plan = bucket->bits;
   plan->device->kernel.server.serving = plan->state->server.serving;
   plan->device->host.host.server.serving = plan->state->server.serving;
@@ -266,7 +275,8 @@ static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
 
 /* Steps are those that any bucket's exchanges ended well in: best of one that has exchanges in
  * every step, since nothing can stop a step that has none. */
-static void count(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
+static void device_optimizer_count(const struct onebit_optimizer *optimizer, uint64_t *steps,
+                                   uint64_t *skipped) {
   const struct ob_bucket *bucket = &optimizer->buckets[0];
   for (size_t u = 1; u < optimizer->bucket_count && !bucket->uncompressed; u++)
     if (optimizer->buckets[u].uncompressed)
@@ -285,7 +295,7 @@ static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, ui
     bucket->device->calls[OB_DENSE] = bucket->dense->device->seen->outcome.calls;
     bucket->device->calls[OB_BITS] = bucket->bits->device->seen->outcome.calls;
   }
-  count(optimizer, steps, skipped);
+  device_optimizer_count(optimizer, steps, skipped);
   *steps += optimizer->buckets[0].device->steps_before;
   *skipped += optimizer->buckets[0].device->skipped_before;
 }
@@ -341,9 +351,10 @@ static onebit_status_t restored(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
-                                                                 .create = create,
-                                                                 .destroy = destroy,
+const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = device_optimizer_check,
+                                                                 .create = device_optimizer_create,
+                                                                 .destroy =
+                                                                     device_optimizer_destroy,
                                                                  .follow = ob_cuda_step_follow,
                                                                  .prepare = ob_cuda_step_prepare,
                                                                  .join = ob_cuda_step_join,
@@ -352,7 +363,7 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = check,
                                                                  .lamb = ob_cuda_step_lamb,
                                                                  .repoint = repoint,
                                                                  .reweigh = reweigh,
-                                                                 .serve = serve,
+                                                                 .serve = device_optimizer_serve,
                                                                  .counts = counts,
                                                                  .finish = ob_cuda_step_finish,
                                                                  .wait = wait_for_passes,

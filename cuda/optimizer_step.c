@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "cuda/bucket.h"
 
-static cudaStream_t stream_of(const struct onebit_optimizer *optimizer,
-                              const struct ob_bucket *bucket) {
+static cudaStream_t device_step_stream_of(const struct onebit_optimizer *optimizer,
+                                          const struct ob_bucket *bucket) {
   return optimizer->step.on_stream ? optimizer->step.stream : bucket->device->own;
 }
 
@@ -35,8 +35,8 @@ void ob_cuda_step_await(const struct onebit_optimizer *optimizer) {
 /* The passes of a step follow its exchange, whose plan knows nothing of them: what begins next, on
  * another stream or on the plan's own, has to wait for them too, and the counting for the plan.
  * What is captured has no place in time yet. */
-static onebit_status_t follow(const struct onebit_optimizer *optimizer,
-                              const struct onebit_plan *plan) {
+static onebit_status_t device_step_follow(const struct onebit_optimizer *optimizer,
+                                          const struct onebit_plan *plan) {
   cudaEvent_t last = optimizer->buckets[0].device->last;
   cudaStream_t stream = optimizer->step.stream;
   if (!optimizer->step.on_stream) {
@@ -52,8 +52,8 @@ static onebit_status_t follow(const struct onebit_optimizer *optimizer,
 }
 
 /* A few numbers, while nothing is under way that reads them. */
-static onebit_status_t send(const struct ob_bucket_device *device, void *to, const void *from,
-                            size_t bytes) {
+static onebit_status_t device_step_send(const struct ob_bucket_device *device, void *to,
+                                        const void *from, size_t bytes) {
   cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device->own);
   if (error == cudaSuccess)
     error = cudaStreamSynchronize(device->own);
@@ -66,7 +66,7 @@ static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
                                       struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   size_t bytes = bucket->bits->geometry.layout.pieces * sizeof *device->gradients;
-  cudaStream_t stream = stream_of(optimizer, bucket);
+  cudaStream_t stream = device_step_stream_of(optimizer, bucket);
   bool capturing = ob_cuda_is_capturing(stream);
   if (!device->moved)
     return ONEBIT_OK;
@@ -81,7 +81,7 @@ static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
   OB_TRY_CUDA(error);
   memcpy(next->memory, bucket->gradients, bytes);
   if (capturing)
-    return send(device, device->gradients, next->memory, bytes);
+    return device_step_send(device, device->gradients, next->memory, bytes);
   OB_TRY_CUDA(
       cudaMemcpyAsync(device->gradients, next->memory, bytes, cudaMemcpyHostToDevice, stream));
   OB_TRY_CUDA(cudaEventRecord(next->sent, stream));
@@ -95,7 +95,7 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   if (memcmp(device->scalings_there, bucket->scalings, bytes) == 0)
     return ONEBIT_OK;
   memcpy(device->scalings_there, bucket->scalings, bytes);
-  return send(device, device->scalings, bucket->scalings, bytes);
+  return device_step_send(device, device->scalings, bucket->scalings, bytes);
 }
 
 /* True if the device counts the steps, for the bias corrections: the host then does not know how
@@ -117,7 +117,7 @@ static onebit_status_t send_before(const struct onebit_optimizer *optimizer,
   if (!is_counted(optimizer) || before == device->before[which])
     return ONEBIT_OK;
   device->before[which] = before;
-  return send(device, &plan->device->kernel.state->before, &before, sizeof before);
+  return device_step_send(device, &plan->device->kernel.state->before, &before, sizeof before);
 }
 
 static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -128,14 +128,15 @@ static onebit_status_t count_step(struct onebit_optimizer *optimizer, struct ob_
     return ONEBIT_OK;
   OB_TRY(send_before(optimizer, bucket, plan));
   OB_TRY_CUDA(ob_cuda_adam_count(plan->device->kernel, moments->beta1, moments->beta2,
-                                 stream_of(optimizer, bucket)));
+                                 device_step_stream_of(optimizer, bucket)));
   return ONEBIT_OK;
 }
 
 /* The plan has a stream of its own, where the step has none. */
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t device_step_prepare(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket) {
   const struct onebit_plan *plan = plan_of(optimizer, bucket);
-  OB_TRY(follow(optimizer, plan));
+  OB_TRY(device_step_follow(optimizer, plan));
   OB_TRY(send_addresses(optimizer, bucket));
   if (!optimizer->step.on_stream)
     OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
@@ -154,7 +155,7 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
   if (call->source.floors)
     call->source.floors = device->floors;
   int before = ob_cuda_enter(device->number);
-  onebit_status_t status = prepare(optimizer, bucket);
+  onebit_status_t status = device_step_prepare(optimizer, bucket);
   ob_cuda_leave(before);
   call->counted = device->counted;
   call->only_at_first = optimizer->deferred;
@@ -184,7 +185,8 @@ onebit_status_t ob_cuda_step_join(struct onebit_optimizer *optimizer) {
     count = count_uncompressed(optimizer);
   }
   if (count > 1)
-    OB_TRY_CUDA(ob_cuda_join(first->device->states + from, count, stream_of(optimizer, first)));
+    OB_TRY_CUDA(
+        ob_cuda_join(first->device->states + from, count, device_step_stream_of(optimizer, first)));
   return ONEBIT_OK;
 }
 
@@ -223,8 +225,8 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink) {
 /* Returns the state that stops passes after a failed exchange, or NULL once the host knows the
  * outcome. The exchanges of a step on a stream are stopped all together, so the state of any of
  * them serves. */
-static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
-                                      const struct ob_bucket *bucket) {
+static struct ob_cuda_state *device_step_state_of(const struct onebit_optimizer *optimizer,
+                                                  const struct ob_bucket *bucket) {
   const struct onebit_plan *plan = plan_of(optimizer, bucket);
   if (!optimizer->deferred || !optimizer->step.on_stream)
     return NULL;
@@ -235,27 +237,28 @@ static struct ob_cuda_state *state_of(const struct onebit_optimizer *optimizer,
 
 /* Launches a pass. A pass before the exchange has to follow the steps before by itself. It changes
  * nothing but scratch memory, which need not be stopped. */
-static onebit_status_t launch(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                              const struct ob_pass_sink *sink) {
+static onebit_status_t device_step_launch(struct onebit_optimizer *optimizer,
+                                          struct ob_bucket *bucket,
+                                          const struct ob_pass_sink *sink) {
   struct ob_cuda_plan plan = bucket->bits->device->kernel;
   struct ob_cuda_pass pass = ob_device_pass(sink);
   bool changes = ob_pass_writes(sink->kind) & ~OB_MASK(OB_SCRATCH);
   if (optimizer->step.started == 0)
-    OB_TRY(follow(optimizer, bucket->dense));
+    OB_TRY(device_step_follow(optimizer, bucket->dense));
   OB_TRY(send_addresses(optimizer, bucket));
   if (sink->kind == OB_PASS_LAMB_FREEZE)
     OB_TRY(send_scalings(bucket));
-  plan.state = changes ? state_of(optimizer, bucket) : NULL;
+  plan.state = changes ? device_step_state_of(optimizer, bucket) : NULL;
   pass.counted &= plan.state != NULL;
   bucket->device->which_sums = -1;
-  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, stream_of(optimizer, bucket)));
+  OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, device_step_stream_of(optimizer, bucket)));
   return ONEBIT_OK;
 }
 
 onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct ob_pass_sink *sink) {
   int before = ob_cuda_enter(bucket->device->number);
-  onebit_status_t status = launch(optimizer, bucket, sink);
+  onebit_status_t status = device_step_launch(optimizer, bucket, sink);
   ob_cuda_leave(before);
   return status;
 }
@@ -264,7 +267,7 @@ onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_
 static onebit_status_t read_sums(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  int which) {
   struct ob_bucket_device *device = bucket->device;
-  cudaStream_t stream = stream_of(optimizer, bucket);
+  cudaStream_t stream = device_step_stream_of(optimizer, bucket);
   if (device->which_sums == which)
     return ONEBIT_OK;
   OB_TRY_CUDA(cudaMemcpyAsync(device->sums, bucket->sums[which],
@@ -290,7 +293,7 @@ onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_b
 static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimizer,
                                           const struct ob_bucket *bucket) {
   bool staged = !optimizer->deferred && plan_of(optimizer, bucket) == bucket->bits;
-  return staged ? bucket->bits->device->staging.compute : stream_of(optimizer, bucket);
+  return staged ? bucket->bits->device->staging.compute : device_step_stream_of(optimizer, bucket);
 }
 
 /* Scalings are made once, when the host knows. */
@@ -302,7 +305,7 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
   device->lamb.rate = optimizer->rate;
   int before = ob_cuda_enter(device->number);
   cudaError_t error =
-      ob_cuda_lamb_rates(state_of(optimizer, bucket), device->lamb, stage,
+      ob_cuda_lamb_rates(device_step_state_of(optimizer, bucket), device->lamb, stage,
                          optimizer->step.learning_rate, stream_of_latest_pass(optimizer, bucket));
   ob_cuda_leave(before);
   device->rated = true;
@@ -313,7 +316,8 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
 
 /* Settles one bucket without a stream of the caller's: a step is over, or the host has learnt how
  * steps on streams ended. It waits anyway, and sends what the next stage needs. */
-static onebit_status_t settle(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t device_step_settle(const struct onebit_optimizer *optimizer,
+                                          struct ob_bucket *bucket) {
   bool bits = ob_optimizer_is_frozen(optimizer) && !bucket->uncompressed;
   bucket->bits->executor->settled(bucket->bits, true); /* a held call was applied after it ended */
   OB_TRY_CUDA(cudaStreamSynchronize(bucket->device->own));
@@ -336,7 +340,7 @@ onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; status == ONEBIT_OK && u < optimizer->bucket_count; u++) {
     int before = ob_cuda_enter(first[u].device->number);
     if (!optimizer->step.on_stream)
-      status = settle(optimizer, &first[u]);
+      status = device_step_settle(optimizer, &first[u]);
     else if (u == 0)
       status = record_end(optimizer);
     ob_cuda_leave(before);

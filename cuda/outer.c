@@ -17,11 +17,13 @@ struct ob_outer_device {
 
 enum { UNSOUND, CHECKSUM, FOUND };
 
-static int enter(const struct onebit_outer *outer) { return ob_cuda_enter(outer->device->number); }
+static int device_outer_enter(const struct onebit_outer *outer) {
+  return ob_cuda_enter(outer->device->number);
+}
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static onebit_status_t create(struct onebit_outer *outer) {
+static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   struct ob_outer_device *device = ob_allocate(1, sizeof *device);
   const size_t sums = outer->longest / OB_OUTER_RUN + 1;
   if (!device)
@@ -37,14 +39,14 @@ static onebit_status_t create(struct onebit_outer *outer) {
                         device->number);
 }
 
-static void destroy(struct onebit_outer *outer) {
+static void device_outer_destroy(struct onebit_outer *outer) {
   ob_memory_cuda.release(outer->device->sums);
   ob_memory_cuda.release(outer->device->found);
   ob_release(outer->device);
 }
 
-static onebit_status_t check(const struct onebit_outer *outer, const char *name,
-                             const void *array) {
+static onebit_status_t device_outer_check(const struct onebit_outer *outer, const char *name,
+                                          const void *array) {
   int number;
   (void)outer;
   OB_TRY(ob_cuda_current(&number));
@@ -78,7 +80,7 @@ static onebit_status_t find_checksum(const struct ob_fragment *fragment, uint32_
   return ob_memory_cuda.copy(checksum, found, sizeof *found);
 }
 
-static onebit_status_t find_drift(struct ob_fragment *fragment) {
+static onebit_status_t device_outer_find_drift(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   uint32_t *found = outer->device->found + UNSOUND, unsound;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
@@ -113,29 +115,29 @@ static onebit_status_t set_parameters(const struct ob_fragment *fragment, double
 
 /* --- The row, on its device --------------------------------------------------------------------*/
 
-static onebit_status_t drift(struct ob_fragment *fragment) {
-  const int before = enter(fragment->outer);
-  const onebit_status_t status = find_drift(fragment);
+static onebit_status_t device_outer_drift(struct ob_fragment *fragment) {
+  const int before = device_outer_enter(fragment->outer);
+  const onebit_status_t status = device_outer_find_drift(fragment);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t checksum(const struct ob_fragment *fragment, uint32_t *sum) {
-  const int before = enter(fragment->outer);
+static onebit_status_t device_outer_checksum(const struct ob_fragment *fragment, uint32_t *sum) {
+  const int before = device_outer_enter(fragment->outer);
   const onebit_status_t status = find_checksum(fragment, sum);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t update(struct ob_fragment *fragment) {
-  const int before = enter(fragment->outer);
+static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
+  const int before = device_outer_enter(fragment->outer);
   const onebit_status_t status = make_update(fragment);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t set(const struct ob_fragment *fragment, double mixing) {
-  const int before = enter(fragment->outer);
+static onebit_status_t device_outer_set(const struct ob_fragment *fragment, double mixing) {
+  const int before = device_outer_enter(fragment->outer);
   const onebit_status_t status = set_parameters(fragment, mixing);
   ob_cuda_leave(before);
   return status;
@@ -149,7 +151,7 @@ static onebit_status_t export_worker(const struct onebit_plan *plan, void *const
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 
-static onebit_status_t couple(const struct onebit_plan *const plans[2], void *couple) {
+static onebit_status_t device_outer_couple(const struct onebit_plan *const plans[2], void *couple) {
   struct ob_cuda_state *const states[] = {plans[0]->device->kernel.state,
                                           plans[1]->device->kernel.state};
   const int before = ob_cuda_enter(plans[0]->device->number);
@@ -158,26 +160,26 @@ static onebit_status_t couple(const struct onebit_plan *const plans[2], void *co
   return status;
 }
 
-static onebit_status_t join(const struct onebit_plan *plan, void *couple) {
+static onebit_status_t device_outer_join(const struct onebit_plan *plan, void *couple) {
   const int before = ob_cuda_enter(plan->device->number);
   const cudaError_t error = ob_cuda_join(couple, 2, plan->device->own);
   ob_cuda_leave(before);
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 
-static void *stream_of(const struct onebit_plan *plan) { return plan->device->own; }
+static void *device_outer_stream_of(const struct onebit_plan *plan) { return plan->device->own; }
 
 const struct ob_outer_executor ob_outer_executor_cuda = {.memory = &ob_memory_cuda,
-                                                         .create = create,
-                                                         .destroy = destroy,
-                                                         .enter = enter,
+                                                         .create = device_outer_create,
+                                                         .destroy = device_outer_destroy,
+                                                         .enter = device_outer_enter,
                                                          .leave = ob_cuda_leave,
-                                                         .check = check,
-                                                         .drift = drift,
-                                                         .checksum = checksum,
-                                                         .update = update,
-                                                         .set = set,
+                                                         .check = device_outer_check,
+                                                         .drift = device_outer_drift,
+                                                         .checksum = device_outer_checksum,
+                                                         .update = device_outer_update,
+                                                         .set = device_outer_set,
                                                          .export_worker = export_worker,
-                                                         .couple = couple,
-                                                         .join = join,
-                                                         .stream_of = stream_of};
+                                                         .couple = device_outer_couple,
+                                                         .join = device_outer_join,
+                                                         .stream_of = device_outer_stream_of};

@@ -24,7 +24,7 @@ void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status) {
     ob_steps_fail(plan, status);
 }
 
-static onebit_status_t follow(const struct onebit_plan *plan) {
+static onebit_status_t staged_follow(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   cudaStream_t stream = plan->flight->call.stream;
   enum cudaStreamCaptureStatus capture;
@@ -39,13 +39,13 @@ static onebit_status_t follow(const struct onebit_plan *plan) {
 }
 
 /* The call before may have left copies on their way from messages that now are received anew. */
-static onebit_status_t begin_call(const struct onebit_plan *plan) {
+static onebit_status_t staged_begin_call(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   memset(staging->seen, 0, (plan->geometry.slots + 1) * sizeof *staging->seen);
   ob_staged_host_begin(plan);
   OB_TRY_CUDA(ob_cuda_reach(staging->copied_in, true));
   if (plan->flight->call.on_stream)
-    OB_TRY(follow(plan));
+    OB_TRY(staged_follow(plan));
   OB_TRY_CUDA(ob_cuda_begin(plan->device->kernel, staging->compute));
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
@@ -53,25 +53,25 @@ static onebit_status_t begin_call(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t begin(const struct onebit_plan *plan) {
+static onebit_status_t staged_begin(const struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = begin_call(plan);
+  onebit_status_t status = staged_begin_call(plan);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t lead(const struct onebit_plan *plan) {
+static onebit_status_t staged_lead(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(plan->flight->call.stream, staging->computed, 0));
   return ONEBIT_OK;
 }
 
-static void end(const struct onebit_plan *plan) {
+static void staged_end(const struct onebit_plan *plan) {
   if (!plan->flight->call.on_stream || plan->flight->outcome.status != ONEBIT_OK)
     return;
   int before = ob_cuda_enter(plan->device->number);
-  ob_staged_fail(plan, lead(plan));
+  ob_staged_fail(plan, staged_lead(plan));
   ob_cuda_leave(before);
 }
 
@@ -83,7 +83,7 @@ bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error) {
   return true;
 }
 
-static bool settled(const struct onebit_plan *plan, bool wait) {
+static bool staged_settled(const struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   int before = ob_cuda_enter(plan->device->number);
   bool yes = ob_staged_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
@@ -131,7 +131,7 @@ static bool ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* Sends a chunk that is ready. It was made of the host's inputs, which are no longer needed
  * then. */
-static bool send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!ready(plan, chunk, wait))
     return false;
   if (plan->host.ranks)
@@ -139,15 +139,15 @@ static bool send_to_servers(const struct onebit_plan *plan, size_t chunk, bool w
   return ob_send_to_servers(plan, chunk, wait);
 }
 
-static bool send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return ready(plan, chunk, wait) && ob_send_to_all(plan, chunk, wait);
 }
 
-static bool begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
+static bool staged_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   return ready(plan, 0, wait) && ob_begin_round(plan, round, wait);
 }
 
-static bool decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   for (size_t slot = 0; slot < plan->geometry.slots; slot++)
     if (!ready(plan, slot, wait))
       return false;
@@ -184,7 +184,7 @@ static void finish_copies(const struct onebit_plan *plan) {
   ob_staged_over(plan, cudaStreamSynchronize(plan->device->staging.out));
 }
 
-static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, compress_chunk(plan, chunk));
@@ -195,24 +195,24 @@ static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-static onebit_status_t finish(const struct onebit_plan *plan, bool server) {
+static onebit_status_t staged_finish(const struct onebit_plan *plan, bool server) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_cuda_finish(plan->device->kernel, server, staging->compute));
   OB_TRY(ob_staging_computed(staging));
   return ob_staging_send_state(plan, plan->geometry.slots);
 }
 
-static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    ob_staged_fail(plan, finish(plan, false));
+    ob_staged_fail(plan, staged_finish(plan, false));
   return true;
 }
 
-static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    ob_staged_fail(plan, finish(plan, true));
+    ob_staged_fail(plan, staged_finish(plan, true));
   return true;
 }
 
@@ -225,7 +225,7 @@ static onebit_status_t reduce_chunk(const struct onebit_plan *plan, size_t chunk
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, reduce_chunk(plan, chunk));
@@ -245,7 +245,7 @@ static onebit_status_t reduce_whole_chunk(const struct onebit_plan *plan, size_t
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
-static bool reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_reduce_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     ob_staged_fail(plan, reduce_whole_chunk(plan, chunk));
@@ -263,7 +263,7 @@ static void apply_brought(const struct onebit_plan *plan, size_t chunk, onebit_s
 }
 
 /* In memory that ranks share, results may be written anew when they have been brought here. */
-static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t *applied = &plan->device->host.staged.applied;
   if (plan->flight->outcome.status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
     apply_brought(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
@@ -273,7 +273,7 @@ static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
 }
 
 /* A dense mean is on the device already. */
-static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     apply_brought(plan, chunk,
@@ -282,14 +282,14 @@ static bool apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait)
   return true;
 }
 
-static bool apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
     apply_brought(plan, chunk, ob_staging_bring_incoming(plan, chunk), ob_device_apply_sum);
   return true;
 }
 
-static onebit_status_t commit_residual(const struct onebit_plan *plan) {
+static onebit_status_t staged_commit_residual(const struct onebit_plan *plan) {
   bool forget = plan->options.no_error_feedback;
   OB_TRY_CUDA(ob_cuda_commit(plan->device->kernel, forget, plan->device->staging.compute));
   return ONEBIT_OK;
@@ -304,12 +304,12 @@ static bool server_is_large(const struct onebit_plan *plan) {
 }
 
 /* On failure the device goes on with what it had. */
-static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool staged_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->geometry.dense)
     return true;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    ob_staged_fail(plan, commit_residual(plan));
+    ob_staged_fail(plan, staged_commit_residual(plan));
   if (plan->flight->outcome.status == ONEBIT_OK) {
     ob_residual_commit(&plan->state->worker);
     ob_residual_commit(&plan->state->server);
@@ -321,7 +321,7 @@ static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
 
 /* --- The row -----------------------------------------------------------------------------------*/
 
-static onebit_status_t create_here(struct onebit_plan *plan) {
+static onebit_status_t staged_create_here(struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
   onebit_status_t status = ob_staging_create(plan);
   ob_cuda_leave(before);
@@ -350,41 +350,41 @@ const struct ob_executor ob_executor_staged = {
     .shares_memory = true,
     .open = ob_device_open,
     .chunks = ob_device_chunks,
-    .create = create_here,
+    .create = staged_create_here,
     .destroy = destroy_there,
     .attached = attached_there,
     .check = ob_device_check,
-    .begin = begin,
-    .end = end,
+    .begin = staged_begin,
+    .end = staged_end,
     .enter = ob_device_enter,
     .leave = ob_cuda_leave,
-    .settled = settled,
+    .settled = staged_settled,
     .run = {[OB_STEP_HOST_PUT] = ob_staged_host_put,
             [OB_STEP_HOST_BARRIER] = ob_staged_host_barrier,
-            [OB_STEP_HOST_COMPRESS] = compress,
-            [OB_STEP_COMPRESS] = compress,
-            [OB_STEP_COMPRESS_WHOLE] = compress,
-            [OB_STEP_FINISH_WORKER] = finish_worker,
-            [OB_STEP_EXCHANGE] = send_to_servers,
+            [OB_STEP_HOST_COMPRESS] = staged_compress,
+            [OB_STEP_COMPRESS] = staged_compress,
+            [OB_STEP_COMPRESS_WHOLE] = staged_compress,
+            [OB_STEP_FINISH_WORKER] = staged_finish_worker,
+            [OB_STEP_EXCHANGE] = staged_send_to_servers,
             [OB_STEP_RECEIVE] = ob_receive_from_workers,
             [OB_STEP_HOST_WAIT_FREE] = ob_host_wait_free,
-            [OB_STEP_REDUCE] = reduce,
-            [OB_STEP_FINISH_SERVER] = finish_server,
-            [OB_STEP_REDUCE_WHOLE] = reduce_whole,
-            [OB_STEP_GATHER] = send_to_all,
+            [OB_STEP_REDUCE] = staged_reduce,
+            [OB_STEP_FINISH_SERVER] = staged_finish_server,
+            [OB_STEP_REDUCE_WHOLE] = staged_reduce_whole,
+            [OB_STEP_GATHER] = staged_send_to_all,
             [OB_STEP_COLLECT] = ob_receive_from_servers,
-            [OB_STEP_BEGIN_ROUND] = begin_round,
+            [OB_STEP_BEGIN_ROUND] = staged_begin_round,
             [OB_STEP_END_ROUND] = ob_end_round,
             [OB_STEP_HOST_PUBLISH] = ob_host_publish,
             [OB_STEP_HOST_WAIT] = ob_host_wait,
             [OB_STEP_CHECK_EARLY] = ob_steps_check_early,
             [OB_STEP_APPLY_EARLY] = ob_steps_apply_early,
             [OB_STEP_HOST_APPLY_EARLY] = ob_host_apply_early,
-            [OB_STEP_DECIDE] = decide,
-            [OB_STEP_APPLY] = apply,
+            [OB_STEP_DECIDE] = staged_decide,
+            [OB_STEP_APPLY] = staged_apply,
             [OB_STEP_APPLY_LATE] = ob_steps_apply_late,
             [OB_STEP_HOST_APPLY_LATE] = ob_host_apply_late,
-            [OB_STEP_APPLY_WHOLE] = apply_whole,
-            [OB_STEP_APPLY_SEGMENT] = apply_segment,
-            [OB_STEP_COMMIT] = commit},
+            [OB_STEP_APPLY_WHOLE] = staged_apply_whole,
+            [OB_STEP_APPLY_SEGMENT] = staged_apply_segment,
+            [OB_STEP_COMMIT] = staged_commit},
 };

@@ -101,15 +101,15 @@ void ob_staged_host_begin(const struct onebit_plan *plan) {
     ob_device_host_begin(plan);
 }
 
-static size_t slot_of(const struct onebit_plan *plan, size_t chunk) {
+static size_t staged_host_slot_of(const struct onebit_plan *plan, size_t chunk) {
   return chunk % plan->device->host.window.geometry.slots;
 }
 
 /* A slot of the window is free: before a chunk is put, that of two before is in shared memory. */
-static onebit_status_t put(const struct onebit_plan *plan, size_t chunk) {
+static onebit_status_t staged_host_put(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   struct ob_staging *staging = &plan->device->staging;
-  size_t slot = slot_of(plan, chunk);
+  size_t slot = staged_host_slot_of(plan, chunk);
   OB_TRY_CUDA(ob_cuda_host_put(host->window, ob_device_source(plan), chunk, staging->compute));
   OB_TRY(ob_staging_computed(staging));
   OB_TRY_CUDA(copy_values(plan, host->outgoing, plan->host.local_rank, 0, plan->geometry.segments,
@@ -125,13 +125,13 @@ bool ob_staged_host_put(const struct onebit_plan *plan, size_t chunk, bool wait)
   if (!ob_host_is_free(plan, chunk))
     return false;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    ob_staged_fail(plan, put(plan, chunk));
+    ob_staged_fail(plan, staged_host_put(plan, chunk));
   return true;
 }
 
 bool ob_staged_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   const struct ob_staged_host *staged = staged_of(plan);
-  size_t slot = slot_of(plan, chunk);
+  size_t slot = staged_host_slot_of(plan, chunk);
   if (plan->flight->outcome.status == ONEBIT_OK) {
     if (!ob_staged_over(plan, ob_cuda_reach(staged->there[slot], wait)))
       return false;

@@ -8,7 +8,7 @@
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static onebit_status_t create_streams(struct ob_staging *staging) {
+static onebit_status_t staging_create_streams(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->compute, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->out, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->in, cudaStreamNonBlocking));
@@ -31,7 +31,7 @@ static onebit_status_t create_ready(const struct onebit_plan *plan) {
 
 onebit_status_t ob_staging_create(struct onebit_plan *plan) {
   OB_TRY(ob_device_create(plan, true));
-  OB_TRY(create_streams(&plan->device->staging));
+  OB_TRY(staging_create_streams(&plan->device->staging));
   OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->started, cudaEventDisableTiming));
   OB_TRY(create_ready(plan));
   return ob_staged_host_create(plan);
@@ -68,7 +68,8 @@ void ob_staging_destroy(struct onebit_plan *plan) {
 /* --- Copies ------------------------------------------------------------------------------------*/
 
 /* The bytes of one slot for all members lie peer_stride apart. */
-static unsigned char *slot_of(const struct onebit_plan *plan, unsigned char *base, size_t chunk) {
+static unsigned char *staging_slot_of(const struct onebit_plan *plan, unsigned char *base,
+                                      size_t chunk) {
   return base + chunk % plan->geometry.slots * plan->geometry.stride;
 }
 
@@ -123,8 +124,8 @@ cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows 
 static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
                               unsigned char *from, size_t chunk, bool down) {
   const struct ob_geometry *geometry = &plan->geometry;
-  struct ob_rows rows[] = {{slot_of(plan, to, chunk), geometry->peer_stride},
-                           {slot_of(plan, from, chunk), geometry->peer_stride}};
+  struct ob_rows rows[] = {{staging_slot_of(plan, to, chunk), geometry->peer_stride},
+                           {staging_slot_of(plan, from, chunk), geometry->peer_stride}};
   return ob_staging_copy_rows(plan, rows[0], rows[1], geometry->stride, geometry->members, down);
 }
 

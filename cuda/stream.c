@@ -19,7 +19,7 @@
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-static onebit_status_t create(struct onebit_plan *plan) {
+static onebit_status_t stream_create(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY(ob_device_create(plan, false));
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
@@ -35,14 +35,14 @@ static onebit_status_t create(struct onebit_plan *plan) {
   return device->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
 }
 
-static onebit_status_t create_here(struct onebit_plan *plan) {
+static onebit_status_t stream_create_here(struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = create(plan);
+  onebit_status_t status = stream_create(plan);
   ob_cuda_leave(before);
   return status;
 }
 
-static void destroy(struct onebit_plan *plan) {
+static void stream_destroy(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   if (!device)
     return;
@@ -69,7 +69,7 @@ static void destroy(struct onebit_plan *plan) {
 static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->device->stream; }
 
 /* Calls on two streams follow each other. What is captured has no place in time yet. */
-static onebit_status_t follow(const struct onebit_plan *plan) {
+static onebit_status_t stream_follow(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   cudaStream_t stream = plan->flight->call.on_stream ? plan->flight->call.stream : device->own;
   device->stream = device->own; /* until the other is known to be sound */
@@ -89,10 +89,10 @@ static onebit_status_t follow(const struct onebit_plan *plan) {
 }
 
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
-static onebit_status_t begin_call(const struct onebit_plan *plan) {
+static onebit_status_t stream_begin_call(const struct onebit_plan *plan) {
   if (!plan->flight->call.on_stream)
     ob_stream_settled(plan, true);
-  onebit_status_t status = follow(plan);
+  onebit_status_t status = stream_follow(plan);
   plan->device->has_sealed = false;
   plan->device->unopened = NULL;
   if (status == ONEBIT_OK)
@@ -100,14 +100,14 @@ static onebit_status_t begin_call(const struct onebit_plan *plan) {
   return status;
 }
 
-static onebit_status_t begin(const struct onebit_plan *plan) {
+static onebit_status_t stream_begin(const struct onebit_plan *plan) {
   int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = begin_call(plan);
+  onebit_status_t status = stream_begin_call(plan);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t publish(const struct onebit_plan *plan) {
+static onebit_status_t stream_publish(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   OB_TRY_CUDA(cudaMemcpyAsync(device->seen, device->kernel.state, sizeof *device->seen,
                               cudaMemcpyDeviceToHost, stream_of(plan)));
@@ -141,7 +141,7 @@ void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *m
   plan->device->has_sealed = true;
 }
 
-static onebit_status_t open_messages(const struct onebit_plan *plan, bool decides) {
+static onebit_status_t stream_open_messages(const struct onebit_plan *plan, bool decides) {
   struct ob_device *device = plan->device;
   const struct ob_cuda_plan *messages = device->unopened;
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, device->unopened_kind);
@@ -152,7 +152,7 @@ static onebit_status_t open_messages(const struct onebit_plan *plan, bool decide
 }
 
 void ob_stream_open(const struct onebit_plan *plan) {
-  onebit_status_t status = plan->device->unopened ? open_messages(plan, false) : ONEBIT_OK;
+  onebit_status_t status = plan->device->unopened ? stream_open_messages(plan, false) : ONEBIT_OK;
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
 }
@@ -189,8 +189,8 @@ static onebit_status_t reach(const struct onebit_plan *plan, bool wait) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t seal(const struct onebit_plan *plan, size_t chunk,
-                            enum ob_message_kind kind) {
+static onebit_status_t stream_seal(const struct onebit_plan *plan, size_t chunk,
+                                   enum ob_message_kind kind) {
   ob_stream_seal(plan, &plan->device->kernel, chunk, kind);
   if (is_driven(plan))
     OB_TRY_CUDA(cudaEventRecord(plan->device->reached, stream_of(plan)));
@@ -199,10 +199,10 @@ static onebit_status_t seal(const struct onebit_plan *plan, size_t chunk,
 }
 
 /* Sealed or not: the others wait for it. What a header says depends on what theirs have said. */
-static onebit_status_t send(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                            enum ob_message_kind kind, bool wait) {
+static onebit_status_t stream_send(const struct onebit_plan *plan, struct ob_batch *batch,
+                                   size_t chunk, enum ob_message_kind kind, bool wait) {
   ob_stream_open(plan);
-  onebit_status_t status = plan->device->sealed ? ONEBIT_OK : seal(plan, chunk, kind);
+  onebit_status_t status = plan->device->sealed ? ONEBIT_OK : stream_seal(plan, chunk, kind);
   if (status != ONEBIT_OK)
     ob_steps_fail(plan, status);
   if (!is_driven(plan))
@@ -211,18 +211,18 @@ static onebit_status_t send(const struct onebit_plan *plan, struct ob_batch *bat
   return ob_comm_begin(batch, plan->tag);
 }
 
-static bool send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = ob_exchange_batch(plan, chunk);
-  return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
+  return ob_stream_ended(plan, stream_send(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
-static bool send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = ob_gather_batch(plan, chunk);
-  return ob_stream_ended(plan, send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
+  return ob_stream_ended(plan, stream_send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
-static onebit_status_t receive(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                               enum ob_message_kind kind, bool wait) {
+static onebit_status_t stream_receive(const struct onebit_plan *plan, struct ob_batch *batch,
+                                      size_t chunk, enum ob_message_kind kind, bool wait) {
   if (is_driven(plan))
     OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
   OB_TRY(ob_overlap_join(plan, chunk));
@@ -232,20 +232,20 @@ static onebit_status_t receive(const struct onebit_plan *plan, struct ob_batch *
 
 static bool receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = plan->exchange[chunk % plan->geometry.slots];
-  return ob_stream_ended(plan, receive(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
+  return ob_stream_ended(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
 static bool receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = plan->gather[chunk % plan->geometry.slots];
-  return ob_stream_ended(plan, receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
+  return ob_stream_ended(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
 /* Doubling, which only a transport that is driven does: rounds pass on what has come, and all of it
  * is judged after the last. */
-static bool begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
+static bool stream_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   struct ob_batch *batch = ob_round_batch(plan, round);
   return ob_stream_ended(plan, round > 0 ? ob_comm_begin(batch, plan->tag)
-                                         : send(plan, batch, 0, OB_MESSAGE_SERVER, wait));
+                                         : stream_send(plan, batch, 0, OB_MESSAGE_SERVER, wait));
 }
 
 static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
@@ -284,24 +284,24 @@ static bool compress_with(const struct onebit_plan *plan, size_t chunk,
          launched_sealing(plan, launch(plan, chunk, stream_of(plan)));
 }
 
-static bool compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return compress_with(plan, chunk, ob_device_compress);
 }
 
-static bool compress_host_mean(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_compress_host_mean(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return compress_with(plan, chunk, ob_device_host_compress);
 }
 
-static bool finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_finish_worker(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, false, stream_of(plan)));
 }
 
 /* Reduces a chunk, and opens its messages in the same kernel: the sum does not depend on the
  * headers. */
-static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_device *device = plan->device;
   (void)wait;
   device->kernel.opens = plan->flight->outcome.status == ONEBIT_OK && device->unopened &&
@@ -313,12 +313,12 @@ static bool reduce(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return LAUNCHED(plan, ob_device_reduce(plan, chunk, stream_of(plan)));
 }
 
-static bool finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_finish_server(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   return LAUNCHED(plan, ob_cuda_finish(plan->device->kernel, true, stream_of(plan)));
 }
 
-static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   return LAUNCHED(plan, ob_device_apply(plan, chunk, stream_of(plan)));
 }
@@ -328,9 +328,10 @@ static bool apply_sum(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return LAUNCHED(plan, ob_device_apply_sum(plan, chunk, stream_of(plan)));
 }
 
-static bool decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  onebit_status_t status = plan->device->unopened ? open_messages(plan, true) : ONEBIT_IN_PROGRESS;
+  onebit_status_t status =
+      plan->device->unopened ? stream_open_messages(plan, true) : ONEBIT_IN_PROGRESS;
   if (status == ONEBIT_OK)
     return true;
   if (status < ONEBIT_OK)
@@ -342,7 +343,7 @@ static bool decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
 /* The last part of a call. A windowed one is applied before it is decided, and has no residual.
  * Where it is not launched, at least the next call is not taken for one that met what this one did.
  */
-static onebit_status_t conclude(const struct onebit_plan *plan) {
+static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
   cudaError_t error = ob_cuda_conclude(*kernel, stamp, !plan->geometry.dense,
@@ -350,20 +351,20 @@ static onebit_status_t conclude(const struct onebit_plan *plan) {
   if (error != cudaSuccess)
     cudaMemsetAsync(&kernel->state->flags, 0, sizeof kernel->state->flags, stream_of(plan));
   OB_TRY_CUDA(error);
-  return publish(plan);
+  return stream_publish(plan);
 }
 
 /* A held call is concluded when all that it is held with have been decided. */
-static bool commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool stream_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  return plan->flight->call.hold || ob_stream_ended(plan, conclude(plan));
+  return plan->flight->call.hold || ob_stream_ended(plan, stream_conclude(plan));
 }
 
-static void end(const struct onebit_plan *plan) {
+static void stream_end(const struct onebit_plan *plan) {
   if (!plan->flight->call.hold || plan->state->broken)
     return;
   int before = ob_cuda_enter(plan->device->number);
-  ob_outcome_add(&plan->state->outcome, conclude(plan));
+  ob_outcome_add(&plan->state->outcome, stream_conclude(plan));
   ob_cuda_leave(before);
 }
 
@@ -376,42 +377,42 @@ const struct ob_executor ob_executor_stream = {
     .deferred = true,
     .open = ob_device_open,
     .chunks = ob_device_chunks,
-    .create = create_here,
-    .destroy = destroy,
+    .create = stream_create_here,
+    .destroy = stream_destroy,
     .check = ob_device_check,
     .imported = ob_stream_imported,
     .accept = ob_stream_accept,
-    .begin = begin,
-    .end = end,
+    .begin = stream_begin,
+    .end = stream_end,
     .enter = ob_device_enter,
     .leave = ob_cuda_leave,
     .settled = ob_stream_settled,
     .run = {[OB_STEP_HOST_PUT] = ob_stream_host_put,
             [OB_STEP_HOST_BARRIER] = ob_stream_host_barrier,
-            [OB_STEP_HOST_COMPRESS] = compress_host_mean,
-            [OB_STEP_COMPRESS] = compress,
-            [OB_STEP_COMPRESS_WHOLE] = compress,
-            [OB_STEP_FINISH_WORKER] = finish_worker,
-            [OB_STEP_EXCHANGE] = send_to_servers,
+            [OB_STEP_HOST_COMPRESS] = stream_compress_host_mean,
+            [OB_STEP_COMPRESS] = stream_compress,
+            [OB_STEP_COMPRESS_WHOLE] = stream_compress,
+            [OB_STEP_FINISH_WORKER] = stream_finish_worker,
+            [OB_STEP_EXCHANGE] = stream_send_to_servers,
             [OB_STEP_RECEIVE] = receive_from_workers,
             [OB_STEP_HOST_WAIT_FREE] = ob_steps_nothing,
-            [OB_STEP_REDUCE] = reduce,
-            [OB_STEP_FINISH_SERVER] = finish_server,
-            [OB_STEP_REDUCE_WHOLE] = reduce,
-            [OB_STEP_GATHER] = send_to_all,
+            [OB_STEP_REDUCE] = stream_reduce,
+            [OB_STEP_FINISH_SERVER] = stream_finish_server,
+            [OB_STEP_REDUCE_WHOLE] = stream_reduce,
+            [OB_STEP_GATHER] = stream_send_to_all,
             [OB_STEP_COLLECT] = receive_from_servers,
-            [OB_STEP_BEGIN_ROUND] = begin_round,
+            [OB_STEP_BEGIN_ROUND] = stream_begin_round,
             [OB_STEP_END_ROUND] = end_round,
             [OB_STEP_HOST_PUBLISH] = ob_stream_host_publish,
             [OB_STEP_HOST_WAIT] = ob_stream_host_wait,
             [OB_STEP_CHECK_EARLY] = ob_steps_nothing,
             [OB_STEP_APPLY_EARLY] = ob_steps_nothing,
             [OB_STEP_HOST_APPLY_EARLY] = ob_steps_nothing,
-            [OB_STEP_DECIDE] = decide,
-            [OB_STEP_APPLY] = apply,
-            [OB_STEP_APPLY_LATE] = apply,
-            [OB_STEP_HOST_APPLY_LATE] = apply,
+            [OB_STEP_DECIDE] = stream_decide,
+            [OB_STEP_APPLY] = stream_apply,
+            [OB_STEP_APPLY_LATE] = stream_apply,
+            [OB_STEP_HOST_APPLY_LATE] = stream_apply,
             [OB_STEP_APPLY_WHOLE] = apply_sum,
             [OB_STEP_APPLY_SEGMENT] = apply_sum,
-            [OB_STEP_COMMIT] = commit},
+            [OB_STEP_COMMIT] = stream_commit},
 };

@@ -49,8 +49,8 @@ int ob_stream_origin(const struct onebit_plan *plan, int32_t origin) {
   return hosts->ranks[origin % hosts->count * hosts->each + origin / hosts->count];
 }
 
-static size_t message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk,
-                            bool values) {
+static size_t stream_host_message_bytes(const struct onebit_plan *plan, size_t segment,
+                                        size_t chunk, bool values) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
   shape.dense |= values;
   shape.half |= values && plan->device->host.window.geometry.half;
@@ -71,29 +71,34 @@ static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, s
   size_t out = location * plan->geometry.members + member,
          in = plan->geometry.first_segment + member;
   int rank = rank_at(plan, location);
-  batch->send[batch->sends++] = (struct ob_endpoint){window_at(plan, host->outgoing, out, chunk),
-                                                     message_bytes(plan, out, chunk, true), rank};
-  batch->receive[batch->receives++] = (struct ob_endpoint){
-      window_at(plan, host->incoming, out, chunk), message_bytes(plan, in, chunk, true), rank};
+  batch->send[batch->sends++] =
+      (struct ob_endpoint){window_at(plan, host->outgoing, out, chunk),
+                           stream_host_message_bytes(plan, out, chunk, true), rank};
+  batch->receive[batch->receives++] =
+      (struct ob_endpoint){window_at(plan, host->incoming, out, chunk),
+                           stream_host_message_bytes(plan, in, chunk, true), rank};
 }
 
 /* To the rank at `location`: what this rank has collected. From it: what that has. */
-static void add_results(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
-                        size_t location, size_t member) {
+static void stream_host_add_results(const struct onebit_plan *plan, struct ob_batch *batch,
+                                    size_t chunk, size_t location, size_t member) {
   size_t out = plan->geometry.first_segment + member,
          in = location * plan->geometry.members + member;
   int rank = rank_at(plan, location);
-  batch->send[batch->sends++] = (struct ob_endpoint){ob_plan_result(plan, true, out, chunk),
-                                                     message_bytes(plan, out, chunk, false), rank};
-  batch->receive[batch->receives++] = (struct ob_endpoint){
-      ob_plan_result(plan, true, in, chunk), message_bytes(plan, in, chunk, false), rank};
+  batch->send[batch->sends++] =
+      (struct ob_endpoint){ob_plan_result(plan, true, out, chunk),
+                           stream_host_message_bytes(plan, out, chunk, false), rank};
+  batch->receive[batch->receives++] =
+      (struct ob_endpoint){ob_plan_result(plan, true, in, chunk),
+                           stream_host_message_bytes(plan, in, chunk, false), rank};
 }
 
 /* One group of messages between this rank and all others of the host, beginning with its neighbour.
  */
-static onebit_status_t put(const struct onebit_plan *plan, size_t chunk,
-                           void (*add)(const struct onebit_plan *plan, struct ob_batch *batch,
-                                       size_t chunk, size_t location, size_t member)) {
+static onebit_status_t stream_host_put(const struct onebit_plan *plan, size_t chunk,
+                                       void (*add)(const struct onebit_plan *plan,
+                                                   struct ob_batch *batch, size_t chunk,
+                                                   size_t location, size_t member)) {
   struct ob_batch *batch = plan->device->host.batch;
   batch->sends = batch->receives = 0;
   for (size_t step = 1; step < plan->host.ranks; step++)
@@ -117,7 +122,7 @@ bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   ob_stream_open(plan);
   ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);
-  return ob_stream_ended(plan, put(plan, chunk, add_inputs));
+  return ob_stream_ended(plan, stream_host_put(plan, chunk, add_inputs));
 }
 
 static bool came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
@@ -136,7 +141,7 @@ bool ob_stream_host_barrier(const struct onebit_plan *plan, size_t chunk, bool w
 bool ob_stream_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   ob_stream_open(plan);
-  return ob_stream_ended(plan, put(plan, chunk, add_results));
+  return ob_stream_ended(plan, stream_host_put(plan, chunk, stream_host_add_results));
 }
 
 bool ob_stream_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {

@@ -6,7 +6,7 @@
 #include "cuda/stream.h"
 
 /* To the caller who waits for this very call, or to whoever asks later. */
-static void tell(const struct onebit_plan *plan, onebit_status_t status) {
+static void stream_outcome_tell(const struct onebit_plan *plan, onebit_status_t status) {
   if (plan->state->in_flight && !plan->flight->call.on_stream)
     ob_steps_fail(plan, status);
   else
@@ -34,7 +34,7 @@ static void note_outcome(const struct onebit_plan *plan, const struct ob_cuda_ou
   else
     ob_error(status, "from rank %d: a damaged or foreign message", rank);
   *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
-  tell(plan, status);
+  stream_outcome_tell(plan, status);
 }
 
 static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
@@ -44,7 +44,7 @@ static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
 }
 
 /* The stream has come to the end, so the host can look: its view of the plan is the device's. */
-static void look(const struct onebit_plan *plan) {
+static void stream_outcome_look(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   onebit_status_t status = ONEBIT_OK;
   plan->state->worker.now = plan->state->server.now = (int)device->seen->now;
@@ -56,9 +56,9 @@ static void look(const struct onebit_plan *plan) {
     ob_outcome_add(&plan->state->outcome, status);
 }
 
-static void give_up(const struct onebit_plan *plan, onebit_status_t status) {
+static void stream_outcome_give_up(const struct onebit_plan *plan, onebit_status_t status) {
   plan->state->broken = true;
-  tell(plan, status);
+  stream_outcome_tell(plan, status);
 }
 
 /* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
@@ -84,9 +84,9 @@ bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
   if (error == cudaSuccess)
     plan->flight->watch = (struct ob_watch){0};
   if (status != ONEBIT_OK)
-    give_up(plan, status);
+    stream_outcome_give_up(plan, status);
   else if (error == cudaSuccess)
-    look(plan);
+    stream_outcome_look(plan);
   ob_cuda_leave(before);
   return error != cudaErrorNotReady || plan->state->broken;
 }

@@ -46,12 +46,13 @@ static onebit_status_t aborted(void) {
 
 /* --- Batches -----------------------------------------------------------------------------------*/
 
-static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
+static onebit_status_t nccl_batch_create(onebit_comm_t comm, size_t capacity,
+                                         struct ob_batch **batch) {
   *batch = ob_batch_allocate(comm, capacity, sizeof(struct nccl_batch));
   return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
 }
 
-static bool batch_destroy(struct ob_batch *batch) {
+static bool nccl_batch_destroy(struct ob_batch *batch) {
   struct nccl_batch *own = (struct nccl_batch *)batch;
   if (own) {
     ob_memory_cuda.release(own->memory);
@@ -107,7 +108,7 @@ static onebit_status_t note_failure(onebit_comm_t comm, onebit_status_t status) 
   return status;
 }
 
-static onebit_status_t put(struct ob_batch *batch, void *stream) {
+static onebit_status_t nccl_put(struct ob_batch *batch, void *stream) {
   struct nccl_state *state = state_of(batch->comm);
   if (batch->sends + batch->receives == 0)
     return ONEBIT_OK;
@@ -128,7 +129,7 @@ static onebit_status_t check_health(struct nccl_state *state) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t health(onebit_comm_t comm) {
+static onebit_status_t nccl_health(onebit_comm_t comm) {
   struct nccl_state *state = state_of(comm);
   pthread_mutex_lock(&state->lock);
   onebit_status_t status = check_health(state);
@@ -138,7 +139,7 @@ static onebit_status_t health(onebit_comm_t comm) {
 
 /* --- Messages of the host ----------------------------------------------------------------------*/
 
-static size_t bytes_of(const struct ob_endpoint *endpoints, size_t count) {
+static size_t nccl_bytes_of(const struct ob_endpoint *endpoints, size_t count) {
   size_t bytes = 0;
   for (size_t i = 0; i < count; i++)
     bytes += endpoints[i].bytes;
@@ -179,11 +180,11 @@ static void location(struct ob_endpoint *endpoints, size_t count, unsigned char 
   }
 }
 
-static onebit_status_t exchange(struct nccl_batch *own) {
+static onebit_status_t nccl_exchange(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
   struct nccl_state *state = state_of(batch->comm);
-  size_t sent = bytes_of(batch->send, batch->sends);
-  size_t received = bytes_of(batch->receive, batch->receives);
+  size_t sent = nccl_bytes_of(batch->send, batch->sends);
+  size_t received = nccl_bytes_of(batch->receive, batch->receives);
   OB_TRY(allocate_groups(own, sent + received));
   unsigned char *at = own->pinned;
   stage(batch->send, batch->sends, &at, true);
@@ -197,7 +198,7 @@ static onebit_status_t exchange(struct nccl_batch *own) {
   location(there.send, there.sends, &at);
   location(there.receive, there.receives, &at);
   own->is_there = true;
-  OB_TRY(put(&there, state->stream));
+  OB_TRY(nccl_put(&there, state->stream));
   OB_TRY_CUDA(cudaMemcpyAsync(own->pinned + sent, own->memory + sent, received, cudaMemcpyDefault,
                               state->stream));
   return ONEBIT_OK;
@@ -205,28 +206,28 @@ static onebit_status_t exchange(struct nccl_batch *own) {
 
 static void bring(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
-  unsigned char *at = own->pinned + bytes_of(batch->send, batch->sends);
+  unsigned char *at = own->pinned + nccl_bytes_of(batch->send, batch->sends);
   if (own->is_there)
     stage(batch->receive, batch->receives, &at, false);
   own->is_there = false;
 }
 
-static onebit_status_t begin(struct ob_batch *batch, int tag) {
+static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
   (void)tag; /* NCCL matches in order, and agreements are in the same order on all ranks */
   int before = ob_cuda_enter(state_of(batch->comm)->device);
-  onebit_status_t status = exchange((struct nccl_batch *)batch);
+  onebit_status_t status = nccl_exchange((struct nccl_batch *)batch);
   ob_cuda_leave(before);
   return status;
 }
 
-static onebit_status_t test(struct ob_batch *batch, double seconds) {
+static onebit_status_t nccl_test(struct ob_batch *batch, double seconds) {
   struct nccl_state *state = state_of(batch->comm);
   int before = ob_cuda_enter(state->device);
   onebit_status_t status = ONEBIT_OK;
   double until = seconds > 0 ? ob_seconds() + seconds : 0;
   cudaError_t error;
   while ((error = cudaStreamQuery(state->stream)) == cudaErrorNotReady &&
-         (status = health(batch->comm)) == ONEBIT_OK && ob_seconds() < until)
+         (status = nccl_health(batch->comm)) == ONEBIT_OK && ob_seconds() < until)
     sched_yield();
   if (error == cudaErrorNotReady)
     cudaGetLastError();
@@ -253,9 +254,9 @@ static onebit_status_t check_current(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-static bool threads(void) { return true; }
+static bool nccl_threads(void) { return true; }
 
-static void progress(onebit_comm_t comm) { (void)comm; }
+static void nccl_progress(onebit_comm_t comm) { (void)comm; }
 
 static void release_state(struct nccl_state *state) {
   int before = ob_cuda_enter(state->device);
@@ -268,29 +269,29 @@ static void release_state(struct nccl_state *state) {
 }
 
 /* The control batch goes with the communicator, and its memory with that. */
-static void destroy(onebit_comm_t comm) { release_state(state_of(comm)); }
+static void nccl_destroy(onebit_comm_t comm) { release_state(state_of(comm)); }
 
 const struct ob_transport ob_transport_nccl = {
     .name = "nccl",
-    .threads = threads,
-    .batch_create = batch_create,
-    .batch_destroy = batch_destroy,
-    .begin = begin,
-    .test = test,
-    .put = put,
+    .threads = nccl_threads,
+    .batch_create = nccl_batch_create,
+    .batch_destroy = nccl_batch_destroy,
+    .begin = nccl_begin,
+    .test = nccl_test,
+    .put = nccl_put,
     .stream = message_stream,
     .window_create = ob_nccl_window_create,
     .window_register = ob_nccl_window_register,
     .window_destroy = ob_nccl_window_destroy,
     .check_current = check_current,
-    .health = health,
+    .health = nccl_health,
     .abort = ob_nccl_abort,
-    .progress = progress,
-    .destroy = destroy,
+    .progress = nccl_progress,
+    .destroy = nccl_destroy,
 };
 
 /* A host's name as a number: what NCCL too goes by, NCCL_HOSTID before all. */
-static uint64_t host_number(void) {
+static uint64_t nccl_host_number(void) {
   char name[256] = "";
   const char *given = getenv("NCCL_HOSTID");
   gethostname(name, sizeof name - 1);
@@ -300,8 +301,8 @@ static uint64_t host_number(void) {
 
 /* Each tells the others how it fares and where it is: the first rank of the same host stands for
  * it. */
-static onebit_status_t find_hosts(onebit_comm_t comm, onebit_status_t status) {
-  OB_TRY(ob_agree_noting(comm, status, NULL, 0, host_number()));
+static onebit_status_t nccl_find_hosts(onebit_comm_t comm, onebit_status_t status) {
+  OB_TRY(ob_agree_noting(comm, status, NULL, 0, nccl_host_number()));
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
@@ -320,7 +321,7 @@ static onebit_status_t find_hosts(onebit_comm_t comm, onebit_status_t status) {
 /* Messages have the highest priority: a kernel of NCCL is a few thread blocks, and would else wait
  * for the last of those of a kernel that fills the device. One stream serves all plans: the device
  * has few queues, and NCCL orders a communicator's messages anyway. */
-static onebit_status_t create_streams(struct nccl_state *state) {
+static onebit_status_t nccl_create_streams(struct nccl_state *state) {
   int lowest, highest;
   OB_TRY_CUDA(cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking));
   OB_TRY_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -335,7 +336,7 @@ static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size
   int before = ob_cuda_enter(state->device);
   onebit_status_t status = ob_cuda_load_kernels();
   if (status == ONEBIT_OK)
-    status = create_streams(state);
+    status = nccl_create_streams(state);
   ob_cuda_leave(before);
   return status;
 }
@@ -361,7 +362,7 @@ onebit_status_t onebit_comm_create_nccl(ncclComm_t nccl_comm, onebit_comm_t *res
     release_state(state);
     return status;
   }
-  status = find_hosts(comm, check_current(comm));
+  status = nccl_find_hosts(comm, check_current(comm));
   if (status != ONEBIT_OK)
     onebit_comm_destroy(comm);
   else

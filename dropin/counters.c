@@ -41,8 +41,8 @@ struct ob_record *ob_counters_find(const struct ob_record_of *of) {
   return NULL;
 }
 
-static struct ob_record *make(const struct ob_record_of *of, const char *communicator,
-                              const char *type, size_t bytes) {
+static struct ob_record *counters_make(const struct ob_record_of *of, const char *communicator,
+                                       const char *type, size_t bytes) {
   struct ob_record *record = ob_allocate(1, sizeof *record);
   if (!record)
     return NULL;
@@ -77,7 +77,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
   pthread_mutex_lock(&making);
   struct ob_record *record = ob_counters_find(of);
   if (!record && made++ < MAX_RECORDS)
-    record = make(of, communicator, type, bytes);
+    record = counters_make(of, communicator, type, bytes);
   if (!record)
     record = others_record();
   pthread_mutex_unlock(&making);
@@ -85,7 +85,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
 }
 
 /* Adds without a read-modify-write, as ob_counters_pass does. */
-static void add(_Atomic uint64_t *to, uint64_t more) {
+static void counters_add(_Atomic uint64_t *to, uint64_t more) {
   atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + more,
                         memory_order_relaxed);
 }
@@ -99,13 +99,13 @@ void ob_record_time(struct ob_record *record, bool compressed, double seconds) {
   if (seconds < 0)
     return;
   if (compressed) {
-    add(&record->timed_compressed, 1);
+    counters_add(&record->timed_compressed, 1);
     add_seconds(&record->seconds_compressed, seconds);
     return;
   }
   uint64_t index = atomic_load_explicit(&record->timed_dense, memory_order_relaxed);
   atomic_store(&record->dense_samples[index % OB_DENSE_SAMPLES], seconds);
-  add(&record->timed_dense, 1);
+  counters_add(&record->timed_dense, 1);
   add_seconds(&record->seconds_dense, seconds);
 }
 
@@ -115,8 +115,8 @@ void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seco
     return;
   }
   bool first = atomic_load_explicit(&record->calls, memory_order_relaxed) == 0;
-  add(&record->calls, 1);
-  add(&record->dense[reason], 1);
+  counters_add(&record->calls, 1);
+  counters_add(&record->dense[reason], 1);
   if (!first)
     ob_record_time(record, reason == OB_REASON_WITHDRAWN, seconds);
 }
@@ -124,8 +124,8 @@ void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seco
 void ob_record_compressed(struct ob_record *record, double seconds) {
   if (!record)
     return;
-  add(&record->calls, 1);
-  add(&record->compressed, 1);
+  counters_add(&record->calls, 1);
+  counters_add(&record->compressed, 1);
   ob_record_time(record, true, seconds);
 }
 
@@ -172,7 +172,7 @@ double ob_record_difference(const struct ob_record_shadow *shadow) {
 
 void ob_record_skipped(struct ob_record *record) {
   if (record)
-    add(&record->skipped, 1);
+    counters_add(&record->skipped, 1);
 }
 
 void ob_record_decided(struct ob_record *record, double seconds) {
@@ -184,13 +184,13 @@ void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t
   if (!record)
     return;
   atomic_store_explicit(&record->bits, bits, memory_order_relaxed);
-  add(&record->bytes_sent, bytes);
-  add(&record->bytes_dense, bytes_dense);
+  counters_add(&record->bytes_sent, bytes);
+  counters_add(&record->bytes_dense, bytes_dense);
 }
 
 void ob_record_moved(struct ob_record *record) {
   if (record)
-    add(&record->moves, 1);
+    counters_add(&record->moves, 1);
 }
 
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,

@@ -12,7 +12,7 @@ static inline float float_of(uint32_t bits) {
   return value;
 }
 
-static inline uint32_t bits_of(float value) {
+static inline uint32_t elements_bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
@@ -22,7 +22,7 @@ static inline float wide_bfloat16(uint16_t half) { return float_of((uint32_t)hal
 
 /* Rounds to nearest, ties to even; not-a-number stays quiet. */
 static inline uint16_t narrow_bfloat16(float value) {
-  uint32_t bits = bits_of(value);
+  uint32_t bits = elements_bits_of(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   uint32_t quiet = bits >> 16 | 0x40;
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
@@ -33,16 +33,17 @@ static inline uint16_t narrow_bfloat16(float value) {
 static inline float wide_float16(uint16_t half) {
   uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
   float value = float_of(magnitude) * 0x1p112f;
-  uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : bits_of(value);
+  uint32_t bits = magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : elements_bits_of(value);
   return float_of(bits | sign);
 }
 
 /* Rounds to nearest, ties to even. A value that is subnormal as half is rounded by a sum whose last
  * bit has that weight, 2^-24: the sum with 0.5. */
 static inline uint16_t narrow_float16(float value) {
-  uint32_t sign = bits_of(value) >> 16 & 0x8000, bits = bits_of(value) & 0x7fffffff;
+  uint32_t sign = elements_bits_of(value) >> 16 & 0x8000,
+           bits = elements_bits_of(value) & 0x7fffffff;
   uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
-  uint32_t small = bits_of(float_of(bits) + 0.5f) - 0x3f000000;
+  uint32_t small = elements_bits_of(float_of(bits) + 0.5f) - 0x3f000000;
   uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
   uint32_t magnitude = bits < 0x38800000 ? small : bits < 0x477ff000 ? normal : large;
   return (uint16_t)(sign | magnitude);

@@ -72,7 +72,9 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, voi
 
 void ob_loops_destroy(struct ob_loops *loops) { ob_release(loops); }
 
-static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value, sizeof value); }
+static uint64_t loops_mix(uint64_t hash, uint64_t value) {
+  return ob_hash(hash, &value, sizeof value);
+}
 
 uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
                             size_t count) {
@@ -80,7 +82,7 @@ uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, 
 }
 
 void ob_loops_note(struct ob_loops *loops, uint64_t signature) {
-  loops->before = mix(loops->before, signature);
+  loops->before = loops_mix(loops->before, signature);
 }
 
 /* ---- Learning ---- */
@@ -222,7 +224,7 @@ static struct position *expected(struct ob_loops *loops) {
   return &loops->position[loops->loop[loops->current].first + loops->phase];
 }
 
-static int advance(struct ob_loops *loops, uint64_t signature, bool exact) {
+static int loops_advance(struct ob_loops *loops, uint64_t signature, bool exact) {
   const struct loop *loop = &loops->loop[loops->current];
   int position = loop->first + loops->phase;
   loops->position[position].signature = signature;
@@ -244,16 +246,16 @@ static int follow_loop(struct ob_loops *loops, uint64_t signature, uint64_t exac
   bool follows = loops->current != NO_LOOP && expected(loops)->exact == exact;
   loops->left = follows ? NO_LOOP : loops->current;
   if (follows || enter_loop(loops, exact))
-    return advance(loops, signature, true);
+    return loops_advance(loops, signature, true);
   if (may_miss_position(loops, signature))
-    return advance(loops, signature, false);
+    return loops_advance(loops, signature, false);
   loops->current = NO_LOOP;
   return OB_NO_POSITION;
 }
 
 int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *sendbuf,
                       const void *recvbuf, bool *look) {
-  uint64_t exact = loops->is_started ? mix(loops->before, signature) : 0;
+  uint64_t exact = loops->is_started ? loops_mix(loops->before, signature) : 0;
   const struct seen call = {signature, exact, sendbuf, recvbuf, 0};
   int position = follow_loop(loops, signature, exact);
   loops->before = 0;

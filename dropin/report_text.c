@@ -11,7 +11,7 @@ enum { ROWS = 24 }; /* a program with more tensors has them in the JSON */
 
 static double megabytes(uint64_t bytes) { return (double)bytes / 1e6; }
 
-static double mean(const _Atomic double *seconds, const _Atomic uint64_t *times) {
+static double report_text_mean(const _Atomic double *seconds, const _Atomic uint64_t *times) {
   uint64_t count = atomic_load(times);
   return count ? atomic_load(seconds) / (double)count : 0;
 }
@@ -47,7 +47,8 @@ static void print_seconds(FILE *file, const struct ob_record *record,
   if (atomic_load(&record->timed_compressed))
     fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
             ob_record_dense_seconds(record),
-            mean(&record->seconds_compressed, &record->timed_compressed), ob_record_saved(record));
+            report_text_mean(&record->seconds_compressed, &record->timed_compressed),
+            ob_record_saved(record));
   else if (dense > 0 && report->seconds > 0)
     fprintf(file, "    %.3f s, %.0f %% of the run%s", dense, 100 * dense / report->seconds,
             saved > 0 ? "" : "\n");

@@ -12,14 +12,14 @@
 #include "dropin/elements.h"
 
 /* The meaning of `bytes` in a rule: the bytes that a rank gives to such a call. */
-static uint64_t bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
-                         int comm_size) {
+static uint64_t rules_bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
+                               int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
   return ranks * ob_elements_size(dtype) * count;
 }
 
-static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebit_dtype_t dtype,
-                 const uint64_t values[OB_RULE_KEYS]) {
+static bool rules_fits(const struct ob_rule *rule, onebit_operation_t operation,
+                       onebit_dtype_t dtype, const uint64_t values[OB_RULE_KEYS]) {
   bool good = (rule->operations >> operation & 1U) && (rule->dtypes >> dtype & 1U);
   for (size_t key = 0; key < OB_RULE_KEYS && good; key++) {
     const struct ob_rule_range *range = &rule->range[key];
@@ -30,24 +30,24 @@ static bool fits(const struct ob_rule *rule, onebit_operation_t operation, onebi
 }
 
 /* The first rule that fits, or NULL. */
-static const struct ob_rule *find(const struct ob_rules *rules, onebit_operation_t operation,
-                                  onebit_dtype_t dtype, size_t count, int comm_size) {
+static const struct ob_rule *rules_find(const struct ob_rules *rules, onebit_operation_t operation,
+                                        onebit_dtype_t dtype, size_t count, int comm_size) {
   const uint64_t values[OB_RULE_KEYS] = {[OB_RULE_BYTES] =
-                                             bytes_of(operation, dtype, count, comm_size),
+                                             rules_bytes_of(operation, dtype, count, comm_size),
                                          [OB_RULE_COUNT] = count,
                                          [OB_RULE_COMM_SIZE] = (uint64_t)comm_size};
   for (size_t i = 0; i < rules->rules; i++)
-    if (fits(&rules->rule[i], operation, dtype, values))
+    if (rules_fits(&rules->rule[i], operation, dtype, values))
       return &rules->rule[i];
   return NULL;
 }
 
 enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t operation,
                               onebit_dtype_t dtype, size_t count, int comm_size) {
-  const struct ob_rule *rule = find(rules, operation, dtype, count, comm_size);
+  const struct ob_rule *rule = rules_find(rules, operation, dtype, count, comm_size);
   if (rule || operation != ONEBIT_ALLREDUCE)
     return rule && rule->compress ? OB_REASON_NONE : OB_REASON_RULE;
-  if (bytes_of(operation, dtype, count, comm_size) < rules->min_bytes)
+  if (rules_bytes_of(operation, dtype, count, comm_size) < rules->min_bytes)
     return OB_REASON_SMALL;
   return rules->gradients ? OB_REASON_NONE : OB_REASON_WATCHED;
 }
@@ -61,7 +61,7 @@ bool ob_rules_ask(const struct ob_rules *rules) {
 
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
                              onebit_dtype_t dtype, size_t count, int comm_size) {
-  const struct ob_rule *rule = find(rules, operation, dtype, count, comm_size);
+  const struct ob_rule *rule = rules_find(rules, operation, dtype, count, comm_size);
   return rule && rule->bits.min ? rule->bits : rules->bits;
 }
 
@@ -102,24 +102,26 @@ size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t opera
 }
 
 /* Hashes field by field: a struct's padding is anything. */
-static uint64_t mix(uint64_t hash, uint64_t value) { return ob_hash(hash, &value, sizeof value); }
+static uint64_t rules_mix(uint64_t hash, uint64_t value) {
+  return ob_hash(hash, &value, sizeof value);
+}
 
 static uint64_t mix_bits(uint64_t hash, struct ob_bits bits) {
-  return mix(mix(hash, (uint64_t)bits.min), (uint64_t)bits.max);
+  return rules_mix(rules_mix(hash, (uint64_t)bits.min), (uint64_t)bits.max);
 }
 
 uint64_t ob_rules_hash(const struct ob_rules *rules) {
-  uint64_t hash = mix(mix(OB_HASH_START, rules->min_bytes), rules->warmup);
+  uint64_t hash = rules_mix(rules_mix(OB_HASH_START, rules->min_bytes), rules->warmup);
   hash = ob_hash(mix_bits(hash, rules->bits), &rules->budget, sizeof rules->budget);
-  hash = rules->gradients ? mix(hash, true) : hash;
+  hash = rules->gradients ? rules_mix(hash, true) : hash;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
-    hash = mix(mix(mix(hash, rule->compress), rule->operations), rule->dtypes);
+    hash = rules_mix(rules_mix(rules_mix(hash, rule->compress), rule->operations), rule->dtypes);
     hash = mix_bits(hash, rule->bits);
     for (size_t key = 0; key < OB_RULE_KEYS; key++) {
       const struct ob_rule_range *range = &rule->range[key];
-      hash = mix(mix(hash, range->low), range->high);
-      hash = range->excepts ? mix(hash, range->except) : hash;
+      hash = rules_mix(rules_mix(hash, range->low), range->high);
+      hash = range->excepts ? rules_mix(hash, range->except) : hash;
     }
   }
   return hash;

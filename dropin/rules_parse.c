@@ -44,7 +44,7 @@ static bool next_word(struct reader *reader, struct word *word) {
 }
 
 /* Goes to the beginning of the next line: a comment ends with the text's line. */
-static void next_line(struct reader *reader) {
+static void rules_parse_next_line(struct reader *reader) {
   if (reader->at < reader->end && *reader->at == '#')
     while (reader->at < reader->end && *reader->at != '\n')
       reader->at++;
@@ -57,7 +57,7 @@ static bool word_is(struct word word, const char *text) {
 }
 
 /* A whole number with K, M or G behind it, as powers of 1024. */
-static bool number_of(struct word word, uint64_t *number) {
+static bool rules_parse_number_of(struct word word, uint64_t *number) {
   static const char suffixes[] = "KMG";
   size_t digits = 0;
   *number = 0;
@@ -128,7 +128,7 @@ static onebit_status_t parse_condition(const struct reader *reader, struct word 
     uint64_t number;
     if (!sign.length)
       break;
-    if (!is_sign(sign) || !number_of(digits, &number))
+    if (!is_sign(sign) || !rules_parse_number_of(digits, &number))
       return refuse_word(reader, word, number_message);
     struct ob_rule_range *range = &rule->range[keys[i].key];
     if (word_is(sign, "!=") && range->excepts)
@@ -157,7 +157,7 @@ static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
                                      {"double", 1U << OB_DOUBLE}};
 
 /* The bits of a list of names; 0 where one is not in the table. */
-static unsigned bits_of(struct word list, const struct name *table, size_t rows) {
+static unsigned rules_parse_bits_of(struct word list, const struct name *table, size_t rows) {
   unsigned bits = 0;
   const char *end = list.at + list.length;
   for (const char *at = list.at; at <= end; at++) {
@@ -197,8 +197,9 @@ static onebit_status_t parse_rule(struct reader *reader, struct word first, bool
   for (size_t key = 0; key < OB_RULE_KEYS; key++)
     rule.range[key].high = UINT64_MAX;
   for (struct word word; next_word(reader, &word);) {
-    unsigned operation = bits_of(word, operations, sizeof operations / sizeof operations[0]);
-    unsigned dtype = bits_of(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
+    unsigned operation =
+        rules_parse_bits_of(word, operations, sizeof operations / sizeof operations[0]);
+    unsigned dtype = rules_parse_bits_of(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
     rule.operations |= operation;
     rule.dtypes |= dtype;
     bool was = operation || dtype;
@@ -223,7 +224,7 @@ static onebit_status_t parse_number(struct reader *reader, struct word first, ui
   struct word word, more;
   if (!next_word(reader, &word))
     return refuse_word(reader, first, "needs a number after it");
-  if (!number_of(word, number) || *number < low || *number > high)
+  if (!rules_parse_number_of(word, number) || *number < low || *number > high)
     return refuse_word(reader, word, expected);
   if (next_word(reader, &more))
     return refuse_word(reader, more, "takes one number only");
@@ -272,7 +273,7 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
     struct word first;
     if (next_word(&reader, &first))
       OB_TRY(parse_line(&reader, first));
-    next_line(&reader);
+    rules_parse_next_line(&reader);
   }
   return ONEBIT_OK;
 }

@@ -56,7 +56,7 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
 /* Refuses one copy of the residuals where a call's input does not stay until its end. Shards send
  * arrays that are reused, and 1-bit LAMB's first compressed step goes on from momentum that is in
  * the residuals. */
-static onebit_status_t check_copies(const struct ob_recipe *recipe) {
+static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
   const bool shards = recipe->method->plans, lamb = recipe->asked == &ob_method_lamb;
   if (recipe->common.residual_copies != 1 || !(shards || lamb))
     return ONEBIT_OK;
@@ -66,7 +66,8 @@ static onebit_status_t check_copies(const struct ob_recipe *recipe) {
 
 /* Refuses more than one bit where the method needs signs: trust ratios take a step's norm from
  * them. */
-static onebit_status_t check_bits(const struct ob_recipe *recipe, int bits, int max_bits) {
+static onebit_status_t arguments_check_bits(const struct ob_recipe *recipe, int bits,
+                                            int max_bits) {
   const struct ob_method *method = recipe->method;
   const bool shards = method->plans, ratios = method->moments && method->lamb;
   if (max_bits == 1)
@@ -84,13 +85,13 @@ static onebit_status_t check_bits(const struct ob_recipe *recipe, int bits, int 
 
 onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int max_bits) {
   OB_TRY(check_warmup(recipe));
-  OB_TRY(check_bits(recipe, bits, max_bits));
-  return check_copies(recipe);
+  OB_TRY(arguments_check_bits(recipe, bits, max_bits));
+  return arguments_check_copies(recipe);
 }
 
 /* --- Tensors -----------------------------------------------------------------------------------*/
 
-static onebit_status_t check_number(const char *name, size_t tensor, float value) {
+static onebit_status_t arguments_check_number(const char *name, size_t tensor, float value) {
   if (!(value >= 0) || isinf(value))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].%s is %g, not a finite number from 0 on",
                     tensor, name, (double)value);
@@ -169,8 +170,8 @@ onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
         OB_TRY(ob_check_array(optimizer->executor, "gradient", k, tensors[k].gradient,
                               options->gradient_dtype));
     }
-    OB_TRY(check_number("weight_decay", k, tensors[k].weight_decay));
-    OB_TRY(check_number("learning_rate_factor", k, tensors[k].learning_rate_factor));
+    OB_TRY(arguments_check_number("weight_decay", k, tensors[k].weight_decay));
+    OB_TRY(arguments_check_number("learning_rate_factor", k, tensors[k].learning_rate_factor));
     if (tensors[k].uncompressed == ONEBIT_TABLE && !optimizer->method->divides)
       return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                       "tensors[%zu].uncompressed is ONEBIT_TABLE: that is for Efficient-Adam", k);

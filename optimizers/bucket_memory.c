@@ -7,13 +7,14 @@
 /* Elements that are converted to master values at a time. */
 #define MASTERS_AT_ONCE ((size_t)65536)
 
-static void *allocate_from(onebit_optimizer_t optimizer, const struct ob_memory *memory,
-                           size_t count, size_t size) {
+static void *bucket_memory_allocate_from(onebit_optimizer_t optimizer,
+                                         const struct ob_memory *memory, size_t count,
+                                         size_t size) {
   optimizer->own_bytes += count * size;
   return memory->allocate(count, size);
 }
 
-static onebit_status_t no_memory(const struct ob_layout *layout) {
+static onebit_status_t bucket_memory_no_memory(const struct ob_layout *layout) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the state of %zu parameters",
                   layout->words * OB_LANES);
 }
@@ -61,9 +62,9 @@ static onebit_status_t fit_array(onebit_optimizer_t optimizer, struct ob_bucket 
   if (!is_for_dense_steps(optimizer, bucket, slot) || wanted == !!*array)
     return ONEBIT_OK;
   if (wanted) {
-    *array = allocate_from(optimizer, memory, bucket->words, size);
+    *array = bucket_memory_allocate_from(optimizer, memory, bucket->words, size);
     if (!*array)
-      return no_memory(ob_plan_layout(bucket->bits));
+      return bucket_memory_no_memory(ob_plan_layout(bucket->bits));
   } else {
     memory->release(*array);
     optimizer->own_bytes -= bucket->words * size;
@@ -83,7 +84,8 @@ onebit_status_t ob_buckets_fit_arrays(onebit_optimizer_t optimizer, bool warm) {
 }
 
 /* The arrays that are as long as the layout, and the sums. */
-static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
+static onebit_status_t bucket_memory_allocate_arrays(onebit_optimizer_t optimizer,
+                                                     struct ob_bucket *bucket) {
   const struct ob_layout *layout = ob_plan_layout(bucket->bits);
   const struct ob_memory *memory = ob_plan_memory(bucket->bits);
   const unsigned own = arrays_of(optimizer, bucket);
@@ -97,18 +99,19 @@ static onebit_status_t allocate_arrays(onebit_optimizer_t optimizer, struct ob_b
   for (int slot = 0; slot < OB_ARRAYS; slot++)
     if (own & OB_MASK(slot) &&
         (has_dense_steps(optimizer) || !is_for_dense_steps(optimizer, bucket, slot))) {
-      bucket->arrays[slot] = allocate_from(optimizer, memory, bucket->words, size);
+      bucket->arrays[slot] = bucket_memory_allocate_from(optimizer, memory, bucket->words, size);
       there &= bucket->arrays[slot] != NULL;
     }
   if (optimizer->options.parameter_dtype != ONEBIT_FLOAT32) {
-    bucket->masters = allocate_from(optimizer, memory, bucket->words, size);
+    bucket->masters = bucket_memory_allocate_from(optimizer, memory, bucket->words, size);
     there &= bucket->masters != NULL;
   }
   for (int k = 0; k < OB_SUMS; k++) {
-    bucket->sums[k] = allocate_from(optimizer, memory, layout->blocks, sizeof(double));
+    bucket->sums[k] =
+        bucket_memory_allocate_from(optimizer, memory, layout->blocks, sizeof(double));
     there &= bucket->sums[k] != NULL;
   }
-  return there ? ONEBIT_OK : no_memory(layout);
+  return there ? ONEBIT_OK : bucket_memory_no_memory(layout);
 }
 
 static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -136,8 +139,8 @@ onebit_status_t ob_bucket_allocate(onebit_optimizer_t optimizer, struct ob_bucke
   there &= bucket->name != NULL;
   LISTS(ALLOCATE)
   if (!there)
-    return no_memory(ob_plan_layout(bucket->bits));
-  OB_TRY(allocate_arrays(optimizer, bucket));
+    return bucket_memory_no_memory(ob_plan_layout(bucket->bits));
+  OB_TRY(bucket_memory_allocate_arrays(optimizer, bucket));
   point_to_means(optimizer, bucket);
   return ONEBIT_OK;
 }
@@ -163,8 +166,9 @@ void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucke
 
 /* Master values of `count` elements that lie in the kind of memory that the bucket's arrays are in;
  * `buffer` on the host is for MASTERS_AT_ONCE, in their type and then as float32. */
-static onebit_status_t convert(const struct ob_memory *memory, onebit_dtype_t dtype, float *master,
-                               const uint16_t *parameter, size_t count, float *buffer) {
+static onebit_status_t bucket_memory_convert(const struct ob_memory *memory, onebit_dtype_t dtype,
+                                             float *master, const uint16_t *parameter, size_t count,
+                                             float *buffer) {
   uint16_t *given = (uint16_t *)(void *)(buffer + MASTERS_AT_ONCE);
   for (size_t at = 0; at < count; at += MASTERS_AT_ONCE) {
     size_t some = count - at < MASTERS_AT_ONCE ? count - at : MASTERS_AT_ONCE;
@@ -190,9 +194,10 @@ static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
   size_t end = (last - piece->first_block) * layout->block;
   size_t word = ob_layout_word(layout, first) - bucket->first_word;
   end = end < piece->valid ? end : piece->valid;
-  return convert(ob_plan_memory(bucket->bits), optimizer->options.parameter_dtype,
-                 bucket->masters + word * OB_LANES, (const uint16_t *)bucket->copies[k] + begin,
-                 end > begin ? end - begin : 0, buffer);
+  return bucket_memory_convert(ob_plan_memory(bucket->bits), optimizer->options.parameter_dtype,
+                               bucket->masters + word * OB_LANES,
+                               (const uint16_t *)bucket->copies[k] + begin,
+                               end > begin ? end - begin : 0, buffer);
 }
 
 static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
@@ -206,8 +211,8 @@ static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
 onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket) {
   float *buffer = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
-  onebit_status_t status =
-      buffer ? fill_masters(optimizer, bucket, buffer) : no_memory(ob_plan_layout(bucket->bits));
+  onebit_status_t status = buffer ? fill_masters(optimizer, bucket, buffer)
+                                  : bucket_memory_no_memory(ob_plan_layout(bucket->bits));
   ob_release(buffer);
   return status;
 }

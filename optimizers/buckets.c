@@ -205,7 +205,7 @@ static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_buck
 }
 
 /* Completes a bucket once its pieces are placed. Collective. */
-static onebit_status_t complete(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
+static onebit_status_t buckets_complete(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
   onebit_status_t status = bucket->masters ? ob_bucket_make_masters(optimizer, bucket) : ONEBIT_OK;
   if (status == ONEBIT_OK)
     status = optimizer->executor->create(optimizer, bucket);
@@ -227,7 +227,7 @@ static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
   for (size_t t = 0, k = 0; t < optimizer->tensor_count; t++)
     if (optimizer->tensors[t].bucket == u)
       locate_piece(optimizer, bucket, k++, tensors, t, 0);
-  return complete(optimizer, bucket);
+  return buckets_complete(optimizer, bucket);
 }
 
 /* A tensor, padded and cut as profile deepspeed has it. */
@@ -240,7 +240,7 @@ static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
   OB_TRY(create_plans(optimizer, bucket, ONEBIT_OK, shape, counts, tensors[t].count));
   for (size_t k = 0; k < shape->pieces; k++)
     locate_piece(optimizer, bucket, k, tensors, t, k * counts[0]);
-  return complete(optimizer, bucket);
+  return buckets_complete(optimizer, bucket);
 }
 
 static void locate_fused(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
@@ -267,7 +267,7 @@ static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
   if (status == ONEBIT_OK)
     locate_fused(optimizer, bucket, tensors, &cut);
   ob_fused_release(&cut);
-  return status == ONEBIT_OK ? complete(optimizer, bucket) : status;
+  return status == ONEBIT_OK ? buckets_complete(optimizer, bucket) : status;
 }
 
 onebit_status_t ob_buckets_create(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,

@@ -19,8 +19,8 @@
 #define TENSORS 16
 
 /* Adds as many whole words as there are, and the remaining bytes one by one. */
-static uint64_t add_bytes(const struct ob_codec *codec, uint64_t hash, const unsigned char *bytes,
-                          size_t count) {
+static uint64_t compare_add_bytes(const struct ob_codec *codec, uint64_t hash,
+                                  const unsigned char *bytes, size_t count) {
   const size_t words = count / sizeof(uint32_t), left = count % sizeof(uint32_t);
   const uint32_t sum = codec->checksum(bytes, words);
   hash = ob_hash(hash, &sum, sizeof sum);
@@ -35,7 +35,7 @@ static onebit_status_t add_array(onebit_plan_t plan, const void *array, size_t b
     const unsigned char *from = (const unsigned char *)array + at;
     if (buffer)
       OB_TRY(memory->copy(buffer, from, count));
-    *hash = add_bytes(ob_plan_work(plan)->codec, *hash, buffer ? buffer : from, count);
+    *hash = compare_add_bytes(ob_plan_work(plan)->codec, *hash, buffer ? buffer : from, count);
   }
   return ONEBIT_OK;
 }
@@ -60,8 +60,8 @@ static onebit_status_t hash_tensors(const struct onebit_optimizer *optimizer, un
 }
 
 /* All ranks have come to this, since they heard the same of all tensors together. */
-static onebit_status_t find_tensor(const struct onebit_optimizer *optimizer,
-                                   const uint64_t *hashes) {
+static onebit_status_t compare_find_tensor(const struct onebit_optimizer *optimizer,
+                                           const uint64_t *hashes) {
   for (size_t t = 0; t < optimizer->tensor_count; t += TENSORS) {
     char names[TENSORS][64];
     struct ob_term terms[TENSORS];
@@ -75,14 +75,14 @@ static onebit_status_t find_tensor(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_status_t status,
-                             const uint64_t *hashes) {
+static onebit_status_t compare_agree(const struct onebit_optimizer *optimizer,
+                                     onebit_status_t status, const uint64_t *hashes) {
   struct ob_term all = {"the parameters of all tensors (their fingerprint)", 0};
   if (status == ONEBIT_OK)
     all.value = ob_hash(OB_HASH_START, hashes, optimizer->tensor_count * sizeof *hashes);
   status = ob_agree(optimizer->comm, status, &all, 1);
   if (status == ONEBIT_ERROR_MISMATCH)
-    OB_TRY(find_tensor(optimizer, hashes));
+    OB_TRY(compare_find_tensor(optimizer, hashes));
   return status;
 }
 
@@ -93,7 +93,7 @@ onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to bring parameters to the host");
   if (status == ONEBIT_OK)
     status = hash_tensors(optimizer, buffer, optimizer->hashes);
-  status = agree(optimizer, status, optimizer->hashes);
+  status = compare_agree(optimizer, status, optimizer->hashes);
   ob_release(buffer);
   return status;
 }

@@ -52,7 +52,7 @@ void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, co
   call->agreed_whole = true;
 }
 
-static uint32_t fingerprint(const struct onebit_optimizer *optimizer, size_t tensor) {
+static uint32_t constants_fingerprint(const struct onebit_optimizer *optimizer, size_t tensor) {
   const onebit_tensor_t *of = &optimizer->list[tensor];
   const uint64_t number = tensor;
   uint64_t hash = ob_hash(OB_HASH_START, &number, sizeof number);
@@ -73,8 +73,8 @@ static onebit_status_t check_optimizer(onebit_optimizer_t optimizer) {
   return ob_optimizer_catch_up(optimizer);
 }
 
-static onebit_status_t check(onebit_optimizer_t optimizer, size_t tensor, const char *name,
-                             float value) {
+static onebit_status_t constants_check(onebit_optimizer_t optimizer, size_t tensor,
+                                       const char *name, float value) {
   OB_TRY(check_optimizer(optimizer));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
@@ -86,11 +86,11 @@ static onebit_status_t check(onebit_optimizer_t optimizer, size_t tensor, const 
 }
 
 /* Sets a constant. The fingerprint of a value that is set and set back cancels. */
-static onebit_status_t set(onebit_optimizer_t optimizer, size_t tensor, float *constant,
-                           float value) {
-  optimizer->constants ^= fingerprint(optimizer, tensor);
+static onebit_status_t constants_set(onebit_optimizer_t optimizer, size_t tensor, float *constant,
+                                     float value) {
+  optimizer->constants ^= constants_fingerprint(optimizer, tensor);
   *constant = value;
-  optimizer->constants ^= fingerprint(optimizer, tensor);
+  optimizer->constants ^= constants_fingerprint(optimizer, tensor);
   if (must_wait(optimizer)) {
     optimizer->constants_wait = true;
     return ONEBIT_OK;
@@ -101,15 +101,15 @@ static onebit_status_t set(onebit_optimizer_t optimizer, size_t tensor, float *c
 onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t optimizer,
                                                           size_t tensor, float factor) {
   OB_CALL_SCOPE;
-  OB_TRY(check(optimizer, tensor, "factor", factor));
-  return set(optimizer, tensor, &optimizer->list[tensor].learning_rate_factor, factor);
+  OB_TRY(constants_check(optimizer, tensor, "factor", factor));
+  return constants_set(optimizer, tensor, &optimizer->list[tensor].learning_rate_factor, factor);
 }
 
 onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
                                                   float weight_decay) {
   OB_CALL_SCOPE;
-  OB_TRY(check(optimizer, tensor, "weight_decay", weight_decay));
-  return set(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
+  OB_TRY(constants_check(optimizer, tensor, "weight_decay", weight_decay));
+  return constants_set(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
 }
 
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1) {

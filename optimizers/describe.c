@@ -13,9 +13,10 @@ struct line {
   size_t size, length;
 };
 
-static void put(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void describe_put(struct line *line, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
-static void put(struct line *line, const char *format, ...) {
+static void describe_put(struct line *line, const char *format, ...) {
   bool fits = line->length < line->size;
   va_list arguments;
   va_start(arguments, format);
@@ -29,18 +30,18 @@ static void put(struct line *line, const char *format, ...) {
 
 static void put_number(struct line *line, const char *name, double number) {
   char text[OB_JSON_NUMBER];
-  put(line, ",\"%s\":%s", name, ob_json_number(text, number));
+  describe_put(line, ",\"%s\":%s", name, ob_json_number(text, number));
 }
 
 static void put_whole(struct line *line, const char *name, uint64_t number) {
-  put(line, ",\"%s\":%llu", name, (unsigned long long)number);
+  describe_put(line, ",\"%s\":%llu", name, (unsigned long long)number);
 }
 
 static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
   put_whole(line, "steps", info->steps);
   put_whole(line, "skipped", info->skipped);
   put_whole(line, "freeze_step", info->freeze_step);
-  put(line, ",\"synchronized\":%s", info->synchronized ? "true" : "false");
+  describe_put(line, ",\"synchronized\":%s", info->synchronized ? "true" : "false");
   put_whole(line, "dense_exchanges", info->exchanges[0]);
   put_whole(line, "bits_exchanges", info->exchanges[1]);
   put_whole(line, "local_steps", info->exchanges[2]);
@@ -56,13 +57,13 @@ static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
   put_whole(line, "moves", info->moves);
 }
 
-static const char *stage_of(const onebit_optimizer_info_t *info) {
+static const char *describe_stage_of(const onebit_optimizer_info_t *info) {
   return info->stage == ONEBIT_STAGE_COMPRESSED ? "compressed" : "warmup";
 }
 
 static void put_json(struct line *line, const onebit_optimizer_statistics_t *statistics) {
-  put(line, "{\"name\":\"%s\",\"stage\":\"%s\"", statistics->info.name,
-      stage_of(&statistics->info));
+  describe_put(line, "{\"name\":\"%s\",\"stage\":\"%s\"", statistics->info.name,
+               describe_stage_of(&statistics->info));
   put_state(line, &statistics->info);
   put_number(line, "residual_ratio", statistics->residual_ratio);
   put_whole(line, "dense_bytes", statistics->dense_bytes);
@@ -71,7 +72,7 @@ static void put_json(struct line *line, const onebit_optimizer_statistics_t *sta
   put_number(line, "compress_seconds", statistics->compress_seconds);
   put_number(line, "network_seconds", statistics->network_seconds);
   put_number(line, "update_seconds", statistics->update_seconds);
-  put(line, "}");
+  describe_put(line, "}");
 }
 
 /* --- Text */
@@ -82,23 +83,23 @@ static void put_bytes(struct line *line, uint64_t bytes, const char *what) {
   double number = (double)bytes;
   for (; number >= 1000 && bucket + 1 < sizeof buckets / sizeof buckets[0]; bucket++)
     number /= 1000;
-  put(line, "%.*f %s %s", bucket ? 1 : 0, number, buckets[bucket], what);
+  describe_put(line, "%.*f %s %s", bucket ? 1 : 0, number, buckets[bucket], what);
 }
 
 static void put_stage(struct line *line, const onebit_optimizer_info_t *info) {
-  put(line, "%s: %llu steps", info->name, (unsigned long long)info->steps);
+  describe_put(line, "%s: %llu steps", info->name, (unsigned long long)info->steps);
   if (info->skipped)
-    put(line, " (%llu skipped)", (unsigned long long)info->skipped);
+    describe_put(line, " (%llu skipped)", (unsigned long long)info->skipped);
   if (info->stage == ONEBIT_STAGE_WARMUP)
-    put(line, ", in warm-up");
+    describe_put(line, ", in warm-up");
   else
-    put(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
+    describe_put(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
   if (info->stage == ONEBIT_STAGE_WARMUP && info->variance_ratio > 0)
-    put(line, ", variance ratio %.3f", info->variance_ratio);
-  put(line, "; exchanges: %llu in the warm-up, %llu in bits",
-      (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1]);
+    describe_put(line, ", variance ratio %.3f", info->variance_ratio);
+  describe_put(line, "; exchanges: %llu in the warm-up, %llu in bits",
+               (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1]);
   if (info->exchanges[2])
-    put(line, ", %llu left out", (unsigned long long)info->exchanges[2]);
+    describe_put(line, ", %llu left out", (unsigned long long)info->exchanges[2]);
 }
 
 static double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
@@ -106,22 +107,22 @@ static double percent(double part, double whole) { return whole > 0 ? 100 * part
 static void put_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
   const onebit_optimizer_info_t *info = &statistics->info;
   put_stage(line, info);
-  put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
-      statistics->residual_ratio);
+  describe_put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
+               statistics->residual_ratio);
   put_bytes(line, statistics->dense_bytes, "in the warm-up, ");
   put_bytes(line, statistics->bits_bytes, "in bits; ");
-  put(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update", statistics->seconds,
-      percent(statistics->compress_seconds, statistics->seconds),
-      percent(statistics->network_seconds, statistics->seconds),
-      percent(statistics->update_seconds, statistics->seconds));
+  describe_put(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update",
+               statistics->seconds, percent(statistics->compress_seconds, statistics->seconds),
+               percent(statistics->network_seconds, statistics->seconds),
+               percent(statistics->update_seconds, statistics->seconds));
   if (info->loss_scale != 1)
-    put(line, "; loss scale %.6g", info->loss_scale);
+    describe_put(line, "; loss scale %.6g", info->loss_scale);
   if (info->gradient_norm > 0)
-    put(line, "; gradient norm %.4g", info->gradient_norm);
+    describe_put(line, "; gradient norm %.4g", info->gradient_norm);
   if (info->bits > 1 || info->moves)
-    put(line, "; %.3g bits an element, changed %llu times", info->bits,
-        (unsigned long long)info->moves);
-  put(line, "; ");
+    describe_put(line, "; %.3g bits an element, changed %llu times", info->bits,
+                 (unsigned long long)info->moves);
+  describe_put(line, "; ");
   put_bytes(line, info->memory_bytes, "of memory");
 }
 

@@ -72,7 +72,7 @@ static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double 
 
 /* Remembers the variance's norm, and says whether it has settled: whether it changed by less than
  * the threshold in the last `window` steps. */
-static onebit_status_t settled(struct onebit_optimizer *optimizer, bool *yes) {
+static onebit_status_t freeze_settled(struct onebit_optimizer *optimizer, bool *yes) {
   double norm, threshold = optimizer->moments.freeze_threshold;
   OB_TRY(variance_norm(optimizer, &norm));
   double *slot = &optimizer->norms[optimizer->steps % optimizer->window], before = *slot;
@@ -92,7 +92,7 @@ static onebit_status_t momentum_power(struct onebit_optimizer *optimizer, double
   return ob_freeze_sum(optimizer, power);
 }
 
-static size_t elements_of(const struct onebit_optimizer *optimizer) {
+static size_t freeze_elements_of(const struct onebit_optimizer *optimizer) {
   size_t elements = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     elements += ob_plan_layout(optimizer->buckets[u].bits)->elements;
@@ -104,8 +104,8 @@ static size_t elements_of(const struct onebit_optimizer *optimizer) {
  * elements. */
 static bool can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;
-  return elements_of(optimizer) && method->momentum && method->arrays & OB_MASK(OB_VARIANCE) &&
-         !method->divides && !method->sharded &&
+  return freeze_elements_of(optimizer) && method->momentum &&
+         method->arrays & OB_MASK(OB_VARIANCE) && !method->divides && !method->sharded &&
          optimizer->options.profile != ONEBIT_PROFILE_DEEPSPEED;
 }
 
@@ -143,7 +143,7 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) 
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
   if (is_automatic(optimizer))
-    OB_TRY(settled(optimizer, due));
+    OB_TRY(freeze_settled(optimizer, due));
   *due |= optimizer->steps >= ob_freeze_latest_step(optimizer);
   bool behind = false;
   if (*due)
@@ -217,7 +217,7 @@ static bool stayed_alone(const struct onebit_optimizer *optimizer) {
 
 /* Afterwards `steps` is what was made, and no guess. Since the host knew, all steps have sent the
  * same. */
-static onebit_status_t learn(onebit_optimizer_t optimizer) {
+static onebit_status_t freeze_learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   uint64_t alone = stayed_alone(optimizer);
   optimizer->executor->counts(optimizer, &optimizer->steps, &optimizer->skipped);
@@ -247,5 +247,5 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
     }
   }
   OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
-  return optimizer->deferred ? learn(optimizer) : ONEBIT_OK;
+  return optimizer->deferred ? freeze_learn(optimizer) : ONEBIT_OK;
 }

@@ -6,8 +6,8 @@
 #include "optimizers/optimizer.h"
 
 /* Adds a tensor, or the padding, where the last one ended: element `at` of the buffer. */
-static void add(struct ob_fused *cut, size_t segment, size_t at, size_t tensor, size_t count,
-                bool real) {
+static void fused_add(struct ob_fused *cut, size_t segment, size_t at, size_t tensor, size_t count,
+                      bool real) {
   for (size_t done = 0; done < count;) {
     size_t capacity = segment - (at + done) % segment, left = count - done, k = cut->pieces++;
     cut->counts[k] = left < capacity ? left : capacity;
@@ -25,7 +25,7 @@ static bool is_in(const struct onebit_optimizer *optimizer, size_t tensor, size_
 }
 
 /* Every piece ends a tensor, the padding or a share. */
-static bool allocate(struct ob_fused *cut, size_t tensors, size_t ranks) {
+static bool fused_allocate(struct ob_fused *cut, size_t tensors, size_t ranks) {
   size_t max = tensors + 1 + ranks;
   cut->counts = ob_allocate(max, sizeof(size_t));
   cut->real = ob_allocate(max, sizeof(size_t));
@@ -39,7 +39,7 @@ onebit_status_t ob_fused_cut(const struct onebit_optimizer *optimizer, size_t bu
                              struct ob_fused *cut) {
   size_t ranks = (size_t)optimizer->comm->size, tensors = optimizer->tensor_count;
   *cut = (struct ob_fused){0};
-  if (!allocate(cut, tensors, ranks))
+  if (!fused_allocate(cut, tensors, ranks))
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to cut %zu tensors", tensors);
   for (size_t t = 0; t < tensors; t++)
     if (is_in(optimizer, t, bucket))
@@ -47,10 +47,10 @@ onebit_status_t ob_fused_cut(const struct onebit_optimizer *optimizer, size_t bu
   size_t padded = ob_plan_padded(ranks, cut->total), segment = padded / ranks, at = 0;
   for (size_t t = 0; t < tensors; t++)
     if (is_in(optimizer, t, bucket)) {
-      add(cut, segment, at, t, optimizer->tensors[t].count, true);
+      fused_add(cut, segment, at, t, optimizer->tensors[t].count, true);
       at += optimizer->tensors[t].count;
     }
-  add(cut, segment, at, tensors, padded - at, false);
+  fused_add(cut, segment, at, tensors, padded - at, false);
   return ONEBIT_OK;
 }
 

@@ -39,8 +39,9 @@ static const char *const names[COLUMNS] = {
     "learning_rate",  "loss_scale",      "skipped",          "compressed"};
 
 /* Seconds and bytes are means of the steps since the latest row. */
-static void fill(const struct onebit_optimizer *optimizer, const struct ob_metrics *metrics,
-                 const onebit_optimizer_statistics_t *all, float rate, double row[COLUMNS]) {
+static void metrics_fill(const struct onebit_optimizer *optimizer, const struct ob_metrics *metrics,
+                         const onebit_optimizer_statistics_t *all, float rate,
+                         double row[COLUMNS]) {
   const onebit_optimizer_statistics_t *before = &metrics->before;
   const double steps = (double)metrics->every, ranks = optimizer->comm->size;
   const double sent =
@@ -97,7 +98,7 @@ void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_s
   if (onebit_optimizer_get_statistics(optimizer, &all) != ONEBIT_OK) {
     why = onebit_last_error();
   } else {
-    fill(optimizer, metrics, &all, learning_rate, row);
+    metrics_fill(optimizer, metrics, &all, learning_rate, row);
     why = write_csv(metrics->file, all.info.steps, row) ? NULL : strerror(errno);
     metrics->before = all;
     metrics->row_began = ob_seconds();
@@ -143,7 +144,8 @@ static bool name_file(const char *pattern, int rank, char path[PATH]) {
   return length < PATH;
 }
 
-static onebit_status_t open_file(const char *pattern, int rank, struct ob_metrics *metrics) {
+static onebit_status_t metrics_open_file(const char *pattern, int rank,
+                                         struct ob_metrics *metrics) {
   char path[PATH] = "", reason[OB_INPUT_REASON];
   int code =
       name_file(pattern, rank, path) ? ob_output_open(&metrics->file, path, false) : ENAMETOOLONG;
@@ -168,7 +170,7 @@ onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer) {
   for (size_t t = 0; t < optimizer->list_count; t++)
     metrics->elements += (double)optimizer->list[t].count;
   optimizer->metrics = metrics;
-  return open_file(pattern, optimizer->comm->rank, metrics);
+  return metrics_open_file(pattern, optimizer->comm->rank, metrics);
 }
 
 void ob_metrics_close(onebit_optimizer_t optimizer) {

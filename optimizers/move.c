@@ -18,7 +18,7 @@
 #include "optimizers/checkpoint/checkpoint.h"
 
 /* Checks what this rank knows before any message. */
-static onebit_status_t check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
+static onebit_status_t move_check(const struct onebit_optimizer *optimizer, onebit_comm_t comm) {
   bool alone = comm->size == 1 && optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED;
   if (optimizer->options.device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -46,7 +46,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   if (optimizer->latest)
     ob_comm_drop(optimizer->latest);
   optimizer->latest = comm;
-  OB_TRY(ob_optimizer_agree(optimizer, comm, check(optimizer, comm)));
+  OB_TRY(ob_optimizer_agree(optimizer, comm, move_check(optimizer, comm)));
   const struct ob_term interval = {"the interval of onebit_optimizer_set_compare_interval",
                                    optimizer->compare_interval};
   OB_TRY(ob_agree(comm, ONEBIT_OK, &interval, 1));

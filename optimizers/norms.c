@@ -76,9 +76,9 @@ static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
 }
 
 /* At the blocks of the span that the section has. */
-static onebit_status_t look_at(struct look *look,
-                               onebit_status_t (*body)(struct look *look,
-                                                       const struct ob_run *run)) {
+static onebit_status_t norms_look_at(struct look *look,
+                                     onebit_status_t (*body)(struct look *look,
+                                                             const struct ob_run *run)) {
   size_t first = look->span.first, end = look->span.end;
   first = first > look->section.first ? first : look->section.first;
   end = end < look->section.end ? end : look->section.end;
@@ -118,7 +118,7 @@ onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer,
   if (norm == OB_NORM_MOMENTUM && method->momentum && !bucket->uncompressed &&
       stage == OB_STAGE_FROZEN)
     look.divisor = (double)(float)optimizer->moments.beta1;
-  OB_TRY(look_at(&look, add_squares));
+  OB_TRY(norms_look_at(&look, add_squares));
   *squares += look.squares;
   return ONEBIT_OK;
 }
@@ -135,7 +135,7 @@ onebit_status_t ob_count_bounded(const struct onebit_optimizer *optimizer,
                       .section = ob_section_of(bucket, stage, OB_SAVED_MOMENTUM),
                       .variance = ob_section_of(bucket, stage, OB_SAVED_VARIANCE),
                       .span = span};
-  OB_TRY(look_at(&look, add_beyond));
+  OB_TRY(norms_look_at(&look, add_beyond));
   *beyond = look.beyond;
   return ONEBIT_OK;
 }

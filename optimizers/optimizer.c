@@ -129,14 +129,16 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
   return ob_agree(comm, status, terms, 3 + COMMON);
 }
 
-static uint64_t name_of(const char *name) { return ob_hash(OB_HASH_START, name, strlen(name)); }
+static uint64_t optimizer_name_of(const char *name) {
+  return ob_hash(OB_HASH_START, name, strlen(name));
+}
 
 /* The kind of optimizer comes first: what follows depends on it. */
-static onebit_status_t agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
-                             const struct ob_recipe *recipe, onebit_status_t status,
-                             const onebit_tensor_t *tensors, size_t ntensors) {
+static onebit_status_t optimizer_agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
+                                       const struct ob_recipe *recipe, onebit_status_t status,
+                                       const onebit_tensor_t *tensors, size_t ntensors) {
   const struct ob_term kind = {"the kind of optimizer (its fingerprint)",
-                               name_of(recipe->method->name)};
+                               optimizer_name_of(recipe->method->name)};
   OB_TRY(ob_agree(comm, status, &kind, 1));
   OB_TRY(agree_on_options(optimizer, comm, status, tensors, ntensors));
   struct ob_term terms[OB_TERMS];
@@ -150,7 +152,7 @@ onebit_status_t ob_optimizer_agree(onebit_optimizer_t optimizer, onebit_comm_t c
   struct ob_recipe recipe = {
       .asked = optimizer->asked, .method = optimizer->method, .moments = optimizer->moments};
   recipe.moments.beta1 = optimizer->beta1;
-  return agree(optimizer, comm, &recipe, status, optimizer->list, optimizer->list_count);
+  return optimizer_agree(optimizer, comm, &recipe, status, optimizer->list, optimizer->list_count);
 }
 
 static onebit_status_t choose_executor(onebit_optimizer_t optimizer) {
@@ -186,8 +188,9 @@ static onebit_status_t keep_list(onebit_optimizer_t optimizer, const onebit_tens
 }
 
 /* Checks and allocates what this rank can alone. */
-static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_recipe *recipe,
-                               const onebit_tensor_t *tensors, size_t ntensors) {
+static onebit_status_t optimizer_prepare(onebit_optimizer_t optimizer,
+                                         const struct ob_recipe *recipe,
+                                         const onebit_tensor_t *tensors, size_t ntensors) {
   struct ob_plan_shape shape;
   OB_TRY(recipe->status);
   optimizer->options = recipe->common;
@@ -208,7 +211,7 @@ static onebit_status_t prepare(onebit_optimizer_t optimizer, const struct ob_rec
 /* --- What depends on the communicator */
 
 /* Ranks that are left of some hosts have perhaps no hierarchical schedule any more. */
-static onebit_schedule_t schedule_of(const struct onebit_optimizer *optimizer) {
+static onebit_schedule_t optimizer_schedule_of(const struct onebit_optimizer *optimizer) {
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
   bool possible = hosts->count > 1 && hosts->each > 1;
   if (optimizer->held && optimizer->options.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && !possible)
@@ -221,7 +224,7 @@ static onebit_status_t group(onebit_optimizer_t optimizer, struct ob_plan_shape 
                              size_t **counts) {
   size_t count = optimizer->list_count, ranks = (size_t)optimizer->comm->size;
   onebit_optimizer_options_t options = optimizer->options;
-  options.schedule = schedule_of(optimizer);
+  options.schedule = optimizer_schedule_of(optimizer);
   OB_TRY(resolve_plan(&options, shape));
   OB_TRY(choose_executor(optimizer));
   OB_TRY(ob_buckets_group(optimizer, optimizer->list, count));
@@ -250,7 +253,7 @@ onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t
 
 /* A call in flight ends here and now: nobody waits for its messages any more. What it has put on a
  * stream is waited for; how that ended is of no use. */
-static void abandon(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
+static void optimizer_abandon(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
   if (!plan)
     return;
   ob_plan_abandon(plan);
@@ -260,13 +263,13 @@ static void abandon(const struct onebit_optimizer *optimizer, onebit_plan_t plan
 
 void ob_optimizer_abandon_plans(onebit_optimizer_t optimizer) {
   const struct ob_method *method = optimizer->method;
-  abandon(optimizer, optimizer->squares);
-  abandon(optimizer, method->sums && optimizer->own ? method->sums(optimizer) : NULL);
+  optimizer_abandon(optimizer, optimizer->squares);
+  optimizer_abandon(optimizer, method->sums && optimizer->own ? method->sums(optimizer) : NULL);
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
-    abandon(optimizer, optimizer->buckets[u].bits);
-    abandon(optimizer, optimizer->buckets[u].dense);
-    abandon(optimizer, optimizer->buckets[u].steps_back);
-    abandon(optimizer, optimizer->buckets[u].parameters_back);
+    optimizer_abandon(optimizer, optimizer->buckets[u].bits);
+    optimizer_abandon(optimizer, optimizer->buckets[u].dense);
+    optimizer_abandon(optimizer, optimizer->buckets[u].steps_back);
+    optimizer_abandon(optimizer, optimizer->buckets[u].parameters_back);
   }
   optimizer->step.open = false;
 }
@@ -288,7 +291,7 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
       (optimizer->chunks ? 2 * OB_CHUNK * sizeof *optimizer->chunks : 0);
 }
 
-static onebit_optimizer_t begin(onebit_comm_t comm, const struct ob_recipe *recipe) {
+static onebit_optimizer_t optimizer_begin(onebit_comm_t comm, const struct ob_recipe *recipe) {
   onebit_optimizer_t optimizer = ob_handle_create(OB_HANDLE_OPTIMIZER, sizeof *optimizer);
   if (!optimizer) {
     ob_release(recipe->own);
@@ -334,14 +337,14 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     ob_release(recipe->own);
     return status;
   }
-  onebit_optimizer_t optimizer = begin(comm, recipe);
+  onebit_optimizer_t optimizer = optimizer_begin(comm, recipe);
   if (!result)
     status = ob_error(ONEBIT_ERROR_ARGUMENT, "optimizer is NULL");
   else if (!optimizer)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
   else
-    status = prepare(optimizer, recipe, tensors, ntensors);
-  status = agree(optimizer, comm, recipe, status, tensors, ntensors);
+    status = optimizer_prepare(optimizer, recipe, tensors, ntensors);
+  status = optimizer_agree(optimizer, comm, recipe, status, tensors, ntensors);
   if (status == ONEBIT_OK)
     status = ob_optimizer_build(optimizer, status);
   if (status != ONEBIT_OK) {

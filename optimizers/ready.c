@@ -12,8 +12,8 @@
 #include "base/handles.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t open_step(struct onebit_optimizer *optimizer, float learning_rate,
-                                 bool streamed) {
+static onebit_status_t ready_open_step(struct onebit_optimizer *optimizer, float learning_rate,
+                                       bool streamed) {
   ob_step_begin(optimizer, learning_rate);
   optimizer->step.on_stream = streamed || optimizer->deferred;
   if (optimizer->options.clip_norm == 0)
@@ -36,7 +36,7 @@ onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learni
   double began = ob_seconds();
   if (ob_optimizer_must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));
-  onebit_status_t status = open_step(optimizer, learning_rate, streamed);
+  onebit_status_t status = ready_open_step(optimizer, learning_rate, streamed);
   optimizer->times.all += ob_seconds() - began;
   return status;
 }
@@ -47,7 +47,7 @@ onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learn
   return ob_optimizer_begin_on(optimizer, learning_rate, false);
 }
 
-static onebit_status_t check_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
+static onebit_status_t ready_check_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);
@@ -99,7 +99,7 @@ onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tenso
                     "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
                     tensor);
   OB_TRY(ob_step_check_form(optimizer, streamed));
-  OB_TRY(ob_step_note(optimizer, check_tensor(optimizer, tensor)));
+  OB_TRY(ob_step_note(optimizer, ready_check_tensor(optimizer, tensor)));
   double began = ob_seconds();
   onebit_status_t status = ob_step_note(optimizer, ob_step_follow(optimizer, stream));
   note_ready(optimizer, tensor);

@@ -243,9 +243,9 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
 }
 
 /* The latest message number `number`, where the host can read it. Shards' chunks are numbered. */
-static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_plan *plan,
-                               size_t number, const struct ob_message_shape *shape,
-                               unsigned char *message, struct ob_view *view) {
+static onebit_status_t sections_look_at(struct ob_reader *reader, const struct onebit_plan *plan,
+                                        size_t number, const struct ob_message_shape *shape,
+                                        unsigned char *message, struct ob_view *view) {
   if (ob_plan_message_memory(plan) != &ob_memory_host) {
     if (reader->plan != plan || reader->copied != number)
       OB_TRY(ob_plan_message_memory(plan)->copy(reader->message, message, ob_message_bytes(shape)));
@@ -259,8 +259,9 @@ static onebit_status_t look_at(struct ob_reader *reader, const struct onebit_pla
 
 /* Decodes a block of a message from an offset in it on: of the received message, or of the one that
  * this rank has sent, in memory of the host. Its header has the width. */
-static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan *plan, bool sent,
-                              size_t block, size_t offset, size_t count, float *values) {
+static onebit_status_t sections_decode(struct ob_reader *reader, const struct onebit_plan *plan,
+                                       bool sent, size_t block, size_t offset, size_t count,
+                                       float *values) {
   const struct ob_geometry *geometry = ob_plan_geometry(plan);
   size_t number = ob_interval_of(geometry->bounds, 1, geometry->segments * geometry->chunks, block);
   size_t segment = number / geometry->chunks, chunk = number % geometry->chunks;
@@ -271,7 +272,7 @@ static onebit_status_t decode(struct ob_reader *reader, const struct onebit_plan
     message = ob_message_at(geometry, geometry->outgoing, segment - geometry->first_segment, chunk);
     shape.width = ob_flags_width(((const struct ob_header *)(const void *)message)->flags);
   }
-  OB_TRY(look_at(reader, plan, number, &shape, message, &view));
+  OB_TRY(sections_look_at(reader, plan, number, &shape, message, &view));
   float scale = shape.one_scale ? view.header->scale : view.scales[block - shape.first];
   const uint32_t *words =
       view.words + shape.width * (ob_layout_word(&geometry->layout, block) -
@@ -293,7 +294,8 @@ static onebit_status_t read_messages(struct ob_reader *reader, const struct oneb
   for (size_t done = 0, some; done < run->count; done += some) {
     size_t offset = run->offset + done, left = run->count - done, within = offset % block;
     some = block - within < left ? block - within : left;
-    OB_TRY(decode(reader, plan, sent, first + offset / block, within, some, values + done));
+    OB_TRY(
+        sections_decode(reader, plan, sent, first + offset / block, within, some, values + done));
   }
   return ONEBIT_OK;
 }

@@ -10,8 +10,8 @@
 
 /* --- Form and cost */
 
-static onebit_status_t add_norms(const struct onebit_optimizer *optimizer,
-                                 onebit_optimizer_info_t *info) {
+static onebit_status_t statistics_add_norms(const struct onebit_optimizer *optimizer,
+                                            onebit_optimizer_info_t *info) {
   double momentum = 0, error = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
@@ -54,7 +54,8 @@ static void add_bits(const struct onebit_optimizer *optimizer, onebit_optimizer_
   info->bits = elements > 0 ? bits / elements : 0;
 }
 
-static void add_bytes(const struct onebit_optimizer *optimizer, onebit_optimizer_info_t *info) {
+static void statistics_add_bytes(const struct onebit_optimizer *optimizer,
+                                 onebit_optimizer_info_t *info) {
   const struct onebit_plan *sums =
       optimizer->method->sums ? optimizer->method->sums(optimizer) : NULL;
   info->warmup_bytes = ob_plan_wire_bytes(optimizer->squares) + ob_plan_wire_bytes(sums);
@@ -87,15 +88,15 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
       .synchronized = !(optimizer->method->apart && optimizer->method->apart(optimizer)),
       .exchanges = {optimizer->exchanges[0], optimizer->exchanges[1], optimizer->exchanges[2]},
   };
-  add_bytes(optimizer, info);
+  statistics_add_bytes(optimizer, info);
   add_bits(optimizer, info);
-  return add_norms(optimizer, info);
+  return statistics_add_norms(optimizer, info);
 }
 
 /* --- Statistics */
 
 /* The state is looked at between steps only: while one is open messages arrive. */
-static onebit_status_t check_idle(onebit_optimizer_t optimizer) {
+static onebit_status_t statistics_check_idle(onebit_optimizer_t optimizer) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (optimizer->step.open)
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
@@ -111,7 +112,9 @@ static onebit_status_t check_size(const void *statistics, size_t given, size_t k
 }
 
 /* From squares. Where there is neither there is nothing to complain of. */
-static double ratio_of(double error, double signal) { return error > 0 ? sqrt(error / signal) : 0; }
+static double statistics_ratio_of(double error, double signal) {
+  return error > 0 ? sqrt(error / signal) : 0;
+}
 
 static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, double *ratio) {
   double error = 0, signal = 0;
@@ -122,14 +125,14 @@ static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, 
     OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_SIGNAL, ob_span_of_bucket(bucket, false),
                           &signal));
   }
-  *ratio = ratio_of(error, signal);
+  *ratio = statistics_ratio_of(error, signal);
   return ONEBIT_OK;
 }
 
 onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
                                                 onebit_optimizer_statistics_t *statistics) {
   OB_CALL_SCOPE;
-  OB_TRY(check_idle(optimizer));
+  OB_TRY(statistics_check_idle(optimizer));
   OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
   onebit_optimizer_info_t info = {.size = sizeof info};
   double ratio;
@@ -155,14 +158,14 @@ static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, si
   OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, span, &squares));
   OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_SIGNAL, span, &signal));
   *error = sqrt(squares);
-  *ratio = ratio_of(squares, signal);
+  *ratio = statistics_ratio_of(squares, signal);
   return ONEBIT_OK;
 }
 
 onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
                                                        onebit_tensor_statistics_t *statistics) {
   OB_CALL_SCOPE;
-  OB_TRY(check_idle(optimizer));
+  OB_TRY(statistics_check_idle(optimizer));
   OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
@@ -217,13 +220,13 @@ static onebit_status_t examine(const struct onebit_optimizer *optimizer, struct 
   return ONEBIT_OK;
 }
 
-static bool sends_step(const struct onebit_optimizer *optimizer) {
+static bool statistics_sends_step(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
 }
 
 static onebit_status_t warn_of_error(const struct onebit_optimizer *optimizer,
                                      const struct finding *worst) {
-  bool step = sends_step(optimizer) || optimizer->method->moments;
+  bool step = statistics_sends_step(optimizer) || optimizer->method->moments;
   return ob_error(ONEBIT_WARNING,
                   "tensor %zu (%zu elements): its residual is %.3g times its %s. One bit is too "
                   "little for it: try a smaller block_size, uncompressed = 1 for this tensor%s%s",
@@ -243,7 +246,8 @@ static onebit_status_t warn_of_bound(const struct onebit_optimizer *optimizer,
       "exchange: try uncompressed = 1 for this tensor, a later freeze%s",
       worst->tensor, optimizer->tensors[worst->tensor].count, 100 * worst->value,
       (double)ONEBIT_STEP_BOUND,
-      sends_step(optimizer) ? "" : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
+      statistics_sends_step(optimizer) ? ""
+                                       : ", or 1-bit Adam with exchange ONEBIT_ADAM_EXCHANGE_STEP");
 }
 
 static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) {
@@ -256,7 +260,7 @@ static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) 
 
 onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor) {
   OB_CALL_SCOPE;
-  OB_TRY(check_idle(optimizer));
+  OB_TRY(statistics_check_idle(optimizer));
   OB_TRY(ob_optimizer_catch_up(optimizer));
   struct finding error = {0, 0}, bounded = {0, 0};
   OB_TRY(examine(optimizer, &error, &bounded));

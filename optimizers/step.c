@@ -47,7 +47,7 @@ static struct ob_call warm_call(struct onebit_optimizer *optimizer, struct ob_bu
   return call;
 }
 
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t step_prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   double began = ob_seconds();
   onebit_status_t status = optimizer->method->prepare(optimizer, bucket);
   optimizer->step.prepare += ob_seconds() - began;
@@ -58,7 +58,7 @@ void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket)
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   if (!bucket->uncompressed && optimizer->method->prepare)
-    ob_step_note(optimizer, prepare(optimizer, bucket));
+    ob_step_note(optimizer, step_prepare(optimizer, bucket));
   struct ob_call call = bits ? bits_call(optimizer, bucket) : warm_call(optimizer, bucket);
   ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
   onebit_status_t so_far =
@@ -76,7 +76,7 @@ void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket)
 /* The exchange is over, in `seconds` besides those in ready: what the plans did not spend on their
  * own work was the network's. They may also have worked elsewhere, in onebit_progress or in a
  * thread of its own, and then that is less than nothing. */
-static void count_times(struct onebit_optimizer *optimizer, double seconds) {
+static void step_count_times(struct onebit_optimizer *optimizer, double seconds) {
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const onebit_plan_t plans[] = {optimizer->buckets[u].bits, optimizer->buckets[u].dense};
@@ -101,7 +101,7 @@ void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *
 }
 
 /* Starts the buckets that have not been started, the last one first, and waits for all. */
-static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
+static onebit_status_t step_exchange(struct onebit_optimizer *optimizer) {
   struct ob_step_state *step = &optimizer->step;
   double began = ob_seconds();
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
@@ -113,7 +113,7 @@ static onebit_status_t exchange(struct onebit_optimizer *optimizer) {
     if (optimizer->buckets[u].started && !optimizer->buckets[u].ended)
       ob_step_end_exchange(optimizer, &optimizer->buckets[u]);
   step->open = false;
-  count_times(optimizer, ob_seconds() - began);
+  step_count_times(optimizer, ob_seconds() - began);
   return ob_outcome_tell(&step->outcome);
 }
 
@@ -126,7 +126,7 @@ static void set_learning_rates(struct onebit_optimizer *optimizer, float learnin
 }
 
 /* A step that sends nothing would not notice. */
-static onebit_status_t check_refused(const struct onebit_optimizer *optimizer) {
+static onebit_status_t step_check_refused(const struct onebit_optimizer *optimizer) {
   if (!__atomic_load_n(&optimizer->refused, __ATOMIC_RELAXED))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_MESSAGE,
@@ -157,7 +157,7 @@ void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
     bucket->started = bucket->ended = false;
     (void)ob_plan_read_spent(bucket->bits), (void)ob_plan_read_spent(bucket->dense);
   }
-  ob_step_note(optimizer, check_refused(optimizer));
+  ob_step_note(optimizer, step_check_refused(optimizer));
 }
 
 onebit_status_t ob_step_weigh(onebit_optimizer_t optimizer) {
@@ -203,7 +203,7 @@ void ob_step_revoke(struct onebit_optimizer *optimizer) {
 }
 
 /* Exchanges may be on a stream, though nothing comes of them. */
-static onebit_status_t give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
+static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   ob_step_revoke(optimizer);
   if (optimizer->step.on_stream)
     ob_step_note(optimizer, optimizer->executor->finish(optimizer));
@@ -226,7 +226,7 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
 
 /* Updates after the exchange of a step, in its stage. A step that is made may still return a status
  * of this rank alone, whose own loss scale follows. */
-static onebit_status_t update(onebit_optimizer_t optimizer) {
+static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   OB_TRY(optimizer->executor->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
   OB_TRY(update_dense(optimizer));
@@ -244,15 +244,15 @@ static onebit_status_t update(onebit_optimizer_t optimizer) {
 }
 
 /* Before anything of a step that only all ranks together can do. */
-static void compare(onebit_optimizer_t optimizer) {
+static void step_compare(onebit_optimizer_t optimizer) {
   if (ob_optimizer_compares(optimizer))
     ob_step_note(optimizer,
                  ob_optimizer_compare(optimizer, ob_outcome_tell(&optimizer->step.outcome)));
 }
 
 /* One that is not open is on the caller's stream, or on none. */
-static void open_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
-                      void *stream) {
+static void step_open_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
+                           void *stream) {
   if (optimizer->step.open) {
     ob_step_note(optimizer, check_same_rate(optimizer, learning_rate));
     ob_step_note(optimizer, ob_step_follow(optimizer, stream));
@@ -268,16 +268,16 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
                                  void *stream) {
   if (ob_optimizer_must_catch_up(optimizer))
     OB_TRY(ob_optimizer_catch_up(optimizer));
-  open_step(optimizer, learning_rate, on_stream, stream);
-  compare(optimizer);
+  step_open_step(optimizer, learning_rate, on_stream, stream);
+  step_compare(optimizer);
   if (!optimizer->step.weighed)
     ob_step_note(optimizer, ob_step_weigh(optimizer));
-  onebit_status_t status = exchange(optimizer);
+  onebit_status_t status = step_exchange(optimizer);
   /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
-    return give_up(optimizer, status);
+    return step_give_up(optimizer, status);
   double began = ob_seconds();
-  status = update(optimizer);
+  status = step_update(optimizer);
   optimizer->times.update += ob_seconds() - began;
   return status;
 }
@@ -323,8 +323,8 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
     return;
   ob_step_note(optimizer,
                ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
-  compare(optimizer);
+  step_compare(optimizer);
   if (!optimizer->step.weighed)
     ob_step_note(optimizer, ob_step_weigh(optimizer));
-  exchange(optimizer);
+  step_exchange(optimizer);
 }

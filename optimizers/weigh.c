@@ -18,7 +18,7 @@
 
 /* --- The exchange of sums of squares */
 
-static onebit_status_t create_plan(struct onebit_optimizer *optimizer) {
+static onebit_status_t weigh_create_plan(struct onebit_optimizer *optimizer) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.wire = ONEBIT_WIRE_DENSE;
   options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip, and every device has it */
@@ -46,7 +46,7 @@ static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
   if (optimizer->options.clip_norm == 0)
     return ONEBIT_OK;
-  OB_TRY(create_plan(optimizer));
+  OB_TRY(weigh_create_plan(optimizer));
   return ob_agree(optimizer->comm, allocate_buffers(optimizer), NULL, 0);
 }
 
@@ -58,8 +58,8 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
 }
 
 /* The mean over the ranks of `own`. A rank without one has a status that says why. */
-static onebit_status_t exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
-                                float own, float *mean) {
+static onebit_status_t weigh_exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
+                                      float own, float *mean) {
   struct onebit_plan *plan = optimizer->squares;
   const struct ob_memory *memory = ob_plan_memory(plan);
   struct ob_call call = ob_plan_call(plan, optimizer->square[0], optimizer->square[1]);
@@ -99,7 +99,7 @@ static onebit_status_t mean_square(struct onebit_optimizer *optimizer, onebit_st
   if (status == ONEBIT_OK)
     status = square_sum(optimizer, &sum);
   if (!ob_optimizer_sends_nothing(optimizer)) {
-    OB_TRY(exchange(optimizer, status, (float)sum, &of_all));
+    OB_TRY(weigh_exchange(optimizer, status, (float)sum, &of_all));
     *mean = (double)of_all;
     return ONEBIT_OK;
   }

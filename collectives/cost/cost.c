@@ -80,8 +80,8 @@ const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule) {
                                                   : &ob_schedule_exchange;
 }
 
-static const struct ob_schedule *schedule_of(const struct ob_cost_task *task,
-                                             onebit_schedule_t schedule, onebit_wire_t wire) {
+static const struct ob_schedule *cost_schedule_of(const struct ob_cost_task *task,
+                                                  onebit_schedule_t schedule, onebit_wire_t wire) {
   if (wire == ONEBIT_WIRE_DENSE && task->operation != ONEBIT_ALLREDUCE)
     return &ob_schedule_window;
   if (task->operation == ONEBIT_ALLGATHER)
@@ -94,7 +94,8 @@ static const struct ob_schedule *schedule_of(const struct ob_cost_task *task,
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                        onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk) {
   struct ob_cost_model model = ob_cost_model(costs, task);
-  return costs->call * model.core + schedule_of(task, schedule, wire)->cost(&model, wire, chunk);
+  return costs->call * model.core +
+         cost_schedule_of(task, schedule, wire)->cost(&model, wire, chunk);
 }
 
 /* The better of recursive doubling, which sends everything in each of few rounds, and a ring, which
@@ -208,14 +209,14 @@ static struct estimate estimate(const struct ob_costs *costs, const struct ob_co
   return best;
 }
 
-static void append(struct ob_cost_choice *choice, const char *line) {
+static void cost_append(struct ob_cost_choice *choice, const char *line) {
   size_t length = strlen(choice->text);
   snprintf(choice->text + length, sizeof choice->text - length, "%s", line);
 }
 
 /* Adds a line about a candidate, with its time or the reason why it has none. */
-static bool tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
-                 const struct ob_cost_candidate *row, const struct estimate *estimate) {
+static bool cost_tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
+                      const struct ob_cost_candidate *row, const struct estimate *estimate) {
   char about[LINE] = "", line[LINE + 64];
   bool possible = ob_schedule_named(row->schedule)
                       ->describe(task, row->wire, estimate->chunk, about, sizeof about);
@@ -224,20 +225,20 @@ static bool tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
              estimate->measured ? "as measured" : "by the model");
   else
     snprintf(line, sizeof line, "%s%s", about, about[0] ? "\n" : "");
-  append(choice, line);
+  cost_append(choice, line);
   return possible;
 }
 
-static void conclude(struct ob_cost_choice *choice, const struct ob_costs *costs, int bits) {
+static void cost_conclude(struct ob_cost_choice *choice, const struct ob_costs *costs, int bits) {
   char line[OB_COST_SOURCE_CAPACITY + 128];
   snprintf(line, sizeof line, "chosen: %s, %s, messages of %zu elements (costs: %s)\n",
            ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire, bits),
            choice->chunk, costs->source);
-  append(choice, line);
+  cost_append(choice, line);
 }
 
-static void choose(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
-                   const struct estimate *estimate) {
+static void cost_choose(struct ob_cost_choice *choice, const struct ob_cost_candidate *row,
+                        const struct estimate *estimate) {
   choice->schedule = row->schedule;
   choice->wire = row->wire;
   choice->chunk = estimate->chunk;
@@ -253,7 +254,7 @@ static void fall_back(const struct ob_costs *costs, const struct ob_cost_task *t
          ob_cost_candidates[k].wire != task->wire)
     k++;
   struct estimate only = estimate(costs, task, k);
-  choose(choice, &ob_cost_candidates[k], &only);
+  cost_choose(choice, &ob_cost_candidates[k], &only);
 }
 
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -264,13 +265,13 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
     if (!wanted(task, row))
       continue;
     struct estimate now = estimate(costs, task, k);
-    if (!tell(choice, task, row, &now))
+    if (!cost_tell(choice, task, row, &now))
       continue;
     bool exact = row->wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;
     if (choice->chunk == 0 || now.seconds < (exact ? ROUNDING_COSTS : 1) * choice->seconds)
-      choose(choice, row, &now);
+      cost_choose(choice, row, &now);
   }
   if (choice->chunk == 0)
     fall_back(costs, task, choice);
-  conclude(choice, costs, task->bits);
+  cost_conclude(choice, costs, task->bits);
 }

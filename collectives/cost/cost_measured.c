@@ -18,7 +18,7 @@ static bool applies(const struct ob_costs *costs, const struct ob_cost_task *tas
          costs->ranks_per_host == task->ranks_per_host;
 }
 
-static double bytes_of(const struct ob_cost_task *task) {
+static double cost_measured_bytes_of(const struct ob_cost_task *task) {
   return (double)task->elements * (double)sizeof(float);
 }
 
@@ -31,7 +31,7 @@ static double octaves(double bytes) {
   return whole + bytes - 1;
 }
 
-static double between(const struct ob_cost_curve *curve, size_t k, double bytes) {
+static double cost_measured_between(const struct ob_cost_curve *curve, size_t k, double bytes) {
   double low = octaves(curve->point[k].bytes), high = octaves(curve->point[k + 1].bytes);
   double part = (octaves(bytes) - low) / (high - low);
   return curve->point[k].value + part * (curve->point[k + 1].value - curve->point[k].value);
@@ -41,7 +41,7 @@ double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *t
                       size_t candidate, bool *measured) {
   const struct ob_cost_curve *curve = &costs->measured.factor[candidate];
   size_t count = (size_t)curve->count, k = 0;
-  double bytes = bytes_of(task);
+  double bytes = cost_measured_bytes_of(task);
   *measured = count && applies(costs, task);
   if (!*measured)
     return 1;
@@ -49,7 +49,7 @@ double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *t
     return curve->point[0].value;
   while (k + 1 < count && bytes > curve->point[k + 1].bytes)
     k++;
-  return k + 1 < count ? between(curve, k, bytes) : curve->point[k].value;
+  return k + 1 < count ? cost_measured_between(curve, k, bytes) : curve->point[k].value;
 }
 
 /* Below half of the smallest size the model knows as much: there is hardly more than a message. */
@@ -58,7 +58,7 @@ size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost
   const struct ob_cost_candidate *which = &ob_cost_candidates[candidate];
   const struct ob_cost_curve *curve = &costs->measured.chunk;
   size_t count = (size_t)curve->count, k = 0;
-  double bytes = bytes_of(task);
+  double bytes = cost_measured_bytes_of(task);
   if (which->schedule != ONEBIT_SCHEDULE_EXCHANGE || which->wire != ONEBIT_WIRE_BITS || !count ||
       !applies(costs, task) || bytes < curve->point[0].bytes / 2)
     return 0;

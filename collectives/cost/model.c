@@ -49,7 +49,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
 /* --- Phases ------------------------------------------------------------------------------------*/
 
 /* Messages to each peer: the whole number that is not below. */
-static double messages_of(double elements, size_t chunk) {
+static double model_messages_of(double elements, size_t chunk) {
   double exact = elements / (double)chunk;
   size_t whole = (size_t)exact;
   return larger(1, (double)whole + ((double)whole < exact ? 1 : 0));
@@ -57,7 +57,7 @@ static double messages_of(double elements, size_t chunk) {
 
 struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,
                             double far, double elements, size_t chunk) {
-  double messages = messages_of(elements, chunk);
+  double messages = model_messages_of(elements, chunk);
   double bytes = elements * ob_cost_element_bytes(model->task, wire) + messages * HEADER_BYTES;
   return (struct ob_phase){near, far, elements, bytes, messages, near * messages, far * messages};
 }

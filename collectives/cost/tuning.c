@@ -24,8 +24,9 @@ static const char heading[] = "onebit tuning ";
 /* --- Words */
 
 /* The defaults, and why. */
-static enum ob_tuning_state refuse(struct ob_costs *costs, const struct ob_tuning_here *here,
-                                   enum ob_tuning_state state, const char *path, const char *why) {
+static enum ob_tuning_state tuning_refuse(struct ob_costs *costs, const struct ob_tuning_here *here,
+                                          enum ob_tuning_state state, const char *path,
+                                          const char *why) {
   ob_costs_default(here->codec, costs);
   snprintf(costs->source, sizeof costs->source, "defaults: %.100s %.140s", path, why);
   return state;
@@ -56,7 +57,7 @@ struct reader {
 
 /* Reads a line without its end. False at the end of the file; a line that is too long, or holds a
  * zero byte, is wrong. */
-static bool next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY]) {
+static bool tuning_next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY]) {
   size_t length = 0;
   int c = getc(file);
   if (c == EOF)
@@ -76,15 +77,15 @@ static bool next_line(struct reader *reader, FILE *file, char line[LINE_CAPACITY
   return true;
 }
 
-static void read_text(struct reader *reader, char text[OB_TUNING_TEXT_CAPACITY], const char *key,
-                      const char *value) {
+static void tuning_read_text(struct reader *reader, char text[OB_TUNING_TEXT_CAPACITY],
+                             const char *key, const char *value) {
   if (*text)
     snprintf(reader->wrong, sizeof reader->wrong, "gives %.40s again", key);
   snprintf(text, OB_TUNING_TEXT_CAPACITY, "%.*s", OB_TUNING_TEXT_CAPACITY - 1, value);
 }
 
 /* A comment may follow a number; names and words may have a # in them. */
-static void read_number(struct reader *reader, size_t k, char *text) {
+static void tuning_read_number(struct reader *reader, size_t k, char *text) {
   const struct ob_tuning_key *key = &ob_tuning_keys[k];
   text[strcspn(text, " \t#")] = '\0';
   double value;
@@ -105,15 +106,15 @@ static void read_host(struct reader *reader, const char *name) {
   reader->here_listed |= reader->here->host && strcmp(name, reader->here->host) == 0;
 }
 
-static void read_key(struct reader *reader, const char *key, char *value) {
+static void tuning_read_key(struct reader *reader, const char *key, char *value) {
   if (strcmp(key, "host") == 0)
     read_host(reader, value);
   else if (strcmp(key, "date") == 0)
-    read_text(reader, reader->origin.date, key, value);
+    tuning_read_text(reader, reader->origin.date, key, value);
   else if (strcmp(key, "mpi") == 0)
-    read_text(reader, reader->origin.mpi, key, value);
+    tuning_read_text(reader, reader->origin.mpi, key, value);
   else if (strcmp(key, "codec") == 0)
-    read_text(reader, reader->codec, key, value);
+    tuning_read_text(reader, reader->codec, key, value);
   else if (strcmp(key, "correction") == 0)
     ob_tuning_read_correction(&reader->costs.measured, value, reader->wrong);
   else if (strcmp(key, "chunk") == 0)
@@ -125,7 +126,7 @@ static void read_key(struct reader *reader, const char *key, char *value) {
     if (k == OB_TUNING_KEYS)
       snprintf(reader->wrong, sizeof reader->wrong, "has an unknown key, '%.40s'", key);
     else
-      read_number(reader, k, value);
+      tuning_read_number(reader, k, value);
   }
 }
 
@@ -140,7 +141,7 @@ static void read_line(struct reader *reader, char *line) {
   if (!*value)
     snprintf(reader->wrong, sizeof reader->wrong, "has no value for '%.40s'", line);
   else
-    read_key(reader, line, value);
+    tuning_read_key(reader, line, value);
 }
 
 /* --- Files */
@@ -170,7 +171,7 @@ static void check_complete(struct reader *reader) {
 static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
   char line[LINE_CAPACITY];
   enum ob_tuning_state state = OB_TUNING_READ;
-  while (state == OB_TUNING_READ && !*reader->wrong && next_line(reader, file, line)) {
+  while (state == OB_TUNING_READ && !*reader->wrong && tuning_next_line(reader, file, line)) {
     if (*reader->wrong)
       break;
     if (reader->line == 1)
@@ -189,11 +190,11 @@ static enum ob_tuning_state accept(struct reader *reader, const char *path,
   char why[256];
   if (here->host && !reader->here_listed) {
     snprintf(why, sizeof why, "is of other hosts: %.80s is not among them", here->host);
-    return refuse(costs, here, OB_TUNING_STALE, path, why);
+    return tuning_refuse(costs, here, OB_TUNING_STALE, path, why);
   }
   if (here->codec && strcmp(reader->codec, here->codec) != 0) {
     snprintf(why, sizeof why, "is of codec %.20s, here it is %.20s", reader->codec, here->codec);
-    return refuse(costs, here, OB_TUNING_STALE, path, why);
+    return tuning_refuse(costs, here, OB_TUNING_STALE, path, why);
   }
   *costs = reader->costs;
   snprintf(costs->codec, sizeof costs->codec, "%.*s", OB_COST_CODEC_CAPACITY - 1, reader->codec);
@@ -213,11 +214,11 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
     *origin = reader.origin;
   if (state == OB_TUNING_DAMAGED) {
     snprintf(why, sizeof why, "is damaged: line %zu %s", reader.line, reader.wrong);
-    return refuse(costs, here, state, path, why);
+    return tuning_refuse(costs, here, state, path, why);
   }
   if (state == OB_TUNING_NEWER) {
     snprintf(why, sizeof why, "is of a newer version than %d", OB_TUNING_VERSION);
-    return refuse(costs, here, state, path, why);
+    return tuning_refuse(costs, here, state, path, why);
   }
   return accept(&reader, path, costs);
 }
@@ -233,7 +234,7 @@ enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_her
     if (code == ENOENT)
       snprintf(why, sizeof why, "does not exist");
     ob_input_close(&input);
-    return refuse(costs, here, OB_TUNING_MISSING, path, why);
+    return tuning_refuse(costs, here, OB_TUNING_MISSING, path, why);
   }
   enum ob_tuning_state state = ob_tuning_parse(file, path, here, costs, origin);
   fclose(file);
@@ -266,6 +267,6 @@ enum ob_tuning_state ob_tuning_find(struct ob_costs *costs) {
   if (ob_tuning_path(path))
     return ob_tuning_read(path, &here, costs, NULL);
   const char *named = ob_knob_text(OB_KNOB_TUNING);
-  return refuse(costs, &here, OB_TUNING_OFF, named ? "ONEBIT_TUNING" : "HOME",
-                named ? "names no file" : "is not set");
+  return tuning_refuse(costs, &here, OB_TUNING_OFF, named ? "ONEBIT_TUNING" : "HOME",
+                       named ? "names no file" : "is not set");
 }

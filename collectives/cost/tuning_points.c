@@ -18,7 +18,7 @@ static const char *wire_word(onebit_wire_t wire) {
 }
 
 /* Cuts exactly so many fields from a text, at its spaces; a comment ends it. */
-static bool split(char *text, char *field[], size_t count) {
+static bool tuning_points_split(char *text, char *field[], size_t count) {
   text[strcspn(text, "#")] = '\0';
   for (size_t k = 0; k < count; k++) {
     text += strspn(text, " \t");
@@ -32,8 +32,8 @@ static bool split(char *text, char *field[], size_t count) {
   return text[strspn(text, " \t")] == '\0';
 }
 
-static bool read_number(const char *name, const char *text, double low, double high, double *value,
-                        char wrong[OB_TUNING_WRONG_CAPACITY]) {
+static bool tuning_points_read_number(const char *name, const char *text, double low, double high,
+                                      double *value, char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (!ob_tuning_number(text, value))
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "%s is '%.40s', not a number", name, text);
   else if (*value < low || *value > high)
@@ -43,8 +43,8 @@ static bool read_number(const char *name, const char *text, double low, double h
   return false;
 }
 
-static void add(struct ob_cost_curve *curve, double bytes, double value,
-                char wrong[OB_TUNING_WRONG_CAPACITY]) {
+static void tuning_points_add(struct ob_cost_curve *curve, double bytes, double value,
+                              char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (curve->count == OB_COST_POINTS)
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is one too many: %d are read", OB_COST_POINTS);
   else if (!ob_cost_add_point(curve, bytes, value))
@@ -66,7 +66,7 @@ void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
                                char wrong[OB_TUNING_WRONG_CAPACITY]) {
   char *field[4];
   double bytes, factor;
-  if (!split(text, field, 4)) {
+  if (!tuning_points_split(text, field, 4)) {
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is not 'correction SCHEDULE WIRE BYTES FACTOR'");
     return;
   }
@@ -74,20 +74,21 @@ void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
   if (k == OB_COST_CANDIDATES)
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "corrects '%.40s %.40s', which does not exist",
              field[0], field[1]);
-  else if (read_number("size", field[2], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
-           read_number("factor", field[3], OB_COST_MIN_FACTOR, OB_COST_MAX_FACTOR, &factor, wrong))
-    add(&measured->factor[k], bytes, factor, wrong);
+  else if (tuning_points_read_number("size", field[2], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
+           tuning_points_read_number("factor", field[3], OB_COST_MIN_FACTOR, OB_COST_MAX_FACTOR,
+                                     &factor, wrong))
+    tuning_points_add(&measured->factor[k], bytes, factor, wrong);
 }
 
 void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,
                           char wrong[OB_TUNING_WRONG_CAPACITY]) {
   char *field[2];
   double bytes, elements;
-  if (!split(text, field, 2))
+  if (!tuning_points_split(text, field, 2))
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is not 'chunk BYTES ELEMENTS'");
-  else if (read_number("size", field[0], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
-           read_number("chunk", field[1], MIN_CHUNK, MAX_CHUNK, &elements, wrong))
-    add(&measured->chunk, bytes, elements, wrong);
+  else if (tuning_points_read_number("size", field[0], MIN_BYTES, MAX_BYTES, &bytes, wrong) &&
+           tuning_points_read_number("chunk", field[1], MIN_CHUNK, MAX_CHUNK, &elements, wrong))
+    tuning_points_add(&measured->chunk, bytes, elements, wrong);
 }
 
 /* --- Writing */

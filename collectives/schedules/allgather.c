@@ -17,8 +17,8 @@
 #include "base/error.h"
 #include "collectives/plan_private.h"
 
-static onebit_status_t applicable(const struct onebit_plan *plan,
-                                  const struct ob_plan_shape *shape) {
+static onebit_status_t allgather_applicable(const struct onebit_plan *plan,
+                                            const struct ob_plan_shape *shape) {
   (void)plan;
   return shape->windowed || shape->from_servers
              ? ob_error(ONEBIT_ERROR_ARGUMENT, "schedule is ONEBIT_SCHEDULE_ALLGATHER: an "
@@ -30,7 +30,7 @@ static bool is_mean(const struct onebit_plan *plan) {
   return plan->options.operation == ONEBIT_ALLREDUCE;
 }
 
-static void build(struct onebit_plan *plan, bool decided) {
+static void allgather_build(struct onebit_plan *plan, bool decided) {
   if (decided) {
     ob_schedule_add_all(plan, is_mean(plan) ? OB_STEP_APPLY_WHOLE : OB_STEP_APPLY);
     return;
@@ -43,7 +43,7 @@ static void build(struct onebit_plan *plan, bool decided) {
     ob_schedule_add_all(plan, OB_STEP_REDUCE_WHOLE);
 }
 
-static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+static void allgather_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   *sizes = (struct ob_schedule_sizes){
       .outgoing = plan->geometry.dense && is_mean(plan), /* where the mean is kept */
       .results = plan->geometry.members,
@@ -54,8 +54,8 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
     ob_plan_segment(plan, &sizes->compressed_first, &sizes->compressed_end);
 }
 
-static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t capacity) {
+static bool allgather_describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk,
+                               char *line, size_t capacity) {
   return task->operation == ONEBIT_ALLREDUCE &&
          ob_schedule_describe("allgather", task, wire, chunk, line, capacity);
 }
@@ -86,7 +86,7 @@ static double dense_cost(const struct ob_cost_model *model, const struct ob_phas
 }
 
 /* With the latencies of doubling, where one message is passed on in rounds. */
-static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+static double allgather_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   struct ob_phase phase = ob_phase_among_all(model, wire, (double)model->task->elements, chunk);
   double latency = ob_phase_latency(model, &phase);
   if (ob_cost_doubles(model, &phase))
@@ -97,5 +97,8 @@ static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t
                                    : bits_cost(model, &phase, latency);
 }
 
-const struct ob_schedule ob_schedule_allgather = {
-    .applicable = applicable, .build = build, .sizes = sizes, .describe = describe, .cost = cost};
+const struct ob_schedule ob_schedule_allgather = {.applicable = allgather_applicable,
+                                                  .build = allgather_build,
+                                                  .sizes = allgather_sizes,
+                                                  .describe = allgather_describe,
+                                                  .cost = allgather_cost};

@@ -7,7 +7,8 @@
 #include "collectives/plan_private.h"
 
 /* Fails unless the schedule that was asked for is possible. */
-static onebit_status_t check(const struct onebit_plan *plan, const struct ob_plan_shape *shape) {
+static onebit_status_t choose_check(const struct onebit_plan *plan,
+                                    const struct ob_plan_shape *shape) {
   static const char *const names[] = {"", "", "ONEBIT_SCHEDULE_ALLGATHER",
                                       "ONEBIT_SCHEDULE_HIERARCHICAL"};
   const onebit_plan_options_t *options = &shape->options;
@@ -21,7 +22,7 @@ static onebit_status_t check(const struct onebit_plan *plan, const struct ob_pla
 }
 
 /* Elements of the buffer that an allreduce is about. */
-static size_t elements_of(const struct ob_plan_shape *shape) {
+static size_t choose_elements_of(const struct ob_plan_shape *shape) {
   size_t elements = 0;
   for (size_t k = 0; k < shape->pieces; k++)
     elements += shape->counts[k];
@@ -35,7 +36,7 @@ static struct ob_cost_task task_of(const struct onebit_plan *plan,
   const onebit_plan_options_t *options = &shape->options;
   return (struct ob_cost_task){
       .operation = options->operation,
-      .elements = elements_of(shape) / (shape->of_segments ? (size_t)plan->comm->size : 1),
+      .elements = choose_elements_of(shape) / (shape->of_segments ? (size_t)plan->comm->size : 1),
       .block = options->block_size,
       .wire = options->wire,
       .bits = options->bits,
@@ -96,7 +97,7 @@ static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *tas
 }
 
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
-  OB_TRY(check(plan, shape));
+  OB_TRY(choose_check(plan, shape));
   struct ob_cost_task task = task_of(plan, shape);
   set_freedom(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);

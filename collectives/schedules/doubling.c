@@ -105,7 +105,7 @@ bool ob_end_round(const struct onebit_plan *plan, size_t number, bool wait) {
   return true;
 }
 
-static void build(struct onebit_plan *plan, bool decided) {
+static void doubling_build(struct onebit_plan *plan, bool decided) {
   if (decided) {
     ob_steps_add(plan, OB_STEP_APPLY_WHOLE, 0);
     return;
@@ -122,10 +122,10 @@ static void build(struct onebit_plan *plan, bool decided) {
 }
 
 /* Whole strides travel, so that what a round moves lies in one piece. */
-static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+static void doubling_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   ob_schedule_allgather.sizes(plan, sizes);
   sizes->wire_bytes = (plan->geometry.members - 1) * plan->geometry.stride;
 }
 
 /* The model counts it as the allgather, whose cost has its rounds. */
-const struct ob_schedule ob_schedule_doubling = {.build = build, .sizes = sizes};
+const struct ob_schedule ob_schedule_doubling = {.build = doubling_build, .sizes = doubling_sizes};

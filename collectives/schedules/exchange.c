@@ -30,7 +30,7 @@ static void add_reducing(struct onebit_plan *plan) {
   ob_schedule_add_all(plan, OB_STEP_GATHER);
 }
 
-static void build(struct onebit_plan *plan, bool decided) {
+static void exchange_build(struct onebit_plan *plan, bool decided) {
   bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
   if (decided) {
     ob_schedule_add_all(plan, scatter ? OB_STEP_APPLY_SEGMENT : OB_STEP_APPLY_LATE);
@@ -50,7 +50,7 @@ static void build(struct onebit_plan *plan, bool decided) {
   }
 }
 
-static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+static void exchange_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   size_t members = plan->geometry.members;
   bool scatter = plan->options.operation == ONEBIT_REDUCE_SCATTER;
   *sizes = (struct ob_schedule_sizes){
@@ -64,8 +64,8 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
   };
 }
 
-static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t capacity) {
+static bool exchange_describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk,
+                              char *line, size_t capacity) {
   (void)task;
   return ob_schedule_describe("exchange", task, wire, chunk, line, capacity);
 }
@@ -86,7 +86,7 @@ static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
 
 /* Dense: a chunk's result is waited for before the next but one is reduced: as if nothing
  * overlapped. */
-static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+static double exchange_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   double n = (double)model->task->elements, segment = n / model->ranks;
   if (model->task->operation == ONEBIT_REDUCE_SCATTER)
     return scatter_cost(model, chunk);
@@ -96,5 +96,7 @@ static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t
   return ob_cost_of_exchange(model, &phase, n, model->ranks, 0, n * model->costs->apply);
 }
 
-const struct ob_schedule ob_schedule_exchange = {
-    .build = build, .sizes = sizes, .describe = describe, .cost = cost};
+const struct ob_schedule ob_schedule_exchange = {.build = exchange_build,
+                                                 .sizes = exchange_sizes,
+                                                 .describe = exchange_describe,
+                                                 .cost = exchange_cost};

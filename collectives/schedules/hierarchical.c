@@ -26,8 +26,8 @@ bool ob_hierarchical_can_add(const struct onebit_plan *plan) {
   return plan->executor->shares_memory || plan->comm->transport->put;
 }
 
-static onebit_status_t applicable(const struct onebit_plan *plan,
-                                  const struct ob_plan_shape *shape) {
+static onebit_status_t hierarchical_applicable(const struct onebit_plan *plan,
+                                               const struct ob_plan_shape *shape) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   const char *name = "ONEBIT_SCHEDULE_HIERARCHICAL";
   if (!ob_hierarchical_can_add(plan))
@@ -64,7 +64,7 @@ void ob_hierarchical_add_collecting(struct onebit_plan *plan, size_t chunk) {
   ob_steps_add(plan, OB_STEP_HOST_WAIT, chunk);
 }
 
-static void build(struct onebit_plan *plan, bool decided) {
+static void hierarchical_build(struct onebit_plan *plan, bool decided) {
   size_t chunks = plan->geometry.chunks;
   if (decided) {
     ob_schedule_add_all(plan, OB_STEP_HOST_APPLY_LATE);
@@ -86,7 +86,7 @@ static void build(struct onebit_plan *plan, bool decided) {
 }
 
 /* A rank compresses its part of the elements only. Results in shared memory are the host's. */
-static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+static void hierarchical_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   const struct ob_geometry *geometry = &plan->geometry;
   const size_t *own = geometry->bounds + geometry->first_segment * geometry->chunks;
   *sizes = (struct ob_schedule_sizes){
@@ -100,8 +100,8 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
   };
 }
 
-static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
-                     size_t capacity) {
+static bool hierarchical_describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk,
+                                  char *line, size_t capacity) {
   if (task->operation != ONEBIT_ALLREDUCE || wire == ONEBIT_WIRE_DENSE)
     return false;
   if (task->hosts > 1 && task->ranks_per_host > 1)
@@ -115,7 +115,8 @@ static bool describe(const struct ob_cost_task *task, onebit_wire_t wire, size_t
 
 /* Input goes to shared memory, and every rank adds the segments of its place. Ranks of a host wait
  * for each other before, after adding, and when bits are there. */
-static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+static double hierarchical_cost(const struct ob_cost_model *model, onebit_wire_t wire,
+                                size_t chunk) {
   const struct ob_costs *costs = model->costs;
   double n = (double)model->task->elements, part = n / model->on_host;
   struct ob_phase phase = ob_phase_of(model, wire, 0, model->hosts - 1, part / model->hosts, chunk);
@@ -124,5 +125,8 @@ static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t
          3 * model->on_host * costs->inside.latency + 3 * (model->core - 1) * costs->oversubscribed;
 }
 
-const struct ob_schedule ob_schedule_hierarchical = {
-    .applicable = applicable, .build = build, .sizes = sizes, .describe = describe, .cost = cost};
+const struct ob_schedule ob_schedule_hierarchical = {.applicable = hierarchical_applicable,
+                                                     .build = hierarchical_build,
+                                                     .sizes = hierarchical_sizes,
+                                                     .describe = hierarchical_describe,
+                                                     .cost = hierarchical_cost};

@@ -89,7 +89,7 @@ void ob_host_destroy(struct ob_host *host) {
 
 /* --- Counters ----------------------------------------------------------------------------------*/
 
-static void set(const struct ob_host *host, enum counter kind, uint64_t chunks) {
+static void host_set(const struct ob_host *host, enum counter kind, uint64_t chunks) {
   atomic_store_explicit(&page_of(host, host->local_rank)->counters[kind].chunks, chunks,
                         memory_order_release);
 }
@@ -172,7 +172,7 @@ void ob_host_begin(const struct onebit_plan *plan) {
  * not take what it has left out for done. */
 void ob_host_end(const struct onebit_plan *plan) {
   for (int kind = 0; kind < COUNTERS && !plan->state->broken; kind++)
-    set(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);
+    host_set(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);
 }
 
 void ob_host_give_up(const struct onebit_plan *plan) {
@@ -200,7 +200,7 @@ bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk) {
 
 void ob_host_loaded(const struct onebit_plan *plan, size_t chunk) {
   tell_flags(plan);
-  set(&plan->host, LOADED, plan->flight->host.base + chunk + 1);
+  host_set(&plan->host, LOADED, plan->flight->host.base + chunk + 1);
 }
 
 bool ob_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -240,7 +240,7 @@ void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
 }
 
 void ob_host_used(const struct onebit_plan *plan, size_t chunk) {
-  set(&plan->host, USED, plan->flight->host.base + chunk + 1);
+  host_set(&plan->host, USED, plan->flight->host.base + chunk + 1);
 }
 
 bool ob_host_wait_free(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -253,7 +253,7 @@ bool ob_host_wait_free(const struct onebit_plan *plan, size_t chunk, bool wait) 
 bool ob_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   tell_flags(plan);
-  set(&plan->host, COLLECTED, plan->flight->host.base + chunk + 1);
+  host_set(&plan->host, COLLECTED, plan->flight->host.base + chunk + 1);
   return true;
 }
 
@@ -282,17 +282,17 @@ bool ob_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-static bool apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool host_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   if (!plan->executor->run[OB_STEP_APPLY](plan, chunk, wait))
     return false;
-  set(&plan->host, APPLIED, plan->flight->host.base + chunk + 1);
+  host_set(&plan->host, APPLIED, plan->flight->host.base + chunk + 1);
   return true;
 }
 
 bool ob_host_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return !plan->flight->apply_early_ok || apply(plan, chunk, wait);
+  return !plan->flight->apply_early_ok || host_apply(plan, chunk, wait);
 }
 
 bool ob_host_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return plan->flight->apply_early_ok || apply(plan, chunk, wait);
+  return plan->flight->apply_early_ok || host_apply(plan, chunk, wait);
 }

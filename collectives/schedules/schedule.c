@@ -16,10 +16,10 @@
 /* More chunks than this are a mistake, or more elements than any memory holds. */
 #define MAX_CHUNKS_ASKED ((size_t)1 << 20)
 
-static size_t divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
+static size_t schedule_divided_up(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 /* total * part / parts, without overflow. */
-static size_t fraction(size_t total, size_t part, size_t parts) {
+static size_t schedule_fraction(size_t total, size_t part, size_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
@@ -31,7 +31,7 @@ static size_t first_word(const struct onebit_plan *plan, const struct ob_plan_sh
     return layout->piece[shape->segment_pieces[k]].first_word;
   if (shape->segment_a_piece)
     return layout->piece[k].first_word;
-  return fraction(layout->words, k, plan->geometry.segments);
+  return schedule_fraction(layout->words, k, plan->geometry.segments);
 }
 
 /* Elements of a segment in a message, as a host would have it. */
@@ -42,7 +42,9 @@ static size_t chunk_of_host(const struct onebit_plan *plan, size_t elements) {
    * caches (measured: 2 hosts of 4 ranks, 64 MiB: 47 ms, with chunks twice as long 72). */
   if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && chunk > fixed)
     chunk = fixed;
-  return divided_up(elements, chunk) > MAX_CHUNKS ? divided_up(elements, MAX_CHUNKS) : chunk;
+  return schedule_divided_up(elements, chunk) > MAX_CHUNKS
+             ? schedule_divided_up(elements, MAX_CHUNKS)
+             : chunk;
 }
 
 static size_t chunks_for(const struct onebit_plan *plan, const struct ob_plan_shape *shape,
@@ -53,10 +55,11 @@ static size_t chunks_for(const struct onebit_plan *plan, const struct ob_plan_sh
   if (!elements)
     return 1;
   if (!chunk && executor->chunks && !shape->among_hosts)
-    chunk = divided_up(elements, executor->chunks(plan, elements * plan->geometry.segments));
+    chunk =
+        schedule_divided_up(elements, executor->chunks(plan, elements * plan->geometry.segments));
   else if (!chunk)
     chunk = chunk_of_host(plan, elements);
-  return divided_up(elements, chunk < max ? chunk : max);
+  return schedule_divided_up(elements, chunk < max ? chunk : max);
 }
 
 /* Explains the number of chunks; the cost model's numbers are for a host. */
@@ -75,8 +78,8 @@ static void cut_segment(struct onebit_plan *plan, const struct ob_plan_shape *sh
   struct ob_geometry *geometry = &plan->geometry;
   size_t first = first_word(plan, shape, segment), end = first_word(plan, shape, segment + 1);
   for (size_t i = 0; i < geometry->chunks; i++)
-    geometry->bounds[segment * geometry->chunks + i] =
-        ob_layout_block_from(&geometry->layout, first + fraction(end - first, i, geometry->chunks));
+    geometry->bounds[segment * geometry->chunks + i] = ob_layout_block_from(
+        &geometry->layout, first + schedule_fraction(end - first, i, geometry->chunks));
 }
 
 static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
@@ -102,7 +105,7 @@ static onebit_status_t cut_chunks(struct onebit_plan *plan, const struct ob_plan
   return ONEBIT_OK;
 }
 
-static size_t message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk) {
+static size_t schedule_message_bytes(const struct onebit_plan *plan, size_t segment, size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(plan, segment, chunk);
   return ob_message_bytes(&shape);
 }
@@ -110,11 +113,11 @@ static size_t message_bytes(const struct onebit_plan *plan, size_t segment, size
 static size_t segment_bytes(const struct onebit_plan *plan, size_t segment) {
   size_t bytes = 0;
   for (size_t i = 0; i < plan->geometry.chunks; i++)
-    bytes += message_bytes(plan, segment, i);
+    bytes += schedule_message_bytes(plan, segment, i);
   return bytes;
 }
 
-static size_t result_bytes(const struct onebit_plan *plan, size_t segment) {
+static size_t schedule_result_bytes(const struct onebit_plan *plan, size_t segment) {
   size_t bytes = 0;
   for (size_t i = 0; i < plan->geometry.chunks; i++) {
     struct ob_message_shape shape = ob_plan_result_message(plan, segment, i);
@@ -134,10 +137,12 @@ uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan) {
 
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan) {
   size_t own = ob_segment_of(&plan->geometry, plan->geometry.member);
-  return (plan->geometry.members - 1) * (uint64_t)result_bytes(plan, own);
+  return (plan->geometry.members - 1) * (uint64_t)schedule_result_bytes(plan, own);
 }
 
-static size_t stride_of(size_t bytes) { return divided_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT; }
+static size_t stride_of(size_t bytes) {
+  return schedule_divided_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT;
+}
 
 /* For the longest message of the widest that the plan may come to. */
 static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *plan) {
@@ -145,7 +150,7 @@ static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *
   geometry->width = (unsigned)plan->options.max_bits;
   for (size_t segment = 0; segment < geometry->segments; segment++)
     for (size_t i = 0; i < geometry->chunks; i++) {
-      size_t bytes = message_bytes(plan, segment, i);
+      size_t bytes = schedule_message_bytes(plan, segment, i);
       geometry->stride = bytes > geometry->stride ? bytes : geometry->stride;
     }
   geometry->stride = stride_of(geometry->stride);
@@ -165,7 +170,7 @@ static void consider_doubling(struct onebit_plan *plan) {
   geometry->peer_stride = geometry->stride;
 }
 
-static void measure(struct onebit_plan *plan) {
+static void schedule_measure(struct onebit_plan *plan) {
   plan->schedule->sizes(plan, &plan->sizes);
   plan->wire_bytes = plan->sizes.wire_bytes;
 }
@@ -175,8 +180,8 @@ void ob_schedule_set_width(struct onebit_plan *plan, unsigned width) {
   geometry->width = width;
   geometry->result_width = ob_serve_width(plan->state->server.serving.rule, width);
   if (plan->schedule == &ob_schedule_doubling) /* rounds move whole strides */
-    geometry->stride = geometry->peer_stride = stride_of(message_bytes(plan, 0, 0));
-  measure(plan);
+    geometry->stride = geometry->peer_stride = stride_of(schedule_message_bytes(plan, 0, 0));
+  schedule_measure(plan);
 }
 
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
@@ -188,7 +193,7 @@ onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_s
   set_strides(geometry, plan);
   consider_doubling(plan);
   tell_of_chunks(plan, shape);
-  measure(plan);
+  schedule_measure(plan);
   return ONEBIT_OK;
 }
 

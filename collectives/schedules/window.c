@@ -54,12 +54,12 @@ static void add_after(struct onebit_plan *plan, size_t chunk) {
 }
 
 /* Adds the steps that end an allreduce's chunk, before the slot of its result is needed again. */
-static void add_results(struct onebit_plan *plan, size_t chunk) {
+static void window_add_results(struct onebit_plan *plan, size_t chunk) {
   ob_steps_add(plan, OB_STEP_COLLECT, chunk);
   ob_steps_add(plan, OB_STEP_APPLY, chunk);
 }
 
-static void build(struct onebit_plan *plan, bool decided) {
+static void window_build(struct onebit_plan *plan, bool decided) {
   size_t chunks = plan->geometry.chunks;
   bool apart = plan->options.operation == ONEBIT_ALLREDUCE && !plan->host.ranks;
   for (size_t i = 0; !decided && i < chunks + 2; i++) {
@@ -68,11 +68,11 @@ static void build(struct onebit_plan *plan, bool decided) {
     if (i > 0 && i <= chunks)
       add_after(plan, i - 1);
     if (apart && i > 1)
-      add_results(plan, i - 2);
+      window_add_results(plan, i - 2);
   }
 }
 
-static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
+static void window_sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes) {
   if (plan->options.operation == ONEBIT_ALLGATHER)
     ob_schedule_allgather.sizes(plan, sizes);
   else if (plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
@@ -82,10 +82,10 @@ static void sizes(const struct onebit_plan *plan, struct ob_schedule_sizes *size
 }
 
 /* Returns the time of a dense operation other than allreduce. */
-static double cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
+static double window_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   (void)wire;
   return ob_cost_of_window(model, chunk, (double)model->task->elements, 1);
 }
 
 const struct ob_schedule ob_schedule_window = {
-    .window = 2, .build = build, .sizes = sizes, .cost = cost};
+    .window = 2, .build = window_build, .sizes = window_sizes, .cost = window_cost};

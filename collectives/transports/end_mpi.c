@@ -148,7 +148,7 @@ void ob_mpi_state_destroy(onebit_comm_t comm) {
 
 /* Tells all other ranks. With ULFM it also revokes the communicator, which ends waits inside MPI
  * and receives nothing afterwards. The lock is held. */
-static void tell(onebit_comm_t comm) {
+static void end_mpi_tell(onebit_comm_t comm) {
   static const struct timespec time_to_hear = {.tv_nsec = (long)(3e9 * OB_WAIT_SLICE)};
   struct ob_mpi_state *state = comm->state;
   if (!atomic_exchange(&state->to_tell, false))
@@ -176,7 +176,7 @@ void ob_mpi_abort(onebit_comm_t comm, const char *text) {
   if (!state->multiple)
     MPI_Is_thread_main(&main_thread);
   if (state->multiple || (main_thread && !atomic_load(&state->inside)))
-    tell(comm);
+    end_mpi_tell(comm);
   pthread_mutex_unlock(&state->lock);
 }
 
@@ -190,11 +190,11 @@ static void hear_of_failed(onebit_comm_t comm) {
   ob_comm_hear_end(comm, text);
 }
 
-static void look(onebit_comm_t comm) {
+static void end_mpi_look(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   MPI_Status status;
   int found = 0;
-  tell(comm);
+  end_mpi_tell(comm);
   int code = MPI_Iprobe(MPI_ANY_SOURCE, state->end_tag, state->comm, &found, &status);
   if (code == MPI_SUCCESS && found)
     code = MPI_Recv(state->in, OB_END_BYTES, MPI_BYTE, status.MPI_SOURCE, state->end_tag,
@@ -210,7 +210,7 @@ onebit_status_t ob_mpi_health(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   if (ob_mpi_is_finalized() || pthread_mutex_trylock(&state->lock) != 0)
     return ONEBIT_OK; /* another thread looks */
-  look(comm);
+  end_mpi_look(comm);
   pthread_mutex_unlock(&state->lock);
   return ONEBIT_OK;
 }

@@ -88,7 +88,7 @@ static onebit_status_t create_members(struct group *group, const int *host_of, i
 }
 
 /* Makes a group of ranks and their communicators. */
-static onebit_status_t create(int size, const int *host_of, onebit_comm_t *comms) {
+static onebit_status_t loopback_group_create(int size, const int *host_of, onebit_comm_t *comms) {
   struct group *group = group_create(size);
   if (!group)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
@@ -112,7 +112,7 @@ onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_co
   if (!host_of)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
   assign_hosts(host_of, size, hosts);
-  onebit_status_t status = create(size, host_of, comms);
+  onebit_status_t status = loopback_group_create(size, host_of, comms);
   ob_release(host_of);
   return status;
 }
@@ -147,7 +147,7 @@ static onebit_status_t make_successors(struct group *group) {
   onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   if (host_of && comms)
-    status = create(list_survivors(group, host_of), host_of, comms);
+    status = loopback_group_create(list_survivors(group, host_of), host_of, comms);
   for (int rank = 0, next = 0; status == ONEBIT_OK && rank < group->size; rank++)
     if (group->member[rank].shrinks)
       group->member[rank].successor = comms[next++];

@@ -13,7 +13,7 @@
 #include "collectives/watch.h"
 
 /* The host as a number. */
-static uint64_t host_number(const char *name) {
+static uint64_t settle_host_number(const char *name) {
   char own[256] = "";
   if (!name && gethostname(own, sizeof own - 1) == 0)
     name = own;
@@ -21,7 +21,7 @@ static uint64_t host_number(const char *name) {
 }
 
 /* Finds the hosts from the names that the ranks have sent. */
-static onebit_status_t find_hosts(onebit_comm_t comm) {
+static onebit_status_t settle_find_hosts(onebit_comm_t comm) {
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);
   if (!host_of)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", comm->size);
@@ -35,7 +35,7 @@ static onebit_status_t find_hosts(onebit_comm_t comm) {
 }
 
 /* True if all ranks are on the same machine, which represents several hosts. */
-static bool on_one_machine(onebit_comm_t comm) {
+static bool settle_on_one_machine(onebit_comm_t comm) {
   uint64_t first = ob_agree_note(comm, 0);
   int rank = 1;
   while (rank < comm->size && ob_agree_note(comm, rank) == first)
@@ -44,12 +44,12 @@ static bool on_one_machine(onebit_comm_t comm) {
 }
 
 /* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
-static onebit_status_t find_costs(onebit_comm_t comm) {
+static onebit_status_t settle_find_costs(onebit_comm_t comm) {
   struct ob_batch *batch = comm->control;
   batch->sends = batch->receives = 0;
   if (comm->rank == 0)
     ob_tuning_find(&comm->costs);
-  if (comm->rank == 0 && on_one_machine(comm))
+  if (comm->rank == 0 && settle_on_one_machine(comm))
     ob_costs_of_one_machine(&comm->costs);
   for (int peer = 1; comm->rank == 0 && peer < comm->size; peer++)
     batch->send[batch->sends++] = (struct ob_endpoint){&comm->costs, sizeof comm->costs, peer};
@@ -65,9 +65,9 @@ static onebit_status_t find_costs(onebit_comm_t comm) {
 
 onebit_status_t ob_settle(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                           size_t count, const char *host) {
-  OB_TRY(ob_agree_noting(comm, status, terms, count, host_number(host)));
-  OB_TRY(ob_agree_noting(comm, find_hosts(comm), NULL, 0, ob_machine_number()));
-  status = find_costs(comm);
+  OB_TRY(ob_agree_noting(comm, status, terms, count, settle_host_number(host)));
+  OB_TRY(ob_agree_noting(comm, settle_find_hosts(comm), NULL, 0, ob_machine_number()));
+  status = settle_find_costs(comm);
   if (status == ONEBIT_ERROR_TRANSPORT)
     return status;
   const struct ob_term costs = {"what rank 0 has sent of its costs (its fingerprint)",

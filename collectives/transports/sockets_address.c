@@ -23,7 +23,8 @@ static bool is_number(const char *host) {
   return is;
 }
 
-static onebit_status_t look_up(const char *host, const char *port, struct ob_address *address) {
+static onebit_status_t sockets_address_look_up(const char *host, const char *port,
+                                               struct ob_address *address) {
   const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   struct addrinfo *found = NULL;
   int code = getaddrinfo(host, port, &wanted, &found);
@@ -69,7 +70,7 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
       (!brackets && memchr(text, ':', length)))
     return not_a_rendezvous(text);
   snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), text + brackets);
-  OB_TRY(look_up(host, colon + 1, address));
+  OB_TRY(sockets_address_look_up(host, colon + 1, address));
   const uint32_t *scope = scope_of(address);
   if (scope && !*scope)
     return ob_error(ONEBIT_ERROR_ARGUMENT,

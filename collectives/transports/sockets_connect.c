@@ -54,7 +54,8 @@ bool ob_send_all(int file, const void *data, size_t bytes) {
 }
 
 /* The status of a call that has moved `moved` bytes, or failed. */
-static onebit_status_t judge(struct ob_rendezvous *state, const char *call, ssize_t moved) {
+static onebit_status_t sockets_connect_judge(struct ob_rendezvous *state, const char *call,
+                                             ssize_t moved) {
   if (moved > 0)
     return ONEBIT_OK;
   if (moved < 0 && (errno == EAGAIN || errno == EINTR))
@@ -67,7 +68,7 @@ onebit_status_t ob_rendezvous_send(struct ob_rendezvous *state, int file, const 
                                    size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     ssize_t sent = ob_net_send(file, (const char *)data + done, bytes - done);
-    OB_TRY(judge(state, "send", sent));
+    OB_TRY(sockets_connect_judge(state, "send", sent));
     done += sent > 0 ? (size_t)sent : 0;
   }
   return ONEBIT_OK;
@@ -77,7 +78,7 @@ onebit_status_t ob_rendezvous_receive(struct ob_rendezvous *state, int file, voi
                                       size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     ssize_t got = ob_net_recv(file, (char *)data + done, bytes - done);
-    OB_TRY(judge(state, "recv", got));
+    OB_TRY(sockets_connect_judge(state, "recv", got));
     done += got > 0 ? (size_t)got : 0;
   }
   return ONEBIT_OK;
@@ -201,7 +202,7 @@ static struct ob_answer outcome(const struct ob_rendezvous *state, onebit_status
 }
 
 /* Called once this rank is connected with all. ONEBIT_OK: so are all ranks. */
-static onebit_status_t settle(struct ob_rendezvous *state, bool *reported) {
+static onebit_status_t sockets_connect_settle(struct ob_rendezvous *state, bool *reported) {
   const struct ob_answer answer = outcome(state, ONEBIT_OK);
   if (state->rank == 0 && (ob_members_first_apart(state) >= 0 || !ob_join_is_quiet(state)))
     return ONEBIT_IN_PROGRESS;
@@ -235,7 +236,8 @@ static onebit_status_t connect_all(struct ob_rendezvous *state, struct attempt *
   bool reported = false;
   for (;;) {
     int apart = first_apart(state);
-    onebit_status_t status = apart < 0 ? settle(state, &reported) : ONEBIT_IN_PROGRESS;
+    onebit_status_t status =
+        apart < 0 ? sockets_connect_settle(state, &reported) : ONEBIT_IN_PROGRESS;
     if (status == ONEBIT_IN_PROGRESS)
       status = hear_others(state);
     if (status != ONEBIT_IN_PROGRESS)
@@ -266,7 +268,7 @@ static onebit_status_t connect_ranks(struct ob_rendezvous *state) {
 
 /* --- Rendezvous --------------------------------------------------------------------------------*/
 
-static void leave(struct ob_rendezvous *state) {
+static void sockets_connect_leave(struct ob_rendezvous *state) {
   for (int i = 0; i < OB_VISITORS; i++)
     ob_visitor_close(&state->visitors[i]);
   for (int rank = 0; state->members && rank < state->size; rank++)
@@ -279,7 +281,7 @@ static void leave(struct ob_rendezvous *state) {
 }
 
 /* Sends the other ranks the outcome, and keeps this rank's error message. */
-static void tell(struct ob_rendezvous *state, onebit_status_t status) {
+static void sockets_connect_tell(struct ob_rendezvous *state, onebit_status_t status) {
   char text[512];
   const struct ob_answer answer = outcome(state, status);
   snprintf(text, sizeof text, "%s", onebit_last_error());
@@ -312,7 +314,7 @@ static onebit_status_t run_rendezvous(struct ob_rendezvous *state) {
   state->watch.presence = &state->presence;
   onebit_status_t status = find_and_connect(state);
   if (status != ONEBIT_OK)
-    tell(state, status);
+    sockets_connect_tell(state, status);
   return status;
 }
 
@@ -341,7 +343,7 @@ onebit_status_t ob_sockets_connect(const onebit_sockets_options_t *options, doub
     ob_sockets_keep_listener(state->sockets, state->listener);
     state->listener = -1;
   }
-  leave(state);
+  sockets_connect_leave(state);
   if (status == ONEBIT_OK)
     *sockets = state->sockets;
   else

@@ -17,8 +17,8 @@ double ob_join_last = 2.0;
 
 /* --- Who joins ---------------------------------------------------------------------------------*/
 
-static void refuse(const struct ob_visitor *visitor, onebit_status_t status, int for_now,
-                   const char *text) {
+static void sockets_gather_refuse(const struct ob_visitor *visitor, onebit_status_t status,
+                                  int for_now, const char *text) {
   struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
                              .version = OB_GREETING_VERSION,
                              .status = status,
@@ -27,20 +27,21 @@ static void refuse(const struct ob_visitor *visitor, onebit_status_t status, int
   (void)!ob_send_all(visitor->file, &answer, sizeof answer);
 }
 
-static const char *name_of(const char *named) { return *named ? named : "nothing"; }
+static const char *sockets_gather_name_of(const char *named) { return *named ? named : "nothing"; }
 
 static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_visitor *visitor) {
   const char *named = visitor->greeting.named;
   char text[256];
   if (strncmp(named, state->job.named, sizeof state->job.named) == 0)
     snprintf(text, sizeof text, "rank 0 at %.100s is of another job: its %s is another one",
-             state->options->rendezvous, name_of(named));
+             state->options->rendezvous, sockets_gather_name_of(named));
   else
     snprintf(text, sizeof text,
              "rank 0 at %.80s is of another job, or is not told the same: there %s names the job, "
              "here %.31s (ONEBIT_JOB on all ranks names it)",
-             state->options->rendezvous, name_of(state->job.named), name_of(named));
-  refuse(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
+             state->options->rendezvous, sockets_gather_name_of(state->job.named),
+             sockets_gather_name_of(named));
+  sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
 }
 
 static bool challenge(struct ob_rendezvous *state, struct ob_visitor *visitor) {
@@ -85,7 +86,7 @@ static void refuse_second(struct ob_rendezvous *state, const struct ob_visitor *
              rank, state->options->rendezvous);
     state->refused = ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: %s", text);
   }
-  refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0, text);
+  sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0, text);
 }
 
 static void refuse_size(struct ob_rendezvous *state, const struct ob_visitor *visitor) {
@@ -94,10 +95,10 @@ static void refuse_size(struct ob_rendezvous *state, const struct ob_visitor *vi
            state->size, visitor->greeting.size, visitor->greeting.rank);
   if (state->job.exact)
     state->refused = ob_error(ONEBIT_ERROR_MISMATCH, "sockets: %s", text);
-  refuse(visitor, ONEBIT_ERROR_MISMATCH, 0, text);
+  sockets_gather_refuse(visitor, ONEBIT_ERROR_MISMATCH, 0, text);
 }
 
-static void add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+static void sockets_gather_add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   int rank = visitor->greeting.rank;
   memcpy(state->addresses[rank], visitor->greeting.address, OB_ADDRESS_BYTES);
   state->members[rank] = (struct ob_member){.file = visitor->file};
@@ -108,7 +109,8 @@ static void add_member(struct ob_rendezvous *state, struct ob_visitor *visitor) 
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_greeting *greeting = &visitor->greeting;
   if (greeting->version != OB_GREETING_VERSION)
-    refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0, "rank 0 has another version of the library");
+    sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, 0,
+                          "rank 0 has another version of the library");
   if (greeting->version != OB_GREETING_VERSION || greeting->kind != OB_JOIN)
     return false;
   greeting->named[sizeof greeting->named - 1] = '\0';
@@ -125,7 +127,7 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   else if (greeting->rank == 0 || state->members[greeting->rank].file >= 0)
     refuse_second(state, visitor);
   else
-    add_member(state, visitor);
+    sockets_gather_add_member(state, visitor);
   if (state->verdict.status != ONEBIT_OK && greeting->rank < state->size)
     state->members[greeting->rank].connected = true; /* it has been told */
   return false;

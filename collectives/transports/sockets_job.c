@@ -24,7 +24,7 @@ static const struct launcher {
 };
 
 /* Returns NULL if the variable has no job number. torchrun without an id writes "none". */
-static const char *value_of(const char *name) {
+static const char *sockets_job_value_of(const char *name) {
   const char *text = name ? getenv(name) : NULL;
   return text && *text && strcmp(text, "none") != 0 ? text : NULL;
 }
@@ -47,7 +47,8 @@ void ob_job_find(const char *secret, struct ob_job *job) {
   }
   for (size_t k = 0; k < sizeof launchers / sizeof launchers[0]; k++) {
     const struct launcher *launcher = &launchers[k];
-    const char *number = value_of(launcher->number), *part = value_of(launcher->part);
+    const char *number = sockets_job_value_of(launcher->number),
+               *part = sockets_job_value_of(launcher->part);
     if (!number)
       continue;
     set_job(job, launcher->number, number, part ? part : "", launcher->exact || part);

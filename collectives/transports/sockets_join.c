@@ -49,7 +49,8 @@ static onebit_status_t connect_root(struct ob_rendezvous *state) {
 }
 
 /* Listens at the local address of the connection with rank 0. */
-static onebit_status_t open_own(struct ob_rendezvous *state, char text[OB_ADDRESS_BYTES]) {
+static onebit_status_t sockets_join_open_own(struct ob_rendezvous *state,
+                                             char text[OB_ADDRESS_BYTES]) {
   struct ob_address own, bound;
   char reason[OB_NET_REASON];
   if (ob_net_getsockname(state->root, &own) < 0)
@@ -142,11 +143,11 @@ static onebit_status_t greet_root(struct ob_rendezvous *state, bool listens) {
   memcpy(greeting.named, state->job.named, sizeof greeting.named);
   ob_sockets_newest_key(greeting.key);
   if (listens)
-    OB_TRY(open_own(state, greeting.address));
+    OB_TRY(sockets_join_open_own(state, greeting.address));
   return ob_rendezvous_send(state, state->root, &greeting, sizeof greeting);
 }
 
-static onebit_status_t enter(struct ob_rendezvous *state, bool listens) {
+static onebit_status_t sockets_join_enter(struct ob_rendezvous *state, bool listens) {
   struct ob_answer answer;
   onebit_status_t status = greet_root(state, listens);
   if (status == ONEBIT_IN_PROGRESS) /* it may have been refused earlier */
@@ -167,7 +168,7 @@ static void close_root(struct ob_rendezvous *state) {
 static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
   if (status == ONEBIT_OK)
-    status = enter(state, true);
+    status = sockets_join_enter(state, true);
   if (status == ONEBIT_OK)
     status = read_table(state);
   if (status == ONEBIT_IN_PROGRESS)
@@ -208,7 +209,7 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
   while (!state->joined && !state->told && ob_seconds() < until) {
     close_root(state);
     if (connect_root(state) == ONEBIT_OK)
-      (void)enter(state, false);
+      (void)sockets_join_enter(state, false);
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   }
   if (state->joined)
@@ -220,7 +221,7 @@ void ob_join_claim(struct ob_rendezvous *state) {
   struct ob_answer answer;
   double timeout = state->timeout;
   state->timeout = timeout < ob_join_last ? timeout : ob_join_last;
-  if (connect_root(state) == ONEBIT_OK && enter(state, false) == ONEBIT_OK)
+  if (connect_root(state) == ONEBIT_OK && sockets_join_enter(state, false) == ONEBIT_OK)
     (void)read_answer(state, &answer);
   close_root(state);
   state->timeout = timeout;

@@ -103,7 +103,7 @@ static onebit_status_t enlarge(struct ob_sockets_link *link) {
 }
 
 /* Returns the index of the tag, or the one where it belongs. */
-static size_t index_of(const struct ob_sockets_link *link, int tag) {
+static size_t sockets_move_index_of(const struct ob_sockets_link *link, int tag) {
   size_t low = 0, high = link->tag_count;
   while (low < high) {
     size_t middle = (low + high) / 2;
@@ -117,7 +117,7 @@ static size_t index_of(const struct ob_sockets_link *link, int tag) {
 
 static onebit_status_t count_of(struct ob_sockets_link *link, int tag,
                                 struct ob_tag_count **count) {
-  size_t index = index_of(link, tag);
+  size_t index = sockets_move_index_of(link, tag);
   if (index == link->tag_count || link->tags[index].tag != tag) {
     if (link->tag_count == link->tag_capacity)
       OB_TRY(enlarge(link));
@@ -274,7 +274,8 @@ static void check_arrived(struct ob_sockets_link *link, struct ob_incoming *mess
   message->open = NULL;
 }
 
-static bool fits(struct ob_sockets_link *link, const struct ob_incoming *receive, size_t total) {
+static bool sockets_move_fits(struct ob_sockets_link *link, const struct ob_incoming *receive,
+                              size_t total) {
   if (total <= receive->endpoint->bytes)
     return true;
   lose(link, "it sent a message of %zu bytes, which is longer than expected, %zu", total,
@@ -311,7 +312,7 @@ static struct ob_incoming *message_of(struct ob_sockets_link *link, const struct
     return keep_unexpected(link, in);
   if (!message)
     return NULL;
-  if (message->total == OB_TOTAL_UNKNOWN && fits(link, message, in->total))
+  if (message->total == OB_TOTAL_UNKNOWN && sockets_move_fits(link, message, in->total))
     message->total = in->total;
   else if (!link->lost &&
            (message->total != in->total || in->bytes > message->total - message->arrived))
@@ -391,7 +392,7 @@ static void read_some(struct ob_stream *stream) {
 static void adopt_early(struct ob_sockets_link *link, struct ob_incoming *receive,
                         struct ob_incoming *early) {
   unlink_incoming(link, early);
-  if (fits(link, receive, early->total)) {
+  if (sockets_move_fits(link, receive, early->total)) {
     memcpy(receive->data, early->data, early->total);
     receive->total = early->total;
     receive->arrived = early->arrived;

@@ -7,18 +7,18 @@
 #define SEGMENT_MAGIC 0x5342314fu /* the bytes "O1BS" */
 #define SEGMENT_STEP  ((uint64_t)4096)
 
-static uint32_t check_of(const struct ob_segment *segment) {
+static uint32_t sockets_segment_check_of(const struct ob_segment *segment) {
   size_t from = offsetof(struct ob_segment, number);
   return (uint32_t)ob_hash(OB_HASH_START, &segment->number, sizeof *segment - from);
 }
 
 void ob_segment_seal(struct ob_segment *segment) {
   segment->magic = SEGMENT_MAGIC;
-  segment->check = check_of(segment);
+  segment->check = sockets_segment_check_of(segment);
 }
 
 bool ob_segment_is_valid(const struct ob_segment *segment) {
-  return segment->magic == SEGMENT_MAGIC && segment->check == check_of(segment) &&
+  return segment->magic == SEGMENT_MAGIC && segment->check == sockets_segment_check_of(segment) &&
          segment->tag >= 0 && segment->total <= PTRDIFF_MAX && segment->bytes <= OB_SEGMENT_MAX &&
          segment->offset <= segment->total && segment->bytes <= segment->total - segment->offset &&
          (segment->bytes > 0 || segment->total == 0);

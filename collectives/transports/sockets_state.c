@@ -107,7 +107,7 @@ int ob_sockets_claim_listener(const struct ob_address *at) {
 
 /* --- Connections ------------------------------------------------------------------------------*/
 
-static void lay_out(struct ob_sockets *sockets) {
+static void sockets_state_lay_out(struct ob_sockets *sockets) {
   for (int rank = 0; rank < sockets->size; rank++) {
     struct ob_sockets_link *link = &sockets->links[rank];
     link->sockets = sockets;
@@ -145,7 +145,7 @@ onebit_status_t ob_sockets_create(int rank, int size, int streams, struct ob_soc
                ? ob_net_failed("epoll_create")
                : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the connections with %d ranks", size);
   }
-  lay_out(sockets);
+  sockets_state_lay_out(sockets);
   *result = sockets;
   return ONEBIT_OK;
 }
@@ -192,21 +192,21 @@ void ob_sockets_destroy(struct ob_sockets *sockets) {
 #define MAX_UNSENT     (64 << 10)
 #define UNSENT_SECONDS 0.02
 
-static void set(int file, int level, int option, int value) {
+static void sockets_state_set(int file, int level, int option, int value) {
   setsockopt(file, level, option, &value, sizeof value); /* without it, slower */
 }
 
 /* The sizes of buffers are left to the system, which makes them as large as the link needs; one
  * that is set stays as it is, and below net.core.rmem_max. */
 static void tune(int file) {
-  set(file, IPPROTO_TCP, TCP_NODELAY, 1);
-  set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
-  set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
-  set(file, IPPROTO_TCP, TCP_USER_TIMEOUT, GIVE_UP_MS);
-  set(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
-  set(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
-  set(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
-  set(file, SOL_SOCKET, SO_KEEPALIVE, 1);
+  sockets_state_set(file, IPPROTO_TCP, TCP_NODELAY, 1);
+  sockets_state_set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
+  sockets_state_set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
+  sockets_state_set(file, IPPROTO_TCP, TCP_USER_TIMEOUT, GIVE_UP_MS);
+  sockets_state_set(file, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE);
+  sockets_state_set(file, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_IDLE);
+  sockets_state_set(file, IPPROTO_TCP, TCP_KEEPCNT, KEEP_PROBES);
+  sockets_state_set(file, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
 void ob_stream_limit_unsent(struct ob_stream *stream) {
@@ -221,7 +221,7 @@ void ob_stream_limit_unsent(struct ob_stream *stream) {
                                      : (int)unsent / MIN_UNSENT * MIN_UNSENT;
   if (wanted == stream->unsent)
     return;
-  set(stream->file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted);
+  sockets_state_set(stream->file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted);
   stream->unsent = wanted;
 }
 

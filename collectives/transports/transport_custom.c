@@ -24,9 +24,11 @@ struct custom_batch {
 /* Requests on different communicators may depend on each other, as over MPI. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-static size_t messages_of(const struct ob_batch *base) { return base->receives + base->sends; }
+static size_t custom_messages_of(const struct ob_batch *base) {
+  return base->receives + base->sends;
+}
 
-static void cancel_all(struct custom_batch *batch) {
+static void custom_cancel_all(struct custom_batch *batch) {
   struct custom *custom = batch->base.comm->state;
   for (size_t i = 0; i < 2 * batch->base.capacity; i++) {
     if (batch->operations[i])
@@ -35,47 +37,49 @@ static void cancel_all(struct custom_batch *batch) {
   }
 }
 
-static void give_up(struct custom *custom) {
+static void custom_give_up(struct custom *custom) {
   if (!atomic_exchange(&custom->failed, true) && custom->call.abort)
     custom->call.abort(custom->call.context);
 }
 
 /* Ends a batch and the communicator. It reads the error message before it calls anything else. */
-static onebit_status_t fail(struct custom_batch *batch, const char *what, int peer, int code) {
+static onebit_status_t custom_fail(struct custom_batch *batch, const char *what, int peer,
+                                   int code) {
   struct custom *custom = batch->base.comm->state;
   const char *message =
       custom->call.message ? custom->call.message(custom->call.context, code) : NULL;
   onebit_status_t status =
       message ? ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: %s", what, peer, message)
               : ob_error(ONEBIT_ERROR_TRANSPORT, "custom: %s rank %d: code %d", what, peer, code);
-  give_up(custom);
-  cancel_all(batch);
+  custom_give_up(custom);
+  custom_cancel_all(batch);
   return status;
 }
 
 static onebit_status_t fail_here(struct custom_batch *batch, onebit_status_t status) {
-  give_up(batch->base.comm->state);
-  cancel_all(batch);
+  custom_give_up(batch->base.comm->state);
+  custom_cancel_all(batch);
   return status;
 }
 
-static bool batch_destroy(struct ob_batch *base) {
+static bool custom_batch_destroy(struct ob_batch *base) {
   struct custom_batch *batch = (struct custom_batch *)base;
   if (batch && batch->operations && base->comm->state)
-    cancel_all(batch); /* the plan failed elsewhere */
+    custom_cancel_all(batch); /* the plan failed elsewhere */
   if (batch)
     ob_release(batch->operations);
   ob_batch_release(base);
   return true;
 }
 
-static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+static onebit_status_t custom_batch_create(onebit_comm_t comm, size_t capacity,
+                                           struct ob_batch **result) {
   struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct custom_batch));
   struct custom_batch *batch = (struct custom_batch *)base;
   *result = base;
   if (base && (batch->operations = ob_allocate(2 * capacity, sizeof *batch->operations)))
     return ONEBIT_OK;
-  batch_destroy(base);
+  custom_batch_destroy(base);
   *result = NULL;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
@@ -87,7 +91,7 @@ static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, 
   int code =
       custom->call.receive(custom->call.context, in->data, in->bytes, in->peer, tag, operation);
   if (code)
-    return fail(batch, "receive from", in->peer, code);
+    return custom_fail(batch, "receive from", in->peer, code);
   if (!*operation)
     return fail_here(batch, ob_error(ONEBIT_ERROR_TRANSPORT,
                                      "custom: receive from rank %d gave no operation", in->peer));
@@ -100,7 +104,7 @@ static onebit_status_t begin_send(struct custom_batch *batch, size_t number, int
   void **operation = &batch->operations[batch->base.receives + number];
   int code =
       custom->call.send(custom->call.context, out->data, out->bytes, out->peer, tag, operation);
-  return code ? fail(batch, "send to", out->peer, code) : ONEBIT_OK;
+  return code ? custom_fail(batch, "send to", out->peer, code) : ONEBIT_OK;
 }
 
 static onebit_status_t check_failed(struct custom_batch *batch) {
@@ -111,7 +115,7 @@ static onebit_status_t check_failed(struct custom_batch *batch) {
                                    "custom: the transport of this communicator has failed before"));
 }
 
-static onebit_status_t begin(struct ob_batch *base, int tag) {
+static onebit_status_t custom_begin(struct ob_batch *base, int tag) {
   struct custom_batch *batch = (struct custom_batch *)base;
   OB_TRY(check_failed(batch));
   for (size_t i = 0; i < base->receives; i++)
@@ -144,16 +148,16 @@ static onebit_status_t test_one(struct custom_batch *batch, size_t number, doubl
   if (code == ONEBIT_IN_PROGRESS)
     return ONEBIT_IN_PROGRESS;
   if (code)
-    return fail(batch, receives ? "message from" : "message to",
-                receives ? base->receive[number].peer : base->send[number - base->receives].peer,
-                code);
+    return custom_fail(
+        batch, receives ? "message from" : "message to",
+        receives ? base->receive[number].peer : base->send[number - base->receives].peer, code);
   batch->operations[number] = NULL;
   return read_size(batch, number, bytes);
 }
 
 /* Tests all open operations; then, if it may wait, waits for the first of them. */
 static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
-  size_t count = messages_of(&batch->base), open = count;
+  size_t count = custom_messages_of(&batch->base), open = count;
   for (size_t i = count; i-- > 0;) {
     if (!batch->operations[i])
       continue;
@@ -169,70 +173,70 @@ static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
   return status < 0 ? status : ONEBIT_IN_PROGRESS;
 }
 
-static onebit_status_t test(struct ob_batch *base, double seconds) {
+static onebit_status_t custom_test(struct ob_batch *base, double seconds) {
   struct custom_batch *batch = (struct custom_batch *)base;
   OB_TRY(check_failed(batch));
   return test_all(batch, seconds);
 }
 
-static int peer_awaited(struct ob_batch *base) {
+static int custom_peer_awaited(struct ob_batch *base) {
   const struct custom_batch *batch = (struct custom_batch *)base;
-  for (size_t i = 0; i < messages_of(base); i++)
+  for (size_t i = 0; i < custom_messages_of(base); i++)
     if (batch->operations[i])
       return i < base->receives ? base->receive[i].peer : base->send[i - base->receives].peer;
   return -1;
 }
 
-static onebit_status_t health(onebit_comm_t comm) {
+static onebit_status_t custom_health(onebit_comm_t comm) {
   const struct custom *custom = comm->state;
   if (!atomic_load(&custom->failed))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_TRANSPORT, "custom: the transport of this communicator has failed");
 }
 
-static void abort_for_all(onebit_comm_t comm, const char *text) {
+static void custom_abort_for_all(onebit_comm_t comm, const char *text) {
   (void)text; /* callbacks take none */
-  give_up(comm->state);
+  custom_give_up(comm->state);
 }
 
-static bool threads(void) { return true; }
+static bool custom_threads(void) { return true; }
 
-static void progress(onebit_comm_t comm) {
+static void custom_progress(onebit_comm_t comm) {
   const struct custom *custom = comm->state;
   if (custom->call.progress)
     custom->call.progress(custom->call.context);
 }
 
 /* Frees the state without calling the caller's `release`. */
-static void forget(onebit_comm_t comm) {
+static void custom_forget(onebit_comm_t comm) {
   if (comm->control)
-    cancel_all((struct custom_batch *)comm->control);
+    custom_cancel_all((struct custom_batch *)comm->control);
   ob_release(comm->state);
   comm->state = NULL;
 }
 
-static void destroy(onebit_comm_t comm) {
+static void custom_destroy(onebit_comm_t comm) {
   const struct custom *custom = comm->state;
   onebit_transport_callbacks_t call = custom->call;
-  forget(comm);
+  custom_forget(comm);
   if (call.release)
     call.release(call.context);
 }
 
 const struct ob_transport ob_transport_custom = {
-    .threads = threads,
+    .threads = custom_threads,
     .name = "custom",
     .host_messages = true,
     .network = true,
-    .batch_create = batch_create,
-    .batch_destroy = batch_destroy,
-    .begin = begin,
-    .test = test,
-    .peer_awaited = peer_awaited,
-    .health = health,
-    .abort = abort_for_all,
-    .progress = progress,
-    .destroy = destroy,
+    .batch_create = custom_batch_create,
+    .batch_destroy = custom_batch_destroy,
+    .begin = custom_begin,
+    .test = custom_test,
+    .peer_awaited = custom_peer_awaited,
+    .health = custom_health,
+    .abort = custom_abort_for_all,
+    .progress = custom_progress,
+    .destroy = custom_destroy,
 };
 
 /* --- Creation ----------------------------------------------------------------------------------*/
@@ -242,7 +246,8 @@ static onebit_status_t check_function(const char *name, bool there) {
 }
 
 /* Checks the arguments that are needed even to tell the other ranks of an error. */
-static onebit_status_t check_usable(const onebit_transport_callbacks_t *call, int rank, int size) {
+static onebit_status_t custom_check_usable(const onebit_transport_callbacks_t *call, int rank,
+                                           int size) {
   if (!call)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks is NULL");
   if (call->size != sizeof *call)
@@ -269,8 +274,8 @@ static onebit_status_t check_tail(const onebit_transport_callbacks_t *call, bool
   return ONEBIT_OK;
 }
 
-static onebit_status_t create_local(const onebit_transport_callbacks_t *call, int rank, int size,
-                                    onebit_comm_t *comm) {
+static onebit_status_t custom_create_local(const onebit_transport_callbacks_t *call, int rank,
+                                           int size, onebit_comm_t *comm) {
   struct custom *custom = ob_allocate(1, sizeof *custom);
   *comm = NULL;
   if (!custom)
@@ -306,8 +311,8 @@ onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *ca
   onebit_comm_t comm;
   if (result)
     *result = NULL;
-  OB_TRY(check_usable(callbacks, rank, size));
-  onebit_status_t status = create_local(callbacks, rank, size, &comm);
+  OB_TRY(custom_check_usable(callbacks, rank, size));
+  onebit_status_t status = custom_create_local(callbacks, rank, size, &comm);
   if (status != ONEBIT_OK) {
     if (callbacks->abort)
       callbacks->abort(callbacks->context);
@@ -318,7 +323,7 @@ onebit_status_t onebit_comm_create_custom(const onebit_transport_callbacks_t *ca
     *result = comm;
     return ONEBIT_OK;
   }
-  forget(comm);
+  custom_forget(comm);
   ob_comm_release(comm);
   return status;
 }

@@ -32,7 +32,7 @@ struct loopback_batch {
   size_t truncated;       /* bytes of a message that did not fit */
 };
 
-static void append(struct parcel **list, struct parcel *parcel) {
+static void loopback_append(struct parcel **list, struct parcel *parcel) {
   parcel->next = NULL;
   while (*list)
     list = &(*list)->next;
@@ -69,7 +69,7 @@ static void post_send(struct group *group, struct parcel *parcel) {
   if (wanted)
     wait_for_all(group, parcel, wanted);
   else
-    append(&box->sent, parcel);
+    loopback_append(&box->sent, parcel);
 }
 
 static void post_receive(struct group *group, struct parcel *parcel, int rank) {
@@ -78,10 +78,11 @@ static void post_receive(struct group *group, struct parcel *parcel, int rank) {
   if (sent)
     wait_for_all(group, sent, parcel);
   else
-    append(&box->wanted, parcel);
+    loopback_append(&box->wanted, parcel);
 }
 
-static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+static onebit_status_t loopback_batch_create(onebit_comm_t comm, size_t capacity,
+                                             struct ob_batch **result) {
   struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct loopback_batch));
   struct loopback_batch *batch = (struct loopback_batch *)base;
   *result = base;
@@ -100,7 +101,7 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
 }
 
 /* Cancels the parcels that have not met their other half. */
-static void cancel_all(struct loopback_batch *batch) {
+static void loopback_cancel_all(struct loopback_batch *batch) {
   const struct ob_batch *base = &batch->base;
   struct group *group = base->comm->state;
   pthread_mutex_lock(&group->lock);
@@ -113,18 +114,18 @@ static void cancel_all(struct loopback_batch *batch) {
   pthread_mutex_unlock(&group->lock);
 }
 
-static bool batch_destroy(struct ob_batch *base) {
+static bool loopback_batch_destroy(struct ob_batch *base) {
   struct loopback_batch *batch = (struct loopback_batch *)base;
   if (!batch)
     return true;
   if (batch->parcels)
-    cancel_all(batch);
+    loopback_cancel_all(batch);
   ob_release(batch->parcels);
   ob_batch_release(base);
   return true;
 }
 
-static onebit_status_t begin(struct ob_batch *base, int tag) {
+static onebit_status_t loopback_begin(struct ob_batch *base, int tag) {
   struct loopback_batch *batch = (struct loopback_batch *)base;
   struct group *group = base->comm->state;
   struct parcel *parcel = batch->parcels;
@@ -156,7 +157,7 @@ static int first_awaited(const struct loopback_batch *batch, bool gone) {
   return -1;
 }
 
-static int peer_awaited(struct ob_batch *base) {
+static int loopback_peer_awaited(struct ob_batch *base) {
   struct group *group = base->comm->state;
   pthread_mutex_lock(&group->lock);
   int peer = first_awaited((struct loopback_batch *)base, false);
@@ -173,7 +174,7 @@ struct timespec ob_loopback_time_in(double seconds) {
   return time;
 }
 
-static onebit_status_t test(struct ob_batch *base, double seconds) {
+static onebit_status_t loopback_test(struct ob_batch *base, double seconds) {
   struct loopback_batch *batch = (struct loopback_batch *)base;
   struct group *group = base->comm->state;
   bool wait = seconds > 0;
@@ -197,7 +198,7 @@ static onebit_status_t test(struct ob_batch *base, double seconds) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t health(onebit_comm_t comm) {
+static onebit_status_t loopback_health(onebit_comm_t comm) {
   struct group *group = comm->state;
   pthread_mutex_lock(&group->lock);
   bool ended = group->ended;
@@ -207,7 +208,7 @@ static onebit_status_t health(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-static void abort_for_all(onebit_comm_t comm, const char *text) {
+static void loopback_abort_for_all(onebit_comm_t comm, const char *text) {
   struct group *group = comm->state;
   pthread_mutex_lock(&group->lock);
   if (!group->ended)
@@ -217,23 +218,23 @@ static void abort_for_all(onebit_comm_t comm, const char *text) {
   pthread_mutex_unlock(&group->lock);
 }
 
-static bool threads(void) { return true; }
+static bool loopback_threads(void) { return true; }
 
 /* The second half of a message copies it, so nothing is ever under way. */
-static void progress(onebit_comm_t comm) { (void)comm; }
+static void loopback_progress(onebit_comm_t comm) { (void)comm; }
 
 const struct ob_transport ob_transport_loopback = {
-    .threads = threads,
+    .threads = loopback_threads,
     .name = "loopback",
     .host_messages = true,
-    .batch_create = batch_create,
-    .batch_destroy = batch_destroy,
-    .begin = begin,
-    .test = test,
-    .peer_awaited = peer_awaited,
-    .health = health,
-    .abort = abort_for_all,
+    .batch_create = loopback_batch_create,
+    .batch_destroy = loopback_batch_destroy,
+    .begin = loopback_begin,
+    .test = loopback_test,
+    .peer_awaited = loopback_peer_awaited,
+    .health = loopback_health,
+    .abort = loopback_abort_for_all,
     .shrink = ob_loopback_shrink,
-    .progress = progress,
+    .progress = loopback_progress,
     .destroy = ob_loopback_destroy,
 };

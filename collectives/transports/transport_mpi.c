@@ -45,9 +45,9 @@ static struct ob_engine process_engine = OB_ENGINE_INIT;
   } while (0)
 #define MPI_TRY(call, arguments) MPI_CHECK(#call, call arguments)
 
-static struct ob_mpi_state *state_of(onebit_comm_t comm) { return comm->state; }
+static struct ob_mpi_state *mpi_state_of(onebit_comm_t comm) { return comm->state; }
 
-static MPI_Comm mpi_of(onebit_comm_t comm) { return state_of(comm)->comm; }
+static MPI_Comm mpi_of(onebit_comm_t comm) { return mpi_state_of(comm)->comm; }
 
 /* Returns true if the request ends soon, as a cancelled receive does, and a send that was on its
  * way. */
@@ -75,7 +75,7 @@ static bool end_requests(struct mpi_batch *batch) {
   return all;
 }
 
-static bool batch_destroy(struct ob_batch *base) {
+static bool mpi_batch_destroy(struct ob_batch *base) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   if (!batch)
     return true;
@@ -86,7 +86,8 @@ static bool batch_destroy(struct ob_batch *base) {
   return all;
 }
 
-static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+static onebit_status_t mpi_batch_create(onebit_comm_t comm, size_t capacity,
+                                        struct ob_batch **result) {
   struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct mpi_batch));
   struct mpi_batch *batch = (struct mpi_batch *)base;
   *result = base;
@@ -96,12 +97,12 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
     if (batch->requests && batch->statuses)
       return ONEBIT_OK;
   }
-  batch_destroy(base);
+  mpi_batch_destroy(base);
   *result = NULL;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
 
-static onebit_status_t begin(struct ob_batch *base, int tag) {
+static onebit_status_t mpi_begin(struct ob_batch *base, int tag) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   MPI_Comm mpi = mpi_of(base->comm);
   batch->started = 0;
@@ -184,15 +185,15 @@ static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
   }
 }
 
-static onebit_status_t test(struct ob_batch *base, double seconds) {
-  struct ob_mpi_state *state = state_of(base->comm);
+static onebit_status_t mpi_test(struct ob_batch *base, double seconds) {
+  struct ob_mpi_state *state = mpi_state_of(base->comm);
   atomic_store_explicit(&state->inside, true, memory_order_relaxed);
   onebit_status_t status = test_inside((struct mpi_batch *)base, seconds);
   atomic_store_explicit(&state->inside, false, memory_order_relaxed);
   return status;
 }
 
-static int peer_awaited(struct ob_batch *base) {
+static int mpi_peer_awaited(struct ob_batch *base) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   for (int i = 0; i < batch->started; i++) {
     int done = 1, receives = (int)base->receives;
@@ -204,13 +205,13 @@ static int peer_awaited(struct ob_batch *base) {
   return -1;
 }
 
-static bool threads(void) {
+static bool mpi_threads(void) {
   int provided = MPI_THREAD_SINGLE;
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
 }
 
 /* Probing for a message makes MPI move its messages. */
-static void progress(onebit_comm_t comm) {
+static void mpi_progress(onebit_comm_t comm) {
   int found;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_of(comm), &found, MPI_STATUS_IGNORE);
 }
@@ -229,24 +230,24 @@ static bool device_messages(void) {
 }
 
 const struct ob_transport ob_transport_mpi = {
-    .threads = threads,
+    .threads = mpi_threads,
     .name = "mpi",
     .host_messages = true,
     .device_messages = device_messages,
     .network = true,
-    .batch_create = batch_create,
-    .batch_destroy = batch_destroy,
-    .begin = begin,
-    .test = test,
-    .peer_awaited = peer_awaited,
-    .progress = progress,
+    .batch_create = mpi_batch_create,
+    .batch_destroy = mpi_batch_destroy,
+    .begin = mpi_begin,
+    .test = mpi_test,
+    .peer_awaited = mpi_peer_awaited,
+    .progress = mpi_progress,
     .health = ob_mpi_health,
     .abort = ob_mpi_abort,
     .shrink = ob_mpi_shrink,
     .destroy = ob_mpi_state_destroy,
 };
 
-static onebit_status_t check_usable(MPI_Comm mpi) {
+static onebit_status_t mpi_check_usable(MPI_Comm mpi) {
   int initialized = 0, finalized = 0, inter = 0;
   OB_TRY(ob_mpi_bind());
   MPI_Initialized(&initialized);
@@ -272,7 +273,7 @@ struct creation {
 };
 
 /* Finds every rank's host, named by the first of its ranks. MPI's split has no nonblocking form. */
-static onebit_status_t find_hosts(struct creation *creation, int rank) {
+static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
   MPI_Request request;
   creation->first = rank;
   MPI_TRY(MPI_Comm_split_type,
@@ -287,7 +288,7 @@ static onebit_status_t find_hosts(struct creation *creation, int rank) {
 }
 
 /* Makes this rank's part; if any rank fails, the caller frees the duplicate. */
-static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
+static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
   int rank, size, found = 0, *largest = NULL;
   MPI_TRY(MPI_Comm_rank, (mpi, &rank));
   MPI_TRY(MPI_Comm_size, (mpi, &size));
@@ -312,7 +313,7 @@ static onebit_status_t create_local(MPI_Comm mpi, const int *host_of, onebit_com
 
 /* All ranks take the worst of their statuses, and find out if one machine has them all: then the
  * smallest number is also the largest. */
-static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
+static onebit_status_t mpi_agree(struct creation *creation, onebit_status_t mine) {
   MPI_Request request;
   creation->own[0] = mine;
   MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(creation->own, creation->minimum, 3, MPI_INT, MPI_MIN,
@@ -325,7 +326,7 @@ static onebit_status_t agree(struct creation *creation, onebit_status_t mine) {
 }
 
 /* True if all ranks are on one machine, which represents several hosts. */
-static bool on_one_machine(const struct creation *creation, int size) {
+static bool mpi_on_one_machine(const struct creation *creation, int size) {
   const int *minimum = creation->minimum, *host_of = creation->host_of;
   int rank = 1;
   while (rank < size && host_of[rank] == host_of[0])
@@ -334,19 +335,19 @@ static bool on_one_machine(const struct creation *creation, int size) {
 }
 
 /* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
-static onebit_status_t find_costs(struct creation *creation, int rank, int size) {
+static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int size) {
   struct ob_costs *costs = &creation->costs;
   MPI_Request request;
   if (rank == 0)
     ob_tuning_find(costs);
-  if (rank == 0 && on_one_machine(creation, size))
+  if (rank == 0 && mpi_on_one_machine(creation, size))
     ob_costs_of_one_machine(costs);
   MPI_TRY(MPI_Ibcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, creation->mpi, &request));
   return ob_mpi_wait(&request, "creation of a communicator: the costs of rank 0");
 }
 
 /* Collective on every rank: one without memory for the list takes part all the same. */
-static onebit_status_t create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
+static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
   int rank, size;
   onebit_status_t status = ONEBIT_OK;
   MPI_TRY(MPI_Comm_rank, (creation->mpi, &rank));
@@ -356,19 +357,19 @@ static onebit_status_t create(struct creation *creation, bool wanted, onebit_com
   creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
   if (!creation->host_of)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
-  OB_TRY(agree(creation, status));
-  OB_TRY(find_hosts(creation, rank));
-  OB_TRY(find_costs(creation, rank, size));
-  status = wanted ? create_local(creation->mpi, creation->host_of, comm)
+  OB_TRY(mpi_agree(creation, status));
+  OB_TRY(mpi_find_hosts(creation, rank));
+  OB_TRY(mpi_find_costs(creation, rank, size));
+  status = wanted ? mpi_create_local(creation->mpi, creation->host_of, comm)
                   : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   if (*comm)
     (*comm)->costs = creation->costs;
-  OB_TRY(agree(creation, status));
+  OB_TRY(mpi_agree(creation, status));
   return ob_agree_names(*comm, NULL);
 }
 
 /* Cleans up after a failure. Memory that MPI may still use stays, and so does its communicator. */
-static void abandon(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
+static void mpi_abandon(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
   bool stays = status == ONEBIT_ERROR_TRANSPORT;
   if (comm && stays)
     ob_comm_hear_end(comm, onebit_last_error());
@@ -399,7 +400,7 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   OB_CALL_SCOPE;
   if (result)
     *result = NULL;
-  OB_TRY(check_usable(mpi_comm));
+  OB_TRY(mpi_check_usable(mpi_comm));
   /* Too little memory to be treated as able to run out: the others could not be told. */
   struct creation *creation = calloc(1, sizeof *creation);
   if (!creation)
@@ -408,9 +409,9 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   onebit_status_t status = duplicate(mpi_comm, creation);
   bool duplicated = status == ONEBIT_OK;
   if (duplicated)
-    status = create(creation, result != NULL, &comm);
+    status = mpi_create(creation, result != NULL, &comm);
   if (status != ONEBIT_OK && duplicated)
-    abandon(creation, comm, status);
+    mpi_abandon(creation, comm, status);
   else
     ob_release(creation->host_of);
   if (status == ONEBIT_OK)

@@ -4,36 +4,37 @@
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
 
-static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
+static onebit_status_t self_batch_create(onebit_comm_t comm, size_t capacity,
+                                         struct ob_batch **batch) {
   *batch = ob_batch_allocate(comm, capacity, sizeof **batch);
   return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
 }
 
-static bool batch_destroy(struct ob_batch *batch) {
+static bool self_batch_destroy(struct ob_batch *batch) {
   ob_batch_release(batch);
   return true;
 }
 
-static onebit_status_t begin(struct ob_batch *batch, int tag) {
+static onebit_status_t self_begin(struct ob_batch *batch, int tag) {
   (void)batch, (void)tag;
   return ONEBIT_OK;
 }
 
-static onebit_status_t test(struct ob_batch *batch, double seconds) {
+static onebit_status_t self_test(struct ob_batch *batch, double seconds) {
   (void)batch, (void)seconds;
   return ONEBIT_OK;
 }
 
-static onebit_status_t put(struct ob_batch *batch, void *stream) {
+static onebit_status_t self_put(struct ob_batch *batch, void *stream) {
   (void)batch, (void)stream;
   return ONEBIT_OK;
 }
 
-static bool threads(void) { return true; }
+static bool self_threads(void) { return true; }
 
-static void progress(onebit_comm_t comm) { (void)comm; }
+static void self_progress(onebit_comm_t comm) { (void)comm; }
 
-static void destroy(onebit_comm_t comm) { (void)comm; }
+static void self_destroy(onebit_comm_t comm) { (void)comm; }
 
 static onebit_status_t shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   (void)comm;
@@ -41,16 +42,16 @@ static onebit_status_t shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
 }
 
 const struct ob_transport ob_transport_self = {
-    .threads = threads,
+    .threads = self_threads,
     .name = "self",
     .host_messages = true,
-    .batch_create = batch_create,
-    .batch_destroy = batch_destroy,
-    .begin = begin,
-    .test = test,
-    .put = put,
-    .progress = progress,
-    .destroy = destroy,
+    .batch_create = self_batch_create,
+    .batch_destroy = self_batch_destroy,
+    .begin = self_begin,
+    .test = self_test,
+    .put = self_put,
+    .progress = self_progress,
+    .destroy = self_destroy,
     .shrink = shrink,
 };
 

@@ -29,13 +29,13 @@ struct sockets_batch {
 /* Requests on different communicators may depend on each other, as over MPI. */
 static struct ob_engine process_engine = OB_ENGINE_INIT;
 
-static struct ob_sockets *state_of(onebit_comm_t comm) { return comm->state; }
+static struct ob_sockets *sockets_state_of(onebit_comm_t comm) { return comm->state; }
 
 static void lock(struct ob_sockets *sockets) { pthread_mutex_lock(&sockets->lock); }
 static void unlock(struct ob_sockets *sockets) { pthread_mutex_unlock(&sockets->lock); }
 
-static void cancel_all(struct sockets_batch *batch) {
-  struct ob_sockets *sockets = state_of(batch->base.comm);
+static void sockets_cancel_all(struct sockets_batch *batch) {
+  struct ob_sockets *sockets = sockets_state_of(batch->base.comm);
   if (batch->open == 0 || ob_sockets_is_foreign(sockets))
     return;
   lock(sockets);
@@ -48,19 +48,20 @@ static void cancel_all(struct sockets_batch *batch) {
   unlock(sockets);
 }
 
-static bool batch_destroy(struct ob_batch *base) {
+static bool sockets_batch_destroy(struct ob_batch *base) {
   struct sockets_batch *batch = (struct sockets_batch *)base;
   if (!batch)
     return true;
   if (batch->incoming && batch->outgoing)
-    cancel_all(batch);
+    sockets_cancel_all(batch);
   ob_release(batch->incoming);
   ob_release(batch->outgoing);
   ob_batch_release(base);
   return true;
 }
 
-static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+static onebit_status_t sockets_batch_create(onebit_comm_t comm, size_t capacity,
+                                            struct ob_batch **result) {
   struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct sockets_batch));
   struct sockets_batch *batch = (struct sockets_batch *)base;
   *result = base;
@@ -70,7 +71,7 @@ static onebit_status_t batch_create(onebit_comm_t comm, size_t capacity, struct 
     if (batch->incoming && batch->outgoing)
       return ONEBIT_OK;
   }
-  batch_destroy(base);
+  sockets_batch_destroy(base);
   *result = NULL;
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
@@ -81,7 +82,7 @@ static onebit_status_t ended(onebit_comm_t comm) {
 
 static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
   struct ob_batch *base = &batch->base;
-  struct ob_sockets *sockets = state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state_of(base->comm);
   batch->open = 0;
   for (size_t i = 0; i < base->receives; i++) {
     struct ob_endpoint *in = &base->receive[i];
@@ -100,8 +101,8 @@ static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t begin(struct ob_batch *base, int tag) {
-  struct ob_sockets *sockets = state_of(base->comm);
+static onebit_status_t sockets_begin(struct ob_batch *base, int tag) {
+  struct ob_sockets *sockets = sockets_state_of(base->comm);
   if (atomic_load(&base->comm->end.set))
     return ended(base->comm);
   lock(sockets);
@@ -113,7 +114,7 @@ static onebit_status_t begin(struct ob_batch *base, int tag) {
 /* Returns the rank of the first incomplete message, on lost links or on all. */
 static int first_open(const struct sockets_batch *batch, bool lost) {
   const struct ob_batch *base = &batch->base;
-  const struct ob_sockets_link *links = state_of(base->comm)->links;
+  const struct ob_sockets_link *links = sockets_state_of(base->comm)->links;
   for (size_t i = 0; i < base->receives; i++)
     if (batch->incoming[i].open && (!lost || links[base->receive[i].peer].lost))
       return base->receive[i].peer;
@@ -125,9 +126,9 @@ static int first_open(const struct sockets_batch *batch, bool lost) {
 
 /* Returns the status of a batch. Another rank's note about the end takes precedence over lost
  * connections. */
-static onebit_status_t judge(const struct sockets_batch *batch) {
+static onebit_status_t sockets_judge(const struct sockets_batch *batch) {
   onebit_comm_t comm = batch->base.comm;
-  const struct ob_sockets *sockets = state_of(comm);
+  const struct ob_sockets *sockets = sockets_state_of(comm);
   if (batch->open == 0)
     return ONEBIT_OK;
   int lost = sockets->any_lost ? first_open(batch, true) : -1;
@@ -142,81 +143,81 @@ static onebit_status_t judge(const struct sockets_batch *batch) {
                   *host ? " on host " : "", host, sockets->links[lost].why);
 }
 
-static onebit_status_t test(struct ob_batch *base, double seconds) {
+static onebit_status_t sockets_test(struct ob_batch *base, double seconds) {
   struct sockets_batch *batch = (struct sockets_batch *)base;
-  struct ob_sockets *sockets = state_of(base->comm);
+  struct ob_sockets *sockets = sockets_state_of(base->comm);
   lock(sockets);
   ob_sockets_move(sockets, 0);
-  onebit_status_t status = judge(batch);
+  onebit_status_t status = sockets_judge(batch);
   if (status == ONEBIT_IN_PROGRESS && seconds > 0) {
     ob_sockets_move(sockets, seconds);
-    status = judge(batch);
+    status = sockets_judge(batch);
   }
   unlock(sockets);
   return status;
 }
 
 static void await_any(onebit_comm_t comm, double seconds) {
-  struct ob_sockets *sockets = state_of(comm);
+  struct ob_sockets *sockets = sockets_state_of(comm);
   lock(sockets);
   ob_sockets_move(sockets, seconds);
   unlock(sockets);
 }
 
-static int peer_awaited(struct ob_batch *base) {
-  struct ob_sockets *sockets = state_of(base->comm);
+static int sockets_peer_awaited(struct ob_batch *base) {
+  struct ob_sockets *sockets = sockets_state_of(base->comm);
   lock(sockets);
   int peer = first_open((struct sockets_batch *)base, false);
   unlock(sockets);
   return peer;
 }
 
-static void progress(onebit_comm_t comm) {
-  struct ob_sockets *sockets = state_of(comm);
+static void sockets_progress(onebit_comm_t comm) {
+  struct ob_sockets *sockets = sockets_state_of(comm);
   lock(sockets);
   ob_sockets_move(sockets, 0);
   unlock(sockets);
 }
 
-static onebit_status_t health(onebit_comm_t comm) {
-  progress(comm);
+static onebit_status_t sockets_health(onebit_comm_t comm) {
+  sockets_progress(comm);
   return ONEBIT_OK; /* only those who wait for a lost message are concerned */
 }
 
-static void abort_for_all(onebit_comm_t comm, const char *text) {
-  struct ob_sockets *sockets = state_of(comm);
+static void sockets_abort_for_all(onebit_comm_t comm, const char *text) {
+  struct ob_sockets *sockets = sockets_state_of(comm);
   lock(sockets);
   ob_sockets_tell(sockets, text);
   unlock(sockets);
 }
 
-static bool threads(void) { return true; }
+static bool sockets_threads(void) { return true; }
 
-static void destroy(onebit_comm_t comm) {
+static void sockets_destroy(onebit_comm_t comm) {
   ob_sockets_destroy(comm->state);
   comm->state = NULL;
 }
 
 const struct ob_transport ob_transport_sockets = {
-    .threads = threads,
+    .threads = sockets_threads,
     .name = "sockets",
     .host_messages = true,
     .network = true,
-    .batch_create = batch_create,
-    .batch_destroy = batch_destroy,
-    .begin = begin,
-    .test = test,
+    .batch_create = sockets_batch_create,
+    .batch_destroy = sockets_batch_destroy,
+    .begin = sockets_begin,
+    .test = sockets_test,
     .await = await_any,
-    .peer_awaited = peer_awaited,
-    .health = health,
-    .abort = abort_for_all,
-    .progress = progress,
-    .destroy = destroy,
+    .peer_awaited = sockets_peer_awaited,
+    .health = sockets_health,
+    .abort = sockets_abort_for_all,
+    .progress = sockets_progress,
+    .destroy = sockets_destroy,
 };
 
 /* --- Creation ----------------------------------------------------------------------------------*/
 
-static onebit_status_t number_of(const char *name, int *value) {
+static onebit_status_t sockets_number_of(const char *name, int *value) {
   const char *text = getenv(name);
   char *end = NULL;
   long number = text ? strtol(text, &end, 10) : -1;
@@ -229,11 +230,11 @@ static onebit_status_t number_of(const char *name, int *value) {
 }
 
 /* Fills in options that the caller leaves open; `memory` then holds the address. */
-static onebit_status_t complete(onebit_sockets_options_t *options, char memory[256]) {
+static onebit_status_t sockets_complete(onebit_sockets_options_t *options, char memory[256]) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   if (options->ranks == 0 && options->rank == 0) {
-    OB_TRY(number_of("WORLD_SIZE", &options->ranks));
-    OB_TRY(number_of("RANK", &options->rank));
+    OB_TRY(sockets_number_of("WORLD_SIZE", &options->ranks));
+    OB_TRY(sockets_number_of("RANK", &options->rank));
   }
   if (options->streams == 0)
     options->streams = options->ranks > MANY_RANKS ? STREAMS_OF_MANY : DEFAULT_STREAMS;
@@ -247,7 +248,7 @@ static onebit_status_t complete(onebit_sockets_options_t *options, char memory[2
   return ONEBIT_OK;
 }
 
-static onebit_status_t check(const onebit_sockets_options_t *options) {
+static onebit_status_t sockets_check(const onebit_sockets_options_t *options) {
   if (options->ranks < 1)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "options->ranks is %d, not 1 or more", options->ranks);
   if (options->rank < 0 || options->rank >= options->ranks)
@@ -261,8 +262,8 @@ static onebit_status_t check(const onebit_sockets_options_t *options) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t create(const onebit_sockets_options_t *options, double timeout,
-                              struct ob_sockets *sockets, onebit_comm_t *comm) {
+static onebit_status_t sockets_create(const onebit_sockets_options_t *options, double timeout,
+                                      struct ob_sockets *sockets, onebit_comm_t *comm) {
   onebit_status_t status = ob_comm_create(&ob_transport_sockets, options->rank, options->ranks,
                                           NULL, sockets, &process_engine, comm);
   if (status == ONEBIT_OK)
@@ -290,13 +291,13 @@ onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *optio
     return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu", options->size,
                     sizeof own);
   own = options ? *options : own;
-  OB_TRY(complete(&own, memory));
-  OB_TRY(check(&own));
+  OB_TRY(sockets_complete(&own, memory));
+  OB_TRY(sockets_check(&own));
   OB_TRY(ob_watch_timeout(&timeout));
   timeout = own.timeout > 0 ? own.timeout : timeout;
   OB_TRY(ob_sockets_connect(&own, timeout, &sockets));
   sockets->use_all = options && options->streams > 0;
-  onebit_status_t status = create(&own, timeout, sockets, &comm);
+  onebit_status_t status = sockets_create(&own, timeout, sockets, &comm);
   if (status == ONEBIT_OK) {
     *result = comm;
     return ONEBIT_OK;

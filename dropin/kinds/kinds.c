@@ -23,7 +23,7 @@ enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDAR
 
 /* Open MPI's part has entries of Fortran's, where others' call C's: then MPI's own is next. Without
  * a part for the process's MPI any other's is called, which finds that out, and says so. */
-static entry *choose(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
+static entry *kinds_choose(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
   const struct ob_mpi_found *found = ob_mpi_find();
   entry *next = NULL;
   if (found && parts[found->kind])
@@ -45,6 +45,6 @@ static entry *choose(entry *const parts[OB_MPI_KINDS], const bool *has, const ch
             word k, word l, word m) {                                                              \
     static entry *const parts[OB_MPI_KINDS] = {PARTS(PART, name)};                                 \
     static const bool has[OB_MPI_KINDS] = {PARTS(IS_THERE, name)};                                 \
-    return choose(parts, has, #name)(a, b, c, d, e, f, g, h, i, j, k, l, m);                       \
+    return kinds_choose(parts, has, #name)(a, b, c, d, e, f, g, h, i, j, k, l, m);                 \
   }
 #include OB_ENTRIES

@@ -145,7 +145,7 @@ static bool agree_to_keep(MPI_Comm comm, int key, struct holder *holder) {
   return false;
 }
 
-static struct ob_attached *attach(MPI_Comm comm, int key, unsigned repeats) {
+static struct ob_attached *attributes_attach(MPI_Comm comm, int key, unsigned repeats) {
   struct ob_attached *attached;
   onebit_status_t status = ob_attached_create(comm, repeats, &attached);
   if (status == ONEBIT_ERROR_TRANSPORT)
@@ -168,5 +168,5 @@ struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats) {
   struct holder *holder = holder_of(comm, key);
   if (holder)
     return holder->attached;
-  return is_group(comm) ? attach(comm, key, repeats) : NULL;
+  return is_group(comm) ? attributes_attach(comm, key, repeats) : NULL;
 }

@@ -33,7 +33,7 @@ static onebit_dtype_t own_dtype(MPI_Datatype type) {
 }
 
 /* Adds elements, as an MPI_User_function. */
-static void add(void *from, void *to, int *count, MPI_Datatype *type) {
+static void call_add(void *from, void *to, int *count, MPI_Datatype *type) {
   OB_CALL_SCOPE;
   ob_elements_add(own_dtype(*type), to, from, (size_t)*count);
 }
@@ -76,7 +76,7 @@ static const struct handles *make_handles(void) {
     pthread_mutex_lock(&handles_lock);
     if (handles() == &none && !ended) {
       made = (struct handles){make_type("ONEBIT_BFLOAT16_TYPE"), make_type("ONEBIT_FLOAT16_TYPE"),
-                              make_op(add), make_op(make_nan)};
+                              make_op(call_add), make_op(make_nan)};
       atomic_store_explicit(&known, &made, memory_order_release);
     }
     pthread_mutex_unlock(&handles_lock);

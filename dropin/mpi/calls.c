@@ -53,7 +53,7 @@ static int check_comm(MPI_Comm comm) {
   return code;
 }
 
-static int check_buffers(const struct ob_mpi_call *call) {
+static int mpi_calls_check_buffers(const struct ob_mpi_call *call) {
   if (call->count == 0)
     return MPI_SUCCESS;
   if (!call->sendbuf)
@@ -65,7 +65,7 @@ static int check_buffers(const struct ob_mpi_call *call) {
   return MPI_SUCCESS;
 }
 
-static int check_kind(const struct ob_mpi_call *call) {
+static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
   onebit_dtype_t dtype;
   bool sum;
   enum ob_reason reason = ob_mpi_call_resolve(call, &dtype, &sum);
@@ -78,7 +78,7 @@ static int check_kind(const struct ob_mpi_call *call) {
   case OB_REASON_OPERATION:
     return ob_call_failed(call->comm, MPI_ERR_OP, "op: %s", ob_reason_text(OB_REASON_OPERATION));
   default:
-    return check_buffers(call);
+    return mpi_calls_check_buffers(call);
   }
 }
 
@@ -89,7 +89,7 @@ int ob_call_check(struct ob_mpi_call *call, int count) {
   if (count < 0)
     return ob_call_failed(call->comm, MPI_ERR_COUNT, "count is %d", count);
   call->count = (size_t)count;
-  return check_kind(call);
+  return mpi_calls_check_kind(call);
 }
 
 /* ---- Calls ---- */
@@ -117,7 +117,7 @@ int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, 
 
 /* Makes a call dense without blocking the queue, as all ranks do, whatever else each has in
  * flight. */
-static int run_dense(const struct ob_mpi_call *call) {
+static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
   int size = 1, code = ob_mpi_call_begin(call, &request);
   if (code == MPI_SUCCESS)
@@ -136,7 +136,7 @@ int ob_call_run(const struct ob_mpi_call *call) {
   if (code != MPI_SUCCESS)
     return code;
   if (!exchange)
-    return run_dense(call);
+    return mpi_calls_run_dense(call);
   code = ob_exchange_run(exchange, call, withdraw);
   return code == MPI_SUCCESS ? code : ob_call_exchange_failed(call->comm, code);
 }

@@ -52,7 +52,7 @@ static bool largest_of_ranks(void *context, int64_t *values, int count) {
 }
 
 /* Allocates first what a rank alone can fail to get: then all ranks learn of it. */
-static bool allocate(struct ob_attached **attached, unsigned repeats) {
+static bool mpi_communicator_allocate(struct ob_attached **attached, unsigned repeats) {
   *attached = ob_allocate(1, sizeof **attached);
   return *attached &&
          ob_loops_create(repeats, largest_of_ranks, *attached, &(*attached)->loops) == ONEBIT_OK;
@@ -60,7 +60,7 @@ static bool allocate(struct ob_attached **attached, unsigned repeats) {
 
 onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **result) {
   struct ob_attached *attached = NULL;
-  int64_t missing = !allocate(&attached, repeats);
+  int64_t missing = !mpi_communicator_allocate(&attached, repeats);
   onebit_status_t status = ONEBIT_OK;
   if (ob_largest(comm, &missing, 1) != MPI_SUCCESS)
     status = ONEBIT_ERROR_TRANSPORT;
@@ -76,7 +76,7 @@ onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_at
   return status;
 }
 
-static void release(struct tensor *tensor) {
+static void mpi_communicator_release(struct tensor *tensor) {
   ob_exchange_destroy(tensor->exchange);
   ob_release(tensor);
 }
@@ -87,7 +87,7 @@ void ob_attached_destroy(struct ob_attached *attached) {
   ob_queue_drain(attached->queue);
   for (int slot = 0; slot < attached->slots; slot++)
     if (attached->tensors[slot])
-      release(attached->tensors[slot]);
+      mpi_communicator_release(attached->tensors[slot]);
   ob_queue_destroy(attached->queue);
   ob_loops_destroy(attached->loops);
   ob_release(attached);
@@ -95,23 +95,24 @@ void ob_attached_destroy(struct ob_attached *attached) {
 
 /* ---- Tensors ---- */
 
-static bool has_buffers(const struct tensor *tensor, const struct ob_mpi_call *call) {
+static bool mpi_communicator_has_buffers(const struct tensor *tensor,
+                                         const struct ob_mpi_call *call) {
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
 /* Finds the first tensor of the signature that this rank knows by these buffers. */
-static int find(const struct ob_attached *attached, uint64_t signature,
-                const struct ob_mpi_call *call) {
+static int mpi_communicator_find(const struct ob_attached *attached, uint64_t signature,
+                                 const struct ob_mpi_call *call) {
   for (int slot = 0; slot < attached->slots; slot++) {
     const struct tensor *tensor = attached->tensors[slot];
-    if (tensor && tensor->signature == signature && has_buffers(tensor, call))
+    if (tensor && tensor->signature == signature && mpi_communicator_has_buffers(tensor, call))
       return slot;
   }
   return NO_TENSOR;
 }
 
 static void drop_tensor(struct ob_attached *attached, int slot) {
-  release(attached->tensors[slot]);
+  mpi_communicator_release(attached->tensors[slot]);
   attached->tensors[slot] = NULL;
   ob_loops_drop(attached->loops, slot + 1);
 }
@@ -188,8 +189,9 @@ static void restart_left(struct ob_attached *attached) {
 }
 
 /* Notes the call. */
-static int position_of(struct ob_attached *attached, const struct ob_mpi_call *call,
-                       uint64_t signature, bool *look) {
+static int mpi_communicator_position_of(struct ob_attached *attached,
+                                        const struct ob_mpi_call *call, uint64_t signature,
+                                        bool *look) {
   const bool in_place = call->sendbuf == MPI_IN_PLACE;
   attached->calls++;
   int position = ob_loops_position(attached->loops, signature,
@@ -259,15 +261,16 @@ static enum ob_reason judge_tensor(struct tensor *tensor) {
   return OB_REASON_WITHDRAWN;
 }
 
-static struct ob_exchange *follow(struct ob_attached *attached, const struct ob_mpi_call *call,
-                                  struct ob_followed *followed) {
+static struct ob_exchange *mpi_communicator_follow(struct ob_attached *attached,
+                                                   const struct ob_mpi_call *call,
+                                                   struct ob_followed *followed) {
   onebit_dtype_t dtype;
   bool sum, is_time;
   followed->reason = ob_mpi_call_resolve(call, &dtype, &sum);
   if (followed->reason != OB_REASON_NONE)
     return NULL;
   uint64_t signature = ob_loops_signature(call->operation, dtype, sum, call->count);
-  int position = position_of(attached, call, signature, &is_time);
+  int position = mpi_communicator_position_of(attached, call, signature, &is_time);
   if (followed->budget > 0 && attached->calls % FIT_CALLS == 0)
     fit_budget(attached, followed->budget);
   if (is_time)
@@ -286,7 +289,7 @@ static struct ob_exchange *follow(struct ob_attached *attached, const struct ob_
 
 struct ob_exchange *ob_attached_follow(struct ob_attached *attached, const struct ob_mpi_call *call,
                                        struct ob_followed *followed) {
-  struct ob_exchange *exchange = follow(attached, call, followed);
+  struct ob_exchange *exchange = mpi_communicator_follow(attached, call, followed);
   followed->failed = attached->queue->failed;
   return exchange;
 }
@@ -314,7 +317,7 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
  * rank knows one. alike: it is the same for all ranks. */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
-  int64_t slot = find(attached, signature, call);
+  int64_t slot = mpi_communicator_find(attached, signature, call);
   int64_t largest[] = {slot, -slot, (int64_t)signature, -(int64_t)signature};
   *code = ob_largest(attached->comm, largest, 4);
   if (*code == MPI_SUCCESS && largest[2] != -largest[3]) {
@@ -329,9 +332,9 @@ static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_cal
  * tensor's, the residual may be of neither, and is given up. */
 static bool other_buffers(struct ob_attached *attached, int slot, const struct ob_mpi_call *call) {
   struct tensor *tensor = attached->tensors[slot];
-  if (has_buffers(tensor, call))
+  if (mpi_communicator_has_buffers(tensor, call))
     return false;
-  int other = find(attached, tensor->signature, call);
+  int other = mpi_communicator_find(attached, tensor->signature, call);
   if (other != NO_TENSOR) {
     onebit_plan_reset_residual(ob_exchange_plan(tensor->exchange));
     attached->tensors[other]->buffers = (struct ob_buffers){NULL, NULL, {0, 0}};
@@ -340,8 +343,10 @@ static bool other_buffers(struct ob_attached *attached, int slot, const struct o
 }
 
 /* Finds the tensor of a call without a position, by the ranks' agreement. */
-static struct ob_exchange *find_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
-                                       uint64_t signature, bool *withdraw, int *code) {
+static struct ob_exchange *mpi_communicator_find_tensor(struct ob_attached *attached,
+                                                        const struct ob_mpi_call *call,
+                                                        uint64_t signature, bool *withdraw,
+                                                        int *code) {
   bool alike;
   int slot = agree_on_tensor(attached, call, signature, &alike, code);
   if (*code != MPI_SUCCESS)
@@ -376,10 +381,11 @@ struct ob_exchange *ob_attached_agree(struct ob_attached *attached, const struct
     return NULL;
   attached->failure = ONEBIT_OK;
   uint64_t signature = ob_loops_signature(call->operation, dtype, sum, call->count);
-  int position = position_of(attached, call, signature, &look);
-  struct ob_exchange *exchange = position == OB_NO_POSITION
-                                     ? find_tensor(attached, call, signature, withdraw, code)
-                                     : use_position(attached, position, call, signature);
+  int position = mpi_communicator_position_of(attached, call, signature, &look);
+  struct ob_exchange *exchange =
+      position == OB_NO_POSITION
+          ? mpi_communicator_find_tensor(attached, call, signature, withdraw, code)
+          : use_position(attached, position, call, signature);
   if (look && *code == MPI_SUCCESS)
     ob_loops_look(attached->loops);
   if (attached->failure != ONEBIT_OK && attached->failure != ONEBIT_ERROR_MEMORY)

@@ -21,7 +21,7 @@ onebit_status_t ob_mpi_failed(const char *call, int code) {
 /* ---- Exchanges ---- */
 
 /* A variable that is wrong on this rank alone makes the plan fail on all of them. */
-static onebit_status_t make_plan(struct ob_exchange *exchange, struct ob_bits bits) {
+static onebit_status_t mpi_exchange_make_plan(struct ob_exchange *exchange, struct ob_bits bits) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_status_t known = bits.min ? ONEBIT_OK : ob_knob_bits(OB_SAFE_BITS, &bits);
@@ -50,7 +50,7 @@ static void note_bits(struct ob_exchange *exchange) {
   exchange->tally.bytes_sent = info.wire_bytes;
 }
 
-static void release(struct ob_exchange *exchange) {
+static void mpi_exchange_release(struct ob_exchange *exchange) {
   if (!exchange)
     return;
   onebit_plan_destroy(exchange->plan);
@@ -60,7 +60,8 @@ static void release(struct ob_exchange *exchange) {
 }
 
 /* Allocates this rank's part; NULL without memory. */
-static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_call *call) {
+static struct ob_exchange *mpi_exchange_allocate(struct ob_queue *queue,
+                                                 const struct ob_mpi_call *call) {
   struct ob_exchange *exchange = ob_allocate(1, sizeof *exchange);
   struct ob_operation *operation = ob_allocate(1, sizeof *operation);
   bool all = exchange && operation;
@@ -83,7 +84,7 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
   }
   if (all)
     return exchange;
-  release(exchange);
+  mpi_exchange_release(exchange);
   return NULL;
 }
 
@@ -92,7 +93,7 @@ static struct ob_exchange *allocate(struct ob_queue *queue, const struct ob_mpi_
 onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_call *call,
                                    struct ob_bits bits, bool has_memory,
                                    struct ob_exchange **result) {
-  struct ob_exchange *exchange = has_memory ? allocate(queue, call) : NULL;
+  struct ob_exchange *exchange = has_memory ? mpi_exchange_allocate(queue, call) : NULL;
   int64_t missing = exchange == NULL;
   int code = ob_largest(call->comm, &missing, 1);
   onebit_status_t status = ONEBIT_OK;
@@ -101,10 +102,10 @@ onebit_status_t ob_exchange_create(struct ob_queue *queue, const struct ob_mpi_c
   else if (missing)
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an exchange, on some rank");
   else
-    status = make_plan(exchange, bits);
+    status = mpi_exchange_make_plan(exchange, bits);
   *result = status == ONEBIT_OK ? exchange : NULL;
   if (status != ONEBIT_OK)
-    release(exchange);
+    mpi_exchange_release(exchange);
   return status;
 }
 
@@ -113,7 +114,7 @@ void ob_exchange_destroy(struct ob_exchange *exchange) {
     return;
   for (unsigned idle = 0; ob_queue_serves(exchange); idle++)
     ob_queues_backoff(idle);
-  release(exchange);
+  mpi_exchange_release(exchange);
 }
 
 onebit_plan_t ob_exchange_plan(const struct ob_exchange *exchange) { return exchange->plan; }
@@ -221,7 +222,8 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
 
 /* Makes a call dense, in a way that matches ranks which have something in flight and make it
  * without blocking. */
-static int run_dense(const struct ob_exchange *exchange, const struct ob_mpi_call *call) {
+static int mpi_exchange_run_dense(const struct ob_exchange *exchange,
+                                  const struct ob_mpi_call *call) {
   struct ob_mpi_call dense = *call;
   MPI_Request request;
   dense.comm = exchange->queue->dense;
@@ -242,7 +244,7 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
   if (status == ONEBIT_OK)
     ob_exchange_store(exchange, call);
   else
-    code = ob_is_withdrawn(status) ? run_dense(exchange, call) : MPI_ERR_INTERN;
+    code = ob_is_withdrawn(status) ? mpi_exchange_run_dense(exchange, call) : MPI_ERR_INTERN;
   if (code != MPI_SUCCESS)
     return code;
   ob_queues_lock();

@@ -79,7 +79,7 @@ static void agree_on_required(void) {
 }
 
 /* Agrees with all ranks, which are known to have the library. Collective. */
-static void agree(int rank, int size, char message[MESSAGE_BYTES]) {
+static void mpi_preload_agree(int rank, int size, char message[MESSAGE_BYTES]) {
   bool bad = agree_on_failure(rank, size, message);
   agree_on_required();
   if (!bad && !same_rules())
@@ -108,7 +108,7 @@ static bool has_every_rank(int size, const struct ob_presence *presence,
 static bool speaks;
 
 /* Settles with the other ranks, once, from MPI_Init. */
-static void settle(void) {
+static void mpi_preload_settle(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -121,7 +121,7 @@ static void settle(void) {
   ob_preload.trusted = has_every_rank(size, &presence, message);
   speaks = presence.speaks;
   if (ob_preload.trusted)
-    agree(rank, size, message);
+    mpi_preload_agree(rank, size, message);
   ob_preload_refuse(message[0] ? message : NULL);
   if (speaks)
     ob_preload_report_start(size);
@@ -132,7 +132,7 @@ static void settle(void) {
 }
 
 /* Ends the library's work, from MPI_Finalize. */
-static void end(void) {
+static void mpi_preload_end(void) {
   OB_CALL_SCOPE;
   ob_preload_close();
   ob_flights_finish();
@@ -148,7 +148,7 @@ static void start_unless_foreign(void) {
   OB_CALL_SCOPE;
   started = ob_mpi_bind() == ONEBIT_OK;
   if (started)
-    settle();
+    mpi_preload_settle();
   else if (ob_launch_rank() == 0)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(),
             onebit_last_error());
@@ -179,6 +179,6 @@ OB_PRELOAD_VISIBLE int MPI_Init_thread(int *argc, char ***argv, int required, in
 
 OB_PRELOAD_VISIBLE int MPI_Finalize(void) {
   if (started)
-    end();
+    mpi_preload_end();
   return PMPI_Finalize();
 }

@@ -11,7 +11,7 @@
 #include "dropin/report.h"
 
 /* The number of a handle, which is a pointer or a number. */
-static uint64_t number_of(const void *handle, size_t bytes) {
+static uint64_t preload_calls_number_of(const void *handle, size_t bytes) {
   uint64_t number = 0;
   memcpy(&number, handle, bytes < sizeof number ? bytes : sizeof number);
   return number;
@@ -32,17 +32,19 @@ static struct ob_record *make_record(const struct ob_record_of *of, MPI_Comm com
 }
 
 /* The record of calls like this one; NULL where it is below the size that is looked at. */
-static struct ob_record *record_of(const char *name, onebit_dtype_t dtype, size_t count,
-                                   MPI_Datatype type, MPI_Comm comm, int comm_size) {
+static struct ob_record *preload_calls_record_of(const char *name, onebit_dtype_t dtype,
+                                                 size_t count, MPI_Datatype type, MPI_Comm comm,
+                                                 int comm_size) {
   int size = 0;
   if (type == MPI_DATATYPE_NULL || PMPI_Type_size(type, &size) != MPI_SUCCESS ||
       count * (size_t)size < ob_preload.rules.min_bytes)
     return NULL;
-  struct ob_record_of of = {number_of(&comm, sizeof comm),
+  struct ob_record_of of = {preload_calls_number_of(&comm, sizeof comm),
                             comm_size,
                             name,
                             dtype,
-                            dtype == OB_OTHER_TYPE ? number_of(&type, sizeof type) : 0,
+                            dtype == OB_OTHER_TYPE ? preload_calls_number_of(&type, sizeof type)
+                                                   : 0,
                             count};
   struct ob_record *record = ob_counters_find(&of);
   return record ? record : make_record(&of, comm, type, count * (size_t)size);
@@ -59,7 +61,7 @@ void ob_preload_watch(const char *name, MPI_Count count, MPI_Datatype type, MPI_
       PMPI_Comm_size(comm, &size) != MPI_SUCCESS || size < 2)
     return;
   ob_mpi_call_resolve(&call, &dtype, &sum);
-  struct ob_record *record = record_of(name, dtype, (size_t)count, type, comm, size);
+  struct ob_record *record = preload_calls_record_of(name, dtype, (size_t)count, type, comm, size);
   if (record)
     ob_record_pass(record, OB_REASON_CALL, seconds);
 }
@@ -90,8 +92,8 @@ static bool is_within_world(MPI_Comm comm) {
 }
 
 /* Decides what this rank can decide without other ranks, the cheapest questions first. */
-static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **record,
-                            struct ob_followed *followed) {
+static enum ob_reason preload_calls_judge(const struct ob_mpi_call *call, struct ob_record **record,
+                                          struct ob_followed *followed) {
   onebit_dtype_t dtype;
   bool sum;
   int other = 1, size = 1;
@@ -100,8 +102,8 @@ static enum ob_reason judge(const struct ob_mpi_call *call, struct ob_record **r
   if (PMPI_Comm_test_inter(call->comm, &other) != MPI_SUCCESS || other ||
       PMPI_Comm_size(call->comm, &size) != MPI_SUCCESS || size < 2)
     return reason == OB_REASON_NONE ? OB_REASON_ALONE : reason;
-  *record = record_of(ob_report_operation(call->operation), dtype, call->count, call->datatype,
-                      call->comm, size);
+  *record = preload_calls_record_of(ob_report_operation(call->operation), dtype, call->count,
+                                    call->datatype, call->comm, size);
   if (reason == OB_REASON_NONE)
     reason = ob_rules_judge(rules, call->operation, dtype, call->count, size);
   if (reason != OB_REASON_NONE)
@@ -117,7 +119,8 @@ void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm) 
     ob_attached_note(attached, operation, count);
 }
 
-static int fail(const struct ob_mpi_call *call, int code) { /* most programs leave it to end them */
+static int preload_calls_fail(const struct ob_mpi_call *call,
+                              int code) { /* most programs leave it to end them */
   int rank = 0;
   PMPI_Comm_rank(call->comm, &rank);
   fprintf(stderr, "onebit: rank %d: %s\n", rank, onebit_last_error());
@@ -129,7 +132,7 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   OB_CALL_SCOPE;
   *decision = (struct ob_preload_decision){.exchange = NULL};
   struct ob_followed followed = {.failed = false};
-  decision->reason = judge(call, &decision->record, &followed);
+  decision->reason = preload_calls_judge(call, &decision->record, &followed);
   if (decision->reason != OB_REASON_NONE) {
     ob_preload_note(call->operation, call->count, call->comm);
     return MPI_SUCCESS;
@@ -146,7 +149,7 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   decision->shadow = followed.shadow;
   ob_flights_release();
   ob_record_decided(decision->record, ob_seconds() - start);
-  return followed.failed ? fail(call, MPI_ERR_OTHER) : MPI_SUCCESS;
+  return followed.failed ? preload_calls_fail(call, MPI_ERR_OTHER) : MPI_SUCCESS;
 }
 
 void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
@@ -156,7 +159,8 @@ void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
 }
 
 /* Notes in the record a call that its exchange has done. False: it was withdrawn. */
-static bool note(const struct ob_preload_decision *decision, uint64_t before, double seconds) {
+static bool preload_calls_note(const struct ob_preload_decision *decision, uint64_t before,
+                               double seconds) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
   if (tally->compressed == before) {
     ob_record_pass(decision->record, OB_REASON_WITHDRAWN, seconds);
@@ -167,8 +171,8 @@ static bool note(const struct ob_preload_decision *decision, uint64_t before, do
   return true;
 }
 
-static int run_compressed(const struct ob_mpi_call *call,
-                          const struct ob_preload_decision *decision) {
+static int preload_calls_run_compressed(const struct ob_mpi_call *call,
+                                        const struct ob_preload_decision *decision) {
   const struct ob_tally *tally = ob_exchange_tally(decision->exchange);
   const uint64_t before = tally->compressed;
   const bool shadowed = ob_shadow_begin(decision->shadow, call);
@@ -176,13 +180,13 @@ static int run_compressed(const struct ob_mpi_call *call,
   ob_flights_hold();
   int code = ob_exchange_run(decision->exchange, call, false);
   double end = ob_seconds();
-  if (code == MPI_SUCCESS && note(decision, before, end - start) && shadowed) {
+  if (code == MPI_SUCCESS && preload_calls_note(decision, before, end - start) && shadowed) {
     ob_shadow_end(decision->shadow, call, decision->tensor,
                   tally->bits < decision->max_bits ? 0 : tally->bits, decision->record);
     ob_record_decided(decision->record, ob_seconds() - end);
   }
   ob_flights_release();
-  return code == MPI_SUCCESS ? code : fail(call, code);
+  return code == MPI_SUCCESS ? code : preload_calls_fail(call, code);
 }
 
 /* Makes a blocking call that is not small. Returns an MPI error code. */
@@ -195,7 +199,7 @@ int ob_preload_call(const struct ob_mpi_call *call) {
   if (code != MPI_SUCCESS)
     return code;
   if (decision.exchange)
-    return run_compressed(call, &decision);
+    return preload_calls_run_compressed(call, &decision);
   double start = ob_seconds();
   OB_CALL_OF_PROGRAM(code = ob_mpi_call_dense(call));
   ob_record_pass(decision.record, decision.reason, ob_seconds() - start);

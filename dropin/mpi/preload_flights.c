@@ -17,7 +17,7 @@ void ob_flights_hold(void) { held++; }
 void ob_flights_release(void) { held--; }
 
 /* Moves all of them once; returns those that are done. */
-static struct ob_flight *move_all(void) {
+static struct ob_flight *preload_flights_move_all(void) {
   struct ob_flight *done = NULL, **last = &done;
   for (struct ob_flight **at = &flights; *at;) {
     struct ob_flight *flight = *at;
@@ -42,7 +42,7 @@ static int move_flights(void) {
     return 0;
   OB_CALL_SCOPE;
   ob_flights_hold();
-  struct ob_flight *done = move_all();
+  struct ob_flight *done = preload_flights_move_all();
   pthread_mutex_unlock(&lock);
   for (struct ob_flight *next; done; done = next, ended++) {
     next = done->next;
@@ -64,7 +64,7 @@ static struct {
 
 enum { PAUSE = 50 }; /* microseconds: little beside what a compressed call takes */
 
-static void *run(void *nothing) {
+static void *preload_flights_run(void *nothing) {
   (void)nothing;
   pthread_mutex_lock(&mover.lock);
   while (!mover.stop) {
@@ -85,7 +85,7 @@ static bool begin_thread(void) {
   int provided = MPI_THREAD_SINGLE;
   if (PMPI_Query_thread(&provided) != MPI_SUCCESS || provided != MPI_THREAD_MULTIPLE)
     return false;
-  mover.running = pthread_create(&mover.thread, NULL, run, NULL) == 0;
+  mover.running = pthread_create(&mover.thread, NULL, preload_flights_run, NULL) == 0;
   return mover.running;
 }
 
@@ -140,11 +140,11 @@ static void leave_progress(void) {
 /* ---- Both ---- */
 
 static bool moves;
-static void begin(void) { moves = join_progress() || begin_thread(); }
+static void preload_flights_begin(void) { moves = join_progress() || begin_thread(); }
 
 bool ob_flights_move(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, begin);
+  pthread_once(&once, preload_flights_begin);
   return moves;
 }
 

@@ -52,16 +52,17 @@ static void release_errors(struct handlers *handlers) {
 
 /* ---- Names: of a rank, and of what rank 0 has found ---- */
 
-static const char *name_of(int rank) {
+static const char *preload_presence_name_of(int rank) {
   static char name[NAME_BYTES];
   snprintf(name, NAME_BYTES, "onebit-%016llx-%d", (unsigned long long)presence.job, rank);
   return name;
 }
 
-static bool look_up(int rank, int attempts, char value[VALUE_BYTES]) {
+static bool preload_presence_look_up(int rank, int attempts, char value[VALUE_BYTES]) {
   for (int attempt = 1;; attempt++) {
     memset(value, 0, VALUE_BYTES);
-    if (PMPI_Lookup_name(name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS && value[0])
+    if (PMPI_Lookup_name(preload_presence_name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
+        value[0])
       return true;
     if (attempt >= attempts)
       return false;
@@ -70,13 +71,13 @@ static bool look_up(int rank, int attempts, char value[VALUE_BYTES]) {
 }
 
 /* Publishes this rank's value, and withdraws what an earlier program of the job has left. */
-static bool publish(int rank, const char *value) {
+static bool preload_presence_publish(int rank, const char *value) {
   char found[VALUE_BYTES];
   for (int attempt = 0; attempt < 2; attempt++) {
-    if (PMPI_Publish_name(name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
-        look_up(rank, 1, found) && !strcmp(found, value))
+    if (PMPI_Publish_name(preload_presence_name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
+        preload_presence_look_up(rank, 1, found) && !strcmp(found, value))
       return true;
-    PMPI_Unpublish_name(name_of(rank), MPI_INFO_NULL, value);
+    PMPI_Unpublish_name(preload_presence_name_of(rank), MPI_INFO_NULL, value);
   }
   return false;
 }
@@ -104,10 +105,10 @@ static bool is_unnamed_child(void) {
 
 /* ---- Looking ---- */
 
-static int first_missing(int size) {
+static int preload_presence_first_missing(int size) {
   char value[VALUE_BYTES];
   int rank = 1;
-  while (rank < size && look_up(rank, ATTEMPTS, value))
+  while (rank < size && preload_presence_look_up(rank, ATTEMPTS, value))
     rank++;
   return rank;
 }
@@ -116,10 +117,13 @@ static int first_missing(int size) {
 static int missing_rank(int size) {
   char value[VALUE_BYTES];
   if (presence.rank != 0)
-    return look_up(0, ATTEMPTS, value) && look_up(ANSWER, ANSWER_ATTEMPTS, value) ? atoi(value) : 0;
-  int missing = first_missing(size);
+    return preload_presence_look_up(0, ATTEMPTS, value) &&
+                   preload_presence_look_up(ANSWER, ANSWER_ATTEMPTS, value)
+               ? atoi(value)
+               : 0;
+  int missing = preload_presence_first_missing(size);
   snprintf(presence.answer, sizeof presence.answer, "%d", missing);
-  presence.answered = publish(ANSWER, presence.answer);
+  presence.answered = preload_presence_publish(ANSWER, presence.answer);
   return missing;
 }
 
@@ -127,7 +131,7 @@ static int missing_rank(int size) {
 static bool is_first(void) {
   char value[VALUE_BYTES];
   int rank = 0;
-  while (rank < presence.rank && !look_up(rank, 1, value))
+  while (rank < presence.rank && !preload_presence_look_up(rank, 1, value))
     rank++;
   return rank == presence.rank;
 }
@@ -140,7 +144,7 @@ struct ob_presence ob_presence_find(int rank, int size) {
   if (is_unnamed_child())
     return result;
   struct handlers handlers = hold_errors();
-  presence.published = publish(rank, presence.value);
+  presence.published = preload_presence_publish(rank, presence.value);
   if (presence.published) {
     result.missing = missing_rank(size);
     result.found = result.missing == size ? OB_PRESENCE_ALL : OB_PRESENCE_SOME;
@@ -153,9 +157,9 @@ struct ob_presence ob_presence_find(int rank, int size) {
 void ob_presence_end(void) {
   struct handlers handlers = hold_errors();
   if (presence.published)
-    PMPI_Unpublish_name(name_of(presence.rank), MPI_INFO_NULL, presence.value);
+    PMPI_Unpublish_name(preload_presence_name_of(presence.rank), MPI_INFO_NULL, presence.value);
   if (presence.answered)
-    PMPI_Unpublish_name(name_of(ANSWER), MPI_INFO_NULL, presence.answer);
+    PMPI_Unpublish_name(preload_presence_name_of(ANSWER), MPI_INFO_NULL, presence.answer);
   presence.published = presence.answered = false;
   release_errors(&handlers);
 }

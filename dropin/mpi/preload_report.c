@@ -9,7 +9,7 @@ void ob_preload_report_start(int size) {
 }
 
 /* Gathers the counters of this rank, or of all ranks together. */
-static void gather(struct ob_report *report, bool all) {
+static void preload_report_gather(struct ob_report *report, bool all) {
   const onebit_counters_t *own = &report->own;
   uint64_t sums[3] = {own->compressed, own->bytes_sent, own->bytes_dense};
   double saved = own->seconds_saved, largest[2] = {own->seconds, ob_report_max_residual_ratio()};
@@ -41,7 +41,7 @@ bool ob_preload_report_end(bool all, bool prints) {
                              .span = "from MPI_Init to MPI_Finalize",
                              .own = {.size = sizeof report.own}};
   onebit_counters_get(&report.own);
-  gather(&report, all);
+  preload_report_gather(&report, all);
   report.hosts = count_hosts(report.ranks);
   if (prints)
     ob_report_print(&report);

@@ -194,7 +194,7 @@ static void unlink_operation(struct ob_queue *queue, const struct ob_operation *
 }
 
 /* Finishes an operation. Afterwards only its owner may access it. */
-static void finish(struct ob_operation *operation, int code) {
+static void queue_finish(struct ob_operation *operation, int code) {
   operation->code = code;
   if (code != MPI_SUCCESS)
     snprintf(operation->message, sizeof operation->message, "%s", onebit_last_error());
@@ -209,7 +209,7 @@ static void finish(struct ob_operation *operation, int code) {
 static void finish_dense(struct ob_operation *operation, const char *call, int code) {
   if (code != MPI_SUCCESS)
     ob_mpi_failed(call, code);
-  finish(operation, code);
+  queue_finish(operation, code);
 }
 
 /* The status of the operation's plan. A plan whose transport has failed before does not even
@@ -225,7 +225,7 @@ static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
 }
 
 /* Decides an operation; false when its plan has not ended yet. */
-static bool decide(struct ob_operation *operation, bool wait) {
+static bool queue_decide(struct ob_operation *operation, bool wait) {
   onebit_status_t status = ask_plan(operation, wait);
   if (status == ONEBIT_IN_PROGRESS)
     return false;
@@ -239,7 +239,7 @@ static bool decide(struct ob_operation *operation, bool wait) {
   if (ob_is_withdrawn(status))
     operation->stage = OB_STAGE_UNSENT;
   else
-    finish(operation, operation->compressed ? MPI_SUCCESS : MPI_ERR_INTERN);
+    queue_finish(operation, operation->compressed ? MPI_SUCCESS : MPI_ERR_INTERN);
   return true;
 }
 
@@ -262,7 +262,7 @@ static void move_dense(struct ob_operation *operation) {
   }
   code = ob_wait_look(&operation->watch, operation->queue, DENSE_CALL);
   if (code != MPI_SUCCESS)
-    finish(operation, code);
+    queue_finish(operation, code);
 }
 
 static bool is_undecided(const struct ob_operation *operation) {
@@ -270,7 +270,8 @@ static bool is_undecided(const struct ob_operation *operation) {
 }
 
 /* The first operation of the queue, or the one after another. */
-static struct ob_operation *next_of(struct ob_queue *queue, const struct ob_operation *operation) {
+static struct ob_operation *queue_next_of(struct ob_queue *queue,
+                                          const struct ob_operation *operation) {
   ob_queues_lock();
   struct ob_operation *next = operation ? operation->next : queue->first;
   ob_queues_unlock();
@@ -280,11 +281,12 @@ static struct ob_operation *next_of(struct ob_queue *queue, const struct ob_oper
 /* Moves the operations of a claimed queue. One that ends must not be looked at any more: so the
  * next one is read before, and what withdraws is sent in the next turn. */
 static void move_claimed(struct ob_queue *queue, bool wait) {
-  for (struct ob_operation *operation = next_of(queue, NULL), *next; operation; operation = next) {
-    next = next_of(queue, operation);
+  for (struct ob_operation *operation = queue_next_of(queue, NULL), *next; operation;
+       operation = next) {
+    next = queue_next_of(queue, operation);
     if (!is_undecided(operation))
       move_dense(operation);
-    else if (!decide(operation, wait))
+    else if (!queue_decide(operation, wait))
       return;
   }
 }
@@ -297,7 +299,7 @@ static void unclaim(struct ob_queue *queue) {
 
 /* Moves a queue. Waits in the library only where nothing else of this process could be what others
  * wait for. */
-static void move(struct ob_queue *queue, bool wait) {
+static void queue_move(struct ob_queue *queue, bool wait) {
   if (!claim(queue))
     return;
   move_claimed(queue, wait && ob_queues_in_flight() == 1);
@@ -413,7 +415,7 @@ int ob_operation_wait(struct ob_operation **operation) {
   if (!*operation)
     return MPI_SUCCESS;
   for (unsigned idle = 0; !is_done(*operation); idle++) {
-    move((*operation)->queue, true);
+    queue_move((*operation)->queue, true);
     if (!is_done(*operation))
       ob_queues_backoff(idle);
   }

@@ -24,7 +24,7 @@ static ONEBIT_Request requests;
 
 /* ---- Their list ---- */
 
-static void add(ONEBIT_Request request) {
+static void requests_add(ONEBIT_Request request) {
   pthread_mutex_lock(&lock);
   request->next = requests;
   if (requests)
@@ -33,7 +33,7 @@ static void add(ONEBIT_Request request) {
   pthread_mutex_unlock(&lock);
 }
 
-static void release(ONEBIT_Request *handle) {
+static void requests_release(ONEBIT_Request *handle) {
   ONEBIT_Request request = *handle;
   pthread_mutex_lock(&lock);
   if (request->next)
@@ -71,7 +71,7 @@ static int check_handle(ONEBIT_Request request) {
 
 /* ---- Beginning ---- */
 
-static int check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
+static int requests_check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
   int code = ob_call_begin_mpi();
   if (code != MPI_SUCCESS)
     return code;
@@ -81,17 +81,17 @@ static int check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
   return ob_call_check(call, count);
 }
 
-static ONEBIT_Request make(const struct ob_mpi_call *call, bool persistent) {
+static ONEBIT_Request requests_make(const struct ob_mpi_call *call, bool persistent) {
   ONEBIT_Request request = ob_handle_create(OB_HANDLE_MPI_REQUEST, sizeof *request);
   if (!request)
     return NULL;
   *request = (struct onebit_mpi_request){
       .call = *call, .persistent = persistent, .dense = MPI_REQUEST_NULL};
-  add(request);
+  requests_add(request);
   return request;
 }
 
-static int begin(ONEBIT_Request request) {
+static int requests_begin(ONEBIT_Request request) {
   const struct ob_mpi_call *call = &request->call;
   struct ob_exchange *exchange;
   bool withdraw;
@@ -117,18 +117,18 @@ int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatyp
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
-  int code = check(&call, count, request);
+  int code = requests_check(&call, count, request);
   if (code != MPI_SUCCESS)
     return code;
-  *request = make(&call, false);
+  *request = requests_make(&call, false);
   if (!*request) {
     code = ob_call_run(&call);
     return code != MPI_SUCCESS ? code
                                : ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
   }
-  code = begin(*request);
+  code = requests_begin(*request);
   if (code != MPI_SUCCESS)
-    release(request);
+    requests_release(request);
   return code;
 }
 
@@ -137,10 +137,10 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
   (void)info;
-  int code = check(&call, count, request);
+  int code = requests_check(&call, count, request);
   if (code != MPI_SUCCESS)
     return code;
-  *request = make(&call, true);
+  *request = requests_make(&call, true);
   return *request ? MPI_SUCCESS : ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
 }
 
@@ -159,7 +159,7 @@ int ONEBIT_Start(ONEBIT_Request *request) {
     return ob_call_failed(comm, MPI_ERR_REQUEST, "request is active");
   if (comm == MPI_COMM_NULL)
     return ob_call_failed(comm, MPI_ERR_COMM, "the request's communicator has been freed");
-  return begin(*request);
+  return requests_begin(*request);
 }
 
 /* ---- Ending ---- */
@@ -174,16 +174,16 @@ static void set_empty(MPI_Status *status, int code) {
   PMPI_Status_set_cancelled(status, 0);
 }
 
-static void end(ONEBIT_Request *request) {
+static void requests_end(ONEBIT_Request *request) {
   (*request)->active = false;
   if (!(*request)->persistent)
-    release(request);
+    requests_release(request);
 }
 
 static bool is_over(const ONEBIT_Request *request) { return !*request || !(*request)->active; }
 
 /* Finishes what the request holds, without a call of the error handler. */
-static int finish(ONEBIT_Request request, bool wait, bool *done) {
+static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
   int code, flag = 1;
   if (request->operation) {
     code = wait ? ob_operation_wait(&request->operation)
@@ -205,16 +205,16 @@ static int ask(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *statu
   int code = *request ? check_handle(*request) : MPI_SUCCESS;
   *done = true;
   if (code == MPI_SUCCESS && !is_over(request)) {
-    code = finish(*request, wait, done);
+    code = requests_finish(*request, wait, done);
     if (*done)
-      end(request);
+      requests_end(request);
   }
   if (*done)
     set_empty(status, code);
   return code;
 }
 
-static int check_request(const ONEBIT_Request *request) {
+static int requests_check_request(const ONEBIT_Request *request) {
   int code = ob_call_begin_mpi();
   if (code == MPI_SUCCESS && !request)
     return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
@@ -224,14 +224,14 @@ static int check_request(const ONEBIT_Request *request) {
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
   OB_CALL_SCOPE;
   bool done;
-  int code = check_request(request);
+  int code = requests_check_request(request);
   return code == MPI_SUCCESS ? ask(request, true, &done, status) : code;
 }
 
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
   OB_CALL_SCOPE;
   bool done;
-  int code = check_request(request);
+  int code = requests_check_request(request);
   if (code != MPI_SUCCESS)
     return code;
   if (!flag)
@@ -261,13 +261,13 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
 
 int ONEBIT_Request_free(ONEBIT_Request *request) {
   OB_CALL_SCOPE;
-  int code = check_request(request);
+  int code = requests_check_request(request);
   if (code == MPI_SUCCESS)
     code = check_handle(*request);
   if (code != MPI_SUCCESS)
     return code;
   if ((*request)->active)
     return ob_call_failed(comm_of(*request), MPI_ERR_REQUEST, "request is active");
-  release(request);
+  requests_release(request);
   return MPI_SUCCESS;
 }

@@ -16,14 +16,14 @@ enum { FIRST_SHADOWS = 16, BETWEEN = 16 };
 /* Elements of a part: an eighth of the tensor, at most MAX_PART, in blocks of a scale. */
 enum { BLOCK = 2048, MAX_PART = 8 * BLOCK };
 
-static size_t part_of(size_t count) {
+static size_t shadow_part_of(size_t count) {
   size_t part = count / 8 / BLOCK * BLOCK;
   part = part < BLOCK ? BLOCK : part > MAX_PART ? MAX_PART : part;
   return part < count ? part : count;
 }
 
 size_t ob_shadow_bytes(const struct ob_mpi_call *call) {
-  return call->operation == ONEBIT_ALLREDUCE ? part_of(call->count) * sizeof(double) : 0;
+  return call->operation == ONEBIT_ALLREDUCE ? shadow_part_of(call->count) * sizeof(double) : 0;
 }
 
 static onebit_dtype_t dtype_of(const struct ob_mpi_call *call) {
@@ -41,7 +41,7 @@ bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
   uint64_t number = shadow->calls++, random = random_of(number);
   if (number >= FIRST_SHADOWS && random % BETWEEN != 0)
     return false;
-  const size_t size = ob_elements_size(dtype_of(call)), part = part_of(call->count);
+  const size_t size = ob_elements_size(dtype_of(call)), part = shadow_part_of(call->count);
   const void *input = call->sendbuf == MPI_IN_PLACE ? call->recvbuf : call->sendbuf;
   shadow->first = (size_t)(random / BETWEEN) % ((call->count - part) / BLOCK + 1) * BLOCK;
   memcpy(shadow->input, (const char *)input + shadow->first * size, part * size);
@@ -54,8 +54,8 @@ struct difference {
   double error, norm; /* squares: of the difference, and of the exact sum */
 };
 
-static struct difference compare(onebit_dtype_t dtype, const char *sum, const char *exact,
-                                 size_t count) {
+static struct difference shadow_compare(onebit_dtype_t dtype, const char *sum, const char *exact,
+                                        size_t count) {
   enum { TOGETHER = 256 };
   float a[TOGETHER], b[TOGETHER];
   struct difference found = {0, 0};
@@ -79,7 +79,7 @@ static struct difference compare(onebit_dtype_t dtype, const char *sum, const ch
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
   const void *input = call->sendbuf == MPI_IN_PLACE ? call->recvbuf : call->sendbuf;
   double before = shadow->norm;
-  shadow->norm = compare(dtype_of(call), input, input, part_of(call->count)).norm;
+  shadow->norm = shadow_compare(dtype_of(call), input, input, shadow_part_of(call->count)).norm;
   return shadow->norm < QUIET * QUIET * before;
 }
 
@@ -99,7 +99,7 @@ static bool is_refused(struct ob_shadow *shadow, double ratio, double bound) {
   return ratio > MAX_BOUNDS * bound || shadow->offences >= MAX_OFFENCES;
 }
 
-static void warn(const struct ob_mpi_call *call, int tensor, double ratio, double bound) {
+static void shadow_warn(const struct ob_mpi_call *call, int tensor, double ratio, double bound) {
   int rank = 0;
   PMPI_Comm_rank(call->comm, &rank);
   if (rank == 0)
@@ -114,7 +114,7 @@ static void warn(const struct ob_mpi_call *call, int tensor, double ratio, doubl
 void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
                    struct ob_record *record) {
   const onebit_dtype_t dtype = dtype_of(call);
-  const size_t part = part_of(call->count);
+  const size_t part = shadow_part_of(call->count);
   struct ob_mpi_call exact = *call;
   MPI_Request request;
   int size = 1;
@@ -127,8 +127,8 @@ void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int
       ob_mpi_call_end(&exact, size) != MPI_SUCCESS)
     return;
   struct difference found =
-      compare(dtype, (const char *)call->recvbuf + shadow->first * ob_elements_size(dtype),
-              (const char *)shadow->input, part);
+      shadow_compare(dtype, (const char *)call->recvbuf + shadow->first * ob_elements_size(dtype),
+                     (const char *)shadow->input, part);
   double bound = bound_of(bits), ratio = found.norm > 0    ? sqrt(found.error / found.norm)
                                          : found.error > 0 ? INFINITY
                                                            : 0;
@@ -137,5 +137,5 @@ void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int
     shadow->refused = true;
   ob_record_shadowed(record, tensor, found.error, found.norm, shadow->refused);
   if (shadow->refused)
-    warn(call, tensor, ratio, bound);
+    shadow_warn(call, tensor, ratio, bound);
 }

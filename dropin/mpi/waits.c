@@ -51,7 +51,7 @@ void ob_roll_answer(struct ob_queue *queue) {
 }
 
 /* The first rank that has not answered; -1: all have. */
-static int first_missing(const struct ob_queue *queue, int number) {
+static int waits_first_missing(const struct ob_queue *queue, int number) {
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank && atomic_load(&queue->heard[rank]) != number)
       return rank;
@@ -64,15 +64,15 @@ static int call_roll(struct ob_queue *queue) {
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank)
       send_roll(queue, rank, ASK, number);
-  for (unsigned idle = 0; (missing = first_missing(queue, number)) >= 0 && ob_seconds() < until;
-       idle++) {
+  for (unsigned idle = 0;
+       (missing = waits_first_missing(queue, number)) >= 0 && ob_seconds() < until; idle++) {
     ob_roll_answer(queue);
     ob_queues_backoff(idle);
   }
   return missing;
 }
 
-static void describe(const void *of, struct ob_wait *wait) {
+static void waits_describe(const void *of, struct ob_wait *wait) {
   const struct waiter *waiter = of;
   snprintf(wait->what, sizeof wait->what, "%s", waiter->what);
   wait->peer = call_roll(waiter->queue);
@@ -81,7 +81,7 @@ static void describe(const void *of, struct ob_wait *wait) {
 static onebit_status_t check_waiter(struct ob_watch *watch, const struct waiter *waiter) {
   double timeout;
   if (waiter->queue)
-    return ob_watch_look(watch, waiter->queue->comm, 0, describe, waiter);
+    return ob_watch_look(watch, waiter->queue->comm, 0, waits_describe, waiter);
   OB_TRY(ob_watch_timeout(&timeout));
   return ob_watch_alone(watch, timeout, waiter->what);
 }

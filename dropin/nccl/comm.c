@@ -44,7 +44,7 @@ struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t handle) {
   return comm;
 }
 
-static void destroy(struct ob_nccl_comm *comm) {
+static void comm_destroy(struct ob_nccl_comm *comm) {
   int before = ob_cuda_enter(comm->device);
   ob_nccl_timers_destroy(comm);
   ob_nccl_tensors_destroy(comm);
@@ -62,18 +62,18 @@ void ob_nccl_comm_release(struct ob_nccl_comm *comm) {
   bool last = --comm->users == 0;
   pthread_mutex_unlock(&lock);
   if (last)
-    destroy(comm);
+    comm_destroy(comm);
 }
 
 /* ---- Making ---- */
 
-static bool describe(struct ob_nccl_comm *comm) {
+static bool comm_describe(struct ob_nccl_comm *comm) {
   return ob_next_ncclCommUserRank(comm->comm, &comm->rank) == ncclSuccess &&
          ob_next_ncclCommCount(comm->comm, &comm->size) == ncclSuccess &&
          ob_next_ncclCommCuDevice(comm->comm, &comm->device) == ncclSuccess;
 }
 
-static bool prepare(struct ob_nccl_comm *comm) {
+static bool comm_prepare(struct ob_nccl_comm *comm) {
   unsigned repeats = ob_nccl_wrong_settings() ? 2 : ob_preload.rules.warmup;
   int before = ob_cuda_enter(comm->device);
   bool good = ob_agreement_create(&comm->agreement) &&
@@ -96,7 +96,7 @@ static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES])
 }
 
 /* The reason why nothing is compressed on it; NULL: something may be. */
-static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
+static const char *comm_judge(const struct ob_nccl_comm *comm, const int64_t values[VALUES]) {
   if (values[WRONG_SETTINGS])
     return values[WRONG_SETTINGS] == comm->size - comm->rank ? ob_nccl_wrong_settings() : "";
   if (values[HASH] != -values[HASH_NEGATED])
@@ -108,7 +108,7 @@ static const char *judge(const struct ob_nccl_comm *comm, const int64_t values[V
 
 /* Settles communicators. A thread that drives several ranks asks for all of them before it waits
  * for one. */
-static ncclResult_t settle(struct ob_nccl_comm **made, size_t count) {
+static ncclResult_t comm_settle(struct ob_nccl_comm **made, size_t count) {
   ncclResult_t result = ncclSuccess;
   int64_t values[VALUES];
   for (size_t i = 0; i < count; i++) {
@@ -126,7 +126,7 @@ static ncclResult_t settle(struct ob_nccl_comm **made, size_t count) {
       result = made[i]->failed ? ncclRemoteError : result; /* else the program hears of it */
       continue;
     }
-    const char *refused = judge(made[i], values);
+    const char *refused = comm_judge(made[i], values);
     made[i]->settled = refused == NULL;
     if (values[REQUIRED])
       atomic_store(&ob_preload.required, true);
@@ -153,7 +153,7 @@ static struct ob_nccl_comm *create_comm(ncclComm_t handle, bool same_thread) {
   comm->comm = handle;
   comm->same_thread = same_thread;
   pthread_mutex_init(&comm->lock, NULL);
-  if (describe(comm)) {
+  if (comm_describe(comm)) {
     add_comm(comm);
     return comm;
   }
@@ -184,11 +184,11 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
       ob_nccl_print_start(comm, ob_nccl_unusable());
       continue;
     }
-    if (!prepare(comm))
+    if (!comm_prepare(comm))
       return ncclSystemError;
     asked[several++] = comm;
   }
-  return several ? settle(asked, several) : ncclSuccess;
+  return several ? comm_settle(asked, several) : ncclSuccess;
 }
 
 /* ---- In NCCL's place ---- */

@@ -31,7 +31,7 @@ bool ob_nccl_in_group(void) { return group.depth > 0; }
 
 static struct entry *entries(void) { return group.more ? group.more : group.usual; }
 
-static bool grow(void) {
+static bool group_grow(void) {
   size_t capacity = group.more ? 2 * group.capacity : 2 * USUAL_CAPACITY;
   struct entry *more = ob_allocate(capacity, sizeof *more);
   if (!more)
@@ -44,7 +44,7 @@ static bool grow(void) {
 }
 
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
-  if (group.count == (group.more ? group.capacity : USUAL_CAPACITY) && !grow())
+  if (group.count == (group.more ? group.capacity : USUAL_CAPACITY) && !group_grow())
     return false;
   entries()[group.count++] = (struct entry){.call = *call, .decision = *decision};
   return true;
@@ -93,7 +93,7 @@ static void leave_comms(void) {
   group.count = 0;
 }
 
-static ncclResult_t end(void) {
+static ncclResult_t group_end(void) {
   OB_CALL_SCOPE;
   struct ob_nccl_timer *timer = time_the_only();
   ncclResult_t result = ob_next_ncclGroupEnd();
@@ -124,5 +124,5 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclGroupEnd(void) {
   if (group.depth > 0)
     group.depth--;
   return group.depth > 0 || (group.count == 0 && group.made_count == 0) ? ob_next_ncclGroupEnd()
-                                                                        : end();
+                                                                        : group_end();
 }

@@ -35,7 +35,7 @@ static void check_driver(void) {
 }
 
 /* Reads the settings. Plans of a device stay with the bits that they begin with. */
-static onebit_status_t read_settings(void) {
+static onebit_status_t nccl_preload_read_settings(void) {
   OB_TRY(ob_preload_read_settings());
   if (!ob_rules_move(&ob_preload.rules))
     return ONEBIT_OK;
@@ -44,17 +44,17 @@ static onebit_status_t read_settings(void) {
       "a range of bits (ONEBIT_BITS, or rules) is for memory of the host, not for NCCL");
 }
 
-static void start(void) {
+static void nccl_preload_start(void) {
   OB_CALL_SCOPE;
   ob_counters_start(ob_seconds());
   check_driver();
-  if (read_settings() != ONEBIT_OK)
+  if (nccl_preload_read_settings() != ONEBIT_OK)
     snprintf(wrong_settings, sizeof wrong_settings, "%s", onebit_last_error());
   ob_preload_judge_exit(end_well);
 }
 
 void ob_nccl_start(void) {
-  pthread_once(&once, start);
+  pthread_once(&once, nccl_preload_start);
   atomic_store(&seen, true);
 }
 
@@ -180,8 +180,9 @@ static bool is_captured(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-static struct ob_record *record_of(const struct ob_nccl_call *call, onebit_dtype_t dtype,
-                                   const struct ob_nccl_comm *comm) {
+static struct ob_record *nccl_preload_record_of(const struct ob_nccl_call *call,
+                                                onebit_dtype_t dtype,
+                                                const struct ob_nccl_comm *comm) {
   const struct ob_record_of of = {(uint64_t)(uintptr_t)call->comm,
                                   comm->size,
                                   ob_report_operation(call->operation),
@@ -194,8 +195,9 @@ static struct ob_record *record_of(const struct ob_nccl_call *call, onebit_dtype
                                    call->count * ob_elements_size(dtype));
 }
 
-static enum ob_reason judge(const struct ob_nccl_call *call, const struct ob_nccl_comm *comm,
-                            struct ob_nccl_kind *kind) {
+static enum ob_reason nccl_preload_judge(const struct ob_nccl_call *call,
+                                         const struct ob_nccl_comm *comm,
+                                         struct ob_nccl_kind *kind) {
   enum ob_reason reason = ob_nccl_resolve(call, kind);
   if (reason != OB_REASON_NONE)
     return reason;
@@ -222,14 +224,14 @@ static void decide_captured(uint64_t signature, struct ob_nccl_decision *decisio
   decision->record = comm->tensor[number - 1]->record;
 }
 
-static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
+static struct ob_nccl_decision nccl_preload_decide(const struct ob_nccl_call *call) {
   struct ob_nccl_decision decision = {.comm = ob_nccl_comm_use(call->comm)};
   struct ob_nccl_comm *comm = decision.comm;
   struct ob_nccl_kind kind;
   bool look;
-  decision.reason = judge(call, comm, &kind);
+  decision.reason = nccl_preload_judge(call, comm, &kind);
   if (decision.reason == OB_REASON_WATCHED)
-    decision.record = record_of(call, kind.dtype, comm);
+    decision.record = nccl_preload_record_of(call, kind.dtype, comm);
   if (decision.reason != OB_REASON_NONE)
     return decision;
   uint64_t signature = ob_loops_signature(call->operation, kind.dtype, kind.sum, call->count);
@@ -238,7 +240,7 @@ static struct ob_nccl_decision decide(const struct ob_nccl_call *call) {
     return decision;
   }
   comm->captured = OB_NO_POSITION;
-  decision.record = record_of(call, kind.dtype, comm);
+  decision.record = nccl_preload_record_of(call, kind.dtype, comm);
   decision.position =
       ob_loops_position(comm->loops, signature, call->sendbuf, call->recvbuf, &look);
   ob_nccl_restart_left(comm, call->stream);
@@ -276,9 +278,9 @@ static ncclResult_t run_in_group(const struct ob_nccl_call *call,
   return ob_nccl_group_add(call, decision) ? result : ncclSystemError;
 }
 
-static ncclResult_t run(const struct ob_nccl_call *call) {
+static ncclResult_t nccl_preload_run(const struct ob_nccl_call *call) {
   OB_CALL_SCOPE;
-  struct ob_nccl_decision decision = decide(call);
+  struct ob_nccl_decision decision = nccl_preload_decide(call);
   if (decision.reason != OB_REASON_NONE)
     ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
   if (ob_nccl_in_group())
@@ -295,8 +297,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclAllReduce(const void *sendbuf, void *recvbuf
                                               ncclComm_t comm, cudaStream_t stream) {
   if (ob_preload_small(ONEBIT_ALLREDUCE, count))
     return ob_next_ncclAllReduce(sendbuf, recvbuf, count, datatype, op, comm, stream);
-  return run(&(struct ob_nccl_call){ONEBIT_ALLREDUCE, sendbuf, recvbuf, count, datatype, op, comm,
-                                    stream});
+  return nccl_preload_run(&(struct ob_nccl_call){ONEBIT_ALLREDUCE, sendbuf, recvbuf, count,
+                                                 datatype, op, comm, stream});
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclReduceScatter(const void *sendbuf, void *recvbuf,
@@ -305,8 +307,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclReduceScatter(const void *sendbuf, void *rec
                                                   cudaStream_t stream) {
   if (ob_preload_small(ONEBIT_REDUCE_SCATTER, recvcount))
     return ob_next_ncclReduceScatter(sendbuf, recvbuf, recvcount, datatype, op, comm, stream);
-  return run(&(struct ob_nccl_call){ONEBIT_REDUCE_SCATTER, sendbuf, recvbuf, recvcount, datatype,
-                                    op, comm, stream});
+  return nccl_preload_run(&(struct ob_nccl_call){ONEBIT_REDUCE_SCATTER, sendbuf, recvbuf, recvcount,
+                                                 datatype, op, comm, stream});
 }
 
 OB_PRELOAD_VISIBLE ncclResult_t ncclAllGather(const void *sendbuf, void *recvbuf, size_t sendcount,
@@ -314,6 +316,6 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclAllGather(const void *sendbuf, void *recvbuf
                                               cudaStream_t stream) {
   if (ob_preload_small(ONEBIT_ALLGATHER, sendcount))
     return ob_next_ncclAllGather(sendbuf, recvbuf, sendcount, datatype, comm, stream);
-  return run(&(struct ob_nccl_call){ONEBIT_ALLGATHER, sendbuf, recvbuf, sendcount, datatype,
-                                    ncclSum, comm, stream});
+  return nccl_preload_run(&(struct ob_nccl_call){ONEBIT_ALLGATHER, sendbuf, recvbuf, sendcount,
+                                                 datatype, ncclSum, comm, stream});
 }

@@ -14,7 +14,7 @@ bool ob_nccl_agree_on_loop(void *comm, int64_t *values, int count) {
   return ob_nccl_largest(comm, values, count);
 }
 
-static void destroy(struct ob_nccl_tensor *tensor) {
+static void tensor_destroy(struct ob_nccl_tensor *tensor) {
   if (tensor) {
     ob_nccl_count_replays(tensor);
     onebit_plan_destroy(tensor->plan);
@@ -25,7 +25,7 @@ static void destroy(struct ob_nccl_tensor *tensor) {
 
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
-    destroy(comm->tensor[i]);
+    tensor_destroy(comm->tensor[i]);
   comm->tensors = 0;
   onebit_comm_destroy(comm->onebit);
   comm->onebit = NULL;
@@ -43,8 +43,8 @@ static bool is_fit(const struct ob_nccl_comm *comm, const void *buffer, onebit_d
          (uintptr_t)buffer % ob_elements_size(dtype) == 0;
 }
 
-static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
-                                 struct ob_nccl_tensor *tensor) {
+static onebit_status_t tensor_make_plan(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
+                                        struct ob_nccl_tensor *tensor) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_status_t status = ONEBIT_OK;
@@ -67,8 +67,9 @@ static onebit_status_t make_plan(struct ob_nccl_comm *comm, const struct ob_nccl
 }
 
 /* Allocates this rank's part; NULL where it can not. */
-static struct ob_nccl_tensor *allocate(const struct ob_nccl_comm *comm,
-                                       const struct ob_nccl_call *call, struct ob_record *record) {
+static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
+                                              const struct ob_nccl_call *call,
+                                              struct ob_record *record) {
   struct ob_nccl_kind kind;
   struct ob_nccl_tensor *tensor = NULL;
   ob_nccl_resolve(call, &kind);
@@ -92,16 +93,16 @@ static int free_number(struct ob_nccl_comm *comm) {
 }
 
 /* Makes a tensor. Collective. Returns its number, or FAILED_TENSOR on all ranks. */
-static int make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
-                struct ob_record *record) {
+static int tensor_make(struct ob_nccl_comm *comm, const struct ob_nccl_call *call,
+                       struct ob_record *record) {
   int number = free_number(comm);
   if (number == FAILED_TENSOR)
     return number;
-  struct ob_nccl_tensor *tensor = allocate(comm, call, record);
+  struct ob_nccl_tensor *tensor = tensor_allocate(comm, call, record);
   int64_t missing = tensor == NULL;
   if (!ob_nccl_largest(comm, &missing, 1) || missing ||
-      make_plan(comm, call, tensor) != ONEBIT_OK) {
-    destroy(tensor);
+      tensor_make_plan(comm, call, tensor) != ONEBIT_OK) {
+    tensor_destroy(tensor);
     return FAILED_TENSOR;
   }
   comm->tensor[number] = tensor;
@@ -114,7 +115,7 @@ static void drop_tensors(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (comm->tensor[i] && !comm->tensor[i]->captures) {
       ob_nccl_timers_drop(comm, comm->tensor[i]);
-      destroy(comm->tensor[i]);
+      tensor_destroy(comm->tensor[i]);
       comm->tensor[i] = NULL;
       ob_loops_drop(comm->loops, i + 1);
     }
@@ -130,7 +131,7 @@ void ob_nccl_look(struct ob_nccl_comm *comm) {
 
 /* ---- A call ---- */
 
-static ncclResult_t code_of(onebit_status_t status) {
+static ncclResult_t tensor_code_of(onebit_status_t status) {
   switch (status) {
   case ONEBIT_OK:
     return ncclSuccess;
@@ -145,7 +146,8 @@ static ncclResult_t code_of(onebit_status_t status) {
   }
 }
 
-static onebit_status_t put(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call) {
+static onebit_status_t tensor_put(const struct ob_nccl_tensor *tensor,
+                                  const struct ob_nccl_call *call) {
   switch (call->operation) {
   case ONEBIT_ALLREDUCE:
     return onebit_allreduce_stream(call->sendbuf, call->recvbuf, tensor->plan, call->stream);
@@ -159,10 +161,10 @@ static onebit_status_t put(const struct ob_nccl_tensor *tensor, const struct ob_
 static ncclResult_t report_status(const struct ob_nccl_comm *comm, onebit_status_t status) {
   if (status != ONEBIT_OK)
     fprintf(stderr, "onebit: a compressed call on rank %d: %s\n", comm->rank, onebit_last_error());
-  return code_of(status);
+  return tensor_code_of(status);
 }
 
-static onebit_status_t forget(const struct ob_nccl_tensor *tensor, cudaStream_t stream) {
+static onebit_status_t tensor_forget(const struct ob_nccl_tensor *tensor, cudaStream_t stream) {
   return onebit_plan_reset_residual_stream(tensor->plan, stream);
 }
 
@@ -172,32 +174,33 @@ void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream) {
   for (int position = first; position < first + count; position++) {
     int number = *ob_loops_tensor(comm->loops, position);
     if (number > 0 && !comm->tensor[number - 1]->captures)
-      forget(comm->tensor[number - 1], stream);
+      tensor_forget(comm->tensor[number - 1], stream);
   }
 }
 
-static bool has_buffers(const struct ob_nccl_tensor *tensor, const struct ob_nccl_call *call) {
+static bool tensor_has_buffers(const struct ob_nccl_tensor *tensor,
+                               const struct ob_nccl_call *call) {
   return tensor->buffers.sendbuf == call->sendbuf && tensor->buffers.recvbuf == call->recvbuf;
 }
 
 /* Makes a compressed call. Each part runs also after another has failed: the others wait for the
  * messages, and the contents of recvbuf must not be taken for a result. A tensor that is in a graph
  * keeps its buffers, and a call with others neither finds its residual nor leaves one. */
-static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
-                             const struct ob_nccl_call *call) {
-  const bool foreign = tensor->captures && !has_buffers(tensor, call);
+static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
+                                    const struct ob_nccl_call *call) {
+  const bool foreign = tensor->captures && !tensor_has_buffers(tensor, call);
   const bool moved =
       !tensor->captures && ob_buffers_move(&tensor->buffers, call->sendbuf, call->recvbuf);
   ncclResult_t forgot = ncclSuccess;
   if (foreign || moved)
-    forgot = report_status(comm, forget(tensor, call->stream));
+    forgot = report_status(comm, tensor_forget(tensor, call->stream));
   tensor->calls++;
-  ncclResult_t called = report_status(comm, put(tensor, call));
+  ncclResult_t called = report_status(comm, tensor_put(tensor, call));
   ncclResult_t scaled = report_status(
       comm, onebit_scale_result_stream(call->recvbuf, tensor->kind.sum ? (float)comm->size : 1,
                                        tensor->plan, call->stream));
   if (foreign)
-    forgot = report_status(comm, forget(tensor, call->stream));
+    forgot = report_status(comm, tensor_forget(tensor, call->stream));
   return called != ncclSuccess ? called : scaled != ncclSuccess ? scaled : forgot;
 }
 
@@ -208,7 +211,7 @@ static ncclResult_t compress(const struct ob_nccl_comm *comm, struct ob_nccl_ten
 static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
   int before = ob_cuda_enter(comm->device);
-  onebit_status_t status = forget(tensor, comm->agreement.stream);
+  onebit_status_t status = tensor_forget(tensor, comm->agreement.stream);
   if (cudaEventRecord(comm->agreement.done, comm->agreement.stream) != cudaSuccess ||
       !ob_nccl_answer(comm, &nothing, 0))
     cudaGetLastError(); /* the call will say so */
@@ -221,11 +224,11 @@ static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl
                                  int position) {
   struct ob_nccl_tensor *tensor = comm->tensor[*ob_loops_tensor(comm->loops, position) - 1];
   ncclResult_t forgot = ncclSuccess;
-  if (!tensor->captures && !has_buffers(tensor, call)) {
+  if (!tensor->captures && !tensor_has_buffers(tensor, call)) {
     forgot = report_status(comm, forget_now(comm, tensor));
     tensor->buffers = (struct ob_buffers){call->sendbuf, call->recvbuf, {0, 0}};
   }
-  ncclResult_t result = compress(comm, tensor, call);
+  ncclResult_t result = tensor_compress(comm, tensor, call);
   tensor->captures++;
   return result != ncclSuccess ? result : forgot;
 }
@@ -246,10 +249,10 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
 
 /* ---- Outside of graphs ---- */
 
-static ncclResult_t run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
-                                   const struct ob_nccl_call *call) {
+static ncclResult_t tensor_run_compressed(struct ob_nccl_comm *comm, struct ob_nccl_tensor *tensor,
+                                          const struct ob_nccl_call *call) {
   struct ob_nccl_timer *timer = ob_nccl_timer_begin(comm, tensor, tensor->record, call->stream);
-  ncclResult_t result = compress(comm, tensor, call);
+  ncclResult_t result = tensor_compress(comm, tensor, call);
   ob_nccl_sample_start(tensor, call->stream);
   ob_nccl_timer_end(timer, call->stream);
   if (result != ncclSuccess)
@@ -266,7 +269,7 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
   if (*number == 0) {
     double start = ob_seconds();
     int before = ob_cuda_enter(comm->device);
-    int made = make(comm, call, decision->record);
+    int made = tensor_make(comm, call, decision->record);
     ob_cuda_leave(before);
     *number = made == FAILED_TENSOR ? FAILED_TENSOR : made + 1;
     ob_record_decided(decision->record, ob_seconds() - start);
@@ -280,7 +283,7 @@ ncclResult_t ob_nccl_run(const struct ob_nccl_call *call, const struct ob_nccl_d
   struct ob_nccl_tensor *tensor = tensor_of(call, decision);
   ncclResult_t result;
   if (tensor) {
-    result = run_compressed(decision->comm, tensor, call);
+    result = tensor_run_compressed(decision->comm, tensor, call);
   } else {
     result = ob_nccl_dense(call);
     ob_record_pass(decision->record, OB_REASON_MEMORY, OB_NOT_TIMED);

@@ -29,7 +29,7 @@ static bool is_complete(const struct ob_nccl_timer *timer) {
   return error == cudaSuccess;
 }
 
-static void look(struct ob_nccl_comm *comm) {
+static void time_look(struct ob_nccl_comm *comm) {
   while (comm->timers_used && is_complete(&comm->timers[comm->timers_first])) {
     record_timer(&comm->timers[comm->timers_first]);
     comm->timers_first = (comm->timers_first + 1) % OB_TIMERS;
@@ -42,7 +42,7 @@ static bool make_events(struct ob_nccl_timer *timer) {
          (timer->end || cudaEventCreate(&timer->end) == cudaSuccess);
 }
 
-static struct ob_nccl_timer *begin(struct ob_nccl_comm *comm, cudaStream_t stream) {
+static struct ob_nccl_timer *time_begin(struct ob_nccl_comm *comm, cudaStream_t stream) {
   if (comm->timers_used == OB_TIMERS)
     return NULL;
   struct ob_nccl_timer *timer = &comm->timers[(comm->timers_first + comm->timers_used) % OB_TIMERS];
@@ -57,8 +57,8 @@ struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_n
   if (!tensor && atomic_load(&record->calls) < 2) /* it connects the ranks */
     return NULL;
   int before = ob_cuda_enter(comm->device);
-  look(comm);
-  struct ob_nccl_timer *timer = begin(comm, stream);
+  time_look(comm);
+  struct ob_nccl_timer *timer = time_begin(comm, stream);
   if (timer) {
     timer->tensor = tensor;
     timer->call = tensor ? tensor->calls + 1 : 0;
@@ -81,7 +81,7 @@ void ob_nccl_timers_drop(struct ob_nccl_comm *comm, const struct ob_nccl_tensor 
 }
 
 void ob_nccl_timers_destroy(struct ob_nccl_comm *comm) {
-  look(comm);
+  time_look(comm);
   for (int i = 0; i < OB_TIMERS; i++) {
     if (comm->timers[i].start)
       cudaEventDestroy(comm->timers[i].start);

@@ -80,7 +80,7 @@ struct files {
   bool published;
 };
 
-static onebit_status_t check(const char *directory) {
+static onebit_status_t files_check(const char *directory) {
   if (!directory || !*directory)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "directory is %s", directory ? "empty" : "NULL");
   if (strlen(directory) >= PATH_MAX)
@@ -102,11 +102,11 @@ static onebit_status_t lock_directory(struct files *files) {
 }
 
 /* Rank 0 says which generation this is. */
-static onebit_status_t begin(struct files *files, onebit_status_t status) {
+static onebit_status_t files_begin(struct files *files, onebit_status_t status) {
   onebit_comm_t comm = files->state->comm;
   uint64_t largest = 0;
   if (status == ONEBIT_OK)
-    status = check(files->path);
+    status = files_check(files->path);
   if (comm->rank == 0 && status == ONEBIT_OK)
     status = make_directory(&files->directory, files->path);
   if (comm->rank == 0 && status == ONEBIT_OK)
@@ -196,7 +196,7 @@ static onebit_status_t look_at_part(struct files *files, int rank) {
   return ob_error(ONEBIT_ERROR_FILE, "%s/%s is not what rank %d wrote", files->path, name, rank);
 }
 
-static onebit_status_t publish(struct files *files) {
+static onebit_status_t files_publish(struct files *files) {
   const struct ob_state *state = files->state;
   struct ob_manifest *manifest = &files->manifest;
   *manifest = (struct ob_manifest){
@@ -230,17 +230,17 @@ static bool is_agreed(onebit_status_t status) {
   return status != ONEBIT_ERROR_TRANSPORT && status != ONEBIT_ERROR_MESSAGE;
 }
 
-static onebit_status_t save(struct files *files, onebit_status_t status) {
+static onebit_status_t files_save(struct files *files, onebit_status_t status) {
   onebit_comm_t comm = files->state->comm;
   uint64_t checksum, largest;
-  OB_TRY(begin(files, status));
+  OB_TRY(files_begin(files, status));
   onebit_status_t written = write_part(files, &checksum);
   status = ob_agree_noting(comm, written, NULL, 0, checksum);
   if (status != ONEBIT_OK && written == ONEBIT_OK && is_agreed(status))
     ob_file_remove(&files->directory, files->name);
   OB_TRY(status);
   if (comm->rank == 0) {
-    status = publish(files);
+    status = files_publish(files);
     if (status != ONEBIT_OK && !files->published)
       remove_parts(files);
   }
@@ -253,7 +253,7 @@ static onebit_status_t save(struct files *files, onebit_status_t status) {
 onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_t status,
                                     const char *directory) {
   struct files files = {.state = state, .path = directory, .directory.number = -1, .lock = -1};
-  status = save(&files, status);
+  status = files_save(&files, status);
   ob_own_close(files.lock);
   ob_directory_close(&files.directory);
   ob_release(files.manifest.parts);
@@ -275,7 +275,7 @@ struct opened {
   struct ob_stored *parts;
 };
 
-static onebit_status_t read_text(struct opened *opened, const struct ob_stored *stored) {
+static onebit_status_t files_read_text(struct opened *opened, const struct ob_stored *stored) {
   uint64_t bytes = stored->input.bytes;
   if (bytes > OB_MANIFEST_BYTES)
     return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are no manifest", bytes);
@@ -292,7 +292,7 @@ static onebit_status_t read_text(struct opened *opened, const struct ob_stored *
 static onebit_status_t read_manifest(struct opened *opened) {
   struct ob_stored stored;
   OB_TRY(ob_stored_open(&stored, &opened->directory, OB_MANIFEST));
-  onebit_status_t status = read_text(opened, &stored);
+  onebit_status_t status = files_read_text(opened, &stored);
   ob_stored_close(&stored);
   if (status == ONEBIT_ERROR_CHECKPOINT)
     status =
@@ -360,7 +360,7 @@ static onebit_status_t open_files(struct opened *opened, onebit_status_t status,
                                   const char *directory) {
   *opened = (struct opened){.directory.number = -1};
   OB_TRY(status);
-  OB_TRY(check(directory));
+  OB_TRY(files_check(directory));
   for (int turn = 1;; turn++) {
     status = open_all(opened, directory);
     const bool gone = status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_CHECKPOINT;

@@ -10,8 +10,9 @@
 /* --- Of all objects ----------------------------------------------------------------------------*/
 
 /* All that can be looked at without changing anything. */
-static onebit_status_t look(const struct ob_load *load, onebit_status_t status,
-                            struct ob_parts *parts, const struct ob_sources *sources) {
+static onebit_status_t checkpoint_load_look(const struct ob_load *load, onebit_status_t status,
+                                            struct ob_parts *parts,
+                                            const struct ob_sources *sources) {
   OB_TRY(status);
   OB_TRY(ob_parts_open(parts, sources));
   OB_TRY(ob_parts_together(parts));
@@ -21,7 +22,7 @@ static onebit_status_t look(const struct ob_load *load, onebit_status_t status,
 onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources) {
   struct ob_parts parts = {0};
-  status = look(load, status, &parts, sources);
+  status = checkpoint_load_look(load, status, &parts, sources);
   const struct ob_term terms[] = {
       {"count", (uint64_t)parts.count},
       {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? ob_parts_identity(&parts) : 0},
@@ -43,7 +44,7 @@ onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status
 
 /* --- Of an optimizer ---------------------------------------------------------------------------*/
 
-static onebit_status_t allocate(struct ob_loading *loading) {
+static onebit_status_t checkpoint_load_allocate(struct ob_loading *loading) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   size_t scales = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -60,17 +61,17 @@ static onebit_status_t allocate(struct ob_loading *loading) {
   return ob_reader_create(&loading->reader, optimizer);
 }
 
-static onebit_status_t prepare(struct ob_loading *loading, struct ob_parts *parts) {
+static onebit_status_t checkpoint_load_prepare(struct ob_loading *loading, struct ob_parts *parts) {
   const struct ob_state state = ob_optimizer_state(loading->optimizer);
   loading->parts = parts;
   OB_TRY(ob_map_create(&loading->map, &state));
-  return allocate(loading);
+  return checkpoint_load_allocate(loading);
 }
 
-static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
+static onebit_status_t checkpoint_load_restore(void *object, struct ob_parts *parts, bool dry) {
   struct ob_loading *loading = object;
   if (dry) {
-    OB_TRY(prepare(loading, parts));
+    OB_TRY(checkpoint_load_prepare(loading, parts));
     OB_TRY(ob_parts_check(parts, loading->optimizer, &loading->map));
   }
   loading->dry = dry;
@@ -92,7 +93,7 @@ static onebit_status_t restore_part(struct ob_loading *loading, struct ob_parts 
   parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
   if (!parts->sums || !parts->counts)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to restore an optimizer");
-  OB_TRY(prepare(loading, parts));
+  OB_TRY(checkpoint_load_prepare(loading, parts));
   parts->same_padding = header->ranks == (uint32_t)loading->optimizer->comm->size &&
                         header->padding == loading->map.total[OB_PADDING];
   return ob_restore(loading);
@@ -116,12 +117,14 @@ static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t load(onebit_optimizer_t optimizer, const struct ob_sources *sources,
-                            const char *directory) {
+static onebit_status_t checkpoint_load(onebit_optimizer_t optimizer,
+                                       const struct ob_sources *sources, const char *directory) {
   struct ob_loading loading = {.optimizer = optimizer};
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  const struct ob_load load = {
-      .object = &loading, .comm = optimizer->comm, .restore = restore, .close = close_loading};
+  const struct ob_load load = {.object = &loading,
+                               .comm = optimizer->comm,
+                               .restore = checkpoint_load_restore,
+                               .close = close_loading};
   const onebit_status_t status = check_ready(optimizer);
   return sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
 }
@@ -130,10 +133,10 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
                                       const size_t *bytes, int count) {
   OB_CALL_SCOPE;
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
-  return load(optimizer, &sources, NULL);
+  return checkpoint_load(optimizer, &sources, NULL);
 }
 
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
   OB_CALL_SCOPE;
-  return load(optimizer, NULL, directory);
+  return checkpoint_load(optimizer, NULL, directory);
 }

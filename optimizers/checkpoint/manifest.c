@@ -55,7 +55,8 @@ static uint64_t number_after(const char **text, const char *expected, int base) 
 }
 
 /* Reads the fields that are there; writing them again shows whether the text has nothing else. */
-static onebit_status_t read_text(struct ob_manifest *manifest, const char *text, size_t bytes) {
+static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const char *text,
+                                          size_t bytes) {
   uint64_t version = number_after(&text, "onebit checkpoint ", 10);
   if (version > 1)
     return ob_error(ONEBIT_ERROR_CHECKPOINT,
@@ -81,7 +82,7 @@ static onebit_status_t read_text(struct ob_manifest *manifest, const char *text,
 }
 
 /* That it is what would be written; else the line in which it differs. */
-static onebit_status_t compare(const char *text, size_t bytes, const char *wanted) {
+static onebit_status_t manifest_compare(const char *text, size_t bytes, const char *wanted) {
   size_t at = 0;
   int line = 1;
   while (at < bytes && text[at] == wanted[at] && wanted[at])
@@ -101,11 +102,11 @@ onebit_status_t ob_manifest_parse(struct ob_manifest *manifest, const char *text
   onebit_status_t status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
   if (copy) {
     memcpy(copy, text, bytes);
-    status = read_text(manifest, copy, bytes);
+    status = manifest_read_text(manifest, copy, bytes);
   }
   if (status == ONEBIT_OK) {
     again = ob_manifest_text(manifest);
-    status = again ? compare(text, bytes, again)
+    status = again ? manifest_compare(text, bytes, again)
                    : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
   }
   if (status == ONEBIT_OK && manifest->ranks < 1)

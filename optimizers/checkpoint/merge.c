@@ -11,7 +11,8 @@
 /* --- Messages ----------------------------------------------------------------------------------*/
 
 /* Everyone's numbers to everyone: rank r's lie at starts[r] .. starts[r + 1]. */
-static onebit_status_t gather(struct ob_moving *moving, unsigned char *base, const size_t *starts) {
+static onebit_status_t merge_gather(struct ob_moving *moving, unsigned char *base,
+                                    const size_t *starts) {
   const int me = moving->comm->rank;
   for (int rank = 0; rank < moving->comm->size; rank++) {
     if (rank == me)
@@ -24,7 +25,7 @@ static onebit_status_t gather(struct ob_moving *moving, unsigned char *base, con
 
 /* --- Who has what ------------------------------------------------------------------------------*/
 
-static onebit_status_t no_memory(void) {
+static onebit_status_t merge_no_memory(void) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an optimizer");
 }
 
@@ -33,7 +34,7 @@ static const struct ob_part_header *own_header(const struct ob_merge *merge) {
   return held ? &held->header : &merge->saving.header;
 }
 
-static onebit_status_t allocate(struct ob_merge *merge) {
+static onebit_status_t merge_allocate(struct ob_merge *merge) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   size_t ranks = (size_t)merge->moving.comm->size, tensors = optimizer->list_count;
   merge->ranks = ob_allocate(ranks, sizeof *merge->ranks);
@@ -45,7 +46,7 @@ static onebit_status_t allocate(struct ob_merge *merge) {
   merge->sums = ob_allocate(OB_CHUNK, sizeof *merge->sums);
   if (!merge->ranks || !merge->starts || !merge->elements || !merge->merged || !merge->hashes ||
       !merge->received || !merge->sums)
-    return no_memory();
+    return merge_no_memory();
   merge->windows = merge->starts + ranks + 1;
   for (size_t rank = 0; rank <= ranks; rank++)
     merge->windows[rank] = rank * OB_MERGE_WINDOW * sizeof *merge->hashes;
@@ -55,9 +56,9 @@ static onebit_status_t allocate(struct ob_merge *merge) {
 }
 
 /* Makes the part of the merge that needs no other rank. */
-static onebit_status_t open_own(struct ob_merge *merge, onebit_comm_t comm) {
+static onebit_status_t merge_open_own(struct ob_merge *merge, onebit_comm_t comm) {
   OB_TRY(ob_moving_create(&merge->moving, comm, "onebit_optimizer_move"));
-  OB_TRY(allocate(merge));
+  OB_TRY(merge_allocate(merge));
   if (merge->optimizer->held)
     return ONEBIT_OK;
   return ob_saving_create(&merge->saving, &merge->state, true);
@@ -78,7 +79,7 @@ static void fill_front(struct ob_merge *merge, unsigned char *front) {
   memcpy(front + sizeof *header, sections, header->sections * sizeof *sections);
 }
 
-static void read_front(struct ob_merge *merge, int rank) {
+static void merge_read_front(struct ob_merge *merge, int rank) {
   struct ob_part *part = &merge->ranks[rank];
   unsigned char *front = merge->fronts + merge->starts[rank];
   *part = (struct ob_part){.number = rank};
@@ -89,7 +90,7 @@ static void read_front(struct ob_merge *merge, int rank) {
 }
 
 /* All ranks' headers and lists of sections. */
-static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
+static onebit_status_t merge_learn(struct ob_merge *merge, onebit_status_t status) {
   struct ob_moving *moving = &merge->moving;
   onebit_comm_t comm = moving->comm;
   OB_TRY(ob_moving_learn(moving, status, status ? 0 : own_header(merge)->steps));
@@ -99,20 +100,20 @@ static onebit_status_t learn(struct ob_merge *merge, onebit_status_t status) {
     merge->starts[rank + 1] = merge->starts[rank] + sizeof(struct ob_part_header) +
                               (size_t)moving->noted[rank] * sizeof(struct ob_part_section);
   merge->fronts = ob_allocate(1, merge->starts[comm->size]);
-  OB_TRY(ob_agree(comm, merge->fronts ? ONEBIT_OK : no_memory(), NULL, 0));
+  OB_TRY(ob_agree(comm, merge->fronts ? ONEBIT_OK : merge_no_memory(), NULL, 0));
   fill_front(merge, merge->fronts + merge->starts[comm->rank]);
-  status = gather(moving, merge->fronts, merge->starts);
+  status = merge_gather(moving, merge->fronts, merge->starts);
   if (status != ONEBIT_OK)
     ob_comm_give_up(comm, onebit_last_error());
   OB_TRY(status);
   for (int rank = 0; rank < comm->size; rank++)
-    read_front(merge, rank);
+    merge_read_front(merge, rank);
   return ONEBIT_OK;
 }
 
 /* --- The merged part ---------------------------------------------------------------------------*/
 
-static void add(struct ob_part *part, uint32_t what, uint32_t space) {
+static void merge_add(struct ob_part *part, uint32_t what, uint32_t space) {
   const uint64_t count = ob_section_limit(&part->header, what, space);
   if (!count || (what == OB_SAVED_PARAMETERS && space == OB_PADDING))
     return;
@@ -123,7 +124,7 @@ static void add(struct ob_part *part, uint32_t what, uint32_t space) {
 }
 
 /* Every section that the source's stage has, whole. */
-static onebit_status_t lay_out(struct ob_merge *merge) {
+static onebit_status_t merge_lay_out(struct ob_merge *merge) {
   struct ob_part *part = merge->merged;
   part->header = merge->ranks[merge->moving.source].header;
   const enum ob_stage stage = (enum ob_stage)part->header.stage;
@@ -132,16 +133,16 @@ static onebit_status_t lay_out(struct ob_merge *merge) {
   part->sections = (const void *)part->front;
   part->sound = ob_allocate((size_t)OB_SAVED_END * OB_SPACES, sizeof *part->sound);
   if (!part->front || !part->sound)
-    return no_memory();
+    return merge_no_memory();
   for (uint32_t what = OB_SAVED_NORMS; what < OB_SAVED_END; what++)
     for (uint32_t space = 0; space < OB_SPACES; space++)
       if (ob_has_section(merge->optimizer, stage, (enum ob_saved)what))
-        add(part, what, space);
+        merge_add(part, what, space);
   for (uint64_t i = 0; i < part->header.sections; i++)
     part->sound[i] = true;
   part->source.bytes = part->header.bytes;
   part->source.memory = ob_allocate(1, (size_t)part->header.bytes);
-  return part->source.memory ? ONEBIT_OK : no_memory();
+  return part->source.memory ? ONEBIT_OK : merge_no_memory();
 }
 
 void *ob_merge_at(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
@@ -221,7 +222,7 @@ static bool has_piece(const struct ob_merge *merge, int rank, const struct ob_me
 }
 
 /* A shard that this rank has not frozen, although the source has. */
-static void freeze(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
+static void merge_freeze(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   if (optimizer->held || !optimizer->method->sharded || piece->section->what != OB_SAVED_VARIANCE ||
       own_header(merge)->stage != OB_STAGE_WARMUP || merge->merged->header.stage == OB_STAGE_WARMUP)
@@ -236,7 +237,7 @@ static void freeze(const struct ob_merge *merge, const struct ob_merge_piece *pi
 }
 
 /* This rank's own into the merged part: its hash, or 0. */
-static uint64_t read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
+static uint64_t merge_read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *has =
       section_of(merge, merge->moving.comm->rank, piece->section, piece->first);
@@ -252,7 +253,7 @@ static uint64_t read_own(struct ob_merge *merge, const struct ob_merge_piece *pi
     merge->status = status;
     snprintf(merge->error, sizeof merge->error, "%s", onebit_last_error());
   }
-  freeze(merge, piece);
+  merge_freeze(merge, piece);
   return status == ONEBIT_OK ? ob_merge_hash(merge, piece) : 0;
 }
 
@@ -265,10 +266,10 @@ static onebit_status_t merge_window(struct ob_merge *merge, const struct ob_part
   for (; count < OB_MERGE_WINDOW && *at < section->count; count++) {
     uint64_t end = end_of_piece(merge, section, *at);
     pieces[count] = (struct ob_merge_piece){section, *at, (size_t)(end - *at)};
-    own[count] = read_own(merge, &pieces[count]);
+    own[count] = merge_read_own(merge, &pieces[count]);
     *at = end;
   }
-  OB_TRY(gather(&merge->moving, (unsigned char *)merge->hashes, merge->windows));
+  OB_TRY(merge_gather(&merge->moving, (unsigned char *)merge->hashes, merge->windows));
   for (size_t slot = 0; slot < count; slot++)
     OB_TRY(ob_merge_settle(merge, &pieces[slot], slot));
   return ONEBIT_OK;
@@ -303,9 +304,9 @@ static onebit_status_t merge_sections(struct ob_merge *merge) {
   return status;
 }
 
-static onebit_status_t run(struct ob_merge *merge, onebit_status_t status) {
-  OB_TRY(learn(merge, status));
-  OB_TRY(ob_agree(merge->moving.comm, lay_out(merge), NULL, 0));
+static onebit_status_t merge_run(struct ob_merge *merge, onebit_status_t status) {
+  OB_TRY(merge_learn(merge, status));
+  OB_TRY(ob_agree(merge->moving.comm, merge_lay_out(merge), NULL, 0));
   OB_TRY(merge_sections(merge));
   status = merge->status == ONEBIT_OK ? ONEBIT_OK : ob_error(merge->status, "%s", merge->error);
   return ob_agree(merge->moving.comm, status, NULL, 0);
@@ -333,7 +334,7 @@ static void keep_messages(struct ob_merge *merge) {
   }
 }
 
-static void close(struct ob_merge *merge) {
+static void merge_close(struct ob_merge *merge) {
   if (!ob_moving_destroy(&merge->moving))
     keep_messages(merge);
   ob_saving_destroy(&merge->saving);
@@ -349,12 +350,12 @@ static void close(struct ob_merge *merge) {
 
 onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part) {
   struct ob_merge merge = {.optimizer = optimizer, .state = ob_optimizer_state(optimizer)};
-  onebit_status_t status = run(&merge, open_own(&merge, comm));
+  onebit_status_t status = merge_run(&merge, merge_open_own(&merge, comm));
   *part = NULL;
   if (status == ONEBIT_OK) {
     *part = merge.merged;
     merge.merged = NULL;
   }
-  close(&merge);
+  merge_close(&merge);
   return status;
 }

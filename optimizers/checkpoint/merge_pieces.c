@@ -8,7 +8,7 @@ static uint64_t hash_of(const struct ob_merge *merge, int rank, size_t slot) {
   return merge->hashes[(size_t)rank * OB_MERGE_WINDOW + slot];
 }
 
-static size_t bytes_of(const struct ob_merge_piece *piece) {
+static size_t merge_pieces_bytes_of(const struct ob_merge_piece *piece) {
   return piece->count * ob_saved_rows[piece->section->what].size;
 }
 
@@ -54,7 +54,8 @@ static onebit_status_t distribute(struct ob_merge *merge, const struct ob_merge_
   const int from = sender_of(merge, slot, hash);
   for (int rank = 0; rank < merge->moving.comm->size; rank++)
     merge->moving.wants[rank] = hash_of(merge, rank, slot) != hash;
-  OB_TRY(ob_moving_broadcast(&merge->moving, from, ob_merge_at(merge, piece), bytes_of(piece)));
+  OB_TRY(ob_moving_broadcast(&merge->moving, from, ob_merge_at(merge, piece),
+                             merge_pieces_bytes_of(piece)));
   return merge->moving.wants[merge->moving.comm->rank] ? check_received(merge, piece, from, hash)
                                                        : ONEBIT_OK;
 }
@@ -99,15 +100,16 @@ static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_m
   float *values = ob_merge_at(merge, piece), *mean = to_all ? values : merge->received;
   for (int rank = 0; me == at && rank < size; rank++)
     if (rank != me && hash_of(merge, rank, slot))
-      ob_moving_receive(moving, merge->received + (size_t)rank * OB_CHUNK, bytes_of(piece), rank);
+      ob_moving_receive(moving, merge->received + (size_t)rank * OB_CHUNK,
+                        merge_pieces_bytes_of(piece), rank);
   if (hash_of(merge, me, slot) && me != at)
-    ob_moving_send(moving, values, bytes_of(piece), at);
+    ob_moving_send(moving, values, merge_pieces_bytes_of(piece), at);
   OB_TRY(ob_moving_exchange(moving));
   if (me == at)
     compute_mean(merge, piece, slot, mean);
   for (int rank = 0; rank < size; rank++)
     moving->wants[rank] = to_all || !hash_of(merge, rank, slot);
-  return ob_moving_broadcast(moving, at, me == at ? mean : values, bytes_of(piece));
+  return ob_moving_broadcast(moving, at, me == at ? mean : values, merge_pieces_bytes_of(piece));
 }
 
 /* Moments of tensors that stay uncompressed are of the mean gradient, and alike. */
@@ -203,7 +205,8 @@ static onebit_status_t replace_parameters(struct ob_merge *merge,
   if (moving->comm->rank == moving->source)
     read_callers(merge, piece);
   memset(moving->wants, true, (size_t)moving->comm->size);
-  return ob_moving_broadcast(moving, moving->source, ob_merge_at(merge, piece), bytes_of(piece));
+  return ob_moving_broadcast(moving, moving->source, ob_merge_at(merge, piece),
+                             merge_pieces_bytes_of(piece));
 }
 
 /* Momentum and residuals begin as zeros, which is what is there. */

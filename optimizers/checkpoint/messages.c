@@ -39,8 +39,8 @@ static onebit_status_t read_momentum(struct ob_loading *loading, const struct ob
 }
 
 /* The scale that element i of a run has, and how far in the run the elements of its block go. */
-static size_t scale_of(const struct onebit_plan *plan, const struct ob_run *run, size_t i,
-                       size_t *end) {
+static size_t checkpoint_messages_scale_of(const struct onebit_plan *plan, const struct ob_run *run,
+                                           size_t i, size_t *end) {
   size_t size = ob_plan_layout(plan)->block, number = (run->offset + i) / size;
   size_t block = ob_plan_layout(plan)->piece[run->piece].first_block + number;
   size_t stop = (number + 1) * size - run->offset;
@@ -65,7 +65,7 @@ static float scale_of_levels(float largest, unsigned width) {
 }
 
 /* The code that a message has for the value: of a sign its bit. */
-static uint32_t code_of(float value, float scale, unsigned width) {
+static uint32_t checkpoint_messages_code_of(float value, float scale, unsigned width) {
   if (width == 1)
     return ob_bits_of(value) >> 31;
   return (uint32_t)ob_code_of(value * ob_inverse_scale(scale), width) & ((1u << width) - 1);
@@ -91,7 +91,7 @@ static onebit_status_t measure_run(struct ob_loading *loading, const struct ob_r
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; !loading->dry && i < known; i = end) {
-    size_t scale = scale_of(plan, run, i, &end);
+    size_t scale = checkpoint_messages_scale_of(plan, run, i, &end);
     if (scale != measure->scale)
       *measure = (struct measure){.scale = scale, .min = INFINITY};
     end = end < known ? end : known;
@@ -123,16 +123,17 @@ static onebit_status_t write_codes(struct ob_loading *loading, const struct ob_r
   size_t known = known_of(loading, run);
   OB_TRY(read_momentum(loading, run, loading->values));
   for (size_t i = 0, end; i < known; i = end) {
-    const float scale = loading->scales[scale_of(plan, run, i, &end)];
+    const float scale = loading->scales[checkpoint_messages_scale_of(plan, run, i, &end)];
     for (end = end < known ? end : known; i < end; i++)
-      words[i * width / OB_LANES] |= code_of(loading->values[i], scale, width)
+      words[i * width / OB_LANES] |= checkpoint_messages_code_of(loading->values[i], scale, width)
                                      << i * width % OB_LANES;
   }
   return ONEBIT_OK;
 }
 
-static onebit_status_t write_message(struct ob_loading *loading, const struct onebit_plan *plan,
-                                     size_t segment, size_t chunk) {
+static onebit_status_t checkpoint_messages_write_message(struct ob_loading *loading,
+                                                         const struct onebit_plan *plan,
+                                                         size_t segment, size_t chunk) {
   struct ob_message_shape shape = ob_plan_last_message(plan, segment, chunk);
   struct ob_view view = ob_message_view(loading->reader.message, &shape);
   const struct ob_layout *layout = ob_plan_layout(plan);
@@ -162,7 +163,7 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading) {
     OB_TRY(measure_run(loading, &run, &measure));
   for (size_t segment = first; !loading->dry && segment < end; segment++)
     for (size_t chunk = 0; chunk < ob_plan_geometry(plan)->chunks; chunk++)
-      OB_TRY(write_message(loading, plan, segment, chunk));
+      OB_TRY(checkpoint_messages_write_message(loading, plan, segment, chunk));
   return ONEBIT_OK;
 }
 
@@ -178,7 +179,7 @@ onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *r
   double decay = of_none ? 1 : (double)(float)loading->optimizer->moments.beta1;
   OB_TRY(read_momentum(loading, run, momentum));
   for (size_t i = 0, end; i < run->count; i = end) {
-    float scale = loading->scales[scale_of(bucket->bits, run, i, &end)];
+    float scale = loading->scales[checkpoint_messages_scale_of(bucket->bits, run, i, &end)];
     for (size_t j = i; j < end; j++) {
       float said = said_by(momentum[j], scale, width);
       if (said != momentum[j] && (of_none || run->offset + j < real))

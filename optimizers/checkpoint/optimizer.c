@@ -71,14 +71,14 @@ uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved
   return count;
 }
 
-static const void *number_of(void *optimizer, enum ob_saved what, uint64_t i) {
+static const void *checkpoint_optimizer_number_of(void *optimizer, enum ob_saved what, uint64_t i) {
   struct ob_numbers is;
   return ob_checkpoint_number(optimizer, what, i, &is);
 }
 
 /* --- What it declares --------------------------------------------------------------------------*/
 
-static onebit_status_t describe(struct ob_saving *saving) {
+static onebit_status_t checkpoint_optimizer_describe(struct ob_saving *saving) {
   struct onebit_optimizer *optimizer = saving->state->object;
   struct ob_part_header *header = &saving->header;
   const struct ob_hosts *hosts = &optimizer->comm->hosts;
@@ -109,7 +109,7 @@ static onebit_status_t describe(struct ob_saving *saving) {
   return ob_reader_create(&saving->reader, optimizer);
 }
 
-static void list_tensors(const void *object, struct ob_part_tensor *rows) {
+static void checkpoint_optimizer_list_tensors(const void *object, struct ob_part_tensor *rows) {
   const struct onebit_optimizer *optimizer = object;
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
@@ -138,22 +138,22 @@ static size_t list_bucket(const struct onebit_optimizer *optimizer, size_t u,
   return layout->pieces;
 }
 
-static size_t list_stretches(const void *optimizer, struct ob_stretch *all) {
+static size_t checkpoint_optimizer_list_stretches(const void *optimizer, struct ob_stretch *all) {
   size_t count = 0;
   for (size_t u = 0; u < ((const struct onebit_optimizer *)optimizer)->bucket_count; u++)
     count += list_bucket(optimizer, u, all ? all + count : NULL);
   return count;
 }
 
-static bool has(const struct ob_saving *saving, enum ob_saved what) {
+static bool checkpoint_optimizer_has(const struct ob_saving *saving, enum ob_saved what) {
   return ob_has_section(saving->state->object, (enum ob_stage)saving->header.stage, what);
 }
 
 /* Returns the elements that this rank saves: all that it has, except that it saves only its shard
  * of parameters and the served part of a momentum that servers keep, unless everything is
  * requested. */
-static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
-                            const struct ob_stretch *stretch) {
+static struct ob_run checkpoint_optimizer_extent(const struct ob_saving *saving, enum ob_saved what,
+                                                 const struct ob_stretch *stretch) {
   const struct onebit_optimizer *optimizer = saving->state->object;
   const struct ob_bucket *bucket = &optimizer->buckets[stretch->bucket];
   struct ob_section section = ob_section_of(bucket, (enum ob_stage)saving->header.stage, what);
@@ -177,8 +177,9 @@ static bool in_shards(const struct ob_saving *saving, enum ob_saved what) {
   return method->sharded || (what == OB_SAVED_MOMENTUM && method->serve_rule != OB_SERVE_MEAN);
 }
 
-static onebit_status_t read_run(struct ob_saving *saving, enum ob_saved what, size_t bucket,
-                                const struct ob_run *run, float *values) {
+static onebit_status_t checkpoint_optimizer_read_run(struct ob_saving *saving, enum ob_saved what,
+                                                     size_t bucket, const struct ob_run *run,
+                                                     float *values) {
   const struct onebit_optimizer *optimizer = saving->state->object;
   const struct ob_section from =
       ob_section_of(&optimizer->buckets[bucket], (enum ob_stage)saving->header.stage, what);
@@ -190,20 +191,20 @@ struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer) {
                            .comm = optimizer->comm,
                            .kind = optimizer->method->name,
                            .steps = optimizer->steps,
-                           .describe = describe,
-                           .list_tensors = list_tensors,
-                           .list_stretches = list_stretches,
-                           .has = has,
-                           .number = number_of,
-                           .extent = extent,
+                           .describe = checkpoint_optimizer_describe,
+                           .list_tensors = checkpoint_optimizer_list_tensors,
+                           .list_stretches = checkpoint_optimizer_list_stretches,
+                           .has = checkpoint_optimizer_has,
+                           .number = checkpoint_optimizer_number_of,
+                           .extent = checkpoint_optimizer_extent,
                            .in_shards = in_shards,
-                           .read = read_run};
+                           .read = checkpoint_optimizer_read_run};
 }
 
 /* --- The calls ---------------------------------------------------------------------------------*/
 
-static onebit_status_t save(onebit_optimizer_t optimizer, bool whole, void *memory, size_t capacity,
-                            size_t *bytes) {
+static onebit_status_t checkpoint_optimizer_save(onebit_optimizer_t optimizer, bool whole,
+                                                 void *memory, size_t capacity, size_t *bytes) {
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
@@ -216,13 +217,13 @@ static onebit_status_t save(onebit_optimizer_t optimizer, bool whole, void *memo
 onebit_status_t onebit_optimizer_save(onebit_optimizer_t optimizer, void *memory, size_t capacity,
                                       size_t *bytes) {
   OB_CALL_SCOPE;
-  return save(optimizer, false, memory, capacity, bytes);
+  return checkpoint_optimizer_save(optimizer, false, memory, capacity, bytes);
 }
 
 onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *memory,
                                             size_t capacity, size_t *bytes) {
   OB_CALL_SCOPE;
-  return save(optimizer, true, memory, capacity, bytes);
+  return checkpoint_optimizer_save(optimizer, true, memory, capacity, bytes);
 }
 
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {

@@ -159,7 +159,7 @@ static onebit_status_t check_counts(const struct ob_part *part) {
 }
 
 /* Reads it once: what is checked here is what is used. */
-static onebit_status_t read_front(struct ob_part *part) {
+static onebit_status_t part_read_front(struct ob_part *part) {
   struct ob_part_header *header = &part->header, zeroed;
   part->front = ob_allocate(1, (size_t)header->front);
   part->sound = ob_allocate((size_t)header->sections, sizeof *part->sound);
@@ -192,7 +192,7 @@ onebit_status_t ob_part_open(struct ob_part *part, int number,
   OB_TRY(read_at(part, 0, &part->header, bytes));
   OB_TRY(check_identity(part));
   OB_TRY(check_counts(part));
-  OB_TRY(read_front(part));
+  OB_TRY(part_read_front(part));
   return check_sections(part);
 }
 

@@ -88,8 +88,8 @@ uint64_t ob_parts_identity(const struct ob_parts *parts) {
 
 /* --- Whether they fit the optimizer ------------------------------------------------------------*/
 
-static onebit_status_t check_kind(const struct ob_part *part,
-                                  const struct onebit_optimizer *optimizer) {
+static onebit_status_t parts_check_kind(const struct ob_part *part,
+                                        const struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
   if (strncmp(header->kind, optimizer->method->name, sizeof header->kind) != 0)
     return ob_part_error(part, "of another optimizer: saved by %.16s, loaded by %s", header->kind,
@@ -105,9 +105,9 @@ static onebit_status_t check_kind(const struct ob_part *part,
 
 /* From the freeze on, and in a warm-up of divided gradients, what is kept of a tensor depends on
  * whether it is compressed. */
-static onebit_status_t check_tensors(const struct ob_part *part,
-                                     const struct onebit_optimizer *optimizer,
-                                     const struct ob_map *map) {
+static onebit_status_t parts_check_tensors(const struct ob_part *part,
+                                           const struct onebit_optimizer *optimizer,
+                                           const struct ob_map *map) {
   const struct ob_part_header *header = &part->header;
   if (header->tensors != optimizer->tensor_count)
     return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
@@ -204,8 +204,8 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
   OB_TRY(ob_parts_together(parts));
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
-    OB_TRY(check_kind(part, optimizer));
-    OB_TRY(check_tensors(part, optimizer, map));
+    OB_TRY(parts_check_kind(part, optimizer));
+    OB_TRY(parts_check_tensors(part, optimizer, map));
     OB_TRY(check_stage(part, optimizer));
     OB_TRY(check_numbers(part, optimizer));
   }
@@ -277,8 +277,8 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
 
 /* This rank's own, and the mean where it had none: in a hierarchical schedule with other blocks or
  * buckets, which all ranks of one local rank have alike. */
-static onebit_status_t read_own(struct ob_parts *parts, const struct ob_range *range,
-                                float *values) {
+static onebit_status_t parts_read_own(struct ob_parts *parts, const struct ob_range *range,
+                                      float *values) {
   struct ob_part *part = &parts->list[parts->own];
   struct ob_range remainder = *range, some = *range;
   for (; remainder.count; remainder.count -= some.count, remainder.first += some.count) {
@@ -302,5 +302,6 @@ static onebit_status_t read_own(struct ob_parts *parts, const struct ob_range *r
 
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values) {
   const bool own = ob_saved_own(range->what, parts->list[0].header.apart);
-  return own && parts->own >= 0 ? read_own(parts, range, values) : read_mean(parts, range, values);
+  return own && parts->own >= 0 ? parts_read_own(parts, range, values)
+                                : read_mean(parts, range, values);
 }

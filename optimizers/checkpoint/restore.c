@@ -29,7 +29,7 @@ onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
  * ------------------------------------------------------------------------*/
 
 /* True if the bucket sends nothing after the freeze: one rank alone that does not compress. */
-static bool is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
+static bool restore_is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
   const struct onebit_optimizer *optimizer = loading->optimizer;
   return optimizer->method->momentum && !bucket->uncompressed &&
          loading->stage == OB_STAGE_FROZEN && !ob_optimizer_compresses(optimizer);
@@ -99,7 +99,7 @@ static onebit_status_t restore_run(struct ob_loading *loading, const struct ob_s
     memset(loading->values, 0, run->count * sizeof *loading->values);
   else
     OB_TRY(ob_loading_read(loading, to->what, run, loading->values));
-  if (to->what == OB_SAVED_MOMENTUM && is_alone(loading, to->bucket))
+  if (to->what == OB_SAVED_MOMENTUM && restore_is_alone(loading, to->bucket))
     OB_TRY(add_residuals(loading, to->bucket, run));
   if (loading->dry)
     return ONEBIT_OK;
@@ -169,8 +169,8 @@ static onebit_status_t restore_bucket(struct ob_loading *loading) {
 
 /* --- Numbers -----------------------------------------------------------------------------------*/
 
-static onebit_status_t check_number(const struct ob_loading *loading, const struct ob_numbers *is,
-                                    uint64_t bits) {
+static onebit_status_t restore_check_number(const struct ob_loading *loading,
+                                            const struct ob_numbers *is, uint64_t bits) {
   double value = (double)bits;
   if (is->kind != OB_NUMBERS_WHOLE)
     memcpy(&value, &bits, sizeof value);
@@ -197,7 +197,7 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
     if (i < stored)
       OB_TRY(ob_part_copy(loading->own, section, i, 1, &bits));
     if (own && i < stored)
-      OB_TRY(check_number(loading, &is, bits));
+      OB_TRY(restore_check_number(loading, &is, bits));
     if (!loading->dry)
       memcpy(number, &bits, sizeof bits);
   }
@@ -255,7 +255,7 @@ static void restore_counts(struct ob_loading *loading) {
 
 /* Returns the stage of the latest step; whether this optimizer would have sent bits in it depends
  * on both sides. */
-static enum ob_stage stage_of(const struct ob_loading *loading) {
+static enum ob_stage restore_stage_of(const struct ob_loading *loading) {
   const struct ob_part_header *header = &loading->parts->list[0].header;
   bool sent = ob_optimizer_compresses(loading->optimizer) && header->steps != header->frozen_at;
   if (header->stage == OB_STAGE_WARMUP || !loading->optimizer->method->momentum)
@@ -267,7 +267,7 @@ static enum ob_stage stage_of(const struct ob_loading *loading) {
 onebit_status_t ob_restore(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts->list[loading->parts->own >= 0 ? loading->parts->own : 0];
-  loading->stage = stage_of(loading);
+  loading->stage = restore_stage_of(loading);
   OB_TRY(ob_buckets_fit_arrays(optimizer, loading->stage == OB_STAGE_WARMUP));
   OB_TRY(restore_numbers(loading, OB_SAVED_NORMS));
   OB_TRY(restore_numbers(loading, OB_SAVED_NUMBERS));

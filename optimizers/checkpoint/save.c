@@ -8,8 +8,8 @@
 /* --- Which sections there are ------------------------------------------------------------------*/
 
 /* Elements that follow those before are in one section with them. */
-static void add(struct ob_saving *saving, enum ob_saved what, enum ob_space space, uint64_t first,
-                uint64_t end) {
+static void checkpoint_save_add(struct ob_saving *saving, enum ob_saved what, enum ob_space space,
+                                uint64_t first, uint64_t end) {
   struct ob_part_section *next = saving->sections + saving->header.sections;
   struct ob_part_section *last = next - (saving->header.sections > 0);
   if (first >= end)
@@ -25,7 +25,7 @@ static void add(struct ob_saving *saving, enum ob_saved what, enum ob_space spac
 }
 
 /* total * part / parts, without overflow. */
-static uint64_t fraction(uint64_t total, uint64_t part, uint64_t parts) {
+static uint64_t checkpoint_save_fraction(uint64_t total, uint64_t part, uint64_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
@@ -41,8 +41,8 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
   const uint64_t after = before + stretch->count[space], number = stretch->first[space];
   const uint64_t first = clip(has.offset, before, after);
   const uint64_t end = clip(has.offset + has.count, before, after);
-  add(saving, what, space, clip(number + first - before, low, high),
-      clip(number + end - before, low, high));
+  checkpoint_save_add(saving, what, space, clip(number + first - before, low, high),
+                      clip(number + end - before, low, high));
 }
 
 /* All that this rank has; but of what all ranks have alike its part. */
@@ -52,8 +52,8 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
   uint64_t low = 0, high = total;
   const bool in_shards = saving->state->in_shards && saving->state->in_shards(saving, what);
   if (!own && !saving->whole && !in_shards) {
-    low = fraction(total, saving->header.rank, saving->header.ranks);
-    high = fraction(total, saving->header.rank + 1, saving->header.ranks);
+    low = checkpoint_save_fraction(total, saving->header.rank, saving->header.ranks);
+    high = checkpoint_save_fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
   for (size_t k = 0; total && k < saving->map.count; k++)
     add_stretch(saving, what, space, &ob_map_list(&saving->map, space)[k], low, high);
@@ -69,7 +69,8 @@ static onebit_status_t list_sections(struct ob_saving *saving) {
     if (!saving->state->has(saving, what))
       continue;
     if (ob_saved_numbers(what))
-      add(saving, what, OB_ELEMENTS, 0, ob_section_limit(&saving->header, what, OB_ELEMENTS));
+      checkpoint_save_add(saving, what, OB_ELEMENTS, 0,
+                          ob_section_limit(&saving->header, what, OB_ELEMENTS));
     else
       add_elements(saving, what, OB_ELEMENTS);
     if (!ob_saved_numbers(what) && what != OB_SAVED_PARAMETERS)
@@ -80,7 +81,7 @@ static onebit_status_t list_sections(struct ob_saving *saving) {
 
 /* --- The front ---------------------------------------------------------------------------------*/
 
-static onebit_status_t describe(struct ob_saving *saving) {
+static onebit_status_t checkpoint_save_describe(struct ob_saving *saving) {
   const struct ob_state *state = saving->state;
   struct ob_part_header *header = &saving->header;
   *header = (struct ob_part_header){
@@ -104,7 +105,8 @@ static onebit_status_t describe(struct ob_saving *saving) {
 }
 
 /* Sets the place of each section, and so the number of bytes of the part. */
-static void lay_out(struct ob_part_header *header, struct ob_part_section *sections) {
+static void checkpoint_save_lay_out(struct ob_part_header *header,
+                                    struct ob_part_section *sections) {
   header->front = sizeof *header + header->tensors * sizeof(struct ob_part_tensor) +
                   header->sections * sizeof(struct ob_part_section);
   header->bytes = header->front;
@@ -118,9 +120,9 @@ onebit_status_t ob_saving_create(struct ob_saving *saving, const struct ob_state
                                  bool whole) {
   *saving = (struct ob_saving){.state = state, .whole = whole};
   OB_TRY(ob_map_create(&saving->map, state));
-  OB_TRY(describe(saving));
+  OB_TRY(checkpoint_save_describe(saving));
   OB_TRY(list_sections(saving));
-  lay_out(&saving->header, saving->sections);
+  checkpoint_save_lay_out(&saving->header, saving->sections);
   return ONEBIT_OK;
 }
 
@@ -133,9 +135,9 @@ void ob_saving_destroy(struct ob_saving *saving) {
 
 /* --- Its values --------------------------------------------------------------------------------*/
 
-static onebit_status_t read_elements(struct ob_saving *saving,
-                                     const struct ob_part_section *section, uint64_t first,
-                                     size_t count, float *values) {
+static onebit_status_t checkpoint_save_read_elements(struct ob_saving *saving,
+                                                     const struct ob_part_section *section,
+                                                     uint64_t first, size_t count, float *values) {
   const enum ob_space space = (enum ob_space)section->space;
   for (size_t some; count; count -= some, first += some, values += some) {
     const struct ob_stretch *stretch = ob_map_find(&saving->map, space, first);
@@ -153,7 +155,7 @@ onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_se
                                uint64_t first, size_t count, void *values) {
   const struct ob_state *state = saving->state;
   if (!ob_saved_numbers(section->what))
-    return read_elements(saving, section, first, count, values);
+    return checkpoint_save_read_elements(saving, section, first, count, values);
   for (size_t i = 0; i < count; i++)
     memcpy((uint64_t *)values + i,
            state->number(state->object, (enum ob_saved)section->what, first + i), sizeof(uint64_t));

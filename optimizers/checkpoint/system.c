@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-static int open_file(int directory, const char *name, int flags, mode_t mode) {
+static int system_open_file(int directory, const char *name, int flags, mode_t mode) {
   return openat(directory, name, flags, mode);
 }
 
@@ -22,7 +22,7 @@ static int rename_file(int directory, const char *from, const char *to) {
 
 static int unlink_file(int directory, const char *name) { return unlinkat(directory, name, 0); }
 
-struct ob_system ob_system = {.open = open_file,
+struct ob_system ob_system = {.open = system_open_file,
                               .pwrite = pwrite,
                               .fsync = fsync,
                               .close = close,
@@ -31,7 +31,8 @@ struct ob_system ob_system = {.open = open_file,
                               .mkdir = mkdir};
 
 /* Reports a failed action on a file (or on the directory: NULL), and the reason. */
-static onebit_status_t failed(const char *what, const char *directory, const char *name, int code) {
+static onebit_status_t system_failed(const char *what, const char *directory, const char *name,
+                                     int code) {
   char reason[OB_INPUT_REASON];
   return ob_error(ONEBIT_ERROR_FILE, "%s %s%s%s: %s", what, directory, name ? "/" : "",
                   name ? name : "", ob_input_reason(code, reason));
@@ -50,13 +51,13 @@ static int open_again(int directory, const char *name, int flags) {
 onebit_status_t ob_directory_create(const char *path) {
   if (ob_system.mkdir(path, 0777) == 0 || errno == EEXIST)
     return ONEBIT_OK;
-  return failed("mkdir", path, NULL, errno);
+  return system_failed("mkdir", path, NULL, errno);
 }
 
 onebit_status_t ob_directory_open(struct ob_directory *directory, const char *path) {
   directory->path = path;
   directory->number = open_again(AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
-  return directory->number < 0 ? failed("open", path, NULL, errno) : ONEBIT_OK;
+  return directory->number < 0 ? system_failed("open", path, NULL, errno) : ONEBIT_OK;
 }
 
 void ob_directory_close(struct ob_directory *directory) {
@@ -77,7 +78,7 @@ static int sync_again(int file) {
 static onebit_status_t sync_names(int number, const char *path) {
   if (sync_again(number) == 0 || errno == EINVAL || errno == ENOTSUP)
     return ONEBIT_OK;
-  return failed("fsync", path, NULL, errno);
+  return system_failed("fsync", path, NULL, errno);
 }
 
 onebit_status_t ob_directory_sync(const struct ob_directory *directory) {
@@ -87,7 +88,7 @@ onebit_status_t ob_directory_sync(const struct ob_directory *directory) {
 onebit_status_t ob_directory_sync_parent(const struct ob_directory *directory) {
   int parent = open_again(directory->number, "..", O_RDONLY | O_DIRECTORY);
   if (parent < 0)
-    return failed("open", directory->path, "..", errno);
+    return system_failed("open", directory->path, "..", errno);
   onebit_status_t status = sync_names(parent, directory->path);
   ob_system.close(parent);
   return status;
@@ -97,7 +98,7 @@ onebit_status_t ob_file_rename(const struct ob_directory *directory, const char 
                                const char *to) {
   if (ob_system.rename(directory->number, from, to) == 0)
     return ONEBIT_OK;
-  return failed("rename", directory->path, from, errno);
+  return system_failed("rename", directory->path, from, errno);
 }
 
 void ob_file_remove(const struct ob_directory *directory, const char *name) {
@@ -107,7 +108,7 @@ void ob_file_remove(const struct ob_directory *directory, const char *name) {
 /* --- Writing -----------------------------------------------------------------------------------*/
 
 static onebit_status_t file_failed(const char *what, const struct ob_file *file) {
-  return failed(what, file->directory->path, file->name, errno);
+  return system_failed(what, file->directory->path, file->name, errno);
 }
 
 onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *directory,
@@ -164,7 +165,7 @@ onebit_status_t ob_stored_open(struct ob_stored *stored, const struct ob_directo
   stored->directory = directory;
   snprintf(stored->name, sizeof stored->name, "%s", name);
   int code = ob_input_open(&stored->input, directory->number, name);
-  return code == 0 ? ONEBIT_OK : failed("open", directory->path, name, code);
+  return code == 0 ? ONEBIT_OK : system_failed("open", directory->path, name, code);
 }
 
 void ob_stored_suspend(struct ob_stored *stored) { ob_input_close(&stored->input); }
@@ -181,7 +182,7 @@ onebit_status_t ob_stored_read(const struct ob_stored *stored, uint64_t offset, 
     code = ob_input_read(&input, offset, to, bytes);
   if (stored->input.number < 0)
     ob_input_close(&input);
-  return code == 0 ? ONEBIT_OK : failed("read", stored->directory->path, stored->name, code);
+  return code == 0 ? ONEBIT_OK : system_failed("read", stored->directory->path, stored->name, code);
 }
 
 void ob_stored_close(struct ob_stored *stored) { ob_input_close(&stored->input); }

@@ -31,7 +31,8 @@ static bool is_warm(const struct onebit_optimizer *optimizer) {
   return optimizer->step.exchange == OB_EXCHANGE_DENSE;
 }
 
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t efficient_adam_prepare(struct onebit_optimizer *optimizer,
+                                              struct ob_bucket *bucket) {
   if (!is_warm(optimizer))
     return ONEBIT_OK;
   const uint64_t step = number_of_step(optimizer);
@@ -97,7 +98,7 @@ static onebit_status_t forget_residuals(struct onebit_optimizer *optimizer,
 
 /* Bias corrections go on from the warm-up's number of steps; w, the step that the ranks agreed on
  * last, as the residual of a message that was nothing. */
-static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
   OB_TRY(count_zero_steps(optimizer));
@@ -115,7 +116,8 @@ static onebit_status_t advance(struct onebit_optimizer *optimizer) {
 
 /* --- Compressed steps */
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t efficient_adam_dense(struct onebit_optimizer *optimizer,
+                                            struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, number_of_step(optimizer));
 }
 
@@ -127,8 +129,8 @@ static struct ob_interval own_interval(const struct onebit_plan *plan) {
   return (struct ob_interval){ob_layout_word(layout, first), ob_layout_word(layout, end)};
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
+static void efficient_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                struct ob_call *call) {
   const struct ob_moments *moments = &optimizer->moments;
   ob_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
   const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
@@ -142,7 +144,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                     (double)ob_plan_geometry(bucket->bits)->members, number_of_step(optimizer));
 }
 
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
+static onebit_status_t efficient_adam_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   return is_warm(optimizer) ? ob_buckets_each(optimizer, update_divided) : ONEBIT_OK;
 }
@@ -157,7 +159,8 @@ static size_t add_zero_steps(struct onebit_optimizer *optimizer,
   return at + 1;
 }
 
-static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
+static size_t efficient_adam_numbers(struct onebit_optimizer *optimizer,
+                                     struct ob_numbers list[OB_MAX_NUMBERS]) {
   return add_zero_steps(optimizer, list, 0);
 }
 
@@ -166,11 +169,12 @@ static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list
 /* A tensor's ratio is of all its elements: nothing is applied before all are here. */
 static void hold(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                  struct ob_call *into) {
-  call(optimizer, bucket, into);
+  efficient_adam_call(optimizer, bucket, into);
   into->hold = true;
 }
 
-static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t efficient_adam_set_rates(struct onebit_optimizer *optimizer,
+                                                struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
       ob_bucket_sink(optimizer, bucket, OB_PASS_STEP_NORMS, optimizer->steps + 1);
   ob_plan_visit(bucket->bits, &sink);
@@ -179,8 +183,8 @@ static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_b
 
 static onebit_status_t update_by_ratios(struct onebit_optimizer *optimizer) {
   if (optimizer->step.exchange == OB_EXCHANGE_BITS)
-    OB_TRY(ob_buckets_each(optimizer, set_rates));
-  return update(optimizer);
+    OB_TRY(ob_buckets_each(optimizer, efficient_adam_set_rates));
+  return efficient_adam_update(optimizer);
 }
 
 static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
@@ -191,8 +195,8 @@ static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
 /* The two rows have this in common. */
 #define DIVIDES                                                                                    \
   .momentum = true, .moments = true, .divides = true, .arrays = OB_MASK(OB_VARIANCE),              \
-  .exchange = ob_freeze_exchange, .prepare = prepare, .call_dense = call_divided,                  \
-  .advance = advance
+  .exchange = ob_freeze_exchange, .prepare = efficient_adam_prepare, .call_dense = call_divided,   \
+  .advance = efficient_adam_advance
 
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    DIVIDES,
@@ -215,7 +219,7 @@ static const struct ob_option options_of[] = {
     OB_COUNT(warmup_steps),
 };
 
-static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+static onebit_status_t efficient_adam_resolve(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_moments *moments = &recipe->moments;
   const struct ob_lamb_limits *limits = &moments->limits;
   OB_TRY(
@@ -235,12 +239,12 @@ const struct ob_method ob_method_efficient_adam = {
     OB_OPTIONS("ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT", options_of),
     .initial = {.limits = {.coefficient_beta = 0.9, .min_factor = 1, .max_factor = 1}},
     .not_deepspeeds = "Efficient-Adam",
-    .resolve = resolve,
+    .resolve = efficient_adam_resolve,
     DIVIDES,
-    .dense = dense,
-    .call = call,
-    .update = update,
-    .numbers = numbers};
+    .dense = efficient_adam_dense,
+    .call = efficient_adam_call,
+    .update = efficient_adam_update,
+    .numbers = efficient_adam_numbers};
 
 onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                              size_t ntensors,

@@ -32,8 +32,9 @@ static bool next_tensor(const struct onebit_optimizer *optimizer, const struct o
   return *tensor < optimizer->tensor_count;
 }
 
-static onebit_status_t sum_of(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                              size_t tensor, int which, double *sum) {
+static onebit_status_t methods_lamb_sum_of(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket, size_t tensor, int which,
+                                           double *sum) {
   const struct ob_tensor *of = &optimizer->tensors[tensor];
   return optimizer->executor->sum(optimizer, bucket, which, of->first_block, of->end_block, sum);
 }
@@ -42,8 +43,8 @@ static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_bucket
                             size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double parameters, updates;
-  OB_TRY(sum_of(optimizer, bucket, tensor, 1, &parameters));
-  OB_TRY(sum_of(optimizer, bucket, tensor, 2, &updates));
+  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 1, &parameters));
+  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 2, &updates));
   *ratio = ob_lamb_warm(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
   return ONEBIT_OK;
 }
@@ -52,16 +53,16 @@ static onebit_status_t correct(struct onebit_optimizer *optimizer, struct ob_buc
                                size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double plain, updates, largest, *factor = &lamb->factors[tensor];
-  OB_TRY(sum_of(optimizer, bucket, tensor, 1, &plain));
-  OB_TRY(sum_of(optimizer, bucket, tensor, 2, &updates));
-  OB_TRY(sum_of(optimizer, bucket, tensor, OB_LARGEST, &largest));
+  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 1, &plain));
+  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 2, &updates));
+  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, OB_LARGEST, &largest));
   *factor = ob_lamb_correct(*factor, plain, updates, largest, &lamb->limits);
   *ratio = lamb->coefficients[tensor] * *factor;
   return ONEBIT_OK;
 }
 
-static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                                 enum ob_lamb_stage stage) {
+static onebit_status_t lamb_set_rates(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                      enum ob_lamb_stage stage) {
   size_t tensor;
   for (size_t k = 0, first = 0; next_tensor(optimizer, bucket, &k, &tensor); first = k) {
     double ratio = 1;
@@ -74,10 +75,10 @@ static onebit_status_t set_rates(struct onebit_optimizer *optimizer, struct ob_b
   return ONEBIT_OK;
 }
 
-static onebit_status_t level_of(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                                size_t tensor, double *level) {
+static onebit_status_t lamb_level_of(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                     size_t tensor, double *level) {
   double squares;
-  OB_TRY(sum_of(optimizer, bucket, tensor, 0, &squares));
+  OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 0, &squares));
   *level = ob_lamb_level(squares, optimizer->tensors[tensor].count);
   return ONEBIT_OK;
 }
@@ -88,12 +89,12 @@ static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct o
   double level, total = 0;
   size_t count = 0, tensor;
   for (size_t k = 0; next_tensor(optimizer, bucket, &k, &tensor);) {
-    OB_TRY(level_of(optimizer, bucket, tensor, &level));
+    OB_TRY(lamb_level_of(optimizer, bucket, tensor, &level));
     total += level;
     count += level > 0;
   }
   for (size_t k = 0; next_tensor(optimizer, bucket, &k, &tensor);) {
-    OB_TRY(level_of(optimizer, bucket, tensor, &level));
+    OB_TRY(lamb_level_of(optimizer, bucket, tensor, &level));
     lamb->scalings[tensor] = (double)ob_lamb_scaling(total / (double)count, level);
   }
   return ONEBIT_OK;
@@ -102,7 +103,7 @@ static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct o
 onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 enum ob_lamb_stage stage) {
   return stage == OB_LAMB_SCALE ? set_scalings(optimizer, bucket)
-                                : set_rates(optimizer, bucket, stage);
+                                : lamb_set_rates(optimizer, bucket, stage);
 }
 
 onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -121,22 +122,22 @@ static void load_scalings(const struct onebit_optimizer *optimizer, struct ob_bu
 
 /* --- Steps */
 
-static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                            enum ob_pass_kind kind) {
+static onebit_status_t lamb_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                 enum ob_pass_kind kind) {
   return ob_bucket_pass(optimizer, bucket, kind, optimizer->steps + 1 - optimizer->zero_steps);
 }
 
 onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  OB_TRY(pass(optimizer, bucket, OB_PASS_LAMB));
+  OB_TRY(lamb_pass(optimizer, bucket, OB_PASS_LAMB));
   OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_WARM));
-  return pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
+  return lamb_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
 /* One rank alone, where it does not compress, goes on with a frozen variance. */
 static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  OB_TRY(pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
+  OB_TRY(lamb_pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
   OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT));
-  return pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
+  return lamb_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
 /* In the first compressed step. A deferred executor finds out for itself whether this is the first.
@@ -147,8 +148,8 @@ static bool momentum_in_residual(const struct onebit_optimizer *optimizer) {
 
 /* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
  * have come from a checkpoint. */
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
+static void lamb_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                      struct ob_call *call) {
   load_scalings(optimizer, bucket);
   ob_momentum_call(optimizer, bucket, OB_PASS_APPLY, call);
   call->source.momentum_in_residual = momentum_in_residual(optimizer);
@@ -159,7 +160,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
 /* Compares the momentum that has come with the one before, which in the first compressed step is no
  * message yet: the freeze left it, times beta1, in the residuals, and the exchange has only
  * written their other copy. */
-static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t lamb_compare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_pass_sink sink =
       ob_bucket_sink(optimizer, bucket, OB_PASS_LAMB_FRESH, optimizer->steps + 1);
   sink.factors.bound = ob_step_bound(optimizer);
@@ -169,10 +170,10 @@ static onebit_status_t compare(struct onebit_optimizer *optimizer, struct ob_buc
   return ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT);
 }
 
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
+static onebit_status_t lamb_update(struct onebit_optimizer *optimizer) {
   bool sent_bits = optimizer->step.exchange == OB_EXCHANGE_BITS;
   if (sent_bits)
-    OB_TRY(ob_buckets_each(optimizer, compare));
+    OB_TRY(ob_buckets_each(optimizer, lamb_compare));
   OB_TRY(ob_buckets_apply(optimizer));
   if (!sent_bits)
     OB_TRY(ob_buckets_each(optimizer, optimizer->frozen_at ? frozen : ob_lamb_dense));
@@ -180,7 +181,7 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
 }
 
 /* Scalings are for tensors that share one scale. */
-static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t lamb_freeze(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (ob_plan_geometry(bucket->bits)->one_scale && ob_optimizer_compresses(optimizer)) {
     OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
     OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_SCALE));
@@ -189,12 +190,12 @@ static onebit_status_t freeze(struct onebit_optimizer *optimizer, struct ob_buck
   return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_FREEZE, optimizer->steps);
 }
 
-static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+static onebit_status_t lamb_advance(struct onebit_optimizer *optimizer) {
   bool due;
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
     return ONEBIT_OK;
-  OB_TRY(ob_buckets_each(optimizer, freeze));
+  OB_TRY(ob_buckets_each(optimizer, lamb_freeze));
   optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
@@ -261,7 +262,7 @@ static const struct ob_option options_of[] = {
     OB_FRACTION(factor_change, limits.factor_change, 0.1),
 };
 
-static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+static onebit_status_t lamb_resolve(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_lamb_limits *limits = &recipe->moments.limits;
   const bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
   limits->max_factor = ob_given_or(limits->max_factor, deepspeed ? 4 : 1.5);
@@ -275,16 +276,16 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
                                          OB_OPTIONS("ONEBIT_LAMB_OPTIONS_INIT", options_of),
                                          .recommended =
                                              "Efficient-Adam (onebit_efficient_adam_create)",
-                                         .resolve = resolve,
+                                         .resolve = lamb_resolve,
                                          .momentum = true,
                                          .fused = true,
                                          .lamb = true,
                                          .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
                                          .dense = ob_lamb_dense,
                                          .exchange = ob_freeze_exchange,
-                                         .call = call,
-                                         .update = update,
-                                         .advance = advance,
+                                         .call = lamb_call,
+                                         .update = lamb_update,
+                                         .advance = lamb_advance,
                                          .tell = ob_lamb_tell,
                                          .numbers = ob_lamb_numbers,
                                          .scalings = scalings};

@@ -7,12 +7,12 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t lion_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_LION, optimizer->steps + 1);
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
+static void lion_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                      struct ob_call *call) {
   bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_STEP, optimizer->steps + 1);
   const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
   call->source.weight = 1;
@@ -42,9 +42,9 @@ const struct ob_method ob_method_lion = {
     .not_deepspeeds = "Lion in one bit",
     .moments = true,
     .serve_rule = OB_SERVE_LION,
-    .dense = dense,
+    .dense = lion_dense,
     .exchange = ob_freeze_exchange,
-    .call = call,
+    .call = lion_call,
     .update = ob_buckets_apply};
 
 onebit_status_t onebit_lion_create(onebit_comm_t comm, const onebit_tensor_t *tensors,

@@ -6,24 +6,25 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t momentum_dense(struct onebit_optimizer *optimizer,
+                                      struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_SGD, optimizer->steps + 1);
 }
 
 /* The message is the step: there is no variance. */
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
+static void momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                          struct ob_call *call) {
   ob_momentum_call(optimizer, bucket, OB_PASS_APPLY_STEP, call);
 }
 
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
+static onebit_status_t momentum_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)
     OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD, optimizer->steps + 1));
   return ONEBIT_OK;
 }
 
-static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+static onebit_status_t momentum_advance(struct onebit_optimizer *optimizer) {
   bool due;
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
@@ -41,7 +42,7 @@ static const struct ob_option options_of[] = {
     OB_COUNT(warmup_steps),
 };
 
-static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+static onebit_status_t momentum_resolve(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_moments *moments = &recipe->moments;
   (void)ntensors;
   moments->no_warmup = moments->warmup_steps == 0;
@@ -57,13 +58,13 @@ const struct ob_method ob_method_momentum = {
                 .no_bias_correction = true,
                 .no_dampening = true},
     .not_deepspeeds = "1-bit momentum SGD",
-    .resolve = resolve,
+    .resolve = momentum_resolve,
     .momentum = true,
-    .dense = dense,
+    .dense = momentum_dense,
     .exchange = ob_freeze_exchange,
-    .call = call,
-    .update = update,
-    .advance = advance};
+    .call = momentum_call,
+    .update = momentum_update,
+    .advance = momentum_advance};
 
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,

@@ -37,7 +37,7 @@ struct own {
   double passed; /* seconds of this step's passes */
 };
 
-static void split(double value, float parts[PARTS]) {
+static void shards_split(double value, float parts[PARTS]) {
   int exponent;
   double remainder = frexp(value, &exponent);
   for (int k = 0; k < PARTS - 1; k++) {
@@ -47,11 +47,11 @@ static void split(double value, float parts[PARTS]) {
   parts[PARTS - 1] = (float)exponent;
 }
 
-static double join(const float parts[PARTS]) {
+static double shards_join(const float parts[PARTS]) {
   return ldexp((double)parts[0] + (double)parts[1] + (double)parts[2], (int)parts[3]);
 }
 
-static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct own *own) {
+static onebit_status_t shards_create_plan(struct onebit_optimizer *optimizer, struct own *own) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   struct ob_plan_shape shape;
   size_t count, valid;
@@ -64,7 +64,7 @@ static onebit_status_t create_plan(struct onebit_optimizer *optimizer, struct ow
   return ob_plan_create(optimizer->comm, status, &shape, PARTS, &own->sums);
 }
 
-static onebit_status_t create(struct onebit_optimizer *optimizer) {
+static onebit_status_t shards_create(struct onebit_optimizer *optimizer) {
   size_t ranks = (size_t)optimizer->comm->size;
   struct own *own = ob_optimizer_allocate(optimizer, 1, sizeof *own);
   optimizer->own = own;
@@ -76,10 +76,10 @@ static onebit_status_t create(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_agree(optimizer->comm, status, NULL, 0));
   if (optimizer->moments.freeze_step != ONEBIT_FREEZE_AUTOMATIC)
     return ONEBIT_OK;
-  return create_plan(optimizer, own);
+  return shards_create_plan(optimizer, own);
 }
 
-static void destroy(struct onebit_optimizer *optimizer) {
+static void shards_destroy(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   if (!own)
     return;
@@ -135,8 +135,8 @@ static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_bucke
 /* --- A step */
 
 /* Gradients, with the error of what was sent of them. */
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
+static void shards_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                        struct ob_call *call) {
   (void)bucket;
   call->hold = optimizer->bucket_count > 1;
 }
@@ -146,8 +146,8 @@ static void pass_shard(struct ob_bucket *bucket, const struct ob_pass_sink *sink
   ob_pass_blocks(ob_plan_work(bucket->bits), NULL, NULL, &segment, sink);
 }
 
-static void pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 enum ob_pass_kind kind) {
+static void shards_pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                        enum ob_pass_kind kind) {
   struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, optimizer->steps + 1);
   struct own *own = optimizer->own;
   double began = ob_seconds();
@@ -156,7 +156,8 @@ static void pass(const struct onebit_optimizer *optimizer, struct ob_bucket *buc
 }
 
 /* Starts a call of the way back; true if it has to be waited for. */
-static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct ob_call *call) {
+static bool shards_start(struct onebit_optimizer *optimizer, onebit_plan_t plan,
+                         struct ob_call *call) {
   ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", call);
   onebit_status_t status = ob_plan_start(plan, ob_step_outcome(optimizer), call);
   ob_step_note(optimizer, status);
@@ -166,23 +167,23 @@ static bool start(struct onebit_optimizer *optimizer, onebit_plan_t plan, struct
 
 /* Sends m^ / (sqrt(v^) + eps), with no factor left to apply. */
 static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  pass(optimizer, bucket, OB_PASS_SHARD);
+  shards_pass(optimizer, bucket, OB_PASS_SHARD);
   bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_APPLY_STEP, optimizer->steps + 1);
   bucket->sink.factors.adam.momentum_factor = 1;
   struct ob_call call = {.source = {.factor = 1, .weight = 1},
                          .sink = &bucket->sink,
                          .shard = bucket->arrays[OB_SCRATCH]};
-  bucket->started = start(optimizer, bucket->steps_back, &call);
+  bucket->started = shards_start(optimizer, bucket->steps_back, &call);
 }
 
 /* From where they lie, and to where they lie. */
 static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
-  pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
+  shards_pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
   struct ob_call call = {
       .source = {.inputs = (const void *const *)bucket->copies, .factor = 1, .weight = 1},
       .outputs = bucket->copies};
-  bucket->started = start(optimizer, bucket->parameters_back, &call);
+  bucket->started = shards_start(optimizer, bucket->parameters_back, &call);
 }
 
 static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
@@ -197,9 +198,9 @@ static bool send_sum(struct onebit_optimizer *optimizer) {
   if (!own->sums || optimizer->frozen_at)
     return false;
   ob_step_note(optimizer, ob_freeze_sum(optimizer, &own->variance));
-  split(fmin(own->variance, DBL_MAX), own->part);
+  shards_split(fmin(own->variance, DBL_MAX), own->part);
   struct ob_call call = ob_plan_call(own->sums, own->part, own->parts);
-  return start(optimizer, own->sums, &call);
+  return shards_start(optimizer, own->sums, &call);
 }
 
 static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
@@ -214,12 +215,12 @@ static void gather_sums(struct onebit_optimizer *optimizer) {
   wait_for(optimizer, own->sums);
   own->variance = 0;
   for (int r = 0; r < optimizer->comm->size; r++)
-    own->variance += join(own->parts + (size_t)r * PARTS);
+    own->variance += shards_join(own->parts + (size_t)r * PARTS);
 }
 
 /* Subtracts from the update's seconds, which count everything since the way back began, the time of
  * codecs and messages, as step.c does. */
-static void count_times(struct onebit_optimizer *optimizer, double seconds) {
+static void shards_count_times(struct onebit_optimizer *optimizer, double seconds) {
   const struct own *own = optimizer->own;
   struct ob_spent spent = {0};
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
@@ -234,7 +235,7 @@ static void count_times(struct onebit_optimizer *optimizer, double seconds) {
   optimizer->times.update -= spent.compress + network;
 }
 
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
+static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   OB_TRY(ob_buckets_apply(optimizer));
   double began = ob_seconds();
@@ -251,12 +252,12 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
   for (size_t u = optimizer->bucket_count; u-- > 0;)
     if (optimizer->buckets[u].started)
       wait_for(optimizer, plan_back(optimizer, &optimizer->buckets[u]));
-  count_times(optimizer, ob_seconds() - began);
+  shards_count_times(optimizer, ob_seconds() - began);
   return ob_step_outcome(optimizer);
 }
 
 /* The variance becomes a reciprocal; the momentum stays what it is: it is no residual here. */
-static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+static onebit_status_t shards_advance(struct onebit_optimizer *optimizer) {
   bool due;
   OB_TRY(ob_freeze_is_due(optimizer, &due));
   if (!due)
@@ -276,15 +277,15 @@ static const struct ob_method method = {.name = "adam",
                                         .sharded = true,
                                         .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
                                                   OB_MASK(OB_SCRATCH),
-                                        .create = create,
+                                        .create = shards_create,
                                         .plans = plans,
                                         .sums = sums,
                                         .variance = variance,
                                         .exchange = ob_freeze_exchange,
-                                        .call = call,
-                                        .update = update,
-                                        .advance = advance,
-                                        .destroy = destroy};
+                                        .call = shards_call,
+                                        .update = shards_update,
+                                        .advance = shards_advance,
+                                        .destroy = shards_destroy};
 
 onebit_status_t ob_shards_choose(struct ob_recipe *recipe) {
   const onebit_optimizer_options_t *common = &recipe->common;

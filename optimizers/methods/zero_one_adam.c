@@ -38,7 +38,8 @@ static struct zero_one *own_of(const struct onebit_optimizer *optimizer) { retur
  * is the step after which it did: a checkpoint may have been written with other options. Where the
  * options' step has passed without a freeze, as after loading a checkpoint of a later step, it is
  * the next one. */
-static struct ob_zero_one_schedule schedule_of(const struct onebit_optimizer *optimizer) {
+static struct ob_zero_one_schedule zero_one_adam_schedule_of(
+    const struct onebit_optimizer *optimizer) {
   struct ob_zero_one_schedule schedule = own_of(optimizer)->schedule;
   if (optimizer->frozen_at)
     schedule.variance_freeze_step = optimizer->frozen_at;
@@ -91,8 +92,9 @@ static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
   return sink;
 }
 
-static onebit_status_t pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                            enum ob_pass_kind kind, uint64_t step) {
+static onebit_status_t zero_one_adam_pass(struct onebit_optimizer *optimizer,
+                                          struct ob_bucket *bucket, enum ob_pass_kind kind,
+                                          uint64_t step) {
   struct ob_pass_sink sink = sink_of(optimizer, bucket, kind, step);
   return optimizer->executor->pass(optimizer, bucket, &sink);
 }
@@ -102,30 +104,33 @@ static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass
                                 uint64_t step) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (!optimizer->buckets[u].uncompressed)
-      OB_TRY(pass(optimizer, &optimizer->buckets[u], kind, step));
+      OB_TRY(zero_one_adam_pass(optimizer, &optimizer->buckets[u], kind, step));
   return ONEBIT_OK;
 }
 
 /* Makes Adam's step of uncompressed tensors, in every step. */
-static onebit_status_t dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t zero_one_adam_dense(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket) {
   return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
 }
 
-static enum ob_exchange exchange(const struct onebit_optimizer *optimizer) {
-  const struct ob_zero_one_schedule schedule = schedule_of(optimizer);
+static enum ob_exchange zero_one_adam_exchange(const struct onebit_optimizer *optimizer) {
+  const struct ob_zero_one_schedule schedule = zero_one_adam_schedule_of(optimizer);
   return ob_zero_one_exchange(&schedule, optimizer->steps + 1);
 }
 
 /* When the ranks meet: what this one would have come to goes out, and neither its parameters nor
  * its momentum change before all is known to be well. */
-static onebit_status_t prepare(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t zero_one_adam_prepare(struct onebit_optimizer *optimizer,
+                                             struct ob_bucket *bucket) {
   const bool meeting = optimizer->step.exchange == OB_EXCHANGE_BITS && is_local(optimizer);
-  return meeting ? pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
-                 : ONEBIT_OK;
+  return meeting
+             ? zero_one_adam_pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
+             : ONEBIT_OK;
 }
 
-static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *call) {
+static void zero_one_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                               struct ob_call *call) {
   bool meeting = is_local(optimizer);
   bucket->sink = sink_of(optimizer, bucket, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
                          optimizer->steps + 1);
@@ -141,7 +146,7 @@ static void call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
 }
 
 /* Checks that this rank's gradients are finite. If they are clipped their norm is known already. */
-static onebit_status_t look(struct onebit_optimizer *optimizer, bool *finite) {
+static onebit_status_t zero_one_adam_look(struct onebit_optimizer *optimizer, bool *finite) {
   double sum = 0, of_bucket;
   *finite = isfinite(optimizer->gradient_norm);
   if (optimizer->options.clip_norm > 0)
@@ -165,7 +170,7 @@ static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
   bool finite;
   if (optimizer->step.outcome.status != ONEBIT_OK)
     return ONEBIT_OK;
-  OB_TRY(look(optimizer, &finite));
+  OB_TRY(zero_one_adam_look(optimizer, &finite));
   if (finite)
     return pass_all(optimizer, OB_PASS_ZERO_ONE_LOCAL, optimizer->steps + 1);
   ob_step_note(optimizer,
@@ -176,7 +181,7 @@ static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t update(struct onebit_optimizer *optimizer) {
+static onebit_status_t zero_one_adam_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   switch (optimizer->step.exchange) {
   case OB_EXCHANGE_DENSE:
@@ -190,7 +195,7 @@ static onebit_status_t update(struct onebit_optimizer *optimizer) {
 }
 
 /* Freezes the variance. The residuals then belong to another quantity. */
-static onebit_status_t freeze(struct onebit_optimizer *optimizer) {
+static onebit_status_t zero_one_adam_freeze(struct onebit_optimizer *optimizer) {
   OB_TRY(pass_all(optimizer, OB_PASS_ZERO_ONE_FREEZE, optimizer->steps));
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (!optimizer->buckets[u].uncompressed)
@@ -208,17 +213,19 @@ static void count_rates(struct onebit_optimizer *optimizer) {
       met ? 0 : own->corrected_rates + corrected_rate(optimizer, optimizer->steps);
 }
 
-static onebit_status_t advance(struct onebit_optimizer *optimizer) {
+static onebit_status_t zero_one_adam_advance(struct onebit_optimizer *optimizer) {
   struct zero_one *own = own_of(optimizer);
   if (is_local(optimizer)) {
     count_rates(optimizer);
     return ONEBIT_OK;
   }
   own->updates += optimizer->step.exchange == OB_EXCHANGE_DENSE;
-  return optimizer->steps >= own->schedule.variance_freeze_step ? freeze(optimizer) : ONEBIT_OK;
+  return optimizer->steps >= own->schedule.variance_freeze_step ? zero_one_adam_freeze(optimizer)
+                                                                : ONEBIT_OK;
 }
 
-static size_t numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
+static size_t zero_one_adam_numbers(struct onebit_optimizer *optimizer,
+                                    struct ob_numbers list[OB_MAX_NUMBERS]) {
   struct zero_one *own = own_of(optimizer);
   list[0] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->updates, 1, 0, 0x1p63};
   list[1] = (struct ob_numbers){OB_NUMBERS_WHOLE, &own->apart, 1, 0, 1};
@@ -245,7 +252,7 @@ static const struct ob_option options_of[] = {
     OB_COUNT(local_step_clipper),
 };
 
-static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
+static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t ntensors);
 
 /* Means and movements have an array of their own: which of the residuals' copies is free changes
  * with every exchange. */
@@ -254,15 +261,17 @@ static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors);
 #define ZERO_ONE_ADAM(own_arrays)                                                                  \
   {                                                                                                \
     .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
-    .recommended = "Efficient-Adam (onebit_efficient_adam_create)", .resolve = resolve,            \
-    .arrays = (own_arrays), .scheduled = true, .dense = dense, .exchange = exchange,               \
-    .prepare = prepare, .call = call, .update = update, .advance = advance, .numbers = numbers,    \
-    .apart = apart, .adds_rates = adds_rates                                                       \
+    .recommended = "Efficient-Adam (onebit_efficient_adam_create)",                                \
+    .resolve = zero_one_adam_resolve, .arrays = (own_arrays), .scheduled = true,                   \
+    .dense = zero_one_adam_dense, .exchange = zero_one_adam_exchange,                              \
+    .prepare = zero_one_adam_prepare, .call = zero_one_adam_call, .update = zero_one_adam_update,  \
+    .advance = zero_one_adam_advance, .numbers = zero_one_adam_numbers, .apart = apart,            \
+    .adds_rates = adds_rates                                                                       \
   }
 const struct ob_method ob_method_zero_one_adam = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));
 
-static onebit_status_t resolve(struct ob_recipe *recipe, size_t ntensors) {
+static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_moments *moments = &recipe->moments;
   struct zero_one *own = recipe->own = ob_allocate(1, sizeof *own);
   const bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;

@@ -13,7 +13,7 @@ void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size) {
   return ob_allocate(count, size);
 }
 
-static onebit_status_t no_memory(const struct onebit_outer *outer) {
+static onebit_status_t fragments_no_memory(const struct onebit_outer *outer) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
                   outer->count);
 }
@@ -64,13 +64,13 @@ static void cut(struct onebit_outer *outer) {
 
 /* --- Their memory ------------------------------------------------------------------------------*/
 
-static onebit_status_t allocate_arrays(struct onebit_outer *outer) {
+static onebit_status_t fragments_allocate_arrays(struct onebit_outer *outer) {
   for (int k = 0; k < OB_OUTER_HOME_ARRAYS; k++) {
     if (k == OB_OUTER_MOMENTUM && outer->options.rule == ONEBIT_OUTER_MEAN)
       continue;
     outer->array[k] = outer->executor->memory->allocate(outer->count, sizeof(float));
     if (!outer->array[k])
-      return no_memory(outer);
+      return fragments_no_memory(outer);
     outer->own_bytes += outer->count * sizeof(float);
   }
   return ONEBIT_OK;
@@ -96,7 +96,7 @@ static onebit_status_t create_lists(struct onebit_outer *outer) {
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
   outer->runs = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->runs);
   if (!outer->fragments || !outer->pieces || !outer->runs)
-    return no_memory(outer);
+    return fragments_no_memory(outer);
   cut(outer);
   for (size_t f = 0; f < parts; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
@@ -107,7 +107,7 @@ static onebit_status_t create_lists(struct onebit_outer *outer) {
   }
   outer->sums = ob_outer_allocate(outer, outer->longest / OB_OUTER_RUN + 1, sizeof *outer->sums);
   outer->fragment_bytes = outer->own_bytes - before;
-  return outer->sums ? ONEBIT_OK : no_memory(outer);
+  return outer->sums ? ONEBIT_OK : fragments_no_memory(outer);
 }
 
 static void destroy_lists(struct onebit_outer *outer) {
@@ -124,7 +124,7 @@ static void destroy_lists(struct onebit_outer *outer) {
 
 onebit_status_t ob_fragments_create(struct onebit_outer *outer) {
   OB_TRY(create_lists(outer));
-  OB_TRY(allocate_arrays(outer));
+  OB_TRY(fragments_allocate_arrays(outer));
   ob_fragments_point(outer);
   return ONEBIT_OK;
 }
@@ -141,7 +141,7 @@ void ob_fragments_destroy(struct onebit_outer *outer) {
 /* --- Others ------------------------------------------------------------------------------------*/
 
 /* Copies the state of the fragment that has the first element. */
-static void follow(struct ob_fragment *next, const struct onebit_outer *before) {
+static void fragments_follow(struct ob_fragment *next, const struct onebit_outer *before) {
   const struct ob_fragment *of = before->fragments;
   for (size_t f = 1; f < before->options.fragments && before->fragments[f].first <= next->first;
        f++)
@@ -163,7 +163,7 @@ onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts) {
     return status;
   }
   for (size_t f = 0; f < parts; f++)
-    follow(&outer->fragments[f], &before);
+    fragments_follow(&outer->fragments[f], &before);
   ob_fragments_point(outer);
   destroy_lists(&before);
   return ONEBIT_OK;

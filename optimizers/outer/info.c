@@ -52,8 +52,8 @@ onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enu
 }
 
 /* The residual of what this rank sends, unless it travels; and the outer momentum. */
-static onebit_status_t add_norms(const struct ob_fragment *fragment, float *values,
-                                 onebit_outer_info_t *info) {
+static onebit_status_t info_add_norms(const struct ob_fragment *fragment, float *values,
+                                      onebit_outer_info_t *info) {
   const struct onebit_outer *outer = fragment->outer;
   const size_t bytes = fragment->count * sizeof *values;
   if (fragment->momentum) {
@@ -83,7 +83,7 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
   float *values = ob_allocate(fragment->count, sizeof *values);
   if (!values)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %zu elements", fragment->count);
-  const onebit_status_t status = add_norms(fragment, values, info);
+  const onebit_status_t status = info_add_norms(fragment, values, info);
   ob_release(values);
   return status;
 }

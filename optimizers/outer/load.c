@@ -26,13 +26,13 @@ struct loading {
   bool dry;
 };
 
-static struct ob_outer_numbers *numbers_of(const struct loading *loading, int part) {
+static struct ob_outer_numbers *outer_load_numbers_of(const struct loading *loading, int part) {
   return (void *)(loading->numbers + (size_t)part * ob_outer_number_count(loading->outer));
 }
 
 static const struct ob_fragment_numbers *fragment_of(const struct loading *loading, int part,
                                                      const struct ob_fragment *fragment) {
-  return &numbers_of(loading, part)->fragment[fragment->number];
+  return &outer_load_numbers_of(loading, part)->fragment[fragment->number];
 }
 
 /* --- Whether the parts fit ---------------------------------------------------------------------*/
@@ -42,12 +42,12 @@ static onebit_status_t read_numbers(struct loading *loading, int k) {
   const size_t count = ob_outer_number_count(loading->outer);
   const struct ob_part_section *section;
   OB_TRY(ob_part_find_numbers(part, OB_SAVED_NUMBERS, count, &section));
-  OB_TRY(ob_part_copy(part, section, 0, count, numbers_of(loading, k)));
-  return ob_outer_check_numbers(part, numbers_of(loading, k), loading->outer,
-                                numbers_of(loading, 0));
+  OB_TRY(ob_part_copy(part, section, 0, count, outer_load_numbers_of(loading, k)));
+  return ob_outer_check_numbers(part, outer_load_numbers_of(loading, k), loading->outer,
+                                outer_load_numbers_of(loading, 0));
 }
 
-static onebit_status_t allocate(struct loading *loading) {
+static onebit_status_t outer_load_allocate(struct loading *loading) {
   const struct onebit_outer *outer = loading->outer;
   const size_t count = (size_t)loading->parts->count;
   const size_t longest = outer->longest > OB_CHUNK ? outer->longest : OB_CHUNK;
@@ -62,13 +62,13 @@ static onebit_status_t allocate(struct loading *loading) {
 /* --- A fragment --------------------------------------------------------------------------------*/
 
 /* The part whose numbers this rank goes on with. */
-static int part_of(const struct loading *loading) {
+static int outer_load_part_of(const struct loading *loading) {
   return loading->outer->comm->rank % loading->parts->count;
 }
 
 /* `count` elements from number `first` on; to == NULL: only looks. */
-static onebit_status_t read_elements(struct loading *loading, enum ob_saved what, uint64_t first,
-                                     size_t count, float *to) {
+static onebit_status_t outer_load_read_elements(struct loading *loading, enum ob_saved what,
+                                                uint64_t first, size_t count, float *to) {
   for (size_t some; count; first += some, count -= some) {
     some = count < OB_CHUNK ? count : OB_CHUNK;
     const struct ob_range range = {what, OB_ELEMENTS, first, some};
@@ -107,8 +107,8 @@ static void store_parameters(struct ob_fragment *fragment, const float *values, 
 
 static onebit_status_t load_parameters(struct loading *loading, struct ob_fragment *fragment) {
   choose_factors(loading, fragment);
-  onebit_status_t status = read_elements(loading, OB_SAVED_PARAMETERS, fragment->first,
-                                         fragment->count, loading->values);
+  onebit_status_t status = outer_load_read_elements(loading, OB_SAVED_PARAMETERS, fragment->first,
+                                                    fragment->count, loading->values);
   loading->parts->factors = NULL;
   if (status == ONEBIT_OK && !loading->dry)
     store_parameters(fragment, loading->values, loading->parts->own >= 0);
@@ -122,7 +122,7 @@ static onebit_status_t load_residual(struct loading *loading, struct ob_fragment
   float *to = loading->values;
   for (size_t k = 0; k < runs; k++) {
     const struct ob_outer_run *run = &loading->outer->runs[k];
-    OB_TRY(read_elements(loading, what, fragment->first + run->at, run->count, to));
+    OB_TRY(outer_load_read_elements(loading, what, fragment->first + run->at, run->count, to));
     to += run->count;
   }
   if (!runs || loading->dry)
@@ -156,8 +156,8 @@ static onebit_status_t remove_difference(struct loading *loading, struct ob_frag
   const size_t runs = outer->exchange->runs(fragment, OB_SAVED_WORKER, outer->runs);
   onebit_status_t status = ONEBIT_OK;
   for (size_t k = 0; status == ONEBIT_OK && k < runs; k++)
-    status = read_elements(loading, OB_SAVED_WORKER, fragment->first + outer->runs[k].at,
-                           outer->runs[k].count, loading->values + outer->runs[k].at);
+    status = outer_load_read_elements(loading, OB_SAVED_WORKER, fragment->first + outer->runs[k].at,
+                                      outer->runs[k].count, loading->values + outer->runs[k].at);
   loading->parts->factors = NULL;
   if (status == ONEBIT_OK)
     ob_fragment_shift(fragment, loading->values);
@@ -177,7 +177,8 @@ static void set_weights(const struct loading *loading, struct ob_fragment *fragm
 }
 
 static void set_numbers(const struct loading *loading, struct ob_fragment *fragment) {
-  const struct ob_fragment_numbers *numbers = fragment_of(loading, part_of(loading), fragment);
+  const struct ob_fragment_numbers *numbers =
+      fragment_of(loading, outer_load_part_of(loading), fragment);
   const bool idle = numbers->state == OB_OUTER_IDLE;
   const bool skipped = numbers->state == OB_OUTER_SKIPPED;
   set_weights(loading, fragment);
@@ -202,7 +203,7 @@ static onebit_status_t load_fragment(struct loading *loading, struct ob_fragment
     const enum ob_saved what = (enum ob_saved)k;
     float *to = ob_outer_has_array(what) ? ob_fragment_array(fragment, what) : NULL;
     if (to && (what != OB_SAVED_DRIFT || received))
-      OB_TRY(read_elements(loading, what, fragment->first, fragment->count, to));
+      OB_TRY(outer_load_read_elements(loading, what, fragment->first, fragment->count, to));
   }
   OB_TRY(load_parameters(loading, fragment));
   OB_TRY(load_residual(loading, fragment, OB_SAVED_WORKER));
@@ -227,7 +228,8 @@ size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size
 
 static onebit_status_t load_fragments(struct loading *loading) {
   struct onebit_outer *outer = loading->outer;
-  const struct ob_outer_numbers *numbers = numbers_of(loading, part_of(loading));
+  const struct ob_outer_numbers *numbers =
+      outer_load_numbers_of(loading, outer_load_part_of(loading));
   const struct ob_part_header *header = &loading->parts->list[0].header;
   if (!loading->dry) {
     outer->steps = numbers->steps;
@@ -255,13 +257,13 @@ static onebit_status_t cut_as_saved(struct loading *loading) {
   return ob_outer_recut(loading->outer, shards);
 }
 
-static onebit_status_t look(struct loading *loading, struct ob_parts *parts) {
+static onebit_status_t outer_load_look(struct loading *loading, struct ob_parts *parts) {
   struct onebit_outer *outer = loading->outer;
   loading->parts = parts;
   OB_TRY(cut_as_saved(loading));
   for (int k = 0; k < parts->count; k++)
     OB_TRY(ob_outer_check_part(&parts->list[k], outer));
-  OB_TRY(allocate(loading));
+  OB_TRY(outer_load_allocate(loading));
   for (int k = 0; k < parts->count; k++)
     OB_TRY(read_numbers(loading, k));
   if (parts->count == outer->comm->size)
@@ -272,10 +274,10 @@ static onebit_status_t look(struct loading *loading, struct ob_parts *parts) {
 }
 
 /* Restores the state; exchanges in flight are replaced, whatever their outcome. */
-static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
+static onebit_status_t outer_load_restore(void *object, struct ob_parts *parts, bool dry) {
   struct loading *loading = object;
   if (dry)
-    return look(loading, parts);
+    return outer_load_look(loading, parts);
   (void)ob_outer_settle(loading->outer);
   loading->dry = false;
   const onebit_status_t status = load_fragments(loading);
@@ -284,7 +286,7 @@ static onebit_status_t restore(void *object, struct ob_parts *parts, bool dry) {
 }
 
 /* Copies of a device are there only where the ranks do not agree to load it. */
-static void close(void *object) {
+static void outer_load_close(void *object) {
   struct loading *loading = object;
   (void)ob_outer_from_host(loading->outer, false);
   ob_release(loading->numbers);
@@ -301,7 +303,7 @@ static onebit_status_t agree_with_sites(void *object, onebit_status_t status) {
 /* --- The calls ---------------------------------------------------------------------------------*/
 
 /* Sites that have stopped are joined again. */
-static onebit_status_t check(onebit_outer_t outer) {
+static onebit_status_t outer_load_check(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
 }
@@ -314,16 +316,16 @@ static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t st
   return status == ONEBIT_OK ? joined : ob_outcome_tell(&outcome);
 }
 
-static onebit_status_t load(onebit_outer_t outer, const struct ob_sources *sources,
-                            const char *directory) {
+static onebit_status_t outer_load(onebit_outer_t outer, const struct ob_sources *sources,
+                                  const char *directory) {
   struct loading loading = {.outer = outer};
-  OB_TRY(check(outer));
+  OB_TRY(outer_load_check(outer));
   const struct ob_load load = {.object = &loading,
                                .comm = outer->comm,
                                .term = {"how many exchanges have begun", outer->started},
                                .agreed = outer->sites ? agree_with_sites : NULL,
-                               .restore = restore,
-                               .close = close};
+                               .restore = outer_load_restore,
+                               .close = outer_load_close};
   onebit_status_t status = outer->sites ? ob_outer_detach(outer) : ONEBIT_OK;
   status =
       sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
@@ -334,10 +336,10 @@ onebit_status_t onebit_outer_load(onebit_outer_t outer, const void *const *parts
                                   const size_t *bytes, int count) {
   OB_CALL_SCOPE;
   const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
-  return load(outer, &sources, NULL);
+  return outer_load(outer, &sources, NULL);
 }
 
 onebit_status_t onebit_outer_load_files(onebit_outer_t outer, const char *directory) {
   OB_CALL_SCOPE;
-  return load(outer, NULL, directory);
+  return outer_load(outer, NULL, directory);
 }

@@ -5,7 +5,8 @@
 #include "base/error.h"
 #include "optimizers/outer/state.h"
 
-static onebit_status_t check_tensors(const struct ob_part *part, const struct onebit_outer *outer) {
+static onebit_status_t load_check_tensors(const struct ob_part *part,
+                                          const struct onebit_outer *outer) {
   const struct ob_part_header *header = &part->header;
   if (header->tensors != outer->tensor_count)
     return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
@@ -26,7 +27,7 @@ onebit_status_t ob_outer_check_part(const struct ob_part *part, const struct one
   if (strncmp(header->kind, ob_outer_kind(outer), sizeof header->kind) != 0)
     return ob_part_error(part, "of another kind: saved by %.16s, loaded by %s", header->kind,
                          ob_outer_kind(outer));
-  OB_TRY(check_tensors(part, outer));
+  OB_TRY(load_check_tensors(part, outer));
   if (header->momentum != momentum)
     return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
                          header->momentum ? "" : "out", momentum ? "" : "out");

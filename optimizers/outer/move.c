@@ -157,7 +157,7 @@ static onebit_status_t import_all(const struct ob_rejoining *moving, struct ob_r
 }
 
 /* On the device that it was made on, whichever is current now. */
-static onebit_status_t build(struct onebit_outer *outer) {
+static onebit_status_t outer_move_build(struct onebit_outer *outer) {
   const struct ob_outer_executor *executor = outer->executor;
   const int before = executor->enter ? executor->enter(outer) : 0;
   const onebit_status_t status = ob_outer_build(outer);
@@ -166,12 +166,12 @@ static onebit_status_t build(struct onebit_outer *outer) {
   return status;
 }
 
-static onebit_status_t attach(struct ob_rejoining *moving) {
+static onebit_status_t outer_move_attach(struct ob_rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_comm_t before = outer->comm;
   outer->comm = ob_comm_keep(moving->ranks.comm);
   ob_comm_drop(before);
-  OB_TRY(build(outer));
+  OB_TRY(outer_move_build(outer));
   onebit_status_t status = ob_outer_to_host(outer);
   if (status == ONEBIT_OK)
     status = import_all(moving, NULL);
@@ -218,14 +218,14 @@ static onebit_status_t attach_site(struct ob_rejoining *moving, struct ob_rejoin
   return resume(moving, inside);
 }
 
-static void close(struct ob_rejoining *moving) {
+static void outer_move_close(struct ob_rejoining *moving) {
   if (ob_moving_destroy(&moving->ranks))
     ob_release(moving->message);
   else
     ob_memory_keep(moving->message);
 }
 
-static onebit_status_t run(struct ob_rejoining *moving) {
+static onebit_status_t outer_move_run(struct ob_rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = ob_outer_detach(outer);
   if (outer->sites)
@@ -234,14 +234,14 @@ static onebit_status_t run(struct ob_rejoining *moving) {
   if (outer->sites) {
     struct ob_rejoining inside = {.outer = outer, .ranks.comm = outer->comm};
     status = attach_site(moving, &inside);
-    close(&inside);
+    outer_move_close(&inside);
     return status;
   }
   status = ob_rejoining_align(moving);
   const onebit_status_t sent = ob_outer_from_host(outer, true);
   OB_TRY(status);
   OB_TRY(ob_agree(moving->ranks.comm, sent, NULL, 0));
-  return attach(moving);
+  return outer_move_attach(moving);
 }
 
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) {
@@ -250,7 +250,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
     ob_comm_drop(outer->latest);
   outer->latest = comm;
   outer->stopped = true;
-  onebit_status_t status = run(&moving);
+  onebit_status_t status = outer_move_run(&moving);
   if (status != ONEBIT_OK) {
     struct ob_outcome outcome = {.status = ONEBIT_OK};
     ob_outcome_add(&outcome, status);
@@ -260,7 +260,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
   if (status == ONEBIT_OK)
     ob_outer_release_held(outer);
   outer->stopped = status != ONEBIT_OK;
-  close(&moving);
+  outer_move_close(&moving);
   return status;
 }
 
@@ -277,7 +277,7 @@ onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
   return ob_outer_rejoin(outer, comm);
 }
 
-static onebit_status_t move(void *outer, onebit_comm_t comm) {
+static onebit_status_t outer_move(void *outer, onebit_comm_t comm) {
   return onebit_outer_move(outer, comm);
 }
 
@@ -301,5 +301,5 @@ onebit_status_t onebit_outer_shrink(onebit_outer_t outer, onebit_comm_t *survivo
   if (outer->sites)
     return shrink_sites(outer, survivors);
   onebit_comm_t from = outer->latest ? outer->latest : outer->comm;
-  return ob_shrink_and_move(from, survivors, move, outer);
+  return ob_shrink_and_move(from, survivors, outer_move, outer);
 }

@@ -24,7 +24,7 @@ onebit_status_t ob_rejoining_pass_on(struct ob_rejoining *moving, float *values,
 }
 
 /* Returns a fingerprint of the fragment's arrays before the drift, which all ranks have alike. */
-static uint64_t fingerprint(const struct ob_fragment *fragment) {
+static uint64_t move_align_fingerprint(const struct ob_fragment *fragment) {
   const struct ob_codec *codec = fragment->outer->codec;
   uint64_t sums = 0;
   for (int k = 0; k < OB_OUTER_DRIFT; k++)
@@ -37,7 +37,7 @@ static uint64_t fingerprint(const struct ob_fragment *fragment) {
  * it did not see the end of. */
 static onebit_status_t align_fragment(struct ob_rejoining *moving, struct ob_fragment *fragment) {
   struct ob_moving *ranks = &moving->ranks;
-  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, fingerprint(fragment)));
+  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, move_align_fingerprint(fragment)));
   const uint64_t wanted = ranks->noted[ranks->source];
   const bool behind = ranks->noted[ranks->comm->rank] != wanted;
   onebit_status_t status = ONEBIT_OK;
@@ -48,7 +48,7 @@ static onebit_status_t align_fragment(struct ob_rejoining *moving, struct ob_fra
     ob_comm_give_up(ranks->comm, onebit_last_error());
     return status;
   }
-  if (fingerprint(fragment) != wanted)
+  if (move_align_fingerprint(fragment) != wanted)
     status = ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: fragment %zu is not what it has",
                       ranks->source, fragment->number);
   if (!behind || status != ONEBIT_OK)

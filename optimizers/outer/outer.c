@@ -15,8 +15,8 @@
 
 /* --- Made --------------------------------------------------------------------------------------*/
 
-static onebit_status_t check_finite(const struct ob_outer_tensor *tensor, size_t t,
-                                    onebit_dtype_t dtype) {
+static onebit_status_t outer_check_finite(const struct ob_outer_tensor *tensor, size_t t,
+                                          onebit_dtype_t dtype) {
   for (size_t i = 0; i < tensor->count; i++)
     if (!ob_is_finite(ob_load(tensor->parameter, i, dtype)))
       return ob_error(ONEBIT_ERROR_ARGUMENT, "tensors[%zu].parameter[%zu] is %g, not finite", t, i,
@@ -33,8 +33,8 @@ static onebit_status_t check_memory(const struct onebit_outer *outer, size_t t,
   return outer->executor->check(outer, name, parameter);
 }
 
-static onebit_status_t check_tensor(const struct onebit_outer *outer, const onebit_tensor_t *tensor,
-                                    size_t t) {
+static onebit_status_t outer_check_tensor(const struct onebit_outer *outer,
+                                          const onebit_tensor_t *tensor, size_t t) {
   const onebit_dtype_t dtype = outer->options.parameter_dtype;
   const size_t before = outer->count;
   if (tensor->count > SIZE_MAX / 64 - before)
@@ -56,7 +56,7 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
   if (!outer->tensors)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu tensors", ntensors);
   for (size_t t = 0; t < ntensors; t++) {
-    OB_TRY(check_tensor(outer, &tensors[t], t));
+    OB_TRY(outer_check_tensor(outer, &tensors[t], t));
     const size_t count = tensors[t].count;
     outer->tensors[t] = (struct ob_outer_tensor){
         .parameter = count ? tensors[t].parameter : NULL,
@@ -73,7 +73,7 @@ static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_ten
 /* The first consensus; its checksums are compared. On the host. */
 static onebit_status_t read_parameters(struct onebit_outer *outer) {
   for (size_t t = 0; t < outer->tensor_count; t++)
-    OB_TRY(check_finite(&outer->tensors[t], t, outer->options.parameter_dtype));
+    OB_TRY(outer_check_finite(&outer->tensors[t], t, outer->options.parameter_dtype));
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
     ob_fragment_read(fragment);
@@ -83,9 +83,9 @@ static onebit_status_t read_parameters(struct onebit_outer *outer) {
 }
 
 /* This rank's part. */
-static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t *tensors,
-                               size_t ntensors, const onebit_outer_options_t *options,
-                               const onebit_sites_options_t *sites) {
+static onebit_status_t outer_prepare(struct onebit_outer *outer, const onebit_tensor_t *tensors,
+                                     size_t ntensors, const onebit_outer_options_t *options,
+                                     const onebit_sites_options_t *sites) {
   struct ob_plan_shape shape;
   OB_TRY(ob_outer_resolve(options, &outer->options));
   outer->groups = outer->options.fragments;
@@ -103,13 +103,13 @@ static onebit_status_t prepare(struct onebit_outer *outer, const onebit_tensor_t
   return status == ONEBIT_OK ? sent : status;
 }
 
-static uint64_t bits_of(double value) {
+static uint64_t outer_bits_of(double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-static uint64_t parameters_of(const struct onebit_outer *outer, onebit_status_t status) {
+static uint64_t outer_parameters_of(const struct onebit_outer *outer, onebit_status_t status) {
   uint64_t hash = OB_HASH_START;
   for (size_t f = 0; status == ONEBIT_OK && f < outer->options.fragments; f++)
     hash = ob_hash(hash, &outer->fragments[f].checksum, sizeof(uint32_t));
@@ -126,8 +126,8 @@ static uint64_t tensors_of(const struct onebit_outer *outer, onebit_status_t sta
 }
 
 /* `comm`: the ranks, or with `sites` those of one site, and `between` NULL but on its rank 0. */
-static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, bool sites,
-                             onebit_comm_t between, bool parameters, onebit_status_t status) {
+static onebit_status_t outer_agree(onebit_comm_t comm, struct onebit_outer *outer, bool sites,
+                                   onebit_comm_t between, bool parameters, onebit_status_t status) {
   static const struct onebit_outer none;
   const struct onebit_outer *of = status == ONEBIT_OK ? outer : &none;
   const onebit_outer_options_t *options = &of->options;
@@ -136,16 +136,16 @@ static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, boo
       {"the kind of object (an outer step)", ob_hash(OB_HASH_START, "outer", 5)},
       {"the list of tensors (its fingerprint)", tensors_of(of, status)},
       {"rule", (uint64_t)options->rule},
-      {"learning_rate (as bits)", bits_of(options->learning_rate)},
-      {"momentum (as bits)", bits_of(options->momentum)},
+      {"learning_rate (as bits)", outer_bits_of(options->learning_rate)},
+      {"momentum (as bits)", outer_bits_of(options->momentum)},
       {"bits", (uint64_t)options->bits},
       {"fragments", of->groups},
       {"weighted", weighted},
       {"local_steps", weighted ? 0 : options->local_steps},
       {"delay", weighted ? 0 : options->delay},
-      {"mixing (as bits)", bits_of(options->mixing)},
+      {"mixing (as bits)", outer_bits_of(options->mixing)},
       {"parameter_dtype", (uint64_t)options->parameter_dtype},
-      {"the parameters of all tensors (their fingerprint)", parameters_of(of, status)},
+      {"the parameters of all tensors (their fingerprint)", outer_parameters_of(of, status)},
   };
   const size_t count = sizeof terms / sizeof terms[0] - !parameters;
   if (sites)
@@ -156,8 +156,8 @@ static onebit_status_t agree(onebit_comm_t comm, struct onebit_outer *outer, boo
 onebit_status_t ob_outer_agree(struct onebit_outer *outer, onebit_comm_t comm,
                                onebit_status_t status) {
   if (outer->sites)
-    return agree(outer->comm, outer, true, comm, false, status);
-  return agree(comm, outer, false, NULL, false, status);
+    return outer_agree(outer->comm, outer, true, comm, false, status);
+  return outer_agree(comm, outer, false, NULL, false, status);
 }
 
 /* Allocates weights, unless the outer step is moved and has them already. */
@@ -201,7 +201,7 @@ onebit_status_t ob_outer_build(struct onebit_outer *outer) {
 }
 
 /* Without memory: NULL. */
-static struct onebit_outer *create(onebit_comm_t comm) {
+static struct onebit_outer *outer_create(onebit_comm_t comm) {
   struct onebit_outer *outer = ob_handle_create(OB_HANDLE_OUTER, sizeof *outer);
   if (!outer) {
     ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
@@ -213,8 +213,8 @@ static struct onebit_outer *create(onebit_comm_t comm) {
   return outer;
 }
 
-static onebit_status_t finish(struct onebit_outer *outer, onebit_status_t status,
-                              onebit_outer_t *result) {
+static onebit_status_t outer_finish(struct onebit_outer *outer, onebit_status_t status,
+                                    onebit_outer_t *result) {
   if (status != ONEBIT_OK) {
     onebit_outer_destroy(outer);
     return status;
@@ -230,17 +230,17 @@ onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *t
   if (result)
     *result = NULL;
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  struct onebit_outer *outer = create(comm);
+  struct onebit_outer *outer = outer_create(comm);
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   if (outer)
-    status = result ? prepare(outer, tensors, ntensors, options, NULL)
+    status = result ? outer_prepare(outer, tensors, ntensors, options, NULL)
                     : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  status = agree(comm, outer, false, NULL, true, status);
+  status = outer_agree(comm, outer, false, NULL, true, status);
   if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
     outer->exchange = &ob_outer_sparse;
   if (status == ONEBIT_OK)
     status = ob_outer_build(outer);
-  return finish(outer, status, result);
+  return outer_finish(outer, status, result);
 }
 
 onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t between,
@@ -254,16 +254,16 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
   OB_TRY(ob_handle_check(site, OB_HANDLE_COMM, "site"));
   if (between)
     OB_TRY(ob_handle_check(between, OB_HANDLE_COMM, "between"));
-  struct onebit_outer *outer = create(site);
+  struct onebit_outer *outer = outer_create(site);
   onebit_status_t status =
       ob_sites_find(outer, site, between, outer ? ONEBIT_OK : ONEBIT_ERROR_MEMORY);
   if (status == ONEBIT_OK)
-    status = result ? prepare(outer, tensors, ntensors, options, sites)
+    status = result ? outer_prepare(outer, tensors, ntensors, options, sites)
                     : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  status = agree(site, outer, true, between, true, status);
+  status = outer_agree(site, outer, true, between, true, status);
   if (status == ONEBIT_OK)
     status = ob_outer_build(outer);
-  return finish(outer, status, result);
+  return outer_finish(outer, status, result);
 }
 
 /* --- Ended -------------------------------------------------------------------------------------*/

@@ -33,12 +33,12 @@ struct plans {
 
 static struct plans *plans_of(const struct ob_fragment *fragment) { return fragment->state; }
 
-static int part_of(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
+static int plans_part_of(const struct ob_fragment *fragment, const struct ob_outer_piece *piece) {
   const bool all = fragment->outer->options.bits == ONEBIT_OUTER_DENSE;
   return all || piece->uncompressed ? DENSE : COMPRESSED;
 }
 
-static onebit_status_t allocate(struct ob_fragment *fragment) {
+static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   struct plans *plans = ob_outer_allocate(outer, 1, sizeof *plans);
   fragment->state = plans;
@@ -56,7 +56,7 @@ static onebit_status_t allocate(struct ob_fragment *fragment) {
                     outer->count);
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    struct part *part = &plans->part[part_of(fragment, piece)];
+    struct part *part = &plans->part[plans_part_of(fragment, piece)];
     part->counts[part->pieces] = piece->count;
     part->values[part->pieces++] = fragment->drift + piece->at;
   }
@@ -79,7 +79,7 @@ static onebit_status_t copy_pointers(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t create_plan(struct ob_fragment *fragment, int p) {
+static onebit_status_t plans_create_plan(struct ob_fragment *fragment, int p) {
   struct part *part = &plans_of(fragment)->part[p];
   struct ob_plan_shape shape;
   size_t count = 0;
@@ -94,9 +94,9 @@ static onebit_status_t create_plan(struct ob_fragment *fragment, int p) {
   return ob_plan_create(fragment->outer->comm, status, &shape, count, &part->plan);
 }
 
-static onebit_status_t create(struct ob_fragment *fragment) {
+static onebit_status_t plans_create(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
-  onebit_status_t status = allocate(fragment);
+  onebit_status_t status = plans_allocate(fragment);
   if (status == ONEBIT_OK && outer->options.device != ONEBIT_DEVICE_HOST)
     status = copy_pointers(fragment);
   OB_TRY(ob_agree(outer->comm, status, NULL, 0));
@@ -104,13 +104,13 @@ static onebit_status_t create(struct ob_fragment *fragment) {
     struct part *part = &plans_of(fragment)->part[p];
     if (!part->pieces)
       continue;
-    OB_TRY(create_plan(fragment, p));
+    OB_TRY(plans_create_plan(fragment, p));
     plans_of(fragment)->deferred = ob_executor_for(outer->comm, outer->options.device)->deferred;
   }
   return ONEBIT_OK;
 }
 
-static void destroy(struct ob_fragment *fragment) {
+static void plans_destroy(struct ob_fragment *fragment) {
   const struct ob_memory *memory = fragment->outer->executor->memory;
   struct plans *plans = plans_of(fragment);
   for (int p = 0; plans && p < PARTS; p++) {
@@ -128,7 +128,7 @@ static void destroy(struct ob_fragment *fragment) {
 /* --- An exchange -------------------------------------------------------------------------------*/
 
 /* Held: nothing is applied before both are known to be well. */
-static struct ob_call call_of(const struct ob_fragment *fragment, const struct part *part) {
+static struct ob_call plans_call_of(const struct ob_fragment *fragment, const struct part *part) {
   const struct plans *plans = plans_of(fragment);
   const struct onebit_plan *first = plans->part[COMPRESSED].plan;
   struct ob_call call = {.source = {.inputs = (const void *const *)part->values,
@@ -151,7 +151,7 @@ static bool is_coupled(const struct plans *plans) {
   return plans->deferred && plans->part[COMPRESSED].plan && plans->part[DENSE].plan;
 }
 
-static onebit_status_t couple(const struct ob_fragment *fragment) {
+static onebit_status_t plans_couple(const struct ob_fragment *fragment) {
   const struct plans *plans = plans_of(fragment);
   const struct onebit_plan *const both[] = {plans->part[COMPRESSED].plan, plans->part[DENSE].plan};
   return fragment->outer->executor->couple(both, plans->couple);
@@ -159,18 +159,18 @@ static onebit_status_t couple(const struct ob_fragment *fragment) {
 
 /* Begins an exchange. Calls that have begun are ended by test, even if another part could not
  * begin. */
-static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
+static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct plans *plans = plans_of(fragment);
   bool any = false;
   plans->put = false;
   if (status == ONEBIT_OK && is_coupled(plans))
-    status = couple(fragment);
+    status = plans_couple(fragment);
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     part->outcome.status = ONEBIT_OK;
     if (!part->plan)
       continue;
-    const struct ob_call call = call_of(fragment, part);
+    const struct ob_call call = plans_call_of(fragment, part);
     const onebit_status_t started = ob_plan_start(part->plan, status, &call);
     part->in_flight = ob_outcome_add(&part->outcome, started) == ONEBIT_OK;
     any |= part->in_flight;
@@ -181,7 +181,7 @@ static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t statu
 }
 
 /* All has been decided on the stream: what was decided is applied there, behind it. */
-static onebit_status_t put(struct ob_fragment *fragment) {
+static onebit_status_t plans_put(struct ob_fragment *fragment) {
   struct plans *plans = plans_of(fragment);
   onebit_status_t status = ONEBIT_OK;
   if (is_coupled(plans))
@@ -194,10 +194,10 @@ static onebit_status_t put(struct ob_fragment *fragment) {
 }
 
 /* Takes over the outcome once the host knows it. */
-static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
+static onebit_status_t plans_settle(struct ob_fragment *fragment, bool wait) {
   struct plans *plans = plans_of(fragment);
   if (!plans->put)
-    OB_TRY(put(fragment));
+    OB_TRY(plans_put(fragment));
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
     if (part->plan && !ob_steps_settled(part->plan, wait))
@@ -213,14 +213,14 @@ static onebit_status_t settle(struct ob_fragment *fragment, bool wait) {
 
 /* Applies the results once the host knows how the calls have ended. The device's work on them is
  * then complete. */
-static onebit_status_t apply(struct plans *plans) {
+static onebit_status_t plans_apply(struct plans *plans) {
   for (int p = 0; p < PARTS; p++)
     if (plans->part[p].plan)
       OB_TRY(ob_plan_apply(plans->part[p].plan));
   return ONEBIT_OK;
 }
 
-static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
+static onebit_status_t plans_test(struct ob_fragment *fragment, bool wait) {
   struct plans *plans = plans_of(fragment);
   struct ob_outcome worst = {.status = ONEBIT_OK};
   for (int p = 0; p < PARTS; p++) {
@@ -234,21 +234,21 @@ static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
     part->in_flight = false;
   }
   if (plans->deferred)
-    OB_TRY(settle(fragment, wait));
+    OB_TRY(plans_settle(fragment, wait));
   for (int p = 0; p < PARTS; p++)
     ob_outcome_add(&worst, ob_outcome_tell(&plans->part[p].outcome));
   OB_TRY(ob_outcome_tell(&worst));
-  return plans->deferred ? ONEBIT_OK : apply(plans);
+  return plans->deferred ? ONEBIT_OK : plans_apply(plans);
 }
 
-static void abandon(struct ob_fragment *fragment) {
+static void plans_abandon(struct ob_fragment *fragment) {
   for (int p = 0; p < PARTS; p++) {
     ob_plan_abandon(plans_of(fragment)->part[p].plan);
     plans_of(fragment)->part[p].in_flight = false;
   }
 }
 
-static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
+static void plans_cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
   const struct plans *plans = plans_of(fragment);
   *wire = *memory = 0;
   for (int p = 0; p < PARTS; p++)
@@ -261,8 +261,8 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
 /* --- Residuals ---------------------------------------------------------------------------------*/
 
 /* A plan that is faster in float32 has none. */
-static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
-                      struct ob_outer_run *runs) {
+static size_t plans_runs_of(const struct ob_fragment *fragment, enum ob_saved what,
+                            struct ob_outer_run *runs) {
   const struct plans *plans = plans_of(fragment);
   const struct part *part = &plans->part[COMPRESSED];
   size_t count = 0;
@@ -282,40 +282,40 @@ static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
   return count;
 }
 
-static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
-                                       float *values) {
+static onebit_status_t plans_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
+                                             float *values) {
   onebit_plan_t plan = plans_of(fragment)->part[COMPRESSED].plan;
   return ob_residual_export(what == OB_SAVED_SERVER ? ob_plan_residual(plan, true)
                                                     : ob_plan_residual(plan, false),
                             ob_plan_layout(plan), values);
 }
 
-static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,
-                                       const float *values) {
+static onebit_status_t plans_import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                             const float *values) {
   onebit_plan_t plan = plans_of(fragment)->part[COMPRESSED].plan;
   const bool server = what == OB_SAVED_SERVER;
   return onebit_plan_import_residual(plan, server ? NULL : values, server ? values : NULL);
 }
 
-static onebit_status_t keep(struct ob_fragment *fragment) {
+static onebit_status_t plans_keep(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const struct part *part = &plans_of(fragment)->part[COMPRESSED];
   if (outer->options.device == ONEBIT_DEVICE_HOST)
     return ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   OB_TRY(ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));
-  if (!runs_of(fragment, OB_SAVED_WORKER, outer->runs))
+  if (!plans_runs_of(fragment, OB_SAVED_WORKER, outer->runs))
     return ONEBIT_OK;
   return outer->executor->export_worker(part->plan, (void *const *)part->there);
 }
 
 const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
-                                                 .create = create,
-                                                 .destroy = destroy,
-                                                 .begin = begin,
-                                                 .test = test,
-                                                 .abandon = abandon,
-                                                 .cost = cost,
-                                                 .keep = keep,
-                                                 .runs = runs_of,
-                                                 .export_residual = export_residual,
-                                                 .import_residual = import_residual};
+                                                 .create = plans_create,
+                                                 .destroy = plans_destroy,
+                                                 .begin = plans_begin,
+                                                 .test = plans_test,
+                                                 .abandon = plans_abandon,
+                                                 .cost = plans_cost,
+                                                 .keep = plans_keep,
+                                                 .runs = plans_runs_of,
+                                                 .export_residual = plans_export_residual,
+                                                 .import_residual = plans_import_residual};

@@ -17,7 +17,7 @@ onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status
   return ob_agree(outer->comm, status, &term, 1);
 }
 
-static onebit_status_t check(onebit_outer_t outer) {
+static onebit_status_t outer_save_check(onebit_outer_t outer) {
   OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
   return ob_outer_check_attached(outer);
 }
@@ -59,7 +59,7 @@ struct outer_state {
   size_t runs, next;
 };
 
-static struct ob_fragment_numbers numbers_of(const struct ob_fragment *fragment) {
+static struct ob_fragment_numbers outer_save_numbers_of(const struct ob_fragment *fragment) {
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;
   const uint64_t steps = fragment->outer->steps;
   const struct ob_shard *shard = fragment->outer->sites ? fragment->state : NULL;
@@ -83,10 +83,10 @@ static void fill_in_numbers(const struct onebit_outer *outer, struct ob_outer_nu
   numbers->position = outer->position % outer->options.local_steps;
   numbers->local_steps = outer->options.local_steps;
   for (size_t f = 0; f < outer->options.fragments; f++)
-    numbers->fragment[f] = numbers_of(&outer->fragments[f]);
+    numbers->fragment[f] = outer_save_numbers_of(&outer->fragments[f]);
 }
 
-static onebit_status_t describe(struct ob_saving *saving) {
+static onebit_status_t outer_save_describe(struct ob_saving *saving) {
   struct outer_state *own = saving->state->object;
   const struct onebit_outer *outer = own->outer;
   struct ob_part_header *header = &saving->header;
@@ -107,13 +107,13 @@ static onebit_status_t describe(struct ob_saving *saving) {
   return ONEBIT_OK;
 }
 
-static void list_tensors(const void *object, struct ob_part_tensor *rows) {
+static void outer_save_list_tensors(const void *object, struct ob_part_tensor *rows) {
   const struct onebit_outer *outer = ((const struct outer_state *)object)->outer;
   for (size_t t = 0; t < outer->tensor_count; t++)
     rows[t] = (struct ob_part_tensor){outer->tensors[t].count, outer->tensors[t].uncompressed};
 }
 
-static size_t list_stretches(const void *object, struct ob_stretch *all) {
+static size_t outer_save_list_stretches(const void *object, struct ob_stretch *all) {
   const struct onebit_outer *outer = ((const struct outer_state *)object)->outer;
   for (size_t f = 0; all && f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
@@ -126,14 +126,14 @@ static size_t list_stretches(const void *object, struct ob_stretch *all) {
   return outer->piece_count;
 }
 
-static bool has(const struct ob_saving *saving, enum ob_saved what) {
+static bool outer_save_has(const struct ob_saving *saving, enum ob_saved what) {
   const struct outer_state *own = saving->state->object;
   const bool others = what == OB_SAVED_NUMBERS || what == OB_SAVED_PARAMETERS ||
                       what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
   return others || (ob_outer_has_array(what) && own->outer->array[ob_saved_rows[what].slot]);
 }
 
-static const void *number_of(void *object, enum ob_saved what, uint64_t i) {
+static const void *outer_save_number_of(void *object, enum ob_saved what, uint64_t i) {
   (void)what;
   return (const uint64_t *)(const void *)((const struct outer_state *)object)->numbers + i;
 }
@@ -158,8 +158,8 @@ static struct ob_run find_run(struct outer_state *own, const struct ob_fragment 
   return (struct ob_run){.offset = first - piece->at, .count = end - first};
 }
 
-static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
-                            const struct ob_stretch *stretch) {
+static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_saved what,
+                                       const struct ob_stretch *stretch) {
   struct outer_state *own = saving->state->object;
   const struct ob_fragment *fragment = &own->outer->fragments[stretch->bucket];
   const struct ob_outer_piece *piece = &fragment->piece[stretch->piece];
@@ -169,8 +169,8 @@ static struct ob_run extent(const struct ob_saving *saving, enum ob_saved what,
   return (struct ob_run){.count = there ? piece->count : 0};
 }
 
-static onebit_status_t read_run(struct ob_saving *saving, enum ob_saved what, size_t f,
-                                const struct ob_run *run, float *values) {
+static onebit_status_t outer_save_read_run(struct ob_saving *saving, enum ob_saved what, size_t f,
+                                           const struct ob_run *run, float *values) {
   struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
   const struct ob_fragment *fragment = &outer->fragments[f];
   const struct ob_outer_piece *piece = &fragment->piece[run->piece];
@@ -185,23 +185,23 @@ static onebit_status_t read_run(struct ob_saving *saving, enum ob_saved what, si
   return ONEBIT_OK;
 }
 
-static struct ob_state state_of(struct outer_state *own) {
+static struct ob_state outer_save_state_of(struct outer_state *own) {
   return (struct ob_state){.object = own,
                            .comm = own->outer->comm,
                            .kind = ob_outer_kind(own->outer),
                            .steps = own->outer->steps,
-                           .describe = describe,
-                           .list_tensors = list_tensors,
-                           .list_stretches = list_stretches,
-                           .has = has,
-                           .number = number_of,
-                           .extent = extent,
-                           .read = read_run};
+                           .describe = outer_save_describe,
+                           .list_tensors = outer_save_list_tensors,
+                           .list_stretches = outer_save_list_stretches,
+                           .has = outer_save_has,
+                           .number = outer_save_number_of,
+                           .extent = outer_save_extent,
+                           .read = outer_save_read_run};
 }
 
 /* --- The calls ---------------------------------------------------------------------------------*/
 
-static void close(struct outer_state *own) {
+static void outer_save_close(struct outer_state *own) {
   (void)ob_outer_from_host(own->outer, false); /* only pointers change */
   ob_outer_release_held(own->outer);
   ob_release(own->numbers);
@@ -210,29 +210,29 @@ static void close(struct outer_state *own) {
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
                                   size_t *bytes) {
   OB_CALL_SCOPE;
-  OB_TRY(check(outer));
+  OB_TRY(outer_save_check(outer));
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
   OB_TRY(ob_outer_settle(outer));
   OB_TRY(check_whole(outer));
   struct outer_state own = {.outer = outer};
-  const struct ob_state state = state_of(&own);
+  const struct ob_state state = outer_save_state_of(&own);
   const onebit_status_t status = ob_state_save(&state, false, memory, capacity, bytes);
-  close(&own);
+  outer_save_close(&own);
   return status;
 }
 
 onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *directory) {
   OB_CALL_SCOPE;
-  OB_TRY(check(outer));
+  OB_TRY(outer_save_check(outer));
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
   onebit_status_t status = ob_outer_settle(outer);
   if (status == ONEBIT_OK)
     status = check_whole(outer);
   struct outer_state own = {.outer = outer};
-  const struct ob_state state = state_of(&own);
+  const struct ob_state state = outer_save_state_of(&own);
   status = ob_state_save_files(&state, status, directory);
-  close(&own);
+  outer_save_close(&own);
   return status;
 }

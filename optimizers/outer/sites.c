@@ -18,7 +18,7 @@ static void *array_of(struct ob_sites *sites, size_t count, size_t size, bool *f
   return memory;
 }
 
-static onebit_status_t no_memory(const struct ob_sites *sites) {
+static onebit_status_t sites_no_memory(const struct ob_sites *sites) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %d sites", sites->count);
 }
 
@@ -30,7 +30,7 @@ static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragm
   struct ob_shard *shard = array_of(sites, 1, sizeof *shard, &failed);
   fragment->state = shard;
   if (failed)
-    return no_memory(sites);
+    return sites_no_memory(sites);
   shard->fragment = fragment;
   shard->group = group;
   shard->sent_at = outer->steps - (outer->position + round - fragment->begin_step) % round;
@@ -38,7 +38,7 @@ static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragm
   shard->drift = array_of(sites, shard->bytes, 1, &failed);
   if (shard->bytes > sites->bytes)
     sites->bytes = shard->bytes;
-  return failed ? no_memory(sites) : ONEBIT_OK;
+  return failed ? sites_no_memory(sites) : ONEBIT_OK;
 }
 
 static onebit_status_t create_batch(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
@@ -62,7 +62,7 @@ static onebit_status_t create_messages(struct ob_site_group *group) {
     OB_TRY(create_batch(sites->between, 1, &peer->send));
     OB_TRY(create_batch(sites->between, 1, &peer->receive));
   }
-  return failed ? no_memory(sites) : ONEBIT_OK;
+  return failed ? sites_no_memory(sites) : ONEBIT_OK;
 }
 
 /* The number of rounds that are kept: they have the bytes of a snapshot. A site that has missed
@@ -83,7 +83,7 @@ static onebit_status_t create_server(struct ob_site_group *group) {
   group->zeros = array_of(sites, own->bytes, 1, &failed);
   group->history = array_of(sites, sites->depth, own->bytes, &failed);
   group->snapshot = array_of(sites, own->fragment->count, arrays * sizeof(float), &failed);
-  return failed ? no_memory(sites) : create_messages(group);
+  return failed ? sites_no_memory(sites) : create_messages(group);
 }
 
 static onebit_status_t create_group(struct ob_sites *sites, size_t number) {
@@ -96,7 +96,7 @@ static onebit_status_t create_group(struct ob_sites *sites, size_t number) {
 }
 
 /* This rank's part. */
-static onebit_status_t allocate(struct ob_sites *sites) {
+static onebit_status_t sites_allocate(struct ob_sites *sites) {
   const size_t groups = sites->outer->groups, longest = sites->outer->longest;
   bool failed = false;
   sites->depth = history_depth(sites);
@@ -105,12 +105,12 @@ static onebit_status_t allocate(struct ob_sites *sites) {
   sites->views = array_of(sites, (size_t)sites->count, sizeof *sites->views, &failed);
   sites->groups = array_of(sites, groups, sizeof *sites->groups, &failed);
   if (failed)
-    return no_memory(sites);
+    return sites_no_memory(sites);
   for (size_t g = 0; g < groups; g++)
     OB_TRY(create_group(sites, g));
   sites->command = array_of(sites, sites->bytes, 1, &failed);
   if (failed)
-    return no_memory(sites);
+    return sites_no_memory(sites);
   return sites->site->size > 1
              ? create_batch(sites->site, (size_t)sites->site->size - 1, &sites->tell)
              : ONEBIT_OK;
@@ -124,7 +124,7 @@ static void choose_quorum(struct ob_sites *sites) {
   sites->quorum = asked < sites->count ? asked : sites->count;
 }
 
-static onebit_status_t resolve(const onebit_sites_options_t *given, struct ob_sites *sites) {
+static onebit_status_t sites_resolve(const onebit_sites_options_t *given, struct ob_sites *sites) {
   onebit_sites_options_t options = ONEBIT_SITES_OPTIONS_INIT;
   if (given && given->size != sizeof *given)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->size is %zu, not %zu", given->size,
@@ -154,7 +154,7 @@ static onebit_status_t check_options(const onebit_outer_options_t *options) {
 
 /* After ob_outer_resolve. */
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given) {
-  OB_TRY(resolve(given, outer->sites));
+  OB_TRY(sites_resolve(given, outer->sites));
   OB_TRY(check_options(&outer->options));
   if (outer->options.fragments > UINT32_MAX / OB_SITES_MAX)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "fragments is %zu, more than %d",
@@ -180,7 +180,7 @@ static onebit_status_t find_sites(struct ob_sites *sites, onebit_status_t status
   return status;
 }
 
-static struct ob_sites *create(struct onebit_outer *outer, onebit_comm_t between) {
+static struct ob_sites *sites_create(struct onebit_outer *outer, onebit_comm_t between) {
   outer->sites = ob_outer_allocate(outer, 1, sizeof *outer->sites);
   if (!outer->sites)
     return NULL;
@@ -194,7 +194,7 @@ static struct ob_sites *create(struct onebit_outer *outer, onebit_comm_t between
 
 onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, onebit_comm_t between,
                               onebit_status_t status) {
-  if (status == ONEBIT_OK && !create(outer, between))
+  if (status == ONEBIT_OK && !sites_create(outer, between))
     status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
   struct ob_sites none = {.site = site, .between = between};
   return find_sites(status == ONEBIT_OK ? outer->sites : &none, status);
@@ -251,7 +251,7 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
   const uint64_t before = outer->own_bytes;
   const struct ob_term own[] = {{"quorum", (uint64_t)sites->quorum},
                                 {"patience, in microseconds", (uint64_t)(sites->patience * 1e6)}};
-  const onebit_status_t status = allocate(sites);
+  const onebit_status_t status = sites_allocate(sites);
   sites->built_bytes = outer->own_bytes - before;
   OB_TRY(ob_sites_agree(site, between, status, own, 2));
   sites->command_tag = ob_comm_tag(site);
@@ -264,7 +264,7 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
 /* --- Ended -------------------------------------------------------------------------------------*/
 
 /* Cancels a batch that is under way; where that cannot be, its memory stays. */
-static void end(struct ob_batch *batch, unsigned char *memory) {
+static void sites_end(struct ob_batch *batch, unsigned char *memory) {
   if (!batch || batch->comm->transport->batch_destroy(batch))
     ob_release(memory);
   else
@@ -273,8 +273,8 @@ static void end(struct ob_batch *batch, unsigned char *memory) {
 
 static void end_server(struct ob_site_group *group) {
   for (int s = 0; group->peers && s < group->sites->count; s++) {
-    end(group->peers[s].receive, group->peers[s].drift);
-    end(group->peers[s].send, group->peers[s].out);
+    sites_end(group->peers[s].receive, group->peers[s].drift);
+    sites_end(group->peers[s].send, group->peers[s].out);
   }
   ob_release(group->peers);
   ob_release(group->zeros);
@@ -286,7 +286,7 @@ void ob_sites_detach(struct onebit_outer *outer) {
   struct ob_sites *sites = outer->sites;
   for (size_t g = 0; sites->groups && g < outer->groups; g++)
     end_server(&sites->groups[g]);
-  end(sites->tell, sites->command);
+  sites_end(sites->tell, sites->command);
   ob_release(sites->groups);
   ob_release(sites->views);
   ob_release(sites->mean);
@@ -319,8 +319,8 @@ void ob_sites_destroy_shard(struct ob_fragment *fragment) {
   struct ob_shard *shard = fragment->state;
   if (shard->in_flight && fragment->stage == OB_FRAGMENT_IDLE)
     fragment->weight += fragment->sent_weight; /* it counts in the next drift */
-  end(shard->send, shard->drift);
-  end(shard->receive, shard->result);
+  sites_end(shard->send, shard->drift);
+  sites_end(shard->receive, shard->result);
   ob_shard_destroy(shard);
   ob_release(shard);
   fragment->state = NULL;

@@ -6,7 +6,7 @@
 #include "base/handles.h"
 #include "optimizers/outer/sites.h"
 
-static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
+static void sites_info_cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
   const struct ob_sites *sites = fragment->outer->sites;
   const struct ob_shard *shard = fragment->state;
   const uint64_t others = (uint64_t)sites->count - 1;
@@ -16,8 +16,8 @@ static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *m
 
 /* OB_SAVED_WORKER: all that this site has not got into the consensus. While the outer step is
  * detached both are where they are held. */
-static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
-                      struct ob_outer_run *runs) {
+static size_t sites_info_runs_of(const struct ob_fragment *fragment, enum ob_saved what,
+                                 struct ob_outer_run *runs) {
   const struct ob_sites *sites = fragment->outer->sites;
   const struct ob_shard *shard = fragment->state;
   if (!shard || what == OB_SAVED_WORKER) {
@@ -39,8 +39,8 @@ static float *held_of(const struct ob_fragment *fragment, enum ob_saved what) {
   return what == OB_SAVED_WORKER ? fragment->drift : NULL;
 }
 
-static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
-                                       float *values) {
+static onebit_status_t sites_info_export_residual(const struct ob_fragment *fragment,
+                                                  enum ob_saved what, float *values) {
   const struct ob_shard *shard = fragment->state;
   const float *held = held_of(fragment, what);
   if (!held)
@@ -50,8 +50,8 @@ static onebit_status_t export_residual(const struct ob_fragment *fragment, enum 
   return ONEBIT_OK;
 }
 
-static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,
-                                       const float *values) {
+static onebit_status_t sites_info_import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                                  const float *values) {
   struct ob_shard *shard = fragment->state;
   float *held = held_of(fragment, what);
   if (!held)
@@ -62,18 +62,18 @@ static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_sav
 }
 
 /* fragment->drift has it. */
-static onebit_status_t keep(struct ob_fragment *fragment) {
+static onebit_status_t sites_info_keep(struct ob_fragment *fragment) {
   (void)fragment;
   return ONEBIT_OK;
 }
 
 const struct ob_outer_exchange ob_outer_sites = {.name = "sites",
                                                  .destroy = ob_sites_destroy_shard,
-                                                 .cost = cost,
-                                                 .keep = keep,
-                                                 .runs = runs_of,
-                                                 .export_residual = export_residual,
-                                                 .import_residual = import_residual};
+                                                 .cost = sites_info_cost,
+                                                 .keep = sites_info_keep,
+                                                 .runs = sites_info_runs_of,
+                                                 .export_residual = sites_info_export_residual,
+                                                 .import_residual = sites_info_import_residual};
 
 onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t *info) {
   OB_CALL_SCOPE;

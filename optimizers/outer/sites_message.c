@@ -17,7 +17,7 @@ static bool is_dense(const struct ob_fragment *fragment, const struct ob_outer_p
   return fragment->outer->options.bits == ONEBIT_OUTER_DENSE || piece->uncompressed;
 }
 
-static onebit_status_t no_memory(const struct ob_sites *sites) {
+static onebit_status_t message_no_memory(const struct ob_sites *sites) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
                   sites->outer->count);
 }
@@ -31,7 +31,7 @@ static onebit_status_t list_pieces(struct ob_shard *shard, struct ob_sites *site
     part->aheads = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->aheads);
     part->means = ob_outer_allocate(sites->outer, fragment->pieces, sizeof *part->means);
     if (!part->counts || !part->aheads || !part->means)
-      return no_memory(sites);
+      return message_no_memory(sites);
   }
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
@@ -112,7 +112,7 @@ void ob_shard_destroy(struct ob_shard *shard) {
 
 /* --- Messages ----------------------------------------------------------------------------------*/
 
-static uint64_t check_of(const unsigned char *message) {
+static uint64_t message_check_of(const unsigned char *message) {
   const struct ob_site_header *header = (const void *)message;
   uint64_t hash = ob_hash(OB_HASH_START, header, offsetof(struct ob_site_header, check));
   if (header->kind == OB_SITE_PIECE)
@@ -123,7 +123,7 @@ static uint64_t check_of(const unsigned char *message) {
 void ob_site_seal(unsigned char *message) {
   struct ob_site_header *header = (void *)message;
   header->magic = MAGIC;
-  header->check = check_of(message);
+  header->check = message_check_of(message);
 }
 
 static bool is_sound(const unsigned char *message, size_t bytes) {
@@ -131,7 +131,7 @@ static bool is_sound(const unsigned char *message, size_t bytes) {
   if (bytes < sizeof *header || header->magic != MAGIC ||
       (header->kind == OB_SITE_PIECE && header->count > (bytes - sizeof *header) / sizeof(float)))
     return false;
-  return header->check == check_of(message);
+  return header->check == message_check_of(message);
 }
 
 onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum ob_site_kind kind,
@@ -155,8 +155,8 @@ onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum o
   return ONEBIT_OK;
 }
 
-static struct ob_message_call call_of(const struct ob_site_part *part,
-                                      const struct ob_site_header *header) {
+static struct ob_message_call message_call_of(const struct ob_site_part *part,
+                                              const struct ob_site_header *header) {
   return (struct ob_message_call){.kind = header->kind == OB_SITE_DRIFT ? OB_MESSAGE_WORKER
                                                                         : OB_MESSAGE_SERVER,
                                   .sequence = (uint32_t)header->number,
@@ -164,7 +164,7 @@ static struct ob_message_call call_of(const struct ob_site_part *part,
 }
 
 void ob_shard_seal_part(const struct ob_site_part *part, unsigned char *message) {
-  const struct ob_message_call call = call_of(part, (const void *)message);
+  const struct ob_message_call call = message_call_of(part, (const void *)message);
   const uint16_t flags = (uint16_t)ob_payload_flags(part->dense, false, part->shape.width);
   *(struct ob_header *)(void *)(message + part->at) = ob_header_make(&part->shape, &call, flags, 0);
   ob_message_seal(message + part->at, &part->shape, part->work.codec);
@@ -174,7 +174,7 @@ onebit_status_t ob_shard_check_parts(struct ob_shard *shard, const unsigned char
   const struct ob_site_header *header = (const void *)message;
   for (int p = 0; p < OB_SITE_PARTS && !(header->flags & OB_SITE_EMPTY); p++) {
     const struct ob_site_part *part = &shard->part[p];
-    const struct ob_message_call call = call_of(part, header);
+    const struct ob_message_call call = message_call_of(part, header);
     if (part->pieces)
       OB_TRY(ob_message_check(message + part->at, ob_message_bytes(&part->shape), &part->shape,
                               &call, part->work.codec));

@@ -6,7 +6,7 @@
 
 /* --- What of this site is not in the consensus -------------------------------------------------*/
 
-static void decode(struct ob_shard *shard, const unsigned char *message) {
+static void sites_round_decode(struct ob_shard *shard, const unsigned char *message) {
   for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
     struct ob_view in = ob_message_view((void *)(uintptr_t)(message + part->at), &part->shape);
@@ -35,7 +35,7 @@ static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool inclu
   find_ahead(shard->fragment, sites);
   if (!included || sent->flags & OB_SITE_EMPTY)
     return;
-  decode(shard, shard->drift);
+  sites_round_decode(shard, shard->drift);
   for (size_t i = 0; i < shard->fragment->count; i++)
     sites->ahead[i] -= sites->mean[i];
 }
@@ -57,7 +57,7 @@ static bool took_all(struct ob_shard *shard) {
 }
 
 /* From sites->ahead. */
-static void compress(struct ob_shard *shard, struct ob_sites *sites) {
+static void sites_round_compress(struct ob_shard *shard, struct ob_sites *sites) {
   for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
     const struct ob_source source = {
@@ -74,7 +74,7 @@ static void compress(struct ob_shard *shard, struct ob_sites *sites) {
 
 /* The parameters are set to the consensus less all of it, so that fragment->drift has what is sent,
  * for as long as it is under way. */
-static bool find_drift(struct ob_shard *shard, struct ob_sites *sites) {
+static bool sites_round_find_drift(struct ob_shard *shard, struct ob_sites *sites) {
   struct ob_fragment *fragment = shard->fragment;
   if (fragment->stage == OB_FRAGMENT_SENDING) {
     memcpy(sites->ahead, fragment->drift, fragment->count * sizeof *sites->ahead);
@@ -91,7 +91,8 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
   struct ob_fragment *fragment = shard->fragment;
   struct ob_site_header *header = (void *)shard->drift;
   const double weight = sites->outer->options.weighted ? fragment->sent_weight : 1;
-  const bool again = fragment->stage == OB_FRAGMENT_SENDING, finite = find_drift(shard, sites);
+  const bool again = fragment->stage == OB_FRAGMENT_SENDING,
+             finite = sites_round_find_drift(shard, sites);
   *header = (struct ob_site_header){.kind = OB_SITE_DRIFT,
                                     .flags = (uint16_t)flags,
                                     .shard = (uint32_t)fragment->number,
@@ -100,11 +101,11 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
                                              sites->outer->options.local_steps};
   memcpy(&header->newest, &weight, sizeof weight);
   if (finite)
-    compress(shard, sites);
+    sites_round_compress(shard, sites);
   if (!finite || !took_all(shard))
     header->flags |= OB_SITE_EMPTY;
   if (sites->outer->options.no_error_feedback && !again && !(header->flags & OB_SITE_EMPTY)) {
-    decode(shard, shard->drift);
+    sites_round_decode(shard, shard->drift);
     restart(fragment, sites->mean);
   }
   ob_site_seal(shard->drift);
@@ -205,7 +206,7 @@ static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t r
 }
 
 /* On the server, whose residual is that of the rounds that it has applied. */
-static void commit_residual(struct ob_shard *shard, const struct ob_sites *sites) {
+static void sites_round_commit_residual(struct ob_shard *shard, const struct ob_sites *sites) {
   struct ob_residual *residual = &shard->part[OB_SITE_COMPRESSED].server;
   if (!residual->memory || !shard->part[OB_SITE_COMPRESSED].pieces)
     return;
@@ -234,12 +235,12 @@ static onebit_status_t apply_round(struct ob_shard *shard, struct ob_sites *site
   OB_TRY(ob_shard_check_parts(shard, message));
   find_left(shard, sites, included);
   if (!(header->flags & OB_SITE_EMPTY)) {
-    decode(shard, message);
+    sites_round_decode(shard, message);
     average_excess(fragment, sites->mean, header->first);
     fragment->drift = sites->mean;
     ob_fragment_update(fragment);
     fragment->drift = left;
-    commit_residual(shard, sites);
+    sites_round_commit_residual(shard, sites);
   }
   ob_fragment_set_ahead(fragment, sites->ahead, 0, fragment->count);
   note_round(shard, header, included);

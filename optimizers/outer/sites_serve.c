@@ -72,7 +72,7 @@ static void copy_snapshot(struct ob_site_group *group, int peer) {
   group->peers[peer].sent_values = 0;
 }
 
-static onebit_status_t send(struct ob_site_group *group, int peer, size_t bytes) {
+static onebit_status_t sites_serve_send(struct ob_site_group *group, int peer, size_t bytes) {
   struct ob_site_peer *of = &group->peers[peer];
   ob_site_seal(of->out);
   of->sending = true;
@@ -103,7 +103,7 @@ static onebit_status_t send_piece(struct ob_site_group *group, int peer) {
     of->sent = group->snapshot_round;
     group->snapshot_of = -1;
   }
-  return send(group, peer, sizeof *header + count * sizeof(float));
+  return sites_serve_send(group, peer, sizeof *header + count * sizeof(float));
 }
 
 static onebit_status_t send_round(struct ob_site_group *group, int peer) {
@@ -112,7 +112,7 @@ static onebit_status_t send_round(struct ob_site_group *group, int peer) {
   memcpy(of->out, round_at(group, of->sent + 1), own_shard(group)->bytes);
   header->newest = group->round;
   of->sent++;
-  return send(group, peer, own_shard(group)->bytes);
+  return sites_serve_send(group, peer, own_shard(group)->bytes);
 }
 
 /* A site that is far behind waits for its turn at the snapshot. */

@@ -59,7 +59,7 @@ void ob_sites_begin(struct ob_site_group *group, unsigned flags, bool *skipped) 
 }
 
 /* Drifts that are in no round are sent no more as they are: the parameters go on from here. */
-static onebit_status_t end(struct ob_site_group *group) {
+static onebit_status_t sites_step_end(struct ob_site_group *group) {
   group->in_flight = false;
   OB_TRY(ob_sites_exchange(group->sites, group));
   for (int s = 0; s < group->sites->count; s++)
@@ -82,11 +82,11 @@ static onebit_status_t step(struct ob_site_group *group, bool *skipped) {
   const size_t begin = outer->fragments[group->first].begin_step;
   const size_t apply = (begin + outer->options.delay - 1) % outer->options.local_steps + 1;
   if (group->in_flight && (outer->position == begin || outer->position == apply))
-    OB_TRY(end(group));
+    OB_TRY(sites_step_end(group));
   if (outer->position != begin)
     return ONEBIT_OK;
   ob_sites_begin(group, 0, skipped);
-  return apply == begin ? end(group) : ONEBIT_OK;
+  return apply == begin ? sites_step_end(group) : ONEBIT_OK;
 }
 
 onebit_status_t ob_sites_step(struct ob_sites *sites) {

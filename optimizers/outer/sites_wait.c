@@ -40,7 +40,8 @@ onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *compl
 
 /* --- What rank 0 tells the other ranks of its site ---------------------------------------------*/
 
-static onebit_status_t tell(struct ob_sites *sites, unsigned char *message, size_t bytes) {
+static onebit_status_t sites_wait_tell(struct ob_sites *sites, unsigned char *message,
+                                       size_t bytes) {
   struct ob_batch *batch = sites->tell;
   if (sites->site->size == 1)
     return ONEBIT_OK;
@@ -55,11 +56,11 @@ static onebit_status_t tell_end(struct ob_sites *sites, onebit_status_t status) 
   struct ob_site_header *header = (void *)sites->command;
   *header = (struct ob_site_header){.kind = OB_SITE_END, .status = status, .sites = sites->late};
   ob_site_seal(sites->command);
-  return tell(sites, sites->command, sizeof *header);
+  return sites_wait_tell(sites, sites->command, sizeof *header);
 }
 
 /* On the other ranks. */
-static onebit_status_t follow(struct ob_sites *sites) {
+static onebit_status_t sites_wait_follow(struct ob_sites *sites) {
   const struct ob_site_header *header = (const void *)sites->command;
   const struct ob_batch *batch = sites->tell;
   for (;;) {
@@ -112,7 +113,7 @@ static onebit_status_t move_sends(struct ob_site_group *group) {
 
 /* Nothing waits. With `all`, a site that has ended the synchronisation is not looked at any more:
  * it may be gone. */
-static onebit_status_t move(struct ob_site_group *group, bool all) {
+static onebit_status_t sites_wait_move(struct ob_site_group *group, bool all) {
   const struct ob_sites *sites = group->sites;
   const bool ended = all && ob_shard_of(group, sites->own)->ended;
   OB_TRY(ob_comm_health(sites->between));
@@ -128,14 +129,15 @@ static onebit_status_t move(struct ob_site_group *group, bool all) {
 }
 
 /* One round, after drifts were sent. */
-static onebit_status_t serve(struct ob_site_group *group, bool all, bool late) {
+static onebit_status_t sites_wait_serve(struct ob_site_group *group, bool all, bool late) {
   const bool done = all ? ob_shard_of(group, group->sites->own)->ended : group->closed;
   return done || !ob_sites_may_close(group, all, late) ? ONEBIT_OK : ob_sites_close(group);
 }
 
-static onebit_status_t apply(struct ob_shard *shard, unsigned char *message, size_t bytes) {
+static onebit_status_t sites_wait_apply(struct ob_shard *shard, unsigned char *message,
+                                        size_t bytes) {
   struct ob_sites *sites = shard->group->sites;
-  OB_TRY(tell(sites, message, bytes));
+  OB_TRY(sites_wait_tell(sites, message, bytes));
   OB_TRY(ob_shard_apply(shard, sites, message));
   if (shard->newest < shard->round)
     shard->newest = shard->round;
@@ -148,14 +150,14 @@ static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_shard *own = ob_shard_of(group, sites->own);
   unsigned char *closed = ob_sites_closed(group);
   if (closed)
-    OB_TRY(apply(own, closed, own->bytes));
+    OB_TRY(sites_wait_apply(own, closed, own->bytes));
   for (int s = 0; s < sites->count; s++) {
     struct ob_shard *shard = ob_shard_of(group, s);
     const struct ob_site_header *header = (const void *)shard->result;
     if (s == sites->own || !shard->here || (all && shard->ended))
       continue;
     shard->newest = header->newest;
-    OB_TRY(apply(shard, shard->result, shard->receive->receive[0].bytes));
+    OB_TRY(sites_wait_apply(shard, shard->result, shard->receive->receive[0].bytes));
     shard->here = false;
     OB_TRY(ob_site_receive(shard->receive, shard->result, shard->bytes, s, group->result_tag));
   }
@@ -238,7 +240,7 @@ static bool goes_on(const struct ob_sites *sites, const struct exchange *exchang
   return false;
 }
 
-static void describe(const void *waiter, struct ob_wait *wait) {
+static void sites_wait_describe(const void *waiter, struct ob_wait *wait) {
   const struct ob_sites *sites = waiter;
   snprintf(wait->what, sizeof wait->what, "outer step: synchronisation of %d sites", sites->count);
   for (size_t f = sites->outer->options.fragments; f-- > 0;) {
@@ -299,19 +301,21 @@ static void note_late(struct ob_site_group *group) {
   sites->late = sites->late_rounds | sites->late_drifts;
 }
 
-static onebit_status_t look(struct ob_sites *sites, struct exchange *exchange) {
+static onebit_status_t sites_wait_look(struct ob_sites *sites, struct exchange *exchange) {
   uint64_t moved = 0;
   for (size_t f = 0; f < sites->outer->options.fragments; f++)
     moved += ((const struct ob_shard *)sites->outer->fragments[f].state)->round;
   if (moved != exchange->moved)
     exchange->watch = (struct ob_watch){0};
   exchange->moved = moved;
-  return exchange->only ? ONEBIT_OK
-                        : ob_watch_look(&exchange->watch, sites->between, 0, describe, sites);
+  return exchange->only
+             ? ONEBIT_OK
+             : ob_watch_look(&exchange->watch, sites->between, 0, sites_wait_describe, sites);
 }
 
 /* Groups that are not waited for move on meanwhile. */
-static onebit_status_t move_all(struct ob_sites *sites, const struct exchange *exchange) {
+static onebit_status_t sites_wait_move_all(struct ob_sites *sites,
+                                           const struct exchange *exchange) {
   const struct ob_site_group *only = exchange ? exchange->only : NULL;
   const bool all = exchange && !only;
   for (size_t g = 0; g < sites->outer->groups; g++) {
@@ -321,22 +325,23 @@ static onebit_status_t move_all(struct ob_sites *sites, const struct exchange *e
       OB_TRY(move_sends(group));
       continue;
     }
-    OB_TRY(move(group, all));
-    OB_TRY(serve(group, all, waited && ob_seconds() >= exchange->start + sites->patience));
+    OB_TRY(sites_wait_move(group, all));
+    OB_TRY(
+        sites_wait_serve(group, all, waited && ob_seconds() >= exchange->start + sites->patience));
     if (waited)
       OB_TRY(apply_results(group, all));
   }
   return ONEBIT_OK;
 }
 
-static onebit_status_t lead(struct ob_sites *sites, struct ob_site_group *only) {
+static onebit_status_t sites_wait_lead(struct ob_sites *sites, struct ob_site_group *only) {
   struct exchange exchange = {.only = only, .start = ob_seconds()};
   for (;;) {
-    OB_TRY(move_all(sites, &exchange));
+    OB_TRY(sites_wait_move_all(sites, &exchange));
     if (!goes_on(sites, &exchange))
       break;
     OB_TRY(wait_for_first(sites, only));
-    OB_TRY(look(sites, &exchange));
+    OB_TRY(sites_wait_look(sites, &exchange));
   }
   for (size_t g = 0; g < sites->outer->groups; g++) /* what has just been closed goes out */
     OB_TRY(move_sends(&sites->groups[g]));
@@ -348,7 +353,8 @@ static onebit_status_t lead(struct ob_sites *sites, struct ob_site_group *only) 
 /* --- An exchange -------------------------------------------------------------------------------*/
 
 /* After this some rank may lack what others have: nothing can follow. */
-static onebit_status_t give_up(struct ob_sites *sites, onebit_comm_t comm, onebit_status_t status) {
+static onebit_status_t sites_wait_give_up(struct ob_sites *sites, onebit_comm_t comm,
+                                          onebit_status_t status) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   ob_outcome_add(&outcome, status);
   sites->outer->stopped = true;
@@ -365,24 +371,25 @@ void ob_sites_fail(struct ob_sites *sites, onebit_status_t status) {
 
 void ob_sites_move(struct ob_sites *sites) {
   if (sites->between && sites->failed.status == ONEBIT_OK)
-    ob_sites_fail(sites, move_all(sites, NULL));
+    ob_sites_fail(sites, sites_wait_move_all(sites, NULL));
 }
 
 /* Exchanges between sites; a failure between them leaves a site's ranks together. */
 onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *only) {
   onebit_status_t status;
   if (!sites->between) {
-    status = follow(sites);
-    return status == ONEBIT_OK || sites->outer->stopped ? status
-                                                        : give_up(sites, sites->site, status);
+    status = sites_wait_follow(sites);
+    return status == ONEBIT_OK || sites->outer->stopped
+               ? status
+               : sites_wait_give_up(sites, sites->site, status);
   }
   if (sites->failed.status == ONEBIT_OK)
-    ob_sites_fail(sites, lead(sites, only));
+    ob_sites_fail(sites, sites_wait_lead(sites, only));
   sites->outer->stopped = sites->failed.status != ONEBIT_OK;
   if (sites->site->size > 1) {
     status = tell_end(sites, sites->failed.status);
     if (status != ONEBIT_OK)
-      return give_up(sites, sites->site, status);
+      return sites_wait_give_up(sites, sites->site, status);
   }
   return ob_outcome_tell(&sites->failed);
 }

@@ -36,7 +36,7 @@ static size_t piece_length(const struct ob_outer_piece *piece) {
   return piece->uncompressed ? piece->count : ob_sparse_bytes(piece->count) / sizeof(uint32_t);
 }
 
-static onebit_status_t allocate(struct ob_fragment *fragment) {
+static onebit_status_t outer_sparse_allocate(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   const size_t ranks = (size_t)onebit_comm_size(outer->comm);
   struct sparse *sparse = ob_outer_allocate(outer, 1, sizeof *sparse);
@@ -66,7 +66,7 @@ out_of_memory:
 }
 
 /* A piece for each rank, all as long. */
-static onebit_status_t create_plan(struct ob_fragment *fragment, size_t *counts) {
+static onebit_status_t outer_sparse_create_plan(struct ob_fragment *fragment, size_t *counts) {
   struct onebit_outer *outer = fragment->outer;
   struct sparse *sparse = sparse_of(fragment);
   struct ob_plan_shape shape;
@@ -83,19 +83,19 @@ static onebit_status_t create_plan(struct ob_fragment *fragment, size_t *counts)
   return ob_plan_create(outer->comm, status, &shape, sparse->words * shape.pieces, &sparse->plan);
 }
 
-static onebit_status_t create(struct ob_fragment *fragment) {
+static onebit_status_t outer_sparse_create(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   size_t *counts = ob_allocate((size_t)onebit_comm_size(outer->comm), sizeof *counts);
-  onebit_status_t status =
-      counts ? allocate(fragment) : ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
+  onebit_status_t status = counts ? outer_sparse_allocate(fragment)
+                                  : ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
   status = ob_agree(outer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
-    status = create_plan(fragment, counts);
+    status = outer_sparse_create_plan(fragment, counts);
   ob_release(counts);
   return status;
 }
 
-static void destroy(struct ob_fragment *fragment) {
+static void outer_sparse_destroy(struct ob_fragment *fragment) {
   struct sparse *sparse = sparse_of(fragment);
   if (!sparse)
     return;
@@ -119,7 +119,7 @@ static void compensate(const float *residual, const float *drift, float decay, f
 }
 
 /* Returns whether all is finite. */
-static bool write_message(struct ob_fragment *fragment) {
+static bool outer_sparse_write_message(struct ob_fragment *fragment) {
   const onebit_outer_options_t *options = &fragment->outer->options;
   const float decay = options->no_error_feedback ? 0 : RESIDUAL_DECAY;
   struct sparse *sparse = sparse_of(fragment);
@@ -141,7 +141,7 @@ static bool write_message(struct ob_fragment *fragment) {
   return finite;
 }
 
-static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t status) {
+static onebit_status_t outer_sparse_begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct sparse *sparse = sparse_of(fragment);
   const struct ob_call call = {.source = {.inputs = sparse->inputs, .factor = 1, .weight = 1},
                                .outputs = sparse->outputs,
@@ -149,7 +149,7 @@ static onebit_status_t begin(struct ob_fragment *fragment, onebit_status_t statu
                                .agreed_name = "the consensus (its checksum)",
                                .agreed_whole = true};
   if (status == ONEBIT_OK)
-    sparse->own[0] = !write_message(fragment);
+    sparse->own[0] = !outer_sparse_write_message(fragment);
   return ob_plan_start(sparse->plan, status, &call);
 }
 
@@ -187,7 +187,7 @@ static void add_message(struct ob_fragment *fragment, size_t rank, float weight)
   }
 }
 
-static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
+static onebit_status_t outer_sparse_test(struct ob_fragment *fragment, bool wait) {
   struct sparse *sparse = sparse_of(fragment);
   const size_t ranks = (size_t)onebit_comm_size(fragment->outer->comm);
   onebit_status_t status = ob_plan_test(sparse->plan, wait);
@@ -204,44 +204,47 @@ static onebit_status_t test(struct ob_fragment *fragment, bool wait) {
   return ONEBIT_OK;
 }
 
-static void abandon(struct ob_fragment *fragment) { ob_plan_abandon(sparse_of(fragment)->plan); }
+static void outer_sparse_abandon(struct ob_fragment *fragment) {
+  ob_plan_abandon(sparse_of(fragment)->plan);
+}
 
-static void cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {
+static void outer_sparse_cost(const struct ob_fragment *fragment, uint64_t *wire,
+                              uint64_t *memory) {
   *wire = ob_plan_wire_bytes(sparse_of(fragment)->plan);
   *memory = ob_plan_memory_bytes(sparse_of(fragment)->plan);
 }
 
 /* --- The residual ------------------------------------------------------------------------------*/
 
-static size_t runs_of(const struct ob_fragment *fragment, enum ob_saved what,
-                      struct ob_outer_run *runs) {
+static size_t outer_sparse_runs_of(const struct ob_fragment *fragment, enum ob_saved what,
+                                   struct ob_outer_run *runs) {
   if (what == OB_SAVED_SERVER || !fragment->count || fragment->outer->options.no_error_feedback)
     return 0;
   runs[0] = (struct ob_outer_run){0, fragment->count};
   return 1;
 }
 
-static onebit_status_t export_residual(const struct ob_fragment *fragment, enum ob_saved what,
-                                       float *values) {
+static onebit_status_t outer_sparse_export_residual(const struct ob_fragment *fragment,
+                                                    enum ob_saved what, float *values) {
   (void)what;
   memcpy(values, sparse_of(fragment)->residual, fragment->count * sizeof *values);
   return ONEBIT_OK;
 }
 
-static onebit_status_t import_residual(struct ob_fragment *fragment, enum ob_saved what,
-                                       const float *values) {
+static onebit_status_t outer_sparse_import_residual(struct ob_fragment *fragment,
+                                                    enum ob_saved what, const float *values) {
   (void)what;
   memcpy(sparse_of(fragment)->residual, values, fragment->count * sizeof *values);
   return ONEBIT_OK;
 }
 
 const struct ob_outer_exchange ob_outer_sparse = {.name = "sparse",
-                                                  .create = create,
-                                                  .destroy = destroy,
-                                                  .begin = begin,
-                                                  .test = test,
-                                                  .abandon = abandon,
-                                                  .cost = cost,
-                                                  .runs = runs_of,
-                                                  .export_residual = export_residual,
-                                                  .import_residual = import_residual};
+                                                  .create = outer_sparse_create,
+                                                  .destroy = outer_sparse_destroy,
+                                                  .begin = outer_sparse_begin,
+                                                  .test = outer_sparse_test,
+                                                  .abandon = outer_sparse_abandon,
+                                                  .cost = outer_sparse_cost,
+                                                  .runs = outer_sparse_runs_of,
+                                                  .export_residual = outer_sparse_export_residual,
+                                                  .import_residual = outer_sparse_import_residual};

@@ -14,18 +14,18 @@
 
 /* --- One fragment ------------------------------------------------------------------------------*/
 
-static void end(struct ob_fragment *fragment, onebit_status_t status) {
+static void outer_step_end(struct ob_fragment *fragment, onebit_status_t status) {
   fragment->stage = OB_FRAGMENT_ENDED;
   fragment->outcome.status = ONEBIT_OK;
   ob_outcome_add(&fragment->outcome, status);
 }
 
-static void send(struct ob_fragment *fragment, onebit_status_t status) {
+static void outer_step_send(struct ob_fragment *fragment, onebit_status_t status) {
   status = fragment->outer->exchange->begin(fragment, status);
   if (status == ONEBIT_OK)
     fragment->stage = OB_FRAGMENT_SENDING;
   else
-    end(fragment, status);
+    outer_step_end(fragment, status);
 }
 
 static onebit_status_t send_weight(struct ob_fragment *fragment, onebit_status_t status) {
@@ -39,7 +39,7 @@ static onebit_status_t send_weight(struct ob_fragment *fragment, onebit_status_t
   return ob_plan_start(plan, status, &call);
 }
 
-static void begin(struct ob_fragment *fragment, onebit_status_t status) {
+static void outer_step_begin(struct ob_fragment *fragment, onebit_status_t status) {
   struct onebit_outer *outer = fragment->outer;
   const onebit_status_t made = outer->executor->drift(fragment);
   if (status == ONEBIT_OK)
@@ -50,27 +50,28 @@ static void begin(struct ob_fragment *fragment, onebit_status_t status) {
   fragment->apply_step = outer->steps + outer->options.delay;
   outer->started++;
   if (!fragment->weigh) {
-    send(fragment, status);
+    outer_step_send(fragment, status);
     return;
   }
   status = send_weight(fragment, status);
   if (status == ONEBIT_OK)
     fragment->stage = OB_FRAGMENT_WEIGHING;
   else
-    end(fragment, status);
+    outer_step_end(fragment, status);
 }
 
 /* The weights are here. Where nobody has made a step nothing has drifted, and all know. */
-static void weigh(struct ob_fragment *fragment) {
+static void outer_step_weigh(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const onebit_status_t status =
       ob_outer_copy(outer, &fragment->weights[1], fragment->weights_there[1], sizeof(float));
   const float own = fragment->weights[0], mean = fragment->weights[1];
   if (status != ONEBIT_OK || mean > 0) {
     fragment->factor = status == ONEBIT_OK ? own / mean : 1;
-    send(fragment, status);
+    outer_step_send(fragment, status);
   } else {
-    end(fragment, ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));
+    outer_step_end(fragment,
+                   ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));
   }
 }
 
@@ -78,14 +79,14 @@ static void move_on(struct ob_fragment *fragment, bool wait) {
   if (fragment->stage == OB_FRAGMENT_WEIGHING) {
     onebit_status_t status = ob_plan_test(fragment->weigh, wait);
     if (status == ONEBIT_OK)
-      weigh(fragment);
+      outer_step_weigh(fragment);
     else if (status != ONEBIT_IN_PROGRESS)
-      end(fragment, status);
+      outer_step_end(fragment, status);
   }
   if (fragment->stage == OB_FRAGMENT_SENDING) {
     onebit_status_t status = fragment->outer->exchange->test(fragment, wait);
     if (status != ONEBIT_IN_PROGRESS)
-      end(fragment, status);
+      outer_step_end(fragment, status);
   }
 }
 
@@ -100,7 +101,7 @@ static onebit_status_t keep_residual(struct ob_fragment *fragment) {
 
 /* Keeps a drift that was not applied, so that it counts in the next exchange, unless it is of no
  * use. */
-static onebit_status_t keep(struct ob_fragment *fragment) {
+static onebit_status_t outer_step_keep(struct ob_fragment *fragment) {
   OB_TRY(keep_residual(fragment));
   if (fragment->finite) {
     fragment->weight += fragment->sent_weight;
@@ -112,13 +113,13 @@ static onebit_status_t keep(struct ob_fragment *fragment) {
 
 /* Applies the consensus. With mixing, the parameters have a part of their whole drift in them
  * already. */
-static onebit_status_t apply(struct ob_fragment *fragment, double mixing, bool keeps) {
+static onebit_status_t outer_step_apply(struct ob_fragment *fragment, double mixing, bool keeps) {
   struct onebit_outer *outer = fragment->outer;
   ob_fragment_wait(fragment);
   fragment->stage = OB_FRAGMENT_IDLE;
   if (fragment->outcome.status != ONEBIT_OK) {
     outer->skipped += fragment->outcome.status == ONEBIT_SKIPPED;
-    OB_TRY(keep(fragment));
+    OB_TRY(outer_step_keep(fragment));
     return ob_outcome_tell(&fragment->outcome);
   }
   outer->exchanges++;
@@ -134,9 +135,10 @@ void ob_fragment_abandon(struct ob_fragment *fragment) {
   if (fragment->stage != OB_FRAGMENT_ENDED) {
     ob_plan_abandon(fragment->weigh);
     fragment->outer->exchange->abandon(fragment);
-    end(fragment, ob_error(ONEBIT_ERROR_TRANSPORT, "the outer step was moved meanwhile"));
+    outer_step_end(fragment,
+                   ob_error(ONEBIT_ERROR_TRANSPORT, "the outer step was moved meanwhile"));
   }
-  (void)apply(fragment, fragment->outer->options.mixing, true);
+  (void)outer_step_apply(fragment, fragment->outer->options.mixing, true);
 }
 
 /* --- All of them -------------------------------------------------------------------------------*/
@@ -176,11 +178,11 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
     const bool due = outer->position == fragment->begin_step;
     move_on(fragment, false);
     if (fragment->stage != OB_FRAGMENT_IDLE && (due || fragment->apply_step <= outer->steps))
-      ob_outcome_add(&outcome, apply(fragment, options->mixing, true));
+      ob_outcome_add(&outcome, outer_step_apply(fragment, options->mixing, true));
     if (due)
-      begin(fragment, status);
+      outer_step_begin(fragment, status);
     if (fragment->stage != OB_FRAGMENT_IDLE && fragment->apply_step <= outer->steps)
-      ob_outcome_add(&outcome, apply(fragment, options->mixing, true));
+      ob_outcome_add(&outcome, outer_step_apply(fragment, options->mixing, true));
   }
   return ob_outcome_tell(&outcome);
 }
@@ -194,10 +196,10 @@ onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   for (size_t f = 0; f < outer->options.fragments; f++)
     if (outer->fragments[f].stage != OB_FRAGMENT_IDLE)
-      ob_outcome_add(&outcome, apply(&outer->fragments[f], outer->options.mixing, true));
+      ob_outcome_add(&outcome, outer_step_apply(&outer->fragments[f], outer->options.mixing, true));
   for (size_t f = 0; f < outer->options.fragments; f++)
-    begin(&outer->fragments[f], ONEBIT_OK);
+    outer_step_begin(&outer->fragments[f], ONEBIT_OK);
   for (size_t f = 0; f < outer->options.fragments; f++)
-    ob_outcome_add(&outcome, apply(&outer->fragments[f], 1, false));
+    ob_outcome_add(&outcome, outer_step_apply(&outer->fragments[f], 1, false));
   return ob_outcome_tell(&outcome);
 }

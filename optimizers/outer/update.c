@@ -9,8 +9,8 @@
 
 #define FIXED __attribute__((always_inline)) static inline
 
-static const void *parameters_of(const struct ob_fragment *fragment,
-                                 const struct ob_outer_piece *piece) {
+static const void *outer_update_parameters_of(const struct ob_fragment *fragment,
+                                              const struct ob_outer_piece *piece) {
   const struct onebit_outer *outer = fragment->outer;
   size_t bytes = piece->first * ob_dtype_size(outer->options.parameter_dtype);
   return (const char *)outer->tensors[piece->tensor].parameter + bytes;
@@ -19,7 +19,7 @@ static const void *parameters_of(const struct ob_fragment *fragment,
 void ob_fragment_read(struct ob_fragment *fragment) {
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    const void *parameters = parameters_of(fragment, piece);
+    const void *parameters = outer_update_parameters_of(fragment, piece);
     for (size_t i = 0; i < piece->count; i++)
       fragment->consensus[piece->at + i] =
           ob_load(parameters, i, fragment->outer->options.parameter_dtype);
@@ -48,7 +48,7 @@ bool ob_fragment_drift(struct ob_fragment *fragment) {
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     const float *consensus = fragment->consensus + piece->at;
-    const void *parameters = parameters_of(fragment, piece);
+    const void *parameters = outer_update_parameters_of(fragment, piece);
     float *drift = fragment->drift + piece->at;
     if (dtype == ONEBIT_FLOAT32)
       sound &= drift_of(consensus, parameters, ONEBIT_FLOAT32, drift, piece->count);
@@ -117,7 +117,7 @@ void ob_fragment_set(const struct ob_fragment *fragment, double mixing) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
     const float *left = fragment->keeps ? fragment->drift + piece->at : NULL;
     set_piece(fragment->consensus + piece->at, left,
-              (void *)(uintptr_t)parameters_of(fragment, piece), dtype, (float)mixing,
+              (void *)(uintptr_t)outer_update_parameters_of(fragment, piece), dtype, (float)mixing,
               piece->count);
   }
 }
@@ -126,7 +126,7 @@ void ob_fragment_shift(const struct ob_fragment *fragment, const float *by) {
   const onebit_dtype_t dtype = fragment->outer->options.parameter_dtype;
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    void *parameters = (void *)(uintptr_t)parameters_of(fragment, piece);
+    void *parameters = (void *)(uintptr_t)outer_update_parameters_of(fragment, piece);
     for (size_t i = 0; i < piece->count; i++)
       if (by[piece->at + i] != 0)
         ob_store(parameters, i, dtype, ob_load(parameters, i, dtype) - by[piece->at + i]);
@@ -140,7 +140,7 @@ void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, siz
   memcpy(fragment->drift + first, ahead + first, count * sizeof *ahead);
   for (size_t k = 0; k < fragment->pieces; k++) {
     const struct ob_outer_piece *piece = &fragment->piece[k];
-    void *parameters = (void *)(uintptr_t)parameters_of(fragment, piece);
+    void *parameters = (void *)(uintptr_t)outer_update_parameters_of(fragment, piece);
     const size_t end =
         first + count < piece->at + piece->count ? first + count : piece->at + piece->count;
     const size_t begin = first > piece->at ? first : piece->at;
@@ -155,26 +155,29 @@ void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, siz
 
 /* --- The host's row ----------------------------------------------------------------------------*/
 
-static onebit_status_t drift(struct ob_fragment *fragment) {
+static onebit_status_t outer_update_drift(struct ob_fragment *fragment) {
   fragment->finite = ob_fragment_drift(fragment);
   fragment->checksum = ob_fragment_checksum(fragment);
   return ONEBIT_OK;
 }
 
-static onebit_status_t checksum(const struct ob_fragment *fragment, uint32_t *sum) {
+static onebit_status_t outer_update_checksum(const struct ob_fragment *fragment, uint32_t *sum) {
   *sum = ob_fragment_checksum(fragment);
   return ONEBIT_OK;
 }
 
-static onebit_status_t update(struct ob_fragment *fragment) {
+static onebit_status_t outer_update(struct ob_fragment *fragment) {
   ob_fragment_update(fragment);
   return ONEBIT_OK;
 }
 
-static onebit_status_t set(const struct ob_fragment *fragment, double mixing) {
+static onebit_status_t outer_update_set(const struct ob_fragment *fragment, double mixing) {
   ob_fragment_set(fragment, mixing);
   return ONEBIT_OK;
 }
 
-const struct ob_outer_executor ob_outer_executor_host = {
-    .memory = &ob_memory_host, .drift = drift, .checksum = checksum, .update = update, .set = set};
+const struct ob_outer_executor ob_outer_executor_host = {.memory = &ob_memory_host,
+                                                         .drift = outer_update_drift,
+                                                         .checksum = outer_update_checksum,
+                                                         .update = outer_update,
+                                                         .set = outer_update_set};

@@ -24,9 +24,9 @@ MUTANTS = [
      "return residual - ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));",
      "return residual + ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));"),
     ("residual", "compression/blocks.c", "collectives/two_ranks buckets",
-     "      .residual_scale = residual_scale(residual, b),\n      .residual_out = residual_values("
+     "      .residual_scale = blocks_residual_scale(residual, b),\n      .residual_out = residual_values("
      "residual, !residual->now, block),\n  };\n  if (run->moment_rule)",
-     "      .residual_scale = block->offset ? 0 : residual_scale(residual, b),\n      "
+     "      .residual_scale = block->offset ? 0 : blocks_residual_scale(residual, b),\n      "
      ".residual_out = residual_values(residual, !residual->now, block),\n  };\n  "
      "if (run->moment_rule)"),
     ("residual", "compression/blocks.c", "large collectives/two_ranks buckets",
@@ -181,8 +181,8 @@ MUTANTS = [
      "  geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks;",
      "  geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks - (geometry->layout.blocks > 1);"),
     ("shard", "optimizers/methods/shards.c", "shards shards_costs",
-     "    own->variance += join(own->parts + (size_t)r * PARTS);",
-     "    own->variance = join(own->parts + (size_t)r * PARTS);"),
+     "    own->variance += shards_join(own->parts + (size_t)r * PARTS);",
+     "    own->variance = shards_join(own->parts + (size_t)r * PARTS);"),
     ("shard", "optimizers/methods/shards.c", "shards",
      "    remainder -= (double)parts[k];", "    remainder = 0;"),
     ("shard", "optimizers/methods/shards.c", "shards",
