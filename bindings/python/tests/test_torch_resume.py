@@ -8,13 +8,13 @@ from test_torch_hook import launch
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
 
-@pytest.mark.parametrize("scenarios", ["own,consolidated", "half,dense"])
+@pytest.mark.parametrize("scenarios", ["own,consolidated", "averaged,half,dense"])
 def test_as_many_ranks(scenarios):
     assert launch(scenarios, 2, "torch_resume_ranks.py").endswith("all well\n")
 
 
 def test_other_numbers_of_ranks():
-    assert launch("others", 3, "torch_resume_ranks.py").endswith("all well\n")
+    assert launch("others,averaged_by_others", 3, "torch_resume_ranks.py").endswith("all well\n")
 
 
 def test_distributed_checkpoints():

@@ -1,5 +1,6 @@
 """What test_torch_resume.py runs, as torch_carry_ranks.py does: a trainer saves, ends and resumes."""
 
+import copy
 import io
 import os
 import shutil
@@ -43,21 +44,28 @@ class Trainer:
     into these, and then they are wrapped."""
 
     def __init__(self, saved=None, kind="EfficientAdam", group=None, twin=None, dtype=torch.float32,
-                 compressed=True, **options):
+                 compressed=True, mixed=False, late=None, **options):
         self.module = network(dtype)
         twin = twin or (torch.optim.SGD if kind == "Momentum" else torch.optim.AdamW)
         more = {"momentum": 0.9} if twin is torch.optim.SGD else {}
         self.rate = 1e-2 if more else 3e-3
-        inner = twin(self.module.parameters(), lr=self.rate, **more)
+        groups = [{"params": list(self.module.parameters())}]
+        if mixed:  # the first group is of other betas: averaged in 8 bits
+            groups = [{"params": groups[0]["params"][:2]}, {"params": groups[0]["params"][2:]}]
+            groups[1]["betas"] = (0.8, 0.99)
+        inner = twin(groups, lr=self.rate, **more)
         if saved is not None:
             self.module.load_state_dict(saved["model"])
             inner.load_state_dict(saved["optimizer"])
         self.model = DistributedDataParallel(self.module, process_group=group)
-        options = {**KINDS[kind], **options}
+        options = {**KINDS.get(kind, {}), **options}
         kind = getattr(onebit.torch, kind)
         self.optimizer = inner
         if compressed:
             self.optimizer = onebit.torch.compress(self.model, inner, kind, **options)
+        if late is not None:
+            self.module.load_state_dict(late["model"])
+            self.optimizer.load_state_dict(late["optimizer"])
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
     def train(self, first, end):
@@ -136,6 +144,70 @@ def consolidated(rank, size):
             trainer.optimizer.load_state_dict(saved["optimizer"])
             trainer.module.load_state_dict(saved["model"])
         trainer.close()
+
+
+AVERAGED = ({"kind": "HookState"}, {"kind": "HookState", "bits": 2, "normalise": True},
+            {"mixed": True})  # fmt: skip
+
+
+def averaged(rank, size):
+    """What the hook averages in few bits goes on to the bit, loaded before `compress` and after it:
+    each rank its own, or from a state that one rank has saved for all."""
+    for options in AVERAGED:
+        trainer = Trainer(**options)
+        trainer.train(0, 4)
+        own = trainer.saved()
+        trainer.optimizer.consolidate_state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            whole = from_rank_0(trainer.saved() if rank == 0 else None)
+        trainer.train(4, 8)
+        for saved in own, whole:
+            for when in "saved", "late":
+                other = Trainer(**{when: copy.deepcopy(saved)}, **options)  # torch shares tensors
+                other.train(4, 8)
+                assert torch.equal(trainer.bits(), other.bits()), (options, when)
+                other.close()
+        trainer.close()
+        spoilt = {**own["optimizer"], "state": {
+            key: {name: one for name, one in of.items() if not name.startswith("hook_")}
+            for key, of in own["optimizer"]["state"].items()}}  # fmt: skip
+        other = Trainer({**own, "optimizer": spoilt}, **options)
+        other.train(4, 8)
+        assert not torch.equal(trainer.bits(), other.bits())  # or nothing is shown
+        other.close()
+
+
+def averaged_by_others(rank, size):
+    """Other numbers of ranks: residuals become their means, with what each rank serves."""
+    parts = {}
+    for number in range(2):
+        bucket = {"numbers": [0], "sizes": [4], "bits": 8, "server_start": 2 * number,
+                  "worker": torch.arange(1.0, 5) + 2 * number,
+                  "server": torch.tensor([10.0, 20.0]) + 20 * number}  # fmt: skip
+        parts[number] = {"rank": number, "ranks": 2, "buckets": {0: bucket},
+                         "moments": {0: (torch.full((4,), 2.0 + number), 7)}}  # fmt: skip
+    mean = onebit.torch.saved._mean(parts, 2, 3)
+    assert mean["buckets"][0]["worker"].tolist() == [12, 23, 34, 45] and mean["rank"] == 2
+    assert mean["moments"][0][0].tolist() == [2.5] * 4 and mean["buckets"][0]["server"] is None
+    pair = dist.new_group(list(range(size - 1)))
+    groups = [dist.new_group([0]), None]
+    for options in AVERAGED:
+        saved = None
+        if rank < size - 1:
+            trainer = Trainer(group=pair, **options)
+            trainer.train(0, 30)
+            trainer.optimizer.consolidate_state_dict()
+            saved = trainer.saved()
+            wanted = trainer.train(30, 100)
+            trainer.close()
+        saved, wanted = from_rank_0((saved, wanted) if rank == 0 else None)
+        for count, group in zip((1, size), groups):
+            if rank < count:
+                other = Trainer(copy.deepcopy(saved), group=group, **options)
+                found = other.train(30, 100)
+                assert abs(found - wanted) < 2e-3 * wanted, (options, count, found, wanted)
+                other.close()
 
 
 def half(rank, size):
@@ -266,7 +338,7 @@ def distributed(rank, size):
         shutil.rmtree(place)
 
 
-SCENARIOS = (own, consolidated, half, others, dense, distributed)
+SCENARIOS = (own, consolidated, averaged, averaged_by_others, half, others, dense, distributed)
 
 
 def run_scenarios(rank, names, size, path):

@@ -23,6 +23,7 @@ from onebit.torch.gather import agree, gather
 from onebit.torch.hook import DTYPES, HookState, allreduce_hook, instances_of
 from onebit.torch.remainder import Remainder
 from onebit.torch.report import summaries
+from onebit.torch.saved import SavedHook, save_with
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
 from onebit.torch.stateful import StatefulOptimizer
@@ -241,8 +242,10 @@ def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reas
         options = {"warmup_steps": 100, "warmup_bits": 8, **options}
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
-        remainder = Remainder(
-            model, _hook_state(model, timeout), optimizer, [one for one in reasons if one in own])
+        every = [one for one in model.parameters() if one.requires_grad]
+        elements = sum(one.numel() for one in every if one in reasons)
+        remainder = Remainder(model, _hook_state(model, timeout), optimizer,
+                              [one for one in reasons if one in own], elements)  # fmt: skip
     options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder}
     made = kind(optimizer.param_groups, comm=comm, **options)
     try:
@@ -283,6 +286,8 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
     agree(comm, reason)
     if not dense:
         model.register_comm_hook(state, allreduce_hook)
+        elements = sum(one.numel() for one in model.parameters() if one.requires_grad)
+        save_with(optimizers[0], SavedHook(state, model, elements))
     state.averaged = averaged
 
     def clip_grad_norm_(max_norm, norm_type=2.0):

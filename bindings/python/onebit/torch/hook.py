@@ -294,7 +294,7 @@ class HookState:
             job.copied()
             plan = self._plan(job)
             if saved is not None and "worker" in saved:
-                plan.import_residual(saved["worker"], saved["server"])
+                plan.import_residual(*_residual_of(plan, saved))
                 plan.set_bits(saved["bits"])
             job.skipped = plan.allreduce(job.host, job.host) == Status.SKIPPED
         except BaseException as caught:  # noqa: BLE001
@@ -385,7 +385,9 @@ class HookState:
             layout, plan = self._plans.get(index, (None, None))
             if plan is not None and layout[2:] == tuple(numbers):
                 worker, server = (as_tensor(one) for one in plan.export_residual())
-                buckets[index].update(bits=plan.info()["bits"], worker=worker, server=server)
+                info = plan.info()
+                buckets[index].update(bits=info["bits"], worker=worker, server=server,
+                                      server_start=info["server_residual_start"])  # fmt: skip
         comm = self.comm
         return {
             "rank": comm.rank if comm else None, "ranks": comm.size if comm else None,
@@ -395,8 +397,9 @@ class HookState:
         }  # fmt: skip
 
     def load_state_dict(self, state_dict):
-        """Goes on from this rank's own state, with the next step. Collective: raises `Error` on all
-        ranks where some rank's is of another rank, or of another kind."""
+        """Goes on from this rank's own state, with the next step; None: from the beginning.
+        Collective: raises `Error` on all ranks where some rank's is of another rank, or of another
+        kind."""
         if self.comm is not None:
             self._check(self.comm, state_dict)
         self._take(state_dict)
@@ -406,7 +409,7 @@ class HookState:
             plan.close()
         self._plans.clear()
         self._normaliser = Normaliser() if self.normalise else None
-        self._loaded = state_dict if state_dict["steps"] > 1 else None
+        self._loaded = state_dict if state_dict is not None and state_dict["steps"] > 1 else None
         for name in "steps", "skipped", "dropped":
             setattr(self, name, state_dict[name] if self._loaded else 0)
 
@@ -457,6 +460,15 @@ def bytes_of(tensor):
     if tensor.layout == torch.strided:
         return tensor.numel() * tensor.element_size()
     return bytes_of(tensor._values()) + bytes_of(tensor._indices())
+
+
+def _residual_of(plan, saved):
+    """Of a state of other ranks the worker's is of the whole bucket, and there is no server's."""
+    worker, info = saved["worker"], plan.info()
+    if saved["server"] is None:
+        first = info["worker_residual_start"]
+        worker = worker[first : first + info["worker_residual_count"]].clone()
+    return worker, saved["server"]
 
 
 def as_tensor(values):

@@ -6,6 +6,8 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from onebit.torch.saved import SavedHook, take
+
 # The momentum's name in the state of torch's Adam and AdamW, and of SGD.
 _OF_TORCH = {"exp_avg", "momentum_buffer"}
 
@@ -52,12 +54,14 @@ class Remainder:
     program steps another
     parameters: its parameters that are not carried
     state: the `HookState` that averages them, and those of no optimizer
+    elements, extra: as of `SavedHook`
     """
 
-    def __init__(self, model, state, optimizer, parameters):
+    def __init__(self, model, state, optimizer, parameters, elements, extra=None):
         self.state, self.optimizer, self.parameters = state, optimizer, list(parameters)
         self._known = {id(one) for one in self.parameters}
         self._model = weakref.ref(model)
+        self.saved = SavedHook(state, model, elements, extra)
         self._averaged = set()  # parameters that buckets have had
         self._passes = self._parts = 0  # backward passes; parts of the latest
 
@@ -129,6 +133,8 @@ class Remainder:
         return {one: self.optimizer.state[one] for one in self.parameters if one in self.optimizer.state}
 
     def load(self, loaded):
+        loaded = {one: dict(of) for one, of in loaded.items()}
+        self.saved.load(take(loaded))
         for one in self.parameters if self.optimizer is not None else ():
             saved = loaded.get(one) or {}
             if not _OF_TORCH.isdisjoint(saved):

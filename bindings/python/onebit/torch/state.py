@@ -19,6 +19,7 @@ import torch
 
 from onebit import part
 from onebit.errors import OnebitWarning, wrong
+from onebit.torch import saved
 from onebit.torch.gather import agree, gather
 
 # The names of a part's sections.
@@ -243,7 +244,8 @@ class _Loaded:
         for number, parameter in enumerate(self.parameters):
             for name, value in self.state[parameter].items():
                 rounded = isinstance(value, torch.Tensor) and value.dtype != torch.float32
-                if self.heads and rounded and not name.startswith(_HEAD) and name != "step":
+                is_bytes = name.startswith((_HEAD, saved.NAME))
+                if self.heads and rounded and not is_bytes and name != "step":
                     warnings.warn(
                         f"{name} of parameter {number} was rounded to {value.dtype}: load the "
                         "state after onebit.torch.compress, and it is exact",

@@ -40,8 +40,12 @@ class StatefulOptimizer(torch.optim.Optimizer):
         return state.of_parts(self._parameters, parts, self._beta1, self._shards)
 
     def _with_remainder(self, found):
-        """With the state of the parameters which torch's own optimizer steps."""
-        return found if self._remainder is None else {**found, **self._remainder.state_of()}
+        """With the state of the parameters which torch's own optimizer steps, and the hook's."""
+        if self._remainder is None:
+            return found
+        first = self._parameters[0]
+        found = {**found, first: {**found[first], **self._remainder.saved.entries()}}
+        return {**found, **self._remainder.state_of()}
 
     @state.setter
     def state(self, value):
@@ -53,6 +57,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
         """The next `state_dict` of rank `to` is of all ranks, as with torch's
         ZeroRedundancyOptimizer: for a program in which one rank saves. Collective."""
         parts = gather(self.comm, self.onebit.save())
+        if self._remainder is not None:
+            self._remainder.saved.consolidate(to)
         mine = self.comm.rank == to
         self._state = self._of_parts(parts) if mine else None
         if mine:
