@@ -3,7 +3,7 @@ averages gradients for an optimizer of one's own."""
 
 from onebit.methods import NAMES
 from onebit.torch.backward import optimizer_hook
-from onebit.torch.compress import compress
+from onebit.torch.compress import auto, compress
 from onebit.torch.diloco import DiLoCo
 from onebit.torch.hook import HookState, allreduce_hook
 from onebit.torch.optim import *  # noqa: F403: the optimizers
@@ -11,7 +11,8 @@ from onebit.torch.report import Report
 from onebit.torch.trainers import CALLBACKS
 
 __all__ = [
-    "DiLoCo", "HookState", "Report", "allreduce_hook", "compress", "optimizer_hook", "AdamW", *NAMES,
+    "DiLoCo", "HookState", "Report", "allreduce_hook", "auto", "compress", "optimizer_hook", "AdamW",
+    *NAMES,
 ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from onebit import _native
 from onebit.communicator import Communicator
 from onebit.errors import OnebitWarning, wrong
 from onebit.torch import optim
-from onebit.torch.backward import check_wrapped, sparse_modules
+from onebit.torch.automatic import Automatic, auto_hook
+from onebit.torch.backward import HookHandle, check_wrapped, sparse_modules
 from onebit.torch.gather import agree, gather
 from onebit.torch.hook import DTYPES, HookState, allreduce_hook, instances_of
 from onebit.torch.remainder import Remainder
@@ -236,8 +237,8 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
     return inside_of(group, inside, device, reason, timeout_of(group, timeout))
 
 
-def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
-    """The library's optimizer in the place of torch's."""
+def _made(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
+    """The library's optimizer with the state of torch's. extra: as of `SavedHook`"""
     if kind is optim.Momentum:
         options = {"warmup_steps": 100, "warmup_bits": 8, **options}
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
@@ -245,21 +246,31 @@ def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reas
         every = [one for one in model.parameters() if one.requires_grad]
         elements = sum(one.numel() for one in every if one in reasons)
         remainder = Remainder(model, _hook_state(model, timeout), optimizer,
-                              [one for one in reasons if one in own], elements)  # fmt: skip
+                              [one for one in reasons if one in own], elements, extra)  # fmt: skip
     options = {**_options_of(optimizer), **options, "layout": layout, "remainder": remainder}
     made = kind(optimizer.param_groups, comm=comm, **options)
     try:
-        if remainder is None:
-            stop_all_reduce(model)
-        else:
-            made.attach(model, overlap)
         made._load(optimizer.state)
     except Exception:
         made.onebit.close()
         raise
-    made._owned = True
     for one in made._parameters:
         optimizer.state.pop(one, None)
+    return made
+
+
+def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reasons):
+    """The library's optimizer in the place of torch's."""
+    made = _made(comm, model, optimizer, kind, timeout, layout, options, reasons)
+    try:
+        if made._remainder is None:
+            stop_all_reduce(model)
+        else:
+            made.attach(model, overlap)
+    except Exception:
+        made.onebit.close()
+        raise
+    made._owned = True
     optimizer.param_groups = made.param_groups
     optimizer.step = types.MethodType(_given_away, optimizer)
     optimizer._opt_called, optimizer._step_count = True, 1  # of torch 2 and of torch 1
@@ -297,8 +308,33 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
         one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
 
 
+def _begin_auto(comm, model, optimizers, kind, timeout, options, choice):
+    """The method chooses itself, of those that this optimizer can have."""
+    make, lead = None, choice.carried or 0
+    if choice.carried is not None:
+        kind = kind or _HOWS[type(optimizers[lead])].kind
+        known = {one for of in optimizers for group in of.param_groups for one in group["params"]}
+
+        def make(extra):
+            groups = optimizers[lead].param_groups
+            added = {one: "was added" for group in groups for one in group["params"] if one not in known}
+            layout = _layout_of(model, optimizers[lead], None, kind, timeout, options)
+            reasons = {**choice.reasons, **added}
+            return _made(comm, model, optimizers[lead], kind, timeout, layout, options, reasons, extra)
+
+    state = _hook_state(model, timeout, **({} if make else options))
+    state.averaged = choice.averaged()
+    automatic = Automatic(comm, model, optimizers, lead, state, make, list(choice.words()) if make else [])
+    model.register_comm_hook(HookHandle(automatic), auto_hook)
+
+
+def auto(model, optimizer, **options):
+    """`compress(model, optimizer, method="auto", ...)`"""
+    return compress(model, optimizer, method="auto", **options)
+
+
 def compress(
-    model, optimizer, kind=None, *, overlap=True, timeout=None, inside="auto", **options
+    model, optimizer, kind=None, *, method=None, overlap=True, timeout=None, inside="auto", **options
 ):
     """The optimizer that goes on in place of torch's, attached to a DistributedDataParallel, or to a
     model of fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is
@@ -324,6 +360,11 @@ def compress(
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
         send one. `HookState`: every optimizer stays as it is
+    method: "auto": DistributedDataParallel's own exchange, 8 bits, or one bit, whatever makes a step
+        shorter: the first steps are dense and are timed, the ranks choose alike, rank 0 says what
+        and why on standard error, and steps that take another time than was expected are looked
+        into. The optimizers stay, also with one bit, and have `automatic`, which tells the `method`;
+        kind and options are those of one bit. None: as `kind` has it
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
@@ -342,9 +383,16 @@ def compress(
         group = shards_of(list(wrapped.parameters())).mesh.get_group(0)
     comm = Communicator.torch(group, timeout)
     try:
+        if method not in (None, "auto"):
+            raise wrong(f"method is {method!r}, not 'auto'")
+        if method and isinstance(wrapped, FSDPModule):
+            raise wrong("method 'auto' is for DistributedDataParallel: leave it out for fully_shard")
         choice = _choose(comm, wrapped, inner, kind)
+        is_auto = method == "auto" and not choice.dense
         made = list(inner)
-        if choice.carried is None:
+        if is_auto:
+            _begin_auto(comm, wrapped, inner, kind, timeout, options, choice)
+        elif choice.carried is None:
             _average(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:
             carried = inner[choice.carried]
@@ -359,9 +407,9 @@ def compress(
     except Exception:
         comm.close()
         raise
-    if choice.carried is None:
+    if choice.carried is None and not is_auto:
         comm.close()
-    for words in choice.words():
+    for words in () if is_auto else choice.words():
         warnings.warn(words, OnebitWarning, stacklevel=2)
     results = [_returned(*pair) for pair in zip(given, made)]
     return results if several else results[0]

@@ -14,6 +14,7 @@ DistributedDataParallel.
 import gc
 import queue
 import threading
+import time
 import weakref
 
 import torch
@@ -169,6 +170,7 @@ class HookState:
         self._group = self.comm = self._loaded = self._model = None
         self._sent, self._closed = 0, False
         self.averaged = {}
+        self.waited, self.is_timed = 0.0, False  # seconds, for gradients, at the end of the latest pass
         self._gradients = self._sent_dense = 0  # bytes of all buckets; of those that torch averages
         self._numbers = {}  # of parameters, in the order of the first step; keeps them alive
         self._layouts = {}  # by the bucket's index: the numbers of its parameters
@@ -315,6 +317,8 @@ class HookState:
 
     def _finish(self, at_the_end):
         jobs, self._pass = self._pass, []
+        self._settle(jobs)
+        began = time.perf_counter()
         try:
             for job in jobs if self._loaded is None else self._go_on(jobs):
                 self._wait(job)
@@ -325,8 +329,15 @@ class HookState:
                 raise reason
 
             at_the_end(fail)
+        self._settle(jobs)
+        self.waited = time.perf_counter() - began
         for job in jobs:
             job.future.set_result(job.tensor)
+
+    def _settle(self, jobs):
+        """A pass that is timed has what is queued on devices."""
+        if self.is_timed and jobs and jobs[0].on_device and torch.cuda.is_available():
+            torch.cuda.current_stream(jobs[0].tensor.device).synchronize()
 
     def _wait(self, job):
         wait_for(self.comm, job.done)
@@ -404,10 +415,14 @@ class HookState:
             self._check(self.comm, state_dict)
         self._take(state_dict)
 
-    def _take(self, state_dict):
+    def drop(self):
+        """Gives residuals up, between steps, on all ranks."""
         for _, plan in self._plans.values():
             plan.close()
         self._plans.clear()
+
+    def _take(self, state_dict):
+        self.drop()
         self._normaliser = Normaliser() if self.normalise else None
         self._loaded = state_dict if state_dict is not None and state_dict["steps"] > 1 else None
         for name in "steps", "skipped", "dropped":

@@ -1,0 +1,403 @@
+"""The method that chooses itself: `onebit.torch.auto(model, optimizer)`.
+
+Steps begin dense, as DistributedDataParallel makes them, and are timed. Then the ranks time exchanges
+of each method, without a step, and tell each other what they have measured: the slowest rank counts,
+and all compute the same choice from the same numbers. From then on windows of steps are compared with
+what was expected of them.
+"""
+
+import json
+import math
+import statistics
+import sys
+import time
+import types
+import warnings
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from onebit.errors import OnebitWarning, wrong
+from onebit.plan import Plan
+from onebit.torch import saved
+from onebit.torch.backward import optimizer_hook
+from onebit.torch.gather import gather
+from onebit.torch.hook import CHUNK, allreduce_hook
+from onebit.torch.interrupt import interruptible
+from onebit.torch.moments import moments_of
+from onebit.torch.report import Report
+
+METHODS = DENSE, EIGHT, ONE = "dense", "8 bits", "one bit"
+_BITS = {DENSE: None, EIGHT: 8, ONE: 1}
+# Elements that are exchanged to measure: of 1 MiB dense, and of 1 MiB in 8 bits.
+_PROBED = {DENSE: 2**18, EIGHT: 2**20, ONE: 2**20}
+# What onebit-tune --predict assumes (tools/tune/training.h): the part of the computation that an
+# exchange hides behind, the part of an exchange that cannot be hidden, what is worth rounding.
+_HIDING, _EXPOSED, _WORTH = 2 / 3, 1 / 25, 1.05
+_WORTH_DENSE = 1.02  # to go back to dense: it costs no rounding
+_FIRST, _MEASURED = 2, 4  # steps that are not looked at, and that are, before the first choice
+_SETTLING = 3  # steps after a change that are not looked at
+_DEVIATION = 0.3  # from what was expected of a step
+_WINDOW = 20  # steps that are compared at once, at most; of more than a quarter second fewer
+_PROBES, _CHECKS = 1 / 200, 1 / 200  # of the time that new measurements, and comparisons, may take
+
+
+class Meter:
+    """This rank's clock, and what an exchange takes. A test puts a model in its place."""
+
+    now = staticmethod(time.perf_counter)
+
+    def __init__(self, comm, group, device):
+        self._comm, self._group, self._device = comm, group, device
+
+    def step(self, method, total, compute):
+        """Seconds of a step, and of what of it is no exchange."""
+        return total, compute
+
+    def exchange(self, method, count):
+        """Seconds of an exchange of so many elements: the best of two. Collective."""
+        values = torch.linspace(-1, 1, count, device=self._device)
+        if method == DENSE:
+            return self._best(lambda: dist.all_reduce(values, group=self._group), values)
+        with Plan(self._comm, count, bits=_BITS[method], chunk_size=CHUNK) as plan:
+
+            def call():
+                host = values.cpu()
+                interruptible(self._comm, lambda: plan.allreduce(host, host))
+                values.copy_(host)
+
+            return self._best(call, values)
+
+    def _best(self, call, values):
+        seconds = []
+        for _ in range(2):
+            began = self.now()
+            call()
+            values[:1].cpu()
+            seconds.append(self.now() - began)
+        return min(seconds)
+
+
+def _waiting(exchange, compute):
+    return max(exchange - _HIDING * compute, _EXPOSED * exchange)
+
+
+def _seconds(value):
+    return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+
+
+def auto_hook(handle, bucket):
+    """The hook that a model is registered with, whatever the method is."""
+    automatic = handle.optimizer
+    if automatic.made is None:
+        return allreduce_hook(automatic.hook, bucket)
+    return optimizer_hook(automatic.handle, bucket)
+
+
+class Automatic:
+    """comm: a `Communicator` of the model's ranks, which is closed with this
+    optimizers: the program's; that at `lead` is stepped here
+    hook: the `HookState` by which gradients are averaged, dense and in 8 bits
+    make: a function of what a state has besides: the library's optimizer, in the place of the lead;
+        None: there is none
+    words: what to say when it is made
+    """
+
+    def __init__(self, comm, model, optimizers, lead, hook, make, words):
+        self.comm, self.hook, self._make, self._words = comm, hook, make, words
+        self.lead, self._model = optimizers[lead], weakref.ref(model)
+        every = [one for one in model.parameters() if one.requires_grad]
+        self._elements = sum(one.numel() for one in every)
+        self._scaling = False
+        self.meter = Meter(comm, model.process_group, every[0].device)
+        self.methods = [DENSE, EIGHT] + [ONE] * (make is not None)
+        self.made = self.handle = self._plan = None
+        self._reports, self._own, self._end = [], 0.0, None
+        self._length, self._compute, self._cost_of_comparing = _WINDOW, 0.0, 0.0
+        self._on_device = every[0].device.type != "cpu"
+        self._dense_step = self.lead.step
+        self._begin({"method": DENSE})
+        record = self._agreed_record([self.lead.state])
+        self._become(record["method"])
+        saved.save_with(self.lead, saved.SavedHook(hook, model, self._elements, self._record))
+        self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
+            self.lead.consolidate_state_dict)
+        self._begin(record)
+        self._give_methods(optimizers)
+
+    def _give_methods(self, optimizers):
+        def step(_, closure=None):
+            return self._step(closure)
+
+        step._wrapped_by_lr_sched = step._with_counter = True
+        lead = self.lead
+        lead.step = types.MethodType(step, lead)
+        lead._opt_called, lead._step_count = True, 1  # as torch's schedulers, made before, want it
+        lead.state_dict, lead.load_state_dict = self._state_dict, self._load_state_dict
+        lead.consolidate_state_dict, lead.automatic = self._consolidate, self
+        for one in optimizers:
+            one.close, one.report, one.describe = self.close, self.report, self.describe
+            one.clip_grad_norm_ = self._clip
+
+    # --- What a step is --------------------------------------------------------------------------
+
+    def _step(self, closure):
+        begin = self.meter.now()
+        if self.made is None:
+            result = self._dense_step(closure)
+        else:
+            result = self._step_made(closure)
+        self._look(begin, self.meter.now())
+        self._end = self.meter.now()
+        return result
+
+    def _step_made(self, closure):
+        scaled = {name: vars(self.lead)[name] for name in ("grad_scale", "found_inf")
+                  if name in vars(self.lead)}  # fmt: skip
+        vars(self.made).update(scaled)
+        try:
+            return self.made.step(closure)
+        finally:
+            self.lead.status = self.made.status
+            for name in scaled:
+                del vars(self.made)[name]
+
+    def _clip(self, max_norm, norm_type=2.0):
+        if self.made is not None:
+            return self.made.clip_grad_norm_(max_norm, norm_type)
+        return torch.nn.utils.clip_grad_norm_(self._model().parameters(), max_norm, norm_type)
+
+    def _become(self, method, convert=True):
+        """convert: the lead goes on from the state of the method before."""
+        if self.made is not None and method != ONE:
+            self._give_back(convert)
+        if method != EIGHT:
+            self.hook.drop()
+        if self.made is None and method == ONE:
+            self.made = self._make(self._record)
+            self.handle = self.made.hook_state(True, self._model())
+            self.lead.param_groups = self.made.param_groups
+            self.lead.add_param_group = self.made.add_param_group
+            self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
+            self.lead._step_supports_amp_scaling = True
+            for one in self._words:
+                warnings.warn(one, OnebitWarning, stacklevel=4)
+            self._words = ()
+        self.hook.warmup_steps = 1 if method == EIGHT else math.inf
+        self.method = method
+
+    def _give_back(self, convert):
+        """The lead makes its own steps again."""
+        made, self.made = self.made, None
+        if convert:
+            self.lead.state.update(moments_of(made, self._model().process_group))
+        del self.lead.add_param_group
+        self.lead._step_supports_amp_scaling = self._scaling
+        self._reports.append(made.report())
+        made.close()
+
+    # --- What is measured ------------------------------------------------------------------------
+
+    def _begin(self, record):
+        """Goes on as a record says, with a new window."""
+        self.method = record["method"]
+        self.steps, self.changes = record.get("steps", 0), record.get("changes", 0)
+        self.decided = record.get("decided", False)
+        self.expected = record.get("expected")
+        self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
+        self._since = self._looks = 0
+        self.hook.is_timed = not self.decided
+        self._settle(_SETTLING if self.decided else _FIRST)
+
+    def _settle(self, steps):
+        self._window, self._skip = [], steps
+        self._length = self._length if self.decided else _MEASURED
+        if self.made is not None:  # its warm-up sends 8 bits
+            self._skip += max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
+
+    def _record(self):
+        names = "method", "steps", "changes", "decided", "expected"
+        record = {name: getattr(self, name) for name in names}
+        record.update(extras=self._extras, cost=self._cost)
+        return {"auto": json.dumps(record)}
+
+    def _look(self, begin, end):
+        """After a step, which began and ended then."""
+        self.steps += 1
+        before, self._end = self._end, end
+        joins = getattr(getattr(self._model(), "_join_config", None), "enable", False)
+        if before is None or joins:  # with join() a rank may make no step
+            return
+        total, compute = end - before, begin - before
+        if self.made is None:
+            self._own, compute = end - begin, compute - self.hook.waited
+        compute += self._own  # a step of the library's has its exchange in it
+        if self._on_device and self.decided:  # nobody waits for the device
+            compute = self._compute
+        total, compute = self.meter.step(self.method, total, compute)
+        if self._skip:
+            self._skip -= 1
+            return
+        self._since += 1
+        self._window.append((total, compute))
+        if len(self._window) >= self._length:
+            self._compare()
+
+    def _everyone(self, values):
+        """The largest that a rank has. Collective."""
+        if self._plan is None:
+            self._plan = Plan(self.comm, 4, operation="allgather", wire="dense")
+        mine, found = torch.zeros(4), torch.empty(4 * self.comm.size)
+        mine[: len(values)] = torch.tensor(values)
+        interruptible(self.comm, lambda: self._plan.allgather(mine, found))
+        return found.view(-1, 4).max(0).values.tolist()[: len(values)]
+
+    def _compare(self):
+        medians = [statistics.median(one) for one in zip(*self._window)]
+        began = self.meter.now()
+        total, compute, cost = self._everyone([*medians, self._cost_of_comparing])
+        self._cost_of_comparing = self.meter.now() - began
+        self._window, self._compute = [], compute
+        usual = max(5, min(_WINDOW, math.ceil(5 / total)))
+        self._length = max(usual, min(math.ceil(cost / _CHECKS / total), 5 * _WINDOW))
+        if not self.decided:
+            self._decide(total, compute)
+            return
+        self.expected = self.expected or total
+        deviates = abs(total / self.expected - 1) > _DEVIATION
+        pays = self._cost < _PROBES * self._since * total
+        windows = 2 ** min(max(self.changes - 1, 0) if deviates else self._looks, 4)
+        if (deviates or pays) and self._since >= windows * self._length:
+            self._reconsider(total, compute, deviates)
+
+    def _probe(self):
+        """Seconds of a whole exchange by each method."""
+        began, seconds = self.meter.now(), []
+        for method in self.methods:
+            count = min(self._elements, _PROBED[method])
+            seconds.append(self.meter.exchange(method, count) * self._elements / count)
+        *seconds, self._cost = self._everyone([*seconds, self.meter.now() - began])
+        return dict(zip(self.methods, seconds))
+
+    def _choose(self, total, compute):
+        """By method what is expected of a step, and the best; `total` was measured with this one."""
+        exchanges, expected = self._probe(), {}
+        now = exchanges[self.method]
+        self._extras[self.method] = total - compute - _waiting(now, compute), now
+        for one, seconds in exchanges.items():
+            # What steps have taken beyond the model; of a faster link less, and never more: what is
+            # expected too well of a method is found out by it.
+            extra, of_exchange = self._extras.get(one, (0.0, seconds))
+            extra *= min(1.0, seconds / of_exchange)
+            expected[one] = compute + _waiting(seconds, compute) + extra
+        expected[self.method], best = total, self.method
+        for one in self.methods:
+            worth = _WORTH_DENSE if one == DENSE else _WORTH
+            best = one if one != best and expected[one] * worth <= expected[best] else best
+        return expected, best, exchanges
+
+    def _decide(self, total, compute):
+        expected, best, exchanges = self._choose(total, compute)
+        self._say("measured " + self._words_of(compute, exchanges), best, expected)
+        self.decided, self.hook.is_timed = True, False
+        self._change(best, expected)
+
+    def _reconsider(self, total, compute, deviates):
+        before = self.expected
+        expected, best, exchanges = self._choose(total, compute)
+        if best != self.method or deviates:
+            dropped = "; residuals are dropped" if self.method != DENSE != self.method != best else ""
+            self._say(f"a step takes {_seconds(total)}, {_seconds(before)} was expected, "
+                      f"{self._words_of(compute, exchanges)}{dropped}", best, expected)  # fmt: skip
+        self._looks += 1
+        self.changes += best != self.method
+        if best != self.method:
+            self._looks = 0
+        self._change(best, expected)
+
+    def _change(self, method, expected):
+        changed = method != self.method
+        if changed:
+            self._become(method)
+        self.expected = expected[method]
+        self._since = 0
+        self._settle(_SETTLING if changed else 0)
+
+    def _words_of(self, compute, exchanges):
+        every = ", ".join(f"{_seconds(one)} {name}" for name, one in exchanges.items())
+        return f"computation {_seconds(compute)}, an exchange {every}"
+
+    def _say(self, why, method, expected):
+        if self.comm.rank:
+            return
+        what = f"expects a step of {_seconds(expected[method])}"
+        if method != DENSE:
+            what += f" instead of {_seconds(expected[DENSE])} dense"
+        print(f"onebit: auto takes {method}, and {what}: {why}", file=sys.stderr, flush=True)
+
+    # --- State -----------------------------------------------------------------------------------
+
+    def _agreed_record(self, states):
+        """What auto has saved in such states; of others the method that they are of. Collective."""
+        record, names = None, set()
+        for state in states:
+            found = saved.take({key: dict(one) for key, one in state.items()})
+            names.update(name for one in state.values() for name in one)
+            parts = saved.records(found)
+            record = record or next((one["auto"] for one in parts.values() if "auto" in one), None)
+        if record is not None:
+            record = json.loads(record)
+        elif any(isinstance(name, str) and name.startswith("head_") for name in names):
+            record = {"method": ONE, "decided": True}
+        else:
+            record = {"method": DENSE}
+        methods = {one.decode() for one in gather(self.comm, record["method"].encode())}
+        if len(methods) > 1 or record["method"] not in self.methods:
+            raise wrong(f"the state is of {' and '.join(sorted(methods))}: here are "
+                        f"{', '.join(self.methods)}, of all ranks one")  # fmt: skip
+        return record
+
+    def _state_dict(self):
+        return self._dense_state[0]() if self.made is None else self.made.state_dict()
+
+    def _load_state_dict(self, state_dict):
+        dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
+        record = self._agreed_record([one["state"] for one in dicts])
+        self._become(record["method"], convert=False)
+        load = self._dense_state[1] if self.made is None else self.made.load_state_dict
+        load(state_dict)
+        if self.made is not None:
+            self.lead.param_groups = self.made.param_groups
+        self._begin(record)
+
+    def _consolidate(self, to=0):
+        consolidate = self._dense_state[2] if self.made is None else self.made.consolidate_state_dict
+        consolidate(to)
+
+    # --- Accounts --------------------------------------------------------------------------------
+
+    def describe(self):
+        text = f"auto: {self.method}"
+        return text if self.made is None else f"{text}; {self.made.describe()}"
+
+    def report(self):
+        """A `Report` of all methods."""
+        every = [self.hook.report(), *self._reports]
+        every += [self.made.report()] if self.made is not None else []
+        last = every[-1]
+        sums = [sum(getattr(one, name) for one in every)
+                for name in ("skipped", "overlapped", "bytes_sent", "dense_bytes")]  # fmt: skip
+        return Report(self.steps, *sums, last.averaged)
+
+    def close(self):
+        """On all ranks. The method stays what it is."""
+        if self.comm is None:
+            return
+        if self.made is not None:
+            self.made.close()
+        if self._plan is not None:
+            self._plan.close()
+        self.hook.close()
+        self.comm.close()
+        self.comm = None
