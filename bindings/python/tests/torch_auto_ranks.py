@@ -130,23 +130,29 @@ def corrected(rank, size):
     Network.surprise = {}
 
 
+WARMUP = {"warmup_steps": 8, "warmup_bits": 8}  # of which one bit has what is left
+CASES = ((torch.optim.AdamW, {}), (torch.optim.AdamW, WARMUP), (torch.optim.SGD, {}))
+
+
 def resumed(rank, size):
     """The choice is in the state, and goes on to the bit with as many ranks: loaded before auto and
     after it, saved by each rank or by one for all."""
     for seconds, method in ((0.01, "dense"), (0.55, "8 bits"), (20.0, "one bit")):
-        for twin in (torch.optim.AdamW, torch.optim.SGD):
+        for twin, options in CASES:
             Network.rate = rate_of(seconds)
-            run = Run(twin=twin)
+            run = Run(twin=twin, **options)
             run.train(0, 12)
             own = run.saved()
             run.optimizer.consolidate_state_dict()
             whole = [run.saved() if rank == 0 else None]
             dist.broadcast_object_list(whole)
             run.train(12, 18)
-            assert run.method == method
+            one_bit = run.optimizer.automatic.made is not None
+            assert run.method == method and one_bit == (method == "one bit" and (
+                bool(options) or twin is torch.optim.SGD)), (method, twin)  # fmt: skip
             for saved in own, whole[0]:
                 for when in "saved", "late":
-                    other = Run(**{when: copy.deepcopy(saved)}, twin=twin)
+                    other = Run(**{when: copy.deepcopy(saved)}, twin=twin, **options)
                     assert other.method == method and other.optimizer.automatic.steps == 12
                     other.train(12, 18)
                     assert torch.equal(run.bits(), other.bits()), (method, twin, when)

@@ -99,13 +99,15 @@ class Automatic:
     """comm: a `Communicator` of the model's ranks, which is closed with this
     optimizers: the program's; that at `lead` is stepped here
     hook: the `HookState` by which gradients are averaged, dense and in 8 bits
-    make: a function of what a state has besides: the library's optimizer, in the place of the lead;
-        None: there is none
+    make: a function of what a state has besides: the library's optimizer, in the place of the lead,
+        and the state of its hook; None: there is none
+    warmup: steps that the lead is to have made before
     words: what to say when it is made
     """
 
-    def __init__(self, comm, model, optimizers, lead, hook, make, words):
+    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words):
         self.comm, self.hook, self._make, self._words = comm, hook, make, words
+        self._warmup = warmup
         self.lead, self._model = optimizers[lead], weakref.ref(model)
         every = [one for one in model.parameters() if one.requires_grad]
         self._elements = sum(one.numel() for one in every)
@@ -119,7 +121,7 @@ class Automatic:
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
         record = self._agreed_record([self.lead.state])
-        self._become(record["method"])
+        self._become(record["method"], waits=record.get("waits", False))
         saved.save_with(self.lead, saved.SavedHook(hook, model, self._elements, self._record))
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
@@ -168,24 +170,39 @@ class Automatic:
             return self.made.clip_grad_norm_(max_norm, norm_type)
         return torch.nn.utils.clip_grad_norm_(self._model().parameters(), max_norm, norm_type)
 
-    def _become(self, method, convert=True):
-        """convert: the lead goes on from the state of the method before."""
+    def _become(self, method, convert=True, waits=None):
+        """convert: the lead goes on from the state of the method before
+        waits: one bit begins later; None: where the lead has not made the steps of its warm-up
+        """
         if self.made is not None and method != ONE:
             self._give_back(convert)
-        if method != EIGHT:
-            self.hook.drop()
-        if self.made is None and method == ONE:
-            self.made = self._make(self._record)
-            self.handle = self.made.hook_state(True, self._model())
-            self.lead.param_groups = self.made.param_groups
-            self.lead.add_param_group = self.made.add_param_group
-            self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
-            self.lead._step_supports_amp_scaling = True
-            for one in self._words:
-                warnings.warn(one, OnebitWarning, stacklevel=4)
-            self._words = ()
-        self.hook.warmup_steps = 1 if method == EIGHT else math.inf
         self.method = method
+        if method == ONE and self.made is None:
+            self._waits = self._is_early() if waits is None else waits
+            if not self._waits:
+                self._take_over()
+        in_bits = method == EIGHT or self._waits_for_one_bit()
+        if not in_bits:
+            self.hook.drop()
+        self.hook.warmup_steps = 1 if in_bits else math.inf
+
+    def _waits_for_one_bit(self):
+        return self.method == ONE and self.made is None
+
+    def _is_early(self):
+        """The warm-up of one bit is the program's own optimizer, with gradients in 8 bits."""
+        made = [float(one["step"]) for one in self.lead.state.values() if "step" in one]
+        return max(made, default=math.inf if not self._warmup else 0) < self._warmup
+
+    def _take_over(self):
+        self.made, self.handle = self._make(self._record)
+        self.lead.param_groups = self.made.param_groups
+        self.lead.add_param_group = self.made.add_param_group
+        self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
+        self.lead._step_supports_amp_scaling = True
+        for one in self._words:
+            warnings.warn(one, OnebitWarning, stacklevel=4)
+        self._words = ()
 
     def _give_back(self, convert):
         """The lead makes its own steps again."""
@@ -213,13 +230,13 @@ class Automatic:
     def _settle(self, steps):
         self._window, self._skip = [], steps
         self._length = self._length if self.decided else _MEASURED
-        if self.made is not None:  # its warm-up sends 8 bits
+        if self.made is not None:  # of a class with a warm-up of its own
             self._skip += max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
 
     def _record(self):
         names = "method", "steps", "changes", "decided", "expected"
         record = {name: getattr(self, name) for name in names}
-        record.update(extras=self._extras, cost=self._cost)
+        record.update(extras=self._extras, cost=self._cost, waits=self._waits_for_one_bit())
         return {"auto": json.dumps(record)}
 
     def _look(self, begin, end):
@@ -236,6 +253,11 @@ class Automatic:
         if self._on_device and self.decided:  # nobody waits for the device
             compute = self._compute
         total, compute = self.meter.step(self.method, total, compute)
+        if self._waits_for_one_bit():
+            if not self._is_early():
+                self._become(ONE)
+                self._settle(_SETTLING)
+            return
         if self._skip:
             self._skip -= 1
             return
@@ -364,7 +386,9 @@ class Automatic:
     def _load_state_dict(self, state_dict):
         dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
         record = self._agreed_record([one["state"] for one in dicts])
-        self._become(record["method"], convert=False)
+        if record.get("waits") and self.made is not None:
+            self._become(DENSE, convert=False)
+        self._become(record["method"], convert=False, waits=record.get("waits", False))
         load = self._dense_state[1] if self.made is None else self.made.load_state_dict
         load(state_dict)
         if self.made is not None:

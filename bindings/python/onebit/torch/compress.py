@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+import onebit
 from onebit import _native
 from onebit.communicator import Communicator
 from onebit.errors import OnebitWarning, wrong
@@ -308,7 +309,7 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
         one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
 
 
-def _begin_auto(comm, model, optimizers, kind, timeout, options, choice):
+def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice):
     """The method chooses itself, of those that this optimizer can have."""
     make, lead = None, choice.carried or 0
     if choice.carried is not None:
@@ -319,12 +320,17 @@ def _begin_auto(comm, model, optimizers, kind, timeout, options, choice):
             groups = optimizers[lead].param_groups
             added = {one: "was added" for group in groups for one in group["params"] if one not in known}
             layout = _layout_of(model, optimizers[lead], None, kind, timeout, options)
-            reasons = {**choice.reasons, **added}
-            return _made(comm, model, optimizers[lead], kind, timeout, layout, options, reasons, extra)
+            made = _made(comm, model, optimizers[lead], kind, timeout, layout, options,
+                         {**choice.reasons, **added}, extra)  # fmt: skip
+            made.averaged = choice.averaged()
+            return made, made.hook_state(overlap, model)
 
     state = _hook_state(model, timeout, **({} if make else options))
     state.averaged = choice.averaged()
-    automatic = Automatic(comm, model, optimizers, lead, state, make, list(choice.words()) if make else [])
+    words = choice.words() if make else ()
+    warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
+    warmup = 0 if warmup == onebit.WARMUP_NONE else int(warmup)
+    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words)
     model.register_comm_hook(HookHandle(automatic), auto_hook)
 
 
@@ -385,13 +391,13 @@ def compress(
     try:
         if method not in (None, "auto"):
             raise wrong(f"method is {method!r}, not 'auto'")
-        if method and isinstance(wrapped, FSDPModule):
-            raise wrong("method 'auto' is for DistributedDataParallel: leave it out for fully_shard")
+        if method and (isinstance(wrapped, FSDPModule) or inside not in ("auto", None)):
+            raise wrong("method 'auto' is for DistributedDataParallel without inside: leave it out")
         choice = _choose(comm, wrapped, inner, kind)
         is_auto = method == "auto" and not choice.dense
         made = list(inner)
         if is_auto:
-            _begin_auto(comm, wrapped, inner, kind, timeout, options, choice)
+            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice)
         elif choice.carried is None:
             _average(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:
@@ -419,9 +425,9 @@ def _returned(given, made):
     """One that Accelerate has prepared stays that."""
     if not _is_accelerated(given):
         return made
-    if given.optimizer is not made:
+    if given.optimizer is not made or hasattr(made, "automatic"):  # whose step is another
         given.__init__(made, device_placement=False, scaler=given.scaler)
-    names = ("onebit", "comm", "close", "report", "describe", "clip_grad_norm_",
+    names = ("onebit", "comm", "automatic", "close", "report", "describe", "clip_grad_norm_",
              "consolidate_state_dict")  # fmt: skip
     for name in names:
         if hasattr(made, name):
@@ -440,6 +446,8 @@ def _clip_for(accelerator, optimizer):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         known = {id(one) for one in parameters}
         own = getattr(optimizer, "_parameters", ())
+        if hasattr(optimizer, "automatic"):
+            own = [one for group in optimizer.param_groups for one in group["params"]]
         if norm_type != 2 or not own or any(id(one) not in known for one in own):
             return before(parameters, max_norm, norm_type)
         accelerator.unscale_gradients()
