@@ -94,7 +94,9 @@ def train(options, name, data):
         groups_of(network), lr=options.lr, betas=(0.9, 0.99), weight_decay=0.1
     )
     model = DistributedDataParallel(network)
-    if name != "AdamW":
+    if name == "auto":
+        onebit.torch.auto(model, optimizer)  # onebit
+    elif name != "AdamW":
         optimizer = onebit.torch.compress(model, optimizer, getattr(onebit.torch, name))  # onebit
     schedule = torch.optim.lr_scheduler.SequentialLR(
         optimizer,
@@ -105,7 +107,7 @@ def train(options, name, data):
         [options.steps // 20],
     )
     random = torch.Generator().manual_seed(1000 * options.seed + rank)
-    began, before = time.perf_counter(), 0 if name == "AdamW" else optimizer.comm.bytes_sent
+    began = time.perf_counter()
     for _ in range(options.steps):
         optimizer.zero_grad()
         loss_of(model, text, random).backward()
@@ -115,9 +117,10 @@ def train(options, name, data):
     elements = sum(one.numel() for one in network.parameters())
     each = 2 * (size - 1) / size * 4 * elements  # gloo's ring
     if name != "AdamW":
-        each = (optimizer.comm.bytes_sent - before) / options.steps
+        report = optimizer.report()
+        each = report.bytes_sent / options.steps
         if rank == 0:
-            print(optimizer.report())
+            print(report)
         optimizer.close()  # onebit
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -146,7 +149,8 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--optimizers", default="AdamW,EfficientAdam,Adam", help="names")
+    parser.add_argument("--optimizers", default="AdamW,EfficientAdam,Adam",
+                        help="names: of classes of onebit.torch, HookState (8 bits), auto")
     options = parser.parse_args()
     start(options.ranks, run, options)
 
