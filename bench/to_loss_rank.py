@@ -1,0 +1,175 @@
+"""A rank of bench/time-to-loss, which starts as many with a list of jobs: a training, whose losses and
+bytes it records by step, or a few steps of a tiny batch, whose seconds are those of the exchange."""
+
+import importlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+HERE = pathlib.Path(__file__).resolve().parent
+HEADS, PIECE, READ, SHORT = 4, 1 << 12, 1 << 22, 3
+
+
+class Block(nn.Module):
+    def __init__(self, width, layers):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        for one in (self.attend, self.project, self.wide, self.narrow):
+            scale = (2 * layers) ** -0.5 if one in (self.project, self.narrow) else 1
+            nn.init.normal_(one.weight, std=0.02 * scale)
+            nn.init.zeros_(one.bias)
+
+    def forward(self, hidden):
+        batch, length, width = hidden.shape
+        parts = self.attend(self.norms[0](hidden)).view(batch, length, 3, HEADS, width // HEADS)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(width / HEADS)
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ value
+        hidden = hidden + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return hidden + self.narrow(nn.functional.gelu(self.wide(self.norms[1](hidden))))
+
+
+class Transformer(nn.Module):
+    """Of bytes, with GPT-2's beginning and its table of outputs, which is that of inputs."""
+
+    def __init__(self, width, layers, context):
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
+        nn.init.normal_(self.bytes.weight, std=0.02)
+        nn.init.normal_(self.places.weight, std=0.01)
+        self.blocks = nn.Sequential(*(Block(width, layers) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, text):
+        hidden = self.bytes(text) + self.places(torch.arange(text.shape[1]))
+        return self.norm(self.blocks(hidden)) @ self.bytes.weight.t()
+
+
+def read(folder):
+    """The first bytes of the text files of a folder, cut into pieces, of which each tenth is for validation."""
+    content, path = bytearray(), pathlib.Path(folder)
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        if file.is_file() and file.suffix not in (".pyc", ".so", ".a") and len(content) < READ:
+            content += file.read_bytes()
+    pieces = torch.tensor(content[:READ], dtype=torch.uint8).long().split(PIECE)
+    return torch.cat([one for k, one in enumerate(pieces) if k % 10]), torch.cat(pieces[::10])
+
+
+def loss_of(model, text, random, batch, context):
+    starts = torch.randint(len(text) - context, (batch,), generator=random).tolist()
+    rows = torch.stack([text[at : at + context + 1] for at in starts])
+    return nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def sent():
+    """Bytes of this host's eth0 so far, by the kernel."""
+    line = next(one for one in open("/proc/net/dev") if one.strip().startswith("eth0:"))
+    return int(line.split(":")[1].split()[8])
+
+
+def mean_of_ranks(values, choose=statistics.mean):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, values)
+    return [choose(of) for of in zip(*everyone)]
+
+
+class Training:
+    """A model under a method, step by step, with what each step sends and takes."""
+
+    def __init__(self, job, texts):
+        self.job, (self.text, self.validation) = job, texts
+        torch.manual_seed(job["seed"])
+        self.plain = Transformer(job["width"], job["layers"], job["context"])
+        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=job["rate"], betas=(0.9, 0.95), weight_decay=0.1)
+        make = importlib.import_module(job["file"]).METHODS[job["method"]]
+        self.model, self.optimizer, self.close = make(self.plain, optimizer, self.short)
+        self.random = torch.Generator().manual_seed(1000 * job["seed"] + dist.get_rank())
+        self.bytes, self.seconds = [], []
+
+    def short(self, steps):
+        """As many steps; in a run that only takes times so few that all kinds of a step come up."""
+        return min(steps, SHORT) if self.job["kind"] == "time" else steps
+
+    def step(self, batch, context):
+        rate = self.job["rate"] * min(1, (len(self.bytes) + 1) / self.job["rise"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        begin, before = time.perf_counter(), sent()
+        self.optimizer.zero_grad()
+        loss_of(self.model, self.text, self.random, batch, context).backward()
+        self.optimizer.step()
+        self.seconds.append(time.perf_counter() - begin)
+        self.bytes.append(sent() - before)
+
+    @torch.no_grad()
+    def validate(self):
+        """Of this rank's part of the same sequences."""
+        random = torch.Generator().manual_seed(7 + dist.get_rank())
+        batch, context = self.job["validation"], self.job["context"]
+        return loss_of(self.plain, self.validation, random, batch, context).item()
+
+
+def train(training):
+    """To the last step, and where the loss is not at the target by then, until it is."""
+    job, own = training.job, []
+    for step in range(1, job["most"] + 1):
+        training.step(job["batch"], job["context"])
+        if step % job["every"] == 0:
+            own.append(training.validate())
+            if step >= job["steps"] and (job["target"] is None or min(mean_of_ranks(own)) <= job["target"]):
+                break
+    losses = dict(zip(range(job["every"], len(training.bytes) + 1, job["every"]), mean_of_ranks(own)))
+    return {"losses": losses, "bytes": mean_of_ranks(training.bytes)}
+
+
+def take_times(training):
+    """Seconds of the slowest rank, of steps that compute next to nothing; and of a batch's computation
+    those of a processor core that a rank has for itself."""
+    job, computation = training.job, []
+    for _ in range(job["steps"]):
+        dist.barrier()
+        training.step(1, 8)
+    for _ in range(7):
+        begin = time.process_time()
+        loss_of(training.plain, training.text, training.random, job["batch"], job["context"]).backward()
+        computation.append(time.process_time() - begin)
+    return {"bytes": mean_of_ranks(training.bytes), "seconds": mean_of_ranks(training.seconds, max),
+            "computation": mean_of_ranks([min(computation)])[0]}  # fmt: skip
+
+
+def main():
+    jobs, texts = json.loads(pathlib.Path(sys.argv[1]).read_text()), {}
+    sys.path[:0] = [str(HERE / "methods"), str(HERE.parent / "bindings" / "python")]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for job in jobs:
+        data = job["data"]
+        texts[data] = texts[data] if data in texts else read(data)
+        begin = time.perf_counter()
+        training = Training(job, texts[data])
+        result = (take_times if job["kind"] == "time" else train)(training)
+        if training.close is not None:
+            training.close()
+        result = {**job, **result, "took": time.perf_counter() - begin}
+        if dist.get_rank() == 0:
+            new = pathlib.Path(job["file_of_result"] + ".new")
+            new.write_text(json.dumps(result) + "\n")
+            new.rename(job["file_of_result"])
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
