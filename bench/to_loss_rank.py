@@ -1,5 +1,5 @@
-"""A rank of bench/time-to-loss, which starts as many with a list of jobs: a training, whose losses and
-bytes it records by step, or a few steps of a tiny batch, whose seconds are those of the exchange."""
+"""A rank of bench/time-to-loss, which starts them and writes jobs into a pipe: a training, whose losses
+and bytes are recorded by step, or a few steps of a tiny batch, whose seconds are those of the exchange."""
 
 import importlib
 import json
@@ -139,7 +139,10 @@ def take_times(training):
     job, computation = training.job, []
     for _ in range(job["steps"]):
         dist.barrier()
+        before = sent()
         training.step(1, 8)
+        dist.barrier()  # behind what is still on its way
+        training.bytes[-1] = sent() - before
     for _ in range(7):
         begin = time.process_time()
         loss_of(training.plain, training.text, training.random, job["batch"], job["context"]).backward()
@@ -148,26 +151,35 @@ def take_times(training):
             "computation": mean_of_ranks([min(computation)])[0]}  # fmt: skip
 
 
+def answer(job, texts):
+    """Of one job, in a file."""
+    data, begin = job["data"], time.perf_counter()
+    texts[data] = texts[data] if data in texts else read(data)
+    training = Training(job, texts[data])
+    result = (take_times if job["kind"] == "time" else train)(training)
+    if training.close is not None:
+        training.close()
+    if dist.get_rank() == 0:
+        result = {**job, **result, "took": round(time.perf_counter() - begin, 1)}
+        new = pathlib.Path(job["result"] + ".new")
+        new.write_text(json.dumps(result) + "\n")
+        new.rename(job["result"])
+        print("done", flush=True)
+
+
 def main():
-    jobs, texts = json.loads(pathlib.Path(sys.argv[1]).read_text()), {}
+    """Each line of the pipe is a job; rank 0 reads them."""
     sys.path[:0] = [str(HERE / "methods"), str(HERE.parent / "bindings" / "python")]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for job in jobs:
-        data = job["data"]
-        texts[data] = texts[data] if data in texts else read(data)
-        begin = time.perf_counter()
-        training = Training(job, texts[data])
-        result = (take_times if job["kind"] == "time" else train)(training)
-        if training.close is not None:
-            training.close()
-        result = {**job, **result, "took": time.perf_counter() - begin}
-        if dist.get_rank() == 0:
-            new = pathlib.Path(job["file_of_result"] + ".new")
-            new.write_text(json.dumps(result) + "\n")
-            new.rename(job["file_of_result"])
-        dist.barrier()
+    lines, texts = open(sys.argv[1]) if dist.get_rank() == 0 else None, {}
+    while True:
+        job = [json.loads(lines.readline() or "null") if lines else None]
+        dist.broadcast_object_list(job)
+        if job[0] is None:
+            break
+        answer(job[0], texts)
     dist.destroy_process_group()
 
 
