@@ -95,7 +95,7 @@ class Training:
         make = importlib.import_module(job["file"]).METHODS[job["method"]]
         self.model, self.optimizer, self.close = make(self.plain, optimizer, self.short)
         self.random = torch.Generator().manual_seed(1000 * job["seed"] + dist.get_rank())
-        self.bytes, self.seconds = [], []
+        self.bytes, self.seconds, self.core_seconds = [], [], []
 
     def short(self, steps):
         """As many steps; in a run that only takes times so few that all kinds of a step come up."""
@@ -105,11 +105,12 @@ class Training:
         rate = self.job["rate"] * min(1, (len(self.bytes) + 1) / self.job["rise"])
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        begin, before = time.perf_counter(), sent()
+        begin, begin_core, before = time.perf_counter(), time.process_time(), sent()
         self.optimizer.zero_grad()
         loss_of(self.model, self.text, self.random, batch, context).backward()
         self.optimizer.step()
         self.seconds.append(time.perf_counter() - begin)
+        self.core_seconds.append(time.process_time() - begin_core)
         self.bytes.append(sent() - before)
 
     @torch.no_grad()
@@ -134,8 +135,8 @@ def train(training):
 
 
 def take_times(training):
-    """Seconds of the slowest rank, of steps that compute next to nothing; and of a batch's computation
-    those of a processor core that a rank has for itself."""
+    """Seconds of the slowest rank, of steps that compute next to nothing, and what a rank's processor core
+    is busy of them, and with the computation of a batch."""
     job, computation = training.job, []
     for _ in range(job["steps"]):
         dist.barrier()
@@ -148,7 +149,7 @@ def take_times(training):
         loss_of(training.plain, training.text, training.random, job["batch"], job["context"]).backward()
         computation.append(time.process_time() - begin)
     return {"bytes": mean_of_ranks(training.bytes), "seconds": mean_of_ranks(training.seconds, max),
-            "computation": mean_of_ranks([min(computation)])[0]}  # fmt: skip
+            "core_seconds": mean_of_ranks(training.core_seconds), "computation": mean_of_ranks([min(computation)])[0]}  # fmt: skip
 
 
 def answer(job, texts):

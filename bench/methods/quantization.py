@@ -6,7 +6,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def make(model, optimizer, short):
-    model = DistributedDataParallel(model)
+    # The hook waits in a thread of gloo's for an exchange of its own: one bucket, or none goes on.
+    model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
     model.register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
     return model, optimizer, None
 
