@@ -50,8 +50,8 @@ Test(wrong_calls, are_made_of_every_function) {
              : WRONG(function, right, ONEBIT_ERROR_PEER, "rank 1"))
 #define ARGUMENT ONEBIT_ERROR_ARGUMENT
 
-/* What test_disagreement.c has not: a handle that is none, or of another kind. Its own call is
- * refused where it stands; the others wait until it makes the right one. */
+/* Makes wrong calls that test_disagreement.c has not: a handle that is none, or of another kind.
+ * The own call is refused where it stands; the others wait until it makes the right one. */
 static void one_wrong_call(onebit_comm_t comm, int rank) {
   float send[WRONG_COUNT] = {1}, receive[WRONG_COUNT];
   onebit_plan_t plan = NULL;
