@@ -111,7 +111,7 @@ Test(descents, zero_one_adam) {
   cr_expect_lt(dense, 1e-2 * start, "dense: %g of %g", dense, start);
   cr_expect_lt(seldom.left[0], 1e-2 * start, "0/1 Adam: %g of %g", seldom.left[0], start);
   cr_expect_gt(control, 5 * seldom.left[0], "the control is no worse: %g", control);
-  cr_expect_gt(seldom.exchanges[2], noisy.steps / 2);
+  cr_expect_gt(seldom.exchanges[2], (uint64_t)noisy.steps / 2);
   cr_expect_lt(seldom.exchanges[0], 100);
 }
 
