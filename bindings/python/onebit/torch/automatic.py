@@ -116,7 +116,7 @@ class Automatic:
         self.methods = [DENSE, EIGHT] + [ONE] * (make is not None)
         self.made = self.handle = self._plan = None
         self._reports, self._own, self._end = [], 0.0, None
-        self._length, self._compute, self._cost_of_comparing = _WINDOW, 0.0, 0.0
+        self._length, self._cost_of_comparing = _WINDOW, 0.0
         self._on_device = every[0].device.type != "cpu"
         self._dense_step = self.lead.step
         self._begin({"method": DENSE})
@@ -223,7 +223,7 @@ class Automatic:
         self.decided = record.get("decided", False)
         self.expected = record.get("expected")
         self._extras, self._cost = dict(record.get("extras", {})), record.get("cost", 0.0)
-        self._since = self._looks = 0
+        self._since, self._looks, self._compute = 0, 0, record.get("compute", 0.0)
         self.hook.is_timed = not self.decided
         self._settle(_SETTLING if self.decided else _FIRST)
 
@@ -236,7 +236,8 @@ class Automatic:
     def _record(self):
         names = "method", "steps", "changes", "decided", "expected"
         record = {name: getattr(self, name) for name in names}
-        record.update(extras=self._extras, cost=self._cost, waits=self._waits_for_one_bit())
+        record.update(extras=self._extras, cost=self._cost, compute=self._compute,
+                      waits=self._waits_for_one_bit())  # fmt: skip
         return {"auto": json.dumps(record)}
 
     def _look(self, begin, end):
@@ -329,7 +330,7 @@ class Automatic:
         before = self.expected
         expected, best, exchanges = self._choose(total, compute)
         if best != self.method or deviates:
-            dropped = "; residuals are dropped" if self.method != DENSE != self.method != best else ""
+            dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
             self._say(f"a step takes {_seconds(total)}, {_seconds(before)} was expected, "
                       f"{self._words_of(compute, exchanges)}{dropped}", best, expected)  # fmt: skip
         self._looks += 1
