@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from onebit import Status
 from onebit.torch import rendezvous, transport
+from onebit.torch.gather import gather
 from onebit.torch.transport import timeout_of
 from torch_common import alike, gradient, raises
 
@@ -31,11 +32,19 @@ def collectives(rank, size, transport="sockets"):
     several_at_once(comm, rank, size)
     wrong_on_one(comm, rank)
     bfloat16(comm, rank, size)
+    bytes_of_all(comm, rank, size)
     comm.close()
     another = onebit.Communicator.torch(dist.new_group(backend="gloo"), 50, transport)
     assert onebit.Plan(another, 3).allreduce(torch.ones(3), torch.empty(3)) is Status.OK
     raises(Status.ERROR_ARGUMENT, lambda: onebit.Communicator.torch(timeout=-1), "timeout is -1")
     another.close()
+
+
+def bytes_of_all(comm, rank, size):
+    for count in (0, 1, 2, 3, 4, 1000, 3 * 2**20 + 5):  # of rank 0, of the others fewer
+        parts = [(bytes(range(one, 251 + one)) * (count // 251 + 1))[: max(count - one, 0)]
+                 for one in range(size)]  # fmt: skip
+        assert gather(comm, parts[rank]) == parts
 
 
 def over_gloo(rank, size):

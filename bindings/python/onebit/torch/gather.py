@@ -5,7 +5,7 @@ import torch
 from onebit.errors import Error
 from onebit.plan import Plan
 
-# Two bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
+# Three bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
 # long as this one of them takes 4 MiB from each rank.
 _PIECE = 2**20
 
@@ -45,15 +45,15 @@ def gather(comm, part):
         return [part]
     length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], dtype=torch.float32)
     lengths = [int(high) * _PIECE + int(low) for high, low in _gather(comm, length).tolist()]
-    padded = torch.zeros(-(-max(lengths) // 2) * 2, dtype=torch.uint8)
-    padded[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-    pairs = padded.view(torch.int16)
-    everyone = torch.empty(comm.size, pairs.numel(), dtype=torch.int16)
-    for first in range(0, pairs.numel(), _PIECE):
-        piece = pairs[first : first + _PIECE]
-        arrived = _gather(comm, piece.to(torch.int32).bitwise_and_(0xFFFF).float())
-        everyone[:, first : first + piece.numel()] = arrived.to(torch.int32).to(torch.int16)
+    threes = torch.zeros(-(-max(lengths) // 3), 3, dtype=torch.uint8)
+    if part:
+        threes.view(-1)[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    everyone = torch.empty(comm.size, *threes.shape, dtype=torch.uint8)
+    for first in range(0, len(threes), _PIECE):
+        low, middle, high = threes[first : first + _PIECE].to(torch.int32).unbind(1)
+        arrived = _gather(comm, (low | middle << 8 | high << 16).float()).to(torch.int32)
+        for place in range(3):
+            everyone[:, first : first + _PIECE, place] = arrived >> 8 * place & 255
     return [
-        everyone[rank].view(torch.uint8)[:count].numpy().tobytes()
-        for rank, count in enumerate(lengths)
+        everyone[rank].view(-1)[:count].numpy().tobytes() for rank, count in enumerate(lengths)
     ]
