@@ -14,7 +14,6 @@
 #   make dist           the source archive of the commit, the same bytes from every checkout
 #   make wheel          what PyPI gets: a wheel for each machine, built by zig, and the sources
 #   make site           the documents, the headers and what was measured as web pages: build/site/index.html
-#   make reference      the headers as web pages, by Doxygen: build/reference/html/index.html
 #   make neon           the codecs of 64-bit ARM under qemu, compared with this machine's
 #   make fuzz           whatever reads messages and files, FUZZ_SECONDS each
 #   make format, clean, help
@@ -210,7 +209,7 @@ FOR_MPI  := include [<"](onebit/)?mpi\.h|with MPI=0
 HEADERS  := $(filter-out $(if $(has_mpi),,$(shell grep -lE '$(FOR_MPI)' include/onebit/*)) \
               $(if $(has_cuda),,%/cuda.h) $(if $(has_nccl),,%/nccl.h),\
               $(wildcard include/onebit/*.h include/onebit/*.hpp))
-.PHONY: all tests deps demo help check check-long mutants faults installed-check gpu-check kernels reference install \
+.PHONY: all tests deps demo help check check-long mutants faults installed-check gpu-check kernels install \
   uninstall clean format fuzz fuzzers neon FORCE
 .SECONDARY:
 .DEFAULT_GOAL := all
@@ -346,15 +345,6 @@ demo: $(BUILD)/flags
 	  BUILD=$(demo_build) $(if $(filter-out $(BUILD),$(demo_build)),CUDA=0 NCCL=0)
 	@DATA='$(DATA)' BUILD=$(demo_build) TO=$(or $(TO),$(BUILD)/demo) examples/demo
 
-# The reference of the public headers, as web pages.
-DOXYGEN ?= doxygen
-need_doxygen = @command -v $(DOXYGEN) >/dev/null || \
-	  { echo "$(DOXYGEN): not found; it reads the headers, and is a package of that name" >&2; exit 1; }
-reference:
-	$(need_doxygen)
-	$(Q)mkdir -p $(BUILD)/reference
-	$(Q)REFERENCE=$(BUILD)/reference VERSION=$(VERSION) $(DOXYGEN) docs/Doxyfile
-	@echo "$(BUILD)/reference/html/index.html"
 include docs/site/rules.mk
 
 # Debian's and Ubuntu's names: what a build needs, and what it, or the demo, can do without. Tests are
