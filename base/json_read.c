@@ -132,7 +132,7 @@ static onebit_status_t json_read_number(struct reader *reader, const char **text
 
 /* --- Values */
 
-static onebit_status_t read_value(struct reader *reader, const char *key, int parent);
+static onebit_status_t json_read_value(struct reader *reader, const char *key, int parent);
 
 static onebit_status_t json_read_key(struct reader *reader, int object, const char **key) {
   OB_TRY(read_string(reader, key));
@@ -153,7 +153,7 @@ static onebit_status_t read_members(struct reader *reader, int parent, char end)
     do {
       if (end == '}')
         OB_TRY(json_read_key(reader, parent, &key));
-      OB_TRY(read_value(reader, key, parent));
+      OB_TRY(json_read_value(reader, key, parent));
     } while (skip(reader, ','));
     if (!skip(reader, end))
       return wrong(reader, end == '}' ? "',' or '}'" : "',' or ']'");
@@ -173,7 +173,7 @@ static onebit_status_t read_word(struct reader *reader, enum ob_json_kind *kind)
   return wrong(reader, "a value");
 }
 
-static onebit_status_t read_value(struct reader *reader, const char *key, int parent) {
+static onebit_status_t json_read_value(struct reader *reader, const char *key, int parent) {
   skip_blanks(reader);
   if (reader->count == reader->capacity)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: more than %zu values", reader->name,
@@ -207,7 +207,7 @@ onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value 
   /* An outermost number might end where the next character is yet to be read. */
   if (*reader.read != '{')
     return wrong(&reader, "'{'");
-  OB_TRY(read_value(&reader, NULL, -1));
+  OB_TRY(json_read_value(&reader, NULL, -1));
   skip_blanks(&reader);
   *count = reader.count;
   return *reader.read ? wrong(&reader, "nothing behind the last '}'") : ONEBIT_OK;

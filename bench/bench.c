@@ -37,8 +37,8 @@ static int run_own_ranks(const struct job *job) {
 }
 
 /* Runs the benchmark, or answers the options, whose outcome is `asked`, on rank 0. */
-static int run(const struct job *job, enum tool_asked asked, const char *error, int rank, int size,
-               bool mpi) {
+static int bench_run_job(const struct job *job, enum tool_asked asked, const char *error, int rank,
+                         int size, bool mpi) {
   if (asked != TOOL_RUN)
     return bench_options_answer(job->benchmark, asked, error, rank == 0);
   if (!(job->benchmark->kind & BENCH_RANKED))
@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
   if (mpi)
     bench_mpi_begin(&argc, &argv, &job.options, &rank, &size);
 #endif
-  int status = run(&job, asked, error, rank, size, mpi);
+  int status = bench_run_job(&job, asked, error, rank, size, mpi);
 #ifdef ONEBIT_HAVE_MPI
   if (mpi)
     bench_mpi_end();

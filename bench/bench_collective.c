@@ -56,7 +56,7 @@ static int run_plan(const struct bench_entry *entry) {
                       test->collective->name);
 }
 
-static int run_dense(const struct bench_entry *entry) {
+static int collective_run_dense(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   struct bench_team *team = way->test->team;
   team->kind->dense(team, (size_t)(way->algorithm - team->algorithms),
@@ -90,7 +90,7 @@ static int add_plan(struct bench_case *test, struct bench_variant variant) {
   return status == ONEBIT_ERROR_ARGUMENT ? BENCH_USAGE : BENCH_FAILED;
 }
 
-static int add_ways(struct bench_case *test) {
+static int collective_add_ways(struct bench_case *test) {
   const struct bench_options *options = test->options;
   char name[48];
   if (!options->compare_count)
@@ -104,14 +104,14 @@ static int add_ways(struct bench_case *test) {
   }
   for (size_t k = 0; k < test->team->algorithm_count; k++) {
     snprintf(name, sizeof name, "MPI %s", test->team->algorithms[k].name);
-    bench_case_add(test, name, run_dense)->algorithm = &test->team->algorithms[k];
+    bench_case_add(test, name, collective_run_dense)->algorithm = &test->team->algorithms[k];
   }
   return BENCH_OK;
 }
 
 /* --- A case */
 
-static bool allocate(struct bench_case *test) {
+static bool collective_allocate(struct bench_case *test) {
   const struct ob_memory *memory = test->space->memory;
   size_t size = ob_dtype_size(test->options->dtype);
   bool dense = test->device || test->team->algorithm_count;
@@ -126,7 +126,7 @@ static bool allocate(struct bench_case *test) {
          (!test->device || test->half_send);
 }
 
-static int fill(struct bench_case *test) {
+static int collective_fill(struct bench_case *test) {
   uint64_t seed = (uint64_t)test->team->rank + 1;
   BENCH_TRY(
       bench_space_fill(test->space, test->dense_send, test->send_count, ONEBIT_FLOAT32, seed));
@@ -148,12 +148,12 @@ static int set_up(struct bench_case *test, size_t bytes) {
   test->send_count = test->count * (collective->scatters ? ranks : 1);
   test->receive_count = test->count * (collective->gathers ? ranks : 1);
   int status = BENCH_OK;
-  if (!bench_team_agree(test->team, allocate(test))) {
+  if (!bench_team_agree(test->team, collective_allocate(test))) {
     if (test->team->rank == 0)
       bench_complain("no memory for buffers of %zu bytes on every rank", bytes);
     status = BENCH_FAILED;
   }
-  if (status == BENCH_OK && !bench_team_agree(test->team, fill(test) == BENCH_OK))
+  if (status == BENCH_OK && !bench_team_agree(test->team, collective_fill(test) == BENCH_OK))
     status = BENCH_FAILED;
   if (status == BENCH_OK)
     status = test->calls->add(test);
@@ -245,7 +245,7 @@ static struct bench_row row_of(const struct bench_case *test, size_t k) {
 
 /* Prints a row for each plan, or call. A table that compares has one for each of MPI's algorithms,
  * too. */
-static void report(struct bench_table *table, const struct bench_case *test) {
+static void collective_report(struct bench_table *table, const struct bench_case *test) {
   bool all = test->device || (test->options->compare_count && table->format == BENCH_TEXT);
   for (size_t k = 0; k < (all ? test->rounds.count : test->plan_count); k++) {
     struct bench_row row = row_of(test, k);
@@ -272,7 +272,7 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   if (test->options->rate > 0)
     BENCH_TRY(bench_limits(test));
   if (job->team->rank == 0) {
-    report(job->table, test);
+    collective_report(job->table, test);
     if (job->last && test->calls->close)
       test->calls->close(job, test);
   }
@@ -281,9 +281,10 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
 
 /* --- All sizes */
 
-static const struct bench_calls blocking = {add_ways,         bench_measure_ways,    NULL,
-                                            bench_case_judge, bench_collective_note, NULL},
-                                nonblocking = {.add = add_ways, .measure = bench_measure_sides};
+static const struct bench_calls blocking = {collective_add_ways, bench_measure_ways,    NULL,
+                                            bench_case_judge,    bench_collective_note, NULL},
+                                nonblocking = {.add = collective_add_ways,
+                                               .measure = bench_measure_sides};
 
 static struct bench_case begin(struct bench_team *team, const struct bench_options *options,
                                const struct bench_collective *collective) {

@@ -26,7 +26,7 @@ static int run_stream(const struct bench_entry *entry) {
                       entry->name);
 }
 
-static int run_dense(const struct bench_entry *entry) {
+static int cuda_run_dense(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   const struct bench_case *test = way->test;
   return bench_status(onebit_allreduce_stream(test->dense_send, test->dense_receive, way->plan,
@@ -44,7 +44,7 @@ static onebit_status_t create_plan(struct bench_case *test, onebit_dtype_t dtype
 enum { CALL, STREAM };
 
 /* Adds the calls of a plan, and for an allreduce the dense ones: the library's, and NCCL's own. */
-static int add_ways(struct bench_case *test) {
+static int cuda_add_ways(struct bench_case *test) {
   const struct bench_options *options = test->options;
   struct bench_variant dense = {.schedule = options->variant.schedule, .wire = ONEBIT_WIRE_DENSE};
   struct bench_way *way = bench_case_add(test, "call", run_call);
@@ -63,7 +63,7 @@ static int add_ways(struct bench_case *test) {
     return BENCH_OK;
   if (test->collective->operation == ONEBIT_ALLREDUCE &&
       options->variant.wire != ONEBIT_WIRE_DENSE) {
-    way = bench_case_add(test, "dense wire, on a stream", run_dense);
+    way = bench_case_add(test, "dense wire, on a stream", cuda_run_dense);
     BENCH_TRY(bench_status(create_plan(test, ONEBIT_FLOAT32, dense, way), "onebit_plan_create"));
   }
 #ifdef ONEBIT_HAVE_NCCL
@@ -120,7 +120,7 @@ static int run_device(const struct bench_case *test, void *result) {
   return BENCH_OK;
 }
 
-static int judge(struct bench_case *test, bool *right) {
+static int cuda_judge(struct bench_case *test, bool *right) {
   onebit_plan_info_t info = bench_plan_info(test->plan);
   struct twin twin = {.test = test, .options = *test->options};
   if (!test->options->check)
@@ -151,7 +151,7 @@ static int judge(struct bench_case *test, bool *right) {
 
 /* --- Notes */
 
-static void note(struct bench_job *job, const struct bench_case *test) {
+static void cuda_note(struct bench_job *job, const struct bench_case *test) {
   onebit_plan_info_t info = bench_plan_info(test->plan);
   bench_device_note(job);
   bench_note(job->table, "%d ranks over %s, schedule %s, wire %s, %s", test->team->size,
@@ -190,8 +190,8 @@ static void close_table(struct bench_job *job, const struct bench_case *test) {
   bench_note_deepspeed(job->table);
 }
 
-static const struct bench_calls cuda_calls = {add_ways, bench_measure_ways, settle, judge,
-                                              note,     close_table};
+static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways, settle,
+                                              cuda_judge,    cuda_note,          close_table};
 
 /* --- The ranks */
 

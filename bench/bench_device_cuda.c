@@ -61,7 +61,7 @@ void bench_device_note(struct bench_job *job) {
              (double)properties->totalGlobalMem / (double)((size_t)1 << 30));
 }
 
-static int start(struct bench_device *device, double *seconds) {
+static int cuda_device_start(struct bench_device *device, double *seconds) {
   (void)seconds;
   BENCH_TRY_CUDA(cudaEventRecord(device->started, device->stream));
   return BENCH_OK;
@@ -76,7 +76,7 @@ static int stop(struct bench_device *device, double *seconds) {
   return BENCH_OK;
 }
 
-const struct bench_space bench_space_cuda = {&ob_memory_cuda, start, stop};
+const struct bench_space bench_space_cuda = {&ob_memory_cuda, cuda_device_start, stop};
 
 /* --- What a call puts on a stream */
 

@@ -74,8 +74,8 @@ static struct ob_cuda_pass pass_of(const struct bench_passes *passes,
   return of;
 }
 
-static struct ob_cuda_source source_of(const struct bench_passes *passes,
-                                       const struct bench_pass *pass) {
+static struct ob_cuda_source kernels_source_of(const struct bench_passes *passes,
+                                               const struct bench_pass *pass) {
   return (struct ob_cuda_source){
       .inputs = pieces_of(passes, passes->kernels->inputs[pass->dtype]),
       .factor = 1,
@@ -111,7 +111,7 @@ static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
   }
 
 KERNEL(compress, k->bits[e->pass->dtype]->geometry.chunks,
-       ob_cuda_compress(with_moments(p, e->pass), source_of(p, e->pass), chunk, s))
+       ob_cuda_compress(with_moments(p, e->pass), kernels_source_of(p, e->pass), chunk, s))
 KERNEL(reduce, p->plan->geometry.chunks,
        ob_cuda_reduce(plan_among(p->plan, p->messages, e->streams), chunk, s))
 KERNEL(sum, p->plan->geometry.chunks,
@@ -122,7 +122,8 @@ KERNEL(store, p->plan->geometry.chunks,
 KERNEL(apply, p->plan->geometry.chunks,
        ob_cuda_apply(p->plan->device->kernel, pass_of(p, e->pass), chunk, s))
 KERNEL(load, k->dense[e->pass->dtype]->geometry.chunks,
-       ob_cuda_load(k->dense[e->pass->dtype]->device->kernel, source_of(p, e->pass), chunk, s))
+       ob_cuda_load(k->dense[e->pass->dtype]->device->kernel, kernels_source_of(p, e->pass), chunk,
+                    s))
 KERNEL(mean, k->dense[0]->geometry.chunks,
        ob_cuda_mean(plan_among(k->dense[0], k->dense_messages, e->streams), chunk, s))
 KERNEL(convert, k->dense[0]->geometry.chunks,
@@ -196,7 +197,7 @@ const struct bench_list bench_optimizer_kernels = {NULL, 2, 0, 0,
 
 /* --- What they work on */
 
-static int create_plans(const struct bench_options *options, struct bench_passes *passes) {
+static int kernels_create_plans(const struct bench_options *options, struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;
   onebit_status_t status = onebit_comm_create_self(&passes->comm);
   for (int k = 0; k < DTYPES && status == ONEBIT_OK; k++) {
@@ -224,7 +225,7 @@ static int create_inputs(struct bench_passes *passes) {
   return BENCH_OK;
 }
 
-static int allocate(struct bench_passes *passes) {
+static int kernels_allocate(struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;
   void *(*get)(size_t, size_t) = ob_memory_cuda.allocate;
   BENCH_TRY(bench_passes_allocate(passes, 0, BENCH_MOMENTUM));
@@ -241,8 +242,8 @@ static int allocate(struct bench_passes *passes) {
 /* Fills each slot with a message of random bits, or values: the messages of so many members, and of
  * the real one. Dense ones are all the same: they are long, and no kernel looks at their
  * contents. */
-static onebit_status_t fill_messages(const struct onebit_plan *plan, unsigned char *incoming,
-                                     size_t members) {
+static onebit_status_t kernels_fill_messages(const struct onebit_plan *plan,
+                                             unsigned char *incoming, size_t members) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
   size_t slots =
       plan->geometry.slots < plan->geometry.chunks ? plan->geometry.slots : plan->geometry.chunks;
@@ -278,7 +279,7 @@ static onebit_status_t fill_residual(const struct ob_cuda_residual *residual,
   return status;
 }
 
-static onebit_status_t fill(struct bench_passes *passes) {
+static onebit_status_t kernels_fill(struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;
   struct piece piece = {.parameters = passes->arrays[BENCH_PARAMETERS], .factors = {1, 0}};
   memcpy(piece.gradients, kernels->inputs, sizeof piece.gradients);
@@ -290,9 +291,9 @@ static onebit_status_t fill(struct bench_passes *passes) {
                            plan->state->work.one_scale);
   }
   if (status == ONEBIT_OK)
-    status = fill_messages(passes->plan, passes->messages, passes->streams);
+    status = kernels_fill_messages(passes->plan, passes->messages, passes->streams);
   if (status == ONEBIT_OK)
-    status = fill_messages(kernels->dense[0], kernels->dense_messages, passes->streams);
+    status = kernels_fill_messages(kernels->dense[0], kernels->dense_messages, passes->streams);
   return status;
 }
 
@@ -318,9 +319,9 @@ int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
   if (!passes->kernels)
     return bench_no_memory("elements", count);
   passes->kernels->device = job->device;
-  BENCH_TRY(create_plans(job->options, passes));
-  BENCH_TRY(allocate(passes));
-  return bench_status(fill(passes), "filling arrays of the device");
+  BENCH_TRY(kernels_create_plans(job->options, passes));
+  BENCH_TRY(kernels_allocate(passes));
+  return bench_status(kernels_fill(passes), "filling arrays of the device");
 }
 
 void bench_kernels_destroy(struct bench_kernels *kernels) {

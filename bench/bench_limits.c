@@ -17,7 +17,7 @@ static double computing(const struct ob_moment *moments, size_t count) {
 }
 
 /* Measures the processor seconds of all ranks, by the core. */
-static int measure(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
+static int limits_measure(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
   const struct bench_case *test = way->test;
   double least = INFINITY, cores = test->options->cores ? test->options->cores : test->team->size;
   for (int k = 0; k < CALLS; k++) {
@@ -42,7 +42,7 @@ int bench_limits(struct bench_case *test) {
     size_t capacity = 16 * bench_plan_info(way->plan).chunks + 64;
     struct ob_moment *moments = ob_allocate(capacity, sizeof *moments);
     bool have = bench_team_agree(test->team, moments != NULL);
-    int status = have ? measure(way, moments, capacity) : BENCH_FAILED;
+    int status = have ? limits_measure(way, moments, capacity) : BENCH_FAILED;
     ob_release(moments);
     BENCH_TRY(status);
   }

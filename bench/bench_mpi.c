@@ -25,13 +25,13 @@ struct state {
   MPI_Request request; /* of a nonblocking dense collective */
 };
 
-static void barrier(struct bench_team *team) {
+static void bench_mpi_barrier(struct bench_team *team) {
   (void)team;
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
 /* Combines numbers over the ranks. Counts are an int each. */
-static void combine(struct bench_team *team, double *values, size_t count, bool sum) {
+static void bench_mpi_combine(struct bench_team *team, double *values, size_t count, bool sum) {
   (void)team;
   for (size_t first = 0; first < count; first += INT_MAX) {
     int part = count - first < INT_MAX ? (int)(count - first) : INT_MAX;
@@ -42,8 +42,8 @@ static void combine(struct bench_team *team, double *values, size_t count, bool 
 
 /* Makes MPI's call: the sum, where onebit gives the mean, as an MPI program would. request: NULL,
  * or it does not block. Returns MPI's status. */
-static int call(MPI_Comm comm, onebit_operation_t operation, const float *send, float *receive,
-                int n, MPI_Request *request) {
+static int bench_mpi_call(MPI_Comm comm, onebit_operation_t operation, const float *send,
+                          float *receive, int n, MPI_Request *request) {
   const MPI_Datatype type = MPI_FLOAT;
   switch (operation) {
   case ONEBIT_ALLREDUCE:
@@ -60,18 +60,19 @@ static int call(MPI_Comm comm, onebit_operation_t operation, const float *send, 
 }
 
 /* Makes the dense call; the caller ensures that count fits an int. */
-static void dense(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
-                  const float *send, float *receive, size_t count) {
-  call(((struct state *)team->state)->comms[algorithm], operation, send, receive, (int)count, NULL);
+static void bench_mpi_dense(struct bench_team *team, size_t algorithm, onebit_operation_t operation,
+                            const float *send, float *receive, size_t count) {
+  bench_mpi_call(((struct state *)team->state)->comms[algorithm], operation, send, receive,
+                 (int)count, NULL);
 }
 
-static void start_dense(struct bench_team *team, onebit_operation_t operation, const float *send,
-                        float *receive, size_t count) {
+static void bench_mpi_start_dense(struct bench_team *team, onebit_operation_t operation,
+                                  const float *send, float *receive, size_t count) {
   MPI_Request *request = &((struct state *)team->state)->request;
-  call(MPI_COMM_WORLD, operation, send, receive, (int)count, request);
+  bench_mpi_call(MPI_COMM_WORLD, operation, send, receive, (int)count, request);
 }
 
-static void finish_dense(struct bench_team *team, bool wait) {
+static void bench_mpi_finish_dense(struct bench_team *team, bool wait) {
   MPI_Request *request = &((struct state *)team->state)->request;
   int finished;
   if (wait)
@@ -128,7 +129,8 @@ static bool name_of(const struct control *control, int number, struct bench_algo
  * for. */
 static bool algorithm_works(MPI_Comm comm, onebit_operation_t operation, int ranks) {
   float *numbers = calloc((size_t)ranks * 2, sizeof *numbers);
-  int well = numbers && call(comm, operation, numbers, numbers + ranks, 1, NULL) == MPI_SUCCESS;
+  int well =
+      numbers && bench_mpi_call(comm, operation, numbers, numbers + ranks, 1, NULL) == MPI_SUCCESS;
   MPI_Allreduce(MPI_IN_PLACE, &well, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   free(numbers);
   return well;
@@ -155,8 +157,8 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
   return true;
 }
 
-static bool add_all(struct bench_team *team, const struct control *control,
-                    const struct bench_options *options, onebit_operation_t operation) {
+static bool bench_mpi_add_all(struct bench_team *team, const struct control *control,
+                              const struct bench_options *options, onebit_operation_t operation) {
   bool all = options->all_algorithms;
   size_t count = all ? (size_t)control->values - 1 : options->algorithm_count;
   int before;
@@ -167,8 +169,8 @@ static bool add_all(struct bench_team *team, const struct control *control,
   return well;
 }
 
-static int choose(struct bench_team *team, const struct bench_options *options,
-                  onebit_operation_t operation) {
+static int bench_mpi_choose(struct bench_team *team, const struct bench_options *options,
+                            onebit_operation_t operation) {
   struct state *state = team->state;
   struct control control;
   int provided, status = BENCH_OK;
@@ -179,7 +181,7 @@ static int choose(struct bench_team *team, const struct bench_options *options,
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
     return BENCH_FAILED;
   if (open_control(&control, operation)) {
-    status = add_all(team, &control, options, operation) ? BENCH_OK : BENCH_USAGE;
+    status = bench_mpi_add_all(team, &control, options, operation) ? BENCH_OK : BENCH_USAGE;
     MPI_T_cvar_handle_free(&control.handle);
   } else if (team->rank == 0) {
     bench_complain("--mpi-algorithms: %s lets none be chosen, so its default is measured",
@@ -191,8 +193,9 @@ static int choose(struct bench_team *team, const struct bench_options *options,
 
 /* --- The team */
 
-static const struct bench_team_kind kind = {barrier, combine,     choose,
-                                            dense,   start_dense, finish_dense};
+static const struct bench_team_kind kind = {bench_mpi_barrier,     bench_mpi_combine,
+                                            bench_mpi_choose,      bench_mpi_dense,
+                                            bench_mpi_start_dense, bench_mpi_finish_dense};
 
 void bench_mpi_begin(int *argc, char ***argv, const struct bench_options *options, int *rank,
                      int *size) {

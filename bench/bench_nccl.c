@@ -38,7 +38,7 @@ static void send_id(struct bench_team *team, ncclUniqueId *id) {
     id->internal[k] = (char)(unsigned char)bytes[k];
 }
 
-static int create_comm(struct bench_case *like, ncclUniqueId id, onebit_comm_t *comm) {
+static int bench_nccl_create_comm(struct bench_case *like, ncclUniqueId id, onebit_comm_t *comm) {
   BENCH_TRY_CUDA(cudaSetDevice(like->device->number));
   ncclResult_t result = ncclCommInitRank(&like->nccl, like->team->size, id, like->team->rank);
   if (result != ncclSuccess)
@@ -57,7 +57,7 @@ int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
   if (!bench_team_agree(team, result == ncclSuccess))
     return result == ncclSuccess ? BENCH_FAILED : failed(result, "ncclGetUniqueId");
   send_id(team, &id);
-  int status = create_comm(like, id, comm);
+  int status = bench_nccl_create_comm(like, id, comm);
   return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
 }
 
@@ -70,7 +70,7 @@ void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm) {
 /* --- NCCL's own */
 
 /* Runs NCCL's collective in float32, or where the way says so in bfloat16. */
-static int run(const struct bench_entry *entry) {
+static int bench_nccl_run(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   const struct bench_case *test = way->test;
   ncclDataType_t type = way->half ? ncclBfloat16 : ncclFloat32;
@@ -98,6 +98,6 @@ void bench_nccl_add(struct bench_case *test) {
   for (int half = 0; half < 2; half++) {
     snprintf(name, sizeof name, "%s %s", names[test->collective->operation],
              half ? "bfloat16" : "float32");
-    bench_case_add(test, name, run)->half = half;
+    bench_case_add(test, name, bench_nccl_run)->half = half;
   }
 }

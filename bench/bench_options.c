@@ -26,7 +26,7 @@ static const char *const devices[] = {"host", "cuda", NULL};
 typedef const char *reading;
 
 /* Reads MAX, MIN: or MIN:MAX. */
-static reading read_sizes(void *values, const char *value) {
+static reading options_read_sizes(void *values, const char *value) {
   struct bench_options *options = values;
   size_t first, last = 0;
   const char *end = tool_read_integer(value, true, &first);
@@ -144,7 +144,7 @@ static reading read_transport(void *values, const char *value) {
 static const struct tool_option rows[] = {
     {"message-size", 'm', TOOL_CALL, 0, "[MIN:]MAX",
      "sizes, or MIN: to the default's end, doubling: bytes of float32\n"
-     "elements, at least 4, with K, M or G", .read = read_sizes},
+     "elements, at least 4, with K, M or G", .read = options_read_sizes},
     {"iterations", 'i', TOOL_COUNT, AT(iterations), "N", "timed iterations a size, at least 1",
      .low = 1, .high = INT_MAX},
     {"warmup", 'x', TOOL_COUNT, AT(warmups), "N", "iterations before them that are not timed",

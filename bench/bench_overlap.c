@@ -30,15 +30,15 @@ struct side {
 /* --- Sides: what is timed. A call that fails does so on all ranks, and the next on the same plan
  * fails at once. */
 
-static void note(struct side *side, onebit_status_t status) {
+static void overlap_note(struct side *side, onebit_status_t status) {
   if (status < 0 && side->status == ONEBIT_OK)
     side->status = status;
 }
 
 static int run_pure(const struct bench_entry *entry) {
   struct side *side = entry->context;
-  note(side, side->start(side));
-  note(side, side->finish(side));
+  overlap_note(side, side->start(side));
+  overlap_note(side, side->finish(side));
   return BENCH_OK;
 }
 
@@ -49,13 +49,13 @@ static int run_compute(const struct bench_entry *entry) {
 
 static int run_overall(const struct bench_entry *entry) {
   struct side *side = entry->context;
-  note(side, side->start(side));
+  overlap_note(side, side->start(side));
   for (size_t k = 0, slices = side->looks + 1; k < slices; k++) {
     bench_compute(side->units * (k + 1) / slices - side->units * k / slices);
     if (k < side->looks)
-      note(side, side->look(side));
+      overlap_note(side, side->look(side));
   }
-  note(side, side->finish(side));
+  overlap_note(side, side->finish(side));
   return BENCH_OK;
 }
 
@@ -89,7 +89,7 @@ static int calibrate(struct bench_rounds *rounds, struct side *sides, size_t cou
 
 /* --- The library's collective or MPI's, by the same calls. */
 
-static onebit_status_t start(struct side *side) {
+static onebit_status_t overlap_start(struct side *side) {
   struct bench_case *test = side->test;
   return test->collective->start(test->send, test->receive, test->plan, &side->request);
 }
@@ -98,7 +98,7 @@ static onebit_status_t look(struct side *side) { return onebit_test(&side->reque
 
 static onebit_status_t finish(struct side *side) { return onebit_wait(&side->request); }
 
-static onebit_status_t start_dense(struct side *side) {
+static onebit_status_t overlap_start_dense(struct side *side) {
   struct bench_case *test = side->test;
   test->team->kind->start_dense(test->team, test->collective->operation, test->dense_send,
                                 test->dense_receive, test->count);
@@ -110,7 +110,7 @@ static onebit_status_t look_dense(struct side *side) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t finish_dense(struct side *side) {
+static onebit_status_t overlap_finish_dense(struct side *side) {
   side->test->team->kind->finish_dense(side->test->team, true);
   return ONEBIT_OK;
 }
@@ -138,9 +138,11 @@ static int time_sides(struct bench_case *test, struct bench_rounds *rounds, stru
 }
 
 int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
-  struct side sides[] = {
-      {.test = test, .start = start, .look = look, .finish = finish},
-      {.test = test, .start = start_dense, .look = look_dense, .finish = finish_dense}};
+  struct side sides[] = {{.test = test, .start = overlap_start, .look = look, .finish = finish},
+                         {.test = test,
+                          .start = overlap_start_dense,
+                          .look = look_dense,
+                          .finish = overlap_finish_dense}};
   size_t count = test->dense_receive ? 2 : 1;
   struct bench_rounds rounds = {.repeats = 1, .team = test->team};
   const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;

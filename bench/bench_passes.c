@@ -14,8 +14,8 @@ const struct ob_lion_factors bench_lion_factors = {0.9f, 0.1f, 0.99f, 0.01f};
 
 /* --- The passes. A plan of one rank has one share, cut in chunks: a message each. */
 
-static struct ob_view view_of(const struct bench_passes *passes, unsigned char *base,
-                              size_t chunk) {
+static struct ob_view passes_view_of(const struct bench_passes *passes, unsigned char *base,
+                                     size_t chunk) {
   struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
   return ob_message_view(base + chunk * passes->plan->geometry.stride, &shape);
 }
@@ -26,16 +26,16 @@ static size_t stream_stride(const struct ob_geometry *geometry) {
   return geometry->chunks * geometry->stride + OB_ALIGNMENT;
 }
 
-static unsigned char *stream_of(const struct bench_passes *passes, size_t stream) {
+static unsigned char *passes_stream_of(const struct bench_passes *passes, size_t stream) {
   return passes->messages + stream * stream_stride(&passes->plan->geometry);
 }
 
-static void compress(struct bench_passes *passes, const struct ob_source *source,
-                     struct ob_residual *residual) {
+static void passes_compress(struct bench_passes *passes, const struct ob_source *source,
+                            struct ob_residual *residual) {
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view last = view_of(passes, passes->messages, chunk);
-    struct ob_view out = view_of(passes, passes->plan->geometry.outgoing, chunk);
+    struct ob_view last = passes_view_of(passes, passes->messages, chunk);
+    struct ob_view out = passes_view_of(passes, passes->plan->geometry.outgoing, chunk);
     ob_compress_blocks(&passes->work, source, residual, &shape, &last, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
@@ -64,7 +64,7 @@ int bench_run_compress(const struct bench_entry *entry) {
     residual->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
   passes->work.stream =
       !residual->changed && !pass->in_place && passes->plan->state->work.stream != pass->otherwise;
-  compress(passes, &source, residual);
+  passes_compress(passes, &source, residual);
   residual->moments[0] = residual->moments[1] = NULL;
   return BENCH_OK;
 }
@@ -78,9 +78,9 @@ int bench_run_reduce(const struct bench_entry *entry) {
   server->serving = (struct ob_serving){entry->pass->serve_rule, bench_lion_factors};
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view out = view_of(passes, passes->plan->geometry.results[0], chunk);
+    struct ob_view out = passes_view_of(passes, passes->plan->geometry.results[0], chunk);
     for (size_t s = 0; s < entry->streams; s++)
-      in[s] = view_of(passes, stream_of(passes, s), chunk);
+      in[s] = passes_view_of(passes, passes_stream_of(passes, s), chunk);
     ob_reduce_blocks(&passes->work, in, server, &shape, &out, passes->sums[0]);
   }
   if (passes->work.one_scale)
@@ -96,7 +96,7 @@ static int run_store(const struct bench_entry *entry) {
   passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view in = view_of(passes, passes->messages, chunk);
+    struct ob_view in = passes_view_of(passes, passes->messages, chunk);
     ob_store_blocks(&passes->work, &in, &shape, &output);
   }
   return BENCH_OK;
@@ -104,8 +104,9 @@ static int run_store(const struct bench_entry *entry) {
 
 /* Makes the sink of the arrays that passes know by their slots. A variance may be read as a
  * reciprocal, or a denominator; any positive numbers will do. */
-static struct ob_pass_sink sink_of(struct bench_passes *passes, const struct bench_pass *pass,
-                                   enum ob_pass_kind kind, const void *const *gradients) {
+static struct ob_pass_sink passes_sink_of(struct bench_passes *passes,
+                                          const struct bench_pass *pass, enum ob_pass_kind kind,
+                                          const void *const *gradients) {
   float **arrays = passes->arrays;
   struct ob_pass_sink sink = {
       .kind = kind,
@@ -133,7 +134,8 @@ int bench_run_pass(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const void *gradient = passes->input;
   for (int k = 0; k == 0 || (k < 2 && entry->pass->kinds[k]); k++) {
-    struct ob_pass_sink sink = sink_of(passes, entry->pass, entry->pass->kinds[k], &gradient);
+    struct ob_pass_sink sink =
+        passes_sink_of(passes, entry->pass, entry->pass->kinds[k], &gradient);
     ob_pass_blocks(&passes->work, NULL, NULL, NULL, &sink);
   }
   return BENCH_OK;
@@ -143,14 +145,14 @@ int bench_run_pass(const struct bench_entry *entry) {
 int bench_run_apply(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   enum ob_pass_kind kind = entry->pass->kinds[0];
-  struct ob_pass_sink sink = sink_of(passes, entry->pass, kind, NULL);
+  struct ob_pass_sink sink = passes_sink_of(passes, entry->pass, kind, NULL);
   bool wants_last = ob_pass_reads(kind) & OB_MASK(OB_LAST);
   passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view in = view_of(passes, passes->messages, chunk), last = {0};
+    struct ob_view in = passes_view_of(passes, passes->messages, chunk), last = {0};
     if (wants_last)
-      last = view_of(passes, stream_of(passes, 1), chunk);
+      last = passes_view_of(passes, passes_stream_of(passes, 1), chunk);
     ob_pass_blocks(&passes->work, &in, wants_last ? &last : NULL, &shape, &sink);
   }
   return BENCH_OK;
@@ -302,7 +304,7 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
   return onebit_plan_create(passes->comm, passes->count, &wanted, plan);
 }
 
-static int fill_messages(struct bench_passes *passes) {
+static int passes_fill_messages(struct bench_passes *passes) {
   const struct onebit_plan *plan = passes->plan;
   passes->messages = ob_allocate(passes->streams, stream_stride(&plan->geometry));
   if (!passes->messages)
@@ -310,7 +312,7 @@ static int fill_messages(struct bench_passes *passes) {
   for (size_t s = 0; s < passes->streams; s++)
     for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++) {
       struct ob_message_shape shape = ob_plan_message(plan, 0, chunk);
-      bench_fill_message(stream_of(passes, s) + chunk * plan->geometry.stride, &shape,
+      bench_fill_message(passes_stream_of(passes, s) + chunk * plan->geometry.stride, &shape,
                          s * plan->geometry.chunks + chunk + 1);
     }
   return BENCH_OK;
@@ -327,7 +329,7 @@ static int create_arrays(struct bench_passes *passes) {
     return bench_no_memory("elements of an array", passes->count);
   if (dtype != ONEBIT_FLOAT32)
     BENCH_TRY(bench_space_fill(passes->space, passes->input, passes->count, dtype, 1));
-  return fill_messages(passes);
+  return passes_fill_messages(passes);
 }
 
 int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,

@@ -53,7 +53,7 @@ void bench_note(struct bench_table *table, const char *format, ...) {
 
 /* Puts text. Columns to the left are two spaces apart from the one before them. The heads are a
  * comment. */
-static void put_text(struct bench_table *table, int width, const char *text) {
+static void print_put_text(struct bench_table *table, int width, const char *text) {
   const char *before = table->fields == 0 && table->heads ? "# " : "";
   if (table->fields > 0 && width < 0)
     printf("  ");
@@ -79,7 +79,7 @@ static bool wants_value(struct bench_table *table, const char *key, const char *
   if (!(table->format == BENCH_TEXT ? head : key))
     return false;
   if (table->heads && table->format == BENCH_TEXT)
-    put_text(table, width, head);
+    print_put_text(table, width, head);
   else if (table->heads)
     put_csv(table, key);
   return !table->heads;
@@ -94,7 +94,7 @@ void bench_text(struct bench_table *table, const char *key, const char *head, in
   else if (table->format == BENCH_CSV)
     put_csv(table, text ? text : "");
   else
-    put_text(table, width, text ? text : "-");
+    print_put_text(table, width, text ? text : "-");
 }
 
 void bench_number(struct bench_table *table, const char *key, const char *head, int width,
@@ -114,7 +114,7 @@ void bench_number(struct bench_table *table, const char *key, const char *head, 
   else {
     snprintf(text, sizeof text, digits < 0 ? "%.*g" : "%.*f", digits < 0 ? -digits : digits,
              number);
-    put_text(table, width, isnan(number) ? "-" : text);
+    print_put_text(table, width, isnan(number) ? "-" : text);
   }
 }
 

@@ -187,7 +187,7 @@ static void put_device(struct bench_table *table, const struct bench_row *row) {
   bench_counts_fields(table, &row->time->counts, true);
 }
 
-static void fields(struct bench_table *table, const void *context) {
+static void rows_fields(struct bench_table *table, const void *context) {
   const struct bench_row *row = context;
   const struct bench_options *options = row->test->options;
   const char *validation = !row->own ? NULL : row->way->right ? "Pass" : "Fail";
@@ -222,12 +222,12 @@ static void refused_fields(struct bench_table *table, const void *context) {
 }
 
 void bench_collective_heads(struct bench_table *table, const struct bench_row *row) {
-  bench_print_heads(table, fields, row);
+  bench_print_heads(table, rows_fields, row);
 }
 
 void bench_collective_row(struct bench_table *table, const struct bench_row *row) {
   if (row->time->run)
-    bench_print_row(table, fields, row);
+    bench_print_row(table, rows_fields, row);
   else if (table->format == BENCH_TEXT)
     bench_print_row(table, refused_fields, row);
   else

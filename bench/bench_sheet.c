@@ -24,7 +24,7 @@ static bool is_of_one_bit(const struct bench_sheet *sheet, const struct bench_pa
 #endif
 
 /* Adds the list's passes; a step that is put on a stream is also replayed as a graph. */
-static int add_all(struct bench_sheet *sheet) {
+static int sheet_add_all(struct bench_sheet *sheet) {
   struct bench_rounds *rounds = &sheet->rounds;
   const struct bench_options *options = sheet->job->options;
 #ifdef ONEBIT_HAVE_CUDA
@@ -76,7 +76,7 @@ int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
     sheet->rounds.repeats = BENCH_LAUNCHES;
   }
 #endif
-  BENCH_TRY(add_all(sheet));
+  BENCH_TRY(sheet_add_all(sheet));
   bench_rounds_prepare(&sheet->rounds, job->options, passes);
   set_bytes_of_step(sheet);
   sheet->sums = ob_allocate(sheet->rounds.rounds, sizeof *sheet->sums);
@@ -195,7 +195,7 @@ static void put_comparisons(struct bench_table *table, const struct row *row) {
     bench_number(table, "of_dense", NULL, 0, 0, NAN);
 }
 
-static void fields(struct bench_table *table, const void *context) {
+static void sheet_fields(struct bench_table *table, const void *context) {
   const struct row *row = context;
   const struct bench_sheet *sheet = row->sheet;
   const struct bench_entry *entry = row->entry;
@@ -221,11 +221,11 @@ static void fields(struct bench_table *table, const void *context) {
 }
 
 void bench_sheet_heads(const struct bench_sheet *sheet) {
-  bench_print_heads(sheet->job->table, fields, &(struct row){sheet, sheet->rounds.entries});
+  bench_print_heads(sheet->job->table, sheet_fields, &(struct row){sheet, sheet->rounds.entries});
 }
 
 void bench_sheet_row(const struct bench_sheet *sheet, const struct bench_entry *entry) {
-  bench_print_row(sheet->job->table, fields, &(struct row){sheet, entry});
+  bench_print_row(sheet->job->table, sheet_fields, &(struct row){sheet, entry});
 }
 
 void bench_sheet_sum(const struct bench_sheet *sheet, const char *name,

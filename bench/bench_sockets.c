@@ -15,7 +15,7 @@ static void require_ok(onebit_status_t status, const char *what) {
     exit(BENCH_FAILED);
 }
 
-static void barrier(struct bench_team *team) {
+static void bench_sockets_barrier(struct bench_team *team) {
   require_ok(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
 }
 
@@ -38,7 +38,7 @@ static void exchange(struct bench_team *team, size_t count) {
   require_ok(ob_watch_batch(batch, "exchange of numbers"), "exchange of numbers");
 }
 
-static void combine(struct bench_team *team, double *values, size_t count, bool sum) {
+static void bench_sockets_combine(struct bench_team *team, double *values, size_t count, bool sum) {
   double *all = team->state;
   for (size_t first = 0; first < count; first += PART) {
     size_t part = count - first < PART ? count - first : PART;
@@ -55,7 +55,8 @@ static void combine(struct bench_team *team, double *values, size_t count, bool 
   }
 }
 
-static const struct bench_team_kind kind = {.barrier = barrier, .combine = combine};
+static const struct bench_team_kind kind = {.barrier = bench_sockets_barrier,
+                                            .combine = bench_sockets_combine};
 
 int bench_sockets_run(int connections, bench_body *body, const void *context) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;

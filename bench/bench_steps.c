@@ -38,7 +38,7 @@ static int run_fused(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-static int run_step(const struct bench_entry *entry) {
+static int steps_run_step(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
 #ifdef ONEBIT_HAVE_CUDA
   if (passes->kernels)
@@ -51,7 +51,7 @@ static int run_step(const struct bench_entry *entry) {
 }
 
 /* clang-format off */
-const struct bench_pass bench_step = {"1-bit step, one rank", run_step, .captured = true};
+const struct bench_pass bench_step = {"1-bit step, one rank", steps_run_step, .captured = true};
 
 /* In a dense step the mean gradient is what the exchange has left in scratch, which LAMB's update
  * replaces. */

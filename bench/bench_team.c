@@ -29,16 +29,16 @@ struct member {
   int status;
 };
 
-static void barrier(struct bench_team *team) {
+static void team_barrier(struct bench_team *team) {
   pthread_barrier_wait(&((struct member *)team->state)->barrier);
 }
 
-static void combine(struct bench_team *team, double *values, size_t count, bool sum) {
+static void team_combine(struct bench_team *team, double *values, size_t count, bool sum) {
   struct member *members = team->state;
   for (size_t first = 0; first < count; first += PART) {
     size_t part = count - first < PART ? count - first : PART;
     memcpy(members[team->rank].values, values + first, part * sizeof *values);
-    barrier(team);
+    team_barrier(team);
     for (size_t i = 0; i < part; i++) {
       double result = members[0].values[i];
       for (int rank = 1; rank < team->size; rank++) {
@@ -47,11 +47,11 @@ static void combine(struct bench_team *team, double *values, size_t count, bool 
       }
       values[first + i] = result;
     }
-    barrier(team);
+    team_barrier(team);
   }
 }
 
-static const struct bench_team_kind kind = {.barrier = barrier, .combine = combine};
+static const struct bench_team_kind kind = {.barrier = team_barrier, .combine = team_combine};
 
 /* Allocates for all ranks, which `run` makes threads or processes of. */
 static int run_members(int ranks, bench_body *body, const void *context,

@@ -146,7 +146,7 @@ static double sum_of_bytes(const onebit_plan_t *plans, size_t count) {
 }
 
 /* The plan whose residual falls most, by the byte, with twice the bits, where they fit. */
-static struct onebit_plan *find_best(const onebit_plan_t *plans, size_t count, double left) {
+static struct onebit_plan *widths_find_best(const onebit_plan_t *plans, size_t count, double left) {
   struct onebit_plan *best = NULL;
   double best_fall = 0;
   for (size_t i = 0; i < count; i++) {
@@ -204,7 +204,7 @@ onebit_status_t onebit_plan_fit_budget(const onebit_plan_t *plans, size_t count,
                       "budget is %g, and the fewest bits of the plans take %g of float32", budget,
                       fewest / dense);
   for (double left = budget * dense - fewest; status == ONEBIT_OK;) {
-    struct onebit_plan *best = find_best(plans, count, left);
+    struct onebit_plan *best = widths_find_best(plans, count, left);
     if (!best)
       break;
     left -= bytes_in(best, 2 * width_of(best)) - bytes_in(best, width_of(best));

@@ -16,8 +16,8 @@ struct step {
   struct ob_view *out;
 };
 
-static void run_step(struct step *step,
-                     void (*body)(void *context, size_t first, size_t end, int thread)) {
+static void dense_run_step(struct step *step,
+                           void (*body)(void *context, size_t first, size_t end, int thread)) {
   const struct ob_message_shape *shape = step->shape;
   step->first_word = ob_layout_word(step->work->layout, shape->first);
   ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
@@ -96,7 +96,7 @@ void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
                     const struct ob_message_shape *shape, struct ob_view *out) {
   struct step step = {
       .work = work, .shape = shape, .source = source, .inputs = source->inputs, .out = out};
-  run_step(&step, load_body);
+  dense_run_step(&step, load_body);
 }
 
 static void copy_body(void *context, size_t first, size_t end, int thread) {
@@ -112,7 +112,7 @@ static void copy_body(void *context, size_t first, size_t end, int thread) {
 void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
                     const struct ob_message_shape *shape, struct ob_view *out) {
   struct step step = {.work = work, .shape = shape, .inputs = inputs, .out = out};
-  run_step(&step, copy_body);
+  dense_run_step(&step, copy_body);
 }
 
 /* Points the scratch at the block in each message, or at its values as float32. */
@@ -182,5 +182,5 @@ static void convert_body(void *context, size_t first, size_t end, int thread) {
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs) {
   struct step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  run_step(&step, convert_body);
+  dense_run_step(&step, convert_body);
 }

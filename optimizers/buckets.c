@@ -175,9 +175,10 @@ static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_
 
 /* The plans of a bucket: collective. `status` is how this rank fares so far. Messages that are
  * dense have other elements of the pieces. */
-static onebit_status_t create_plans(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
-                                    onebit_status_t status, const struct ob_plan_shape *shape,
-                                    const size_t *dense_counts, size_t count) {
+static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
+                                            onebit_status_t status,
+                                            const struct ob_plan_shape *shape,
+                                            const size_t *dense_counts, size_t count) {
   const struct ob_method *method = optimizer->method;
   struct ob_plan_shape bits = *shape, dense = *shape;
   /* An uncompressed bucket uses all of the residuals for momentum and mean gradient, in one
@@ -223,7 +224,7 @@ static onebit_status_t create_bucket(onebit_optimizer_t optimizer, size_t u,
       total += counts[pieces++] = tensors[t].count;
   shape->pieces = pieces;
   shape->counts = counts;
-  OB_TRY(create_plans(optimizer, bucket, ONEBIT_OK, shape, counts, total));
+  OB_TRY(buckets_create_plans(optimizer, bucket, ONEBIT_OK, shape, counts, total));
   for (size_t t = 0, k = 0; t < optimizer->tensor_count; t++)
     if (optimizer->tensors[t].bucket == u)
       locate_piece(optimizer, bucket, k++, tensors, t, 0);
@@ -237,7 +238,7 @@ static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
   struct ob_bucket *bucket = &optimizer->buckets[t];
   size_t ranks = (size_t)optimizer->comm->size;
   ob_plan_cut(shape, ranks, tensors[t].count, counts, counts + ranks);
-  OB_TRY(create_plans(optimizer, bucket, ONEBIT_OK, shape, counts, tensors[t].count));
+  OB_TRY(buckets_create_plans(optimizer, bucket, ONEBIT_OK, shape, counts, tensors[t].count));
   for (size_t k = 0; k < shape->pieces; k++)
     locate_piece(optimizer, bucket, k, tensors, t, k * counts[0]);
   return buckets_complete(optimizer, bucket);
@@ -263,7 +264,7 @@ static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
   own.pieces = cut.pieces;
   own.counts = cut.counts;
   own.segment_pieces = cut.segment_pieces;
-  status = create_plans(optimizer, bucket, status, &own, cut.real, cut.total);
+  status = buckets_create_plans(optimizer, bucket, status, &own, cut.real, cut.total);
   if (status == ONEBIT_OK)
     locate_fused(optimizer, bucket, tensors, &cut);
   ob_fused_release(&cut);

@@ -104,7 +104,7 @@ static void put_stage(struct line *line, const onebit_optimizer_info_t *info) {
 
 static double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
-static void put_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
+static void describe_put_text(struct line *line, const onebit_optimizer_statistics_t *statistics) {
   const onebit_optimizer_info_t *info = &statistics->info;
   put_stage(line, info);
   describe_put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
@@ -140,7 +140,7 @@ onebit_status_t onebit_optimizer_describe(onebit_optimizer_t optimizer, onebit_f
   if (format == ONEBIT_FORMAT_JSON)
     put_json(&line, &statistics);
   else
-    put_text(&line, &statistics);
+    describe_put_text(&line, &statistics);
   if (length)
     *length = line.length;
   return ONEBIT_OK;

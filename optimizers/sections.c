@@ -200,7 +200,7 @@ void ob_reader_destroy(struct ob_reader *reader) {
 }
 
 /* Returns the place of the run's first element. */
-static void *address_of(const struct ob_section *section, const struct ob_run *run) {
+static void *sections_address_of(const struct ob_section *section, const struct ob_run *run) {
   const struct ob_bucket *bucket = section->bucket;
   if (section->content == OB_CONTENT_PIECES)
     return bucket->parameters[run->piece] + run->offset;
@@ -230,7 +230,8 @@ static onebit_status_t read_residual(struct ob_reader *reader, const struct ob_s
   const float *scales = residual->scales[residual->now];
   if (!residual->one_scale)
     scales += layout->piece[run->piece].first_block + first - residual->first;
-  OB_TRY(residual->memory->copy(values, address_of(section, run), run->count * sizeof *values));
+  OB_TRY(residual->memory->copy(values, sections_address_of(section, run),
+                                run->count * sizeof *values));
   OB_TRY(residual->memory->copy(reader->scales, scales, count * sizeof *scales));
   for (size_t i = 0; i < run->count; i++) {
     float scale =
@@ -306,7 +307,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   const struct ob_memory *memory = ob_plan_memory(plan);
   switch (section->content) {
   case OB_CONTENT_BFLOATS:
-    return read_bfloats(memory, address_of(section, run), run->count, values);
+    return read_bfloats(memory, sections_address_of(section, run), run->count, values);
   case OB_CONTENT_SENT:
     if (section->residual->eager[section->residual->now])
       return read_messages(reader, plan, true, run, values);
@@ -316,7 +317,7 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
   case OB_CONTENT_MESSAGES:
     return read_messages(reader, plan, false, run, values);
   default:
-    return memory->copy(values, address_of(section, run), run->count * sizeof *values);
+    return memory->copy(values, sections_address_of(section, run), run->count * sizeof *values);
   }
 }
 
@@ -325,8 +326,8 @@ onebit_status_t ob_section_write(const struct ob_section *section, const struct 
                                  const float *values, float *scratch) {
   const struct ob_memory *memory = ob_plan_memory(section->plan);
   if (section->content != OB_CONTENT_BFLOATS)
-    return memory->copy(address_of(section, run), values, run->count * sizeof *values);
+    return memory->copy(sections_address_of(section, run), values, run->count * sizeof *values);
   for (size_t i = 0; i < run->count; i++)
     ob_store(scratch, i, ONEBIT_BFLOAT16, values[i]);
-  return memory->copy(address_of(section, run), scratch, run->count * sizeof(uint16_t));
+  return memory->copy(sections_address_of(section, run), scratch, run->count * sizeof(uint16_t));
 }

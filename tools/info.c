@@ -155,7 +155,7 @@ static void print_value(const struct ob_option_file *file, const struct ob_json_
 }
 
 /* Checks options as for a program that leaves all of its own zero. */
-static onebit_status_t check_options(const struct ob_option_file *file) {
+static onebit_status_t info_check_options(const struct ob_option_file *file) {
   onebit_optimizer_options_t common = {0};
   struct ob_moments moments;
   OB_TRY(ob_options_read(ob_common_options, ob_common_option_count, NULL, file, &common));
@@ -169,7 +169,7 @@ static bool print_config(void) {
   const struct ob_json_value *value = NULL;
   if (ob_config_check() != ONEBIT_OK)
     return false; /* as print_knobs has said */
-  bool good = ob_option_file_open(&file) == ONEBIT_OK && check_options(&file) == ONEBIT_OK;
+  bool good = ob_option_file_open(&file) == ONEBIT_OK && info_check_options(&file) == ONEBIT_OK;
   if (!good)
     printf("optimizers        wrong: %s\n", onebit_last_error());
   else if (file.type)

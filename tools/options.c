@@ -174,7 +174,7 @@ static bool takes_value(const struct tool_option *option) {
   return option->kind != TOOL_FLAG && (option->kind != TOOL_CALL || option->argument);
 }
 
-static bool has(const struct tool *tool, const struct tool_option *option) {
+static bool options_has(const struct tool *tool, const struct tool_option *option) {
   return option->kind != TOOL_HEADING && (!option->groups || option->groups & tool->group);
 }
 
@@ -189,7 +189,7 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
   letters += sprintf(letters, "-:hv"); /* operands in their places; a missing value is told apart */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
        option++) {
-    if (!has(tool, option))
+    if (!options_has(tool, option))
       continue;
     int value = takes_value(option) ? required_argument : no_argument;
     if (option->name)
@@ -205,7 +205,7 @@ static const struct tool_option *option_of(const struct tool *tool, int got) {
   if (got >= LONG)
     return &tool->options[got - LONG];
   const struct tool_option *option = tool->options;
-  while (option->kind && (!has(tool, option) || option->letter != got))
+  while (option->kind && (!options_has(tool, option) || option->letter != got))
     option++;
   return option;
 }
@@ -321,7 +321,7 @@ void tool_print_help(const struct tool *tool) {
   for (const struct tool_option *option = tool->options; option->kind; option++)
     if (option->kind == TOOL_HEADING)
       printf("\n%s\n\n", option->help);
-    else if (has(tool, option))
+    else if (options_has(tool, option))
       print_row(option);
   print_row(&own[0]);
   print_row(&own[1]);

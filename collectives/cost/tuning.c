@@ -101,14 +101,14 @@ static void tuning_read_number(struct reader *reader, size_t k, char *text) {
   reader->seen[k] = true;
 }
 
-static void read_host(struct reader *reader, const char *name) {
+static void tuning_read_host(struct reader *reader, const char *name) {
   reader->hosts++;
   reader->here_listed |= reader->here->host && strcmp(name, reader->here->host) == 0;
 }
 
 static void tuning_read_key(struct reader *reader, const char *key, char *value) {
   if (strcmp(key, "host") == 0)
-    read_host(reader, value);
+    tuning_read_host(reader, value);
   else if (strcmp(key, "date") == 0)
     tuning_read_text(reader, reader->origin.date, key, value);
   else if (strcmp(key, "mpi") == 0)

@@ -30,8 +30,8 @@ static size_t choose_elements_of(const struct ob_plan_shape *shape) {
 }
 
 /* The ranks may have different numbers of threads, and must choose alike: the model counts one. */
-static struct ob_cost_task task_of(const struct onebit_plan *plan,
-                                   const struct ob_plan_shape *shape) {
+static struct ob_cost_task choose_task_of(const struct onebit_plan *plan,
+                                          const struct ob_plan_shape *shape) {
   const struct ob_hosts *hosts = &plan->comm->hosts;
   const onebit_plan_options_t *options = &shape->options;
   return (struct ob_cost_task){
@@ -98,7 +98,7 @@ static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *tas
 
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   OB_TRY(choose_check(plan, shape));
-  struct ob_cost_task task = task_of(plan, shape);
+  struct ob_cost_task task = choose_task_of(plan, shape);
   set_freedom(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
   insist(&plan->choice, &task);

@@ -154,7 +154,7 @@ static onebit_status_t batch_error(const struct mpi_batch *batch, int code) {
                              ob_comm_host_name(comm, peer), onebit_last_error());
 }
 
-static onebit_status_t read_sizes(struct mpi_batch *batch) {
+static onebit_status_t mpi_read_sizes(struct mpi_batch *batch) {
   for (size_t i = 0; i < batch->base.receives; i++) {
     int bytes;
     MPI_TRY(MPI_Get_count, (&batch->statuses[i], MPI_BYTE, &bytes));
@@ -171,7 +171,7 @@ static onebit_status_t test_inside(struct mpi_batch *batch, double seconds) {
     if (code != MPI_SUCCESS)
       return batch_error(batch, code);
     if (done)
-      return read_sizes(batch);
+      return mpi_read_sizes(batch);
     if (seconds <= 0)
       return ONEBIT_IN_PROGRESS;
     if (tries % LOOK_TRIES == 0) {

@@ -43,8 +43,9 @@ static int cancel(void *state, int complete) { /* no collective can be */
   return MPI_SUCCESS;
 }
 
-static int compressed(const struct ob_mpi_call *what, const struct ob_preload_decision *decision,
-                      MPI_Request *request) {
+static int preload_requests_compressed(const struct ob_mpi_call *what,
+                                       const struct ob_preload_decision *decision,
+                                       MPI_Request *request) {
   struct ob_flight *flight = ob_allocate(1, sizeof *flight);
   if (!flight || PMPI_Grequest_start(query, give_back, cancel, flight, request) != MPI_SUCCESS) {
     ob_release(flight);
@@ -70,7 +71,7 @@ int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
   if (code != MPI_SUCCESS)
     return code;
   if (decision.exchange)
-    return compressed(call, &decision, request);
+    return preload_requests_compressed(call, &decision, request);
   ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
   if (call->count > INT_MAX)
     return PMPI_Iallreduce_c(call->sendbuf, call->recvbuf, (MPI_Count)call->count, call->datatype,

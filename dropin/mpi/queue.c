@@ -206,7 +206,7 @@ static void queue_finish(struct ob_operation *operation, int code) {
   ob_queues_unlock();
 }
 
-static void finish_dense(struct ob_operation *operation, const char *call, int code) {
+static void queue_finish_dense(struct ob_operation *operation, const char *call, int code) {
   if (code != MPI_SUCCESS)
     ob_mpi_failed(call, code);
   queue_finish(operation, code);
@@ -257,7 +257,7 @@ static void move_dense(struct ob_operation *operation) {
   if (code == MPI_SUCCESS && done)
     code = ob_mpi_call_end(&operation->call, operation->queue->size);
   if (code != MPI_SUCCESS || done) {
-    finish_dense(operation, DENSE_CALL, code);
+    queue_finish_dense(operation, DENSE_CALL, code);
     return;
   }
   code = ob_wait_look(&operation->watch, operation->queue, DENSE_CALL);

@@ -146,7 +146,7 @@ static bool makes_another_rank(const struct ob_nccl_made *made, size_t count, si
   return false;
 }
 
-static struct ob_nccl_comm *create_comm(ncclComm_t handle, bool same_thread) {
+static struct ob_nccl_comm *comm_create_comm(ncclComm_t handle, bool same_thread) {
   struct ob_nccl_comm *comm = ob_allocate(1, sizeof *comm);
   if (!comm)
     return NULL;
@@ -175,7 +175,7 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
     if (!made[i].blocking || !*made[i].comm) /* not there yet; a split that this rank is not in */
       continue;
     struct ob_nccl_comm *comm =
-        create_comm(*made[i].comm, made[i].same_thread || makes_another_rank(made, count, i));
+        comm_create_comm(*made[i].comm, made[i].same_thread || makes_another_rank(made, count, i));
     if (!comm)
       return ncclSystemError;
     if (comm->size < 2)

@@ -95,7 +95,7 @@ void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused) {
 
 /* ---- The end ---- */
 
-static void report(const onebit_counters_t *counters) {
+static void nccl_preload_report(const onebit_counters_t *counters) {
   struct ob_report report = {.ranks = ranks,
                              .own_only = true,
                              .calls = "on its streams",
@@ -117,7 +117,7 @@ static bool end_well(void) {
     return true;
   onebit_counters_get(&counters);
   if (prints)
-    report(&counters);
+    nccl_preload_report(&counters);
   return counters.compressed || !ob_preload.required;
 }
 

@@ -135,8 +135,8 @@ static onebit_status_t write_state(const struct ob_state *state, const struct ob
 }
 
 /* A file, whole and on the disk, or not there: with a text, or a part. */
-static onebit_status_t write_file(const struct files *files, const char *name, uint64_t *checksum,
-                                  const char *text) {
+static onebit_status_t files_write_file(const struct files *files, const char *name,
+                                        uint64_t *checksum, const char *text) {
   struct ob_file file;
   const struct ob_sink sink = {put_in_file, &file};
   OB_TRY(ob_file_create(&file, &files->directory, name));
@@ -154,14 +154,14 @@ static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
   *checksum = 0;
   if (files->directory.number < 0)
     OB_TRY(ob_directory_open(&files->directory, files->path));
-  return write_file(files, files->name, checksum, NULL);
+  return files_write_file(files, files->name, checksum, NULL);
 }
 
 /* Writes the manifest. It replaces the file that a killed save has left. */
 static onebit_status_t write_manifest(const struct files *files) {
   char *text = ob_manifest_text(&files->manifest);
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
-  onebit_status_t status = text ? write_file(files, OB_MANIFEST_NEW, NULL, text)
+  onebit_status_t status = text ? files_write_file(files, OB_MANIFEST_NEW, NULL, text)
                                 : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest");
   ob_release(text);
   return status;
@@ -320,7 +320,7 @@ static onebit_status_t open_part(struct opened *opened, int rank) {
                   name);
 }
 
-static onebit_status_t open_all(struct opened *opened, const char *directory) {
+static onebit_status_t files_open_all(struct opened *opened, const char *directory) {
   *opened = (struct opened){.directory.number = -1};
   OB_TRY(ob_directory_open(&opened->directory, directory));
   OB_TRY(read_manifest(opened));
@@ -362,7 +362,7 @@ static onebit_status_t open_files(struct opened *opened, onebit_status_t status,
   OB_TRY(status);
   OB_TRY(files_check(directory));
   for (int turn = 1;; turn++) {
-    status = open_all(opened, directory);
+    status = files_open_all(opened, directory);
     const bool gone = status == ONEBIT_ERROR_FILE || status == ONEBIT_ERROR_CHECKPOINT;
     if (!gone || turn == TURNS || !is_replaced(opened))
       return status;

@@ -19,7 +19,7 @@ _Static_assert(sizeof(struct ob_part_tensor) == 16, "and that of a tensor");
 /* Odd, so that multiplying can be undone. */
 #define FACTOR 0x9e3779b97f4a7c15u
 
-static uint64_t mixed(uint64_t x) {
+static uint64_t part_mixed(uint64_t x) {
   x *= FACTOR;
   return x ^ x >> 32;
 }
@@ -33,14 +33,14 @@ void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes) {
   for (size_t i = 0; i < bytes / 8; i++, sum->words++) {
     uint64_t word, *lane = &sum->lanes[sum->words % 4];
     memcpy(&word, at + 8 * i, sizeof word);
-    *lane = mixed(*lane ^ word);
+    *lane = part_mixed(*lane ^ word);
   }
 }
 
 uint64_t ob_checksum_end(const struct ob_checksum *sum) {
   uint64_t all = sum->words;
   for (int k = 0; k < 4; k++)
-    all = mixed(all ^ sum->lanes[k]);
+    all = part_mixed(all ^ sum->lanes[k]);
   return all;
 }
 

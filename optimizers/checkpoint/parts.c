@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-static struct ob_part_source source_of(const struct ob_sources *sources, int k) {
+static struct ob_part_source parts_source_of(const struct ob_sources *sources, int k) {
   if (sources->files)
     return (struct ob_part_source){.file = &sources->files[k],
                                    .bytes = sources->files[k].input.bytes};
@@ -30,7 +30,7 @@ onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *s
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to look at %d parts", count);
   for (int k = 0; k < count; k++) {
     parts->count = k + 1; /* to be closed, even when opening it has failed */
-    struct ob_part_source source = source_of(sources, k);
+    struct ob_part_source source = parts_source_of(sources, k);
     OB_TRY(ob_part_open(&parts->list[k], k, &source));
   }
   return ONEBIT_OK;

@@ -76,9 +76,9 @@ static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
 
 /* The variance was not brought up to date in every step: its bias goes by the number of those in
  * which it was, this one among them if it is such. */
-static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
-                                   const struct ob_bucket *bucket, enum ob_pass_kind kind,
-                                   uint64_t step) {
+static struct ob_pass_sink zero_one_adam_sink_of(const struct onebit_optimizer *optimizer,
+                                                 const struct ob_bucket *bucket,
+                                                 enum ob_pass_kind kind, uint64_t step) {
   struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, step);
   struct ob_pass_factors *factors = &sink.factors;
   uint64_t updates = own_of(optimizer)->updates + (kind == OB_PASS_ADAM);
@@ -95,7 +95,7 @@ static struct ob_pass_sink sink_of(const struct onebit_optimizer *optimizer,
 static onebit_status_t zero_one_adam_pass(struct onebit_optimizer *optimizer,
                                           struct ob_bucket *bucket, enum ob_pass_kind kind,
                                           uint64_t step) {
-  struct ob_pass_sink sink = sink_of(optimizer, bucket, kind, step);
+  struct ob_pass_sink sink = zero_one_adam_sink_of(optimizer, bucket, kind, step);
   return optimizer->executor->pass(optimizer, bucket, &sink);
 }
 
@@ -132,8 +132,8 @@ static onebit_status_t zero_one_adam_prepare(struct onebit_optimizer *optimizer,
 static void zero_one_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                struct ob_call *call) {
   bool meeting = is_local(optimizer);
-  bucket->sink = sink_of(optimizer, bucket, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
-                         optimizer->steps + 1);
+  bucket->sink = zero_one_adam_sink_of(
+      optimizer, bucket, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE, optimizer->steps + 1);
   call->sink = &bucket->sink;
   call->hold = optimizer->bucket_count > 1;
   if (!meeting)

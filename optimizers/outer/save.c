@@ -24,7 +24,7 @@ static onebit_status_t outer_save_check(onebit_outer_t outer) {
 
 /* Refuses to save rounds under way between sites. Drifts are saved, to be sent again, if their
  * delay is not over. */
-static onebit_status_t check_whole(const struct onebit_outer *outer) {
+static onebit_status_t outer_save_check_whole(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
     if (((const struct ob_shard *)outer->fragments[f].state)->torn)
       return ob_error(ONEBIT_ERROR_UNSUPPORTED,
@@ -215,7 +215,7 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
   OB_TRY(ob_outer_settle(outer));
-  OB_TRY(check_whole(outer));
+  OB_TRY(outer_save_check_whole(outer));
   struct outer_state own = {.outer = outer};
   const struct ob_state state = outer_save_state_of(&own);
   const onebit_status_t status = ob_state_save(&state, false, memory, capacity, bytes);
@@ -229,7 +229,7 @@ onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *direct
   OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
   onebit_status_t status = ob_outer_settle(outer);
   if (status == ONEBIT_OK)
-    status = check_whole(outer);
+    status = outer_save_check_whole(outer);
   struct outer_state own = {.outer = outer};
   const struct ob_state state = outer_save_state_of(&own);
   status = ob_state_save_files(&state, status, directory);

@@ -142,7 +142,7 @@ static onebit_status_t sites_resolve(const onebit_sites_options_t *given, struct
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_options(const onebit_outer_options_t *options) {
+static onebit_status_t sites_check_options(const onebit_outer_options_t *options) {
   const char *name = options->bits == ONEBIT_OUTER_SPARSE         ? "ONEBIT_OUTER_SPARSE"
                      : options->block_size == ONEBIT_BLOCK_BUFFER ? "ONEBIT_BLOCK_BUFFER"
                      : options->device != ONEBIT_DEVICE_HOST      ? "a device"
@@ -155,7 +155,7 @@ static onebit_status_t check_options(const onebit_outer_options_t *options) {
 /* After ob_outer_resolve. */
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given) {
   OB_TRY(sites_resolve(given, outer->sites));
-  OB_TRY(check_options(&outer->options));
+  OB_TRY(sites_check_options(&outer->options));
   if (outer->options.fragments > UINT32_MAX / OB_SITES_MAX)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "fragments is %zu, more than %d",
                     outer->options.fragments, (int)(UINT32_MAX / OB_SITES_MAX));

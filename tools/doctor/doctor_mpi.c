@@ -30,7 +30,7 @@ static void keep_sooner(double *time, double another) {
     *time = another;
 }
 
-static void *allocate(size_t count, size_t bytes) {
+static void *doctor_allocate(size_t count, size_t bytes) {
   void *memory = calloc(count, bytes);
   if (!memory) {
     fprintf(stderr, "onebit-tune: doctor: out of memory\n");
@@ -66,15 +66,15 @@ static void name_library(void) {
   snprintf(facts.library, sizeof facts.library, "%.63s", name);
 }
 
-static void gather(void) {
+static void doctor_gather(void) {
   struct doctor_rank rank = {.host = team.host, .yields = library_yields()};
   struct doctor_host host;
   int hosts = facts.host_count = team.hosts;
   facts.rank_count = team.size;
-  facts.ranks = allocate((size_t)team.size, sizeof *facts.ranks);
-  facts.hosts = allocate((size_t)hosts, sizeof *facts.hosts);
-  facts.bandwidth = allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
-  facts.round_trip = allocate((size_t)hosts * (size_t)hosts, sizeof *facts.round_trip);
+  facts.ranks = doctor_allocate((size_t)team.size, sizeof *facts.ranks);
+  facts.hosts = doctor_allocate((size_t)hosts, sizeof *facts.hosts);
+  facts.bandwidth = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
+  facts.round_trip = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.round_trip);
   name_library();
   doctor_read_cpus(rank.cpus);
   MPI_Allgather(&rank, sizeof rank, MPI_BYTE, facts.ranks, sizeof rank, MPI_BYTE, team.all);
@@ -342,7 +342,7 @@ int doctor_run(void) {
   int again = 1, status;
   begin_step("who is where");
   tool_cluster_find(&team);
-  gather();
+  doctor_gather();
   for (int attempt = 0; attempt < ATTEMPTS && again; attempt++) {
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
       begin_step(steps[i].name);

@@ -22,7 +22,7 @@ void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
 }
 
 /* Reads into `value` what a line of a file has by a format with one place; false: there is none. */
-static bool read_value(const char *path, const char *format, void *value) {
+static bool doctor_host_read_value(const char *path, const char *format, void *value) {
   char line[256];
   bool found = false;
   FILE *file = fopen(path, "r");
@@ -46,8 +46,8 @@ void doctor_read_load(struct doctor_load *load) {
   }
   if (file)
     fclose(file);
-  if (!read_value("/sys/fs/cgroup/cpu.stat", "nr_throttled %d", &load->lost_periods))
-    read_value("/sys/fs/cgroup/cpu/cpu.stat", "nr_throttled %d", &load->lost_periods);
+  if (!doctor_host_read_value("/sys/fs/cgroup/cpu.stat", "nr_throttled %d", &load->lost_periods))
+    doctor_host_read_value("/sys/fs/cgroup/cpu/cpu.stat", "nr_throttled %d", &load->lost_periods);
 }
 
 void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]) {
@@ -68,10 +68,10 @@ static long long read_number(const char *interface, const char *file, long long 
   char path[128];
   long long number;
   snprintf(path, sizeof path, "/sys/class/net/%s/%s", interface, file);
-  return read_value(path, "%lld", &number) ? number : missing;
+  return doctor_host_read_value(path, "%lld", &number) ? number : missing;
 }
 
-static uint32_t address_of(const struct sockaddr *address) {
+static uint32_t doctor_host_address_of(const struct sockaddr *address) {
   return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr);
 }
 
@@ -81,13 +81,13 @@ static void read_interface(const struct ifaddrs *entry, struct doctor_interface 
   snprintf(interface->name, sizeof interface->name, "%.15s", entry->ifa_name);
   snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
   snprintf(duplex, sizeof duplex, "/sys/class/net/%s/duplex", name);
-  interface->address = address_of(entry->ifa_addr);
-  interface->netmask = address_of(entry->ifa_netmask);
+  interface->address = doctor_host_address_of(entry->ifa_addr);
+  interface->netmask = doctor_host_address_of(entry->ifa_netmask);
   interface->up = (entry->ifa_flags & IFF_UP) && (entry->ifa_flags & IFF_RUNNING);
   interface->mtu = (int)read_number(name, "mtu", 0);
   interface->speed = (int)read_number(name, "speed", -1);
   interface->physical = access(device, F_OK) == 0;
-  interface->half_duplex = read_value(duplex, "%7s", word) && strcmp(word, "half") == 0;
+  interface->half_duplex = doctor_host_read_value(duplex, "%7s", word) && strcmp(word, "half") == 0;
   interface->sent = (uint64_t)read_number(name, "statistics/tx_bytes", 0);
 }
 

@@ -318,8 +318,8 @@ static void judge_tcp(const struct doctor_facts *facts, struct doctor_diagnosis 
 
 /* Finds each host's best values with any other: noise and a partner's faults only lower rates and
  * raise times. */
-static void find_best(const struct doctor_facts *facts, double *sends, double *receives,
-                      double *times) {
+static void judge_find_best(const struct doctor_facts *facts, double *sends, double *receives,
+                            double *times) {
   const int hosts = facts->host_count;
   for (int from = 0; from < hosts; from++)
     for (int to = 0; to < hosts; to++) {
@@ -332,7 +332,7 @@ static void find_best(const struct doctor_facts *facts, double *sends, double *r
     }
 }
 
-static double largest(const double *values, int count) {
+static double judge_largest(const double *values, int count) {
   double most = 0;
   for (int i = 0; i < count; i++)
     most = fmax(most, values[i]);
@@ -354,7 +354,7 @@ static void judge_host(const struct doctor_facts *facts, struct doctor_diagnosis
         !in   ? "to"
         : out ? "to and from"
               : "from",
-        largest(way, hosts));
+        judge_largest(way, hosts));
   if (doctor_outlier(times[host], times, hosts, LATE_RATIO, false) &&
       times[host] >= best + LATE_MICROSECONDS)
     add(diagnosis, DOCTOR_LATE_HOST, host,
@@ -370,12 +370,12 @@ static void judge_hosts(const struct doctor_facts *facts, struct doctor_diagnosi
   if (!sends)
     return;
   double *receives = sends + hosts, *times = receives + hosts;
-  find_best(facts, sends, receives, times);
+  judge_find_best(facts, sends, receives, times);
   for (int h = 0; h < hosts; h++)
     judge_host(facts, diagnosis, h, sends, receives, times);
   for (int pair = 0; pair < hosts * hosts; pair++) {
     const int from = pair / hosts, to = pair % hosts;
-    const double expected = hosts == 2 ? largest(sends, 2) : fmin(sends[from], receives[to]);
+    const double expected = hosts == 2 ? judge_largest(sends, 2) : fmin(sends[from], receives[to]);
     if (facts->bandwidth[pair] > 0 && facts->bandwidth[pair] * PAIR_RATIO <= expected)
       add(diagnosis, DOCTOR_SLOW_PAIR, from, "%s to %s: %.2f Gbit/s, but %.2f Gbit/s %s",
           facts->hosts[from].name, facts->hosts[to].name, facts->bandwidth[pair], expected,

@@ -53,8 +53,8 @@ int doctor_listen(uint32_t address, uint16_t *port) {
 
 /* Closes what is open, and makes the ends of `streams` connections: to a peer, or from a listener.
  * False where one of them cannot be made. */
-static bool open_all(struct pollfd *ends, int streams, int listener, uint32_t own,
-                     struct sockaddr_in peer) {
+static bool tcp_open_all(struct pollfd *ends, int streams, int listener, uint32_t own,
+                         struct sockaddr_in peer) {
   bool good = true;
   for (int i = 0; i < streams; i++) {
     int end = !good           ? -1
@@ -80,7 +80,7 @@ static bool wait_for_any(struct pollfd *ends, int streams, double deadline) {
 void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams) {
   static const char piece[PIECE];
   struct pollfd ends[DOCTOR_STREAMS];
-  bool connected = open_all(ends, streams, -1, own, place(address, port));
+  bool connected = tcp_open_all(ends, streams, -1, own, place(address, port));
   double deadline = ob_seconds() + SEND_SECONDS;
   while (connected && wait_for_any(ends, streams, deadline))
     for (int i = 0; i < streams; i++)
@@ -94,7 +94,7 @@ void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams) {
 double doctor_receive(int listener, int streams) {
   static char piece[PIECE];
   struct pollfd ends[DOCTOR_STREAMS];
-  int open = open_all(ends, streams, listener, 0, place(0, 0)) ? streams : 0;
+  int open = tcp_open_all(ends, streams, listener, 0, place(0, 0)) ? streams : 0;
   double deadline = ob_seconds() + RECEIVE_LIMIT, start = 0, last = 0, bytes = 0;
   while (open > 0 && wait_for_any(ends, streams, deadline))
     for (int i = 0; i < streams; i++) {

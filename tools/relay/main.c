@@ -113,7 +113,7 @@ static bool read_rate(const char *text, double *rate) {
 }
 
 /* Reads NAMESPACE=ADDRESS=RATE, of which the first remains in the text. */
-static bool read_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
+static bool relay_read_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
   char *rate = strrchr(text, '='), *address = rate ? memrchr(text, '=', (size_t)(rate - text)) : 0;
   if (address)
     *rate = *address = '\0';
@@ -236,7 +236,7 @@ static void carry(struct relay *relay) {
 }
 
 /* Makes all devices. False, after saying why. */
-static bool open_all(struct relay *relay, char **hosts, const struct options *options) {
+static bool relay_open_all(struct relay *relay, char **hosts, const struct options *options) {
   int own = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), host = 0;
   bool well = own >= 0;
   relay->network.delay = (uint64_t)(options->delay * 1e9);
@@ -266,9 +266,9 @@ int main(int argc, char **argv) {
   if (!relay_network_create(&relay.network, argc - 1))
     return FAILED;
   for (int host = 0; host + 1 < argc; host++)
-    if (!read_host(&relay, host, argv[host + 1], wrong))
+    if (!relay_read_host(&relay, host, argv[host + 1], wrong))
       return tool_answer(&tool, TOOL_WRONG, wrong);
-  if (!open_all(&relay, argv + 1, &options))
+  if (!relay_open_all(&relay, argv + 1, &options))
     return FAILED;
   /* Runs ahead of the programs whose packets it carries, where it may: it is their network. */
   (void)setpriority(PRIO_PROCESS, 0, -10);

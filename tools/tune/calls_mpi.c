@@ -65,7 +65,7 @@ static bool add_entrant(struct contest *contest, struct tune_point point) {
 }
 
 /* Times a call on the slowest rank, in seconds. */
-static bool call(const struct contest *contest, size_t k, double *seconds) {
+static bool calls_mpi_call(const struct contest *contest, size_t k, double *seconds) {
   const struct tune_point *point = &contest->point[k];
   onebit_status_t status = ONEBIT_OK;
   MPI_Barrier(MPI_COMM_WORLD);
@@ -86,7 +86,7 @@ static bool run_contest(struct contest *contest, double seconds, int min_calls) 
   for (int i = -1; contest->count && i < calls; i++) {
     double time, all = 0;
     for (size_t k = 0; k < contest->count; k++) {
-      if (!call(contest, k, &time))
+      if (!calls_mpi_call(contest, k, &time))
         return false; /* on all ranks */
       all += time;
       if (i >= 0)

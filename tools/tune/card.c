@@ -44,7 +44,7 @@ struct shape {
   double n, hosts, each, ranks;
 };
 
-static struct shape shape_of(const struct tune_training *training) {
+static struct shape card_shape_of(const struct tune_training *training) {
   return (struct shape){training->parameters, training->hosts, training->ranks_per_host,
                         (double)training->hosts * training->ranks_per_host};
 }
@@ -66,8 +66,8 @@ static double wire(const struct tune_card *card, double inside, double host) {
 /* The update by a dense allreduce that sends the least bytes: in a host as a ring does, and between
  * hosts only what the others lack of a host's sum, as a tree of hosts does; a ring through all
  * ranks sends up to twice that. */
-static struct tune_update dense(const struct tune_card *card, const struct shape *shape,
-                                double size) {
+static struct tune_update card_dense(const struct tune_card *card, const struct shape *shape,
+                                     double size) {
   const double bytes = 2 * size * shape->n, hops = 2 * ceil(log2(shape->hosts));
   const double near = (shape->each - 1) / shape->each * bytes;
   struct tune_update update = {.kernels = card->launch + ADAM(size) * shape->n / card->copy,
@@ -124,8 +124,8 @@ static struct tune_update hierarchical(const struct tune_card *card, const struc
   return in_chunks(card, chunks, update, APPLY * shape->n / card->copy);
 }
 
-static struct tune_update compressed(const struct tune_card *card, const struct shape *shape,
-                                     enum tune_method method) {
+static struct tune_update card_compressed(const struct tune_card *card, const struct shape *shape,
+                                          enum tune_method method) {
   struct tune_update one = flat(card, shape);
   if (method == TUNE_FLAT || shape->hosts < 2 || shape->each < 2)
     return one;
@@ -134,10 +134,10 @@ static struct tune_update compressed(const struct tune_card *card, const struct 
 }
 
 /* Mixes steps as often as the policy has them: in bits, and dense; between them a local step. */
-static struct tune_update mixed(const struct tune_card *card, const struct shape *shape,
-                                struct tune_policy policy) {
-  const struct tune_update bits = compressed(card, shape, TUNE_ZERO_ONE),
-                           full = dense(card, shape, 4);
+static struct tune_update card_mixed(const struct tune_card *card, const struct shape *shape,
+                                     struct tune_policy policy) {
+  const struct tune_update bits = card_compressed(card, shape, TUNE_ZERO_ONE),
+                           full = card_dense(card, shape, 4);
   const double none = 1 - policy.one_bit - policy.dense; /* neither method sends 8 bits */
   const double alone = card->launch + LOCAL * shape->n / card->copy;
 #define MEAN_OF(what) (policy.one_bit * bits.what + policy.dense * full.what)
@@ -152,12 +152,12 @@ static struct tune_update mixed(const struct tune_card *card, const struct shape
 
 struct tune_update tune_card_update(const struct tune_card *card,
                                     const struct tune_training *training, enum tune_method method) {
-  const struct shape shape = shape_of(training);
+  const struct shape shape = card_shape_of(training);
   if (method == TUNE_DENSE || method == TUNE_HALF)
-    return dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
+    return card_dense(card, &shape, method == TUNE_DENSE ? 4 : 2);
   if (method == TUNE_ADAM || method == TUNE_ZERO_ONE)
-    return mixed(card, &shape, tune_policy(training, method));
-  return compressed(card, &shape, method);
+    return card_mixed(card, &shape, tune_policy(training, method));
+  return card_compressed(card, &shape, method);
 }
 
 double tune_card_step(const struct tune_card *card, const struct tune_training *training,

@@ -108,7 +108,7 @@ static bool has_outer(const struct tune_options *options) {
 }
 
 /* The fault in options of the whole run, as text; NULL: none. */
-static const char *check_whole(const struct tune_options *options) {
+static const char *tune_check_whole(const struct tune_options *options) {
   if (!options->whole)
     return has_outer(options) ? "--local-steps, --bits, --fragments and --delay are for --whole-run"
                               : NULL;
@@ -118,7 +118,7 @@ static const char *check_whole(const struct tune_options *options) {
 }
 
 /* The fault in options that are right each alone, as text; NULL: none. */
-static const char *check(const struct tune_options *options) {
+static const char *tune_check(const struct tune_options *options) {
   bool measures = options->output || options->dry_run || options->quick;
   bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
               options->bandwidth > 0 || options->json || options->device || has_card(options) ||
@@ -138,20 +138,20 @@ static const char *check(const struct tune_options *options) {
          : options->parameters == 0 ? "--predict needs --parameters"
          : options->hosts == 0      ? "--predict needs --hosts"
          : isnan(options->compute)  ? "--predict needs --compute"
-                                    : check_whole(options);
+                                    : tune_check_whole(options);
 }
 
 #ifdef ONEBIT_HAVE_MPI
-static int run(const struct tune_options *options) {
+static int tune_measure(const struct tune_options *options) {
   if (options->doctor)
     doctor_begin();
   MPI_Init(NULL, NULL);
-  int status = options->doctor ? doctor_run() : tune_run(options);
+  int status = options->doctor ? doctor_run() : tune_measure(options);
   MPI_Finalize();
   return status;
 }
 #else
-static int run(const struct tune_options *options) {
+static int tune_measure(const struct tune_options *options) {
   (void)options;
   tune_complain("built without MPI (MPI=0): it can only --predict; see --help");
   return TUNE_FAILED;
@@ -181,8 +181,8 @@ int main(int argc, char **argv) {
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
   if (asked != TOOL_RUN)
     return tool_answer(&tool, asked, error);
-  if (check(&options))
-    return tool_answer(&tool, TOOL_WRONG, check(&options));
+  if (tune_check(&options))
+    return tool_answer(&tool, TOOL_WRONG, tune_check(&options));
   fill_in(&options);
-  return options.predict ? tune_predict(&options) : run(&options);
+  return options.predict ? tune_predict(&options) : tune_measure(&options);
 }

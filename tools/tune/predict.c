@@ -62,7 +62,8 @@ void tune_rate_text(double bytes_a_second, char text[24]) {
     snprintf(text, 24, "%.3g %cbit/s", bits / unit, unit == 1e6 ? 'M' : unit == 1e9 ? 'G' : 'T');
 }
 
-static void print_assumptions(const struct ob_costs *costs, const struct tune_training *training) {
+static void predict_print_assumptions(const struct ob_costs *costs,
+                                      const struct tune_training *training) {
   const struct tune_policy policy = tune_policy(training, TUNE_ZERO_ONE);
   const struct tune_exchange dense = tune_exchange(costs, training, TUNE_DENSE);
   char rate[24], latency[24];
@@ -147,7 +148,7 @@ static void print_scales(const struct ob_costs *costs, struct tune_training trai
          "every host's\n# link at full rate, and the same computation on each rank.\n");
 }
 
-static void print_json(const struct ob_costs *costs, const struct tune_training *training) {
+static void predict_print_json(const struct ob_costs *costs, const struct tune_training *training) {
   struct ob_json json = {.file = stdout, .spaced = true};
   ob_json_begin(&json, NULL, '{');
   ob_json_string(&json, "costs", costs->source);
@@ -185,14 +186,14 @@ int tune_predict(const struct tune_options *options) {
   if (!tune_load_costs(options, &costs))
     return TUNE_FAILED;
   if (options->json) {
-    print_json(&costs, &training);
+    predict_print_json(&costs, &training);
     return TUNE_OK;
   }
   printf("# onebit-tune --predict: %.4g parameters, %d host%s x %d rank%s, %.4g s of computation a "
          "step\n",
          training.parameters, training.hosts, training.hosts == 1 ? "" : "s",
          training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s", training.compute);
-  print_assumptions(&costs, &training);
+  predict_print_assumptions(&costs, &training);
   print_methods(&costs, &training);
   print_scales(&costs, training);
   return TUNE_OK;

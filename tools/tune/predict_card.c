@@ -42,7 +42,7 @@ static size_t networks_of(const struct tune_options *options, struct network *ne
   return count;
 }
 
-static void print_assumptions(const struct network *network) {
+static void predict_card_print_assumptions(const struct network *network) {
   const struct tune_card *card = &network->card;
   char launch[24], group[24], latency[24];
   tune_time_text(card->launch, launch);
@@ -156,7 +156,7 @@ static void method_as_json(struct ob_json *json, const struct network *network,
   ob_json_end(json, '}');
 }
 
-static void print_json(const struct network *networks, size_t count) {
+static void predict_card_print_json(const struct network *networks, size_t count) {
   struct ob_json json = {.file = stdout, .spaced = true};
   ob_json_begin(&json, NULL, '{');
   ob_json_begin(&json, "networks", '[');
@@ -179,14 +179,14 @@ int tune_predict_card(const struct tune_options *options) {
   struct network networks[1 + USUAL_LINKS];
   size_t count = networks_of(options, networks);
   if (options->json) {
-    print_json(networks, count);
+    predict_card_print_json(networks, count);
     return TUNE_OK;
   }
   printf("# onebit-tune --predict --device cuda: %.4g parameters, %d host%s x %d GPU%s, %.4g s of "
          "computation a step\n",
          options->parameters, options->hosts, options->hosts == 1 ? "" : "s",
          options->ranks_per_host, options->ranks_per_host == 1 ? "" : "s", options->compute);
-  print_assumptions(&networks[0]);
+  predict_card_print_assumptions(&networks[0]);
   for (size_t k = 0; k < count; k++)
     print_network(&networks[k]);
   return TUNE_OK;

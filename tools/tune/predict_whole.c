@@ -86,8 +86,9 @@ static void print_way(const struct ob_costs *costs, const struct tune_training *
          whole.seconds / (training->steps * training->compute), mark);
 }
 
-static void print_link(const struct ob_costs *costs, const struct tune_training *training,
-                       const struct whole_ways *ways) {
+static void predict_whole_print_link(const struct ob_costs *costs,
+                                     const struct tune_training *training,
+                                     const struct whole_ways *ways) {
   char rate[24];
   const size_t chosen = tune_choose(costs, training, ways->way, ways->count);
   tune_rate_text(costs->between.bandwidth, rate);
@@ -121,8 +122,9 @@ static void print_links(const struct ob_costs *costs, const struct tune_training
   }
 }
 
-static void print_json(const struct ob_costs *costs, const struct tune_training *training,
-                       const struct whole_ways *ways) {
+static void predict_whole_print_json(const struct ob_costs *costs,
+                                     const struct tune_training *training,
+                                     const struct whole_ways *ways) {
   struct ob_json json = {.file = stdout, .spaced = true};
   const size_t chosen = tune_choose(costs, training, ways->way, ways->count);
   ob_json_begin(&json, NULL, '{');
@@ -179,10 +181,10 @@ int tune_predict_whole(const struct tune_options *options) {
   if (!fill_ways(&wanted, &ways))
     return TUNE_USAGE;
   if (options->json) {
-    print_json(&costs, &training, &ways);
+    predict_whole_print_json(&costs, &training, &ways);
     return TUNE_OK;
   }
   print_head(options, &costs);
-  (options->bandwidth > 0 ? print_link : print_links)(&costs, &training, &ways);
+  (options->bandwidth > 0 ? predict_whole_print_link : print_links)(&costs, &training, &ways);
   return TUNE_OK;
 }

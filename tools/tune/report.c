@@ -39,7 +39,7 @@ void tune_time_text(double seconds, char text[24]) {
 
 /* --- What was measured -------------------------------------------------------------------------*/
 
-static void print_link(const char *name, const struct ob_link *link) {
+static void report_print_link(const char *name, const struct ob_link *link) {
   char latency[24], message[24];
   tune_time_text(link->latency, latency);
   tune_time_text(link->message, message);
@@ -55,11 +55,11 @@ void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs
            cluster->max_ranks);
   printf("\n%-16s%14s%14s%14s%14s\n", "# link", "latency", "MB/s", "a message", "ns a byte");
   if (cluster->hosts > 1)
-    print_link("between hosts", &costs->between);
+    report_print_link("between hosts", &costs->between);
   else
     printf("# one host: links between hosts are not measured, the defaults stand\n");
   if (cluster->max_ranks > 1)
-    print_link("inside a host", &costs->inside);
+    report_print_link("inside a host", &costs->inside);
   else
     printf("# one rank a host: links inside are not measured, the defaults stand\n");
   printf("# codec %s, ns an element on one core: compress %.3f, reduce %.3f + %.3f a stream, apply "
@@ -110,7 +110,7 @@ void tune_report_points(const struct tune_points *points, double residual) {
 
 #define LARGEST ((size_t)256 << 20)
 
-static struct ob_cost_task task_of(const struct ob_cost_task *cluster, size_t bytes) {
+static struct ob_cost_task report_task_of(const struct ob_cost_task *cluster, size_t bytes) {
   struct ob_cost_task task = *cluster;
   task.elements = bytes / sizeof(float);
   task.dense_allowed = true;
@@ -119,13 +119,13 @@ static struct ob_cost_task task_of(const struct ob_cost_task *cluster, size_t by
 
 static struct ob_cost_choice choice_of(const struct ob_costs *costs,
                                        const struct ob_cost_task *cluster, size_t bytes) {
-  struct ob_cost_task task = task_of(cluster, bytes);
+  struct ob_cost_task task = report_task_of(cluster, bytes);
   struct ob_cost_choice choice;
   ob_cost_choose(costs, &task, &choice);
   return choice;
 }
 
-static bool same(const struct ob_cost_choice *a, const struct ob_cost_choice *b) {
+static bool report_same(const struct ob_cost_choice *a, const struct ob_cost_choice *b) {
   return a->schedule == b->schedule && a->wire == b->wire;
 }
 
@@ -136,7 +136,7 @@ static size_t threshold(const struct ob_costs *costs, const struct ob_cost_task 
   while (high - low > 4) {
     size_t middle = low + (high - low) / 8 * 4;
     struct ob_cost_choice there = choice_of(costs, cluster, middle);
-    *(same(&there, &end) ? &high : &low) = middle;
+    *(report_same(&there, &end) ? &high : &low) = middle;
   }
   return high;
 }
@@ -145,7 +145,7 @@ static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task
   struct ob_cost_choice last;
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 2) {
     struct ob_cost_choice now = choice_of(costs, cluster, bytes);
-    if (bytes == 4 || !same(&now, &last))
+    if (bytes == 4 || !report_same(&now, &last))
       printf("from %zu bytes on: %s, %s\n",
              bytes == 4 ? bytes : threshold(costs, cluster, bytes / 2, bytes),
              ob_cost_schedule_name(now.schedule), ob_cost_wire_name(now.wire, cluster->bits));
@@ -157,7 +157,7 @@ static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task
 static void print_candidates(const struct ob_costs *costs, const struct ob_cost_task *cluster,
                              size_t bytes) {
   struct ob_cost_choice choice = choice_of(costs, cluster, bytes), own;
-  struct ob_cost_task task = task_of(cluster, bytes);
+  struct ob_cost_task task = report_task_of(cluster, bytes);
   char text[24], marked[32];
   tune_bytes_text((double)bytes, text);
   printf("%-10s", text);

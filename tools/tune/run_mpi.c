@@ -290,7 +290,7 @@ static bool find_path(const struct tune_options *options, char path[OB_TUNING_PA
 }
 
 /* Writes the file. Collective over the leaders; rank 0 writes. */
-static bool write_file(const struct tune_run *run, const char *path) {
+static bool run_mpi_write_file(const struct tune_run *run, const char *path) {
   size_t hosts = (size_t)run->cluster.hosts;
   struct ob_tuning_origin origin = {.host_count = hosts};
   char(*names)[OB_TUNING_NAME_CAPACITY] = ob_allocate(hosts, sizeof *names),
@@ -322,7 +322,7 @@ static bool write_file(const struct tune_run *run, const char *path) {
 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
-static bool measure(struct tune_run *run, struct tune_points *points) {
+static bool run_mpi_measure(struct tune_run *run, struct tune_points *points) {
   const struct ob_codec *codec;
   if (!tune_all_well(ob_codec_choose(&codec) == ONEBIT_OK)) {
     tune_complain("no codec: %s", onebit_last_error());
@@ -352,7 +352,7 @@ static bool report_results(struct tune_run *run, const char *path,
     }
   }
   return alone || run->options->dry_run || run->team.leaders == MPI_COMM_NULL ||
-         write_file(run, path);
+         run_mpi_write_file(run, path);
 }
 
 int tune_run(const struct tune_options *options) {
@@ -362,7 +362,7 @@ int tune_run(const struct tune_options *options) {
   tool_cluster_find(&run.team);
   find_cluster(&run);
   bool well = tune_all_well(run.team.rank != 0 || find_path(options, path)) &&
-              measure(&run, &points) && report_results(&run, path, &points);
+              run_mpi_measure(&run, &points) && report_results(&run, path, &points);
   well = tune_all_well(well);
   tool_cluster_free(&run.team);
   return well ? TUNE_OK : TUNE_FAILED;

@@ -30,7 +30,8 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
                               (double)counts[OB_EXCHANGE_DENSE] / (double)whole};
 }
 
-static struct tune_exchange dense(const struct ob_costs *costs, const struct ob_cost_task *task) {
+static struct tune_exchange training_dense(const struct ob_costs *costs,
+                                           const struct ob_cost_task *task) {
   double ranks = task->hosts * task->ranks_per_host;
   return (struct tune_exchange){ob_cost_mpi_seconds(costs, task, 4),
                                 task->hosts > 1 ? 8 * (ranks - 1) / ranks * (double)task->elements
@@ -41,7 +42,7 @@ static struct tune_exchange half(const struct ob_costs *costs, const struct ob_c
   double converting = (costs->load + costs->convert) * ob_cost_sharing(costs, task);
   return (struct tune_exchange){ob_cost_mpi_seconds(costs, task, 2) +
                                     (double)task->elements * converting,
-                                dense(costs, task).host_bytes / 2};
+                                training_dense(costs, task).host_bytes / 2};
 }
 
 /* The exchange in bits; hierarchical falls back to exchange. */
@@ -56,7 +57,7 @@ static struct tune_exchange one_bit(const struct ob_costs *costs, struct ob_cost
                                 ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS)};
 }
 
-static struct ob_cost_task task_of(const struct tune_training *training) {
+static struct ob_cost_task training_task_of(const struct tune_training *training) {
   return (struct ob_cost_task){.elements = (size_t)training->parameters,
                                .hosts = training->hosts,
                                .ranks_per_host = training->ranks_per_host};
@@ -65,7 +66,7 @@ static struct ob_cost_task task_of(const struct tune_training *training) {
 /* An exchange of one bit by the method's schedule, or by the better of both. */
 static struct tune_exchange bits_of(const struct ob_costs *costs,
                                     const struct tune_training *training, enum tune_method method) {
-  const struct ob_cost_task task = task_of(training);
+  const struct ob_cost_task task = training_task_of(training);
   struct tune_exchange flat = one_bit(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
   struct tune_exchange levels = one_bit(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
   bool has_levels =
@@ -95,12 +96,12 @@ struct parts {
 
 static struct parts parts_of(const struct ob_costs *costs, const struct tune_training *training,
                              enum tune_method method) {
-  const struct ob_cost_task task = task_of(training);
+  const struct ob_cost_task task = training_task_of(training);
   const struct tune_exchange bits = bits_of(costs, training, method);
   return (struct parts){.policy = tune_policy(training, method),
                         .one_bit = bits,
                         .eight_bits = widen_bits(costs, bits, 8),
-                        .full = (method == TUNE_HALF ? half : dense)(costs, &task)};
+                        .full = (method == TUNE_HALF ? half : training_dense)(costs, &task)};
 }
 
 struct tune_exchange tune_exchange(const struct ob_costs *costs,

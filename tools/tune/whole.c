@@ -15,8 +15,8 @@ static double codec_seconds(const struct ob_costs *costs, const struct tune_trai
 }
 
 /* The exchange in which every host sends a message to every other. */
-static struct tune_exchange gather(const struct ob_costs *costs,
-                                   const struct tune_training *training) {
+static struct tune_exchange whole_gather(const struct ob_costs *costs,
+                                         const struct tune_training *training) {
   const double bytes = training->parameters * TUNE_SPARSE_BITS / 8 * (training->hosts - 1);
   const double rate = costs->between.bandwidth * costs->exchange_efficiency;
   const double latency = training->hosts > 1 ? costs->between.latency : 0;
@@ -30,7 +30,7 @@ static struct tune_exchange exchange_of(const struct ob_costs *costs,
   if (bits == TUNE_FLOAT32)
     return tune_exchange(costs, training, TUNE_DENSE);
   if (bits == TUNE_SPARSE)
-    return gather(costs, training);
+    return whole_gather(costs, training);
   return tune_exchange_bits(costs, training, bits);
 }
 
@@ -79,14 +79,14 @@ const char *tune_way_error(const struct tune_way *way) {
 
 /* --- Which ways there are ----------------------------------------------------------------------*/
 
-static bool same(const struct tune_way *a, const struct tune_way *b) {
+static bool whole_same(const struct tune_way *a, const struct tune_way *b) {
   return a->bits == b->bits && a->local_steps == b->local_steps && a->fragments == b->fragments &&
          a->delay == b->delay && a->warm_up_bits == b->warm_up_bits;
 }
 
 static size_t add_way(const struct tune_way *way, struct tune_way *ways, size_t count) {
   for (size_t k = 0; k < count; k++)
-    if (same(&ways[k], way))
+    if (whole_same(&ways[k], way))
       return count;
   if (count < TUNE_WAYS)
     ways[count++] = *way;
