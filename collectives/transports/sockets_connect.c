@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/forked.h"
 #include "base/memory.h"
@@ -15,15 +16,26 @@
 #define PAUSE_NS 1000000
 /* Seconds that members wait longer than rank 0, which can name the missing ranks. */
 #define GRACE 1.0
+/* A refusal this old is of a rank 0 that has gone; the next one answers sooner. */
+#define RECENT_SECONDS 2.0
 
 /* --- Small things ------------------------------------------------------------------------------*/
+
+/* True while a rank 0 of another job answers: the time may end in the midst of the next attempt. */
+static bool sockets_connect_is_refused(const struct ob_rendezvous *state) {
+  return state->refused_since > 0 && ob_seconds() - state->refused_last < RECENT_SECONDS;
+}
 
 onebit_status_t ob_rendezvous_pause(struct ob_rendezvous *state, const char *what,
                                     const char *whom) {
   char text[224];
   nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
   snprintf(text, sizeof text, "sockets: %s", what);
-  return ob_watch_for(&state->watch, state->timeout + (state->joined ? GRACE : 0), text, whom);
+  onebit_status_t status =
+      ob_watch_for(&state->watch, state->timeout + (state->joined ? GRACE : 0), text, whom);
+  return status != ONEBIT_OK && sockets_connect_is_refused(state)
+             ? ob_rendezvous_hear(state, &state->verdict)
+             : status;
 }
 
 const char *ob_rendezvous_plain(void) {

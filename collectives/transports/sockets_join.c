@@ -79,7 +79,9 @@ static onebit_status_t hear_refusal(struct ob_rendezvous *state, struct ob_answe
   state->verdict = *answer;
   if (state->refused_since == 0)
     state->refused_since = ob_seconds();
-  if (ob_seconds() - state->refused_since > OTHER_JOB_SECONDS && !ob_sockets_is_member(answer->key))
+  state->refused_last = ob_seconds();
+  if (state->refused_last - state->refused_since > OTHER_JOB_SECONDS &&
+      !ob_sockets_is_member(answer->key))
     return ob_rendezvous_hear(state, answer);
   nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
   return ONEBIT_IN_PROGRESS;

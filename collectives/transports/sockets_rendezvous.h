@@ -101,6 +101,7 @@ struct ob_rendezvous {
   double complete;         /* on rank 0: the time at which all had joined */
   int absence;             /* the errno of the latest attempt to reach rank 0 */
   double refused_since;    /* the time since which rank 0 is another job's; 0: it is not */
+  double refused_last;     /* the time at which it said so last, in `verdict` */
   struct ob_sockets *sockets;
   struct ob_visitor visitors[OB_VISITORS];
   unsigned next_visitor;
