@@ -146,7 +146,7 @@ static int tune_measure(const struct tune_options *options) {
   if (options->doctor)
     doctor_begin();
   MPI_Init(NULL, NULL);
-  int status = options->doctor ? doctor_run() : tune_measure(options);
+  int status = options->doctor ? doctor_run() : tune_run(options);
   MPI_Finalize();
   return status;
 }
