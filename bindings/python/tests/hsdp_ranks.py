@@ -4,18 +4,16 @@ gloo, on processors."""
 
 import os
 import shutil
-import sys
 import tempfile
 import warnings
 
 import torch_ranks
-from torch_common import alike, expect
+from torch_common import alike, expect, run_scenarios
 
 import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -335,21 +333,7 @@ SCENARIOS = (
 )  # fmt: skip
 
 
-def run(rank, names, size, path):
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well", flush=True)
-
-
 if __name__ == "__main__":
     assert torch_ranks.PACKAGE
-    with tempfile.TemporaryDirectory() as place:
-        names, size = sys.argv[1].split(","), int(sys.argv[2])
-        arguments = (names, size, os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(run, arguments, nprocs=size, start_method="fork")
+    warnings.simplefilter("ignore")
+    run_scenarios(SCENARIOS)

@@ -3,18 +3,14 @@
 import contextlib
 import copy
 import io
-import os
-import sys
-import tempfile
 
 import torch_ranks
-from torch_common import alike, expect
+from torch_common import alike, expect, run_scenarios
 from torch_resume_ranks import Trainer, network
 
 import onebit.torch
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from onebit.torch import automatic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -180,20 +176,6 @@ def refused(rank, size):
 SCENARIOS = (choices, corrected, resumed, refused)
 
 
-def ranks(rank, names, size, path):
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well", flush=True)
-
-
 if __name__ == "__main__":
     assert torch_ranks.PACKAGE
-    with tempfile.TemporaryDirectory() as place:
-        arguments = (sys.argv[1].split(","), int(sys.argv[2]), os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(
-            ranks, arguments, nprocs=arguments[1], start_method="fork")
+    run_scenarios(SCENARIOS)

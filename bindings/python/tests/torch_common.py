@@ -1,8 +1,13 @@
 """What the files of scenarios over torch.distributed have in common."""
 
+import os
+import sys
+import tempfile
+
 import onebit
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 
 
 def alike(tensor, group=None):
@@ -32,3 +37,23 @@ def expect(words, call, kind=(onebit.Error, RuntimeError)):
         assert words in str(error), error
     else:
         raise AssertionError(words)
+
+
+def _run(rank, scenarios, names, size, path):
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    for name in names:
+        next(one for one in scenarios if one.__name__ == name)(rank, size)
+        dist.barrier()
+    if rank == 0:
+        print("all well", flush=True)
+
+
+def run_scenarios(scenarios):
+    """Runs those that the first argument of the program names, on as many ranks as the second says,
+    which are processes that meet over gloo."""
+    with tempfile.TemporaryDirectory() as place:
+        names, size = sys.argv[1].split(","), int(sys.argv[2])
+        arguments = (scenarios, names, size, os.path.join(place, "store"))
+        torch.multiprocessing.start_processes(_run, arguments, nprocs=size, start_method="fork")

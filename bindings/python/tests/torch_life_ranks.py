@@ -6,7 +6,6 @@ import os
 import pathlib
 import signal
 import sys
-import tempfile
 import threading
 import weakref
 
@@ -15,12 +14,11 @@ sys.path.insert(0, str(PACKAGE))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import onebit.torch  # noqa: E402
-from torch_common import expect  # noqa: E402
+from torch_common import expect, run_scenarios  # noqa: E402
 
 
 def network():
@@ -212,19 +210,5 @@ def interrupted(rank, size):
 SCENARIOS = (forked, freed, gone, interrupted, of_its_group, static_graph, joined)
 
 
-def run(rank, names, size, path):
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names.split(","):
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well")
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        arguments = (sys.argv[1], int(sys.argv[2]), os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(
-            run, arguments, nprocs=arguments[1], start_method="fork")
+    run_scenarios(SCENARIOS)

@@ -8,14 +8,12 @@ import os
 import pathlib
 import pickle
 import sys
-import tempfile
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PACKAGE), str(PACKAGE / "examples")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -23,7 +21,7 @@ import onebit  # noqa: E402
 import onebit.torch  # noqa: E402
 import train_ddp  # noqa: E402
 from onebit import Status  # noqa: E402
-from torch_common import alike, expect, raises  # noqa: E402
+from torch_common import alike, expect, raises, run_scenarios  # noqa: E402
 from torch_connections import (  # noqa: E402
     collectives,
     falls_back,
@@ -448,19 +446,5 @@ SCENARIOS = (
 )
 
 
-def run(rank, names, size, path):
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well")
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        names, size = sys.argv[1].split(","), int(sys.argv[2])
-        arguments = (names, size, os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(run, arguments, nprocs=size, start_method="fork")
+    run_scenarios(SCENARIOS)
