@@ -135,7 +135,7 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
 
 /* --- The candidates, and the text that says why one was chosen ---------------------------------*/
 
-/* Room for what a schedule says of itself. */
+/* The capacity for a schedule's description of itself. */
 #define LINE 128
 
 /* Elements a message of one bit may have; the first is preferred. Of more bits they are fewer. From

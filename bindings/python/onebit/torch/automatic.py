@@ -32,7 +32,7 @@ METHODS = DENSE, EIGHT, ONE = "dense", "8 bits", "one bit"
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 # Elements that are exchanged to measure: of 1 MiB dense, and of 1 MiB in 8 bits.
 _PROBED = {DENSE: 2**18, EIGHT: 2**20, ONE: 2**20}
-# What onebit-tune --predict assumes (tools/tune/training.h): the part of the computation that an
+# The assumptions of onebit-tune --predict (tools/tune/training.h): the part of the computation that an
 # exchange hides behind, the part of an exchange that cannot be hidden, what is worth rounding.
 _HIDING, _EXPOSED, _WORTH = 2 / 3, 1 / 25, 1.05
 _WORTH_DENSE = 1.02  # to go back to dense: it costs no rounding
@@ -96,7 +96,9 @@ def auto_hook(handle, bucket):
 
 
 class Automatic:
-    """comm: a `Communicator` of the model's ranks, which is closed with this
+    """Chooses among the methods of a model's exchange, and steps the optimizer with the chosen one.
+
+    comm: a `Communicator` of the model's ranks, which is closed with this object
     optimizers: the program's; that at `lead` is stepped here
     hook: the `HookState` by which gradients are averaged, dense and in 8 bits
     make: a function of what a state has besides: the library's optimizer, in the place of the lead,
@@ -309,8 +311,8 @@ class Automatic:
         now = exchanges[self.method]
         self._extras[self.method] = total - compute - _waiting(now, compute), now
         for one, seconds in exchanges.items():
-            # What steps have taken beyond the model; of a faster link less, and never more: what is
-            # expected too well of a method is found out by it.
+            # Steps have taken so much beyond the model. On a faster link they take less of it, and
+            # never more: a method of which too much was expected is found out.
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
             extra *= min(1.0, seconds / of_exchange)
             expected[one] = compute + _waiting(seconds, compute) + extra

@@ -20,11 +20,11 @@ _BYTES, _BYTES_OF_PARAMETER = 2**16, 2**12
 _SAFELY = {"weights_only": True} if hasattr(torch, "compile") else {}  # 1.13 has no numbers there
 
 
-def _pack(record, room):
+def _pack(record, size):
     memory = io.BytesIO()
     torch.save(record, memory)
     made = struct.pack("<Q", memory.tell()) + memory.getvalue()
-    return torch.frombuffer(bytearray(made.ljust(room, b"\0")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(made.ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def _unpack(tensor):
@@ -90,7 +90,7 @@ class SavedHook:
         self.state, self._extra, self._is_used = state, extra or dict, bool(elements or extra)
         self._rank, self._ranks = group.rank(), group.size()
         words = 4 * (elements + elements // self._ranks + (elements if state.normalise else 0))
-        self._room = _BYTES + words + _BYTES_OF_PARAMETER * len(list(model.parameters()))
+        self._size = _BYTES + words + _BYTES_OF_PARAMETER * len(list(model.parameters()))
         self._everyone, self._said = None, False
 
     def entries(self):
@@ -103,7 +103,7 @@ class SavedHook:
 
     def _own(self):
         record = {**self.state.state_dict(), **self._extra()}
-        return _pack({**record, "rank": self._rank, "ranks": self._ranks}, self._room)
+        return _pack({**record, "rank": self._rank, "ranks": self._ranks}, self._size)
 
     def consolidate(self, to=0):
         """Collective."""
