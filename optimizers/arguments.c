@@ -57,7 +57,7 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
  * arrays that are reused, and 1-bit LAMB's first compressed step goes on from momentum that is in
  * the residuals. */
 static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
-  const bool shards = recipe->method->plans, lamb = recipe->asked == &ob_method_lamb;
+  const bool shards = recipe->method->plans, lamb = recipe->asked->lamb;
   if (recipe->common.residual_copies != 1 || !(shards || lamb))
     return ONEBIT_OK;
   return ob_error(ONEBIT_ERROR_UNSUPPORTED, "residual_copies is 1: not %s",

@@ -43,12 +43,12 @@ static bool among(const struct ob_option *rows, size_t count, const char *key) {
   return false;
 }
 
-static onebit_status_t check_params(const struct ob_option_file *file) {
+static onebit_status_t check_params(const struct ob_option_file *file,
+                                    const struct ob_method *method) {
   const struct ob_json_value *value = NULL;
-  const struct ob_method *method = file->method;
   while ((value = ob_config_next(file->params, value)))
     if (!among(method->options, method->option_count, value->key) &&
-        !among(ob_common_options, ob_common_option_count, value->key) &&
+        !among(ob_common_options, OB_COMMON_OPTIONS, value->key) &&
         !ob_config_without_effect(value->key, true))
       return ob_error(ONEBIT_ERROR_ARGUMENT, "%s: unknown key, %s has no such option",
                       ob_config_origin(value), file->type->text);
@@ -64,13 +64,12 @@ static onebit_status_t find_type(struct ob_option_file *file) {
       file->deepspeeds = true;
       name = types[i].ours;
     }
-  for (size_t k = 0; ob_methods[k]; k++)
-    if (strcmp(name, ob_methods[k]->name) == 0)
-      file->method = ob_methods[k];
-  return file->method ? ONEBIT_OK
-                      : ob_config_wrong(file->type,
-                                        "not OneBitAdam, OneBitLamb or ZeroOneAdam, nor the name "
-                                        "of an optimizer as onebit_optimizer_info_t has it");
+  file->method = name;
+  if (ob_method_number(name) == OB_METHOD_COUNT)
+    return ob_config_wrong(file->type,
+                           "not OneBitAdam, OneBitLamb or ZeroOneAdam, nor the name of an "
+                           "optimizer as onebit_optimizer_info_t has it");
+  return ONEBIT_OK;
 }
 
 onebit_status_t ob_option_file_open(struct ob_option_file *file) {
@@ -88,14 +87,14 @@ onebit_status_t ob_option_file_open(struct ob_option_file *file) {
       return ob_config_wrong(value, "and section optimizer has a text type and an object params");
   if (!file->type)
     return ob_config_wrong(section, "without a type");
-  OB_TRY(find_type(file));
-  return file->params ? check_params(file) : ONEBIT_OK;
+  return find_type(file);
 }
 
 onebit_status_t ob_option_file_for(const struct ob_method *method, struct ob_option_file *file) {
   OB_TRY(ob_option_file_open(file));
-  if (file->method != method)
-    *file = (struct ob_option_file){0};
+  if (file->method && strcmp(file->method, method->name) == 0)
+    return file->params ? check_params(file, method) : ONEBIT_OK;
+  *file = (struct ob_option_file){0};
   return ONEBIT_OK;
 }
 
@@ -148,11 +147,12 @@ void ob_option_file_warn(const struct ob_method *method, int rank) {
   const struct ob_json_value *value = NULL;
   if (ob_option_file_open(&file) != ONEBIT_OK || !file.type || atomic_flag_test_and_set(&warned))
     return;
-  if (file.method != method)
+  const bool applies = strcmp(file.method, method->name) == 0;
+  if (!applies)
     ob_log(OB_LOG_WARN, rank,
            "%s is %s, and the program makes %s: section optimizer is without effect",
            ob_config_origin(file.type), file.type->text, method->name);
-  while (file.method == method && file.params && (value = ob_config_next(file.params, value))) {
+  while (applies && file.params && (value = ob_config_next(file.params, value))) {
     const char *why = ob_config_without_effect(value->key, true);
     if (why)
       ob_log(OB_LOG_WARN, rank, "%s is without effect: %s", ob_config_origin(value), why);

@@ -11,16 +11,17 @@
 
 struct ob_option_file {
   const struct ob_json_value *type, *params; /* NULL: it says nothing */
-  const struct ob_method *method;            /* of the type; NULL: there is no section */
+  const char *method;                        /* the type's; NULL: there is no section */
   bool deepspeeds;                           /* the type is one of DeepSpeed's */
   bool deepspeed_profile;                    /* the optimizer has its profile */
 };
 
-/* Reads the section, and checks its keys. What it says is of one type of optimizer.
+/* Reads the section, which is of one type of optimizer, and checks that type.
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_option_file_open(struct ob_option_file *file);
 
-/* The same for an optimizer of this method; of another type's section nothing is left. */
+/* The same for an optimizer of this method, with its keys checked. Of a section of another type
+ * nothing is left. */
 onebit_status_t ob_option_file_for(const struct ob_method *method, struct ob_option_file *file);
 
 /* The value of an option; NULL: there is none. */
@@ -33,9 +34,5 @@ onebit_status_t ob_option_number(const struct ob_option_file *file, const struct
 
 /* Warns of what is without effect for an optimizer of this method, once a process. */
 void ob_option_file_warn(const struct ob_method *method, int rank);
-
-/* The options that all optimizers have. */
-extern const struct ob_option ob_common_options[];
-extern const size_t ob_common_option_count;
 
 #endif

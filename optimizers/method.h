@@ -69,10 +69,11 @@ struct ob_method {
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
   /* True: what is exchanged continues the last exchange's result. */
   bool momentum;
-  bool fused;   /* profile deepspeed compresses all tensors in one buffer */
-  bool lamb;    /* optimizer->own is a struct ob_lamb */
-  bool sharded; /* a bucket has only the state of this rank's shard (shards.c) */
-  bool moments; /* buckets' plans keep moments of this rank's own gradients */
+  bool begins_frozen; /* its state may be frozen at step 0, also where options ask for a warm-up */
+  bool fused;         /* profile deepspeed compresses all tensors in one buffer */
+  bool lamb;          /* optimizer->own is a struct ob_lamb */
+  bool sharded;       /* a bucket has only the state of this rank's shard (shards.c) */
+  bool moments;       /* buckets' plans keep moments of this rank's own gradients */
   /* The warm-up exchanges divided gradients in warmup_bits (efficient_adam.c); its variances are
    * released at its end. */
   bool divides;
@@ -133,7 +134,12 @@ struct ob_method {
 #define OB_METHOD_DECLARED(name) extern const struct ob_method ob_method_##name;
 OB_METHODS(OB_METHOD_DECLARED)
 #undef OB_METHOD_DECLARED
-extern const struct ob_method *const ob_methods[];
+#define OB_METHOD_COUNTED(name) +1
+enum { OB_METHOD_COUNT = OB_METHODS(OB_METHOD_COUNTED) };
+#undef OB_METHOD_COUNTED
+/* The place of a method among the rows; OB_METHOD_COUNT: there is none of that name. */
+size_t ob_method_number(const char *name);
+extern const struct ob_method *const ob_methods[]; /* methods/methods.c */
 
 /* The findings of a create call before anything is made. */
 struct ob_recipe {

@@ -15,44 +15,7 @@
 #include "optimizers/metrics.h"
 #include "optimizers/sections.h"
 
-#define LISTED(name) &ob_method_##name,
-const struct ob_method *const ob_methods[] = {OB_METHODS(LISTED) NULL};
-
 /* --- Options -----------------------------------------------------------------------------------*/
-
-/* The options of all optimizers, except threads and device. */
-/* clang-format off */
-#define AT(field) offsetof(onebit_optimizer_options_t, field)
-#define WHOLE(kind, field, fallback) {#field, #field, kind, AT(field), AT(field), fallback, 0, NULL}
-#define DOUBLE(field, fallback) \
-  {#field, #field " (as bits)", OB_OPTION_POSITIVE, AT(field), AT(field), fallback, 0, NULL}
-#define DTYPE(field) \
-  {#field, #field, OB_OPTION_CHOICE, AT(field), AT(field), 0, ONEBIT_FLOAT16, "onebit_dtype_t"}
-const struct ob_option ob_common_options[] = {
-    WHOLE(OB_OPTION_CHOICE, profile, 0),
-    WHOLE(OB_OPTION_CHOICE, scale, 0),
-    WHOLE(OB_OPTION_COUNT, block_size, 0),
-    WHOLE(OB_OPTION_COUNT, chunk_size, 0),
-    WHOLE(OB_OPTION_CHOICE, schedule, 0),
-    WHOLE(OB_OPTION_FLAG, no_error_feedback, 0),
-    WHOLE(OB_OPTION_COUNT, bucket_size, 0),
-    DTYPE(gradient_dtype),
-    DTYPE(parameter_dtype),
-    DOUBLE(gradient_factor, 1),
-    DOUBLE(clip_norm, 0),
-    {"initial_loss_scale", "initial_loss_scale (as bits)", OB_OPTION_REAL, AT(initial_loss_scale),
-     AT(initial_loss_scale), 0, 0, NULL},
-    WHOLE(OB_OPTION_COUNT, loss_scale_interval, 2000),
-    DOUBLE(min_loss_scale, 1),
-    WHOLE(OB_OPTION_COUNT, dense_below, 0),
-    WHOLE(OB_OPTION_CHOICE, warmup_bits, 0),
-    WHOLE(OB_OPTION_CHOICE, bits, 0),
-    WHOLE(OB_OPTION_CHOICE, max_bits, 0),
-    WHOLE(OB_OPTION_CHOICE, residual_copies, 0),
-};
-/* clang-format on */
-enum { COMMON = sizeof ob_common_options / sizeof ob_common_options[0] };
-const size_t ob_common_option_count = COMMON;
 
 /* The method's own options, and what follows from them. */
 static onebit_status_t read_options(struct ob_recipe *recipe, const void *options,
@@ -68,7 +31,8 @@ static onebit_status_t read_options(struct ob_recipe *recipe, const void *option
     memcpy(&recipe->common, (const char *)options + method->common_at, sizeof recipe->common);
   struct ob_option_file file;
   OB_TRY(ob_option_file_for(method, &file));
-  OB_TRY(ob_options_read(ob_common_options, COMMON, &recipe->common, &file, &recipe->common));
+  OB_TRY(ob_options_read(ob_common_options, OB_COMMON_OPTIONS, &recipe->common, &file,
+                         &recipe->common));
   bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
   file.deepspeed_profile = deepspeed;
   OB_TRY(ob_options_read(method->options, method->option_count, options, &file, &recipe->moments));
@@ -120,13 +84,14 @@ static onebit_status_t agree_on_options(const struct onebit_optimizer *optimizer
   uint64_t counts = OB_HASH_START, constants = counts;
   if (status == ONEBIT_OK)
     add_tensors(tensors, ntensors, &counts, &constants);
-  struct ob_term terms[3 + COMMON] = {
+  struct ob_term terms[3 + OB_COMMON_OPTIONS] = {
       {"ntensors", ntensors},
       {"the list of tensor counts (its fingerprint)", counts},
       {"a weight decay, learning rate factor or uncompressed (their fingerprint)", constants},
   };
-  ob_options_terms(ob_common_options, COMMON, optimizer ? &optimizer->options : &none, terms + 3);
-  return ob_agree(comm, status, terms, 3 + COMMON);
+  ob_options_terms(ob_common_options, OB_COMMON_OPTIONS, optimizer ? &optimizer->options : &none,
+                   terms + 3);
+  return ob_agree(comm, status, terms, 3 + OB_COMMON_OPTIONS);
 }
 
 static uint64_t optimizer_name_of(const char *name) {
@@ -311,9 +276,7 @@ static onebit_optimizer_t optimizer_begin(onebit_comm_t comm, const struct ob_re
 static void recommend(const struct onebit_optimizer *optimizer) {
   static atomic_uint told;
   const struct ob_method *method = optimizer->method;
-  unsigned kind = 1;
-  for (size_t k = 0; ob_methods[k] && ob_methods[k] != optimizer->asked; k++)
-    kind *= 2;
+  const unsigned kind = 1u << ob_method_number(optimizer->asked->name);
   if (!method->recommended || optimizer->options.profile != ONEBIT_PROFILE_DEFAULT ||
       optimizer->moments.freeze_step == ONEBIT_FREEZE_NEVER || optimizer->comm->rank != 0 ||
       atomic_fetch_or(&told, kind) & kind)

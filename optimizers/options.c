@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "optimizers/config.h"
+#include "optimizers/method.h"
 
 _Static_assert(sizeof(onebit_dtype_t) == sizeof(int), "a choice is read as an int");
 
@@ -109,4 +110,47 @@ void ob_options_terms(const struct ob_option *rows, size_t count, const void *to
     }
     terms[k] = (struct ob_term){rows[k].term, bits};
   }
+}
+
+/* The options of all optimizers, except threads and device. */
+/* clang-format off */
+#define AT(field) offsetof(onebit_optimizer_options_t, field)
+#define WHOLE(kind, field, fallback) {#field, #field, kind, AT(field), AT(field), fallback, 0, NULL}
+#define DOUBLE(field, fallback) \
+  {#field, #field " (as bits)", OB_OPTION_POSITIVE, AT(field), AT(field), fallback, 0, NULL}
+#define DTYPE(field) \
+  {#field, #field, OB_OPTION_CHOICE, AT(field), AT(field), 0, ONEBIT_FLOAT16, "onebit_dtype_t"}
+const struct ob_option ob_common_options[] = {
+    WHOLE(OB_OPTION_CHOICE, profile, 0),
+    WHOLE(OB_OPTION_CHOICE, scale, 0),
+    WHOLE(OB_OPTION_COUNT, block_size, 0),
+    WHOLE(OB_OPTION_COUNT, chunk_size, 0),
+    WHOLE(OB_OPTION_CHOICE, schedule, 0),
+    WHOLE(OB_OPTION_FLAG, no_error_feedback, 0),
+    WHOLE(OB_OPTION_COUNT, bucket_size, 0),
+    DTYPE(gradient_dtype),
+    DTYPE(parameter_dtype),
+    DOUBLE(gradient_factor, 1),
+    DOUBLE(clip_norm, 0),
+    {"initial_loss_scale", "initial_loss_scale (as bits)", OB_OPTION_REAL, AT(initial_loss_scale),
+     AT(initial_loss_scale), 0, 0, NULL},
+    WHOLE(OB_OPTION_COUNT, loss_scale_interval, 2000),
+    DOUBLE(min_loss_scale, 1),
+    WHOLE(OB_OPTION_COUNT, dense_below, 0),
+    WHOLE(OB_OPTION_CHOICE, warmup_bits, 0),
+    WHOLE(OB_OPTION_CHOICE, bits, 0),
+    WHOLE(OB_OPTION_CHOICE, max_bits, 0),
+    WHOLE(OB_OPTION_CHOICE, residual_copies, 0),
+};
+/* clang-format on */
+_Static_assert(sizeof ob_common_options / sizeof ob_common_options[0] == OB_COMMON_OPTIONS,
+               "the number of rows");
+
+size_t ob_method_number(const char *name) {
+#define NAMED(name) #name,
+  static const char *const names[] = {OB_METHODS(NAMED)};
+  size_t number = 0;
+  while (number < OB_METHOD_COUNT && strcmp(names[number], name) != 0)
+    number++;
+  return number;
 }

@@ -57,6 +57,9 @@ struct ob_option {
 struct ob_option_file; /* config.h: what stands in for zeros before the defaults do */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
                                 const struct ob_option_file *file, void *to);
+/* The options that all optimizers have, except threads and device. */
+enum { OB_COMMON_OPTIONS = 19 };
+extern const struct ob_option ob_common_options[];
 /* The terms on which all ranks must agree. */
 void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
                       struct ob_term *terms);

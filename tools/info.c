@@ -141,10 +141,10 @@ static int print_given(const struct ob_option_file *file, const struct ob_json_v
 
 static void print_value(const struct ob_option_file *file, const struct ob_json_value *value,
                         bool of_optimizer) {
-  const struct ob_method *method = file->method;
+  const struct ob_method *method = file->type ? ob_methods[ob_method_number(file->method)] : NULL;
   const char *why = ob_config_without_effect(value->key, of_optimizer);
   printf("  %-24s %-12s ", value->key, ob_config_line(value));
-  int given = print_given(file, value, ob_common_options, ob_common_option_count);
+  int given = print_given(file, value, ob_common_options, OB_COMMON_OPTIONS);
   if (method)
     given += print_given(file, value, method->options, method->option_count);
   if (why || value->kind == OB_JSON_NULL)
@@ -155,13 +155,16 @@ static void print_value(const struct ob_option_file *file, const struct ob_json_
 }
 
 /* Checks options as for a program that leaves all of its own zero. */
-static onebit_status_t info_check_options(const struct ob_option_file *file) {
+static onebit_status_t info_check_options(struct ob_option_file *file) {
   onebit_optimizer_options_t common = {0};
   struct ob_moments moments;
-  OB_TRY(ob_options_read(ob_common_options, ob_common_option_count, NULL, file, &common));
-  return file->method ? ob_options_read(file->method->options, file->method->option_count, NULL,
-                                        file, &moments)
-                      : ONEBIT_OK;
+  OB_TRY(ob_option_file_open(file));
+  OB_TRY(ob_options_read(ob_common_options, OB_COMMON_OPTIONS, NULL, file, &common));
+  if (!file->type)
+    return ONEBIT_OK;
+  const struct ob_method *method = ob_methods[ob_method_number(file->method)];
+  OB_TRY(ob_option_file_for(method, file));
+  return ob_options_read(method->options, method->option_count, NULL, file, &moments);
 }
 
 static bool print_config(void) {
@@ -169,7 +172,7 @@ static bool print_config(void) {
   const struct ob_json_value *value = NULL;
   if (ob_config_check() != ONEBIT_OK)
     return false; /* as print_knobs has said */
-  bool good = ob_option_file_open(&file) == ONEBIT_OK && info_check_options(&file) == ONEBIT_OK;
+  bool good = info_check_options(&file) == ONEBIT_OK;
   if (!good)
     printf("optimizers        wrong: %s\n", onebit_last_error());
   else if (file.type)

@@ -162,12 +162,6 @@ const char *ob_cost_schedule_name(onebit_schedule_t schedule) {
   return (unsigned)schedule < sizeof names / sizeof names[0] ? names[schedule] : "unknown";
 }
 
-const char *ob_cost_wire_name(onebit_wire_t wire, int bits) {
-  if (wire == ONEBIT_WIRE_DENSE)
-    return "float32";
-  return bits == 8 ? "8 bits" : bits == 4 ? "4 bits" : bits == 2 ? "2 bits" : "one bit";
-}
-
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire) {
   char line[LINE];
@@ -232,8 +226,8 @@ static bool cost_tell(struct ob_cost_choice *choice, const struct ob_cost_task *
 static void cost_conclude(struct ob_cost_choice *choice, const struct ob_costs *costs, int bits) {
   char line[OB_COST_SOURCE_CAPACITY + 128];
   snprintf(line, sizeof line, "chosen: %s, %s, messages of %zu elements (costs: %s)\n",
-           ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire, bits),
-           choice->chunk, costs->source);
+           ob_cost_schedule_name(choice->schedule), ob_wire_name(choice->wire, bits), choice->chunk,
+           costs->source);
   cost_append(choice, line);
 }
 

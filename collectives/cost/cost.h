@@ -156,7 +156,4 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
 
 const char *ob_cost_schedule_name(onebit_schedule_t schedule);
 
-/* A wire's name for people: "one bit", "8 bits", "float32". */
-const char *ob_cost_wire_name(onebit_wire_t wire, int bits);
-
 #endif

@@ -93,7 +93,7 @@ static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *tas
   choice->schedule = task->schedule;
   snprintf(choice->text, sizeof choice->text,
            "chosen: %s, %s, as asked for: the cost model has no time for it here\n",
-           ob_cost_schedule_name(choice->schedule), ob_cost_wire_name(choice->wire, task->bits));
+           ob_cost_schedule_name(choice->schedule), ob_wire_name(choice->wire, task->bits));
 }
 
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape) {

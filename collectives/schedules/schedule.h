@@ -89,6 +89,9 @@ void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compres
 uint64_t ob_schedule_bytes_to_servers(const struct onebit_plan *plan);
 uint64_t ob_schedule_bytes_to_all(const struct onebit_plan *plan);
 
+/* A wire's name for people: "one bit", "8 bits", "float32". */
+const char *ob_wire_name(onebit_wire_t wire, int bits);
+
 /* describe() of a schedule that can do the task. */
 bool ob_schedule_describe(const char *name, const struct ob_cost_task *task, onebit_wire_t wire,
                           size_t chunk, char *line, size_t capacity);

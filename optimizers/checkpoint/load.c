@@ -1,4 +1,5 @@
-/* Loading, which is collective: of all objects; and what an optimizer has to do for it. */
+/* Loading, which is collective: of all objects; and what an optimizer has to do for it. It
+ * also has an optimizer's call that saves to files, which is the counterpart of one here. */
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
@@ -139,4 +140,12 @@ onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
   OB_CALL_SCOPE;
   return checkpoint_load(optimizer, NULL, directory);
+}
+
+onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
+  OB_CALL_SCOPE;
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  const onebit_status_t status = ob_checkpoint_idle(optimizer);
+  const struct ob_state state = ob_optimizer_state(optimizer);
+  return ob_state_save_files(&state, status, directory);
 }

@@ -153,8 +153,8 @@ static onebit_status_t check_stage(const struct ob_part *part,
     return ob_part_error(
         part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": no such state of %s",
         header->stage, header->frozen_at, header->steps, optimizer->method->name);
-  const bool may_begin_frozen = optimizer->moments.no_warmup || optimizer->method->divides ||
-                                optimizer->asked == &ob_method_momentum;
+  const bool may_begin_frozen =
+      optimizer->moments.no_warmup || optimizer->method->divides || optimizer->asked->begins_frozen;
   if (frozen && !header->frozen_at && !may_begin_frozen)
     return ob_part_error(part, "saved without a warm-up, loaded with one");
   if (!frozen && optimizer->moments.no_warmup)

@@ -60,6 +60,7 @@ const struct ob_method ob_method_momentum = {
     .not_deepspeeds = "1-bit momentum SGD",
     .resolve = momentum_resolve,
     .momentum = true,
+    .begins_frozen = true,
     .dense = momentum_dense,
     .exchange = ob_freeze_exchange,
     .call = momentum_call,

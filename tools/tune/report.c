@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "collectives/schedules/schedule.h"
 #include "tools/tune/tune.h"
 
 void tune_complain(const char *format, ...) {
@@ -86,8 +87,8 @@ static double print_point(const struct tune_point *point) {
   tune_time_text(point->predicted, predicted);
   printf("%-12s%-16s%-10s%10s%14s%14s%7.0f%%\n", bytes,
          point->mpi ? "MPI_Allreduce" : ob_cost_schedule_name(point->task.schedule),
-         ob_cost_wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire, point->task.bits),
-         chunk, measured, predicted, 100 * (ratio - 1));
+         ob_wire_name(point->mpi ? ONEBIT_WIRE_DENSE : point->task.wire, point->task.bits), chunk,
+         measured, predicted, 100 * (ratio - 1));
   return pow(log(ratio), 2);
 }
 
@@ -148,7 +149,7 @@ static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task
     if (bytes == 4 || !report_same(&now, &last))
       printf("from %zu bytes on: %s, %s\n",
              bytes == 4 ? bytes : threshold(costs, cluster, bytes / 2, bytes),
-             ob_cost_schedule_name(now.schedule), ob_cost_wire_name(now.wire, cluster->bits));
+             ob_cost_schedule_name(now.schedule), ob_wire_name(now.wire, cluster->bits));
     last = now;
   }
 }
@@ -189,7 +190,7 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
     printf("%14s", ob_cost_schedule_name(ob_cost_candidates[k].schedule));
   printf("%15s\n%-10s", "MPI_Allreduce", "#");
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
-    printf("%14s", ob_cost_wire_name(ob_cost_candidates[k].wire, 1));
+    printf("%14s", ob_wire_name(ob_cost_candidates[k].wire, 1));
   printf("%15s\n", "float32");
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 4)
     print_candidates(costs, cluster, bytes);
