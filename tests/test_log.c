@@ -94,19 +94,23 @@ static void create_some(onebit_comm_t comm, void *context) {
   const onebit_adam_options_t *const of_adam[] = {&deepspeed, &never, &adam, &adam};
   never.freeze_step = ONEBIT_FREEZE_NEVER;
   deepspeed.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  onebit_optimizer_t made[6] = {NULL};
+  onebit_efficient_adam_options_t ratios = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t made[7] = {NULL};
+  ratios.trust_ratio = 1;
   (void)context;
   for (int k = 0; k < 4; k++)
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, of_adam[k], &made[k]), ONEBIT_OK);
   CHECK_STATUS(onebit_lamb_create(comm, &tensor, 1, NULL, &made[4]), ONEBIT_OK);
   CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, NULL, &made[5]), ONEBIT_OK);
-  for (int k = 0; k < 6; k++)
+  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &ratios, &made[6]), ONEBIT_OK);
+  for (int k = 0; k < 7; k++)
     onebit_optimizer_destroy(made[k]);
 }
 
 Test(log, what_is_not_recommended_is_said_once) {
   const char *text = said_by(create_some, NULL, "WARN");
-  cr_expect_eq(times(text, "\n"), 2, "%s", text);
+  cr_expect_eq(times(text, "\n"), 3, "%s", text);
+  cr_expect_eq(times(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
   cr_expect_eq(times(text, "rank 0: adam is not recommended"), 1, "%s", text);
   cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 2, "%s", text);
 }

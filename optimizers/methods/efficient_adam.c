@@ -201,6 +201,8 @@ static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    DIVIDES,
                                                    .lamb = true,
+                                                   .recommended =
+                                                       "Efficient-Adam without trust_ratio",
                                                    .dense = ob_lamb_dense,
                                                    .call = hold,
                                                    .update = update_by_ratios,
