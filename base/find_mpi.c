@@ -8,7 +8,6 @@
 #include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/memory.h"

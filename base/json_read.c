@@ -2,7 +2,6 @@
 #include "base/json_read.h"
 
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

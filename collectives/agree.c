@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/error.h"

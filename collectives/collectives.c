@@ -1,7 +1,6 @@
 /* The public collectives: checks, and the ways to walk a plan's steps. */
 #include <inttypes.h>
 #include <sched.h>
-#include <stdio.h>
 
 #include "base/call_scope.h"
 #include "base/clock.h"

@@ -2,7 +2,6 @@
 #include "collectives/communicator.h"
 
 #include <limits.h>
-#include <stdio.h>
 
 #include "base/call_scope.h"
 #include "base/config.h"

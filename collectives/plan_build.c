@@ -2,8 +2,6 @@
 #include "collectives/plan_private.h"
 
 #include <stdatomic.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "base/handles.h"

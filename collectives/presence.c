@@ -5,12 +5,10 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/forked.h"
 
 #define SHORTEST 1.0 /* seconds of a wait that is written, and between two */

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/watch.h"
 
-#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <time.h>

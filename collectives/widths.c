@@ -1,7 +1,6 @@
 /* The width of a plan: set, restored, or that of the ladder; and the widths of several plans by a
  * budget of bytes. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

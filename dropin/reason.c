@@ -1,8 +1,6 @@
 /* The reasons as text. */
 #include "dropin/reason.h"
 
-#include <stddef.h>
-
 const char *ob_reason_text(enum ob_reason reason) {
   static const char *const texts[OB_REASON_COUNT] = {
       [OB_REASON_NONE] = "compressed",

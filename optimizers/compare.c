@@ -3,7 +3,6 @@
  * it differs on one of each tensor.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"

@@ -6,7 +6,6 @@
  * bucket is never started before onebit_optimizer_step, which knows all that can be wrong.
  */
 #include <math.h>
-#include <stdio.h>
 
 #include "base/call_scope.h"
 #include "base/clock.h"

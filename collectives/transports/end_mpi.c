@@ -8,7 +8,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/bound_mpi.h"

@@ -1,6 +1,5 @@
 /* Connections that have been made to this rank, until it is known whose they are. */
 #include <errno.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "base/forked.h"

@@ -5,7 +5,6 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

@@ -1,6 +1,5 @@
 /* Batches over the library's own connections (onebit/sockets.h). */
 #define _GNU_SOURCE
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

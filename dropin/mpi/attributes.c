@@ -4,7 +4,6 @@
  * attribute of MPI_COMM_SELF, which MPI_Finalize deletes first, while everything still works.
  */
 #include <pthread.h>
-#include <stdio.h>
 
 #include "base/error.h"
 #include "base/memory.h"

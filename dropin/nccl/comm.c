@@ -7,7 +7,6 @@
 #include "base/call_scope.h"
 #include "base/memory.h"
 #include "dropin/nccl/preload.h"
-#include "onebit/nccl.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_nccl_comm *comms;

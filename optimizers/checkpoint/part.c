@@ -1,6 +1,5 @@
 /* A part: its checksums, and what must hold of its front before anything in it is believed. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "onebit/lion.h"
 
 #include "base/call_scope.h"
-#include "base/error.h"
 #include "optimizers/optimizer.h"
 
 static onebit_status_t lion_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {

@@ -14,7 +14,6 @@
  * Among sites the same, between their rank 0s; and then in each site, whose other ranks follow its
  * rank 0.
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "base/call_scope.h"

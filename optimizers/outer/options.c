@@ -1,5 +1,4 @@
 /* Options of the outer step. */
-#include <math.h>
 
 #include "base/error.h"
 #include "optimizers/options.h"

@@ -2,8 +2,6 @@
  * Drifts exchanged by plans: one of the compressed elements of a fragment, and one in float32 of
  * those that stay uncompressed. Both, or none, are applied.
  */
-#include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"

@@ -1,5 +1,4 @@
 /* The declaration of an outer step's state, and the calls that save it. */
-#include <string.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"

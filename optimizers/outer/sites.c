@@ -2,10 +2,8 @@
 #include "optimizers/outer/sites.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/memory.h"
 
 #define DEFAULT_PATIENCE 10.0

@@ -1,5 +1,4 @@
 /* A shard, and what a message of it among sites has. */
-#include <string.h>
 
 #include "base/error.h"
 #include "base/hash.h"

@@ -4,7 +4,6 @@
  * steps between exchanges it moves messages under way, and waits for nothing.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"

@@ -3,9 +3,6 @@
  * the same order, however its local steps fall, and a rank that is not well takes part with its
  * status: so nobody waits for one that does not come.
  */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
