@@ -3,13 +3,13 @@
 #include "base/bound_mpi.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "base/lock.h"
 
 /* The table's members in their order: each is one address. */
 #define OB_MPI_NAME(name)          #name,
@@ -57,12 +57,11 @@ static const struct ob_mpi_table *bound_mpi_find(void) {
   const struct ob_mpi_found *found = known() ? NULL : ob_mpi_find();
   if (!found)
     return known();
-  pthread_mutex_lock(&bound.lock);
+  OB_LOCKED(&bound.lock);
   if (!known()) {
     bound_mpi_fill(found->library);
     atomic_store_explicit(&bound.known, &bound.table, memory_order_release);
   }
-  pthread_mutex_unlock(&bound.lock);
   return known();
 }
 

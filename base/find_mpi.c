@@ -1,15 +1,14 @@
 /* Finds the MPI library that the process has. */
 #ifdef ONEBIT_HAVE_MPI
 #define _GNU_SOURCE /* dl_iterate_phdr, RTLD_DEFAULT */
-
 #include "base/find_mpi.h"
 
 #include <dlfcn.h>
 #include <link.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "base/memory.h"
 
 static struct {
@@ -116,7 +115,7 @@ const struct ob_mpi_found *ob_mpi_find(void) {
   const struct ob_mpi_found *known = atomic_load_explicit(&mpi.known, memory_order_acquire);
   if (known)
     return known;
-  pthread_mutex_lock(&mpi.lock);
+  OB_LOCKED(&mpi.lock);
   known = atomic_load_explicit(&mpi.known, memory_order_relaxed);
   bool global = !known && has_mpi(RTLD_DEFAULT);
   void *library = known || global ? RTLD_DEFAULT : find_private();
@@ -125,7 +124,6 @@ const struct ob_mpi_found *ob_mpi_find(void) {
     known = &mpi.found;
     atomic_store_explicit(&mpi.known, known, memory_order_release);
   }
-  pthread_mutex_unlock(&mpi.lock);
   return known;
 }
 

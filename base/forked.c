@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/lock.h"
+
 /* The number of files that a process may have open, by Linux's default of fs.nr_open. Each has a
  * bit, of memory that takes no page until it is written to. */
 #define FILES (1 << 20)
@@ -39,21 +41,19 @@ int ob_own_file(int file) {
   pthread_once(&once, forked_begin);
   if (file < 0 || file >= FILES)
     return file;
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   registered[file / CHAR_BIT] |= (unsigned char)(1U << file % CHAR_BIT);
   top = file >= top ? file + 1 : top;
-  pthread_mutex_unlock(&lock);
   return file;
 }
 
 void ob_own_close(int file) {
   if (file < 0)
     return;
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   if (file < FILES)
     registered[file / CHAR_BIT] &= (unsigned char)~(1U << file % CHAR_BIT);
   close(file);
-  pthread_mutex_unlock(&lock);
 }
 
 unsigned ob_forks(void) { return atomic_load_explicit(&forks, memory_order_relaxed); }

@@ -7,11 +7,11 @@
  */
 #include "base/handles.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 
 #define KIND_BITS ((uintptr_t)OB_ALIGNMENT - 1)
@@ -67,13 +67,12 @@ static bool handles_grow(void) {
 }
 
 static bool handles_add(uintptr_t entry) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   bool fits = 2 * used < atomic_load(&current)->slots || handles_grow();
   if (fits) {
     handles_put(atomic_load(&current), entry);
     used++;
   }
-  pthread_mutex_unlock(&lock);
   return fits;
 }
 
@@ -99,12 +98,11 @@ static void remove_entry(const struct table *table, _Atomic uintptr_t *slot) {
 }
 
 void ob_handle_retire(const void *handle) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   const struct table *table = atomic_load(&current);
   _Atomic uintptr_t *slot = handles_find(table, (uintptr_t)handle);
   if (*slot)
     remove_entry(table, slot);
-  pthread_mutex_unlock(&lock);
 }
 
 void ob_handle_release(void *handle) {
@@ -121,9 +119,8 @@ static uintptr_t kind_of(const void *handle) {
   entry = atomic_load_explicit(handles_find(table, address), memory_order_acquire);
   if ((entry & ~KIND_BITS) == address)
     return entry & KIND_BITS;
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   entry = *handles_find(atomic_load(&current), address);
-  pthread_mutex_unlock(&lock);
   return entry & KIND_BITS;
 }
 

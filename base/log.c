@@ -3,7 +3,6 @@
 #include "base/log.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/knobs.h"
+#include "base/lock.h"
 
 static const char *const names[] = {"WARN", "INFO", "TRACE"};
 static atomic_int level = OB_LOG_WARN;
@@ -75,11 +75,9 @@ onebit_status_t ob_log_open(int rank) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   enum ob_log_level asked;
   OB_TRY(ob_log_asked(&asked));
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   level = (int)asked;
-  onebit_status_t status = log_open_file(rank);
-  pthread_mutex_unlock(&lock);
-  return status;
+  return log_open_file(rank);
 }
 
 bool ob_log_wants(enum ob_log_level wanted) {

@@ -9,41 +9,38 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/knobs.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "collectives/plan_private.h"
 
 void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   plan->state->next = engine->first;
   plan->state->claimed = false;
   engine->first = plan;
   pthread_cond_signal(&engine->work);
-  pthread_mutex_unlock(&engine->lock);
 }
 
 bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   bool got = !plan->state->claimed;
   plan->state->claimed = true;
   *alone = engine->first == plan && !plan->state->next;
-  pthread_mutex_unlock(&engine->lock);
   return got;
 }
 
 void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   plan->state->claimed = false;
-  pthread_mutex_unlock(&engine->lock);
 }
 
 void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   const struct onebit_plan **link = &engine->first;
   while (*link != plan)
     link = &(*link)->state->next;
   *link = plan->state->next;
   plan->state->claimed = false;
-  pthread_mutex_unlock(&engine->lock);
 }
 
 /* The first unclaimed plan from `plan` on, claimed; NULL if none. The lock is held. */
@@ -57,11 +54,10 @@ static const struct onebit_plan *claim_from(const struct onebit_plan *plan) {
 
 static const struct onebit_plan *claim_next(struct ob_engine *engine,
                                             const struct onebit_plan *held) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   const struct onebit_plan *next = claim_from(held ? held->state->next : engine->first);
   if (held)
     held->state->claimed = false;
-  pthread_mutex_unlock(&engine->lock);
   return next;
 }
 
@@ -82,27 +78,22 @@ static bool busy(const struct ob_engine *engine) {
 }
 
 bool ob_engine_busy(struct ob_engine *engine) {
-  pthread_mutex_lock(&engine->lock);
-  bool any = busy(engine);
-  pthread_mutex_unlock(&engine->lock);
-  return any;
+  OB_LOCKED(&engine->lock);
+  return busy(engine);
 }
 
 bool ob_engine_await(struct ob_engine *engine) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   while (!engine->stop && !busy(engine))
     pthread_cond_wait(&engine->work, &engine->lock);
-  bool go = !engine->stop;
-  pthread_mutex_unlock(&engine->lock);
-  return go;
+  return !engine->stop;
 }
 
 bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   const struct onebit_plan *plan = engine->first;
   while (plan && plan->comm == comm && !plan->host.shared.base)
     plan = plan->state->next;
-  pthread_mutex_unlock(&engine->lock);
   return !plan;
 }
 
@@ -135,10 +126,9 @@ static void *move_requests(void *argument) {
 static pthread_mutex_t threads_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void set_stop(struct ob_engine *engine, bool stop) {
-  pthread_mutex_lock(&engine->lock);
+  OB_LOCKED(&engine->lock);
   engine->stop = stop;
   pthread_cond_signal(&engine->work);
-  pthread_mutex_unlock(&engine->lock);
 }
 
 onebit_status_t ob_progress_begin(struct ob_engine *engine) {
@@ -155,10 +145,9 @@ onebit_status_t ob_progress_begin(struct ob_engine *engine) {
 }
 
 void ob_progress_end(struct ob_engine *engine) {
-  pthread_mutex_lock(&threads_lock);
+  OB_LOCKED(&threads_lock);
   if (--engine->users == 0) {
     set_stop(engine, true);
     pthread_join(engine->thread, NULL);
   }
-  pthread_mutex_unlock(&threads_lock);
 }

@@ -12,6 +12,7 @@
 #include "base/forked.h"
 #include "base/handles.h"
 #include "base/knobs.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "collectives/communicator.h"
 
@@ -181,12 +182,11 @@ bool ob_comm_is_foreign(onebit_comm_t comm) {
 }
 
 static bool end_now(onebit_comm_t comm, const char *text) {
-  pthread_mutex_lock(&comm->end.lock);
+  OB_LOCKED(&comm->end.lock);
   bool first = !comm->end.set;
   if (first)
     snprintf(comm->end.text, sizeof comm->end.text, "%s", text);
   comm->end.set = true;
-  pthread_mutex_unlock(&comm->end.lock);
   return first;
 }
 

@@ -45,31 +45,15 @@ static onebit_status_t between_lead(const struct onebit_plan *plan, cudaStream_t
   return ONEBIT_OK;
 }
 
-static onebit_status_t between_reset(const struct onebit_plan *plan, cudaStream_t stream) {
+onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
+  OB_CALL_SCOPE;
+  OB_TRY(check_plan(plan));
+  OB_ON_DEVICE(plan->device->number);
   bool capturing = ob_cuda_is_capturing(stream);
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     return ONEBIT_OK;
   OB_TRY(between_follow(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_forget(plan->device->kernel, stream));
-  return between_lead(plan, stream, capturing);
-}
-
-onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
-  OB_CALL_SCOPE;
-  OB_TRY(check_plan(plan));
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = between_reset(plan, stream);
-  ob_cuda_leave(before);
-  return status;
-}
-
-static onebit_status_t scale(const struct onebit_plan *plan, void *recvbuf, float factor,
-                             cudaStream_t stream) {
-  bool capturing = ob_cuda_is_capturing(stream);
-  OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
-  OB_TRY(between_follow(plan, stream, capturing));
-  OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
-                            result_count(plan), factor, stream));
   return between_lead(plan, stream, capturing);
 }
 
@@ -81,8 +65,11 @@ onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_p
     return ONEBIT_OK;
   if (!recvbuf)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "recvbuf is NULL");
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = scale(plan, recvbuf, factor, stream);
-  ob_cuda_leave(before);
-  return status;
+  OB_ON_DEVICE(plan->device->number);
+  bool capturing = ob_cuda_is_capturing(stream);
+  OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
+  OB_TRY(between_follow(plan, stream, capturing));
+  OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
+                            result_count(plan), factor, stream));
+  return between_lead(plan, stream, capturing);
 }

@@ -8,4 +8,9 @@
 int ob_cuda_enter(int number);
 void ob_cuda_leave(int before);
 
+/* Makes a device current until the end of the block, however it is left. */
+#define OB_ON_DEVICE(number)                                                                       \
+  int ob_device_before __attribute__((cleanup(ob_cuda_leave_block), unused)) = ob_cuda_enter(number)
+void ob_cuda_leave_block(const int *before);
+
 #endif

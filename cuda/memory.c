@@ -47,18 +47,15 @@ static void *allocate_cuda(size_t count, size_t size) {
   size_t bytes = device_memory_bytes_of(count, size);
   if (ob_memory_must_fail() || !bytes)
     return NULL;
-  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
-  void *memory = allocate_zeros(bytes);
-  ob_cuda_leave(before);
-  return memory;
+  OB_ON_DEVICE(OB_CURRENT_DEVICE);
+  return allocate_zeros(bytes);
 }
 
 static void release_cuda(void *memory) {
   if (!memory)
     return;
-  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  OB_ON_DEVICE(OB_CURRENT_DEVICE);
   cudaFree(memory);
-  ob_cuda_leave(before);
 }
 
 /* The default stream's work is complete at return, for every other stream too. */
@@ -71,18 +68,13 @@ static onebit_status_t device_memory_finish(cudaError_t begun, const char *what)
  * pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and the
  * streams that the library makes are not ordered behind the default stream. */
 static onebit_status_t device_memory_copy(void *to, const void *from, size_t bytes) {
-  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
-  onebit_status_t status =
-      device_memory_finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-  ob_cuda_leave(before);
-  return status;
+  OB_ON_DEVICE(OB_CURRENT_DEVICE);
+  return device_memory_finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
 
 static onebit_status_t clear_cuda(void *memory, size_t bytes) {
-  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
-  onebit_status_t status = device_memory_finish(cudaMemset(memory, 0, bytes), "cudaMemset");
-  ob_cuda_leave(before);
-  return status;
+  OB_ON_DEVICE(OB_CURRENT_DEVICE);
+  return device_memory_finish(cudaMemset(memory, 0, bytes), "cudaMemset");
 }
 
 const struct ob_memory ob_memory_cuda = {allocate_cuda, release_cuda, device_memory_copy,
@@ -93,18 +85,16 @@ static void *allocate_pinned(size_t count, size_t size) {
   void *memory = NULL;
   if (ob_memory_must_fail() || !bytes)
     return NULL;
-  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  OB_ON_DEVICE(OB_CURRENT_DEVICE);
   cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-  ob_cuda_leave(before);
   return error == cudaSuccess ? memset(memory, 0, bytes) : forget_error();
 }
 
 static void release_pinned(void *memory) {
   if (!memory)
     return;
-  int before = ob_cuda_enter(OB_CURRENT_DEVICE);
+  OB_ON_DEVICE(OB_CURRENT_DEVICE);
   cudaFreeHost(memory);
-  ob_cuda_leave(before);
 }
 
 static onebit_status_t clear_pinned(void *memory, size_t bytes) {
@@ -136,9 +126,8 @@ onebit_status_t ob_cuda_current(int *number) {
 
 onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer) {
   struct cudaPointerAttributes attributes;
-  int before = ob_cuda_enter(number);
+  OB_ON_DEVICE(number);
   cudaError_t error = cudaPointerGetAttributes(&attributes, buffer);
-  ob_cuda_leave(before);
   if (error != cudaSuccess)
     return ob_cuda_error(error, name);
   if (attributes.type != cudaMemoryTypeDevice && attributes.type != cudaMemoryTypeManaged)
@@ -254,3 +243,5 @@ void ob_cuda_leave(int before) {
   if (cudaGetDevice(&now) == cudaSuccess && now != device && has_context(device))
     cudaSetDevice(device);
 }
+
+void ob_cuda_leave_block(const int *before) { ob_cuda_leave(*before); }

@@ -3,6 +3,7 @@
  * windows: memory that is registered for messages, which NCCL moves without copies of its own.
  */
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "cuda/nccl_state.h"
 
@@ -59,10 +60,8 @@ static onebit_status_t register_window(struct nccl_window *own) {
 
 onebit_status_t ob_nccl_window_register(struct ob_window *window) {
   struct nccl_state *state = state_of(window->comm);
-  pthread_mutex_lock(&state->lock);
-  onebit_status_t status = register_window((struct nccl_window *)window);
-  pthread_mutex_unlock(&state->lock);
-  return status;
+  OB_LOCKED(&state->lock);
+  return register_window((struct nccl_window *)window);
 }
 
 /* An aborted communicator has no windows any more. While NCCL still aborts it, the window's memory,

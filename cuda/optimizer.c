@@ -141,8 +141,14 @@ static onebit_status_t list_states(struct onebit_optimizer *optimizer,
   return first->states ? ONEBIT_OK : device_optimizer_out_of_memory(first);
 }
 
-static onebit_status_t device_optimizer_create_here(struct onebit_optimizer *optimizer,
-                                                    struct ob_bucket *bucket) {
+static onebit_status_t device_optimizer_create(struct onebit_optimizer *optimizer,
+                                               struct ob_bucket *bucket) {
+  bucket->device = ob_allocate(1, sizeof *bucket->device);
+  if (!bucket->device)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
+  bucket->device->optimizer = optimizer;
+  bucket->device->number = bucket->bits->device->number;
+  OB_ON_DEVICE(bucket->device->number);
   OB_TRY(copy_pieces(optimizer, bucket));
   OB_TRY(allocate_sums(optimizer, bucket));
   OB_TRY(create_lamb(optimizer, bucket));
@@ -152,19 +158,6 @@ static onebit_status_t device_optimizer_create_here(struct onebit_optimizer *opt
   if (bucket == optimizer->buckets)
     OB_TRY_CUDA(cudaStreamCreateWithFlags(&bucket->device->parts, cudaStreamNonBlocking));
   return ONEBIT_OK;
-}
-
-static onebit_status_t device_optimizer_create(struct onebit_optimizer *optimizer,
-                                               struct ob_bucket *bucket) {
-  bucket->device = ob_allocate(1, sizeof *bucket->device);
-  if (!bucket->device)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer");
-  bucket->device->optimizer = optimizer;
-  bucket->device->number = bucket->bits->device->number;
-  int before = ob_cuda_enter(bucket->device->number);
-  onebit_status_t status = device_optimizer_create_here(optimizer, bucket);
-  ob_cuda_leave(before);
-  return status;
 }
 
 static void destroy_lamb(struct ob_bucket_device *device) {
@@ -182,7 +175,7 @@ static void device_optimizer_destroy(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   if (!device)
     return;
-  int before = ob_cuda_enter(device->number);
+  OB_ON_DEVICE(device->number);
   if (bucket == device->optimizer->buckets) /* the first to go: all plans are still there */
     ob_cuda_step_await(device->optimizer);
   if (device->last)
@@ -210,7 +203,6 @@ static void device_optimizer_destroy(struct ob_bucket *bucket) {
   ob_release(device->scalings_there);
   ob_release(device);
   bucket->device = NULL;
-  ob_cuda_leave(before);
 }
 
 static onebit_status_t device_optimizer_check(const char *name, const void *array) {
@@ -230,14 +222,13 @@ static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_buc
 static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                size_t piece) {
   struct ob_bucket_device *device = bucket->device;
-  int before = ob_cuda_enter(device->number);
+  OB_ON_DEVICE(device->number);
   onebit_status_t status =
       ob_memory_cuda.copy(&device->factors[piece], &bucket->factors[piece], sizeof(float));
   if (status == ONEBIT_OK)
     status = ob_memory_cuda.copy(&device->weight_decays[piece], &bucket->weight_decays[piece],
                                  sizeof(float));
   (void)optimizer;
-  ob_cuda_leave(before);
   return status;
 }
 
@@ -266,9 +257,8 @@ static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, boo
 static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
   if (!optimizer->bucket_count)
     return ONEBIT_OK;
-  int before = ob_cuda_enter(optimizer->buckets[0].device->number);
+  OB_ON_DEVICE(optimizer->buckets[0].device->number);
   cudaError_t error = cudaEventSynchronize(optimizer->buckets[0].device->last);
-  ob_cuda_leave(before);
   OB_TRY_CUDA(error);
   return copy_lamb_numbers(optimizer, true);
 }

@@ -43,9 +43,8 @@ onebit_status_t ob_cuda_step_follow(struct onebit_optimizer *optimizer, void *st
   optimizer->step.on_stream = true;
   optimizer->step.stream = first->parts;
   OB_TRY(check_same_capture(optimizer, stream));
-  int before = ob_cuda_enter(first->number);
+  OB_ON_DEVICE(first->number);
   onebit_status_t status = ob_cuda_step_order(optimizer, stream, first->parts);
-  ob_cuda_leave(before);
   optimizer->step.caller = status == ONEBIT_OK ? stream : first->parts;
   return status;
 }

@@ -154,9 +154,8 @@ onebit_status_t ob_cuda_step_prepare(struct onebit_optimizer *optimizer, struct 
     call->source.scalings = device->scalings;
   if (call->source.floors)
     call->source.floors = device->floors;
-  int before = ob_cuda_enter(device->number);
+  OB_ON_DEVICE(device->number);
   onebit_status_t status = device_step_prepare(optimizer, bucket);
-  ob_cuda_leave(before);
   call->counted = device->counted;
   call->only_at_first = optimizer->deferred;
   return status;
@@ -237,9 +236,9 @@ static struct ob_cuda_state *device_step_state_of(const struct onebit_optimizer 
 
 /* Launches a pass. A pass before the exchange has to follow the steps before by itself. It changes
  * nothing but scratch memory, which need not be stopped. */
-static onebit_status_t device_step_launch(struct onebit_optimizer *optimizer,
-                                          struct ob_bucket *bucket,
-                                          const struct ob_pass_sink *sink) {
+onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                  const struct ob_pass_sink *sink) {
+  OB_ON_DEVICE(bucket->device->number);
   struct ob_cuda_plan plan = bucket->bits->device->kernel;
   struct ob_cuda_pass pass = ob_device_pass(sink);
   bool changes = ob_pass_writes(sink->kind) & ~OB_MASK(OB_SCRATCH);
@@ -253,14 +252,6 @@ static onebit_status_t device_step_launch(struct onebit_optimizer *optimizer,
   bucket->device->which_sums = -1;
   OB_TRY_CUDA(ob_cuda_pass_over(plan, pass, device_step_stream_of(optimizer, bucket)));
   return ONEBIT_OK;
-}
-
-onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                                  const struct ob_pass_sink *sink) {
-  int before = ob_cuda_enter(bucket->device->number);
-  onebit_status_t status = device_step_launch(optimizer, bucket, sink);
-  ob_cuda_leave(before);
-  return status;
 }
 
 /* All blocks' at once: who wants one tensor's will want the others'. */
@@ -281,9 +272,8 @@ static onebit_status_t read_sums(struct onebit_optimizer *optimizer, struct ob_b
 
 onebit_status_t ob_cuda_step_sum(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  int which, size_t first, size_t end, double *sum) {
-  int before = ob_cuda_enter(bucket->device->number);
+  OB_ON_DEVICE(bucket->device->number);
   onebit_status_t status = read_sums(optimizer, bucket, which);
-  ob_cuda_leave(before);
   *sum = status == ONEBIT_OK ? ob_total_of(which, bucket->device->sums + first, end - first) : 0;
   return status;
 }
@@ -303,11 +293,10 @@ onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_
     return ob_lamb_on_host(optimizer, bucket, stage);
   struct ob_bucket_device *device = bucket->device;
   device->lamb.rate = optimizer->rate;
-  int before = ob_cuda_enter(device->number);
+  OB_ON_DEVICE(device->number);
   cudaError_t error =
       ob_cuda_lamb_rates(device_step_state_of(optimizer, bucket), device->lamb, stage,
                          optimizer->step.learning_rate, stream_of_latest_pass(optimizer, bucket));
-  ob_cuda_leave(before);
   device->rated = true;
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
@@ -338,12 +327,11 @@ onebit_status_t ob_cuda_step_finish(struct onebit_optimizer *optimizer) {
   onebit_status_t status = ONEBIT_OK;
   struct ob_bucket *first = optimizer->buckets;
   for (size_t u = 0; status == ONEBIT_OK && u < optimizer->bucket_count; u++) {
-    int before = ob_cuda_enter(first[u].device->number);
+    OB_ON_DEVICE(first[u].device->number);
     if (!optimizer->step.on_stream)
       status = device_step_settle(optimizer, &first[u]);
     else if (u == 0)
       status = record_end(optimizer);
-    ob_cuda_leave(before);
   }
   return status;
 }

@@ -73,27 +73,32 @@ static struct ob_cuda_outer part(const struct ob_fragment *fragment,
       .count = piece->count};
 }
 
-static onebit_status_t find_checksum(const struct ob_fragment *fragment, uint32_t *checksum) {
+/* --- The row, on its device --------------------------------------------------------------------*/
+
+static onebit_status_t device_outer_checksum(const struct ob_fragment *fragment, uint32_t *sum) {
+  OB_ON_DEVICE(fragment->outer->device->number);
   uint32_t *found = fragment->outer->device->found + CHECKSUM;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
   OB_TRY_CUDA(ob_cuda_outer_checksum(whole(fragment), found, NULL));
-  return ob_memory_cuda.copy(checksum, found, sizeof *found);
+  return ob_memory_cuda.copy(sum, found, sizeof *found);
 }
 
-static onebit_status_t device_outer_find_drift(struct ob_fragment *fragment) {
+static onebit_status_t device_outer_drift(struct ob_fragment *fragment) {
+  OB_ON_DEVICE(fragment->outer->device->number);
   const struct onebit_outer *outer = fragment->outer;
   uint32_t *found = outer->device->found + UNSOUND, unsound;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
   for (size_t k = 0; k < fragment->pieces; k++)
     OB_TRY_CUDA(ob_cuda_outer_drift(part(fragment, &fragment->piece[k]),
                                     outer->options.parameter_dtype, fragment->keeps, found, NULL));
-  OB_TRY(find_checksum(fragment, &fragment->checksum));
+  OB_TRY(device_outer_checksum(fragment, &fragment->checksum));
   OB_TRY(ob_memory_cuda.copy(&unsound, found, sizeof unsound));
   fragment->finite = !unsound;
   return ONEBIT_OK;
 }
 
-static onebit_status_t make_update(struct ob_fragment *fragment) {
+static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
+  OB_ON_DEVICE(fragment->outer->device->number);
   const struct onebit_outer *outer = fragment->outer;
   const onebit_outer_options_t *options = &outer->options;
   const size_t runs = (fragment->count + OB_OUTER_RUN - 1) / OB_OUTER_RUN;
@@ -104,7 +109,8 @@ static onebit_status_t make_update(struct ob_fragment *fragment) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t set_parameters(const struct ob_fragment *fragment, double mixing) {
+static onebit_status_t device_outer_set(const struct ob_fragment *fragment, double mixing) {
+  OB_ON_DEVICE(fragment->outer->device->number);
   for (size_t k = 0; k < fragment->pieces; k++)
     OB_TRY_CUDA(ob_cuda_outer_set(part(fragment, &fragment->piece[k]),
                                   fragment->outer->options.parameter_dtype, fragment->keeps,
@@ -113,57 +119,23 @@ static onebit_status_t set_parameters(const struct ob_fragment *fragment, double
   return ONEBIT_OK;
 }
 
-/* --- The row, on its device --------------------------------------------------------------------*/
-
-static onebit_status_t device_outer_drift(struct ob_fragment *fragment) {
-  const int before = device_outer_enter(fragment->outer);
-  const onebit_status_t status = device_outer_find_drift(fragment);
-  ob_cuda_leave(before);
-  return status;
-}
-
-static onebit_status_t device_outer_checksum(const struct ob_fragment *fragment, uint32_t *sum) {
-  const int before = device_outer_enter(fragment->outer);
-  const onebit_status_t status = find_checksum(fragment, sum);
-  ob_cuda_leave(before);
-  return status;
-}
-
-static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
-  const int before = device_outer_enter(fragment->outer);
-  const onebit_status_t status = make_update(fragment);
-  ob_cuda_leave(before);
-  return status;
-}
-
-static onebit_status_t device_outer_set(const struct ob_fragment *fragment, double mixing) {
-  const int before = device_outer_enter(fragment->outer);
-  const onebit_status_t status = set_parameters(fragment, mixing);
-  ob_cuda_leave(before);
-  return status;
-}
-
 static onebit_status_t export_worker(const struct onebit_plan *plan, void *const *pieces) {
-  const int before = ob_cuda_enter(plan->device->number);
+  OB_ON_DEVICE(plan->device->number);
   const cudaError_t error =
       ob_cuda_outer_export(plan->device->kernel, plan->state->worker.now, pieces, NULL);
-  ob_cuda_leave(before);
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 
 static onebit_status_t device_outer_couple(const struct onebit_plan *const plans[2], void *couple) {
   struct ob_cuda_state *const states[] = {plans[0]->device->kernel.state,
                                           plans[1]->device->kernel.state};
-  const int before = ob_cuda_enter(plans[0]->device->number);
-  const onebit_status_t status = ob_memory_cuda.copy(couple, states, sizeof states);
-  ob_cuda_leave(before);
-  return status;
+  OB_ON_DEVICE(plans[0]->device->number);
+  return ob_memory_cuda.copy(couple, states, sizeof states);
 }
 
 static onebit_status_t device_outer_join(const struct onebit_plan *plan, void *couple) {
-  const int before = ob_cuda_enter(plan->device->number);
+  OB_ON_DEVICE(plan->device->number);
   const cudaError_t error = ob_cuda_join(couple, 2, plan->device->own);
-  ob_cuda_leave(before);
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "launching a kernel");
 }
 

@@ -39,7 +39,8 @@ static onebit_status_t staged_follow(const struct onebit_plan *plan) {
 }
 
 /* The call before may have left copies on their way from messages that now are received anew. */
-static onebit_status_t staged_begin_call(const struct onebit_plan *plan) {
+static onebit_status_t staged_begin(const struct onebit_plan *plan) {
+  OB_ON_DEVICE(plan->device->number);
   struct ob_staging *staging = &plan->device->staging;
   memset(staging->seen, 0, (plan->geometry.slots + 1) * sizeof *staging->seen);
   ob_staged_host_begin(plan);
@@ -53,13 +54,6 @@ static onebit_status_t staged_begin_call(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t staged_begin(const struct onebit_plan *plan) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = staged_begin_call(plan);
-  ob_cuda_leave(before);
-  return status;
-}
-
 static onebit_status_t staged_lead(const struct onebit_plan *plan) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
@@ -70,9 +64,8 @@ static onebit_status_t staged_lead(const struct onebit_plan *plan) {
 static void staged_end(const struct onebit_plan *plan) {
   if (!plan->flight->call.on_stream || plan->flight->outcome.status != ONEBIT_OK)
     return;
-  int before = ob_cuda_enter(plan->device->number);
+  OB_ON_DEVICE(plan->device->number);
   ob_staged_fail(plan, staged_lead(plan));
-  ob_cuda_leave(before);
 }
 
 bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error) {
@@ -85,10 +78,8 @@ bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error) {
 
 static bool staged_settled(const struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
-  int before = ob_cuda_enter(plan->device->number);
-  bool yes = ob_staged_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
-  ob_cuda_leave(before);
-  return yes;
+  OB_ON_DEVICE(plan->device->number);
+  return ob_staged_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
 }
 
 /* --- What the host learns ----------------------------------------------------------------------*/
@@ -321,26 +312,21 @@ static bool staged_commit(const struct onebit_plan *plan, size_t chunk, bool wai
 
 /* --- The row -----------------------------------------------------------------------------------*/
 
-static onebit_status_t staged_create_here(struct onebit_plan *plan) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = ob_staging_create(plan);
-  ob_cuda_leave(before);
-  return status;
+static onebit_status_t staged_create(struct onebit_plan *plan) {
+  OB_ON_DEVICE(plan->device->number);
+  return ob_staging_create(plan);
 }
 
-static onebit_status_t attached_there(const struct onebit_plan *plan) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = ob_staged_host_attached(plan);
-  ob_cuda_leave(before);
-  return status;
+static onebit_status_t staged_attached(const struct onebit_plan *plan) {
+  OB_ON_DEVICE(plan->device->number);
+  return ob_staged_host_attached(plan);
 }
 
-static void destroy_there(struct onebit_plan *plan) {
+static void staged_destroy(struct onebit_plan *plan) {
   if (!plan->device)
     return;
-  int before = ob_cuda_enter(plan->device->number);
+  OB_ON_DEVICE(plan->device->number);
   ob_staging_destroy(plan);
-  ob_cuda_leave(before);
 }
 
 const struct ob_executor ob_executor_staged = {
@@ -350,9 +336,9 @@ const struct ob_executor ob_executor_staged = {
     .shares_memory = true,
     .open = ob_device_open,
     .chunks = ob_device_chunks,
-    .create = staged_create_here,
-    .destroy = destroy_there,
-    .attached = attached_there,
+    .create = staged_create,
+    .destroy = staged_destroy,
+    .attached = staged_attached,
     .check = ob_device_check,
     .begin = staged_begin,
     .end = staged_end,

@@ -20,6 +20,7 @@
 /* --- Made and given back -----------------------------------------------------------------------*/
 
 static onebit_status_t stream_create(struct onebit_plan *plan) {
+  OB_ON_DEVICE(plan->device->number);
   struct ob_device *device = plan->device;
   OB_TRY(ob_device_create(plan, false));
   device->kernel.results_stay = true; /* the host does not know which copy is the current one */
@@ -35,18 +36,11 @@ static onebit_status_t stream_create(struct onebit_plan *plan) {
   return device->seen ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no pinned memory for a plan");
 }
 
-static onebit_status_t stream_create_here(struct onebit_plan *plan) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = stream_create(plan);
-  ob_cuda_leave(before);
-  return status;
-}
-
 static void stream_destroy(struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   if (!device)
     return;
-  int before = ob_cuda_enter(device->number);
+  OB_ON_DEVICE(device->number);
   if (device->seen) /* the last that is made: there may be calls to wait for */
     ob_stream_settled(plan, true);
   if (device->last)
@@ -61,7 +55,6 @@ static void stream_destroy(struct onebit_plan *plan) {
   ob_overlap_destroy(plan);
   ob_stream_host_destroy(plan);
   ob_device_destroy(plan, false);
-  ob_cuda_leave(before);
 }
 
 /* --- Around a call -----------------------------------------------------------------------------*/
@@ -89,7 +82,8 @@ static onebit_status_t stream_follow(const struct onebit_plan *plan) {
 }
 
 /* The status of a call without a stream is its own: how those before it ended is looked at now. */
-static onebit_status_t stream_begin_call(const struct onebit_plan *plan) {
+static onebit_status_t stream_begin(const struct onebit_plan *plan) {
+  OB_ON_DEVICE(plan->device->number);
   if (!plan->flight->call.on_stream)
     ob_stream_settled(plan, true);
   onebit_status_t status = stream_follow(plan);
@@ -97,13 +91,6 @@ static onebit_status_t stream_begin_call(const struct onebit_plan *plan) {
   plan->device->unopened = NULL;
   if (status == ONEBIT_OK)
     status = ob_comm_health(plan->comm);
-  return status;
-}
-
-static onebit_status_t stream_begin(const struct onebit_plan *plan) {
-  int before = ob_cuda_enter(plan->device->number);
-  onebit_status_t status = stream_begin_call(plan);
-  ob_cuda_leave(before);
   return status;
 }
 
@@ -363,9 +350,8 @@ static bool stream_commit(const struct onebit_plan *plan, size_t chunk, bool wai
 static void stream_end(const struct onebit_plan *plan) {
   if (!plan->flight->call.hold || plan->state->broken)
     return;
-  int before = ob_cuda_enter(plan->device->number);
+  OB_ON_DEVICE(plan->device->number);
   ob_outcome_add(&plan->state->outcome, stream_conclude(plan));
-  ob_cuda_leave(before);
 }
 
 /* In a graph the event is not recorded: what is replayed is the caller's to wait for, and shows in
@@ -377,7 +363,7 @@ const struct ob_executor ob_executor_stream = {
     .deferred = true,
     .open = ob_device_open,
     .chunks = ob_device_chunks,
-    .create = stream_create_here,
+    .create = stream_create,
     .destroy = stream_destroy,
     .check = ob_device_check,
     .imported = ob_stream_imported,

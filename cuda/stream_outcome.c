@@ -63,7 +63,7 @@ static void stream_outcome_give_up(const struct onebit_plan *plan, onebit_status
 
 /* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
 bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
-  int before = ob_cuda_enter(plan->device->number);
+  OB_ON_DEVICE(plan->device->number);
   onebit_status_t status = ONEBIT_OK;
   cudaError_t error = cudaErrorNotReady;
   while (!plan->state->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
@@ -87,7 +87,6 @@ bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
     stream_outcome_give_up(plan, status);
   else if (error == cudaSuccess)
     stream_outcome_look(plan);
-  ob_cuda_leave(before);
   return error != cudaErrorNotReady || plan->state->broken;
 }
 

@@ -179,8 +179,18 @@ static void location(struct ob_endpoint *endpoints, size_t count, unsigned char 
   }
 }
 
-static onebit_status_t nccl_exchange(struct nccl_batch *own) {
+static void bring(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
+  unsigned char *at = own->pinned + nccl_bytes_of(batch->send, batch->sends);
+  if (own->is_there)
+    stage(batch->receive, batch->receives, &at, false);
+  own->is_there = false;
+}
+
+static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
+  (void)tag; /* NCCL matches in order, and agreements are in the same order on all ranks */
+  OB_ON_DEVICE(state_of(batch->comm)->device);
+  struct nccl_batch *own = (struct nccl_batch *)batch;
   struct nccl_state *state = state_of(batch->comm);
   size_t sent = nccl_bytes_of(batch->send, batch->sends);
   size_t received = nccl_bytes_of(batch->receive, batch->receives);
@@ -203,25 +213,9 @@ static onebit_status_t nccl_exchange(struct nccl_batch *own) {
   return ONEBIT_OK;
 }
 
-static void bring(struct nccl_batch *own) {
-  struct ob_batch *batch = &own->batch;
-  unsigned char *at = own->pinned + nccl_bytes_of(batch->send, batch->sends);
-  if (own->is_there)
-    stage(batch->receive, batch->receives, &at, false);
-  own->is_there = false;
-}
-
-static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
-  (void)tag; /* NCCL matches in order, and agreements are in the same order on all ranks */
-  int before = ob_cuda_enter(state_of(batch->comm)->device);
-  onebit_status_t status = nccl_exchange((struct nccl_batch *)batch);
-  ob_cuda_leave(before);
-  return status;
-}
-
 static onebit_status_t nccl_test(struct ob_batch *batch, double seconds) {
   struct nccl_state *state = state_of(batch->comm);
-  int before = ob_cuda_enter(state->device);
+  OB_ON_DEVICE(state->device);
   onebit_status_t status = ONEBIT_OK;
   double until = seconds > 0 ? ob_seconds() + seconds : 0;
   cudaError_t error;
@@ -236,7 +230,6 @@ static onebit_status_t nccl_test(struct ob_batch *batch, double seconds) {
     status = ob_cuda_error(error, "waiting for NCCL");
   else if (status == ONEBIT_OK)
     bring((struct nccl_batch *)batch);
-  ob_cuda_leave(before);
   return status;
 }
 
@@ -258,12 +251,11 @@ static bool nccl_threads(void) { return true; }
 static void nccl_progress(onebit_comm_t comm) { (void)comm; }
 
 static void release_state(struct nccl_state *state) {
-  int before = ob_cuda_enter(state->device);
+  OB_ON_DEVICE(state->device);
   if (state->stream)
     cudaStreamDestroy(state->stream);
   if (state->messages)
     cudaStreamDestroy(state->messages);
-  ob_cuda_leave(before);
   ob_nccl_state_release(state);
 }
 
@@ -332,11 +324,10 @@ static onebit_status_t open_state(struct nccl_state *state, int *rank, int *size
   NCCL_TRY(state, ncclCommUserRank(state->comm, rank));
   NCCL_TRY(state, ncclCommCount(state->comm, size));
   NCCL_TRY(state, ncclCommCuDevice(state->comm, &state->device));
-  int before = ob_cuda_enter(state->device);
+  OB_ON_DEVICE(state->device);
   onebit_status_t status = ob_cuda_load_kernels();
   if (status == ONEBIT_OK)
     status = nccl_create_streams(state);
-  ob_cuda_leave(before);
   return status;
 }
 

@@ -2,7 +2,6 @@
 #include "dropin/counters.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "dropin/elements.h"
 #include "onebit/counters.h"
@@ -74,13 +74,12 @@ static struct ob_record *others_record(void) {
 struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *communicator,
                                    const char *type, size_t bytes) {
   static int made;
-  pthread_mutex_lock(&making);
+  OB_LOCKED(&making);
   struct ob_record *record = ob_counters_find(of);
   if (!record && made++ < MAX_RECORDS)
     record = counters_make(of, communicator, type, bytes);
   if (!record)
     record = others_record();
-  pthread_mutex_unlock(&making);
   return record;
 }
 

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +15,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/knobs.h"
+#include "base/lock.h"
 #include "base/log.h"
 #include "base/memory.h"
 
@@ -122,13 +122,11 @@ static unsigned count_name(const char *path) {
   } known[256];
   const uint64_t name = ob_hash(OB_HASH_START, path, strlen(path));
   size_t k = 0;
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   while (k < sizeof known / sizeof known[0] - 1 && known[k].times && known[k].name != name)
     k++;
   known[k].name = name;
-  unsigned times = ++known[k].times;
-  pthread_mutex_unlock(&lock);
-  return times;
+  return ++known[k].times;
 }
 
 /* run.csv, run-2.csv ... */

@@ -13,6 +13,7 @@
 #include "base/bound_mpi.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "collectives/transports/mpi_state.h"
 #include "collectives/watch.h"
@@ -169,14 +170,13 @@ void ob_mpi_abort(onebit_comm_t comm, const char *text) {
   int main_thread = 0;
   if (ob_mpi_is_finalized())
     return;
-  pthread_mutex_lock(&state->lock);
+  OB_LOCKED(&state->lock);
   snprintf(state->out, sizeof state->out, "%s", text);
   atomic_store(&state->to_tell, true);
   if (!state->multiple)
     MPI_Is_thread_main(&main_thread);
   if (state->multiple || (main_thread && !atomic_load(&state->inside)))
     end_mpi_tell(comm);
-  pthread_mutex_unlock(&state->lock);
 }
 
 static void hear_of_failed(onebit_comm_t comm) {

@@ -7,6 +7,7 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "collectives/transports/loopback.h"
@@ -174,7 +175,7 @@ static void await_survivors(struct group *group, double timeout) {
 onebit_status_t ob_loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   struct group *group = comm->state;
   struct member *own = &group->member[comm->rank];
-  pthread_mutex_lock(&group->lock);
+  OB_LOCKED(&group->lock);
   bool late = group->shrunk || own->shrinks;
   if (!late) {
     own->shrinks = true;
@@ -184,7 +185,6 @@ onebit_status_t ob_loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors)
     own->successor = NULL;
   }
   onebit_status_t status = group->shrink_status;
-  pthread_mutex_unlock(&group->lock);
   if (late)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
                     "loopback: the other ranks have gone on without this one");

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/forked.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "collectives/transports/sockets_calls.h"
 #include "collectives/transports/sockets_state.h"
@@ -42,20 +43,18 @@ static struct ob_sockets *first;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void add_to_list(struct ob_sockets *sockets) {
-  pthread_mutex_lock(&list_lock);
+  OB_LOCKED(&list_lock);
   sockets->next = first;
   first = sockets;
-  pthread_mutex_unlock(&list_lock);
 }
 
 static void remove_from_list(struct ob_sockets *sockets) {
-  pthread_mutex_lock(&list_lock);
+  OB_LOCKED(&list_lock);
   struct ob_sockets **at = &first;
   while (*at && *at != sockets)
     at = &(*at)->next;
   if (*at)
     *at = sockets->next;
-  pthread_mutex_unlock(&list_lock);
 }
 
 bool ob_sockets_is_foreign(const struct ob_sockets *sockets) {
@@ -64,22 +63,20 @@ bool ob_sockets_is_foreign(const struct ob_sockets *sockets) {
 
 bool ob_sockets_is_member(const uint64_t key[2]) {
   bool found = false;
-  pthread_mutex_lock(&list_lock);
+  OB_LOCKED(&list_lock);
   for (const struct ob_sockets *one = first; one; one = one->next)
     found |=
         one->comm && !ob_sockets_is_foreign(one) && memcmp(one->key, key, sizeof one->key) == 0;
-  pthread_mutex_unlock(&list_lock);
   return found;
 }
 
 void ob_sockets_newest_key(uint64_t key[2]) {
-  pthread_mutex_lock(&list_lock);
+  OB_LOCKED(&list_lock);
   for (const struct ob_sockets *one = first; one; one = one->next)
     if (one->comm && !ob_sockets_is_foreign(one)) {
       memcpy(key, one->key, sizeof one->key);
       break;
     }
-  pthread_mutex_unlock(&list_lock);
 }
 
 static bool listens_at(const struct ob_sockets *sockets, const struct ob_address *at) {

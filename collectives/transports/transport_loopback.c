@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "collectives/transports/loopback.h"
 
@@ -103,14 +104,13 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
 static void loopback_cancel_all(struct loopback_batch *batch) {
   const struct ob_batch *base = &batch->base;
   struct group *group = base->comm->state;
-  pthread_mutex_lock(&group->lock);
+  OB_LOCKED(&group->lock);
   for (size_t i = 0; batch->open && i < base->receives + base->sends; i++) {
     bool receives = i < base->receives;
     int rank = receives ? base->comm->rank : base->send[i - base->receives].peer;
     struct mailbox *box = &group->member[rank].mailbox;
     remove_parcel(receives ? &box->wanted : &box->sent, &batch->parcels[i]);
   }
-  pthread_mutex_unlock(&group->lock);
 }
 
 static bool loopback_batch_destroy(struct ob_batch *base) {
@@ -129,7 +129,7 @@ static onebit_status_t loopback_begin(struct ob_batch *base, int tag) {
   struct group *group = base->comm->state;
   struct parcel *parcel = batch->parcels;
   int rank = base->comm->rank;
-  pthread_mutex_lock(&group->lock);
+  OB_LOCKED(&group->lock);
   batch->open = base->sends + base->receives;
   batch->truncated = 0;
   for (size_t i = 0; i < base->receives; i++, parcel++) {
@@ -140,7 +140,6 @@ static onebit_status_t loopback_begin(struct ob_batch *base, int tag) {
     *parcel = (struct parcel){NULL, batch, &base->send[i], rank, tag, false};
     post_send(group, parcel);
   }
-  pthread_mutex_unlock(&group->lock);
   return ONEBIT_OK;
 }
 
@@ -158,10 +157,8 @@ static int first_awaited(const struct loopback_batch *batch, bool gone) {
 
 static int loopback_peer_awaited(struct ob_batch *base) {
   struct group *group = base->comm->state;
-  pthread_mutex_lock(&group->lock);
-  int peer = first_awaited((struct loopback_batch *)base, false);
-  pthread_mutex_unlock(&group->lock);
-  return peer;
+  OB_LOCKED(&group->lock);
+  return first_awaited((struct loopback_batch *)base, false);
 }
 
 struct timespec ob_loopback_time_in(double seconds) {
@@ -181,11 +178,10 @@ static onebit_status_t loopback_test(struct ob_batch *base, double seconds) {
   if (wait)
     until = ob_loopback_time_in(seconds);
   int gone = -1;
-  pthread_mutex_lock(&group->lock);
+  OB_LOCKED(&group->lock);
   while (batch->open && !group->ended && (gone = first_awaited(batch, true)) < 0 && wait)
     wait = pthread_cond_timedwait(&group->met, &group->lock, &until) == 0;
   size_t open = batch->open, truncated = batch->truncated;
-  pthread_mutex_unlock(&group->lock);
   if (open && gone >= 0)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "loopback: rank %d has destroyed its communicator",
                     gone);
@@ -209,12 +205,11 @@ static onebit_status_t loopback_health(onebit_comm_t comm) {
 
 static void loopback_abort_for_all(onebit_comm_t comm, const char *text) {
   struct group *group = comm->state;
-  pthread_mutex_lock(&group->lock);
+  OB_LOCKED(&group->lock);
   if (!group->ended)
     snprintf(group->end, sizeof group->end, "%s", text);
   group->ended = true;
   pthread_cond_broadcast(&group->met);
-  pthread_mutex_unlock(&group->lock);
 }
 
 static bool loopback_threads(void) { return true; }

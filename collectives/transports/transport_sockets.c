@@ -6,6 +6,7 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "collectives/transports/settle.h"
 #include "collectives/transports/sockets_state.h"
@@ -30,21 +31,17 @@ static struct ob_engine process_engine = OB_ENGINE_INIT;
 
 static struct ob_sockets *sockets_state_of(onebit_comm_t comm) { return comm->state; }
 
-static void lock(struct ob_sockets *sockets) { pthread_mutex_lock(&sockets->lock); }
-static void unlock(struct ob_sockets *sockets) { pthread_mutex_unlock(&sockets->lock); }
-
 static void sockets_cancel_all(struct sockets_batch *batch) {
   struct ob_sockets *sockets = sockets_state_of(batch->base.comm);
   if (batch->open == 0 || ob_sockets_is_foreign(sockets))
     return;
-  lock(sockets);
+  OB_LOCKED(&sockets->lock);
   for (size_t i = 0; i < batch->base.capacity; i++) {
     if (batch->incoming[i].open)
       ob_sockets_cancel_receive(&sockets->links[batch->base.receive[i].peer], &batch->incoming[i]);
     if (batch->outgoing[i].open)
       ob_sockets_cancel_send(&sockets->links[batch->base.send[i].peer], &batch->outgoing[i]);
   }
-  unlock(sockets);
 }
 
 static bool sockets_batch_destroy(struct ob_batch *base) {
@@ -104,10 +101,8 @@ static onebit_status_t sockets_begin(struct ob_batch *base, int tag) {
   struct ob_sockets *sockets = sockets_state_of(base->comm);
   if (atomic_load(&base->comm->end.set))
     return ended(base->comm);
-  lock(sockets);
-  onebit_status_t status = begin_all((struct sockets_batch *)base, tag);
-  unlock(sockets);
-  return status;
+  OB_LOCKED(&sockets->lock);
+  return begin_all((struct sockets_batch *)base, tag);
 }
 
 /* Returns the rank of the first incomplete message, on lost links or on all. */
@@ -145,37 +140,32 @@ static onebit_status_t sockets_judge(const struct sockets_batch *batch) {
 static onebit_status_t sockets_test(struct ob_batch *base, double seconds) {
   struct sockets_batch *batch = (struct sockets_batch *)base;
   struct ob_sockets *sockets = sockets_state_of(base->comm);
-  lock(sockets);
+  OB_LOCKED(&sockets->lock);
   ob_sockets_move(sockets, 0);
   onebit_status_t status = sockets_judge(batch);
   if (status == ONEBIT_IN_PROGRESS && seconds > 0) {
     ob_sockets_move(sockets, seconds);
     status = sockets_judge(batch);
   }
-  unlock(sockets);
   return status;
 }
 
 static void await_any(onebit_comm_t comm, double seconds) {
   struct ob_sockets *sockets = sockets_state_of(comm);
-  lock(sockets);
+  OB_LOCKED(&sockets->lock);
   ob_sockets_move(sockets, seconds);
-  unlock(sockets);
 }
 
 static int sockets_peer_awaited(struct ob_batch *base) {
   struct ob_sockets *sockets = sockets_state_of(base->comm);
-  lock(sockets);
-  int peer = first_open((struct sockets_batch *)base, false);
-  unlock(sockets);
-  return peer;
+  OB_LOCKED(&sockets->lock);
+  return first_open((struct sockets_batch *)base, false);
 }
 
 static void sockets_progress(onebit_comm_t comm) {
   struct ob_sockets *sockets = sockets_state_of(comm);
-  lock(sockets);
+  OB_LOCKED(&sockets->lock);
   ob_sockets_move(sockets, 0);
-  unlock(sockets);
 }
 
 static onebit_status_t sockets_health(onebit_comm_t comm) {
@@ -185,9 +175,8 @@ static onebit_status_t sockets_health(onebit_comm_t comm) {
 
 static void sockets_abort_for_all(onebit_comm_t comm, const char *text) {
   struct ob_sockets *sockets = sockets_state_of(comm);
-  lock(sockets);
+  OB_LOCKED(&sockets->lock);
   ob_sockets_tell(sockets, text);
-  unlock(sockets);
 }
 
 static bool sockets_threads(void) { return true; }

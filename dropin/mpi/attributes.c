@@ -3,9 +3,8 @@
  * communicator that is still there when MPI ends is found in a list, by a deletion too: that of an
  * attribute of MPI_COMM_SELF, which MPI_Finalize deletes first, while everything still works.
  */
-#include <pthread.h>
-
 #include "base/error.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/calls.h"
@@ -24,22 +23,20 @@ static struct holder *holders;
 static int communicators_key = MPI_KEYVAL_INVALID, end_key = MPI_KEYVAL_INVALID;
 
 static void remove_holder(const struct holder *holder) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   struct holder **at = &holders;
   while (*at && *at != holder)
     at = &(*at)->next;
   if (*at)
     *at = holder->next;
-  pthread_mutex_unlock(&lock);
 }
 
 static void add_holder(struct holder *holder) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   struct holder **at = &holders;
   while (*at)
     at = &(*at)->next;
   *at = holder;
-  pthread_mutex_unlock(&lock);
 }
 
 /* Deletes one, as an MPI_Comm_delete_attr_function: in MPI_Comm_free, which is collective, or at
@@ -56,10 +53,8 @@ static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
 }
 
 static struct holder *oldest(void) {
-  pthread_mutex_lock(&lock);
-  struct holder *holder = holders;
-  pthread_mutex_unlock(&lock);
-  return holder;
+  OB_LOCKED(&lock);
+  return holders;
 }
 
 /* Deletes all communicators' attributes when that of MPI_COMM_SELF is deleted. */
@@ -75,24 +70,21 @@ static int delete_all(MPI_Comm self, int key, void *value, void *extra) {
 }
 
 void ob_attached_watch_finalize(void) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   if (end_key == MPI_KEYVAL_INVALID &&
       PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_all, &end_key, NULL) == MPI_SUCCESS) {
     PMPI_Comm_set_attr(MPI_COMM_SELF, end_key, NULL);
     int key = end_key; /* MPI frees it once the attribute is gone */
     PMPI_Comm_free_keyval(&key);
   }
-  pthread_mutex_unlock(&lock);
 }
 
 static int key_of_communicators(void) {
   ob_attached_watch_finalize();
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   if (communicators_key == MPI_KEYVAL_INVALID)
     PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_holder, &communicators_key, NULL);
-  int key = communicators_key;
-  pthread_mutex_unlock(&lock);
-  return key;
+  return communicators_key;
 }
 
 static struct holder *holder_of(MPI_Comm comm, int key) {

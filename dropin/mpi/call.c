@@ -1,10 +1,10 @@
 /* Resolves MPI's calls to the library's terms, and makes them dense. */
 #include <limits.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "base/call_scope.h"
+#include "base/lock.h"
 #include "dropin/elements.h"
 #include "dropin/mpi/call.h"
 
@@ -95,7 +95,7 @@ static void free_op(MPI_Op *op) {
 }
 
 void ob_mpi_handles_free(void) {
-  pthread_mutex_lock(&handles_lock);
+  OB_LOCKED(&handles_lock);
   ended = true;
   if (atomic_exchange(&known, &none) == &made) {
     free_type(&made.bfloat16);
@@ -103,7 +103,6 @@ void ob_mpi_handles_free(void) {
     free_op(&made.sum);
     free_op(&made.average);
   }
-  pthread_mutex_unlock(&handles_lock);
 }
 
 MPI_Datatype ob_mpi_type(onebit_dtype_t dtype) {

@@ -42,15 +42,12 @@ int ob_call_begin_mpi(void) {
 /* ---- Arguments ---- */
 
 static int check_comm(MPI_Comm comm) {
-  int inter = 0, code = ob_call_begin_mpi();
-  if (code != MPI_SUCCESS)
-    return code;
+  int inter = 0;
+  OB_TRY_MPI(ob_call_begin_mpi());
   if (comm == MPI_COMM_NULL)
     return ob_call_failed(comm, MPI_ERR_COMM, "comm is MPI_COMM_NULL");
-  code = PMPI_Comm_test_inter(comm, &inter);
-  if (code == MPI_SUCCESS && inter)
-    return ob_call_failed(comm, MPI_ERR_COMM, "comm is an inter-communicator");
-  return code;
+  OB_TRY_MPI(PMPI_Comm_test_inter(comm, &inter));
+  return inter ? ob_call_failed(comm, MPI_ERR_COMM, "comm is an inter-communicator") : MPI_SUCCESS;
 }
 
 static int mpi_calls_check_buffers(const struct ob_mpi_call *call) {
@@ -83,9 +80,7 @@ static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
 }
 
 int ob_call_check(struct ob_mpi_call *call, int count) {
-  int code = check_comm(call->comm);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(check_comm(call->comm));
   if (count < 0)
     return ob_call_failed(call->comm, MPI_ERR_COUNT, "count is %d", count);
   call->count = (size_t)count;
@@ -119,12 +114,11 @@ int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, 
  * flight. */
 static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   MPI_Request request;
-  int size = 1, code = ob_mpi_call_begin(call, &request);
-  if (code == MPI_SUCCESS)
-    code = ob_wait_moving(call->comm, &request, "a call without compression");
-  if (code == MPI_SUCCESS)
-    code = PMPI_Comm_size(call->comm, &size);
-  return code == MPI_SUCCESS ? ob_mpi_call_end(call, size) : code;
+  int size = 1;
+  OB_TRY_MPI(ob_mpi_call_begin(call, &request));
+  OB_TRY_MPI(ob_wait_moving(call->comm, &request, "a call without compression"));
+  OB_TRY_MPI(PMPI_Comm_size(call->comm, &size));
+  return ob_mpi_call_end(call, size);
 }
 
 int ob_call_run(const struct ob_mpi_call *call) {
@@ -132,12 +126,10 @@ int ob_call_run(const struct ob_mpi_call *call) {
   bool withdraw;
   if (call->count == 0)
     return MPI_SUCCESS;
-  int code = ob_call_find(call, &exchange, &withdraw);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(ob_call_find(call, &exchange, &withdraw));
   if (!exchange)
     return mpi_calls_run_dense(call);
-  code = ob_exchange_run(exchange, call, withdraw);
+  int code = ob_exchange_run(exchange, call, withdraw);
   return code == MPI_SUCCESS ? code : ob_call_exchange_failed(call->comm, code);
 }
 
@@ -145,25 +137,23 @@ int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype
                      MPI_Op op, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
-  int code = ob_call_check(&call, count);
-  return code == MPI_SUCCESS ? ob_call_run(&call) : code;
+  OB_TRY_MPI(ob_call_check(&call, count));
+  return ob_call_run(&call);
 }
 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, datatype, op};
-  int code = ob_call_check(&call, recvcount);
-  return code == MPI_SUCCESS ? ob_call_run(&call) : code;
+  OB_TRY_MPI(ob_call_check(&call, recvcount));
+  return ob_call_run(&call);
 }
 
 int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, void *recvbuf,
                      int recvcount, MPI_Datatype recvtype, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLGATHER, comm, sendbuf, recvbuf, 0, recvtype, MPI_OP_NULL};
-  int code = ob_call_check(&call, recvcount);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(ob_call_check(&call, recvcount));
   if (sendbuf != MPI_IN_PLACE && sendcount != recvcount)
     return ob_call_failed(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount,
                           recvcount);
@@ -174,9 +164,7 @@ int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, 
 
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
   OB_CALL_SCOPE;
-  int code = check_comm(comm);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(check_comm(comm));
   if (!buffer)
     return ob_call_failed(comm, MPI_ERR_BUFFER, "buffer is NULL");
   struct ob_attached *attached = ob_attached_known(comm);

@@ -191,10 +191,10 @@ void ob_exchange_note(struct ob_exchange *exchange, bool compressed) {
 
 unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange) {
   for (unsigned idle = 0;; idle++) {
-    ob_queues_lock();
+    pthread_mutex_lock(&ob_queues_lock);
     size_t undecided = exchange->undecided;
     unsigned withdrawals = exchange->withdrawals;
-    ob_queues_unlock();
+    pthread_mutex_unlock(&ob_queues_lock);
     if (!undecided)
       return withdrawals;
     ob_queues_backoff(idle);
@@ -202,15 +202,13 @@ unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange) {
 }
 
 void ob_exchange_forgive(struct ob_exchange *exchange) {
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   exchange->withdrawals = 0;
-  ob_queues_unlock();
 }
 
 void ob_exchange_count_dense(struct ob_exchange *exchange) {
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   ob_exchange_count(exchange, false);
-  ob_queues_unlock();
 }
 
 void ob_exchange_count(struct ob_exchange *exchange, bool compressed) {
@@ -247,10 +245,9 @@ static int run_alone(struct ob_exchange *exchange, const struct ob_mpi_call *cal
     code = ob_is_withdrawn(status) ? mpi_exchange_run_dense(exchange, call) : MPI_ERR_INTERN;
   if (code != MPI_SUCCESS)
     return code;
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   ob_exchange_note(exchange, status == ONEBIT_OK);
   ob_exchange_count(exchange, status == ONEBIT_OK);
-  ob_queues_unlock();
   return MPI_SUCCESS;
 }
 

@@ -2,11 +2,12 @@
 #define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload_flights.h"
 
-#include "base/call_scope.h"
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/call_scope.h"
+#include "base/lock.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_flight *flights; /* in the order of their beginning */
@@ -92,9 +93,8 @@ static bool begin_thread(void) {
 static void wake_thread(void) {
   if (!mover.running)
     return;
-  pthread_mutex_lock(&mover.lock);
+  OB_LOCKED(&mover.lock);
   pthread_cond_signal(&mover.work);
-  pthread_mutex_unlock(&mover.lock);
 }
 
 static void end_thread(void) {

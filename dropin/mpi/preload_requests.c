@@ -67,9 +67,7 @@ static int preload_requests_compressed(const struct ob_mpi_call *what,
 int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
   struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
   bool decides = !ob_preload_is_wrong(call) && ob_flights_move();
-  int code = decides ? ob_preload_decide(call, &decision) : MPI_SUCCESS;
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(decides ? ob_preload_decide(call, &decision) : MPI_SUCCESS);
   if (decision.exchange)
     return preload_requests_compressed(call, &decision, request);
   ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);

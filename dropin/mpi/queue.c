@@ -10,7 +10,6 @@
  * moved is marked, others leave it alone meanwhile.
  */
 #define _POSIX_C_SOURCE 200809L
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <time.h>
@@ -20,20 +19,14 @@
 #include "dropin/mpi/queue.h"
 #include "onebit/mpi.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t ob_queues_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_queue *queues;
 static struct ob_operation *spares;
 static size_t in_flight; /* operations in all queues */
 
-void ob_queues_lock(void) { pthread_mutex_lock(&lock); }
-
-void ob_queues_unlock(void) { pthread_mutex_unlock(&lock); }
-
 size_t ob_queues_in_flight(void) {
-  ob_queues_lock();
-  size_t operations = in_flight;
-  ob_queues_unlock();
-  return operations;
+  OB_LOCKED(&ob_queues_lock);
+  return in_flight;
 }
 
 /* ---- Queues ---- */
@@ -54,10 +47,9 @@ static void free_queue(struct ob_queue *queue) {
 }
 
 static void add_queue(struct ob_queue *queue) {
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   queue->next = queues;
   queues = queue;
-  ob_queues_unlock();
 }
 
 /* Allocates a queue, and tells every rank whether all have got memory for it. */
@@ -101,19 +93,17 @@ onebit_status_t ob_queue_create(MPI_Comm comm, struct ob_queue **result) {
 }
 
 struct ob_queue *ob_queue_of(MPI_Comm comm) {
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   struct ob_queue *queue = queues;
   while (queue && queue->of != comm && queue->dense != comm)
     queue = queue->next;
-  ob_queues_unlock();
   return queue;
 }
 
 static bool claim(struct ob_queue *queue) {
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   bool mine = !queue->moving;
   queue->moving = true;
-  ob_queues_unlock();
   return mine;
 }
 
@@ -129,21 +119,18 @@ static void release_spares(void) {
 static void remove_queue(struct ob_queue *queue) {
   while (!claim(queue))
     sched_yield();
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   struct ob_queue **at = &queues;
   while (*at != queue)
     at = &(*at)->next;
   *at = queue->next;
   if (!queues)
     release_spares();
-  ob_queues_unlock();
 }
 
 static bool is_empty(struct ob_queue *queue) {
-  ob_queues_lock();
-  bool empty = !queue->first;
-  ob_queues_unlock();
-  return empty;
+  OB_LOCKED(&ob_queues_lock);
+  return !queue->first;
 }
 
 void ob_queue_drain(struct ob_queue *queue) {
@@ -162,22 +149,21 @@ void ob_queue_destroy(struct ob_queue *queue) {
 /* ---- Operations ---- */
 
 void ob_operation_spare(struct ob_operation *operation) {
-  ob_queues_lock();
+  pthread_mutex_lock(&ob_queues_lock);
   if (queues) {
     operation->next = spares;
     spares = operation;
     operation = NULL;
   }
-  ob_queues_unlock();
+  pthread_mutex_unlock(&ob_queues_lock);
   ob_release(operation);
 }
 
 bool ob_queue_serves(const struct ob_exchange *exchange) {
   bool found = false;
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   for (struct ob_operation *o = exchange->queue->first; o && !found; o = o->next)
     found = o->exchange == exchange;
-  ob_queues_unlock();
   return found;
 }
 
@@ -198,12 +184,11 @@ static void queue_finish(struct ob_operation *operation, int code) {
   operation->code = code;
   if (code != MPI_SUCCESS)
     snprintf(operation->message, sizeof operation->message, "%s", onebit_last_error());
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   unlink_operation(operation->queue, operation);
   if (code == MPI_SUCCESS)
     ob_exchange_count(operation->exchange, operation->compressed);
   operation->stage = OB_STAGE_DONE;
-  ob_queues_unlock();
 }
 
 static void queue_finish_dense(struct ob_operation *operation, const char *call, int code) {
@@ -232,10 +217,10 @@ static bool queue_decide(struct ob_operation *operation, bool wait) {
   operation->compressed = status == ONEBIT_OK;
   if (operation->compressed)
     ob_exchange_store(operation->exchange, &operation->call);
-  ob_queues_lock();
+  pthread_mutex_lock(&ob_queues_lock);
   operation->exchange->undecided--;
   ob_exchange_note(operation->exchange, operation->compressed);
-  ob_queues_unlock();
+  pthread_mutex_unlock(&ob_queues_lock);
   if (ob_is_withdrawn(status))
     operation->stage = OB_STAGE_UNSENT;
   else
@@ -272,10 +257,8 @@ static bool is_undecided(const struct ob_operation *operation) {
 /* The first operation of the queue, or the one after another. */
 static struct ob_operation *queue_next_of(struct ob_queue *queue,
                                           const struct ob_operation *operation) {
-  ob_queues_lock();
-  struct ob_operation *next = operation ? operation->next : queue->first;
-  ob_queues_unlock();
-  return next;
+  OB_LOCKED(&ob_queues_lock);
+  return operation ? operation->next : queue->first;
 }
 
 /* Moves the operations of a claimed queue. One that ends must not be looked at any more: so the
@@ -292,9 +275,8 @@ static void move_claimed(struct ob_queue *queue, bool wait) {
 }
 
 static void unclaim(struct ob_queue *queue) {
-  ob_queues_lock();
+  OB_LOCKED(&ob_queues_lock);
   queue->moving = false;
-  ob_queues_unlock();
 }
 
 /* Moves a queue. Waits in the library only where nothing else of this process could be what others
@@ -307,17 +289,17 @@ static void queue_move(struct ob_queue *queue, bool wait) {
 }
 
 void ob_queues_move(void) {
-  ob_queues_lock();
+  pthread_mutex_lock(&ob_queues_lock);
   for (struct ob_queue *queue = queues; queue; queue = queue->next) {
     if (queue->moving || !queue->first)
       continue;
     queue->moving = true; /* so it stays in the list */
-    ob_queues_unlock();
+    pthread_mutex_unlock(&ob_queues_lock);
     move_claimed(queue, false);
-    ob_queues_lock();
+    pthread_mutex_lock(&ob_queues_lock);
     queue->moving = false;
   }
-  ob_queues_unlock();
+  pthread_mutex_unlock(&ob_queues_lock);
 }
 
 void ob_queues_backoff(unsigned idle) {
@@ -330,11 +312,11 @@ void ob_queues_backoff(unsigned idle) {
 }
 
 static struct ob_operation *alloc_operation(void) {
-  ob_queues_lock();
+  pthread_mutex_lock(&ob_queues_lock);
   struct ob_operation *operation = spares;
   if (operation)
     spares = operation->next;
-  ob_queues_unlock();
+  pthread_mutex_unlock(&ob_queues_lock);
   return operation ? operation : ob_allocate(1, sizeof *operation);
 }
 
@@ -342,21 +324,21 @@ static struct ob_operation *alloc_operation(void) {
  * is before. */
 static void add_operation(struct ob_operation *operation) {
   struct ob_queue *queue = operation->queue;
-  ob_queues_lock();
+  pthread_mutex_lock(&ob_queues_lock);
   bool first = operation->exchange->undecided++ == 0;
-  ob_queues_unlock();
+  pthread_mutex_unlock(&ob_queues_lock);
   if (first) {
     operation->stage = OB_STAGE_COMPRESSED;
     operation->start_status = ob_exchange_start(operation);
   }
-  ob_queues_lock();
+  pthread_mutex_lock(&ob_queues_lock);
   if (queue->last)
     queue->last->next = operation;
   else
     queue->first = operation;
   queue->last = operation;
   in_flight++;
-  ob_queues_unlock();
+  pthread_mutex_unlock(&ob_queues_lock);
 }
 
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
@@ -377,10 +359,8 @@ int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *ca
 }
 
 static bool is_done(const struct ob_operation *operation) {
-  ob_queues_lock();
-  bool done = operation->stage == OB_STAGE_DONE;
-  ob_queues_unlock();
-  return done;
+  OB_LOCKED(&ob_queues_lock);
+  return operation->stage == OB_STAGE_DONE;
 }
 
 bool ob_operation_ended(struct ob_operation *operation, bool *compressed) {

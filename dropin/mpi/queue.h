@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "base/lock.h"
 #include "collectives/watch.h"
 #include "dropin/mpi/exchange.h"
 #include "onebit/onebit.h"
@@ -84,8 +85,7 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed);
 
 /* ---- queue.c: the lock is held for moments only ---- */
 
-void ob_queues_lock(void);
-void ob_queues_unlock(void);
+extern pthread_mutex_t ob_queues_lock;
 size_t ob_queues_in_flight(void);
 
 /* The queue of a program's communicator; NULL: there is none, or not yet. */

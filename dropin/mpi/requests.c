@@ -2,10 +2,9 @@
  * The requests of onebit/mpi_calls.h. One holds an operation of an exchange, or MPI's own request
  * where a call is dense from its beginning.
  */
-#include <pthread.h>
-
 #include "base/call_scope.h"
 #include "base/handles.h"
+#include "base/lock.h"
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"
 #include "onebit/mpi_calls.h"
@@ -25,12 +24,11 @@ static ONEBIT_Request requests;
 /* ---- Their list ---- */
 
 static void requests_add(ONEBIT_Request request) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   request->next = requests;
   if (requests)
     requests->previous = request;
   requests = request;
-  pthread_mutex_unlock(&lock);
 }
 
 static void requests_release(ONEBIT_Request *handle) {
@@ -48,18 +46,15 @@ static void requests_release(ONEBIT_Request *handle) {
 }
 
 void ob_requests_orphan(MPI_Comm comm) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   for (ONEBIT_Request request = requests; request; request = request->next)
     if (request->call.comm == comm)
       request->call.comm = MPI_COMM_NULL;
-  pthread_mutex_unlock(&lock);
 }
 
 static MPI_Comm comm_of(ONEBIT_Request request) {
-  pthread_mutex_lock(&lock);
-  MPI_Comm comm = request->call.comm;
-  pthread_mutex_unlock(&lock);
-  return comm;
+  OB_LOCKED(&lock);
+  return request->call.comm;
 }
 
 /* Checks a handle that a program gives as a request, before it is dereferenced. */
@@ -72,9 +67,7 @@ static int check_handle(ONEBIT_Request request) {
 /* ---- Beginning ---- */
 
 static int requests_check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
-  int code = ob_call_begin_mpi();
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(ob_call_begin_mpi());
   if (!request)
     return ob_call_failed(call->comm, MPI_ERR_REQUEST, "request is NULL");
   *request = ONEBIT_REQUEST_NULL;
@@ -117,16 +110,13 @@ int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatyp
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
-  int code = requests_check(&call, count, request);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(requests_check(&call, count, request));
   *request = requests_make(&call, false);
   if (!*request) {
-    code = ob_call_run(&call);
-    return code != MPI_SUCCESS ? code
-                               : ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+    OB_TRY_MPI(ob_call_run(&call));
+    return ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
   }
-  code = requests_begin(*request);
+  int code = requests_begin(*request);
   if (code != MPI_SUCCESS)
     requests_release(request);
   return code;
@@ -137,21 +127,15 @@ int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Dat
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
   (void)info;
-  int code = requests_check(&call, count, request);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(requests_check(&call, count, request));
   *request = requests_make(&call, true);
   return *request ? MPI_SUCCESS : ob_call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
 }
 
 int ONEBIT_Start(ONEBIT_Request *request) {
   OB_CALL_SCOPE;
-  int code = ob_call_begin_mpi();
-  if (code != MPI_SUCCESS)
-    return code;
-  code = check_handle(request ? *request : ONEBIT_REQUEST_NULL);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(ob_call_begin_mpi());
+  OB_TRY_MPI(check_handle(request ? *request : ONEBIT_REQUEST_NULL));
   MPI_Comm comm = comm_of(*request);
   if (!(*request)->persistent)
     return ob_call_failed(comm, MPI_ERR_REQUEST, "request is not persistent");
@@ -215,37 +199,32 @@ static int ask(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *statu
 }
 
 static int requests_check_request(const ONEBIT_Request *request) {
-  int code = ob_call_begin_mpi();
-  if (code == MPI_SUCCESS && !request)
-    return ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
-  return code;
+  OB_TRY_MPI(ob_call_begin_mpi());
+  return request ? MPI_SUCCESS : ob_call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
 }
 
 int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
   OB_CALL_SCOPE;
   bool done;
-  int code = requests_check_request(request);
-  return code == MPI_SUCCESS ? ask(request, true, &done, status) : code;
+  OB_TRY_MPI(requests_check_request(request));
+  return ask(request, true, &done, status);
 }
 
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
   OB_CALL_SCOPE;
   bool done;
-  int code = requests_check_request(request);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(requests_check_request(request));
   if (!flag)
     return ob_call_failed(MPI_COMM_NULL, MPI_ERR_ARG, "flag is NULL");
-  code = ask(request, false, &done, status);
+  int code = ask(request, false, &done, status);
   *flag = done;
   return code;
 }
 
 int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
   OB_CALL_SCOPE;
-  int code = ob_call_begin_mpi(), worst = MPI_SUCCESS;
-  if (code != MPI_SUCCESS)
-    return code;
+  int worst = MPI_SUCCESS;
+  OB_TRY_MPI(ob_call_begin_mpi());
   if (count < 0)
     return ob_call_failed(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d", count);
   if (count > 0 && !array)
@@ -261,11 +240,8 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
 
 int ONEBIT_Request_free(ONEBIT_Request *request) {
   OB_CALL_SCOPE;
-  int code = requests_check_request(request);
-  if (code == MPI_SUCCESS)
-    code = check_handle(*request);
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(requests_check_request(request));
+  OB_TRY_MPI(check_handle(*request));
   if ((*request)->active)
     return ob_call_failed(comm_of(*request), MPI_ERR_REQUEST, "request is active");
   requests_release(request);

@@ -104,9 +104,7 @@ int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what) {
       queue = ob_queue_of(comm);
     if (queue && idle % TESTS_BETWEEN == TESTS_BETWEEN - 1)
       ob_roll_answer(queue);
-    code = ob_wait_look(&watch, queue, what);
-    if (code != MPI_SUCCESS)
-      return code;
+    OB_TRY_MPI(ob_wait_look(&watch, queue, what));
     if (ob_queues_in_flight() > 0)
       ob_queues_backoff(idle);
     else
@@ -127,11 +125,9 @@ int ob_largest(MPI_Comm comm, int64_t *values, int count) {
   int64_t *all = queue ? queue->agreed : alone;
   const size_t bytes = (size_t)count * sizeof *all;
   static const char what[] = "agreement on what to compress";
-  int code = queue ? ob_wait_look(&watch, queue, what) : MPI_SUCCESS;
-  if (code != MPI_SUCCESS)
-    return code;
+  OB_TRY_MPI(queue ? ob_wait_look(&watch, queue, what) : MPI_SUCCESS);
   memcpy(all, values, bytes);
-  code = PMPI_Iallreduce(MPI_IN_PLACE, all, count, MPI_INT64_T, MPI_MAX, comm, &request);
+  int code = PMPI_Iallreduce(MPI_IN_PLACE, all, count, MPI_INT64_T, MPI_MAX, comm, &request);
   if (code != MPI_SUCCESS)
     ob_mpi_failed(what, code);
   else

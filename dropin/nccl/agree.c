@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "collectives/watch.h"
 #include "dropin/nccl/preload.h"
 
@@ -41,12 +42,10 @@ bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int cou
     return false;
   const struct ob_agreement *to = &comm->agreement;
   const size_t bytes = (size_t)count * sizeof *values;
-  int before = ob_cuda_enter(comm->device);
+  OB_ON_DEVICE(comm->device);
   memcpy(to->on_host, values, bytes);
-  bool good = cudaMemcpyAsync(to->on_device, to->on_host, bytes, cudaMemcpyHostToDevice, stream) ==
-              cudaSuccess;
-  ob_cuda_leave(before);
-  return good;
+  return cudaMemcpyAsync(to->on_device, to->on_host, bytes, cudaMemcpyHostToDevice, stream) ==
+         cudaSuccess;
 }
 
 bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
@@ -57,22 +56,18 @@ bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream)
 
 bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
   const struct ob_agreement *to = &comm->agreement;
-  int before = ob_cuda_enter(comm->device);
-  bool good = cudaMemcpyAsync(to->on_host, to->on_device, (size_t)count * sizeof *to->on_host,
-                              cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
-              cudaEventRecord(to->done, stream) == cudaSuccess;
-  ob_cuda_leave(before);
-  return good;
+  OB_ON_DEVICE(comm->device);
+  return cudaMemcpyAsync(to->on_host, to->on_device, (size_t)count * sizeof *to->on_host,
+                         cudaMemcpyDeviceToHost, stream) == cudaSuccess &&
+         cudaEventRecord(to->done, stream) == cudaSuccess;
 }
 
 /* True unless a rank is gone: while NCCL waits for one, the event never comes. */
 static bool is_well(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
-  pthread_mutex_lock(&comm->lock);
-  bool well = !comm->aborted && ob_next_ncclCommGetAsyncError(comm->comm, &found) == ncclSuccess &&
-              (found == ncclSuccess || found == ncclInProgress);
-  pthread_mutex_unlock(&comm->lock);
-  return well;
+  OB_LOCKED(&comm->lock);
+  return !comm->aborted && ob_next_ncclCommGetAsyncError(comm->comm, &found) == ncclSuccess &&
+         (found == ncclSuccess || found == ncclInProgress);
 }
 
 /* Prints that it waits. NCCL does not say for which rank: the one that does not print this. */
@@ -89,7 +84,7 @@ static bool is_late(struct ob_nccl_comm *comm, struct ob_watch *watch) {
 }
 
 bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
-  int before = ob_cuda_enter(comm->device);
+  OB_ON_DEVICE(comm->device);
   struct ob_watch watch = {0};
   cudaError_t error;
   while ((error = cudaEventQuery(comm->agreement.done)) == cudaErrorNotReady && is_well(comm) &&
@@ -99,7 +94,6 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count) {
     cudaGetLastError();
   else if (error == cudaSuccess)
     memcpy(values, comm->agreement.on_host, (size_t)count * sizeof *values);
-  ob_cuda_leave(before);
   return error == cudaSuccess;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/call_scope.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "dropin/nccl/preload.h"
 
@@ -12,43 +13,39 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_nccl_comm *comms;
 
 static void add_comm(struct ob_nccl_comm *comm) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   comm->users = 1;
   comm->next = comms;
   comms = comm;
-  pthread_mutex_unlock(&lock);
 }
 
 /* Takes it out of the list; the caller has the list's use of it. */
 static struct ob_nccl_comm *remove_comm(ncclComm_t handle) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   struct ob_nccl_comm **at = &comms;
   while (*at && (*at)->comm != handle)
     at = &(*at)->next;
   struct ob_nccl_comm *comm = *at;
   if (comm)
     *at = comm->next;
-  pthread_mutex_unlock(&lock);
   return comm;
 }
 
 struct ob_nccl_comm *ob_nccl_comm_use(ncclComm_t handle) {
-  pthread_mutex_lock(&lock);
+  OB_LOCKED(&lock);
   struct ob_nccl_comm *comm = comms;
   while (comm && comm->comm != handle)
     comm = comm->next;
   if (comm)
     comm->users++;
-  pthread_mutex_unlock(&lock);
   return comm;
 }
 
 static void comm_destroy(struct ob_nccl_comm *comm) {
-  int before = ob_cuda_enter(comm->device);
+  OB_ON_DEVICE(comm->device);
   ob_nccl_timers_destroy(comm);
   ob_nccl_tensors_destroy(comm);
   ob_agreement_destroy(&comm->agreement);
-  ob_cuda_leave(before);
   ob_loops_destroy(comm->loops);
   pthread_mutex_destroy(&comm->lock);
   ob_release(comm);
@@ -74,11 +71,9 @@ static bool comm_describe(struct ob_nccl_comm *comm) {
 
 static bool comm_prepare(struct ob_nccl_comm *comm) {
   unsigned repeats = ob_nccl_wrong_settings() ? 2 : ob_preload.rules.warmup;
-  int before = ob_cuda_enter(comm->device);
-  bool good = ob_agreement_create(&comm->agreement) &&
-              ob_loops_create(repeats, ob_nccl_agree_on_loop, comm, &comm->loops) == ONEBIT_OK;
-  ob_cuda_leave(before);
-  return good;
+  OB_ON_DEVICE(comm->device);
+  return ob_agreement_create(&comm->agreement) &&
+         ob_loops_create(repeats, ob_nccl_agree_on_loop, comm, &comm->loops) == ONEBIT_OK;
 }
 
 /* The values that ranks agree on. A number is the same on all ranks if the largest of it and of its

@@ -122,11 +122,10 @@ static void drop_tensors(struct ob_nccl_comm *comm) {
 }
 
 void ob_nccl_look(struct ob_nccl_comm *comm) {
-  int before = ob_cuda_enter(comm->device);
+  OB_ON_DEVICE(comm->device);
   comm->look = false;
   if (ob_loops_look(comm->loops))
     drop_tensors(comm);
-  ob_cuda_leave(before);
 }
 
 /* ---- A call ---- */
@@ -210,12 +209,11 @@ static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_n
  * the first launch, since launches are not behind other streams. */
 static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
-  int before = ob_cuda_enter(comm->device);
+  OB_ON_DEVICE(comm->device);
   onebit_status_t status = tensor_forget(tensor, comm->agreement.stream);
   if (cudaEventRecord(comm->agreement.done, comm->agreement.stream) != cudaSuccess ||
       !ob_nccl_answer(comm, &nothing, 0))
     cudaGetLastError(); /* the call will say so */
-  ob_cuda_leave(before);
   return status;
 }
 
@@ -268,9 +266,8 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
   int *number = ob_loops_tensor(comm->loops, decision->position);
   if (*number == 0) {
     double start = ob_seconds();
-    int before = ob_cuda_enter(comm->device);
+    OB_ON_DEVICE(comm->device);
     int made = tensor_make(comm, call, decision->record);
-    ob_cuda_leave(before);
     *number = made == FAILED_TENSOR ? FAILED_TENSOR : made + 1;
     ob_record_decided(decision->record, ob_seconds() - start);
   }

@@ -56,7 +56,7 @@ struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_n
                                           struct ob_record *record, cudaStream_t stream) {
   if (!tensor && atomic_load(&record->calls) < 2) /* it connects the ranks */
     return NULL;
-  int before = ob_cuda_enter(comm->device);
+  OB_ON_DEVICE(comm->device);
   time_look(comm);
   struct ob_nccl_timer *timer = time_begin(comm, stream);
   if (timer) {
@@ -65,7 +65,6 @@ struct ob_nccl_timer *ob_nccl_timer_begin(struct ob_nccl_comm *comm, struct ob_n
     timer->compressed = tensor != NULL;
     timer->record = record;
   }
-  ob_cuda_leave(before);
   return timer;
 }
 
