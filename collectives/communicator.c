@@ -12,26 +12,35 @@
 #include "base/memory.h"
 #include "collectives/watch.h"
 
-struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes) {
-  struct ob_batch *batch = ob_allocate(1, bytes);
-  if (!batch)
-    return NULL;
-  batch->comm = comm;
-  batch->capacity = capacity;
-  batch->send = ob_allocate(2 * capacity, sizeof *batch->send);
-  if (!batch->send) {
-    ob_release(batch);
-    return NULL;
+onebit_status_t ob_batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {
+  const struct ob_transport *transport = comm->transport;
+  struct ob_batch *batch = ob_allocate(1, transport->batch_bytes);
+  *result = batch;
+  if (batch) {
+    batch->comm = comm;
+    batch->capacity = capacity;
+    batch->send = ob_allocate(2 * capacity, sizeof *batch->send);
+    if (transport->message_bytes)
+      batch->messages = ob_allocate(capacity, transport->message_bytes);
+    if (batch->send && (batch->messages || !transport->message_bytes)) {
+      batch->receive = batch->send + capacity;
+      return ONEBIT_OK;
+    }
   }
-  batch->receive = batch->send + capacity;
-  return batch;
+  ob_batch_destroy(batch);
+  *result = NULL;
+  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
 
-void ob_batch_release(struct ob_batch *batch) {
+bool ob_batch_destroy(struct ob_batch *batch) {
   if (!batch)
-    return;
+    return true;
+  const struct ob_transport *transport = batch->comm->transport;
+  const bool all = !transport->cancel || transport->cancel(batch);
+  ob_release(batch->messages);
   ob_release(batch->send);
   ob_release(batch);
+  return all;
 }
 
 /* Reads the settings of the environment and the file of ONEBIT_CONFIG for the whole
@@ -45,7 +54,7 @@ static onebit_status_t communicator_read_settings(onebit_comm_t comm) {
 static onebit_status_t begin_progress(onebit_comm_t comm) {
   bool wanted;
   OB_TRY(ob_progress_wanted(&wanted));
-  if (wanted && !comm->transport->threads())
+  if (wanted && comm->transport->threads && !comm->transport->threads())
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "ONEBIT_PROGRESS=thread: MPI was not initialised with MPI_THREAD_MULTIPLE");
   if (wanted)
@@ -75,7 +84,7 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   comm->engine = engine ? engine : &comm->own_engine;
   comm->control_memory = ob_allocate((size_t)size, OB_AGREE_BYTES);
   if (!comm->control_memory || ob_hosts_create(&comm->hosts, host_of, rank, size) != ONEBIT_OK ||
-      transport->batch_create(comm, (size_t)size - 1, &comm->control) != ONEBIT_OK) {
+      ob_batch_create(comm, (size_t)size - 1, &comm->control) != ONEBIT_OK) {
     ob_comm_release(comm);
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator of %d ranks", size);
   }
@@ -99,7 +108,7 @@ static void close_comm(onebit_comm_t comm) {
   if (comm->progress)
     ob_progress_end(comm->engine);
   comm->progress = false;
-  if (comm->control && !comm->transport->batch_destroy(comm->control))
+  if (!ob_batch_destroy(comm->control))
     ob_memory_keep(comm->control_memory);
   else
     ob_release(comm->control_memory);
@@ -130,7 +139,8 @@ void ob_comm_drop(onebit_comm_t comm) {
   if (--comm->users > 0 || ob_comm_is_foreign(comm))
     return;
   close_comm(comm);
-  comm->transport->destroy(comm);
+  if (comm->transport->destroy)
+    comm->transport->destroy(comm);
   ob_comm_release(comm);
 }
 

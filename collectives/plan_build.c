@@ -114,8 +114,8 @@ static onebit_status_t allocate_batches(struct onebit_plan *plan) {
   if (!plan->exchange || !plan->gather)
     return plan_build_out_of_memory(plan);
   for (size_t i = 0; i < slots; i++) {
-    OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->exchange[i]));
-    OB_TRY(plan->comm->transport->batch_create(plan->comm, peers, &plan->gather[i]));
+    OB_TRY(ob_batch_create(plan->comm, peers, &plan->exchange[i]));
+    OB_TRY(ob_batch_create(plan->comm, peers, &plan->gather[i]));
   }
   return ONEBIT_OK;
 }
@@ -253,7 +253,7 @@ onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_sha
 static bool destroy_batches(struct onebit_plan *plan, struct ob_batch **batches) {
   bool all = true;
   for (size_t i = 0; batches && i < plan->geometry.slots; i++)
-    all = plan->comm->transport->batch_destroy(batches[i]) && all;
+    all = ob_batch_destroy(batches[i]) && all;
   ob_release(batches);
   return all;
 }

@@ -24,13 +24,12 @@ onebit_status_t ob_stream_host_create(struct onebit_plan *plan) {
   if (!plan->host.ranks)
     return ONEBIT_OK;
   OB_TRY(ob_device_host_create(plan));
-  return plan->comm->transport->batch_create(
-      plan->comm, plan->geometry.segments - plan->geometry.members, &plan->device->host.batch);
+  return ob_batch_create(plan->comm, plan->geometry.segments - plan->geometry.members,
+                         &plan->device->host.batch);
 }
 
 void ob_stream_host_destroy(const struct onebit_plan *plan) {
-  if (plan->device->host.batch)
-    plan->comm->transport->batch_destroy(plan->device->host.batch);
+  ob_batch_destroy(plan->device->host.batch);
   ob_device_host_destroy(plan);
 }
 

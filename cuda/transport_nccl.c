@@ -29,7 +29,6 @@ struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory, *pinned;
   size_t capacity;
-  struct ob_endpoint *there;
   bool is_there; /* what was received is still to be given to the caller */
 };
 
@@ -45,20 +44,10 @@ static onebit_status_t aborted(void) {
 
 /* --- Batches -----------------------------------------------------------------------------------*/
 
-static onebit_status_t nccl_batch_create(onebit_comm_t comm, size_t capacity,
-                                         struct ob_batch **batch) {
-  *batch = ob_batch_allocate(comm, capacity, sizeof(struct nccl_batch));
-  return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
-}
-
-static bool nccl_batch_destroy(struct ob_batch *batch) {
+static bool nccl_cancel(struct ob_batch *batch) {
   struct nccl_batch *own = (struct nccl_batch *)batch;
-  if (own) {
-    ob_memory_cuda.release(own->memory);
-    ob_memory_pinned.release(own->pinned);
-    ob_release(own->there);
-  }
-  ob_batch_release(batch);
+  ob_memory_cuda.release(own->memory);
+  ob_memory_pinned.release(own->pinned);
   return true;
 }
 
@@ -148,10 +137,6 @@ static size_t nccl_bytes_of(const struct ob_endpoint *endpoints, size_t count) {
 /* Kept from the first agreement on: a rank that lacked memory in a later one could not say so, and
  * the others would wait. */
 static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
-  if (!own->there)
-    own->there = ob_allocate(2 * own->batch.capacity, sizeof *own->there);
-  if (!own->there)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message");
   if (bytes <= own->capacity)
     return ONEBIT_OK;
   ob_memory_cuda.release(own->memory);
@@ -199,8 +184,8 @@ static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
   stage(batch->send, batch->sends, &at, true);
   OB_TRY_CUDA(cudaMemcpyAsync(own->memory, own->pinned, sent, cudaMemcpyDefault, state->stream));
   struct ob_batch there = *batch;
-  there.send = own->there;
-  there.receive = own->there + batch->capacity;
+  there.send = batch->messages;
+  there.receive = there.send + batch->capacity;
   memcpy(there.send, batch->send, batch->sends * sizeof *there.send);
   memcpy(there.receive, batch->receive, batch->receives * sizeof *there.receive);
   at = own->memory;
@@ -246,10 +231,6 @@ static onebit_status_t check_current(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-static bool nccl_threads(void) { return true; }
-
-static void nccl_progress(onebit_comm_t comm) { (void)comm; }
-
 static void release_state(struct nccl_state *state) {
   OB_ON_DEVICE(state->device);
   if (state->stream)
@@ -264,9 +245,9 @@ static void nccl_destroy(onebit_comm_t comm) { release_state(state_of(comm)); }
 
 const struct ob_transport ob_transport_nccl = {
     .name = "nccl",
-    .threads = nccl_threads,
-    .batch_create = nccl_batch_create,
-    .batch_destroy = nccl_batch_destroy,
+    .batch_bytes = sizeof(struct nccl_batch),
+    .message_bytes = 2 * sizeof(struct ob_endpoint), /* those of what lies on the device */
+    .cancel = nccl_cancel,
     .begin = nccl_begin,
     .test = nccl_test,
     .put = nccl_put,
@@ -277,7 +258,6 @@ const struct ob_transport ob_transport_nccl = {
     .check_current = check_current,
     .health = nccl_health,
     .abort = ob_nccl_abort,
-    .progress = nccl_progress,
     .destroy = nccl_destroy,
 };
 

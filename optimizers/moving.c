@@ -15,14 +15,14 @@ onebit_status_t ob_moving_create(struct ob_moving *moving, onebit_comm_t comm, c
                                .wants = ob_allocate(ranks, sizeof *moving->wants)};
   if (!moving->noted || !moving->holder || !moving->wants)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to move state between %zu ranks", ranks);
-  return comm->transport->batch_create(comm, ranks - 1, &moving->batch);
+  return ob_batch_create(comm, ranks - 1, &moving->batch);
 }
 
 bool ob_moving_destroy(struct ob_moving *moving) {
   ob_release(moving->noted);
   ob_release(moving->holder);
   ob_release(moving->wants);
-  return !moving->batch || moving->comm->transport->batch_destroy(moving->batch);
+  return ob_batch_destroy(moving->batch);
 }
 
 onebit_status_t ob_moving_learn(struct ob_moving *moving, onebit_status_t status, uint64_t number) {

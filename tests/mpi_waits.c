@@ -33,7 +33,7 @@ SeveralRanksTest(mpi_waits, a_missed_rank) {
 
 static struct ob_batch *begin(onebit_comm_t comm, void *data, size_t bytes, bool sends) {
   struct ob_batch *batch = NULL;
-  CHECK_STATUS(comm->transport->batch_create(comm, 1, &batch), ONEBIT_OK);
+  CHECK_STATUS(ob_batch_create(comm, 1, &batch), ONEBIT_OK);
   batch->sends = sends;
   batch->receives = !sends;
   *(sends ? batch->send : batch->receive) = (struct ob_endpoint){data, bytes, sends ? 0 : 1};
@@ -54,7 +54,7 @@ static void send_late(onebit_comm_t comm, void *context) {
     CHECK_STATUS(comm->transport->test(batch, OB_WAIT_SLICE), ONEBIT_IN_PROGRESS);
     CHECK(comm->transport->peer_awaited(batch) == 1, "awaited: %d",
           comm->transport->peer_awaited(batch));
-    CHECK(comm->transport->batch_destroy(batch), "the receive is still open");
+    CHECK(ob_batch_destroy(batch), "the receive is still open");
     fill_pattern(given_up, bytes);
   } else {
     memset(message, 5, bytes);
@@ -63,7 +63,7 @@ static void send_late(onebit_comm_t comm, void *context) {
   if (onebit_comm_rank(comm) < 2) {
     batch = begin(comm, message, bytes, sends);
     CHECK_STATUS(ob_watch_batch(batch, "the next message"), ONEBIT_OK);
-    CHECK(comm->transport->batch_destroy(batch), "the batch is still open");
+    CHECK(ob_batch_destroy(batch), "the batch is still open");
   }
   CHECK(sends || pattern_holds(given_up, bytes), "a late message came to memory given back");
   CHECK(onebit_comm_rank(comm) > 1 || message[bytes - 1] == 5, "the message is not there");

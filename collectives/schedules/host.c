@@ -122,7 +122,8 @@ static bool all_have(const struct onebit_plan *plan, enum counter kind, uint64_t
       ob_steps_give_up(plan);
       return true;
     }
-    plan->comm->transport->progress(plan->comm);
+    if (plan->comm->transport->progress)
+      plan->comm->transport->progress(plan->comm);
     return false;
   }
   return true;

@@ -26,8 +26,9 @@ struct ob_batch {
   size_t capacity; /* sends, and as many receives */
   size_t sends, receives;
   struct ob_endpoint *send,
-      *receive; /* filled in before `begin`, which starts the first `sends` and `receives` of
+      *receive;   /* filled in before `begin`, which starts the first `sends` and `receives` of
                  * them */
+  void *messages; /* memory of the transport's: message_bytes for each send with a receive */
 };
 
 /* Memory of a device that the transport has registered for messages; a transport's own window
@@ -40,18 +41,16 @@ struct ob_window {
 
 struct ob_transport {
   const char *name;
-  bool (*threads)(void); /* whether several threads may use it at once */
+  bool (*threads)(void); /* whether several threads may use it at once. NULL: they may */
   bool host_messages;    /* it can move messages in memory of the host */
   /* True if it can also move messages in memory of a device, driven by the host. NULL: it
    * cannot. */
   bool (*device_messages)(void);
   bool network; /* messages take time, so plans choose their schedule by the cost model */
-  /* Makes a batch of at most `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then
-   * NULL. */
-  onebit_status_t (*batch_create)(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
-  /* Destroys the batch and cancels its incomplete messages. Returns false if some could not be
-   * cancelled: their memory must then stay as long as the process. NULL is fine. */
-  bool (*batch_destroy)(struct ob_batch *batch);
+  size_t batch_bytes, message_bytes; /* of its own batch, and of ob_batch.messages */
+  /* Cancels a batch's incomplete messages, if it has begun, before it is destroyed; false: some
+   * could not be. NULL: nothing to do. */
+  bool (*cancel)(struct ob_batch *batch);
   onebit_status_t (*begin)(struct ob_batch *batch, int tag);
   /* Returns ONEBIT_OK when all of the batch is complete, else ONEBIT_IN_PROGRESS. Waits for that
    * for about `seconds` at most; 0: not at all. */
@@ -86,9 +85,10 @@ struct ob_transport {
   /* Makes a communicator of the remaining ranks (onebit_comm_shrink) after this one was aborted.
    * NULL: the transport cannot. */
   onebit_status_t (*shrink)(onebit_comm_t comm, onebit_comm_t *survivors);
-  /* Lets the transport move its messages while the caller waits for something else. */
+  /* Lets the transport move its messages while the caller waits for something else. NULL: they move
+   * by themselves. */
   void (*progress)(onebit_comm_t comm);
-  /* Gives comm->state back. */
+  /* Gives comm->state back. NULL: there is none. */
   void (*destroy)(onebit_comm_t comm);
 };
 
@@ -99,8 +99,11 @@ extern const struct ob_transport ob_transport_nccl;
 extern const struct ob_transport ob_transport_self, ob_transport_loopback, ob_transport_mpi,
     ob_transport_sockets, ob_transport_custom;
 
-/* Allocates the common part of a batch: `bytes` is the size of the transport's own batch. */
-struct ob_batch *ob_batch_allocate(onebit_comm_t comm, size_t capacity, size_t bytes);
-void ob_batch_release(struct ob_batch *batch);
+/* Makes a batch of at most `capacity` sends and receives. ONEBIT_ERROR_MEMORY; *batch is then
+ * NULL. */
+onebit_status_t ob_batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **batch);
+/* Destroys the batch and cancels its incomplete messages. Returns false if some could not be
+ * cancelled: their memory must then stay as long as the process. NULL is fine. */
+bool ob_batch_destroy(struct ob_batch *batch);
 
 #endif

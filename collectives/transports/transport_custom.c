@@ -37,6 +37,13 @@ static void custom_cancel_all(struct custom_batch *batch) {
   }
 }
 
+static bool custom_cancel(struct ob_batch *base) {
+  struct custom_batch *batch = (struct custom_batch *)base;
+  if (batch->operations && base->comm->state)
+    custom_cancel_all(batch); /* the plan failed elsewhere */
+  return true;
+}
+
 static void custom_give_up(struct custom *custom) {
   if (!atomic_exchange(&custom->failed, true) && custom->call.abort)
     custom->call.abort(custom->call.context);
@@ -60,28 +67,6 @@ static onebit_status_t fail_here(struct custom_batch *batch, onebit_status_t sta
   custom_give_up(batch->base.comm->state);
   custom_cancel_all(batch);
   return status;
-}
-
-static bool custom_batch_destroy(struct ob_batch *base) {
-  struct custom_batch *batch = (struct custom_batch *)base;
-  if (batch && batch->operations && base->comm->state)
-    custom_cancel_all(batch); /* the plan failed elsewhere */
-  if (batch)
-    ob_release(batch->operations);
-  ob_batch_release(base);
-  return true;
-}
-
-static onebit_status_t custom_batch_create(onebit_comm_t comm, size_t capacity,
-                                           struct ob_batch **result) {
-  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct custom_batch));
-  struct custom_batch *batch = (struct custom_batch *)base;
-  *result = base;
-  if (base && (batch->operations = ob_allocate(2 * capacity, sizeof *batch->operations)))
-    return ONEBIT_OK;
-  custom_batch_destroy(base);
-  *result = NULL;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
 
 static onebit_status_t begin_receive(struct custom_batch *batch, size_t number, int tag) {
@@ -117,6 +102,7 @@ static onebit_status_t check_failed(struct custom_batch *batch) {
 
 static onebit_status_t custom_begin(struct ob_batch *base, int tag) {
   struct custom_batch *batch = (struct custom_batch *)base;
+  batch->operations = base->messages;
   OB_TRY(check_failed(batch));
   for (size_t i = 0; i < base->receives; i++)
     OB_TRY(begin_receive(batch, i, tag));
@@ -199,8 +185,6 @@ static void custom_abort_for_all(onebit_comm_t comm, const char *text) {
   custom_give_up(comm->state);
 }
 
-static bool custom_threads(void) { return true; }
-
 static void custom_progress(onebit_comm_t comm) {
   const struct custom *custom = comm->state;
   if (custom->call.progress)
@@ -224,12 +208,12 @@ static void custom_destroy(onebit_comm_t comm) {
 }
 
 const struct ob_transport ob_transport_custom = {
-    .threads = custom_threads,
     .name = "custom",
     .host_messages = true,
     .network = true,
-    .batch_create = custom_batch_create,
-    .batch_destroy = custom_batch_destroy,
+    .batch_bytes = sizeof(struct custom_batch),
+    .message_bytes = 2 * sizeof(void *),
+    .cancel = custom_cancel,
     .begin = custom_begin,
     .test = custom_test,
     .peer_awaited = custom_peer_awaited,

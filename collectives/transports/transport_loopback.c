@@ -81,18 +81,6 @@ static void post_receive(struct group *group, struct parcel *parcel, int rank) {
     loopback_append(&box->wanted, parcel);
 }
 
-static onebit_status_t loopback_batch_create(onebit_comm_t comm, size_t capacity,
-                                             struct ob_batch **result) {
-  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct loopback_batch));
-  struct loopback_batch *batch = (struct loopback_batch *)base;
-  *result = base;
-  if (base && (batch->parcels = ob_allocate(2 * capacity, sizeof *batch->parcels)))
-    return ONEBIT_OK;
-  ob_batch_release(base);
-  *result = NULL;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
-}
-
 static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
   while (*list && *list != parcel)
     list = &(*list)->next;
@@ -101,8 +89,8 @@ static void remove_parcel(struct parcel **list, const struct parcel *parcel) {
 }
 
 /* Cancels the parcels that have not met their other half. */
-static void loopback_cancel_all(struct loopback_batch *batch) {
-  const struct ob_batch *base = &batch->base;
+static bool loopback_cancel(struct ob_batch *base) {
+  struct loopback_batch *batch = (struct loopback_batch *)base;
   struct group *group = base->comm->state;
   OB_LOCKED(&group->lock);
   for (size_t i = 0; batch->open && i < base->receives + base->sends; i++) {
@@ -111,23 +99,13 @@ static void loopback_cancel_all(struct loopback_batch *batch) {
     struct mailbox *box = &group->member[rank].mailbox;
     remove_parcel(receives ? &box->wanted : &box->sent, &batch->parcels[i]);
   }
-}
-
-static bool loopback_batch_destroy(struct ob_batch *base) {
-  struct loopback_batch *batch = (struct loopback_batch *)base;
-  if (!batch)
-    return true;
-  if (batch->parcels)
-    loopback_cancel_all(batch);
-  ob_release(batch->parcels);
-  ob_batch_release(base);
   return true;
 }
 
 static onebit_status_t loopback_begin(struct ob_batch *base, int tag) {
   struct loopback_batch *batch = (struct loopback_batch *)base;
   struct group *group = base->comm->state;
-  struct parcel *parcel = batch->parcels;
+  struct parcel *parcel = batch->parcels = base->messages;
   int rank = base->comm->rank;
   OB_LOCKED(&group->lock);
   batch->open = base->sends + base->receives;
@@ -212,23 +190,18 @@ static void loopback_abort_for_all(onebit_comm_t comm, const char *text) {
   pthread_cond_broadcast(&group->met);
 }
 
-static bool loopback_threads(void) { return true; }
-
 /* The second half of a message copies it, so nothing is ever under way. */
-static void loopback_progress(onebit_comm_t comm) { (void)comm; }
-
 const struct ob_transport ob_transport_loopback = {
-    .threads = loopback_threads,
     .name = "loopback",
     .host_messages = true,
-    .batch_create = loopback_batch_create,
-    .batch_destroy = loopback_batch_destroy,
+    .batch_bytes = sizeof(struct loopback_batch),
+    .message_bytes = 2 * sizeof(struct parcel),
+    .cancel = loopback_cancel,
     .begin = loopback_begin,
     .test = loopback_test,
     .peer_awaited = loopback_peer_awaited,
     .health = loopback_health,
     .abort = loopback_abort_for_all,
     .shrink = ob_loopback_shrink,
-    .progress = loopback_progress,
     .destroy = ob_loopback_destroy,
 };

@@ -63,48 +63,26 @@ static bool ends_soon(MPI_Request *request) {
 
 /* Ends the requests of a failed call: a late message would overwrite memory that the program uses
  * again. Receives are cancelled; MPI cannot cancel a send that it has begun. */
-static bool end_requests(struct mpi_batch *batch) {
+static bool mpi_cancel(struct ob_batch *base) {
+  struct mpi_batch *batch = (struct mpi_batch *)base;
   bool all = true;
+  if (ob_mpi_is_finalized())
+    return true;
   for (int i = 0; i < batch->started; i++) {
     if (batch->requests[i] == MPI_REQUEST_NULL)
       continue;
-    if (i < (int)batch->base.receives)
+    if (i < (int)base->receives)
       MPI_Cancel(&batch->requests[i]);
     all = ends_soon(&batch->requests[i]) && all;
   }
   return all;
 }
 
-static bool mpi_batch_destroy(struct ob_batch *base) {
-  struct mpi_batch *batch = (struct mpi_batch *)base;
-  if (!batch)
-    return true;
-  bool all = ob_mpi_is_finalized() || end_requests(batch);
-  ob_release(batch->requests);
-  ob_release(batch->statuses);
-  ob_batch_release(base);
-  return all;
-}
-
-static onebit_status_t mpi_batch_create(onebit_comm_t comm, size_t capacity,
-                                        struct ob_batch **result) {
-  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct mpi_batch));
-  struct mpi_batch *batch = (struct mpi_batch *)base;
-  *result = base;
-  if (base) {
-    batch->requests = ob_allocate(2 * capacity, sizeof *batch->requests);
-    batch->statuses = ob_allocate(2 * capacity, sizeof *batch->statuses);
-    if (batch->requests && batch->statuses)
-      return ONEBIT_OK;
-  }
-  mpi_batch_destroy(base);
-  *result = NULL;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
-}
-
 static onebit_status_t mpi_begin(struct ob_batch *base, int tag) {
   struct mpi_batch *batch = (struct mpi_batch *)base;
   MPI_Comm mpi = mpi_of(base->comm);
+  batch->statuses = base->messages;
+  batch->requests = (MPI_Request *)(batch->statuses + 2 * base->capacity);
   batch->started = 0;
   for (size_t i = 0; i < base->receives; i++) {
     const struct ob_endpoint *in = &base->receive[i];
@@ -235,8 +213,9 @@ const struct ob_transport ob_transport_mpi = {
     .host_messages = true,
     .device_messages = device_messages,
     .network = true,
-    .batch_create = mpi_batch_create,
-    .batch_destroy = mpi_batch_destroy,
+    .batch_bytes = sizeof(struct mpi_batch),
+    .message_bytes = 2 * (sizeof(MPI_Status) + sizeof(MPI_Request)),
+    .cancel = mpi_cancel,
     .begin = mpi_begin,
     .test = mpi_test,
     .peer_awaited = mpi_peer_awaited,

@@ -4,17 +4,6 @@
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
 
-static onebit_status_t self_batch_create(onebit_comm_t comm, size_t capacity,
-                                         struct ob_batch **batch) {
-  *batch = ob_batch_allocate(comm, capacity, sizeof **batch);
-  return *batch ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch");
-}
-
-static bool self_batch_destroy(struct ob_batch *batch) {
-  ob_batch_release(batch);
-  return true;
-}
-
 static onebit_status_t self_begin(struct ob_batch *batch, int tag) {
   (void)batch, (void)tag;
   return ONEBIT_OK;
@@ -30,28 +19,18 @@ static onebit_status_t self_put(struct ob_batch *batch, void *stream) {
   return ONEBIT_OK;
 }
 
-static bool self_threads(void) { return true; }
-
-static void self_progress(onebit_comm_t comm) { (void)comm; }
-
-static void self_destroy(onebit_comm_t comm) { (void)comm; }
-
 static onebit_status_t shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
   (void)comm;
   return onebit_comm_create_self(survivors);
 }
 
 const struct ob_transport ob_transport_self = {
-    .threads = self_threads,
     .name = "self",
     .host_messages = true,
-    .batch_create = self_batch_create,
-    .batch_destroy = self_batch_destroy,
+    .batch_bytes = sizeof(struct ob_batch),
     .begin = self_begin,
     .test = self_test,
     .put = self_put,
-    .progress = self_progress,
-    .destroy = self_destroy,
     .shrink = shrink,
 };
 

@@ -31,10 +31,11 @@ static struct ob_engine process_engine = OB_ENGINE_INIT;
 
 static struct ob_sockets *sockets_state_of(onebit_comm_t comm) { return comm->state; }
 
-static void sockets_cancel_all(struct sockets_batch *batch) {
-  struct ob_sockets *sockets = sockets_state_of(batch->base.comm);
+static bool sockets_cancel(struct ob_batch *base) {
+  struct sockets_batch *batch = (struct sockets_batch *)base;
+  struct ob_sockets *sockets = sockets_state_of(base->comm);
   if (batch->open == 0 || ob_sockets_is_foreign(sockets))
-    return;
+    return true;
   OB_LOCKED(&sockets->lock);
   for (size_t i = 0; i < batch->base.capacity; i++) {
     if (batch->incoming[i].open)
@@ -42,34 +43,7 @@ static void sockets_cancel_all(struct sockets_batch *batch) {
     if (batch->outgoing[i].open)
       ob_sockets_cancel_send(&sockets->links[batch->base.send[i].peer], &batch->outgoing[i]);
   }
-}
-
-static bool sockets_batch_destroy(struct ob_batch *base) {
-  struct sockets_batch *batch = (struct sockets_batch *)base;
-  if (!batch)
-    return true;
-  if (batch->incoming && batch->outgoing)
-    sockets_cancel_all(batch);
-  ob_release(batch->incoming);
-  ob_release(batch->outgoing);
-  ob_batch_release(base);
   return true;
-}
-
-static onebit_status_t sockets_batch_create(onebit_comm_t comm, size_t capacity,
-                                            struct ob_batch **result) {
-  struct ob_batch *base = ob_batch_allocate(comm, capacity, sizeof(struct sockets_batch));
-  struct sockets_batch *batch = (struct sockets_batch *)base;
-  *result = base;
-  if (base) {
-    batch->incoming = ob_allocate(capacity, sizeof *batch->incoming);
-    batch->outgoing = ob_allocate(capacity, sizeof *batch->outgoing);
-    if (batch->incoming && batch->outgoing)
-      return ONEBIT_OK;
-  }
-  sockets_batch_destroy(base);
-  *result = NULL;
-  return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a batch of %zu messages", capacity);
 }
 
 static onebit_status_t ended(onebit_comm_t comm) {
@@ -79,6 +53,8 @@ static onebit_status_t ended(onebit_comm_t comm) {
 static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
   struct ob_batch *base = &batch->base;
   struct ob_sockets *sockets = sockets_state_of(base->comm);
+  batch->incoming = base->messages;
+  batch->outgoing = (struct ob_outgoing *)(batch->incoming + base->capacity);
   batch->open = 0;
   for (size_t i = 0; i < base->receives; i++) {
     struct ob_endpoint *in = &base->receive[i];
@@ -179,20 +155,18 @@ static void sockets_abort_for_all(onebit_comm_t comm, const char *text) {
   ob_sockets_tell(sockets, text);
 }
 
-static bool sockets_threads(void) { return true; }
-
 static void sockets_destroy(onebit_comm_t comm) {
   ob_sockets_destroy(comm->state);
   comm->state = NULL;
 }
 
 const struct ob_transport ob_transport_sockets = {
-    .threads = sockets_threads,
     .name = "sockets",
     .host_messages = true,
     .network = true,
-    .batch_create = sockets_batch_create,
-    .batch_destroy = sockets_batch_destroy,
+    .batch_bytes = sizeof(struct sockets_batch),
+    .message_bytes = sizeof(struct ob_incoming) + sizeof(struct ob_outgoing),
+    .cancel = sockets_cancel,
     .begin = sockets_begin,
     .test = sockets_test,
     .await = await_any,

@@ -39,10 +39,6 @@ static onebit_status_t create_shard(struct ob_site_group *group, struct ob_fragm
   return failed ? sites_no_memory(sites) : ONEBIT_OK;
 }
 
-static onebit_status_t create_batch(onebit_comm_t comm, size_t capacity, struct ob_batch **batch) {
-  return comm->transport->batch_create(comm, capacity, batch);
-}
-
 static onebit_status_t create_messages(struct ob_site_group *group) {
   struct ob_sites *sites = group->sites;
   const size_t own_bytes = ob_shard_of(group, sites->own)->bytes;
@@ -55,10 +51,10 @@ static onebit_status_t create_messages(struct ob_site_group *group) {
       continue;
     shard->result = array_of(sites, shard->bytes, 1, &failed);
     peer->out = array_of(sites, own_bytes, 1, &failed);
-    OB_TRY(create_batch(sites->between, 1, &shard->send));
-    OB_TRY(create_batch(sites->between, 1, &shard->receive));
-    OB_TRY(create_batch(sites->between, 1, &peer->send));
-    OB_TRY(create_batch(sites->between, 1, &peer->receive));
+    OB_TRY(ob_batch_create(sites->between, 1, &shard->send));
+    OB_TRY(ob_batch_create(sites->between, 1, &shard->receive));
+    OB_TRY(ob_batch_create(sites->between, 1, &peer->send));
+    OB_TRY(ob_batch_create(sites->between, 1, &peer->receive));
   }
   return failed ? sites_no_memory(sites) : ONEBIT_OK;
 }
@@ -110,7 +106,7 @@ static onebit_status_t sites_allocate(struct ob_sites *sites) {
   if (failed)
     return sites_no_memory(sites);
   return sites->site->size > 1
-             ? create_batch(sites->site, (size_t)sites->site->size - 1, &sites->tell)
+             ? ob_batch_create(sites->site, (size_t)sites->site->size - 1, &sites->tell)
              : ONEBIT_OK;
 }
 
@@ -263,7 +259,7 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
 
 /* Cancels a batch that is under way; where that cannot be, its memory stays. */
 static void sites_end(struct ob_batch *batch, unsigned char *memory) {
-  if (!batch || batch->comm->transport->batch_destroy(batch))
+  if (ob_batch_destroy(batch))
     ob_release(memory);
   else
     ob_memory_keep(memory);

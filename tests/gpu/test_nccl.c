@@ -281,7 +281,7 @@ static void send_alone(const struct gpu_rank *self, void *context) {
   if (self->rank == 1)
     usleep(1500 * 1000);
   for (int k = 0; k < 2 && self->rank == 0; k++) {
-    CHECK_STATUS(transport->batch_create(self->comm, 1, &batches[k]), ONEBIT_OK);
+    CHECK_STATUS(ob_batch_create(self->comm, 1, &batches[k]), ONEBIT_OK);
     batches[k]->sends = batches[k]->receives = 1;
     batches[k]->send[0] = (struct ob_endpoint){&bytes[0], 1, 1};
     batches[k]->receive[0] = (struct ob_endpoint){&bytes[1], 1, 1};
@@ -292,7 +292,7 @@ static void send_alone(const struct gpu_rank *self, void *context) {
   ranks_nccl_gone();
   onebit_comm_abort(self->comm);
   for (int k = 0; k < 2; k++)
-    transport->batch_destroy(batches[k]);
+    ob_batch_destroy(batches[k]);
 }
 
 static void alone(void) {
