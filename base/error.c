@@ -62,3 +62,12 @@ const char *onebit_status_string(onebit_status_t status) {
 const char *onebit_version(void) {
   return TEXT(ONEBIT_VERSION_MAJOR) "." TEXT(ONEBIT_VERSION_MINOR) "." TEXT(ONEBIT_VERSION_PATCH);
 }
+
+onebit_status_t ob_size_check(const char *name, const void *structure, size_t size) {
+  size_t own;
+  if (!structure)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", name);
+  memcpy(&own, structure, sizeof own);
+  return own == size ? ONEBIT_OK
+                     : ob_error(ONEBIT_ERROR_ARGUMENT, "%s->size is %zu, not %zu", name, own, size);
+}

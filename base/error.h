@@ -5,6 +5,8 @@
 #ifndef OB_BASE_ERROR_H
 #define OB_BASE_ERROR_H
 
+#include <stddef.h>
+
 #include "onebit/status.h"
 
 /* Keeps the message for onebit_last_error and returns the status. onebit_last_error() may be an
@@ -18,6 +20,9 @@ onebit_status_t ob_error(onebit_status_t status, const char *format, ...)
     if (ob_try_status != ONEBIT_OK)                                                                \
       return ob_try_status;                                                                        \
   } while (0)
+
+/* Fails unless the structure, an argument of that name, is there and begins with its size. */
+onebit_status_t ob_size_check(const char *name, const void *structure, size_t size);
 
 /* The outcome of one call or of several: a status, with its error message. */
 struct ob_outcome {

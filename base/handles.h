@@ -12,7 +12,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "onebit/status.h"
+#include "base/call_scope.h"
+#include "base/error.h"
 
 /* Requests of plans are part of their plan, and never registered. */
 enum ob_handle_kind {
@@ -39,5 +40,10 @@ bool ob_handle_is(const void *handle, enum ob_handle_kind kind);
 /* Fails with ONEBIT_ERROR_ARGUMENT, and the argument's name and value, unless it is a live handle
  * of that kind. */
 onebit_status_t ob_handle_check(const void *handle, enum ob_handle_kind kind, const char *name);
+
+/* A public function that is about a handle begins with it. */
+#define OB_CALL_SCOPE_OF(handle, kind)                                                             \
+  OB_CALL_SCOPE;                                                                                   \
+  OB_TRY(ob_handle_check(handle, kind, #handle))
 
 #endif

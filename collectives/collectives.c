@@ -399,8 +399,7 @@ onebit_status_t onebit_test(onebit_request_t *request) { return call_end(request
 onebit_status_t onebit_wait(onebit_request_t *request) { return call_end(request, true); }
 
 onebit_status_t onebit_progress(onebit_comm_t comm) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  OB_CALL_SCOPE_OF(comm, OB_HANDLE_COMM);
   ob_engine_advance(comm->engine);
   return ONEBIT_OK;
 }

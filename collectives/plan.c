@@ -219,12 +219,8 @@ onebit_status_t onebit_plan_destroy(onebit_plan_t plan) {
 }
 
 onebit_status_t onebit_plan_get_info(onebit_plan_t plan, onebit_plan_info_t *info) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
-  if (!info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
-  if (info->size != sizeof *info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
+  OB_TRY(ob_size_check("info", info, sizeof *info));
   *info = (onebit_plan_info_t){
       .size = sizeof *info,
       .worker_residual_start = ob_layout_element(&plan->geometry.layout, plan->state->worker.first),

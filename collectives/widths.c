@@ -97,8 +97,7 @@ void ob_ladder_restore(struct onebit_plan *plan, const struct ob_ladder_state *s
 }
 
 onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
   const struct ob_ladder *ladder = &plan->state->ladder;
   if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");

@@ -25,8 +25,7 @@ onebit_status_t onebit_reduce_scatter_stream(const void *sendbuf, void *recvbuf,
 }
 
 onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
   if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   return ob_plan_settle(plan);
@@ -34,8 +33,7 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
 
 /* The device publishes the end of each call in memory of the host. */
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
   if (!made || !skipped)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is NULL", made ? "skipped" : "made");
   if (plan->options.device != ONEBIT_DEVICE_CUDA)

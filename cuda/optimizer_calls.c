@@ -9,7 +9,6 @@
  * Each call puts what it adds behind what is on the caller's stream by then, and the last one puts
  * the caller's next work behind the step. Both are events, so that a capture takes them along.
  */
-#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "cuda/bucket.h"
@@ -82,8 +81,7 @@ static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
 
 onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float learning_rate,
                                              cudaStream_t stream) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(check_device(optimizer));
   ob_step_check_form(optimizer, true);
   if (!optimizer->step.open)
@@ -97,8 +95,7 @@ onebit_status_t onebit_optimizer_step_stream(onebit_optimizer_t optimizer, float
 
 onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, float learning_rate,
                                               cudaStream_t stream) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(check_device(optimizer));
   if (!optimizer->step.open)
     OB_TRY(check_capture(optimizer, stream));
@@ -109,8 +106,7 @@ onebit_status_t onebit_optimizer_begin_stream(onebit_optimizer_t optimizer, floa
 
 onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size_t tensor,
                                               cudaStream_t stream) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(check_device(optimizer));
   return ob_optimizer_ready_on(optimizer, tensor, true, stream);
 }
@@ -134,8 +130,7 @@ static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer
 
 onebit_status_t onebit_optimizer_set_learning_rate_pointer(onebit_optimizer_t optimizer,
                                                            const float *rate) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(check_device(optimizer));
   if (optimizer->step.open)
     return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
@@ -147,8 +142,7 @@ onebit_status_t onebit_optimizer_set_learning_rate_pointer(onebit_optimizer_t op
 }
 
 onebit_status_t onebit_optimizer_synchronize(onebit_optimizer_t optimizer) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(ob_optimizer_catch_up(optimizer));
   return ob_optimizer_end_outcome(optimizer);
 }

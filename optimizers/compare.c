@@ -121,8 +121,7 @@ onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer) {
 
 onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimizer,
                                                       uint64_t steps) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   if (steps && optimizer->deferred)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "interval is %ju, and the optimizer is on a device that counts its steps: call "

@@ -6,7 +6,6 @@
  * in one order on all ranks, that of a step in one go, however their tensors become ready: a bucket
  * leaves when it is full and those that come before it have left.
  */
-#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/handles.h"
@@ -42,8 +41,7 @@ onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learni
 }
 
 onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   return ob_optimizer_begin_on(optimizer, learning_rate, false);
 }
 
@@ -111,7 +109,6 @@ onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tenso
 }
 
 onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   return ob_optimizer_ready_on(optimizer, tensor, false, NULL);
 }

@@ -67,12 +67,8 @@ static void statistics_add_bytes(const struct onebit_optimizer *optimizer,
 
 onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
                                           onebit_optimizer_info_t *info) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  if (!info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
-  if (info->size != sizeof *info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_size_check("info", info, sizeof *info));
   OB_TRY(ob_optimizer_catch_up(optimizer));
   *info = (onebit_optimizer_info_t){
       .size = sizeof *info,

@@ -7,7 +7,6 @@
  */
 #include <math.h>
 
-#include "base/call_scope.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/handles.h"
@@ -306,8 +305,7 @@ static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learnin
 }
 
 onebit_status_t onebit_optimizer_step(onebit_optimizer_t optimizer, float learning_rate) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   ob_step_check_form(optimizer, false);
   onebit_status_t status = optimizer->deferred
                                ? step_and_wait(optimizer, learning_rate)

@@ -11,7 +11,6 @@
  */
 #include <math.h>
 
-#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "optimizers/optimizer.h"
@@ -123,8 +122,7 @@ onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_st
 /* --- The loss scale */
 
 onebit_status_t onebit_optimizer_get_loss_scale(onebit_optimizer_t optimizer, double *scale) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   if (!scale)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "scale is NULL");
   OB_TRY(ob_optimizer_catch_up(optimizer));

@@ -232,11 +232,7 @@ static onebit_status_t check_function(const char *name, bool there) {
 /* Checks the arguments that are needed even to tell the other ranks of an error. */
 static onebit_status_t custom_check_usable(const onebit_transport_callbacks_t *call, int rank,
                                            int size) {
-  if (!call)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks is NULL");
-  if (call->size != sizeof *call)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "callbacks->size is %zu, not %zu", call->size,
-                    sizeof *call);
+  OB_TRY(ob_size_check("callbacks", call, sizeof *call));
   OB_TRY(check_function("send", call->send));
   OB_TRY(check_function("receive", call->receive));
   OB_TRY(check_function("test", call->test));

@@ -249,9 +249,8 @@ onebit_status_t onebit_comm_create_sockets(const onebit_sockets_options_t *optio
   if (!result)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
   *result = NULL;
-  if (options && options->size != sizeof own)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu", options->size,
-                    sizeof own);
+  if (options)
+    OB_TRY(ob_size_check("options", options, sizeof own));
   own = options ? *options : own;
   OB_TRY(sockets_complete(&own, memory));
   OB_TRY(sockets_check(&own));

@@ -143,8 +143,7 @@ onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const 
 }
 
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   const onebit_status_t status = ob_checkpoint_idle(optimizer);
   const struct ob_state state = ob_optimizer_state(optimizer);
   return ob_state_save_files(&state, status, directory);

@@ -11,8 +11,7 @@
 #include "optimizers/outer/outer.h"
 
 onebit_status_t onebit_outer_get_consensus(onebit_outer_t outer, size_t tensor, float *values) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
   if (tensor >= outer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     outer->tensor_count);
@@ -89,12 +88,8 @@ static onebit_status_t add_fragment(const struct onebit_outer *outer,
 }
 
 onebit_status_t onebit_outer_get_info(onebit_outer_t outer, onebit_outer_info_t *info) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
-  if (!info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
-  if (info->size != sizeof *info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
+  OB_TRY(ob_size_check("info", info, sizeof *info));
   const onebit_outer_options_t *options = &outer->options;
   *info = (onebit_outer_info_t){.size = sizeof *info,
                                 .local_steps = options->local_steps,

@@ -264,8 +264,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
 }
 
 onebit_status_t onebit_outer_move(onebit_outer_t outer, onebit_comm_t comm) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
   if (!outer->sites || comm)
     OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
   if (comm && !comm->transport->host_messages)

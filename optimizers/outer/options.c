@@ -1,7 +1,7 @@
 /* Options of the outer step. */
 
-#include "base/error.h"
 #include "optimizers/options.h"
+#include "base/error.h"
 #include "optimizers/outer/outer.h"
 
 /* Two bits bear this outer momentum, and no more; one bit bears none: docs/outer.md. */
@@ -63,9 +63,8 @@ static onebit_status_t resolve_times(onebit_outer_options_t *options) {
 onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given,
                                  onebit_outer_options_t *options) {
   *options = (onebit_outer_options_t)ONEBIT_OUTER_OPTIONS_INIT;
-  if (given && given->size != sizeof *given)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "options->size is %zu, not %zu", given->size,
-                    sizeof *given);
+  if (given)
+    OB_TRY(ob_size_check("options", given, sizeof *given));
   if (given)
     *options = *given;
   OB_TRY(resolve_rule(options));

@@ -120,9 +120,8 @@ static void choose_quorum(struct ob_sites *sites) {
 
 static onebit_status_t sites_resolve(const onebit_sites_options_t *given, struct ob_sites *sites) {
   onebit_sites_options_t options = ONEBIT_SITES_OPTIONS_INIT;
-  if (given && given->size != sizeof *given)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "sites->size is %zu, not %zu", given->size,
-                    sizeof *given);
+  if (given)
+    OB_TRY(ob_size_check("sites", given, sizeof *given));
   if (given)
     options = *given;
   if (!(options.patience >= 0 && isfinite(options.patience)))

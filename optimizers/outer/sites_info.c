@@ -1,7 +1,6 @@
 /* The outer step among sites: asked. */
 #include <string.h>
 
-#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "optimizers/outer/sites.h"
@@ -76,12 +75,8 @@ const struct ob_outer_exchange ob_outer_sites = {.name = "sites",
                                                  .import_residual = sites_info_import_residual};
 
 onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t *info) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
-  if (!info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info is NULL");
-  if (info->size != sizeof *info)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "info->size is %zu, not %zu", info->size, sizeof *info);
+  OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
+  OB_TRY(ob_size_check("info", info, sizeof *info));
   const struct ob_sites *sites = outer->sites;
   if (!sites)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "outer is none of onebit_outer_create_sites");

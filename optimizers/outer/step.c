@@ -4,7 +4,6 @@
  * status: so nobody waits for one that does not come.
  */
 
-#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
 #include "optimizers/outer/sites.h"
@@ -157,8 +156,7 @@ static onebit_status_t check_weight(const struct onebit_outer *outer, double wei
 /* Before a fragment that is due begins, its exchange before is applied. Delays are shorter than
  * rounds; but one that came from a checkpoint may have had a longer round. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
   OB_TRY(ob_outer_check_attached(outer));
   const onebit_outer_options_t *options = &outer->options;
   struct ob_outcome outcome = {.status = ONEBIT_OK};
@@ -185,8 +183,7 @@ onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
 }
 
 onebit_status_t onebit_outer_synchronize(onebit_outer_t outer) {
-  OB_CALL_SCOPE;
-  OB_TRY(ob_handle_check(outer, OB_HANDLE_OUTER, "outer"));
+  OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
   OB_TRY(ob_outer_check_attached(outer));
   if (outer->sites)
     return ob_sites_synchronize(outer->sites);
