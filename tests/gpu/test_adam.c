@@ -1,5 +1,8 @@
 /* 1-bit Adam on devices: parameters and all that an optimizer tells of itself have the bits of the
  * host's, over each transport. */
+#include <stdlib.h>
+
+#include "tests/gpu/hosts.h"
 #include "tests/gpu/training.h"
 
 #define AUTOMATIC .freeze_step = ONEBIT_FREEZE_AUTOMATIC, .beta2 = 0.8
@@ -56,6 +59,46 @@ static void in_one_job(void) { training_in_one_job(&table); }
 static void over_nccl(void) { training_over_nccl(&table); }
 static void alone(void) { training_alone(&table); }
 
+/* --- On several hosts, staged and over NCCL */
+
+#define ON_HOSTS(is_named, ...)                                                                    \
+  ADAM(is_named, SOME_WITHOUT, BIT(1) | BIT(6), .freeze_step = 3,                                  \
+       .common.schedule = ONEBIT_SCHEDULE_HIERARCHICAL, __VA_ARGS__)
+
+static const struct training_case on_hosts[] = {
+    ON_HOSTS("one bucket", .beta2 = 0.9),
+    ON_HOSTS("buckets, many messages", .common.bucket_size = 100, .common.block_size = 64,
+             .common.chunk_size = 128, .common.scale = ONEBIT_SCALE_MEAN_ABSOLUTE),
+    ON_HOSTS("nothing kept", .common.no_error_feedback = 1),
+};
+
+struct hosted {
+  const struct training_case *what;
+  struct training_record *record;
+};
+
+static void train_on_hosts(const struct gpu_rank *self, const struct hosts_split *split,
+                           enum hosts_place place, void *context) {
+  const struct hosted *hosted = context;
+  (void)split;
+  if (place == ON_PROCESSOR)
+    training_record_case(hosted->what, self->comm, self->rank, self->size, hosted->record);
+  else
+    training_compare_case(hosted->what, self->comm, self->rank, self->size, hosted->record);
+}
+
+static void on_several_hosts(void) {
+  struct hosted hosted = {.record = gpu_area(sizeof *hosted.record)};
+  const struct sample sample =
+      sample_product("hierarchical_adam", 1,
+                     (const size_t[]){HOSTS_SPLITS, sizeof on_hosts / sizeof on_hosts[0]}, 2);
+  for (size_t k = 0; k < sample.count; k++) {
+    hosted.what = &on_hosts[sample.rows[k] / HOSTS_SPLITS];
+    hosts_run(&hosts_splits[sample.rows[k] % HOSTS_SPLITS], train_on_hosts, &hosted);
+  }
+  free(sample.rows);
+}
+
 /* Without an exchange the device reports nothing, and steps still count. */
 static void without_tensors(void) {
   static const onebit_profile_t profiles[] = {ONEBIT_PROFILE_DEFAULT, ONEBIT_PROFILE_DEEPSPEED};
@@ -90,6 +133,7 @@ static const struct gpu_test tests[] = {
     {"host and device in one job", in_one_job, false},
     {"over NCCL", over_nccl, false},
     {"alone", alone, false},
+    {"on several hosts", on_several_hosts, false},
     {"without tensors", without_tensors, false},
 };
 GPU_SUITE("adam", tests)

@@ -10,219 +10,148 @@
 #include <string.h>
 
 #include "compression/numerics.h"
-#include "onebit/cuda.h"
-#include "tests/codec_values.h"
 #include "tests/gpu/hosts.h"
+#include "tests/gpu/part.h"
 
 #ifdef ONEBIT_EMULATED_CUDA
 #include <emulation.h>
 #include <pthread.h>
 #endif
 
-enum { COUNT = 9001, CALLS = 7, SPOILT = 2, REFUSED = 3, CAPTURED = 4 };
+enum { CALLS = 7, SPOILT = 2, REFUSED = 3, CAPTURED = 4 };
 
-struct plan_case {
+#define CASE(is_named, of_elements, ...)                                                           \
+  {                                                                                                \
+    is_named, {                                                                                    \
+      .count = of_elements, .options = {                                                           \
+        .size = sizeof(onebit_plan_options_t),                                                     \
+        .schedule = ONEBIT_SCHEDULE_HIERARCHICAL,                                                  \
+        __VA_ARGS__                                                                                \
+      }                                                                                            \
+    }                                                                                              \
+  }
+
+static const struct hosts_case {
   const char *name;
-  size_t count;
-  onebit_plan_options_t options;
-};
-
-#define OPTIONS(...)                                                                               \
-  { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
-
-static const struct plan_case cases[] = {
-    {"defaults", COUNT, OPTIONS(.block_size = 0)},
-    {"many messages", 3001, OPTIONS(.block_size = 64, .chunk_size = 128)},
-    {"bfloat16, mean of absolute values", 5000,
-     OPTIONS(.dtype = ONEBIT_BFLOAT16, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE, .block_size = 32)},
-    {"float16, nothing kept", 4097,
-     OPTIONS(.dtype = ONEBIT_FLOAT16, .block_size = 256, .no_error_feedback = 1)},
-    {"dense", COUNT, OPTIONS(.wire = ONEBIT_WIRE_DENSE)},
-    {"dense, many messages, float16", 2999,
-     OPTIONS(.wire = ONEBIT_WIRE_DENSE, .dtype = ONEBIT_FLOAT16, .block_size = 64,
-             .chunk_size = 64)},
-    {"8 bits", COUNT, OPTIONS(.bits = 8)},
-    {"2 bits, many messages", 3001, OPTIONS(.bits = 2, .block_size = 64, .chunk_size = 128)},
-    {"4 bits, bfloat16, largest", 5000,
-     OPTIONS(.bits = 4, .dtype = ONEBIT_BFLOAT16, .scale = ONEBIT_SCALE_LARGEST,
-             .block_size = 256)},
-    {"fewer elements than ranks", 3, OPTIONS(.block_size = 32)},
-    {"none", 0, OPTIONS(.block_size = 0)},
+  struct plan_case plan;
+} cases[] = {
+    CASE("defaults", 9001, .block_size = 0),
+    CASE("many messages", 3001, .block_size = 64, .chunk_size = 128),
+    CASE("bfloat16, mean of absolute values", 5000, .dtype = ONEBIT_BFLOAT16,
+         .scale = ONEBIT_SCALE_MEAN_ABSOLUTE, .block_size = 32),
+    CASE("float16, nothing kept", 4097, .dtype = ONEBIT_FLOAT16, .block_size = 256,
+         .no_error_feedback = 1),
+    CASE("dense", 9001, .wire = ONEBIT_WIRE_DENSE),
+    CASE("dense, many messages, float16", 2999, .wire = ONEBIT_WIRE_DENSE, .dtype = ONEBIT_FLOAT16,
+         .block_size = 64, .chunk_size = 64),
+    CASE("8 bits", 9001, .bits = 8),
+    CASE("2 bits, many messages", 3001, .bits = 2, .block_size = 64, .chunk_size = 128),
+    CASE("4 bits, bfloat16, largest", 5000, .bits = 4, .dtype = ONEBIT_BFLOAT16,
+         .scale = ONEBIT_SCALE_LARGEST, .block_size = 256),
+    CASE("fewer elements than ranks", 3, .block_size = 32),
+    CASE("none", 0, .block_size = 0),
 };
 #define CASES (sizeof cases / sizeof cases[0])
 
 /* The results of a rank over loopback. */
 struct record {
-  unsigned char results[CALLS][COUNT * sizeof(float)];
   onebit_status_t status[CALLS];
-  float worker[COUNT], server[COUNT];
-  onebit_plan_info_t info;
+  struct traces traces[CALLS];
+  uint64_t account;
 };
 
-/* A rank's plan and buffers, where the plan is, and on the host. */
-struct part {
-  const struct plan_case *what;
-  int rank, size;
-  bool device, on_stream; /* on_stream: no host takes part */
-  onebit_plan_t plan;
-  size_t bytes;
-  void *in, *out;
-  unsigned char *sent, *received;
+/* A rank's plan; on_stream: no host takes part. */
+struct hosted {
+  struct part part;
+  bool on_stream;
   cudaStream_t stream;
   cudaGraphExec_t graph;
 };
 
-static void *take(bool device, size_t bytes) {
-  void *memory = NULL;
-  if (!device)
-    return gpu_allocate(bytes + 1, 1);
-  CHECK_CUDA(cudaMalloc(&memory, bytes + 1));
-  CHECK_CUDA(cudaMemset(memory, 0, bytes + 1));
-  CHECK_CUDA(cudaStreamSynchronize(NULL));
-  return memory;
+static bool open_hosted(struct hosted *hosted, onebit_comm_t comm, const struct plan_case *what,
+                        enum hosts_place place) {
+  *hosted = (struct hosted){.on_stream = place == OVER_NCCL};
+  CHECK_CUDA(cudaStreamCreateWithFlags(&hosted->stream, cudaStreamNonBlocking));
+  return part_create(&hosted->part, comm, what, place != ON_PROCESSOR);
 }
 
-static bool open_part(struct part *part, onebit_comm_t comm) {
-  onebit_plan_options_t options = part->what->options;
-  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
-  options.device = part->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
-  part->bytes = part->what->count * ob_dtype_size(options.dtype);
-  part->in = take(part->device, part->bytes);
-  part->out = take(part->device, part->bytes);
-  part->sent = gpu_allocate(part->bytes + 1, 1);
-  part->received = gpu_allocate(part->bytes + 1, 1);
-  if (part->device)
-    CHECK_CUDA(cudaStreamCreateWithFlags(&part->stream, cudaStreamNonBlocking));
-  return CHECK_STATUS(onebit_plan_create(comm, part->what->count, &options, &part->plan),
-                      ONEBIT_OK);
-}
-
-static void close_part(struct part *part) {
-  CHECK_STATUS(onebit_plan_destroy(part->plan), ONEBIT_OK);
-  if (part->graph)
-    CHECK_CUDA(cudaGraphExecDestroy(part->graph));
-  if (part->device) {
-    CHECK_CUDA(cudaStreamDestroy(part->stream));
-    CHECK_CUDA(cudaFree(part->in));
-    CHECK_CUDA(cudaFree(part->out));
-  } else {
-    free(part->in);
-    free(part->out);
-  }
-  free(part->sent);
-  free(part->received);
-}
-
-/* One rank's last element is not a number: only the host it is on can tell the others. */
-static void make_input(struct part *part, int call) {
-  const size_t count = part->what->count;
-  const onebit_dtype_t dtype = part->what->options.dtype;
-  for (size_t i = 0; i < count; i++)
-    ob_store(part->sent, i, dtype,
-             value_at(i, (uint32_t)(31 * call + part->rank), VALUES_GRADIENTS));
-  if (count && call == SPOILT && part->rank == part->size - 1)
-    ob_store(part->sent, count - 1, dtype, NAN);
-  if (part->device)
-    gpu_copy(part->in, part->sent, part->bytes);
-  else
-    memcpy(part->in, part->sent, part->bytes);
-}
-
-static onebit_status_t call_on_stream(struct part *part, const void *in) {
-  onebit_status_t status = onebit_allreduce_stream(in, part->out, part->plan, part->stream);
-  CHECK_CUDA(cudaStreamSynchronize(part->stream));
-  onebit_status_t settled = onebit_plan_synchronize(part->plan);
-  return status == ONEBIT_OK ? settled : status;
+static void close_hosted(struct hosted *hosted) {
+  part_destroy(&hosted->part);
+  if (hosted->graph)
+    CHECK_CUDA(cudaGraphExecDestroy(hosted->graph));
+  CHECK_CUDA(cudaStreamDestroy(hosted->stream));
 }
 
 /* Captured once, and launched from then on. */
-static onebit_status_t call_in_graph(struct part *part) {
+static onebit_status_t call_in_graph(struct hosted *hosted) {
   cudaGraph_t graph = NULL;
-  if (!part->graph) {
-    CHECK_CUDA(cudaStreamBeginCapture(part->stream, cudaStreamCaptureModeThreadLocal));
-    CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream), ONEBIT_OK);
-    CHECK_CUDA(cudaStreamEndCapture(part->stream, &graph));
-    CHECK_CUDA(cudaGraphInstantiate(&part->graph, graph, 0));
+  if (!hosted->graph) {
+    CHECK_CUDA(cudaStreamBeginCapture(hosted->stream, cudaStreamCaptureModeThreadLocal));
+    CHECK_STATUS(part_put(&hosted->part, hosted->stream), ONEBIT_OK);
+    CHECK_CUDA(cudaStreamEndCapture(hosted->stream, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&hosted->graph, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));
   }
-  CHECK_CUDA(cudaGraphLaunch(part->graph, part->stream));
-  CHECK_CUDA(cudaStreamSynchronize(part->stream));
-  return onebit_plan_synchronize(part->plan);
+  CHECK_CUDA(cudaGraphLaunch(hosted->graph, hosted->stream));
+  CHECK_CUDA(cudaStreamSynchronize(hosted->stream));
+  return onebit_plan_synchronize(hosted->part.plan);
 }
 
-static onebit_status_t call(struct part *part, int number) {
-  const void *in = number == REFUSED && part->rank == 0 ? NULL : part->in;
-  if (part->on_stream && number >= CAPTURED)
-    return call_in_graph(part);
-  if (part->device && number % 2 == 0)
-    return call_on_stream(part, in);
-  return onebit_allreduce(in, part->out, part->plan);
-}
-
-static void check_info(const onebit_plan_info_t *got, const onebit_plan_info_t *wanted) {
-  CHECK(got->worker_residual_start == wanted->worker_residual_start &&
-            got->worker_residual_count == wanted->worker_residual_count &&
-            got->server_residual_start == wanted->server_residual_start &&
-            got->server_residual_count == wanted->server_residual_count,
-        "keeps other elements");
-  CHECK(got->schedule == ONEBIT_SCHEDULE_HIERARCHICAL && got->wire_bytes == wanted->wire_bytes &&
-            got->chunks == wanted->chunks && got->chunk_size == wanted->chunk_size,
-        "%llu bytes in %zu chunks", (unsigned long long)got->wire_bytes, got->chunks);
+static onebit_status_t call(struct hosted *hosted, int number) {
+  struct part *part = &hosted->part;
+  void *in = part->in;
+  if (hosted->on_stream && number >= CAPTURED)
+    return call_in_graph(hosted);
+  if (number == REFUSED && part->rank == 0)
+    part->in = NULL;
+  const onebit_status_t status =
+      part->device && number % 2 == 0 ? part_put_and_wait(part, hosted->stream) : part_call(part);
+  part->in = in;
+  return status;
 }
 
 /* The words name the rank that is in trouble, wherever it is. Where values themselves travel, all
  * ranks are who add it up. */
 static void check_words(const struct part *part, int number) {
   char wanted[64] = "";
-  if (part->what->count && part->what->options.wire == ONEBIT_WIRE_BITS && number == SPOILT)
+  if (part->what.count && part->what.options.wire == ONEBIT_WIRE_BITS && number == SPOILT)
     snprintf(wanted, sizeof wanted, "a value on rank %d is not finite", part->size - 1);
-  if (part->what->count && number == REFUSED)
+  if (part->what.count && number == REFUSED)
     snprintf(wanted, sizeof wanted, part->rank ? "rank 0 could not" : "sendbuf is NULL");
   CHECK(strstr(onebit_last_error(), wanted), "call %d: not '%s' but '%s'", number, wanted,
         onebit_last_error());
 }
 
-/* Notes what the call came to, or compares it. */
-static void after_call(struct part *part, int number, onebit_status_t status,
-                       struct record *record) {
+/* One rank's last element is not a number: only the host it is on can tell the others. */
+static void make_input(struct part *part, int number) {
+  part_make(part, (unsigned)number, false);
+  if (part->what.count && number == SPOILT && part->rank == part->size - 1)
+    ob_store(part->sent, part->what.count - 1, part->what.options.dtype, NAN);
+  part_load(part);
   if (part->device)
-    CHECK_CUDA(cudaMemcpy(part->received, part->out, part->bytes, cudaMemcpyDeviceToHost));
-  else
-    memcpy(part->received, part->out, part->bytes);
-  if (!part->device) {
-    record->status[number] = status;
-    memcpy(record->results[number], part->received, part->bytes);
-    return;
-  }
-  if (part->on_stream)
-    check_words(part, number);
-  CHECK(status == record->status[number], "call %d: status %d, not %d (%s)", number, (int)status,
-        (int)record->status[number], onebit_last_error());
-  CHECK(!memcmp(part->received, record->results[number], part->bytes),
-        "call %d: the result has other bits", number);
+    CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
-static void after_all(struct part *part, struct record *record) {
-  float *worker = gpu_allocate(COUNT, sizeof *worker),
-        *server = gpu_allocate(COUNT, sizeof *server);
-  onebit_plan_info_t info = {.size = sizeof info};
-  CHECK_STATUS(onebit_plan_get_info(part->plan, &info), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_export_residual(part->plan, worker, server), ONEBIT_OK);
-  if (part->device) {
-    check_info(&info, &record->info);
-    CHECK(!memcmp(worker, record->worker, sizeof record->worker), "other worker residuals");
-    CHECK(!memcmp(server, record->server, sizeof record->server), "other server residuals");
-  } else {
-    record->info = info;
-    memcpy(record->worker, worker, sizeof record->worker);
-    memcpy(record->server, server, sizeof record->server);
+static void make_calls(struct hosted *hosted, struct record *record) {
+  struct part *part = &hosted->part;
+  for (int number = 0; number < CALLS; number++) {
+    make_input(part, number);
+    const onebit_status_t status = call(hosted, number);
+    if (hosted->on_stream)
+      check_words(part, number);
+    const struct traces traces = part_traces(part);
+    if (!part->device) {
+      record->status[number] = status;
+      record->traces[number] = traces;
+    }
+    CHECK(status == record->status[number], "call %d: status %d, not %d", number, (int)status,
+          (int)record->status[number]);
+    CHECK(traces_equal(&traces, &record->traces[number]), "call %d: other bits", number);
   }
-  free(worker);
-  free(server);
 }
 
 struct shared {
-  const struct plan_case *what;
+  const struct hosts_case *what;
   struct record *records;
 };
 
@@ -230,21 +159,17 @@ static void on_rank(const struct gpu_rank *self, const struct hosts_split *split
                     enum hosts_place place, void *context) {
   const struct shared *shared = context;
   struct record *record = &shared->records[self->rank];
-  struct part part = {.what = shared->what,
-                      .rank = self->rank,
-                      .size = self->size,
-                      .device = place != ON_PROCESSOR,
-                      .on_stream = place == OVER_NCCL};
+  struct hosted hosted;
   check_case("%s: %d hosts of %d%s, rank %d", shared->what->name, split->hosts, split->each,
              split->in_turns ? " in turns" : "", self->rank);
-  if (open_part(&part, self->comm)) {
-    for (int number = 0; number < CALLS; number++) {
-      make_input(&part, number);
-      after_call(&part, number, call(&part, number), record);
-    }
-    after_all(&part, record);
+  if (open_hosted(&hosted, self->comm, &shared->what->plan, place)) {
+    const uint64_t account = part_account(&hosted.part);
+    if (place == ON_PROCESSOR)
+      record->account = account;
+    CHECK(account == record->account, "the plan's account of itself differs");
+    make_calls(&hosted, record);
   }
-  close_part(&part);
+  close_hosted(&hosted);
 }
 
 static void has_the_bits_of_loopback(void) {
@@ -308,29 +233,28 @@ static void few_bytes_leave_a_host(void) {
 static pthread_barrier_t together;
 
 /* Counts are of all ranks: they begin and end together. */
-static void check_counts(struct part *part) {
-  make_input(part, 0);
+static void check_counts(struct hosted *hosted) {
+  make_input(&hosted->part, 0);
   pthread_barrier_wait(&together);
   emulation_reset_counts();
   pthread_barrier_wait(&together);
-  CHECK_STATUS(onebit_allreduce_stream(part->in, part->out, part->plan, part->stream), ONEBIT_OK);
+  CHECK_STATUS(part_put(&hosted->part, hosted->stream), ONEBIT_OK);
   pthread_barrier_wait(&together);
   struct emulation_counters counts = emulation_counts();
   pthread_barrier_wait(&together);
   CHECK(counts.allocations == 0 && counts.synchronisations == 0, "%ld allocations, %ld waits",
         counts.allocations, counts.synchronisations);
-  CHECK_CUDA(cudaStreamSynchronize(part->stream));
-  CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_OK);
+  CHECK_CUDA(cudaStreamSynchronize(hosted->stream));
+  CHECK_STATUS(onebit_plan_synchronize(hosted->part.plan), ONEBIT_OK);
 }
 
 static void call_and_count(const struct gpu_rank *self, const struct hosts_split *split,
                            enum hosts_place place, void *context) {
-  struct part part = {.what = context, .rank = self->rank, .size = self->size};
+  struct hosted hosted;
   (void)split;
-  part.device = place != ON_PROCESSOR;
-  if (open_part(&part, self->comm) && place == OVER_NCCL)
-    check_counts(&part);
-  close_part(&part);
+  if (open_hosted(&hosted, self->comm, context, place) && place == OVER_NCCL)
+    check_counts(&hosted);
+  close_hosted(&hosted);
 }
 
 /* Every rank sends the others of its host their segments, whose lengths are whole words. */
@@ -342,15 +266,14 @@ static void call_and_count_bytes(const struct gpu_rank *self, const struct hosts
   long sent[3] = {0};
   (void)context;
   for (int k = 0; place == OVER_NCCL && k < 3; k++) {
-    const struct plan_case what = {"bytes", SENT_COUNT,
-                                   OPTIONS(.dtype = dtypes[k], .block_size = 64)};
-    struct part part = {.what = &what, .rank = self->rank, .size = self->size, .device = true};
-    if (open_part(&part, self->comm)) {
-      check_counts(&part);
+    const struct hosts_case what = CASE("bytes", SENT_COUNT, .dtype = dtypes[k], .block_size = 64);
+    struct hosted hosted;
+    if (open_hosted(&hosted, self->comm, &what.plan, place)) {
+      check_counts(&hosted);
       sent[k] = emulation_counts().sent_bytes;
     }
     pthread_barrier_wait(&together);
-    close_part(&part);
+    close_hosted(&hosted);
   }
   long halves = 2L * SENT_COUNT * split->hosts * (split->each - 1);
   CHECK(place != OVER_NCCL || (sent[0] - sent[1] == halves && sent[0] - sent[2] == halves),
@@ -373,7 +296,7 @@ static void inputs_are_sent_as_they_are(void) {
 
 static void no_host_waits(void) {
 #ifdef ONEBIT_EMULATED_CUDA
-  struct plan_case many = cases[1];
+  struct plan_case many = cases[1].plan;
   pthread_barrier_init(&together, NULL, (unsigned)(hosts_splits[1].hosts * hosts_splits[1].each));
   hosts_run(&hosts_splits[1], call_and_count, &many);
   pthread_barrier_destroy(&together);

@@ -8,11 +8,12 @@
 #include "tests/gpu/harness.h"
 #include "tests/support_optimizers.h"
 
-#define TRAINING_TENSORS  6
-#define TRAINING_ELEMENTS 7090
-#define TRAINING_ATTEMPTS 14 /* at a step, unless the case says otherwise: some are skipped */
-#define TRAINING_MOST     30
-#define TRAINING_RANKS    4
+#define TRAINING_TENSORS    6
+#define TRAINING_ELEMENTS   7090
+#define TRAINING_ATTEMPTS   14 /* at a step, unless the case says otherwise: some are skipped */
+#define TRAINING_MOST       30
+#define TRAINING_RANKS      4
+#define TRAINING_MOST_RANKS 6 /* on several hosts */
 
 /* The form of steps: on one stream, on two in turn, on the default stream; without a stream; or on
  * a stream, but every third without. */
@@ -54,11 +55,11 @@ struct training_case {
 
 /* The state of the host's optimizers after each attempt. */
 struct training_record {
-  unsigned char parameters[TRAINING_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
-  onebit_status_t status[TRAINING_RANKS][TRAINING_MOST];
-  onebit_optimizer_info_t info[TRAINING_RANKS][TRAINING_MOST];
-  double numbers[TRAINING_RANKS][TRAINING_TENSORS][2]; /* of 1-bit LAMB, in the end */
-  char directory[GPU_PATH];                            /* for what is saved */
+  unsigned char parameters[TRAINING_MOST_RANKS][TRAINING_MOST][TRAINING_ELEMENTS * sizeof(float)];
+  onebit_status_t status[TRAINING_MOST_RANKS][TRAINING_MOST];
+  onebit_optimizer_info_t info[TRAINING_MOST_RANKS][TRAINING_MOST];
+  double numbers[TRAINING_MOST_RANKS][TRAINING_TENSORS][2]; /* of 1-bit LAMB, in the end */
+  char directory[GPU_PATH];                                 /* for what is saved */
 };
 
 /* A rank's tensors, and the optimizer of them: sizes around a word and a block, and none; on a
