@@ -1,7 +1,7 @@
 /*
  * Other ranks load what some ranks saved: what all had alike is the same then, to the bit; worker
  * errors are the mean of the saved ones, server residuals go with their elements; and so they do
- * where options have changed. The loss goes on without a jump.
+ * where options have changed.
  */
 #include "compression/numerics.h"
 #include "tests/support_parts.h"
