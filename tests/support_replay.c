@@ -55,10 +55,6 @@ static size_t bytes_of(const char *path, const char *name) {
   return (size_t)facts.st_size;
 }
 
-size_t recorded_values(const char *path, const char *name) {
-  return bytes_of(path, name) / sizeof(float);
-}
-
 float recorded_value(const char *path, const char *name, size_t index) {
   float value;
   FILE *file = open_in(path, name, "rb");
@@ -79,23 +75,6 @@ void lengthen_file(const char *path, const char *name, long bytes) {
   char file[PATH_ROOM];
   path_join(file, path, name);
   cr_assert_eq(truncate(file, (long)bytes_of(path, name) + bytes), 0);
-}
-
-void edit_case(const char *path, const char *key, const char *line) {
-  char text[4096], *next;
-  FILE *file = open_in(path, "case.txt", "r");
-  text[fread(text, 1, sizeof text - 1, file)] = '\0';
-  fclose(file);
-  file = open_in(path, "case.txt", "w");
-  for (char *at = text; *at; at = next) {
-    next = at + strcspn(at, "\n");
-    next += *next == '\n';
-    if (strncmp(at, key, strlen(key)) == 0 && at[strlen(key)] == ' ')
-      fprintf(file, "%s\n", line);
-    else
-      fwrite(at, 1, (size_t)(next - at), file);
-  }
-  cr_assert_eq(fclose(file), 0);
 }
 
 /* --- Recording ---------------------------------------------------------------------------------*/

@@ -26,17 +26,11 @@ void record_adam(const char *directory, const char *name, int world, int steps,
 #define RECORDED_TOTAL  (513 + 37 * 3 + 1 + 8 + 64 * 40)
 #define RECORDED_WARMUP 5
 
-/* The number of values in a file. */
-size_t recorded_values(const char *path, const char *file);
-
 /* Read or change one value of a file. */
 float recorded_value(const char *path, const char *file, size_t index);
 void set_recorded_value(const char *path, const char *file, size_t index, float value);
 
 /* Makes a file longer by `bytes`, or shorter if they are negative. */
 void lengthen_file(const char *path, const char *file, long bytes);
-
-/* Replaces the line of that key in case.txt, or removes it if `line` is "". */
-void edit_case(const char *path, const char *key, const char *line);
 
 #endif
