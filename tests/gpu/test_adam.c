@@ -51,7 +51,7 @@ static const struct training_case cases[] = {
          .common.bucket_size = 100),
     ADAM("automatic, skips, some without", SOME_WITHOUT, BIT(5) | BIT(7) | BIT(9), AUTOMATIC),
 };
-static const struct training_table table = {cases, sizeof cases / sizeof cases[0]};
+static const struct training_table table = TRAINING_TABLE(cases);
 
 static void over_loopback(void) { training_over_loopback(&table); }
 static void over_what_knows_devices(void) { training_over_what_knows_devices(&table); }

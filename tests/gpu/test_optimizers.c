@@ -177,7 +177,7 @@ static const struct training_case warmups[] = {
 };
 
 #define TESTS(name)                                                                                \
-  static const struct training_table table_of_##name = {name, sizeof name / sizeof name[0]};       \
+  static const struct training_table table_of_##name = TRAINING_TABLE(name);                       \
   static void name##_over_loopback(void) { training_over_loopback(&table_of_##name); }             \
   static void name##_over_what_knows(void) { training_over_what_knows_devices(&table_of_##name); } \
   static void name##_in_one_job(void) { training_in_one_job(&table_of_##name); }                   \

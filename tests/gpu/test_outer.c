@@ -14,7 +14,7 @@
 #include "tests/gpu/plans.h"
 #include "tests/gpu/training.h"
 
-enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, MOST_RANKS = 4, SKEW = 4 };
+enum { TENSORS = 5, ELEMENTS = 320 + 77 + 1 + 2600, STEPS = 14, SKEW = 4 };
 
 static const size_t counts[TENSORS] = {320, 77, 0, 1, 2600};
 
@@ -58,14 +58,13 @@ static const struct outer_case cases[] = {
     CASE("moved, float16, momentum", MOVED, .rule = ONEBIT_OUTER_MOMENTUM,
          .parameter_dtype = ONEBIT_FLOAT16),
 };
-enum { CASES = sizeof cases / sizeof cases[0] };
 
 /* The host's results after each step, and its consensus at the end. */
 struct record {
-  unsigned char parameters[MOST_RANKS][STEPS][ELEMENTS * sizeof(float)];
-  onebit_status_t status[MOST_RANKS][STEPS];
-  onebit_outer_info_t info[MOST_RANKS][STEPS];
-  float consensus[MOST_RANKS][ELEMENTS];
+  unsigned char parameters[TRAINING_RANKS][STEPS][ELEMENTS * sizeof(float)];
+  onebit_status_t status[TRAINING_RANKS][STEPS];
+  onebit_outer_info_t info[TRAINING_RANKS][STEPS];
+  float consensus[TRAINING_RANKS][ELEMENTS];
   char directory[GPU_PATH]; /* for what is saved */
 };
 
@@ -242,132 +241,53 @@ static bool make_steps(struct trained *learner, onebit_comm_t comm, struct recor
   return true;
 }
 
-static void run_case(const struct outer_case *what, onebit_comm_t comm, int rank, int size,
-                     bool device, struct record *record) {
+/* NCCL cannot move an outer step. */
+static void run_case(const void *all, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
+                     bool device, void *at) {
+  const struct outer_case *what = (const struct outer_case *)all + k;
+  struct record *record = at;
   struct trained learner;
   onebit_comm_t alone = NULL;
   float consensus[ELEMENTS];
-  check_case("%s, rank %d of %d%s", what->name, rank, size, device ? "" : " on the host");
+  if (what->traits & MOVED && !comm->transport->host_messages)
+    return;
+  check_case("%s, rank %d of %d%s", what->name, self->rank, self->size,
+             device ? "" : " on the host");
+  if (!device && self->rank == 0 && what->traits & SAVED && !record->directory[0])
+    gpu_directory(record->directory);
   if (what->traits & MOVED)
     CHECK_STATUS(onebit_comm_create_self(&alone), ONEBIT_OK);
-  if (open_trained(&learner, what, alone ? alone : comm, rank, size, device) &&
+  if (open_trained(&learner, what, alone ? alone : comm, self->rank, self->size, device) &&
       make_steps(&learner, comm, record, device ? compare : note)) {
     read_consensus(&learner, consensus);
     if (!device)
-      memcpy(record->consensus[rank], consensus, sizeof consensus);
-    CHECK(!memcmp(consensus, record->consensus[rank], sizeof consensus), "another consensus");
+      memcpy(record->consensus[self->rank], consensus, sizeof consensus);
+    CHECK(!memcmp(consensus, record->consensus[self->rank], sizeof consensus), "another consensus");
   }
   close_trained(&learner);
   onebit_comm_destroy(alone);
 }
 
-/* --- Over each transport -----------------------------------------------------------------------*/
-
-static struct record *take_records(bool area) {
-  struct record *records =
-      area ? gpu_area(CASES * sizeof *records) : gpu_allocate(CASES, sizeof *records);
-  for (size_t k = 0; k < CASES; k++)
-    if (cases[k].traits & SAVED && !records[k].directory[0])
-      gpu_directory(records[k].directory);
-  return records;
+static bool saves(const void *all, size_t k) {
+  return ((const struct outer_case *)all)[k].traits & SAVED;
 }
 
-static void record_cases(const struct gpu_rank *self, void *records) {
-  for (size_t k = 0; k < CASES; k++)
-    if (sample_has(k, CASES))
-      run_case(&cases[k], self->comm, self->rank, self->size, false, (struct record *)records + k);
+static void check_own(const void *all, size_t k, int rank, const void *own, const void *record) {
+  (void)all, (void)k;
+  CHECK(!memcmp(((const struct record *)own)->parameters[rank],
+                ((const struct record *)record)->parameters[rank],
+                sizeof((const struct record *)own)->parameters[0]),
+        "a rank on the host has other parameters");
 }
 
-/* NCCL cannot move an outer step. */
-static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self, void *records) {
-  for (size_t k = 0; k < CASES; k++)
-    if (sample_has(k, CASES) && (!(cases[k].traits & MOVED) || comm->transport->host_messages))
-      run_case(&cases[k], comm, self->rank, self->size, true, (struct record *)records + k);
-}
+static const struct training_table table = {
+    cases, sizeof cases / sizeof cases[0], sizeof(struct record), run_case, saves, check_own};
 
-static void compare_staged(const struct gpu_rank *self, void *records) {
-  compare_cases(self->comm, self, records);
-}
-
-static void over_loopback(void) {
-  struct record *records = take_records(false);
-  for (int size = 1; size <= MOST_RANKS; size++)
-    if (gpu_threads(size, record_cases, records))
-      gpu_threads(size, compare_staged, records);
-  free(records);
-}
-
-/* Odd ranks have a device, the others none. What is saved, all ranks of a device save. */
-static void compare_mixed(const struct gpu_rank *self, void *context) {
-  struct record *records = context, *own = gpu_allocate(1, sizeof *own);
-  for (size_t k = 0; k < CASES; k++) {
-    if (!sample_has(k, CASES) || cases[k].traits & SAVED)
-      continue;
-    run_case(&cases[k], self->comm, self->rank, self->size, self->rank % 2,
-             self->rank % 2 ? &records[k] : own);
-    if (self->rank % 2 == 0)
-      CHECK(!memcmp(own->parameters[self->rank], records[k].parameters[self->rank],
-                    sizeof own->parameters[0]),
-            "a rank on the host has other parameters");
-    memset(own, 0, sizeof *own);
-  }
-  free(own);
-}
-
-static void in_one_job(void) {
-  struct record *records = take_records(false);
-  for (int size = 2; size <= MOST_RANKS; size++)
-    if (gpu_threads(size, record_cases, records))
-      gpu_threads(size, compare_mixed, records);
-  free(records);
-}
-
-static void compare_over_nccl(const struct gpu_rank *self, void *records) {
-  struct training_nccl group;
-  if (training_nccl_open(&group, self))
-    compare_cases(group.comm, self, records);
-  training_nccl_close(&group);
-}
-
-static void over_nccl(void) {
-  struct record *records = take_records(true);
-  for (int size = 1; size <= MOST_RANKS; size++)
-    if (gpu_threads(size, record_cases, records))
-      gpu_ranks(size, compare_over_nccl, records);
-}
-
-static void compare_alone(const struct gpu_rank *self, void *records) {
-  onebit_comm_t comm;
-  if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
-    compare_cases(comm, self, records);
-  onebit_comm_destroy(comm);
-}
-
-static void alone(void) {
-  struct record *records = take_records(false);
-  if (gpu_threads(1, record_cases, records))
-    gpu_threads(1, compare_alone, records);
-  free(records);
-}
-
-#ifdef ONEBIT_EMULATED_CUDA
-static void compare_aware(const struct gpu_rank *self, void *records) {
-  const struct ob_transport *before = self->comm->transport;
-  ranks_make_aware(self->comm);
-  compare_cases(self->comm, self, records);
-  self->comm->transport = before;
-}
-
-static void over_what_knows_devices(void) {
-  struct record *records = take_records(false);
-  for (int size = 1; size <= MOST_RANKS; size++)
-    if (gpu_threads(size, record_cases, records))
-      gpu_threads(size, compare_aware, records);
-  free(records);
-}
-#else
-static void over_what_knows_devices(void) { SKIP("a real device is no part of it"); }
-#endif
+static void over_loopback(void) { training_over_loopback(&table); }
+static void over_what_knows_devices(void) { training_over_what_knows_devices(&table); }
+static void in_one_job(void) { training_in_one_job(&table); }
+static void over_nccl(void) { training_over_nccl(&table); }
+static void alone(void) { training_alone(&table); }
 
 /* --- What is wrong -----------------------------------------------------------------------------*/
 

@@ -115,12 +115,31 @@ void training_check_parameters(const struct learner *learner, const void *got, c
 /* Notes where the optimizer tells anything else of itself than `wanted`, but for what is sent. */
 void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
 
-/* --- Tables of cases (training_runs.c): each is recorded, on as many ranks as there may be, and
- * compared; over loopback, host and device in one job, over NCCL, on one rank alone. */
+/* --- Tables of cases (training_runs.c): each is recorded on the host, on as many ranks as there may
+ * be, and compared; over loopback, host and device in one job, over NCCL, on one rank alone. */
 struct training_table {
-  const struct training_case *cases;
-  size_t count;
+  const void *cases;
+  size_t count, record_bytes;
+  /* Runs case k on one rank: on the host it is recorded, on a device compared. */
+  void (*run)(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
+              bool device, void *record);
+  /* True if all ranks of a device save in case k, which saving is collective for. */
+  bool (*saves)(const void *cases, size_t k);
+  /* Notes where a rank on the host has other parameters among devices than without them. */
+  void (*check_own)(const void *cases, size_t k, int rank, const void *own, const void *record);
 };
+
+void training_run(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
+                  bool device, void *record);
+bool training_saves(const void *cases, size_t k);
+void training_check_own(const void *cases, size_t k, int rank, const void *own, const void *record);
+
+/* The table of an array of struct training_case. */
+#define TRAINING_TABLE(cases)                                                                      \
+  {                                                                                                \
+    cases, sizeof cases / sizeof cases[0], sizeof(struct training_record), training_run,           \
+        training_saves, training_check_own                                                         \
+  }
 
 void training_over_loopback(const struct training_table *table);
 void training_in_one_job(const struct training_table *table);

@@ -1,4 +1,4 @@
-/* Tables of trainings over each transport. */
+/* Tables of trainings, of optimizers and of outer steps, over each transport. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -52,35 +52,63 @@ bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self
 void training_nccl_close(struct training_nccl *group) { (void)group; }
 #endif
 
+/* --- Trainings */
+
+void training_run(const void *cases, size_t k, onebit_comm_t comm, const struct gpu_rank *self,
+                  bool device, void *record) {
+  const struct training_case *what = (const struct training_case *)cases + k;
+  if (device)
+    training_compare_case(what, comm, self->rank, self->size, record);
+  else
+    training_record_case(what, comm, self->rank, self->size, record);
+}
+
+bool training_saves(const void *cases, size_t k) {
+  return ((const struct training_case *)cases)[k].traits & SAVED_ANEW;
+}
+
+void training_check_own(const void *cases, size_t k, int rank, const void *of_own,
+                        const void *of_all) {
+  const struct training_case *what = (const struct training_case *)cases + k;
+  const struct training_record *own = of_own, *record = of_all;
+  size_t bytes = TRAINING_ELEMENTS * (training_options(what)->parameter_dtype ? 2 : sizeof(float));
+  for (int attempt = 0; attempt < training_attempts(what); attempt++)
+    CHECK(!memcmp(own->parameters[rank][attempt], record->parameters[rank][attempt], bytes),
+          "attempt %d: a rank on the host has other parameters", attempt);
+}
+
 /* --- Runs */
 
 struct run {
   const struct training_table *table;
-  struct training_record *records;
+  char *records;
 };
 
-static void record_cases(const struct gpu_rank *self, void *context) {
-  struct run *run = context;
-  for (size_t k = 0; k < run->table->count; k++)
-    if (sample_has(k, run->table->count))
-      training_record_case(&run->table->cases[k], self->comm, self->rank, self->size,
-                           &run->records[k]);
+static void run_case(const struct run *run, size_t k, onebit_comm_t comm,
+                     const struct gpu_rank *self, bool device) {
+  const struct training_table *table = run->table;
+  table->run(table->cases, k, comm, self, device, run->records + k * table->record_bytes);
 }
 
-static void compare_cases(onebit_comm_t comm, const struct gpu_rank *self, const struct run *run) {
+static void run_cases(const struct run *run, onebit_comm_t comm, const struct gpu_rank *self,
+                      bool device) {
   for (size_t k = 0; k < run->table->count; k++)
     if (sample_has(k, run->table->count))
-      training_compare_case(&run->table->cases[k], comm, self->rank, self->size, &run->records[k]);
+      run_case(run, k, comm, self, device);
+}
+
+static void record_cases(const struct gpu_rank *self, void *context) {
+  run_cases(context, self->comm, self, false);
 }
 
 /* Ranks of processes find the records in an area. */
 static struct run take_run(const struct training_table *table, bool area) {
-  size_t bytes = table->count * sizeof(struct training_record);
+  size_t bytes = table->count * table->record_bytes;
   return (struct run){table, area ? gpu_area(bytes) : gpu_allocate(bytes, 1)};
 }
 
 static void compare_staged(const struct gpu_rank *self, void *context) {
-  compare_cases(self->comm, self, context);
+  run_cases(context, self->comm, self, true);
 }
 
 void training_over_loopback(const struct training_table *table) {
@@ -91,31 +119,22 @@ void training_over_loopback(const struct training_table *table) {
   free(run.records);
 }
 
-static void check_own(const struct training_case *what, int rank, const struct training_record *own,
-                      const struct training_record *record) {
-  size_t bytes = TRAINING_ELEMENTS * (training_options(what)->parameter_dtype ? 2 : sizeof(float));
-  for (int attempt = 0; attempt < training_attempts(what); attempt++)
-    CHECK(!memcmp(own->parameters[rank][attempt], record->parameters[rank][attempt], bytes),
-          "attempt %d: a rank on the host has other parameters", attempt);
-}
-
-/* Without the cases in which all ranks of a device save: saving is collective. */
+/* Odd ranks have a device, the others none. */
 static void compare_mixed(const struct gpu_rank *self, void *context) {
   const struct run *run = context;
-  struct training_record *own = gpu_allocate(1, sizeof *own);
-  for (size_t k = 0; k < run->table->count; k++) {
-    const struct training_case *what = &run->table->cases[k];
-    const struct training_record *record = &run->records[k];
-    if (!sample_has(k, run->table->count) || what->traits & SAVED_ANEW)
+  const struct training_table *table = run->table;
+  for (size_t k = 0; k < table->count; k++) {
+    if (!sample_has(k, table->count) || table->saves(table->cases, k))
       continue;
     if (self->rank % 2) {
-      training_compare_case(what, self->comm, self->rank, self->size, record);
+      run_case(run, k, self->comm, self, true);
       continue;
     }
-    training_record_case(what, self->comm, self->rank, self->size, own);
-    check_own(what, self->rank, own, record);
+    void *own = gpu_allocate(1, table->record_bytes);
+    table->run(table->cases, k, self->comm, self, false, own);
+    table->check_own(table->cases, k, self->rank, own, run->records + k * table->record_bytes);
+    free(own);
   }
-  free(own);
 }
 
 void training_in_one_job(const struct training_table *table) {
@@ -129,7 +148,7 @@ void training_in_one_job(const struct training_table *table) {
 static void compare_over_nccl(const struct gpu_rank *self, void *context) {
   struct training_nccl group;
   if (training_nccl_open(&group, self))
-    compare_cases(group.comm, self, context);
+    run_cases(context, group.comm, self, true);
   training_nccl_close(&group);
 }
 
@@ -144,7 +163,7 @@ void training_over_nccl(const struct training_table *table) {
 static void compare_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_t comm;
   if (CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK))
-    compare_cases(comm, self, context);
+    run_cases(context, comm, self, true);
   onebit_comm_destroy(comm);
 }
 
@@ -159,7 +178,7 @@ void training_alone(const struct training_table *table) {
 static void compare_aware(const struct gpu_rank *self, void *context) {
   const struct ob_transport *before = self->comm->transport;
   ranks_make_aware(self->comm);
-  compare_cases(self->comm, self, context);
+  run_cases(context, self->comm, self, true);
   self->comm->transport = before;
 }
 
