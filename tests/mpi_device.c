@@ -1,6 +1,7 @@
 /*
- * Plans and 1-bit Adam on a CUDA device over MPI: the bits of the host's, also when only the odd
- * ranks have a device. Without CUDA in the library, or a device on this machine, nothing is tested.
+ * Plans on a CUDA device over MPI: the bits of the host's, also when only the odd ranks have a
+ * device; optimizers make their exchanges by plans (tests/gpu/test_adam.c). Without CUDA in the
+ * library, or a device on this machine, nothing is tested.
  */
 #include "tests/support_mpi.h"
 
@@ -15,8 +16,7 @@ Test(mpi_device, equals_the_host) { cr_skip_test("the library was built without 
 #include "collectives/communicator.h"
 #include "onebit/cuda.h"
 
-enum { COUNT = 70001, STEPS = 3, ADAM_STEPS = 9, TENSORS = 4, FREEZE = 4 };
-static const size_t tensor_counts[TENSORS] = {1, 2049, 0, 20003};
+enum { COUNT = 70001, STEPS = 3 };
 
 #define CHECK_CUDA(call)                                                                           \
   do {                                                                                             \
@@ -163,120 +163,6 @@ Test(mpi_device, messages_are_cut_alike) {
   skip_without_device();
   mpi_begin();
   on_mpi_ranks(MPI_COMM_WORLD, cut_messages, NULL);
-  mpi_end();
-}
-
-/* --- 1-bit Adam */
-
-#define ADAM(...)                                                                                  \
-  {                                                                                                \
-    .size = sizeof(onebit_adam_options_t), .common.schedule = ONEBIT_SCHEDULE_EXCHANGE,            \
-    .freeze_step = FREEZE, __VA_ARGS__                                                             \
-  }
-
-static const onebit_adam_options_t adam_cases[] = {
-    ADAM(.common.bucket_size = 0),
-    ADAM(.common.bucket_size = 3000),
-    ADAM(.common.block_size = ONEBIT_BLOCK_BUFFER),
-    ADAM(.common.profile = ONEBIT_PROFILE_DEEPSPEED),
-};
-
-static size_t adam_total(void) {
-  size_t total = 0;
-  for (int t = 0; t < TENSORS; t++)
-    total += tensor_counts[t];
-  return total;
-}
-
-static void place_tensors(onebit_tensor_t *tensors, float *parameters, float *gradients) {
-  size_t first = 0;
-  for (int t = 0; t < TENSORS; t++) {
-    tensors[t] = (onebit_tensor_t){tensor_counts[t] ? parameters + first : NULL,
-                                   tensor_counts[t] ? gradients + first : NULL,
-                                   tensor_counts[t],
-                                   0.01f * (float)t,
-                                   t == 1 ? 0.5f : 0.0f,
-                                   0};
-    first += tensor_counts[t];
-  }
-}
-
-/* Step 2 and step 6 are skipped: in the warm-up, and after it. */
-static bool is_skipped(int step) { return step == 2 || step == 6; }
-
-static void make_steps(onebit_optimizer_t optimizer, onebit_device_t device, int rank,
-                       float *parameters, float *gradients, float *results) {
-  size_t total = adam_total(), bytes = total * sizeof(float);
-  float *host = allocate(bytes, 1);
-  for (int step = 0; step < ADAM_STEPS; step++) {
-    onebit_status_t wanted = is_skipped(step) ? ONEBIT_SKIPPED : ONEBIT_OK;
-    fill_input(host, ONEBIT_FLOAT32, total, rank, step);
-    if (is_skipped(step) && rank == 0)
-      host[total / 2] = 1.0f / 0.0f;
-    copy(gradients, host, bytes);
-    CHECK_STATUS(device == ONEBIT_DEVICE_CUDA && step % 2
-                     ? onebit_optimizer_step_stream(optimizer, 1e-3f, NULL)
-                     : onebit_optimizer_step(optimizer, 1e-3f),
-                 wanted);
-    copy(results + (size_t)step * total, parameters, bytes);
-  }
-  free(host);
-}
-
-/* The parameters after each step, and after all of them the facts about the optimizer. */
-static void run_adam(onebit_comm_t comm, const onebit_adam_options_t *given, enum job job,
-                     float *results, onebit_optimizer_info_t *info) {
-  onebit_adam_options_t options = *given;
-  int rank = onebit_comm_rank(comm);
-  size_t total = adam_total(), bytes = total * sizeof(float);
-  onebit_device_t device = device_of(job, rank);
-  float *parameters = room(device, bytes), *gradients = room(device, bytes);
-  onebit_tensor_t tensors[TENSORS];
-  onebit_optimizer_t optimizer;
-  options.common.device = device;
-  check_case("Adam, bucket_size %zu, job %d", options.common.bucket_size, (int)job);
-  fill_input(results, ONEBIT_FLOAT32, total, 50, 7);
-  copy(parameters, results, bytes);
-  place_tensors(tensors, parameters, gradients);
-  if (CHECK_STATUS(onebit_adam_create(comm, tensors, TENSORS, &options, &optimizer), ONEBIT_OK)) {
-    make_steps(optimizer, device, rank, parameters, gradients, results);
-    info->size = sizeof *info;
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, info), ONEBIT_OK);
-    onebit_optimizer_destroy(optimizer);
-  }
-  release(device, gradients);
-  release(device, parameters);
-}
-
-static void compare_adam(onebit_comm_t comm, void *context) {
-  const onebit_adam_options_t *options = context;
-  size_t values = ADAM_STEPS * adam_total();
-  float *wanted = allocate(values, sizeof *wanted), *got = allocate(values, sizeof *got);
-  onebit_optimizer_info_t facts = {0}, info = {0};
-  run_adam(comm, options, ALL_HOST, wanted, &facts);
-  for (int job = ALL_DEVICE; job <= ODD_DEVICE; job++) {
-    run_adam(comm, options, (enum job)job, got, &info);
-    CHECK_BITS("parameters", got, wanted, values, ONEBIT_FLOAT32);
-    CHECK(info.steps == facts.steps && info.skipped == facts.skipped &&
-              info.freeze_step == facts.freeze_step,
-          "%llu steps, %llu skipped, frozen after %llu", (unsigned long long)info.steps,
-          (unsigned long long)info.skipped, (unsigned long long)info.freeze_step);
-    CHECK(memcmp(&info.momentum_norm, &facts.momentum_norm, sizeof(double)) == 0 &&
-              memcmp(&info.residual_norm, &facts.residual_norm, sizeof(double)) == 0,
-          "norms %.17g %.17g, on the host %.17g %.17g", info.momentum_norm, info.residual_norm,
-          facts.momentum_norm, facts.residual_norm);
-  }
-  free(got);
-  free(wanted);
-}
-
-Test(mpi_device, adam_equals_the_host) {
-  skip_without_device();
-  mpi_begin();
-  for (size_t k = 0; k < sizeof adam_cases / sizeof adam_cases[0]; k++) {
-    onebit_adam_options_t options = adam_cases[k];
-    on_mpi_ranks(MPI_COMM_WORLD, compare_adam, &options);
-  }
   mpi_end();
 }
 

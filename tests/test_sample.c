@@ -1,5 +1,6 @@
 /* Samples of long tables meet what they promise, whatever the seed. */
-#include "tests/support_collectives.h"
+#include "tests/support.h"
+#include "tests/support_sample.h"
 
 enum { SEEDS = 30 };
 
@@ -104,24 +105,4 @@ Test(sample, some_of_any_list) {
         met += sample_has(k, count);
       cr_expect_eq(met, (count + 6) / 7, "%zu of %zu", met, count);
     }
-}
-
-/* Many elements in default blocks are met, which a stride of 5 over 5 block sizes never did. */
-Test(sample, default_blocks_are_met_by_many_elements) {
-  size_t count;
-  struct collective_case *cases = collective_cases(2, EVERY_OPTION, &count);
-  for (size_t seed = 1; seed <= SEEDS; seed++) {
-    use(seed, 5);
-    struct sample sample = collective_sample("collectives", 1, cases, count);
-    size_t met = 0;
-    for (size_t k = 0; k < sample.count; k++) {
-      const struct collective_case *what = &cases[sample.rows[k]];
-      met += what->options.operation == ONEBIT_ALLREDUCE && what->options.bits < 2 &&
-             what->options.wire == ONEBIT_WIRE_BITS && what->options.block_size == 2048 &&
-             what->count > 2048;
-    }
-    cr_expect(met > 0 && sample.count < count / 3, "seed %zu: %zu of %zu", seed, met, sample.count);
-    free(sample.rows);
-  }
-  free(cases);
 }
