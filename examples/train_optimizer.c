@@ -172,10 +172,6 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
                                    .comm = task->team->comm,
                                    .loss_scale = 1.0f,
                                    .arrays = {.task = task}};
-  if (form == DENSE_MPI) {
-    optimizer->dense = train_dense_create(task, options);
-    return agree(task->team, optimizer->dense != NULL, "out of memory for dense moments");
-  }
   if (form == OUTER) {
     if (train_outer_create(&optimizer->outer, task, options) != 0)
       return -1;
@@ -198,15 +194,12 @@ void train_optimizer_destroy(train_optimizer_t *optimizer) {
     return;
   onebit_optimizer_destroy(optimizer->onebit);
   train_outer_destroy(&optimizer->outer);
-  train_dense_destroy(optimizer->dense);
   train_arrays_destroy(&optimizer->arrays);
 }
 
 onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learning_rate) {
   double loss_scale = 1.0;
   optimizer->status = ONEBIT_OK;
-  if (optimizer->dense)
-    return ONEBIT_OK;
   if (optimizer->options->loss_scale > 0.0f)
     note(optimizer, onebit_optimizer_get_loss_scale(optimizer->onebit, &loss_scale));
   optimizer->loss_scale = (float)loss_scale;
@@ -225,17 +218,13 @@ double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step) {
   for (size_t k = 0; k < micro_batches; k++) {
     optimizer->micro_batch = k;
     loss += task->kind->gradient(task, step * micro_batches + k) / (double)micro_batches;
-    for (size_t t = 0; !optimizer->in_parts && !optimizer->dense && t < task->ntensors; t++)
+    for (size_t t = 0; !optimizer->in_parts && t < task->ntensors; t++)
       train_arrays_take(&optimizer->arrays, t, k, optimizer->loss_scale);
   }
   return loss;
 }
 
 onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learning_rate) {
-  if (optimizer->dense) {
-    train_dense_step(optimizer->dense, learning_rate);
-    return ONEBIT_OK;
-  }
   onebit_status_t status = onebit_optimizer_step(optimizer->onebit, learning_rate);
   train_arrays_refresh(&optimizer->arrays);
   if (optimizer->status != ONEBIT_OK)
@@ -257,10 +246,7 @@ static void count_rounds(onebit_optimizer_info_t *info, const onebit_outer_info_
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer) {
   onebit_optimizer_info_t info = {.size = sizeof info, .synchronized = 1};
   const onebit_outer_info_t outer = train_outer_info(&optimizer->outer);
-  if (optimizer->onebit)
-    onebit_optimizer_get_info(optimizer->onebit, &info);
-  else
-    info.exchanges[0] = info.steps = optimizer->dense->steps;
+  onebit_optimizer_get_info(optimizer->onebit, &info);
   if (optimizer->outer.onebit)
     count_rounds(&info, &outer);
   return info;
@@ -271,13 +257,10 @@ double train_optimizer_residual_ratio(const train_optimizer_t *optimizer) {
   const onebit_outer_info_t outer = train_outer_info(&optimizer->outer);
   if (outer.drift_norm > 0.0)
     return outer.residual_norm / outer.drift_norm;
-  if (optimizer->onebit)
-    onebit_optimizer_get_statistics(optimizer->onebit, &statistics);
+  onebit_optimizer_get_statistics(optimizer->onebit, &statistics);
   return statistics.residual_ratio;
 }
 
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer) {
-  if (optimizer->dense)
-    return optimizer->dense->steps * train_dense_bytes(optimizer->dense);
   return onebit_comm_bytes_sent(optimizer->task->team->comm);
 }

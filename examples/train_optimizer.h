@@ -1,20 +1,18 @@
 /*
  * The optimizer of a training: one of the library, compressed or dense, or a dense one on each rank
- * with an outer step, or train_dense.h, behind the same few calls.
+ * with an outer step, behind the same few calls.
  */
 #ifndef EXAMPLES_TRAIN_OPTIMIZER_H
 #define EXAMPLES_TRAIN_OPTIMIZER_H
 
 #include "examples/train_arrays.h"
-#include "examples/train_dense.h"
 #include "examples/train_outer.h"
 
 typedef struct train_optimizer {
   form_t form; /* of --outer that of the inner optimizer, DENSE */
   const train_options_t *options;
   train_task_t *task;
-  onebit_optimizer_t onebit; /* NULL for DENSE_MPI, which has the other one */
-  train_dense_t *dense;
+  onebit_optimizer_t onebit;
   train_outer_t outer;
   onebit_comm_t comm; /* the library's optimizer is made on it */
   train_arrays_t arrays;

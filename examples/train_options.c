@@ -18,8 +18,6 @@ static const option_t training[] = {
      "trust ratios, 1-bit LAMB, 0/1 Adam, 1-bit momentum SGD, or Lion in one bit"},
     {"dense", OPTION_FLAG, AT(dense), 0, 0, NULL, 0,
      "its plain data-parallel form: full precision in all steps"},
-    {"dense-mpi", OPTION_FLAG, AT(dense_mpi), 0, 0, NULL, 0,
-     "the same without the library: gradients summed by MPI_Allreduce"},
     {"compare", OPTION_FLAG, AT(compare), 0, 0, NULL, 0,
      "train with the dense form, again with the compressed one, and end with a table"},
     {"no-error-feedback", OPTION_FLAG, AT(no_error_feedback), 0, 0, NULL, 0,
@@ -186,28 +184,13 @@ void train_options_complete(train_options_t *options, const float learning_rates
 }
 
 form_t train_options_form(const train_options_t *options) {
-  return options->dense_mpi ? DENSE_MPI
-         : options->dense   ? DENSE
-         : options->outer   ? OUTER
-                            : COMPRESSED;
+  return options->dense ? DENSE : options->outer ? OUTER : COMPRESSED;
 }
 
 static int check_form(const train_options_t *options, char *words) {
-  if (options->compare && options->dense + options->dense_mpi > 0)
-    snprintf(words, OPTION_WORDS, "--compare: makes both trainings; not with --dense%s",
-             options->dense_mpi ? "-mpi" : "");
-  else if (options->dense && options->dense_mpi)
-    snprintf(words, OPTION_WORDS, "--dense and --dense-mpi: one of them");
-  else if (options->dense_mpi &&
-           (options->checkpoint || options->parameters || options->gradients ||
-            options->loss_scale > 0.0f || options->clip_norm > 0.0f || options->accumulate > 1 ||
-            options->bucket_size > 0 || options->shards || options->zero_steps > 0 ||
-            options->hard == HARD_IDLE))
-    snprintf(words, OPTION_WORDS,
-             "--dense-mpi: is the plainest form: no checkpoint, parameters, gradients, loss-scale, "
-             "clip-norm, accumulate, bucket-size, shards, zero-steps or hard idle");
-  else
+  if (!options->compare || !options->dense)
     return 0;
+  snprintf(words, OPTION_WORDS, "--compare: makes both trainings; not with --dense");
   return -1;
 }
 
@@ -218,10 +201,10 @@ static int check_outer(const train_options_t *options, char *words) {
                        options->outer_patience > 0.0f;
   if (!options->outer && has_more)
     snprintf(words, OPTION_WORDS, "--outer: missing; the other options of the outer step need it");
-  else if (options->outer && (options->dense || options->dense_mpi || options->checkpoint ||
-                              options->parameters || options->loss_scale > 0.0f || options->shards))
+  else if (options->outer && (options->dense || options->checkpoint || options->parameters ||
+                              options->loss_scale > 0.0f || options->shards))
     snprintf(words, OPTION_WORDS,
-             "--outer: not with dense, dense-mpi, checkpoint, parameters, loss-scale or shards");
+             "--outer: not with dense, checkpoint, parameters, loss-scale or shards");
   else
     return 0;
   return -1;
@@ -275,19 +258,14 @@ int train_options_check(const train_options_t *options, char words[OPTION_WORDS]
 static const struct {
   const char *name, *forms[FORMS]; /* the name is that of --optimizer */
 } methods[METHODS] = {
-    [EFFICIENT_ADAM] = {"efficient-adam",
-                        {"Efficient-Adam", "dense Adam", "dense Adam over MPI_Allreduce",
-                         "local Adam"}},
-    [ADAM] = {"adam", {"1-bit Adam", "dense Adam", "dense Adam over MPI_Allreduce", "local Adam"}},
+    [EFFICIENT_ADAM] = {"efficient-adam", {"Efficient-Adam", "dense Adam", "local Adam"}},
+    [ADAM] = {"adam", {"1-bit Adam", "dense Adam", "local Adam"}},
     [EFFICIENT_LAMB] = {"efficient-lamb",
-                        {"Efficient-Adam with trust ratios", "dense LAMB",
-                         "dense LAMB over MPI_Allreduce", "local LAMB"}},
-    [LAMB] = {"lamb", {"1-bit LAMB", "dense LAMB", "dense LAMB over MPI_Allreduce", "local LAMB"}},
-    [ZERO_ONE_ADAM] = {"zero-one-adam",
-                       {"0/1 Adam", "dense Adam", "dense Adam over MPI_Allreduce", "local Adam"}},
-    [MOMENTUM] = {"momentum",
-                  {"1-bit SGD", "dense SGD", "dense SGD over MPI_Allreduce", "local SGD"}},
-    [LION] = {"lion", {"1-bit Lion", "dense Lion", "dense Lion over MPI_Allreduce", "local Lion"}},
+                        {"Efficient-Adam with trust ratios", "dense LAMB", "local LAMB"}},
+    [LAMB] = {"lamb", {"1-bit LAMB", "dense LAMB", "local LAMB"}},
+    [ZERO_ONE_ADAM] = {"zero-one-adam", {"0/1 Adam", "dense Adam", "local Adam"}},
+    [MOMENTUM] = {"momentum", {"1-bit SGD", "dense SGD", "local SGD"}},
+    [LION] = {"lion", {"1-bit Lion", "dense Lion", "local Lion"}},
 };
 
 const char *train_method_name(int method) { return methods[method].name; }

@@ -19,9 +19,9 @@ typedef enum method {
   METHODS
 } method_t;
 
-/* The exchange of gradients: with the bits of the method, dense by the same optimizer, dense by
- * MPI_Allreduce and an optimizer of train_dense.h, or none: --outer. */
-typedef enum form { COMPRESSED, DENSE, DENSE_MPI, OUTER, FORMS } form_t;
+/* The exchange of gradients: with the bits of the method, dense by the same optimizer, or none:
+ * --outer. */
+typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 
 #define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
 
@@ -31,7 +31,7 @@ enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 /* The common options. They come first in the structs of options of all programs. */
 typedef struct train_options {
   int method; /* a method_t */
-  int dense, dense_mpi, compare;
+  int dense, compare;
   int no_error_feedback;
   size_t steps, seed;
   size_t batch;      /* samples of a rank in a micro-batch */
@@ -100,7 +100,7 @@ int train_options_check(const train_options_t *options, char words[OPTION_WORDS]
 /* The form of one training: --compare makes two. */
 form_t train_options_form(const train_options_t *options);
 
-/* Returns "1-bit Adam", "dense Adam over MPI_Allreduce". */
+/* Returns "1-bit Adam", "dense Adam", "local Adam". */
 const char *train_form_name(int method, form_t form);
 const char *train_method_name(int method); /* as --optimizer has it */
 

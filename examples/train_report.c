@@ -183,7 +183,7 @@ static void print_json_outer(const onebit_outer_info_t *outer) {
 }
 
 static void print_json(const training_t *training) {
-  static const char *const forms[FORMS] = {"compressed", "dense", "dense-mpi", "outer"};
+  static const char *const forms[FORMS] = {"compressed", "dense", "outer"};
   const train_options_t *options = training->options;
   const onebit_optimizer_info_t *info = &training->info;
   printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\"",

@@ -213,20 +213,13 @@ typedef struct command {
   const char *words; /* NULL: the command line is right */
 } command_t;
 
-static int load_and_train(team_t *team, const command_t *command) {
-  const int well = !command->options->dense_mpi || team->has_mpi;
-  if (agree(team, well, "--dense-mpi: needs ranks that are MPI processes") != 0)
-    return WRONG_USE;
-  return command->program->load_and_train(team, command->options);
-}
-
 static int run_rank(team_t *team, const void *context) {
   const command_t *command = context;
   team->quiet = command->options->quiet;
   if (command->words)
     complain(team, command->words);
   else if (!command->options->help)
-    return load_and_train(team, command);
+    return command->program->load_and_train(team, command->options);
   else if (team->rank == 0 && command->options->version)
     printf("%s %s\n", command->program->command_line->program, onebit_version());
   else if (team->rank == 0)

@@ -4,7 +4,6 @@
  */
 #include "examples/train_team.h"
 
-#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -29,13 +28,11 @@ int check(const team_t *team, onebit_status_t status, const char *what) {
   return -1;
 }
 
-static int team_create(team_t *team, onebit_comm_t comm, int has_mpi) {
+static int team_create(team_t *team, onebit_comm_t comm) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
   options.wire = ONEBIT_WIRE_DENSE;
-  *team = (team_t){.comm = comm,
-                   .rank = (size_t)onebit_comm_rank(comm),
-                   .size = (size_t)onebit_comm_size(comm),
-                   .has_mpi = has_mpi};
+  *team = (team_t){
+      .comm = comm, .rank = (size_t)onebit_comm_rank(comm), .size = (size_t)onebit_comm_size(comm)};
   return check(team, onebit_plan_create(comm, NUMBERS, &options, &team->plan), "plan");
 }
 
@@ -66,9 +63,9 @@ int same(const team_t *team, uint64_t bits) {
   return unanimous;
 }
 
-static int run_body(onebit_comm_t comm, int has_mpi, rank_body_t *body, const void *context) {
+static int run_body(onebit_comm_t comm, rank_body_t *body, const void *context) {
   team_t team;
-  const int created = team_create(&team, comm, has_mpi);
+  const int created = team_create(&team, comm);
   const int status = created == 0 ? body(&team, context) : EXIT_FAILURE;
   onebit_plan_destroy(team.plan);
   onebit_comm_destroy(comm);
@@ -92,7 +89,7 @@ typedef struct rank_thread {
 
 static void *run_thread(void *argument) {
   rank_thread_t *rank = argument;
-  rank->status = run_body(rank->comm, 0, rank->body, rank->context);
+  rank->status = run_body(rank->comm, rank->body, rank->context);
   return NULL;
 }
 
@@ -126,25 +123,13 @@ static int run_process(rank_body_t *body, const void *context) {
   int status = EXIT_FAILURE;
   MPI_Init(NULL, NULL);
   if (onebit_comm_create_mpi(MPI_COMM_WORLD, &comm) == ONEBIT_OK)
-    status = run_body(comm, 1, body, context);
+    status = run_body(comm, body, context);
   else
     fprintf(stderr, "%s: MPI: %s\n", program_name, onebit_last_error());
   MPI_Finalize();
   return status;
 }
-
-/* Sums with MPI, in parts: a count is an int. */
-void sum_with_mpi(float *values, size_t count) {
-  while (count > 0) {
-    const int part = count < INT_MAX ? (int)count : INT_MAX;
-    MPI_Allreduce(MPI_IN_PLACE, values, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    values += part;
-    count -= (size_t)part;
-  }
-}
 #else
-void sum_with_mpi(float *values, size_t count) { (void)values, (void)count; }
-
 static int run_process(rank_body_t *body, const void *context) {
   return run_threads(1, body, context);
 }
@@ -156,7 +141,7 @@ static int run_over_sockets(rank_body_t *body, const void *context) {
   onebit_comm_t comm;
   if (onebit_comm_create_sockets(NULL, &comm) != ONEBIT_OK)
     give_up("sockets", onebit_last_error());
-  return run_body(comm, 0, body, context);
+  return run_body(comm, body, context);
 }
 
 int team_run(const char *program, size_t threads, rank_body_t *body, const void *context) {

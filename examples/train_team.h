@@ -16,7 +16,6 @@ typedef struct team {
   onebit_comm_t comm;
   size_t rank, size;
   onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
-  int has_mpi;        /* the ranks are MPI's processes */
   int quiet;          /* nothing is to be said */
 } team_t;
 
@@ -45,9 +44,6 @@ void give_up(const char *what, const char *why);
 
 /* Replaces each number by its mean over the ranks. 0, or -1 after saying why. */
 int mean(const team_t *team, float numbers[NUMBERS], const char *what);
-
-/* Adds up over the ranks, with MPI_Allreduce: only where the team has MPI. */
-void sum_with_mpi(float *values, size_t count);
 
 /* 0 when every rank is well; else -1 on every rank, after rank 0 has said its words, or, if rank 0
  * is well, each rank that is not. */

@@ -1,92 +1,14 @@
 /*
- * The parts of the trainings of examples/: the plain optimizers beside the library's dense ones,
- * numbers of 16 bits, schedules of learning rates, and command lines, in words and as programs.
+ * The parts of the trainings of examples/: numbers of 16 bits, schedules of learning rates, and
+ * command lines, in words and as programs.
  */
 #include "compression/numerics.h"
 #include "examples/half.h"
 #include "examples/image_options.h"
 #include "examples/text_options.h"
-#include "examples/train_update.h"
 #include "examples/word_options.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
-
-/* --- Plain optimizers beside the library's -----------------------------------------------------*/
-
-enum { COUNT = 3000, STEPS = 12 };
-
-static float values[COUNT], gradient[COUNT];
-
-static void start(void) { fill_input(values, ONEBIT_FLOAT32, COUNT, 0, 1000); }
-
-/* Trains the values with the library's dense optimizer. */
-static void train_library(int method, onebit_comm_t comm, float *result) {
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
-  onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
-  const onebit_tensor_t tensor = {
-      .parameter = values, .gradient = gradient, .count = COUNT, .weight_decay = 0.02f};
-  onebit_optimizer_t optimizer = NULL;
-  adam.freeze_step = lamb.freeze_step = momentum.warmup_steps = ONEBIT_FREEZE_NEVER;
-  start();
-  CHECK_STATUS(method == ADAM   ? onebit_adam_create(comm, &tensor, 1, &adam, &optimizer)
-               : method == LAMB ? onebit_lamb_create(comm, &tensor, 1, &lamb, &optimizer)
-                                : onebit_momentum_create(comm, &tensor, 1, &momentum, &optimizer),
-               ONEBIT_OK);
-  for (int step = 0; step < STEPS; step++) {
-    fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, step);
-    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
-  }
-  onebit_optimizer_destroy(optimizer);
-  memcpy(result, values, sizeof values);
-}
-
-static void train_plainly(int method, float *result) {
-  static float moments[2][COUNT];
-  memset(moments, 0, sizeof moments);
-  start();
-  for (int step = 0; step < STEPS; step++) {
-    const double t = step + 1;
-    const update_t update = {.beta1 = 0.9f,
-                             .beta2 = 0.999f,
-                             .epsilon = 1e-8f,
-                             .gradient_factor = 1.0f,
-                             .momentum_factor = (float)(1.0 / (1.0 - pow(0.9, t))),
-                             .variance_factor = (float)(1.0 / (1.0 - pow(0.999, t))),
-                             .learning_rate = 0.01f,
-                             .weight_decay = 0.02f};
-    fill_input(gradient, ONEBIT_FLOAT32, COUNT, 0, step);
-    if (method == ADAM)
-      update_adam(&update, values, moments[0], moments[1], gradient, COUNT);
-    else if (method == LAMB)
-      update_lamb(&update, values, moments[0], moments[1], gradient, COUNT);
-    else
-      update_momentum(&update, values, moments[0], gradient, COUNT);
-  }
-  memcpy(result, values, sizeof values);
-}
-
-/* They round in their own ways. */
-static void compare(onebit_comm_t comm, void *context) {
-  static float library[COUNT], plain[COUNT];
-  for (int method = ADAM; method < METHODS; method++) {
-    double distance = 0.0, moved = 0.0;
-    if (method == ZERO_ONE_ADAM)
-      continue;
-    train_library(method, comm, library);
-    train_plainly(method, plain);
-    start();
-    for (size_t i = 0; i < COUNT; i++) {
-      distance += ((double)library[i] - (double)plain[i]) * ((double)library[i] - (double)plain[i]);
-      moved += ((double)plain[i] - (double)values[i]) * ((double)plain[i] - (double)values[i]);
-    }
-    CHECK(distance < 1e-10 * moved, "method %d: %g of %g apart", method, sqrt(distance),
-          sqrt(moved));
-  }
-  (void)context;
-}
-
-Test(training_parts, plain_optimizers_agree_with_the_dense_ones) { on_ranks(1, compare, NULL); }
 
 /* --- Numbers of 16 bits ------------------------------------------------------------------------*/
 
@@ -164,9 +86,7 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--dense=1", "--dense =1: takes no value"},
       {"--quick", "--quick: unknown option"},
       {"steps", "steps: unknown option"},
-      {"--dense --dense-mpi", "--dense and --dense-mpi: one of them"},
-      {"--compare --dense-mpi", "--compare: makes both trainings; not with --dense-mpi"},
-      {"--dense-mpi --accumulate 2", "--dense-mpi: is the plainest form"},
+      {"--compare --dense", "--compare: makes both trainings; not with --dense"},
       {"--optimizer lamb --exchange step", "--exchange: is for --optimizer adam only"},
       {"--optimizer momentum --shards step", "--shards: is for --optimizer adam only"},
       {"--exchange step", "--exchange: is for --optimizer adam only"},
@@ -280,8 +200,6 @@ Test(training_parts, programs_say_what_is_wrong) {
               "train_images: /nowhere: No such file or directory");
   expect_said(program(2, "examples/train_images --ranks 2 --held-out 60 --drawn 60"),
               "train_images: --held-out 60: leaves nothing of 60 images to learn from");
-  expect_said(program(2, "examples/train_images --ranks 2 --drawn 60 --dense-mpi"),
-              "train_images: --dense-mpi: needs ranks that are MPI processes");
   expect_said(program(2, "examples/train_text --ranks 2 --data /nowhere"),
               "train_text: /nowhere: No such file or directory");
   expect_said(program(2, "examples/train_words --ranks 2 --data /nowhere"),
