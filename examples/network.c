@@ -5,18 +5,15 @@
  */
 #include "examples/network.h"
 
-#include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "examples/random.h"
-#include "examples/transformer_math.h"
 #include "examples/vectorised.h"
 
 enum { KERNEL = 3, TAPS = KERNEL * KERNEL };
 
-/* Places in network->tensors of weights; the bias is behind. */
+/* Places of weights among the tensors; the bias is behind. */
 enum { FIRST = 0, SECOND = 2, DENSE = 4, HEAD = 6 };
 
 /* A convolution and its successors: sums of the patches, the largest of each 2 x 2, ReLU. */
@@ -39,10 +36,16 @@ static size_t out_size(const struct convolution *c) {
   return c->out_rows * c->out_columns * c->filters;
 }
 
-/* Tells that the tensors' gradients will not change any more in this backward pass. */
+static const network_t *of(const model_t *model) { return (const network_t *)(const void *)model; }
+
+static const tensor_t *weights_at(const network_t *network, size_t place) {
+  return &network->model.tensors[place];
+}
+
+/* Tells that the gradients of weights and their bias are final. */
 static void report_ready(const network_t *network, size_t weights) {
-  for (size_t tensor = weights + 2; network->ready && tensor-- > weights;)
-    network->ready(network->ready_context, tensor);
+  model_report_ready(&network->model, weights_at(network, weights + 1));
+  model_report_ready(&network->model, weights_at(network, weights));
 }
 
 /* --- Patches -----------------------------------------------------------------------------------*/
@@ -122,7 +125,7 @@ VECTORISED static void pool_backward(const struct convolution *c, const float *r
 static void convolve(const network_t *network, const struct convolution *c, const float *in,
                      size_t images) {
   const size_t positions = sum_positions(c), patch = patch_size(c);
-  const network_tensor_t *weights = &network->tensors[c->tensor];
+  const tensor_t *weights = weights_at(network, c->tensor);
   for (size_t i = 0; i < images; i++) {
     float *sums = c->sums + i * positions * c->filters;
     unfold(c, in + i * in_size(c));
@@ -136,7 +139,7 @@ static void convolve(const network_t *network, const struct convolution *c, cons
 static void convolve_backward(const network_t *network, const struct convolution *c,
                               const float *in, float *d_in, size_t images) {
   const size_t positions = sum_positions(c), patch = patch_size(c);
-  const network_tensor_t *weights = &network->tensors[c->tensor], *bias = weights + 1;
+  const tensor_t *weights = weights_at(network, c->tensor), *bias = weights + 1;
   memset(weights->gradient, 0, weights->count * sizeof(float));
   memset(bias->gradient, 0, bias->count * sizeof(float));
   for (size_t i = 0; i < images; i++) {
@@ -156,18 +159,17 @@ static void convolve_backward(const network_t *network, const struct convolution
 
 /* --- Dense layers ------------------------------------------------------------------------------*/
 
-static void dense(const network_tensor_t *weights, const float *x, float *y, size_t images,
-                  size_t in, size_t out) {
+static void dense(const tensor_t *weights, const float *x, float *y, size_t images, size_t in,
+                  size_t out) {
   for (size_t i = 0; i < images; i++)
     memcpy(y + i * out, weights[1].value, out * sizeof(float));
-  multiply(y, out, stored(x, in), stored(weights->value, out), images, in, out, ADD);
+  linear(y, x, weights, images, in, out, ADD);
 }
 
 static void dense_backward(const network_t *network, size_t tensor, const float *x, float *dx,
                            const float *dy, size_t images, size_t in, size_t out) {
-  const network_tensor_t *weights = &network->tensors[tensor], *bias = weights + 1;
-  multiply(weights->gradient, out, transposed(x, in), stored(dy, out), in, images, out, REPLACE);
-  multiply(dx, in, stored(dy, out), transposed(weights->value, out), images, out, in, REPLACE);
+  const tensor_t *weights = weights_at(network, tensor), *bias = weights + 1;
+  linear_backward(dx, dy, x, weights, images, in, out);
   memset(bias->gradient, 0, out * sizeof(float));
   for (size_t i = 0; i < images; i++)
     for (size_t j = 0; j < out; j++)
@@ -177,54 +179,26 @@ static void dense_backward(const network_t *network, size_t tensor, const float 
 
 /* --- The whole ---------------------------------------------------------------------------------*/
 
-void network_forward(network_t *network, const float *pixels, size_t images) {
-  const network_shape_t *shape = &network->shape;
+static void network_forward(model_t *model, size_t images) {
+  const network_t *network = of(model);
   const struct convolution *first = &network->convolutions[0], *second = first + 1;
-  const size_t flat = out_size(second), hidden = shape->hidden;
-  network->pixels = pixels;
-  convolve(network, first, pixels, images);
+  const size_t flat = out_size(second), hidden = network->shape.hidden;
+  convolve(network, first, network->pixels, images);
   convolve(network, second, first->out, images);
-  dense(&network->tensors[DENSE], second->out, network->hidden, images, flat, hidden);
+  dense(weights_at(network, DENSE), second->out, network->hidden, images, flat, hidden);
   for (size_t i = 0; i < images * hidden; i++)
     network->hidden[i] = rectify(network->hidden[i]);
-  dense(&network->tensors[HEAD], network->hidden, network->predicted, images, hidden,
-        shape->classes);
-  softmax(network->predicted, images, shape->classes, 1.0f, 0);
+  dense(weights_at(network, HEAD), network->hidden, model->predicted, images, hidden,
+        model->classes);
+  softmax(model->predicted, images, model->classes, 1.0f, 0);
 }
 
-double network_loss(const network_t *network, const unsigned char *labels, size_t images) {
-  double sum = 0.0;
-  for (size_t i = 0; i < images; i++) {
-    const float of_label = network->predicted[i * network->shape.classes + labels[i]];
-    sum -= log((double)of_label + (double)FLT_MIN);
-  }
-  return sum / (double)images;
-}
-
-size_t network_correct(const network_t *network, const unsigned char *labels, size_t images) {
-  const size_t classes = network->shape.classes;
-  size_t correct = 0;
-  for (size_t i = 0; i < images; i++) {
-    const float *predicted = network->predicted + i * classes;
-    size_t above = 0;
-    for (size_t k = 0; k < classes; k++)
-      above += predicted[k] <= predicted[labels[i]] ? 0 : 1; /* not-a-number is never right */
-    correct += above == 0;
-  }
-  return correct;
-}
-
-void network_backward(network_t *network, const unsigned char *labels, size_t images) {
-  const network_shape_t *shape = &network->shape;
+static void network_backward(model_t *model, size_t images) {
+  const network_t *network = of(model);
   const struct convolution *first = &network->convolutions[0], *second = first + 1;
-  const size_t flat = out_size(second), hidden = shape->hidden, classes = shape->classes;
-  float *d_logits = network->predicted;
-  for (size_t i = 0; i < images; i++)
-    d_logits[i * classes + labels[i]] -= 1.0f;
-  for (size_t i = 0; i < images * classes; i++)
-    d_logits[i] /= (float)images;
-  dense_backward(network, HEAD, network->hidden, network->d_hidden, d_logits, images, hidden,
-                 classes);
+  const size_t flat = out_size(second), hidden = network->shape.hidden;
+  dense_backward(network, HEAD, network->hidden, network->d_hidden,
+                 model_loss_backward(model, images), images, hidden, model->classes);
   for (size_t i = 0; i < images * hidden; i++)
     network->d_hidden[i] = rectify_backward(network->d_hidden[i], network->hidden[i]);
   dense_backward(network, DENSE, second->out, second->d_out, network->d_hidden, images, flat,
@@ -235,92 +209,64 @@ void network_backward(network_t *network, const unsigned char *labels, size_t im
 
 /* --- Memory and first values -------------------------------------------------------------------*/
 
-static struct convolution describe(size_t rows, size_t columns, size_t channels, size_t filters,
-                                   size_t tensor) {
-  const size_t sum_rows = rows - KERNEL + 1, sum_columns = columns - KERNEL + 1;
-  return (struct convolution){.rows = rows,
-                              .columns = columns,
-                              .channels = channels,
-                              .filters = filters,
-                              .sum_rows = sum_rows,
-                              .sum_columns = sum_columns,
-                              .out_rows = sum_rows / 2,
-                              .out_columns = sum_columns / 2,
-                              .tensor = tensor};
+static void create_layer(network_t *network, size_t weights, size_t in, size_t out) {
+  model_tensor(&network->model, weights, in * out, 1);
+  model_tensor(&network->model, weights + 1, out, 0);
 }
 
-/* Takes the next floats of the memory; before there is any, it only counts them. Whole cache
- * lines. */
-static float *take(network_t *network, size_t *used, size_t count) {
-  float *at = network->memory ? (float *)network->memory + *used : NULL;
-  *used += (count + 15) / 16 * 16;
-  return at;
+static void create_convolution(network_t *network, struct convolution *c, struct convolution like) {
+  const size_t images = network->shape.images;
+  model_t *model = &network->model;
+  *c = like;
+  c->sum_rows = c->rows - KERNEL + 1;
+  c->sum_columns = c->columns - KERNEL + 1;
+  c->out_rows = c->sum_rows / 2;
+  c->out_columns = c->sum_columns / 2;
+  create_layer(network, c->tensor, patch_size(c), c->filters);
+  c->patches = model_floats(model, sum_positions(c) * patch_size(c));
+  c->d_patches = model_floats(model, sum_positions(c) * patch_size(c));
+  c->sums = model_floats(model, images * sum_positions(c) * c->filters);
+  c->d_sums = model_floats(model, sum_positions(c) * c->filters);
+  c->out = model_floats(model, images * out_size(c));
+  c->d_out = model_floats(model, images * out_size(c));
 }
 
-static void place_layer(network_t *network, size_t *used, size_t weights, size_t in, size_t out) {
-  const size_t counts[2] = {in * out, out};
-  for (size_t i = 0; i < 2; i++)
-    network->tensors[weights + i] = (network_tensor_t){.value = take(network, used, counts[i]),
-                                                       .gradient = take(network, used, counts[i]),
-                                                       .count = counts[i],
-                                                       .is_bias = i == 1};
-}
-
-static void place_convolution(network_t *network, size_t *used, struct convolution *c) {
-  const size_t images = network->shape.images, sums = sum_positions(c) * c->filters;
-  place_layer(network, used, c->tensor, patch_size(c), c->filters);
-  c->patches = take(network, used, sum_positions(c) * patch_size(c));
-  c->d_patches = take(network, used, sum_positions(c) * patch_size(c));
-  c->sums = take(network, used, images * sums);
-  c->d_sums = take(network, used, sums);
-  c->out = take(network, used, images * out_size(c));
-  c->d_out = take(network, used, images * out_size(c));
-}
-
-/* Assigns memory to all arrays; returns the number of floats. */
-static size_t place_all(network_t *network) {
+static void create_layers(network_t *network) {
   const network_shape_t *shape = &network->shape;
-  struct convolution *second = &network->convolutions[1];
-  size_t used = 0;
-  place_convolution(network, &used, &network->convolutions[0]);
-  place_convolution(network, &used, second);
-  place_layer(network, &used, DENSE, out_size(second), shape->hidden);
-  place_layer(network, &used, HEAD, shape->hidden, shape->classes);
-  network->hidden = take(network, &used, shape->images * shape->hidden);
-  network->d_hidden = take(network, &used, shape->images * shape->hidden);
-  network->predicted = take(network, &used, shape->images * shape->classes);
-  return used;
+  struct convolution *first = network->convolutions, *second = first + 1;
+  create_convolution(network, first,
+                     (struct convolution){.rows = shape->rows,
+                                          .columns = shape->columns,
+                                          .channels = 1,
+                                          .filters = shape->channels,
+                                          .tensor = FIRST});
+  create_convolution(network, second,
+                     (struct convolution){.rows = first->out_rows,
+                                          .columns = first->out_columns,
+                                          .channels = shape->channels,
+                                          .filters = 2 * shape->channels,
+                                          .tensor = SECOND});
+  create_layer(network, DENSE, out_size(second), shape->hidden);
+  create_layer(network, HEAD, shape->hidden, shape->classes);
 }
 
 network_t *network_create(const network_shape_t *shape) {
-  network_t *network = calloc(1, sizeof *network);
-  struct convolution *convolutions = calloc(2, sizeof *convolutions);
-  if (network && convolutions) {
-    const size_t channels = shape->channels;
-    network->shape = *shape;
-    network->convolutions = convolutions;
-    convolutions[0] = describe(shape->rows, shape->columns, 1, channels, FIRST);
-    convolutions[1] = describe(convolutions[0].out_rows, convolutions[0].out_columns, channels,
-                               2 * channels, SECOND);
-    network->memory = calloc(place_all(network), sizeof(float));
-    if (network->memory) {
-      place_all(network);
-      for (size_t t = 0; t < NETWORK_TENSORS; t++)
-        network->parameters += network->tensors[t].count;
-      return network;
-    }
-  }
-  free(convolutions);
-  free(network);
-  return NULL;
-}
-
-void network_destroy(network_t *network) {
+  const model_t like = {.ntensors = NETWORK_TENSORS,
+                        .rows = 1,
+                        .classes = shape->classes,
+                        .forward = network_forward,
+                        .backward = network_backward};
+  network_t *network = model_create(sizeof *network, &like, shape->images);
   if (!network)
-    return;
-  free(network->convolutions);
-  free(network->memory);
-  free(network);
+    return NULL;
+  network->shape = *shape;
+  network->convolutions = model_array(&network->model, 2, sizeof *network->convolutions);
+  if (network->convolutions)
+    create_layers(network);
+  network->pixels = model_floats(&network->model, shape->images * shape->rows * shape->columns);
+  network->hidden = model_floats(&network->model, shape->images * shape->hidden);
+  network->d_hidden = model_floats(&network->model, shape->images * shape->hidden);
+  return model_complete(&network->model);
 }
 
 /* Draws uniform values with the standard deviation sqrt(2 / inputs), which keeps the variance
@@ -328,10 +274,8 @@ void network_destroy(network_t *network) {
 void network_initialise(network_t *network, uint64_t seed) {
   uint64_t random = random_stream(seed, 0, 0);
   for (size_t t = 0; t < NETWORK_TENSORS; t += 2) {
-    const network_tensor_t *weights = &network->tensors[t], *bias = weights + 1;
-    const float width = sqrtf(6.0f * (float)bias->count / (float)weights->count);
-    for (size_t i = 0; i < weights->count; i++)
-      weights->value[i] = width * (2.0f * random_uniform(&random) - 1.0f);
+    const tensor_t *weights = weights_at(network, t), *bias = weights + 1;
+    tensor_draw(weights, sqrtf(6.0f * (float)bias->count / (float)weights->count), &random);
     memset(bias->value, 0, bias->count * sizeof(float));
   }
 }

@@ -7,13 +7,12 @@ ZLIB_LIBS   = $(if $(has_zlib),-lz)
 ZLIB_CFLAGS = $(if $(has_zlib),-DEXAMPLES_HAVE_ZLIB=1)
 
 # What trainings share, and what each has of its own.
-TRAINING := $(filter-out $(TRAININGS:=.o) %/train_plain.o,\
+MODEL    := $(call objects,examples/model.c examples/transformer_math.c)
+TRAINING := $(MODEL) $(filter-out $(TRAININGS:=.o) %/train_plain.o,\
               $(call objects,examples/options.c examples/train_*.c))
-TEXT     := $(call objects,examples/text*.c examples/transformer*.c)
-IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c \
-              examples/transformer_math.c)
-WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c \
-              examples/transformer_math.c)
+TEXT     := $(call objects,examples/text*.c examples/transformer.c)
+IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c)
+WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c)
 $(BUILD)/examples/train_text: $(TEXT)
 $(BUILD)/examples/train_images: $(IMAGES)
 $(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)

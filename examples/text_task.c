@@ -1,154 +1,137 @@
-/* The task of text_task.h. */
-#include "examples/text_task.h"
-
+/* The kind of train_text: a transformer that learns the bytes of a text. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "examples/random.h"
+#include "examples/text.h"
+#include "examples/train_task.h"
 #include "examples/transformer.h"
 
-typedef struct text_task {
-  train_task_t task;
-  const text_options_t *options;
-  const text_t *text;
-  transformer_t *model;
-  unsigned char *tokens; /* [batch][context + 1] */
-} text_task_t;
+/* --- Options -----------------------------------------------------------------------------------*/
 
-static text_task_t *of(train_task_t *task) { return (text_task_t *)(void *)task; }
+enum { INIT_GPT2, INIT_UNIT }; /* --init */
 
-/* --- Making it ---------------------------------------------------------------------------------*/
+#define AT(field) offsetof(train_options_t, field)
 
-static void destroy(train_task_t *task) {
-  if (!task)
-    return;
-  transformer_destroy(of(task)->model);
-  free(of(task)->tokens);
-  free(task->tensors);
-  free(task);
-}
+static const option_t data[] = {
+    {"data", OPTION_PATHS, AT(data), 0, 0, "PATH", 0,
+     "text to train on: a file, or all files of a directory; may be given again"},
+    {"context", OPTION_COUNT, AT(context), 1, 4096, NULL, 0, "bytes in a sequence, a sample"},
+    {"layers", OPTION_COUNT, AT(layers), 1, 1000, NULL, 0, "blocks of the transformer"},
+    {"width", OPTION_COUNT, AT(width), 1, 16384, NULL, 0, "its width"},
+    {"heads", OPTION_COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
+    {"init", OPTION_CHOICE, AT(init), 0, 0, "gpt2|unit", 0,
+     "first parameters: GPT-2's, of deviation 0.02, default, or those that keep activations of "
+     "variance 1"},
+    {"held-out", OPTION_COUNT, AT(held_out), 0, 1e15, NULL, 0,
+     "bytes to look at, evenly spread, of the tenth that is held out; default 0: all of it"},
+    {"sample", OPTION_COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
+};
 
-/* Tells that the model's backward pass has finished a tensor. */
-static void report_ready(void *context, size_t tensor) {
-  const text_task_t *own = context;
-  if (own->task.ready)
-    own->task.ready(own->task.ready_context, tensor);
-}
+static const train_options_t defaults = {
+    TRAIN_OPTIONS_DEFAULTS, .steps = 400,  .batch = 8,   .weight_decay = 0.1f,
+    .epsilon = 1e-8f,       .layers = 5,   .width = 128, .heads = 4,
+    .context = 64,          .sample = 400,
+};
 
-static void describe(text_task_t *own) {
-  transformer_t *model = own->model;
-  own->task.ntensors = model->ntensors;
-  own->task.parameters = model->parameters;
-  own->task.samples = own->options->train.batch * own->options->context;
-  for (size_t t = 0; t < model->ntensors; t++)
-    own->task.tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
-                                            model->tensors[t].count, !model->tensors[t].is_gain, 0};
-  model->ready = report_ready;
-  model->ready_context = own;
-}
+/* The rates with which the dense forms end lowest, a factor of two apart, on Perl's library, with
+ * --width 64 and --layers 2 (docs/measured/rates.md); no comparison is made on it. */
+static const float learning_rates[METHODS] = {
+    [ADAM] = 2e-3f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1e-1f, [LION] = 1e-3f};
 
-/* Creates the model, with the seed's first values. */
-static int create_model(text_task_t *own) {
-  const text_options_t *options = own->options;
-  const transformer_shape_t shape = {.vocabulary = own->text->vocabulary,
-                                     .context = options->context,
-                                     .width = options->width,
-                                     .heads = options->heads,
-                                     .layers = options->layers,
-                                     .sequences = options->train.batch};
-  own->model = transformer_create(&shape);
-  if (agree(own->task.team, own->model != NULL,
-            "out of memory for the model; a smaller --batch, --context or --width needs less") != 0)
-    return -1;
-  if (options->init == INIT_UNIT)
-    transformer_initialise_unit(own->model, options->train.seed);
+static const option_table_t own = OPTION_TABLE("Text and model", data);
+static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
+static const command_line_t command_line = {
+    "train_text", "data-parallel training of a character-level transformer", tables, &defaults};
+
+static int check_options(const train_options_t *options, char words[OPTION_WORDS]) {
+  if (options->data.count == 0)
+    snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
+  else if (options->width % options->heads != 0)
+    snprintf(words, OPTION_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
+             options->width);
   else
-    transformer_initialise(own->model, options->train.seed);
-  return 0;
+    return 0;
+  return -1;
 }
 
-static int fill(text_task_t *own) {
-  const team_t *team = own->task.team;
-  own->tokens = malloc(own->options->train.batch * (own->options->context + 1));
-  if (agree(team, own->tokens != NULL, "out of memory for a batch") != 0 || create_model(own) != 0)
-    return -1;
-  own->task.tensors = calloc(own->model->ntensors, sizeof *own->task.tensors);
-  if (agree(team, own->task.tensors != NULL, "out of memory for the list of tensors") != 0)
-    return -1;
-  describe(own);
-  return 0;
+/* --- Data --------------------------------------------------------------------------------------*/
+
+static void unload(void *loaded) {
+  text_free(loaded);
+  free(loaded);
 }
 
-static train_task_t *create(const team_t *team, const train_options_t *options, const void *data) {
-  text_task_t *own = calloc(1, sizeof *own);
-  if (own) {
-    own->task.kind = &text_kind;
-    own->task.team = team;
-    own->options = (const text_options_t *)(const void *)options;
-    own->text = data;
+/* Loads a text that has a window to learn from and one to hold out. */
+static void *load(const train_options_t *options, char words[TRAIN_WORDS]) {
+  text_t *text = calloc(1, sizeof *text);
+  if (!text || text_load(text, options->data.path, options->data.count, words) != 0) {
+    free(text);
+    return NULL;
   }
-  if (agree(team, own != NULL, "out of memory for the training") == 0 && fill(own) == 0)
-    return &own->task;
-  destroy(own ? &own->task : NULL);
+  if (text->length / 10 > options->context)
+    return text;
+  snprintf(words, TRAIN_WORDS,
+           "--data: %zu bytes are too short for --context %zu: a tenth is held out, and each part "
+           "must be longer than the context",
+           text->length, options->context);
+  unload(text);
   return NULL;
+}
+
+static uint64_t hash(const void *loaded) {
+  const text_t *text = loaded;
+  return train_hash(text->vocabulary, text->tokens, text->length);
+}
+
+static void describe(const team_t *team, const train_options_t *options, const void *loaded) {
+  const text_t *text = loaded;
+  (void)options;
+  say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size, text->length,
+      text->files, text->vocabulary);
 }
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-static double loss(text_task_t *own, size_t sequences) {
-  transformer_forward(own->model, own->tokens, sequences);
-  return transformer_loss(own->model, own->tokens, sequences);
+static model_t *create(train_task_t *task) {
+  const train_options_t *options = task->options;
+  const text_t *text = task->data;
+  const transformer_shape_t shape = {.vocabulary = text->vocabulary,
+                                     .context = options->context,
+                                     .width = options->width,
+                                     .heads = options->heads,
+                                     .layers = options->layers,
+                                     .sequences = options->batch};
+  transformer_t *model = transformer_create(&shape);
+  if (!model)
+    return NULL;
+  (options->init == INIT_UNIT ? transformer_initialise_unit
+                              : transformer_initialise)(model, options->seed);
+  return &model->model;
 }
 
-/* Computes the gradient of this rank's own sequences. */
-static double gradient(train_task_t *task, size_t micro_batch) {
-  text_task_t *own = of(task);
-  const train_options_t *options = &own->options->train;
-  uint64_t random =
-      random_stream(options->seed, 1 + train_sampling_rank(task, options), micro_batch);
-  text_sample(own->text, options->batch, own->options->context + 1, &random, own->tokens);
-  const double found = loss(own, options->batch);
-  transformer_backward(own->model, own->tokens, options->batch);
-  return found;
+static unsigned char *tokens_of(const train_task_t *task) {
+  return ((const transformer_t *)(const void *)task->model)->tokens;
+}
+
+/* Draws this rank's own sequences. */
+static void draw(train_task_t *task, size_t micro_batch) {
+  const train_options_t *options = task->options;
+  uint64_t random = random_stream(options->seed, 1 + train_sampling_rank(task), micro_batch);
+  text_sample(task->data, options->batch, options->context + 1, &random, tokens_of(task));
 }
 
 /* The number of windows of the held-out text that validation uses. */
-static size_t looked_at(const text_task_t *own) {
-  const size_t context = own->options->context, most = own->options->held_out;
-  const size_t windows = text_held_out(own->text, context);
+static size_t held_out(const train_task_t *task) {
+  const size_t context = task->options->context, most = task->options->held_out;
+  const size_t windows = text_held_out(task->data, context);
   return most == 0 || most >= windows * context ? windows : (most + context - 1) / context;
 }
 
-/* Finds the loss on the held-out text: rank r takes every size-th window from window r on. */
-static int validate(train_task_t *task, train_quality_t *quality) {
-  text_task_t *own = of(task);
-  const team_t *team = task->team;
-  const size_t context = own->options->context, windows = looked_at(own);
-  const size_t all = text_held_out(own->text, context);
-  double sum = 0.0, count = 0.0;
-  for (size_t window = team->rank; window < windows;) {
-    size_t filled = 0;
-    for (; filled < own->options->train.batch && window < windows; filled++, window += team->size)
-      text_held_out_window(own->text, context, window * all / windows,
-                           own->tokens + filled * (context + 1));
-    sum += (double)filled * loss(own, filled);
-    count += (double)filled;
-  }
-  float numbers[NUMBERS] = {(float)sum, (float)count};
-  if (mean(team, numbers, "validation loss") != 0)
-    return -1;
-  *quality = (train_quality_t){(double)numbers[0] / (double)numbers[1], -1.0};
-  say(team, "validation loss %.4f over %zu bytes of held-out text\n", quality->loss,
-      windows * context);
-  return 0;
-}
-
-static uint64_t checksum(train_task_t *task) {
-  const transformer_t *model = of(task)->model;
-  uint64_t sum = 0;
-  for (size_t t = 0; t < model->ntensors; t++)
-    sum = train_hash(sum, model->tensors[t].value, model->tensors[t].count * sizeof(float));
-  return sum;
+static void hold(const train_task_t *task, size_t place, size_t window) {
+  const size_t context = task->options->context, all = text_held_out(task->data, context);
+  text_held_out_window(task->data, context, window * all / held_out(task),
+                       tokens_of(task) + place * (context + 1));
 }
 
 /* --- Showing what was learnt -------------------------------------------------------------------*/
@@ -164,22 +147,21 @@ static size_t draw_token(const float *probabilities, size_t vocabulary, uint64_t
 static void print_byte(unsigned char byte) { putchar(byte < ' ' && byte != '\n' ? '?' : byte); }
 
 /* Continues the first held-out window, byte by byte. */
-static void show(train_task_t *task) {
-  text_task_t *own = of(task);
-  if (own->options->sample == 0)
+static void show(const train_task_t *task) {
+  const text_t *text = task->data;
+  const size_t context = task->options->context;
+  uint64_t random = random_stream(task->options->seed, 0, 1);
+  unsigned char *tokens = tokens_of(task);
+  if (task->options->sample == 0)
     return;
-  const text_t *text = own->text;
-  const size_t context = own->options->context;
-  uint64_t random = random_stream(own->options->train.seed, 0, 1);
-  unsigned char *tokens = own->tokens;
   text_held_out_window(text, context, 0, tokens);
   printf("\nSample, going on from the held-out text\n----\n");
   for (size_t i = 0; i < context; i++)
     print_byte(text->bytes[tokens[i]]);
   printf(" >>> ");
-  for (size_t i = 0; i < own->options->sample; i++) {
-    transformer_forward(own->model, tokens, 1);
-    const float *next = own->model->next + (context - 1) * text->vocabulary;
+  for (size_t i = 0; i < task->options->sample; i++) {
+    task->model->forward(task->model, 1);
+    const float *next = task->model->predicted + (context - 1) * text->vocabulary;
     const size_t token = draw_token(next, text->vocabulary, &random);
     print_byte(text->bytes[token]);
     memmove(tokens, tokens + 1, context);
@@ -190,9 +172,18 @@ static void show(train_task_t *task) {
 
 const train_kind_t text_kind = {.name = "text",
                                 .samples = "tokens",
+                                .held_out_name = "bytes of held-out text",
+                                .smaller = "--batch, --context or --width",
+                                .different = "--data: the ranks read different texts",
+                                .command_line = &command_line,
+                                .learning_rates = learning_rates,
+                                .check = check_options,
+                                .load = load,
+                                .unload = unload,
+                                .hash = hash,
+                                .describe = describe,
                                 .create = create,
-                                .destroy = destroy,
-                                .gradient = gradient,
-                                .validate = validate,
-                                .checksum = checksum,
+                                .draw = draw,
+                                .hold = hold,
+                                .held_out = held_out,
                                 .show = show};

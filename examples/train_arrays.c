@@ -39,9 +39,9 @@ static void scale(float *values, float factor, size_t count) {
 
 /* Makes an array for each tensor; NULL when memory is out. */
 static void *create_each(const train_task_t *task, size_t size) {
-  void **each = calloc(task->ntensors + 1, sizeof *each);
-  for (size_t t = 0; each && t < task->ntensors; t++) {
-    each[t] = calloc(task->tensors[t].count, size);
+  void **each = calloc(task->model->ntensors + 1, sizeof *each);
+  for (size_t t = 0; each && t < task->model->ntensors; t++) {
+    each[t] = calloc(task->model->tensors[t].count, size);
     if (each[t])
       continue;
     while (t-- > 0)
@@ -54,7 +54,7 @@ static void *create_each(const train_task_t *task, size_t size) {
 
 static void destroy_each(const train_task_t *task, void *arrays) {
   void **each = arrays;
-  for (size_t t = 0; each && t < task->ntensors; t++)
+  for (size_t t = 0; each && t < task->model->ntensors; t++)
     free(each[t]);
   free(each);
 }
@@ -76,9 +76,9 @@ int train_arrays_create(train_arrays_t *arrays, const train_task_t *task,
   if ((halves && !arrays->parameter) || (half_gradients && !arrays->gradient) ||
       (arrays->micro_batches > 1 && !arrays->sum))
     return -1;
-  for (size_t t = 0; halves && t < task->ntensors; t++)
-    narrow(arrays->parameter_dtype, arrays->parameter[t], task->tensors[t].value, 1.0f,
-           task->tensors[t].count);
+  for (size_t t = 0; halves && t < task->model->ntensors; t++)
+    narrow(arrays->parameter_dtype, arrays->parameter[t], task->model->tensors[t].value, 1.0f,
+           task->model->tensors[t].count);
   return 0;
 }
 
@@ -92,24 +92,24 @@ void train_arrays_destroy(train_arrays_t *arrays) {
 
 void *train_arrays_parameter(const train_arrays_t *arrays, size_t tensor) {
   return arrays->parameter ? (void *)arrays->parameter[tensor]
-                           : (void *)arrays->task->tensors[tensor].value;
+                           : (void *)arrays->task->model->tensors[tensor].value;
 }
 
 const void *train_arrays_gradient(const train_arrays_t *arrays, size_t tensor) {
   if (arrays->gradient)
     return arrays->gradient[tensor];
-  return arrays->sum ? arrays->sum[tensor] : arrays->task->tensors[tensor].gradient;
+  return arrays->sum ? arrays->sum[tensor] : arrays->task->model->tensors[tensor].gradient;
 }
 
 void train_arrays_refresh(const train_arrays_t *arrays) {
-  for (size_t t = 0; arrays->parameter && t < arrays->task->ntensors; t++)
-    widen(arrays->parameter_dtype, arrays->task->tensors[t].value, arrays->parameter[t],
-          arrays->task->tensors[t].count);
+  for (size_t t = 0; arrays->parameter && t < arrays->task->model->ntensors; t++)
+    widen(arrays->parameter_dtype, arrays->task->model->tensors[t].value, arrays->parameter[t],
+          arrays->task->model->tensors[t].count);
 }
 
 void train_arrays_take(const train_arrays_t *arrays, size_t tensor, size_t micro_batch,
                        float loss_scale) {
-  const train_tensor_t *from = &arrays->task->tensors[tensor];
+  const tensor_t *from = &arrays->task->model->tensors[tensor];
   float *gradient = arrays->sum ? arrays->sum[tensor] : from->gradient;
   if (arrays->sum && micro_batch == 0)
     memcpy(gradient, from->gradient, from->count * sizeof(float));

@@ -40,8 +40,8 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
   adam.gain = (double)optimizer->options->gain;
   adam.trust_ratio = optimizer->options->method == EFFICIENT_LAMB;
   adam.common = common_options(optimizer);
-  return onebit_efficient_adam_create(optimizer->comm, tensors, optimizer->task->ntensors, &adam,
-                                      &optimizer->onebit);
+  return onebit_efficient_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors,
+                                      &adam, &optimizer->onebit);
 }
 
 static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
@@ -53,7 +53,7 @@ static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_te
   adam.exchange = options->exchange ? ONEBIT_ADAM_EXCHANGE_STEP : ONEBIT_ADAM_EXCHANGE_MOMENTUM;
   adam.shards = (onebit_shards_t)options->shards;
   adam.common = common_options(optimizer);
-  return onebit_adam_create(optimizer->comm, tensors, optimizer->task->ntensors, &adam,
+  return onebit_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors, &adam,
                             &optimizer->onebit);
 }
 
@@ -64,7 +64,7 @@ static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_te
   lamb.epsilon = (double)options->epsilon;
   lamb.freeze_step = freeze_step(optimizer);
   lamb.common = common_options(optimizer);
-  return onebit_lamb_create(optimizer->comm, tensors, optimizer->task->ntensors, &lamb,
+  return onebit_lamb_create(optimizer->comm, tensors, optimizer->task->model->ntensors, &lamb,
                             &optimizer->onebit);
 }
 
@@ -79,8 +79,8 @@ static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
   adam.local_step_scaler = options->local_scaler;
   adam.local_step_clipper = options->local_clipper;
   adam.common = common_options(optimizer);
-  return onebit_zero_one_adam_create(optimizer->comm, tensors, optimizer->task->ntensors, &adam,
-                                     &optimizer->onebit);
+  return onebit_zero_one_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors,
+                                     &adam, &optimizer->onebit);
 }
 
 static onebit_status_t create_momentum(train_optimizer_t *optimizer,
@@ -90,8 +90,8 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
   momentum.momentum = (double)options->momentum;
   momentum.warmup_steps = freeze_step(optimizer);
   momentum.common = common_options(optimizer);
-  return onebit_momentum_create(optimizer->comm, tensors, optimizer->task->ntensors, &momentum,
-                                &optimizer->onebit);
+  return onebit_momentum_create(optimizer->comm, tensors, optimizer->task->model->ntensors,
+                                &momentum, &optimizer->onebit);
 }
 
 /* Creates Lion. Its dense form is that of tensors that stay uncompressed. */
@@ -103,7 +103,7 @@ static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_te
   lion.common = common_options(optimizer);
   if (optimizer->form == DENSE)
     lion.common.dense_below = SIZE_MAX;
-  return onebit_lion_create(optimizer->comm, tensors, optimizer->task->ntensors, &lion,
+  return onebit_lion_create(optimizer->comm, tensors, optimizer->task->model->ntensors, &lion,
                             &optimizer->onebit);
 }
 
@@ -134,14 +134,14 @@ static int divides(const train_optimizer_t *optimizer) {
 
 static onebit_status_t create_onebit(train_optimizer_t *optimizer) {
   const train_task_t *task = optimizer->task;
-  onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
-  for (size_t t = 0; tensors && t < task->ntensors; t++)
+  onebit_tensor_t *tensors = calloc(task->model->ntensors, sizeof *tensors);
+  for (size_t t = 0; tensors && t < task->model->ntensors; t++)
     tensors[t] = (onebit_tensor_t){
         .parameter = train_arrays_parameter(&optimizer->arrays, t),
         .gradient = train_arrays_gradient(&optimizer->arrays, t),
-        .count = task->tensors[t].count,
-        .weight_decay = task->tensors[t].decays ? optimizer->options->weight_decay : 0.0f,
-        .uncompressed = divides(optimizer) && task->tensors[t].table ? ONEBIT_TABLE : 0,
+        .count = task->model->tensors[t].count,
+        .weight_decay = task->model->tensors[t].decays ? optimizer->options->weight_decay : 0.0f,
+        .uncompressed = divides(optimizer) && task->model->tensors[t].table ? ONEBIT_TABLE : 0,
     };
   const onebit_status_t status = create_of_method(optimizer, tensors);
   free(tensors);
@@ -183,8 +183,8 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
     return -1;
   optimizer->in_parts = options->bucket_size > 0;
   if (optimizer->in_parts) {
-    task->ready = report_ready;
-    task->ready_context = optimizer;
+    task->model->ready = report_ready;
+    task->model->ready_context = optimizer;
   }
   return 0;
 }
@@ -217,8 +217,8 @@ double train_optimizer_gradient(train_optimizer_t *optimizer, size_t step) {
     optimizer->loss_scale = 0.0f;
   for (size_t k = 0; k < micro_batches; k++) {
     optimizer->micro_batch = k;
-    loss += task->kind->gradient(task, step * micro_batches + k) / (double)micro_batches;
-    for (size_t t = 0; !optimizer->in_parts && t < task->ntensors; t++)
+    loss += train_task_gradient(task, step * micro_batches + k) / (double)micro_batches;
+    for (size_t t = 0; !optimizer->in_parts && t < task->model->ntensors; t++)
       train_arrays_take(&optimizer->arrays, t, k, optimizer->loss_scale);
   }
   return loss;

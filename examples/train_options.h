@@ -1,6 +1,6 @@
 /*
- * The options that all trainings have: the optimizer, the schedule of learning rates, reports,
- * checkpoints. The programs have options of their own beside them.
+ * The options of the trainings: those that all have, the optimizer, the schedule of learning rates,
+ * reports, checkpoints, and those of their data and models, which each program has in its table.
  */
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
@@ -28,7 +28,9 @@ typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 enum { HARD_NONE, HARD_IDLE, HARD_SAME };              /* --hard */
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
-/* The common options. They come first in the structs of options of all programs. */
+enum { TRAIN_WORDS = 1100 }; /* room for a message */
+
+/* The options of all trainings. */
 typedef struct train_options {
   int method; /* a method_t */
   int dense, compare;
@@ -74,6 +76,19 @@ typedef struct train_options {
   int json, quiet;
   size_t ranks;      /* threads of this process; 0: MPI's processes */
   int help, version; /* version: also help, until it is printed */
+
+  /* Options of one or two programs. */
+  paths_t data; /* of train_text and train_words */
+  size_t width, context;
+  size_t layers, heads; /* of train_text */
+  int init;
+  size_t sample;     /* bytes of text to generate at the end */
+  size_t vocabulary; /* of train_words */
+  int no_table;
+  const char *images, *labels; /* of train_images; NULL: drawn digits */
+  size_t drawn, side;          /* so many, of so many pixels a side */
+  size_t channels, hidden;
+  size_t held_out; /* images, 0: a fifth; bytes of the held-out text to look at, 0: all */
 } train_options_t;
 
 /* The initial members of a program's own defaults. */

@@ -24,17 +24,17 @@ static onebit_outer_options_t options_of(const train_options_t *options) {
 static onebit_status_t create(train_outer_t *outer) {
   const train_task_t *task = outer->task;
   const onebit_outer_options_t options = options_of(outer->options);
-  onebit_tensor_t *tensors = calloc(task->ntensors, sizeof *tensors);
-  for (size_t t = 0; tensors && t < task->ntensors; t++)
-    tensors[t] =
-        (onebit_tensor_t){.parameter = task->tensors[t].value, .count = task->tensors[t].count};
+  onebit_tensor_t *tensors = calloc(task->model->ntensors, sizeof *tensors);
+  for (size_t t = 0; tensors && t < task->model->ntensors; t++)
+    tensors[t] = (onebit_tensor_t){.parameter = task->model->tensors[t].value,
+                                   .count = task->model->tensors[t].count};
   onebit_sites_options_t sites = ONEBIT_SITES_OPTIONS_INIT;
   sites.patience = (double)outer->options->outer_patience;
   const onebit_status_t status =
       sites.patience > 0
-          ? onebit_outer_create_sites(outer->alone, task->team->comm, tensors, task->ntensors,
-                                      &options, &sites, &outer->onebit)
-          : onebit_outer_create(task->team->comm, tensors, task->ntensors, &options,
+          ? onebit_outer_create_sites(outer->alone, task->team->comm, tensors,
+                                      task->model->ntensors, &options, &sites, &outer->onebit)
+          : onebit_outer_create(task->team->comm, tensors, task->model->ntensors, &options,
                                 &outer->onebit);
   free(tensors);
   return status;
@@ -65,8 +65,8 @@ static onebit_status_t end(const train_outer_t *outer) {
   if (outer->steps % options->outer > 0 || options->outer_fragments > 1 ||
       options->outer_delay > 0 || options->outer_patience > 0.0f)
     return onebit_outer_synchronize(outer->onebit);
-  for (size_t t = 0; status == ONEBIT_OK && t < outer->task->ntensors; t++)
-    status = onebit_outer_get_consensus(outer->onebit, t, outer->task->tensors[t].value);
+  for (size_t t = 0; status == ONEBIT_OK && t < outer->task->model->ntensors; t++)
+    status = onebit_outer_get_consensus(outer->onebit, t, outer->task->model->tensors[t].value);
   return status;
 }
 

@@ -31,14 +31,14 @@ void report_head(const training_t *training) {
       "\n%s, %zu parameters in %zu tensors\n"
       "  step  stage          loss  learning rate  %s/s  sent/rank/step\n",
       train_form_name(training->options->method, training->form), training->parameters,
-      training->ntensors, training->task->kind->samples);
+      training->ntensors, training->task.kind->samples);
 }
 
 static void print_progress(const training_t *training, size_t step, onebit_stage_t stage,
                            const tally_t *since) {
   const train_options_t *options = training->options;
-  const size_t samples =
-      since->steps * training->team->size * options->accumulate * training->task->samples;
+  const size_t samples = since->steps * training->team->size * options->accumulate *
+                         options->batch * training->task.model->rows;
   say(training->team, "%6zu  %-10s  %7.4f  %13.2e  %8.0f  %14.0f\n", step,
       stage_name(training, stage), training->loss, (double)train_learning_rate(options, step - 1),
       (double)samples / since->seconds, per_step(since, (double)since->bytes));
@@ -80,7 +80,7 @@ int report_steps(training_t *training, size_t step, onebit_stage_t stage, const 
     return -1;
   training->loss = (double)numbers[0];
   print_progress(training, step, stage, since);
-  if (validates && training->task->kind->validate(training->task, &training->quality) != 0)
+  if (validates && train_task_validate(&training->task, &training->quality) != 0)
     return -1;
   const train_log_line_t line = {.step = step,
                                  .seconds = seconds(training),
@@ -187,7 +187,7 @@ static void print_json(const training_t *training) {
   const train_options_t *options = training->options;
   const onebit_optimizer_info_t *info = &training->info;
   printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\"",
-         training->task->kind->name, train_form_name(options->method, training->form),
+         training->task.kind->name, train_form_name(options->method, training->form),
          train_method_name(options->method), forms[training->form]);
   printf(",\"seed\":%zu,\"ranks\":%zu", options->seed, training->team->size);
   printf(",\"parameters\":%zu,\"steps\":%zu,\"resumed_at\":%zu", training->parameters,
@@ -225,8 +225,8 @@ void report_end(const training_t *training) {
       print_compression(training);
     if (!training->options->compare)
       print_sum(training);
-    if (training->task->kind->show)
-      training->task->kind->show(training->task);
+    if (training->task.kind->show)
+      training->task.kind->show(&training->task);
   }
   if (training->options->json)
     print_json(training);

@@ -14,20 +14,21 @@ static double now(void) {
 }
 
 static int create(training_t *training, const train_kind_t *kind, const void *data) {
-  training->task = kind->create(training->team, training->options, data);
-  if (!training->task)
+  training->task = (train_task_t){
+      .kind = kind, .team = training->team, .options = training->options, .data = data};
+  if (train_task_create(&training->task) != 0)
     return -1;
-  training->parameters = training->task->parameters;
-  training->ntensors = training->task->ntensors;
-  return train_optimizer_create(&training->optimizer, training->form, training->task,
+  training->parameters = training->task.model->parameters;
+  training->ntensors = training->task.model->ntensors;
+  return train_optimizer_create(&training->optimizer, training->form, &training->task,
                                 training->options);
 }
 
-static void destroy(training_t *training, const train_kind_t *kind) {
+static void destroy(training_t *training) {
   report_close(training);
   train_optimizer_destroy(&training->optimizer);
-  kind->destroy(training->task);
-  training->task = NULL;
+  model_destroy(training->task.model);
+  training->task.model = NULL;
 }
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
@@ -149,14 +150,6 @@ static int take_steps(training_t *training) {
   return 0;
 }
 
-uint64_t train_hash(uint64_t start, const void *data, size_t size) {
-  const unsigned char *bytes = data;
-  uint64_t h = start ^ 0xcbf29ce484222325u;
-  for (size_t i = 0; i < size; i++)
-    h = (h ^ bytes[i]) * 0x100000001b3u;
-  return h;
-}
-
 /* Checks that parameters are the same. Between two synchronisations of 0/1 Adam each rank has its
  * own. */
 static int check_parameters(training_t *training) {
@@ -165,7 +158,7 @@ static int check_parameters(training_t *training) {
   training->outer = train_outer_info(&training->optimizer.outer);
   train_outer_report(&training->optimizer.outer, team);
   training->residual_ratio = train_optimizer_residual_ratio(&training->optimizer);
-  training->checksum = training->task->kind->checksum(training->task);
+  training->checksum = train_task_checksum(&training->task);
   const int equal = same(team, training->checksum);
   if (equal)
     say(team, "parameters: the same bits on all %zu ranks, checksum %016llx\n", team->size,
@@ -190,12 +183,13 @@ int train(training_t *training, const train_kind_t *kind, const void *data) {
     result = check_parameters(training);
   if (result == 0)
     report_end(training);
-  destroy(training, kind);
+  destroy(training);
   return result;
 }
 
-int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
-              const void *data) {
+/* Trains as the options say, with --compare twice. */
+static int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
+                     const void *data) {
   training_t training = {.options = options, .team = team, .form = train_options_form(options)};
   training_t dense = {.options = options, .team = team, .form = DENSE};
   if (options->compare && train(&dense, kind, data) != 0)
@@ -207,28 +201,47 @@ int train_all(const team_t *team, const train_options_t *options, const train_ki
   return 0;
 }
 
+static int load_and_train(const team_t *team, const train_options_t *options,
+                          const train_kind_t *kind) {
+  char words[TRAIN_WORDS] = "out of memory";
+  void *data = kind->load(options, words);
+  int result = WRONG_USE;
+  if (agree(team, data != NULL, words) == 0 &&
+      agree(team, same(team, kind->hash(data)), kind->different) == 0) {
+    kind->describe(team, options, data);
+    result = train_all(team, options, kind, data) == 0 ? DONE : FAILED;
+  }
+  if (data)
+    kind->unload(data);
+  return result;
+}
+
 typedef struct command {
-  const train_program_t *program;
-  const train_options_t *options;
-  const char *words; /* NULL: the command line is right */
+  const train_kind_t *kind;
+  train_options_t options;
+  int wrong; /* the command line, of which each rank may have its own */
+  char words[OPTION_WORDS];
 } command_t;
 
 static int run_rank(team_t *team, const void *context) {
   const command_t *command = context;
-  team->quiet = command->options->quiet;
-  if (command->words)
+  const command_line_t *line = command->kind->command_line;
+  team->quiet = command->options.quiet;
+  if (command->wrong)
     complain(team, command->words);
-  else if (!command->options->help)
-    return command->program->load_and_train(team, command->options);
-  else if (team->rank == 0 && command->options->version)
-    printf("%s %s\n", command->program->command_line->program, onebit_version());
+  else if (!command->options.help)
+    return load_and_train(team, &command->options, command->kind);
+  else if (team->rank == 0 && command->options.version)
+    printf("%s %s\n", line->program, onebit_version());
   else if (team->rank == 0)
-    command_line_print_help(command->program->command_line);
-  return command->words ? WRONG_USE : DONE;
+    command_line_print_help(line);
+  return command->wrong ? WRONG_USE : DONE;
 }
 
-int train_main(const train_program_t *program, const train_options_t *options, const char *words) {
-  const command_t command = {program, options, words};
+int train_main(const train_kind_t *kind, int argc, char **argv) {
+  command_t command = {.kind = kind};
+  command.wrong = train_options_parse(kind, &command.options, argc, argv, command.words) != 0;
   setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  return team_run(program->command_line->program, words ? 0 : options->ranks, run_rank, &command);
+  return team_run(kind->command_line->program, command.wrong ? 0 : command.options.ranks, run_rank,
+                  &command);
 }

@@ -19,7 +19,7 @@ typedef struct training {
   const train_options_t *options;
   const team_t *team;
   form_t form;
-  train_task_t *task;
+  train_task_t task;
   train_optimizer_t optimizer;
   train_log_t log; /* on rank 0, when one is asked for */
   size_t skipped;  /* how many of the latest steps were, in a row */
@@ -36,22 +36,12 @@ typedef struct training {
   size_t parameters, ntensors;
 } training_t;
 
-/* Trains and reports; the kind's tasks are made of `data`. 0, or -1 after saying why. */
+/* Trains and reports; the kind has loaded `data`. 0, or -1 after saying why. */
 int train(training_t *training, const train_kind_t *kind, const void *data);
-
-/* Trains as the options say, with --compare twice. */
-int train_all(const team_t *team, const train_options_t *options, const train_kind_t *kind,
-              const void *data);
 
 enum { DONE = 0, FAILED = 1, WRONG_USE = 2 }; /* exit statuses */
 
-typedef struct train_program {
-  const command_line_t *command_line;
-  rank_body_t *load_and_train; /* its context: the program's options, which begin with `train` */
-} train_program_t;
-
-/* Runs a program on all ranks. words: the fault of the command line, of which each rank may have
- * its own; NULL: none. Returns the exit status. */
-int train_main(const train_program_t *program, const train_options_t *options, const char *words);
+/* Runs a program: trains as the options say, with --compare twice. Returns the exit status. */
+int train_main(const train_kind_t *kind, int argc, char **argv);
 
 #endif

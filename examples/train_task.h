@@ -6,10 +6,22 @@
 #ifndef EXAMPLES_TRAIN_TASK_H
 #define EXAMPLES_TRAIN_TASK_H
 
+#include "examples/model.h"
 #include "examples/train_options.h"
 #include "examples/train_team.h"
 
-typedef struct train_task train_task_t;
+typedef struct train_kind train_kind_t;
+
+typedef struct train_task {
+  const train_kind_t *kind;
+  const team_t *team;
+  const train_options_t *options;
+  const void *data; /* as the kind loads it */
+  model_t *model;
+  uint32_t
+      *order;   /* of train_images: its images to learn from, in this epoch; the model's memory */
+  size_t epoch; /* counted from 1; 0: no order yet */
+} train_task_t;
 
 /* The quality of the model on the held-out data. */
 typedef struct train_quality {
@@ -17,45 +29,54 @@ typedef struct train_quality {
   double accuracy; /* from 0 to 1; negative: it is not a matter of right and wrong */
 } train_quality_t;
 
-typedef struct train_kind {
-  const char *name;    /* "text" */
-  const char *samples; /* "tokens" */
-  /* A task of this rank, at the seed's first values. The options are those of the program, data
-   * what it loaded. Collective; NULL on all ranks after saying why. */
-  train_task_t *(*create)(const team_t *team, const train_options_t *options, const void *data);
-  void (*destroy)(train_task_t *task);
-  /* The loss on this rank's own samples of a micro-batch; they count up over all steps. Replaces
-   * the gradients. */
-  double (*gradient)(train_task_t *task, size_t micro_batch);
-  /* Collective: each rank looks at a part of the data. 0, or -1 after saying why. */
-  int (*validate)(train_task_t *task, train_quality_t *quality);
-  uint64_t (*checksum)(train_task_t *task); /* of all parameters */
-  void (*show)(train_task_t *task);         /* on rank 0, when trained; may be NULL */
-} train_kind_t;
-
-typedef struct train_tensor {
-  float *value, *gradient;
-  size_t count;
-  int decays;
-  int table; /* of outputs: ONEBIT_TABLE, where the optimizer has that */
-} train_tensor_t;
-
-/* A kind's own task begins with it. */
-struct train_task {
-  const train_kind_t *kind;
-  const team_t *team;
-  train_tensor_t *tensors;
-  size_t ntensors;
-  size_t parameters; /* numbers in all tensors together */
-  size_t samples;    /* of this rank in a micro-batch */
-  /* When not NULL, called as each tensor's gradient is final. */
-  void (*ready)(void *context, size_t tensor);
-  void *ready_context;
+struct train_kind {
+  const char *name, *samples, *held_out_name; /* "text", "tokens", "bytes of held-out text" */
+  const char *smaller, *different; /* messages: what needs less memory; ranks read other data */
+  int classifies;                  /* accuracy has a meaning */
+  const command_line_t *command_line;
+  const float *learning_rates; /* of each method; 0: as Adam's */
+  /* Checks that the kind's own options go together: 0, or -1 with words that name those at
+   * fault. */
+  int (*check)(const train_options_t *options, char words[OPTION_WORDS]);
+  /* Loads the data; NULL with words that say why not. */
+  void *(*load)(const train_options_t *options, char words[TRAIN_WORDS]);
+  void (*unload)(void *data);
+  uint64_t (*hash)(const void *data);
+  void (*describe)(const team_t *team, const train_options_t *options, const void *data);
+  /* Creates the task's model, with the seed's first values; NULL when memory is out. */
+  model_t *(*create)(train_task_t *task);
+  /* Fills in the model's input: this rank's samples of a micro-batch, which count up over all
+   * steps; below, the place of a sample with a held-out one. */
+  void (*draw)(train_task_t *task, size_t micro_batch);
+  void (*hold)(const train_task_t *task, size_t place, size_t sample);
+  size_t (*held_out)(const train_task_t *task); /* so many samples */
+  void (*show)(const train_task_t *task);       /* on rank 0, when trained; may be NULL */
 };
 
+extern const train_kind_t text_kind, image_kind, word_kind;
+
+/* Reads a program's command line: 0, or -1 with words that name the option at fault and its
+ * value. */
+int train_options_parse(const train_kind_t *kind, train_options_t *options, int argc, char **argv,
+                        char words[OPTION_WORDS]);
+
+/* Creates the model of a task whose other members are there. Collective; 0, or -1 on all ranks
+ * after saying why. */
+int train_task_create(train_task_t *task);
+
+/* Computes the gradient, which replaces the tensors', and returns the loss on this rank's own
+ * samples of a micro-batch. */
+double train_task_gradient(train_task_t *task, size_t micro_batch);
+
+/* Finds the quality, and reports it. Collective: each rank looks at a part of the data. 0, or -1
+ * after saying why. */
+int train_task_validate(train_task_t *task, train_quality_t *quality);
+
+uint64_t train_task_checksum(const train_task_t *task); /* of all parameters */
+
 /* The rank whose samples this rank draws: with --hard same rank 0. */
-static inline size_t train_sampling_rank(const train_task_t *task, const train_options_t *options) {
-  return options->hard == HARD_SAME ? 0 : task->team->rank;
+static inline size_t train_sampling_rank(const train_task_t *task) {
+  return task->options->hard == HARD_SAME ? 0 : task->team->rank;
 }
 
 uint64_t train_hash(uint64_t start, const void *data, size_t size); /* FNV-1a */

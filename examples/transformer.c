@@ -5,19 +5,15 @@
  */
 #include "examples/transformer.h"
 
-#include <float.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "examples/random.h"
-#include "examples/transformer_math.h"
-
-typedef const transformer_tensor_t *tensor_t;
 
 /* A block's six tensors, and the values that its forward pass keeps for its backward pass. */
 struct transformer_layer {
-  tensor_t attention_gain, query_key_value, attention_output, mlp_gain, mlp_input, mlp_output;
+  const tensor_t *attention_gain, *query_key_value, *attention_output;
+  const tensor_t *mlp_gain, *mlp_input, *mlp_output;
   float *input;                  /* [row][width] */
   float *normed, *inverse_rms;   /* [row][width], [row] */
   float *heads;                  /* [row][query, key, value][width] */
@@ -28,22 +24,13 @@ struct transformer_layer {
   float *hidden, *activated;     /* [row][4 width], before and after GELU */
 };
 
-/* y = x w, or y += x w, and its backward: dw = x' dy, dx = dy w'. */
-static void linear(float *y, const float *x, tensor_t w, size_t rows, size_t in, size_t out,
-                   product_mode_t mode) {
-  multiply(y, out, stored(x, in), stored(w->value, out), rows, in, out, mode);
+static const transformer_t *of(const model_t *model) {
+  return (const transformer_t *)(const void *)model;
 }
 
-static void linear_backward(float *dx, const float *dy, const float *x, tensor_t w, size_t rows,
-                            size_t in, size_t out) {
-  multiply(w->gradient, out, transposed(x, in), stored(dy, out), in, rows, out, REPLACE);
-  multiply(dx, in, stored(dy, out), transposed(w->value, out), rows, out, in, REPLACE);
-}
-
-/* The tensor's gradient will not change any more in this backward pass. */
-static void report_ready(const transformer_t *model, tensor_t tensor) {
-  if (model->ready)
-    model->ready(model->ready_context, (size_t)(tensor - model->tensors));
+/* Tells that the tensor's gradient is final. */
+static void report_ready(const transformer_t *own, const tensor_t *tensor) {
+  model_report_ready(&own->model, tensor);
 }
 
 /* --- Attention ---------------------------------------------------------------------------------*/
@@ -146,183 +133,137 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
 
 /* --- The whole ---------------------------------------------------------------------------------*/
 
-/* Places in model->tensors; behind the layers' come the final gain and the head. */
+/* Places of tensors; behind the layers' come the final gain and the head. */
 enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FIRST_LAYER, LAYER_TENSORS = 6, OTHER_TENSORS = 4 };
 
-static void embed(const transformer_t *model, const unsigned char *tokens, size_t sequences) {
-  const size_t context = model->shape.context, width = model->shape.width;
-  float *x = model->layers[0].input;
+/* Embeds the tokens; the next of each is its row's target. */
+static void embed(const transformer_t *own, size_t sequences) {
+  const size_t context = own->shape.context, width = own->shape.width;
+  const tensor_t *tensors = own->model.tensors;
+  float *x = own->layers[0].input;
   for (size_t row = 0; row < sequences * context; row++, x += width) {
-    const float *token =
-        model->tensors[TOKEN_EMBEDDING].value + width * tokens[row + row / context];
-    const float *position = model->tensors[POSITION_EMBEDDING].value + width * (row % context);
+    const unsigned char *at = own->tokens + row + row / context;
+    const float *token = tensors[TOKEN_EMBEDDING].value + width * at[0];
+    const float *position = tensors[POSITION_EMBEDDING].value + width * (row % context);
+    own->model.target[row] = at[1];
     for (size_t j = 0; j < width; j++)
       x[j] = token[j] + position[j];
   }
 }
 
-static void embed_backward(const transformer_t *model, const unsigned char *tokens,
-                           size_t sequences) {
-  const size_t context = model->shape.context, width = model->shape.width;
-  const float *dx = model->d_stream;
+static void embed_backward(const transformer_t *own, size_t sequences) {
+  const size_t context = own->shape.context, width = own->shape.width;
+  const tensor_t *tensors = own->model.tensors;
+  const float *dx = own->d_stream;
   for (int t = TOKEN_EMBEDDING; t <= POSITION_EMBEDDING; t++)
-    memset(model->tensors[t].gradient, 0, model->tensors[t].count * sizeof(float));
+    memset(tensors[t].gradient, 0, tensors[t].count * sizeof(float));
   for (size_t row = 0; row < sequences * context; row++, dx += width) {
-    float *token = model->tensors[TOKEN_EMBEDDING].gradient + width * tokens[row + row / context];
-    float *position = model->tensors[POSITION_EMBEDDING].gradient + width * (row % context);
+    float *token = tensors[TOKEN_EMBEDDING].gradient + width * own->tokens[row + row / context];
+    float *position = tensors[POSITION_EMBEDDING].gradient + width * (row % context);
     for (size_t j = 0; j < width; j++) {
       token[j] += dx[j];
       position[j] += dx[j];
     }
   }
-  report_ready(model, &model->tensors[POSITION_EMBEDDING]);
-  report_ready(model, &model->tensors[TOKEN_EMBEDDING]);
+  report_ready(own, &tensors[POSITION_EMBEDDING]);
+  report_ready(own, &tensors[TOKEN_EMBEDDING]);
 }
 
-void transformer_forward(transformer_t *model, const unsigned char *tokens, size_t sequences) {
-  const transformer_shape_t *shape = &model->shape;
+static void transformer_forward(model_t *model, size_t sequences) {
+  const transformer_t *own = of(model);
+  const transformer_shape_t *shape = &own->shape;
   const size_t rows = sequences * shape->context;
-  embed(model, tokens, sequences);
+  embed(own, sequences);
   for (size_t l = 0; l < shape->layers; l++)
-    block_forward(model, &model->layers[l],
-                  l + 1 < shape->layers ? model->layers[l + 1].input : model->stream, sequences);
-  normalise(model->normed, model->inverse_rms, model->stream, model->final_gain->value, rows,
-            shape->width);
-  linear(model->next, model->normed, model->head, rows, shape->width, shape->vocabulary, REPLACE);
-  softmax(model->next, rows, shape->vocabulary, 1.0f, 0);
+    block_forward(own, &own->layers[l],
+                  l + 1 < shape->layers ? own->layers[l + 1].input : own->stream, sequences);
+  normalise(own->normed, own->inverse_rms, own->stream, own->final_gain->value, rows, shape->width);
+  linear(model->predicted, own->normed, own->head, rows, shape->width, shape->vocabulary, REPLACE);
+  softmax(model->predicted, rows, shape->vocabulary, 1.0f, 0);
 }
 
-/* Place in model->next of the probability of the token that did come next. */
-static size_t target(const transformer_t *model, const unsigned char *tokens, size_t row) {
-  return row * model->shape.vocabulary + tokens[row + row / model->shape.context + 1];
-}
-
-double transformer_loss(const transformer_t *model, const unsigned char *tokens, size_t sequences) {
-  const size_t rows = sequences * model->shape.context;
-  double sum = 0.0;
-  for (size_t row = 0; row < rows; row++)
-    sum -= log((double)model->next[target(model, tokens, row)] + (double)FLT_MIN);
-  return sum / (double)rows;
-}
-
-void transformer_backward(transformer_t *model, const unsigned char *tokens, size_t sequences) {
-  const transformer_shape_t *shape = &model->shape;
+static void transformer_backward(model_t *model, size_t sequences) {
+  const transformer_t *own = of(model);
+  const transformer_shape_t *shape = &own->shape;
   const size_t rows = sequences * shape->context;
-  float *d_logits = model->next;
-  for (size_t row = 0; row < rows; row++)
-    d_logits[target(model, tokens, row)] -= 1.0f;
-  for (size_t i = 0; i < rows * shape->vocabulary; i++)
-    d_logits[i] /= (float)rows;
-  linear_backward(model->d_normed, d_logits, model->normed, model->head, rows, shape->width,
-                  shape->vocabulary);
-  report_ready(model, model->head);
-  memset(model->d_stream, 0, rows * shape->width * sizeof(float));
-  normalise_backward(model->d_stream, model->final_gain->gradient, model->d_normed, model->stream,
-                     model->inverse_rms, model->final_gain->value, rows, shape->width);
-  report_ready(model, model->final_gain);
+  linear_backward(own->d_normed, model_loss_backward(model, sequences), own->normed, own->head,
+                  rows, shape->width, shape->vocabulary);
+  report_ready(own, own->head);
+  memset(own->d_stream, 0, rows * shape->width * sizeof(float));
+  normalise_backward(own->d_stream, own->final_gain->gradient, own->d_normed, own->stream,
+                     own->inverse_rms, own->final_gain->value, rows, shape->width);
+  report_ready(own, own->final_gain);
   for (size_t l = shape->layers; l-- > 0;)
-    block_backward(model, &model->layers[l], sequences);
-  embed_backward(model, tokens, sequences);
+    block_backward(own, &own->layers[l], sequences);
+  embed_backward(own, sequences);
 }
 
 /* --- Memory and first values -------------------------------------------------------------------*/
 
-/* An array that the model owns, of zeros; NULL when there is no memory, or was none before. */
-static void *allocate(transformer_t *model, size_t count, size_t size) {
-  if (model->nallocations > 0 && !model->allocations[model->nallocations - 1])
-    return NULL;
-  return model->allocations[model->nallocations++] = calloc(count, size);
-}
-
-static float *floats(transformer_t *model, size_t count) {
-  return allocate(model, count, sizeof(float));
-}
-
-static tensor_t tensor(transformer_t *model, size_t index, size_t count, int is_gain) {
-  float *value = floats(model, count), *gradient = floats(model, count);
-  model->tensors[index] = (transformer_tensor_t){value, gradient, count, is_gain};
-  model->parameters += count;
-  return &model->tensors[index];
-}
-
-static void create_layer(transformer_t *model, size_t l) {
-  const transformer_shape_t *shape = &model->shape;
+static void create_layer(transformer_t *own, size_t l) {
+  const transformer_shape_t *shape = &own->shape;
   const size_t width = shape->width, rows = shape->sequences * shape->context;
   const size_t first = FIRST_LAYER + LAYER_TENSORS * l;
-  model->layers[l] = (struct transformer_layer){
-      .attention_gain = tensor(model, first, width, 1),
-      .query_key_value = tensor(model, first + 1, width * 3 * width, 0),
-      .attention_output = tensor(model, first + 2, width * width, 0),
-      .mlp_gain = tensor(model, first + 3, width, 1),
-      .mlp_input = tensor(model, first + 4, width * 4 * width, 0),
-      .mlp_output = tensor(model, first + 5, 4 * width * width, 0),
-      .input = floats(model, rows * width),
-      .normed = floats(model, rows * width),
-      .inverse_rms = floats(model, rows),
-      .heads = floats(model, rows * 3 * width),
-      .attention = floats(model, rows * shape->heads * shape->context),
-      .attended = floats(model, rows * width),
-      .middle = floats(model, rows * width),
-      .normed2 = floats(model, rows * width),
-      .inverse_rms2 = floats(model, rows),
-      .hidden = floats(model, rows * 4 * width),
-      .activated = floats(model, rows * 4 * width),
+  model_t *model = &own->model;
+  own->layers[l] = (struct transformer_layer){
+      .attention_gain = model_tensor(model, first, width, 0),
+      .query_key_value = model_tensor(model, first + 1, width * 3 * width, 1),
+      .attention_output = model_tensor(model, first + 2, width * width, 1),
+      .mlp_gain = model_tensor(model, first + 3, width, 0),
+      .mlp_input = model_tensor(model, first + 4, width * 4 * width, 1),
+      .mlp_output = model_tensor(model, first + 5, 4 * width * width, 1),
+      .input = model_floats(model, rows * width),
+      .normed = model_floats(model, rows * width),
+      .inverse_rms = model_floats(model, rows),
+      .heads = model_floats(model, rows * 3 * width),
+      .attention = model_floats(model, rows * shape->heads * shape->context),
+      .attended = model_floats(model, rows * width),
+      .middle = model_floats(model, rows * width),
+      .normed2 = model_floats(model, rows * width),
+      .inverse_rms2 = model_floats(model, rows),
+      .hidden = model_floats(model, rows * 4 * width),
+      .activated = model_floats(model, rows * 4 * width),
   };
 }
 
-static void create_ends(transformer_t *model) {
-  const transformer_shape_t *shape = &model->shape;
+static void create_ends(transformer_t *own) {
+  const transformer_shape_t *shape = &own->shape;
   const size_t width = shape->width, rows = shape->sequences * shape->context;
-  tensor(model, TOKEN_EMBEDDING, shape->vocabulary * width, 0);
-  tensor(model, POSITION_EMBEDDING, shape->context * width, 0);
-  model->final_gain = tensor(model, model->ntensors - 2, width, 1);
-  model->head = tensor(model, model->ntensors - 1, width * shape->vocabulary, 0);
-  model->stream = floats(model, rows * width);
-  model->normed = floats(model, rows * width);
-  model->inverse_rms = floats(model, rows);
-  model->d_stream = floats(model, rows * width);
-  model->d_normed = floats(model, rows * width);
-  model->d_wide = floats(model, rows * 4 * width);
-  model->d_scores = floats(model, shape->context * shape->context);
-  model->next = floats(model, rows * shape->vocabulary);
+  model_t *model = &own->model;
+  model_tensor(model, TOKEN_EMBEDDING, shape->vocabulary * width, 1);
+  model_tensor(model, POSITION_EMBEDDING, shape->context * width, 1);
+  own->final_gain = model_tensor(model, model->ntensors - 2, width, 0);
+  own->head = model_tensor(model, model->ntensors - 1, width * shape->vocabulary, 1);
+  own->tokens = model_array(model, shape->sequences, shape->context + 1);
+  own->stream = model_floats(model, rows * width);
+  own->normed = model_floats(model, rows * width);
+  own->inverse_rms = model_floats(model, rows);
+  own->d_stream = model_floats(model, rows * width);
+  own->d_normed = model_floats(model, rows * width);
+  own->d_wide = model_floats(model, rows * 4 * width);
+  own->d_scores = model_floats(model, shape->context * shape->context);
 }
 
 transformer_t *transformer_create(const transformer_shape_t *shape) {
-  transformer_t *model = calloc(1, sizeof *model);
-  if (!model)
+  const model_t like = {.ntensors = OTHER_TENSORS + LAYER_TENSORS * shape->layers,
+                        .rows = shape->context,
+                        .classes = shape->vocabulary,
+                        .forward = transformer_forward,
+                        .backward = transformer_backward};
+  transformer_t *own = model_create(sizeof *own, &like, shape->sequences);
+  if (!own)
     return NULL;
-  model->shape = *shape;
-  model->ntensors = OTHER_TENSORS + LAYER_TENSORS * shape->layers;
-  /* two for a tensor, eleven more in a layer, eight at the ends, two tables */
-  model->allocations = calloc(2 * model->ntensors + 11 * shape->layers + 10, sizeof(void *));
-  if (model->allocations) {
-    model->tensors = allocate(model, model->ntensors, sizeof *model->tensors);
-    model->layers = allocate(model, shape->layers, sizeof *model->layers);
-    if (model->layers) {
-      create_ends(model);
-      for (size_t l = 0; l < shape->layers; l++)
-        create_layer(model, l);
-    }
-    if (model->allocations[model->nallocations - 1])
-      return model;
-  }
-  transformer_destroy(model);
-  return NULL;
+  own->shape = *shape;
+  own->layers = model_array(&own->model, shape->layers, sizeof *own->layers);
+  create_ends(own);
+  for (size_t l = 0; own->layers && l < shape->layers; l++)
+    create_layer(own, l);
+  return model_complete(&own->model);
 }
 
-void transformer_destroy(transformer_t *model) {
-  if (!model)
-    return;
-  for (size_t i = 0; i < model->nallocations; i++)
-    free(model->allocations[i]);
-  free(model->allocations);
-  free(model);
-}
-
-/* Uniform with the standard deviation given. */
-static void draw(const transformer_tensor_t *tensor, float deviation, uint64_t *random) {
-  for (size_t i = 0; i < tensor->count; i++)
-    tensor->value[i] = deviation * 1.7320508f * (2.0f * random_uniform(random) - 1.0f);
+/* Draws uniform values with the standard deviation given. */
+static void draw(const tensor_t *tensor, float deviation, uint64_t *random) {
+  tensor_draw(tensor, deviation * 1.7320508f, random);
 }
 
 /* Standard deviations at first. The two matrices of a block that end in the residual stream start
@@ -333,10 +274,11 @@ typedef struct deviations {
 } deviations_t;
 
 static void initialise(transformer_t *model, uint64_t seed, deviations_t deviation) {
+  const tensor_t *tensors = model->model.tensors;
   uint64_t random = random_stream(seed, 0, 0);
   const float residual = 1.0f / sqrtf(2.0f * (float)model->shape.layers);
-  draw(&model->tensors[TOKEN_EMBEDDING], deviation.embedding, &random);
-  draw(&model->tensors[POSITION_EMBEDDING], deviation.embedding, &random);
+  draw(&tensors[TOKEN_EMBEDDING], deviation.embedding, &random);
+  draw(&tensors[POSITION_EMBEDDING], deviation.embedding, &random);
   draw(model->head, deviation.matrix, &random);
   for (size_t l = 0; l < model->shape.layers; l++) {
     const struct transformer_layer *layer = &model->layers[l];
@@ -345,9 +287,9 @@ static void initialise(transformer_t *model, uint64_t seed, deviations_t deviati
     draw(layer->mlp_input, deviation.matrix, &random);
     draw(layer->mlp_output, deviation.mlp_output * residual, &random);
   }
-  for (size_t t = 0; t < model->ntensors; t++)
-    for (size_t i = 0; model->tensors[t].is_gain && i < model->tensors[t].count; i++)
-      model->tensors[t].value[i] = 1.0f;
+  for (size_t t = 0; t < model->model.ntensors; t++)
+    for (size_t i = 0; !tensors[t].decays && i < tensors[t].count; i++)
+      tensors[t].value[i] = 1.0f;
 }
 
 void transformer_initialise(transformer_t *model, uint64_t seed) {

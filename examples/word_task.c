@@ -1,144 +1,146 @@
-/* The task of word_task.h. */
-#include "examples/word_task.h"
-
+/* The kind of train_words: a log-bilinear model that learns the words of a text. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "examples/log_bilinear.h"
 #include "examples/random.h"
-#include "examples/word_options.h"
+#include "examples/train_task.h"
 #include "examples/words.h"
 
-typedef struct word_task {
-  train_task_t task;
-  train_tensor_t tensors[LOG_BILINEAR_TENSORS];
-  const word_options_t *options;
-  const words_t *words;
-  log_bilinear_t *model;
-  uint32_t *samples; /* [batch][context + 1] */
-} word_task_t;
+/* --- Options -----------------------------------------------------------------------------------*/
 
-static word_task_t *of(train_task_t *task) { return (word_task_t *)(void *)task; }
+#define AT(field) offsetof(train_options_t, field)
 
-/* --- Making it ---------------------------------------------------------------------------------*/
+static const option_t data[] = {
+    {"data", OPTION_PATHS, AT(data), 0, 0, "PATH", 0,
+     "text to train on: a file, or all files of a directory; may be given again"},
+    {"vocabulary", OPTION_COUNT, AT(vocabulary), 2, 1e6, NULL, 0,
+     "rows of a table: so many different words, the last of them for all others"},
+    {"width", OPTION_COUNT, AT(width), 1, 4096, NULL, 0, "columns of a table"},
+    {"context", OPTION_COUNT, AT(context), 1, 1024, NULL, 0,
+     "words before the one that is predicted"},
+    {"no-table", OPTION_FLAG, AT(no_table), 0, 0, NULL, 0,
+     "Efficient-Adam compresses the table of outputs as it does other tensors"},
+};
 
-static void destroy(train_task_t *task) {
-  if (!task)
-    return;
-  log_bilinear_destroy(of(task)->model);
-  free(of(task)->samples);
-  free(task);
+static const train_options_t defaults = {
+    TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 64,  .epsilon = 1e-8f,
+    .vocabulary = 4096,     .width = 32,  .context = 4,
+};
+
+/* The dense forms end lowest with these, of rates a factor of two apart, on Perl's library
+ * (docs/measured/rates.md); no comparison is made on it. */
+static const float learning_rates[METHODS] = {
+    [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 0.5f, [LION] = 4e-3f};
+
+static const option_table_t own = OPTION_TABLE("Text and model", data);
+static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
+static const command_line_t command_line = {
+    "train_words", "data-parallel training of tables of word embeddings, on the next word", tables,
+    &defaults};
+
+static int check_options(const train_options_t *options, char words[OPTION_WORDS]) {
+  if (options->data.count > 0)
+    return 0;
+  snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
+  return -1;
 }
 
-/* The model's backward pass has come to a tensor. */
-static void report_ready(void *context, size_t tensor) {
-  const word_task_t *own = context;
-  if (own->task.ready)
-    own->task.ready(own->task.ready_context, tensor);
+/* --- Data --------------------------------------------------------------------------------------*/
+
+static void unload(void *loaded) {
+  words_free(loaded);
+  free(loaded);
 }
 
-static void describe(word_task_t *own) {
-  log_bilinear_t *model = own->model;
-  own->task.tensors = own->tensors;
-  own->task.ntensors = LOG_BILINEAR_TENSORS;
-  own->task.parameters = model->parameters;
-  own->task.samples = own->options->train.batch;
-  for (size_t t = 0; t < LOG_BILINEAR_TENSORS; t++)
-    own->tensors[t] = (train_tensor_t){model->tensors[t].value, model->tensors[t].gradient,
-                                       model->tensors[t].count, t != WORD_BIAS,
-                                       t == WORD_TABLE && !own->options->no_table};
-  model->ready = report_ready;
-  model->ready_context = own;
-}
-
-static int allocate(word_task_t *own) {
-  const word_options_t *options = own->options;
-  const log_bilinear_shape_t shape = {.vocabulary = own->words->vocabulary,
-                                      .width = options->width,
-                                      .context = options->context,
-                                      .samples = options->train.batch};
-  own->model = log_bilinear_create(&shape);
-  own->samples = malloc(shape.samples * (shape.context + 1) * sizeof *own->samples);
-  return own->model && own->samples ? 0 : -1;
-}
-
-static train_task_t *create(const team_t *team, const train_options_t *options, const void *data) {
-  word_task_t *own = calloc(1, sizeof *own);
-  int well = own != NULL;
-  if (own) {
-    own->task.kind = &word_kind;
-    own->task.team = team;
-    own->options = (const word_options_t *)(const void *)options;
-    own->words = data;
-    well = allocate(own) == 0;
-  }
-  if (agree(team, well, "out of memory; a smaller --batch or --vocabulary needs less") != 0) {
-    destroy(own ? &own->task : NULL);
+static void *load(const train_options_t *options, char reason[TRAIN_WORDS]) {
+  words_t *words = calloc(1, sizeof *words);
+  text_t text;
+  if (!words || text_load(&text, options->data.path, options->data.count, reason) != 0) {
+    free(words);
     return NULL;
   }
-  log_bilinear_initialise(own->model, options->seed);
-  describe(own);
-  return &own->task;
+  const int split = words_split(words, &text, options->vocabulary);
+  words->bytes = text.length;
+  text_free(&text);
+  if (split == 0 && words->training > options->context && words->length > words->training)
+    return words;
+  snprintf(reason, TRAIN_WORDS,
+           split != 0 ? "--data: out of memory for the words of %zu bytes"
+                      : "--data: %zu bytes have too few words: a tenth is held out, and the rest "
+                        "must be longer than the context",
+           words->bytes);
+  unload(words);
+  return NULL;
+}
+
+static uint64_t hash(const void *loaded) {
+  const words_t *words = loaded;
+  return train_hash(words->vocabulary, words->word, words->length * sizeof *words->word);
+}
+
+static void describe(const team_t *team, const train_options_t *options, const void *loaded) {
+  const words_t *words = loaded;
+  (void)options;
+  say(team, "%zu ranks; %zu bytes of text, %zu words, of %zu kinds\n", team->size, words->bytes,
+      words->length, words->vocabulary);
 }
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* The word at this place, after those before it, as a sample. */
-static void take(word_task_t *own, size_t sample, size_t place) {
-  const size_t context = own->options->context;
-  memcpy(own->samples + sample * (context + 1), own->words->word + place - context,
-         (context + 1) * sizeof *own->samples);
+static model_t *create(train_task_t *task) {
+  const train_options_t *options = task->options;
+  const log_bilinear_shape_t shape = {.vocabulary = ((const words_t *)task->data)->vocabulary,
+                                      .width = options->width,
+                                      .context = options->context,
+                                      .samples = options->batch};
+  log_bilinear_t *model = log_bilinear_create(&shape);
+  if (!model)
+    return NULL;
+  model->model.tensors[WORD_TABLE].table = !options->no_table;
+  log_bilinear_initialise(model, options->seed);
+  return &model->model;
 }
 
-/* The gradient of this rank's own samples. */
-static double gradient(train_task_t *task, size_t micro_batch) {
-  word_task_t *own = of(task);
-  const train_options_t *options = &own->options->train;
-  const size_t context = own->options->context;
-  uint64_t random =
-      random_stream(options->seed, 1 + train_sampling_rank(task, options), micro_batch);
-  for (size_t s = 0; s < options->batch; s++)
-    take(own, s, context + (size_t)(random_bits(&random) % (own->words->training - context)));
-  log_bilinear_forward(own->model, own->samples, options->batch);
-  const double loss = log_bilinear_loss(own->model, own->samples, options->batch);
-  log_bilinear_backward(own->model, own->samples, options->batch);
-  return loss;
+/* Makes a sample of the word at this place, after those before it. */
+static void take(const train_task_t *task, size_t sample, size_t place) {
+  const log_bilinear_t *model = (const log_bilinear_t *)(const void *)task->model;
+  const words_t *words = task->data;
+  const size_t context = task->options->context;
+  memcpy(model->words + sample * (context + 1), words->word + place - context,
+         (context + 1) * sizeof *words->word);
 }
 
-/* The loss on the held-out words: rank r takes every size-th from the r-th on. */
-static int validate(train_task_t *task, train_quality_t *quality) {
-  word_task_t *own = of(task);
-  const words_t *words = own->words;
-  const size_t batch = own->options->train.batch;
-  double sum = 0.0, count = 0.0;
-  for (size_t place = words->training + task->team->rank; place < words->length;) {
-    size_t filled = 0;
-    for (; filled < batch && place < words->length; filled++, place += task->team->size)
-      take(own, filled, place);
-    log_bilinear_forward(own->model, own->samples, filled);
-    sum += (double)filled * log_bilinear_loss(own->model, own->samples, filled);
-    count += (double)filled;
-  }
-  float numbers[NUMBERS] = {(float)sum, (float)count};
-  if (mean(task->team, numbers, "validation loss") != 0)
-    return -1;
-  *quality = (train_quality_t){(double)numbers[0] / (double)numbers[1], -1.0};
-  say(task->team, "validation loss %.4f over %zu held-out words\n", quality->loss,
-      words->length - words->training);
-  return 0;
+static void draw(train_task_t *task, size_t micro_batch) {
+  const size_t context = task->options->context;
+  const size_t places = ((const words_t *)task->data)->training - context;
+  uint64_t random = random_stream(task->options->seed, 1 + train_sampling_rank(task), micro_batch);
+  for (size_t s = 0; s < task->options->batch; s++)
+    take(task, s, context + (size_t)(random_bits(&random) % places));
 }
 
-static uint64_t checksum(train_task_t *task) {
-  uint64_t sum = 0;
-  for (size_t t = 0; t < task->ntensors; t++)
-    sum = train_hash(sum, task->tensors[t].value, task->tensors[t].count * sizeof(float));
-  return sum;
+static size_t held_out(const train_task_t *task) {
+  const words_t *words = task->data;
+  return words->length - words->training;
+}
+
+static void hold(const train_task_t *task, size_t place, size_t word) {
+  take(task, place, ((const words_t *)task->data)->training + word);
 }
 
 const train_kind_t word_kind = {.name = "words",
                                 .samples = "words",
+                                .held_out_name = "held-out words",
+                                .smaller = "--batch or --vocabulary",
+                                .different = "--data: the ranks read different texts",
+                                .command_line = &command_line,
+                                .learning_rates = learning_rates,
+                                .check = check_options,
+                                .load = load,
+                                .unload = unload,
+                                .hash = hash,
+                                .describe = describe,
                                 .create = create,
-                                .destroy = destroy,
-                                .gradient = gradient,
-                                .validate = validate,
-                                .checksum = checksum};
+                                .draw = draw,
+                                .hold = hold,
+                                .held_out = held_out};

@@ -12,6 +12,7 @@
 
 typedef struct words {
   uint32_t *word; /* each below the vocabulary; 0: any word that is not in it */
+  size_t bytes;   /* of the text; the reader's to fill in */
   size_t length;
   size_t training; /* word[0 .. training) are to learn from: nine tenths */
   size_t vocabulary;

@@ -71,10 +71,9 @@ TRAINED := $(addprefix $(BUILD)/tests/,test_images test_training test_training_p
 $(TRAINED): $(TRAINING) $(IMAGES)
 $(TRAINED): OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/tests/test_images.o: OWN_CFLAGS += $(ZLIB_CFLAGS)
-$(BUILD)/tests/test_training_parts: $(addprefix $(BUILD)/examples/,text_options.o word_options.o) \
-  $(EXAMPLES)
-$(BUILD)/tests/test_transformer: $(call objects,examples/transformer*.c)
-$(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o transformer_math.o)
+$(BUILD)/tests/test_training_parts: $(WORDS) $(EXAMPLES)
+$(BUILD)/tests/test_transformer: $(BUILD)/examples/transformer.o $(MODEL)
+$(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o) $(MODEL)
 
 # The codecs take a minute to compile, whose lines tests/mutation/run breaks.
 $(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)

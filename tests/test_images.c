@@ -259,27 +259,24 @@ static const network_shape_t small = {.rows = ROWS,
                                       .classes = CLASSES,
                                       .images = IMAGES};
 
-static float pixels[IMAGES * ROWS * COLUMNS];
-static unsigned char labels[IMAGES];
-
 static network_t *make_network(uint64_t seed) {
   uint64_t random = random_stream(seed, 1, 0);
   network_t *network = network_create(&small);
   cr_assert_not_null(network);
   network_initialise(network, seed);
   for (size_t t = 1; t < NETWORK_TENSORS; t += 2) /* biases that matter */
-    for (size_t i = 0; i < network->tensors[t].count; i++)
-      network->tensors[t].value[i] = 0.3f * (random_uniform(&random) - 0.3f);
-  for (size_t i = 0; i < sizeof pixels / sizeof *pixels; i++)
-    pixels[i] = 2.0f * random_uniform(&random) - 0.5f;
+    for (size_t i = 0; i < network->model.tensors[t].count; i++)
+      network->model.tensors[t].value[i] = 0.3f * (random_uniform(&random) - 0.3f);
+  for (size_t i = 0; i < IMAGES * ROWS * COLUMNS; i++)
+    network->pixels[i] = 2.0f * random_uniform(&random) - 0.5f;
   for (size_t i = 0; i < IMAGES; i++)
-    labels[i] = (unsigned char)(random_bits(&random) % CLASSES);
+    network->model.target[i] = (uint32_t)(random_bits(&random) % CLASSES);
   return network;
 }
 
 static double loss(network_t *network) {
-  network_forward(network, pixels, IMAGES);
-  return network_loss(network, labels, IMAGES);
+  network->model.forward(&network->model, IMAGES);
+  return model_loss(&network->model, IMAGES);
 }
 
 static double dot(const float *a, const float *b, size_t count) {
@@ -290,7 +287,7 @@ static double dot(const float *a, const float *b, size_t count) {
 }
 
 /* Half along the gradient, half anywhere. */
-static void draw_direction(float *direction, const network_tensor_t *tensor, uint64_t *random) {
+static void draw_direction(float *direction, const tensor_t *tensor, uint64_t *random) {
   const double norm = sqrt(dot(tensor->gradient, tensor->gradient, tensor->count));
   const double length = 1.7 / sqrt((double)tensor->count);
   cr_assert_gt(norm, 0.0);
@@ -299,8 +296,8 @@ static void draw_direction(float *direction, const network_tensor_t *tensor, uin
                            length * (2.0 * (double)random_uniform(random) - 1.0));
 }
 
-static double loss_beside(network_t *network, const network_tensor_t *tensor,
-                          const float *direction, float distance) {
+static double loss_beside(network_t *network, const tensor_t *tensor, const float *direction,
+                          float distance) {
   float from[4096];
   cr_assert_leq(tensor->count, 4096);
   memcpy(from, tensor->value, tensor->count * sizeof(float));
@@ -317,10 +314,10 @@ Test(images, gradients_are_the_slopes_of_the_loss) {
   uint64_t random = 5;
   float direction[4096];
   loss(network);
-  network_backward(network, labels, IMAGES);
+  network->model.backward(&network->model, IMAGES);
   for (size_t t = 0; t < NETWORK_TENSORS; t++)
     for (int repeat = 0; repeat < 8; repeat++) {
-      const network_tensor_t *tensor = &network->tensors[t];
+      const tensor_t *tensor = &network->model.tensors[t];
       const float distance = 1e-3f;
       draw_direction(direction, tensor, &random);
       const double expected = (loss_beside(network, tensor, direction, distance) -
@@ -330,7 +327,7 @@ Test(images, gradients_are_the_slopes_of_the_loss) {
       cr_expect_float_eq(found, expected, 2e-3 * fabs(expected) + 2e-4,
                          "tensor %zu: gradient says %g, the loss %g", t, found, expected);
     }
-  network_destroy(network);
+  model_destroy(&network->model);
 }
 
 Test(images, steps_along_the_gradient_learn_the_batch) {
@@ -339,14 +336,14 @@ Test(images, steps_along_the_gradient_learn_the_batch) {
   cr_expect_gt(start, 0.8 * log((double)CLASSES));
   for (int step = 0; step < 300; step++) {
     loss(network);
-    network_backward(network, labels, IMAGES);
+    network->model.backward(&network->model, IMAGES);
     for (size_t t = 0; t < NETWORK_TENSORS; t++)
-      for (size_t i = 0; i < network->tensors[t].count; i++)
-        network->tensors[t].value[i] -= 0.03f * network->tensors[t].gradient[i];
+      for (size_t i = 0; i < network->model.tensors[t].count; i++)
+        network->model.tensors[t].value[i] -= 0.03f * network->model.tensors[t].gradient[i];
   }
   cr_expect_lt(loss(network), 0.1 * start);
-  cr_expect_eq(network_correct(network, labels, IMAGES), IMAGES);
-  network_destroy(network);
+  cr_expect_eq(model_correct(&network->model, IMAGES), IMAGES);
+  model_destroy(&network->model);
 }
 
 /* A batch of five is the mean of its images, wherever an image stands in it. */
@@ -355,23 +352,26 @@ Test(images, an_image_counts_the_same_wherever_it_stands) {
   const double all = loss(network);
   double sum = 0.0;
   float *predicted = malloc(IMAGES * CLASSES * sizeof(float));
-  memcpy(predicted, network->predicted, IMAGES * CLASSES * sizeof(float));
+  memcpy(predicted, network->model.predicted, IMAGES * CLASSES * sizeof(float));
   for (size_t i = 0; i < IMAGES; i++) {
-    network_forward(network, pixels + i * ROWS * COLUMNS, 1);
-    sum += network_loss(network, labels + i, 1);
-    cr_expect_arr_eq(network->predicted, predicted + i * CLASSES, CLASSES * sizeof(float));
+    memmove(network->pixels, network->pixels + (i > 0) * ROWS * COLUMNS,
+            (IMAGES - i) * ROWS * COLUMNS * sizeof(float));
+    network->model.target[0] = network->model.target[i];
+    network->model.forward(&network->model, 1);
+    sum += model_loss(&network->model, 1);
+    cr_expect_arr_eq(network->model.predicted, predicted + i * CLASSES, CLASSES * sizeof(float));
   }
   cr_expect_float_eq(sum / IMAGES, all, 1e-9);
   free(predicted);
-  network_destroy(network);
+  model_destroy(&network->model);
 }
 
 Test(images, what_is_not_a_number_is_not_right) {
   network_t *network = make_network(8);
-  network->tensors[0].value[0] = NAN;
+  network->model.tensors[0].value[0] = NAN;
   loss(network);
-  cr_expect_eq(network_correct(network, labels, IMAGES), 0);
-  network_destroy(network);
+  cr_expect_eq(model_correct(&network->model, IMAGES), 0);
+  model_destroy(&network->model);
 }
 
 static size_t told[NETWORK_TENSORS], tells;
@@ -382,12 +382,12 @@ static void tell(void *context, size_t tensor) {
 
 Test(images, every_tensor_is_told_of_once) {
   network_t *network = make_network(9);
-  network->ready = tell;
-  network->ready_context = &told;
+  network->model.ready = tell;
+  network->model.ready_context = &told;
   loss(network);
-  network_backward(network, labels, IMAGES);
+  network->model.backward(&network->model, IMAGES);
   cr_expect_eq(tells, NETWORK_TENSORS);
   for (size_t t = 0; t < NETWORK_TENSORS; t++)
     cr_expect_gt(told[t], 0, "tensor %zu", t);
-  network_destroy(network);
+  model_destroy(&network->model);
 }

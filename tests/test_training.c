@@ -5,8 +5,6 @@
  */
 #include <stdarg.h>
 
-#include "examples/image_options.h"
-#include "examples/image_task.h"
 #include "examples/images.h"
 #include "examples/train_run.h"
 #include "tests/support.h"
@@ -15,14 +13,14 @@
 enum { RANKS = 4, MOST_ARGUMENTS = 40 };
 
 struct outcome {
-  image_options_t options;
+  train_options_t options;
   images_t images;
   training_t training; /* of rank 0 */
 };
 
 static int run_rank(team_t *team, const void *context) {
   struct outcome *outcome = (struct outcome *)(uintptr_t)context;
-  const train_options_t *options = &outcome->options.train;
+  const train_options_t *options = &outcome->options;
   training_t training = {.options = options, .team = team, .form = train_options_form(options)};
   team->quiet = 1;
   const int result = train(&training, &image_kind, &outcome->images);
@@ -31,15 +29,15 @@ static int run_rank(team_t *team, const void *context) {
   return result == 0 ? 0 : 1;
 }
 
-static void parse(image_options_t *options, const char *arguments) {
+static void parse(train_options_t *options, const char *arguments) {
   char words[OPTION_WORDS] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
   char *line = strdup(arguments), *rest = line;
   int argc = 1;
   for (char *word; (word = strtok_r(rest, " ", &rest));)
     argv[argc++] = word;
-  cr_assert_eq(image_options_parse(options, argc, argv, words), 0, "%s", words);
-  options->train.checkpoint = options->train.checkpoint ? strdup(options->train.checkpoint) : NULL;
-  options->train.log = options->train.log ? strdup(options->train.log) : NULL;
+  cr_assert_eq(train_options_parse(&image_kind, options, argc, argv, words), 0, "%s", words);
+  options->checkpoint = options->checkpoint ? strdup(options->checkpoint) : NULL;
+  options->log = options->log ? strdup(options->log) : NULL;
   free(line);
 }
 
@@ -64,8 +62,8 @@ static training_t train_on(size_t ranks, const char *format, ...) {
   draw(&outcome.images);
   cr_expect_eq(team_run("test", ranks, run_rank, &outcome), 0, "%s", arguments);
   images_free(&outcome.images);
-  free((void *)(uintptr_t)outcome.options.train.checkpoint);
-  free((void *)(uintptr_t)outcome.options.train.log);
+  free((void *)(uintptr_t)outcome.options.checkpoint);
+  free((void *)(uintptr_t)outcome.options.log);
   return outcome.training;
 }
 
@@ -231,7 +229,7 @@ Test(training, the_latest_checkpoint_counts) {
   draw(&outcome.images);
   cr_expect_eq(team_run("test", 2, run_rank, &outcome), 1);
   images_free(&outcome.images);
-  free((void *)(uintptr_t)outcome.options.train.checkpoint);
+  free((void *)(uintptr_t)outcome.options.checkpoint);
   scratch_remove(directory);
 }
 

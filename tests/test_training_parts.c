@@ -4,9 +4,7 @@
  */
 #include "compression/numerics.h"
 #include "examples/half.h"
-#include "examples/image_options.h"
-#include "examples/text_options.h"
-#include "examples/word_options.h"
+#include "examples/train_task.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
 
@@ -67,11 +65,11 @@ static int split(const char *line, char *argv[MOST_WORDS]) {
   return argc;
 }
 
-static int parse(const char *line, image_options_t *options, char words[OPTION_WORDS]) {
+static int parse(const char *line, train_options_t *options, char words[OPTION_WORDS]) {
   char *argv[MOST_WORDS];
   const int argc = split(line, argv);
   words[0] = '\0';
-  return image_options_parse(options, argc, argv, words);
+  return train_options_parse(&image_kind, options, argc, argv, words);
 }
 
 Test(training_parts, options_that_are_wrong_are_named) {
@@ -107,7 +105,7 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--labels x", "--images: missing"},
       {"--side 9", "--side 9: not a number from 10 to 256"},
   };
-  image_options_t options;
+  train_options_t options;
   char words[OPTION_WORDS];
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
     cr_expect_eq(parse(lines[i][0], &options, words), -1, "%s: accepted", lines[i][0]);
@@ -122,28 +120,29 @@ Test(training_parts, options_of_train_words_that_are_wrong_are_named) {
       {"--data x --vocabulary 1", "--vocabulary 1: not a number from 2 to 1000000"},
   };
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    word_options_t options;
+    train_options_t options;
     char *argv[MOST_WORDS], words[OPTION_WORDS] = "";
     const int argc = split(lines[i][0], argv);
-    cr_expect_eq(word_options_parse(&options, argc, argv, words), -1, "%s: accepted", lines[i][0]);
+    cr_expect_eq(train_options_parse(&word_kind, &options, argc, argv, words), -1, "%s: accepted",
+                 lines[i][0]);
     cr_expect(strstr(words, lines[i][1]), "\"%s\" does not say \"%s\"", words, lines[i][1]);
   }
 }
 
 Test(training_parts, defaults_follow_other_options) {
-  image_options_t options;
+  train_options_t options;
   char words[OPTION_WORDS];
   cr_expect_eq(parse("--steps 1000", &options, words), 0);
-  cr_expect(options.train.freeze == 200 && options.train.rise == 101);
-  cr_expect_eq(options.train.method, EFFICIENT_ADAM);
-  cr_expect_float_eq(options.train.learning_rate, 8e-3f, 1e-9);
+  cr_expect(options.freeze == 200 && options.rise == 101);
+  cr_expect_eq(options.method, EFFICIENT_ADAM);
+  cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9);
   cr_expect_eq(parse("--optimizer adam", &options, words), 0);
-  cr_expect_float_eq(options.train.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
+  cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
   cr_expect_eq(parse("--optimizer momentum", &options, words), 0);
-  cr_expect_eq(options.train.freeze, 0);
-  cr_expect_gt(options.train.learning_rate, 1e-2f);
+  cr_expect_eq(options.freeze, 0);
+  cr_expect_gt(options.learning_rate, 1e-2f);
   cr_expect_eq(parse("--freeze-step auto --steps=7", &options, words), 0);
-  cr_expect(options.train.freeze == FREEZE_AUTOMATIC && options.train.steps == 7);
+  cr_expect(options.freeze == FREEZE_AUTOMATIC && options.steps == 7);
 }
 
 /* --- Programs ----------------------------------------------------------------------------------*/

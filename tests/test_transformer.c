@@ -4,31 +4,28 @@
  */
 #include "examples/random.h"
 #include "examples/transformer.h"
-#include "examples/transformer_math.h"
 #include "tests/support.h"
 
 /* Sizes that no tile divides. */
 static const transformer_shape_t small = {
     .vocabulary = 11, .context = 7, .width = 20, .heads = 2, .layers = 2, .sequences = 3};
 
-static unsigned char tokens[3 * 8];
-
 static transformer_t *make_model(uint64_t seed) {
   uint64_t random = random_stream(seed, 1, 0);
   transformer_t *model = transformer_create(&small);
   cr_assert_not_null(model);
   transformer_initialise_unit(model, seed);
-  for (size_t i = 0; i < sizeof tokens; i++)
-    tokens[i] = (unsigned char)(random_bits(&random) % small.vocabulary);
+  for (size_t i = 0; i < small.sequences * (small.context + 1); i++)
+    model->tokens[i] = (unsigned char)(random_bits(&random) % small.vocabulary);
   return model;
 }
 
 static double loss(transformer_t *model) {
-  transformer_forward(model, tokens, small.sequences);
-  return transformer_loss(model, tokens, small.sequences);
+  model->model.forward(&model->model, small.sequences);
+  return model_loss(&model->model, small.sequences);
 }
 
-static void move(const transformer_tensor_t *tensor, const float *from, const float *direction,
+static void move(const tensor_t *tensor, const float *from, const float *direction,
                  float distance) {
   for (size_t i = 0; i < tensor->count; i++)
     tensor->value[i] = from[i] + distance * direction[i];
@@ -36,8 +33,8 @@ static void move(const transformer_tensor_t *tensor, const float *from, const fl
 
 /* The slope of the loss along the direction, to the fourth order: float32 sums leave about 1e-7 of
  * noise in the loss, so the distance cannot be small. */
-static double slope(transformer_t *model, const transformer_tensor_t *tensor,
-                    const float *direction, float distance) {
+static double slope(transformer_t *model, const tensor_t *tensor, const float *direction,
+                    float distance) {
   static const float places[] = {-2, -1, 1, 2};
   static const double weights[] = {1.0 / 12, -8.0 / 12, 8.0 / 12, -1.0 / 12};
   double sum = 0.0;
@@ -76,10 +73,10 @@ Test(transformer, gradients_are_the_slopes_of_the_loss) {
   transformer_t *model = make_model(3);
   uint64_t random = 5;
   loss(model);
-  transformer_backward(model, tokens, small.sequences);
-  for (size_t t = 0; t < model->ntensors; t++)
+  model->model.backward(&model->model, small.sequences);
+  for (size_t t = 0; t < model->model.ntensors; t++)
     for (int repeat = 0; repeat < 8; repeat++) {
-      const transformer_tensor_t *tensor = &model->tensors[t];
+      const tensor_t *tensor = &model->model.tensors[t];
       float *direction = malloc(tensor->count * sizeof(float));
       random_direction(direction, tensor->gradient, tensor->count, &random);
       const double expected = slope(model, tensor, direction, 0.02f);
@@ -88,7 +85,7 @@ Test(transformer, gradients_are_the_slopes_of_the_loss) {
                          "tensor %zu: gradient says %g, the loss %g", t, found, expected);
       free(direction);
     }
-  transformer_destroy(model);
+  model_destroy(&model->model);
 }
 
 Test(transformer, positions_do_not_see_what_comes_after) {
@@ -96,13 +93,14 @@ Test(transformer, positions_do_not_see_what_comes_after) {
   const size_t row = small.vocabulary * sizeof(float);
   float *before = malloc(small.context * row);
   loss(model);
-  memcpy(before, model->next, small.context * row);
-  tokens[4] = (unsigned char)((tokens[4] + 1) % small.vocabulary);
+  memcpy(before, model->model.predicted, small.context * row);
+  model->tokens[4] = (unsigned char)((model->tokens[4] + 1) % small.vocabulary);
   loss(model);
-  cr_expect_arr_eq(model->next, before, 4 * row);
-  cr_expect_arr_neq(model->next + 4 * small.vocabulary, before + 4 * small.vocabulary, row);
+  cr_expect_arr_eq(model->model.predicted, before, 4 * row);
+  cr_expect_arr_neq(model->model.predicted + 4 * small.vocabulary, before + 4 * small.vocabulary,
+                    row);
   free(before);
-  transformer_destroy(model);
+  model_destroy(&model->model);
 }
 
 Test(transformer, predictions_are_probabilities) {
@@ -111,10 +109,10 @@ Test(transformer, predictions_are_probabilities) {
   for (size_t r = 0; r < small.sequences * small.context; r++) {
     double sum = 0.0;
     for (size_t j = 0; j < small.vocabulary; j++)
-      sum += (double)model->next[r * small.vocabulary + j];
+      sum += (double)model->model.predicted[r * small.vocabulary + j];
     cr_expect_float_eq(sum, 1.0, 1e-6);
   }
-  transformer_destroy(model);
+  model_destroy(&model->model);
 }
 
 Test(transformer, steps_along_the_gradient_learn_the_batch) {
@@ -123,27 +121,29 @@ Test(transformer, steps_along_the_gradient_learn_the_batch) {
   cr_expect_gt(start, 0.8 * log((double)small.vocabulary));
   for (int step = 0; step < 300; step++) {
     loss(model);
-    transformer_backward(model, tokens, small.sequences);
-    for (size_t t = 0; t < model->ntensors; t++)
-      move(&model->tensors[t], model->tensors[t].value, model->tensors[t].gradient, -0.1f);
+    model->model.backward(&model->model, small.sequences);
+    for (size_t t = 0; t < model->model.ntensors; t++)
+      move(&model->model.tensors[t], model->model.tensors[t].value,
+           model->model.tensors[t].gradient, -0.1f);
   }
   cr_expect_lt(loss(model), 0.2 * start);
-  transformer_destroy(model);
+  model_destroy(&model->model);
 }
 
 Test(transformer, same_seed_same_model) {
   transformer_t *a = make_model(7), *b = make_model(7), *c = make_model(8);
-  for (size_t t = 0; t < a->ntensors; t++) {
-    const size_t bytes = a->tensors[t].count * sizeof(float);
-    cr_expect_arr_eq(a->tensors[t].value, b->tensors[t].value, bytes);
-    cr_expect(a->tensors[t].is_gain || memcmp(a->tensors[t].value, c->tensors[t].value, bytes));
+  for (size_t t = 0; t < a->model.ntensors; t++) {
+    const size_t bytes = a->model.tensors[t].count * sizeof(float);
+    cr_expect_arr_eq(a->model.tensors[t].value, b->model.tensors[t].value, bytes);
+    cr_expect(!a->model.tensors[t].decays ||
+              memcmp(a->model.tensors[t].value, c->model.tensors[t].value, bytes));
   }
-  transformer_destroy(a);
-  transformer_destroy(b);
-  transformer_destroy(c);
+  model_destroy(&a->model);
+  model_destroy(&b->model);
+  model_destroy(&c->model);
 }
 
-static double deviation(const transformer_tensor_t *tensor) {
+static double deviation(const tensor_t *tensor) {
   return sqrt(dot(tensor->value, tensor->value, tensor->count) / (double)tensor->count);
 }
 
@@ -151,14 +151,14 @@ static double deviation(const transformer_tensor_t *tensor) {
 Test(transformer, it_begins_as_gpt2_does) {
   transformer_t *model = make_model(9);
   transformer_initialise(model, 9);
-  for (size_t t = 0; t < model->ntensors; t++) {
-    const size_t in_layer = t < 2 || t >= model->ntensors - 2 ? 0 : (t - 2) % 6;
+  for (size_t t = 0; t < model->model.ntensors; t++) {
+    const size_t in_layer = t < 2 || t >= model->model.ntensors - 2 ? 0 : (t - 2) % 6;
     const int ends_in_stream = in_layer == 2 || in_layer == 5;
-    const double expected = model->tensors[t].is_gain ? 1.0 : ends_in_stream ? 0.01 : 0.02;
-    cr_expect_float_eq(deviation(&model->tensors[t]), expected, 0.1 * expected, "tensor %zu: %g", t,
-                       deviation(&model->tensors[t]));
+    const double expected = !model->model.tensors[t].decays ? 1.0 : ends_in_stream ? 0.01 : 0.02;
+    cr_expect_float_eq(deviation(&model->model.tensors[t]), expected, 0.1 * expected,
+                       "tensor %zu: %g", t, deviation(&model->model.tensors[t]));
   }
-  transformer_destroy(model);
+  model_destroy(&model->model);
 }
 
 /* Whole numbers small enough that every sum is exact, so that the check is for equality. */

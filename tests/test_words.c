@@ -70,21 +70,19 @@ static const log_bilinear_shape_t small = {
     .vocabulary = 11, .width = 7, .context = 3, .samples = 5};
 enum { WORDS = 5 * 4 };
 
-static uint32_t drawn[WORDS];
-
 static log_bilinear_t *make_model(uint64_t seed) {
   uint64_t random = random_stream(seed, 1, 0);
   log_bilinear_t *model = log_bilinear_create(&small);
   cr_assert_not_null(model);
   log_bilinear_initialise(model, seed);
   for (size_t i = 0; i < WORDS; i++)
-    drawn[i] = (uint32_t)(random_bits(&random) % 9);
+    model->words[i] = (uint32_t)(random_bits(&random) % 9);
   return model;
 }
 
 static double loss(log_bilinear_t *model) {
-  log_bilinear_forward(model, drawn, small.samples);
-  return log_bilinear_loss(model, drawn, small.samples);
+  model->model.forward(&model->model, small.samples);
+  return model_loss(&model->model, small.samples);
 }
 
 /* The slope by one element, to the fourth order: float32 sums leave about 1e-7 of noise in the
@@ -105,24 +103,24 @@ static double slope(log_bilinear_t *model, float *element) {
 Test(words, gradients_are_the_slopes_of_the_loss) {
   log_bilinear_t *model = make_model(3);
   loss(model);
-  log_bilinear_backward(model, drawn, small.samples);
+  model->model.backward(&model->model, small.samples);
   for (size_t t = 0; t < LOG_BILINEAR_TENSORS; t++)
-    for (size_t i = 0; i < model->tensors[t].count; i++) {
-      const double found = (double)model->tensors[t].gradient[i];
-      const double expected = slope(model, &model->tensors[t].value[i]);
+    for (size_t i = 0; i < model->model.tensors[t].count; i++) {
+      const double found = (double)model->model.tensors[t].gradient[i];
+      const double expected = slope(model, &model->model.tensors[t].value[i]);
       cr_expect_float_eq(found, expected, 1e-3 * fabs(expected) + 2e-5,
                          "tensor %zu, %zu: gradient says %g, the loss %g", t, i, found, expected);
     }
-  const float *unused = model->tensors[CONTEXT_TABLE].gradient + 9 * small.width;
+  const float *unused = model->model.tensors[CONTEXT_TABLE].gradient + 9 * small.width;
   for (size_t i = 0; i < 2 * small.width; i++)
     cr_expect_eq(unused[i], 0.0f, "a row that was not drawn has a gradient");
-  log_bilinear_destroy(model);
+  model_destroy(&model->model);
 }
 
 /* Each tensor once, and its gradient is not changed any more. */
 static float last_sums[LOG_BILINEAR_TENSORS];
 static int told[LOG_BILINEAR_TENSORS];
-static float sum(const log_bilinear_tensor_t *tensor) {
+static float sum(const tensor_t *tensor) {
   float result = 0.0f;
   for (size_t i = 0; i < tensor->count; i++)
     result += tensor->gradient[i] * (float)(i % 17);
@@ -130,19 +128,19 @@ static float sum(const log_bilinear_tensor_t *tensor) {
 }
 static void ready(void *context, size_t tensor) {
   const log_bilinear_t *model = context;
-  last_sums[tensor] = sum(&model->tensors[tensor]);
+  last_sums[tensor] = sum(&model->model.tensors[tensor]);
   told[tensor]++;
 }
 
 Test(words, backward_tells_of_gradients_that_are_final) {
   log_bilinear_t *model = make_model(4);
-  model->ready = ready;
-  model->ready_context = model;
+  model->model.ready = ready;
+  model->model.ready_context = model;
   loss(model);
-  log_bilinear_backward(model, drawn, small.samples);
+  model->model.backward(&model->model, small.samples);
   for (size_t t = 0; t < LOG_BILINEAR_TENSORS; t++) {
     cr_expect_eq(told[t], 1, "tensor %zu: told of %d times", t, told[t]);
-    cr_expect_eq(last_sums[t], sum(&model->tensors[t]), "tensor %zu: changed afterwards", t);
+    cr_expect_eq(last_sums[t], sum(&model->model.tensors[t]), "tensor %zu: changed afterwards", t);
   }
-  log_bilinear_destroy(model);
+  model_destroy(&model->model);
 }
