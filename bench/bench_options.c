@@ -295,7 +295,11 @@ static struct tool describe_tool(const struct bench_benchmark *benchmark, char n
                                  char usage[96]) {
   snprintf(name, 64, "onebit-bench %s", benchmark->name);
   snprintf(usage, 96, "%s [options]", name);
-  return (struct tool){name, usage, benchmark->summary, rows, NULL, benchmark->kind, false};
+  return (struct tool){.name = name,
+                       .usage = usage,
+                       .purpose = benchmark->summary,
+                       .options = rows,
+                       .group = benchmark->kind};
 }
 
 /* Replaces -f and -c where a number follows: in nccl-tests they take one, in OSU's benchmarks none,

@@ -10,18 +10,22 @@
 
 #define AT(field) offsetof(train_options_t, field)
 
-static const option_t data[] = {
-    {"images", OPTION_PATH, AT(images), 0, 0, "FILE", 0,
-     "images to learn, in MNIST's IDX format, plain or compressed by gzip; default: drawn digits"},
-    {"labels", OPTION_PATH, AT(labels), 0, 0, "FILE", 0, "their labels"},
-    {"drawn", OPTION_COUNT, AT(drawn), 2, 1e7, NULL, 0, "how many digits to draw"},
-    {"side", OPTION_COUNT, AT(side), IMAGE_LEAST, 256, NULL, 0, "pixels a side of drawn digits"},
-    {"held-out", OPTION_COUNT, AT(held_out), 1, 1e7, NULL, 0,
-     "images to keep from learning, for the accuracy; default a fifth"},
-    {"channels", OPTION_COUNT, AT(channels), 1, 4096, NULL, 0,
-     "of the first convolution; the second has twice as many"},
-    {"hidden", OPTION_COUNT, AT(hidden), 1, 65536, NULL, 0, "units of the dense layer"},
-};
+/* clang-format off */
+static const struct tool_option rows[] = {
+    {"images", 0, TOOL_TEXT, AT(images), "FILE",
+     "images to learn, in MNIST's IDX format, plain or compressed by gzip;\n"
+     "default: drawn digits", .low = 0},
+    {"labels", 0, TOOL_TEXT, AT(labels), "FILE", "their labels", .low = 0},
+    {"drawn", 0, TOOL_COUNT, AT(drawn), "N", "how many digits to draw", .low = 2, .high = 1e7},
+    {"side", 0, TOOL_COUNT, AT(side), "N",
+     "pixels a side of drawn digits", .low = IMAGE_LEAST, .high = 256},
+    {"held-out", 0, TOOL_COUNT, AT(held_out), "N",
+     "images to keep from learning, for the accuracy; default a fifth", .low = 1, .high = 1e7},
+    {"channels", 0, TOOL_COUNT, AT(channels), "N",
+     "of the first convolution; the second has twice as many", .low = 1, .high = 4096},
+    {"hidden", 0, TOOL_COUNT, AT(hidden), "N", "units of the dense layer", .low = 1, .high = 65536},
+    {.kind = TOOL_ROWS, .rows = train_rows}};
+/* clang-format on */
 
 /* Weights behind a unit that is rarely active have almost no variance. Steps must not be divided by
  * that once it is frozen: epsilon is large against it, and small against all others' (some
@@ -36,15 +40,17 @@ static const train_options_t defaults = {
 static const float learning_rates[METHODS] = {
     [ADAM] = 8e-3f, [EFFICIENT_LAMB] = 5e-3f, [LAMB] = 5e-3f, [MOMENTUM] = 8e-2f, [LION] = 5e-4f};
 
-static const option_table_t own = OPTION_TABLE("Images and network", data);
-static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
-static const command_line_t command_line = {
-    "train_images", "data-parallel training of a small convolutional network", tables, &defaults};
+static const struct tool tool = {.name = "train_images",
+                                 .usage = "train_images [OPTION]...",
+                                 .purpose =
+                                     "data-parallel training of a small convolutional network",
+                                 .options = rows,
+                                 .defaults = &defaults};
 
-static int check_options(const train_options_t *options, char words[OPTION_WORDS]) {
+static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
   if (!options->images == !options->labels)
     return 0;
-  snprintf(words, OPTION_WORDS, "--%s: missing; images and labels come in a file each",
+  snprintf(words, TRAIN_WORDS, "--%s: missing; images and labels come in a file each",
            options->images ? "labels" : "images");
   return -1;
 }
@@ -156,7 +162,7 @@ const train_kind_t image_kind = {.name = "images",
                                  .smaller = "--batch or --channels",
                                  .different = "--images: the ranks read different images",
                                  .classifies = 1,
-                                 .command_line = &command_line,
+                                 .tool = &tool,
                                  .learning_rates = learning_rates,
                                  .check = check_options,
                                  .load = load,

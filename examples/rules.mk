@@ -9,7 +9,7 @@ ZLIB_CFLAGS = $(if $(has_zlib),-DEXAMPLES_HAVE_ZLIB=1)
 # What trainings share, and what each has of its own.
 MODEL    := $(call objects,examples/model.c examples/transformer_math.c)
 TRAINING := $(MODEL) $(filter-out $(TRAININGS:=.o) %/train_plain.o,\
-              $(call objects,examples/options.c examples/train_*.c))
+              $(call objects,tools/options.c examples/train_*.c))
 TEXT     := $(call objects,examples/text*.c examples/transformer.c)
 IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c)
 WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c)

@@ -13,20 +13,27 @@ enum { INIT_GPT2, INIT_UNIT }; /* --init */
 
 #define AT(field) offsetof(train_options_t, field)
 
-static const option_t data[] = {
-    {"data", OPTION_PATHS, AT(data), 0, 0, "PATH", 0,
-     "text to train on: a file, or all files of a directory; may be given again"},
-    {"context", OPTION_COUNT, AT(context), 1, 4096, NULL, 0, "bytes in a sequence, a sample"},
-    {"layers", OPTION_COUNT, AT(layers), 1, 1000, NULL, 0, "blocks of the transformer"},
-    {"width", OPTION_COUNT, AT(width), 1, 16384, NULL, 0, "its width"},
-    {"heads", OPTION_COUNT, AT(heads), 1, 16384, NULL, 0, "attention heads; divides the width"},
-    {"init", OPTION_CHOICE, AT(init), 0, 0, "gpt2|unit", 0,
-     "first parameters: GPT-2's, of deviation 0.02, default, or those that keep activations of "
-     "variance 1"},
-    {"held-out", OPTION_COUNT, AT(held_out), 0, 1e15, NULL, 0,
-     "bytes to look at, evenly spread, of the tenth that is held out; default 0: all of it"},
-    {"sample", OPTION_COUNT, AT(sample), 0, 1e6, NULL, 0, "bytes of text to generate at the end"},
-};
+static const char *const init_names[] = {"gpt2", "unit", NULL};
+/* clang-format off */
+static const struct tool_option rows[] = {
+    {"data", 0, TOOL_CALL, 0, "PATH",
+     "text to train on: a file, or all files of a directory; may be given again",
+     .read = train_read_path},
+    {"context", 0, TOOL_COUNT, AT(context), "N",
+     "bytes in a sequence, a sample", .low = 1, .high = 4096},
+    {"layers", 0, TOOL_COUNT, AT(layers), "N", "blocks of the transformer", .low = 1, .high = 1000},
+    {"width", 0, TOOL_COUNT, AT(width), "N", "its width", .low = 1, .high = 16384},
+    {"heads", 0, TOOL_COUNT, AT(heads), "N",
+     "attention heads; divides the width", .low = 1, .high = 16384},
+    {"init", 0, TOOL_CHOICE, AT(init), "gpt2|unit",
+     "first parameters: GPT-2's, of deviation 0.02, default, or those that keep\n"
+     "activations of variance 1", .names = init_names},
+    {"held-out", 0, TOOL_COUNT, AT(held_out), "N",
+     "bytes to look at, evenly spread, of the tenth that is held out; default 0:\n"
+     "all of it", .high = 1e15},
+    {"sample", 0, TOOL_COUNT, AT(sample), "N", "bytes of text to generate at the end", .high = 1e6},
+    {.kind = TOOL_ROWS, .rows = train_rows}};
+/* clang-format on */
 
 static const train_options_t defaults = {
     TRAIN_OPTIONS_DEFAULTS, .steps = 400,  .batch = 8,   .weight_decay = 0.1f,
@@ -39,16 +46,18 @@ static const train_options_t defaults = {
 static const float learning_rates[METHODS] = {
     [ADAM] = 2e-3f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1e-1f, [LION] = 1e-3f};
 
-static const option_table_t own = OPTION_TABLE("Text and model", data);
-static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
-static const command_line_t command_line = {
-    "train_text", "data-parallel training of a character-level transformer", tables, &defaults};
+static const struct tool tool = {.name = "train_text",
+                                 .usage = "train_text [OPTION]...",
+                                 .purpose =
+                                     "data-parallel training of a character-level transformer",
+                                 .options = rows,
+                                 .defaults = &defaults};
 
-static int check_options(const train_options_t *options, char words[OPTION_WORDS]) {
+static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
   if (options->data.count == 0)
-    snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
+    snprintf(words, TRAIN_WORDS, "--data: missing; give a text file or a directory of them");
   else if (options->width % options->heads != 0)
-    snprintf(words, OPTION_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
+    snprintf(words, TRAIN_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
              options->width);
   else
     return 0;
@@ -175,7 +184,7 @@ const train_kind_t text_kind = {.name = "text",
                                 .held_out_name = "bytes of held-out text",
                                 .smaller = "--batch, --context or --width",
                                 .different = "--data: the ranks read different texts",
-                                .command_line = &command_line,
+                                .tool = &tool,
                                 .learning_rates = learning_rates,
                                 .check = check_options,
                                 .load = load,

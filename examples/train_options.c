@@ -3,161 +3,210 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "onebit/onebit.h"
 
 #define AT(field) offsetof(train_options_t, field)
 
-/* --- Tables. The upper limits only keep products of sizes within a size_t. ---------------------*/
+/* --- The table. Most upper limits only keep products of sizes within a size_t. -----------------*/
 
-static const option_t training[] = {
-    {"optimizer", OPTION_CHOICE, AT(method), 0, 0,
-     "efficient-adam|adam|efficient-lamb|lamb|zero-one-adam|momentum|lion", 0,
-     "what to train with: Efficient-Adam in one bit, default, 1-bit Adam, Efficient-Adam with "
-     "LAMB's "
-     "trust ratios, 1-bit LAMB, 0/1 Adam, 1-bit momentum SGD, or Lion in one bit"},
-    {"dense", OPTION_FLAG, AT(dense), 0, 0, NULL, 0,
-     "its plain data-parallel form: full precision in all steps"},
-    {"compare", OPTION_FLAG, AT(compare), 0, 0, NULL, 0,
-     "train with the dense form, again with the compressed one, and end with a table"},
-    {"no-error-feedback", OPTION_FLAG, AT(no_error_feedback), 0, 0, NULL, 0,
-     "forget the rounding errors: a control that should train worse"},
-    {"steps", OPTION_COUNT, AT(steps), 1, 1e9, NULL, 0, "training steps"},
-    {"batch", OPTION_COUNT, AT(batch), 1, 65536, NULL, 0, "samples of each rank in a micro-batch"},
-    {"accumulate", OPTION_COUNT, AT(accumulate), 1, 65536, NULL, 0, "micro-batches in a step"},
-    {"learning-rate", OPTION_REAL, AT(learning_rate), 0, 10, NULL, 0,
-     "its highest value; default the best of the dense form on data that serve for nothing else "
-     "(docs/measured/rates.md)"},
-    {"rise", OPTION_COUNT, AT(rise), 1, 1e9, NULL, 0,
-     "steps over which it rises from zero; default a tenth of the steps"},
-    {"decay", OPTION_CHOICE, AT(decay), 0, 0, "linear|inverse-root|none", 0,
-     "how it falls after that; default linear"},
-    {"last-rate", OPTION_REAL, AT(last_rate), 0, 1, NULL, 0,
-     "where the linear fall ends, as a part of the highest value"},
-    {"seed", OPTION_COUNT, AT(seed), 0, 1e15, NULL, 0,
-     "of the first parameters, the batches, the sample"},
-    {"zero-steps", OPTION_COUNT, AT(zero_steps), 0, 1e9, NULL, 0,
-     "a hard case: so many steps at first have gradients of zero; default 0"},
-    {"hard", OPTION_CHOICE, AT(hard), 0, 0, "none|idle|same", 0,
-     "another: rank 0 never has a gradient, or all ranks draw the same samples; default none"},
-    {"step-seconds", OPTION_REAL, AT(step_seconds), 0, 1000, NULL, 0,
-     "what computing a gradient takes at least: a rank sleeps for the rest, as if another device "
-     "computed; default 0"},
-    {"link", OPTION_REAL, AT(link), 0, 1e6, NULL, 0,
-     "Mbit/s of a link that is modelled: after an exchange a rank sleeps as long as the bytes that "
-     "it has sent take on it; default 0: none"},
-    {"ranks", OPTION_COUNT, AT(ranks), 1, 1024, NULL, 0,
-     "ranks as threads of this process, instead of MPI's processes"},
-};
+static const char *const optimizer_names[] = {
+    "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion", NULL};
+static const char *const decay_names[] = {"linear", "inverse-root", "none", NULL};
+static const char *const hard_names[] = {"none", "idle", "same", NULL};
+static const char *const exchange_names[] = {"momentum", "step", NULL};
+static const char *const shards_names[] = {"none", "step", "parameters", NULL};
+static const char *const scale_names[] = {"rms", "mean-absolute", NULL};
+static const char *const warmup_bits_names[] = {"none", "4", "8", NULL};
+static const char *const bits_names[] = {"1", "2", "4", "8", NULL};
+static const char *const outer_rule_names[] = {"mean", "momentum", "nesterov", NULL};
+static const char *const outer_bits_names[] = {"auto", "1", "2", "4", "8", "32", "sparse", NULL};
+static const char *const parameters_names[] = {"float32", "bfloat16", "float16", NULL};
 
-static const option_t optimizer[] = {
-    {"freeze-step", OPTION_COUNT, AT(freeze), 0, 1e9, "auto", FREEZE_AUTOMATIC,
-     "of adam, lamb and momentum only: dense steps at first; auto, of the first two: until the "
-     "variance is steady; default a fifth of the steps, of momentum 0"},
-    {"variance-freeze-step", OPTION_COUNT, AT(variance_freeze), 1, 1e9, NULL, 0,
-     "0/1 Adam: steps with a variance that lives; default half of the steps"},
-    {"variance-update-scaler", OPTION_COUNT, AT(variance_scaler), 1, 1e9, NULL, 0,
-     "0/1 Adam: updates of the variance after which they become half as frequent; default a "
-     "hundredth of the steps"},
-    {"local-step-scaler", OPTION_COUNT, AT(local_scaler), 1, 1e9, NULL, 0,
-     "0/1 Adam: steps after which the ranks synchronise half as often; default a tenth of the "
-     "steps"},
-    {"local-step-clipper", OPTION_COUNT, AT(local_clipper), 1, 1e9, NULL, 0,
-     "0/1 Adam: most steps from one synchronisation to the next; default 4"},
-    {"exchange", OPTION_CHOICE, AT(exchange), 0, 0, "momentum|step", 0,
-     "of --optimizer adam only: what one bit an element stands for; default momentum"},
-    {"shards", OPTION_CHOICE, AT(shards), 0, 0, "none|step|parameters", 0,
-     "of --optimizer adam only: each rank keeps the state of its share, and what is sent back to "
-     "all; default none"},
-    {"beta2", OPTION_REAL, AT(beta2), 0.1, 0.999999, NULL, 0, "how slowly the variance forgets"},
-    {"epsilon", OPTION_REAL, AT(epsilon), 1e-12, 1, NULL, 0,
-     "added to the root of the variance: what counts as no gradient"},
-    {"gain", OPTION_REAL, AT(gain), 0, 1e6, NULL, 0,
-     "efficient-adam: what normalised gradients are multiplied by; default 1"},
-    {"momentum", OPTION_REAL, AT(momentum), 0.01, 0.999999, NULL, 0, "of momentum SGD"},
-    {"weight-decay", OPTION_REAL, AT(weight_decay), 0, 10, NULL, 0, "of the matrices"},
-    {"clip-norm", OPTION_REAL, AT(clip_norm), 0, 1e9, NULL, 0,
-     "largest norm of the gradient; default 0: any"},
-    {"scale", OPTION_CHOICE, AT(scale), 0, 0, "rms|mean-absolute", 0,
-     "what stands for a block; default rms"},
-    {"block-size", OPTION_COUNT, AT(block_size), 32, 65536, "buffer", ONEBIT_BLOCK_BUFFER,
-     "elements that share a scale, a multiple of 32; buffer: all; default the library's"},
-    {"bucket-size", OPTION_COUNT, AT(bucket_size), 0, 1e15, NULL, 0,
-     "exchange tensors in buckets of so many elements, while the backward pass goes on; default 0: "
-     "all at once, after it"},
-    {"dense-below", OPTION_COUNT, AT(dense_below), 0, 1e15, NULL, 0,
-     "tensors of fewer elements are never compressed; default 0: none"},
-    {"warmup-bits", OPTION_CHOICE, AT(warmup_bits), 0, 0, "none|4|8", 0,
-     "bits an element of the dense steps' gradients; default none: they are float32"},
-    {"bits", OPTION_CHOICE, AT(bits), 0, 0, "1|2|4|8", 0,
-     "bits an element of what is compressed; default 1"},
-    {"max-bits", OPTION_CHOICE, AT(max_bits), 0, 0, "1|2|4|8", 0,
-     "bits that a bucket moves up to by itself, where its residual outgrows what is sent; default "
-     "--bits"},
-};
+/* Reads a number up to `high`, or a word that stands for another one. */
+static const char *read_special(size_t *field, const char *value, double low, double high,
+                                const char *word, size_t special, const char *expected) {
+  const char *end = tool_read_integer(value, false, field);
+  if (strcmp(value, word) == 0)
+    *field = special;
+  else if (!end || *end || (double)*field < low || (double)*field > high)
+    return expected;
+  return NULL;
+}
 
-static const option_t outer[] = {
-    {"outer", OPTION_COUNT, AT(outer), 1, 1e9, NULL, 0,
-     "train each rank by itself, with the optimizer's dense form, and exchange every so many steps "
-     "how far the ranks have come (onebit/outer.h); by default the ranks exchange in every step"},
-    {"outer-rule", OPTION_CHOICE, AT(outer_rule), 0, 0, "mean|momentum|nesterov", 0,
-     "what is done with the mean of that; default mean"},
-    {"outer-bits", OPTION_CHOICE, AT(outer_bits), 0, 0, "auto|1|2|4|8|32|sparse", 0,
-     "bits an element of an exchange, 32: float32, sparse: SparseLoCo's messages; default auto: "
-     "what the rule bears"},
-    {"outer-rate", OPTION_REAL, AT(outer_rate), 0, 10, NULL, 0,
-     "learning rate of the outer rule; default 1, of nesterov 0.7"},
-    {"outer-momentum", OPTION_REAL, AT(outer_momentum), 0, 0.999999, NULL, 0,
-     "its momentum; default 0.5, of nesterov 0.9"},
-    {"outer-fragments", OPTION_COUNT, AT(outer_fragments), 1, 1e9, NULL, 0,
-     "parts that are exchanged at different steps; default 1"},
-    {"outer-delay", OPTION_COUNT, AT(outer_delay), 0, 1e9, NULL, 0,
-     "steps after which an exchange is applied, while the training goes on; default 0"},
-    {"outer-mixing", OPTION_REAL, AT(outer_mixing), 0, 1, NULL, 0,
-     "weight of the consensus against the rank's parameters; default 1, with a delay 0.5"},
-    {"outer-patience", OPTION_REAL, AT(outer_patience), 1e-3, 1e6, NULL, 0,
-     "each rank is a site: an exchange waits so many seconds for those that are late, goes on "
-     "without them, and they are caught up; default: the ranks are no sites, and all are waited "
-     "for"},
-};
+static const char *read_freeze_step(void *values, const char *value) {
+  return read_special(&((train_options_t *)values)->freeze, value, 0, 1e9, "auto", FREEZE_AUTOMATIC,
+                      "expected an integer from 0 to 1000000000, or auto");
+}
 
-static const option_t numbers[] = {
-    {"parameters", OPTION_CHOICE, AT(parameters), 0, 0, "float32|bfloat16|float16", 0,
-     "what the model's parameters are rounded to, beside float32 masters; default float32: none"},
-    {"gradients", OPTION_CHOICE, AT(gradients), 0, 0, "float32|bfloat16|float16", 0,
-     "what gradients are rounded to; default float32"},
-    {"loss-scale", OPTION_REAL, AT(loss_scale), 1, 0x1p30, NULL, 0,
-     "first factor of the loss; it falls and rises with what the gradients can hold"},
-    {"loss-scale-interval", OPTION_COUNT, AT(loss_scale_interval), 1, 1e9, NULL, 0,
-     "good steps before it doubles"},
-};
+static const char *read_block_size(void *values, const char *value) {
+  return read_special(&((train_options_t *)values)->block_size, value, 32, 65536, "buffer",
+                      ONEBIT_BLOCK_BUFFER, "expected an integer from 32 to 65536, or buffer");
+}
 
-static const option_t reports[] = {
-    {"report-every", OPTION_COUNT, AT(report_every), 1, 1e9, NULL, 0,
-     "steps from one line to the next"},
-    {"validate-every", OPTION_COUNT, AT(validate_every), 0, 1e9, NULL, 0,
-     "steps from one validation to the next; default 0: only at the end"},
-    {"log", OPTION_PATH, AT(log), 0, 0, "FILE", 0,
-     "write a line of JSON a report: step, seconds of training, bytes sent by a rank, training "
-     "loss, and, of a step with validation, the loss of the held-out data; --resume goes on in it"},
-    {"json", OPTION_FLAG, AT(json), 0, 0, NULL, 0, "end each training with a line of JSON"},
-    {"quiet", OPTION_FLAG, AT(quiet), 0, 0, NULL, 0, "print nothing else"},
-    {"checkpoint", OPTION_PATH, AT(checkpoint), 0, 0, "DIRECTORY", 0, "where to save the training"},
-    {"save-every", OPTION_COUNT, AT(save_every), 1, 1e9, NULL, 0,
-     "steps from one time to the next; default: only at the end"},
-    {"stop-at", OPTION_COUNT, AT(stop_at), 1, 1e9, NULL, 0,
-     "end after this step, before the others of --steps; --resume makes them"},
-    {"resume", OPTION_FLAG, AT(resume), 0, 0, NULL, 0, "go on from what was saved there"},
-    {"help", OPTION_FLAG, AT(help), 0, 0, NULL, 0, "print this and stop"},
-    {"version", OPTION_FLAG, AT(version), 0, 0, NULL, 0,
-     "print the version of the library and stop"},
-};
+const char *train_read_path(void *values, const char *value) {
+  paths_t *paths = &((train_options_t *)values)->data;
+  if (paths->count == MOST_PATHS)
+    return "too many; give a directory";
+  paths->path[paths->count++] = value;
+  return NULL;
+}
 
-const option_table_t train_training_table = OPTION_TABLE("Training", training);
-const option_table_t train_optimizer_table = OPTION_TABLE("Optimizer", optimizer);
-const option_table_t train_outer_table = OPTION_TABLE("Outer step", outer);
-const option_table_t train_precision_table = OPTION_TABLE("Precision", numbers);
-const option_table_t train_reports_table = OPTION_TABLE("Reports and checkpoints", reports);
+/* clang-format off */
+const struct tool_option train_rows[] = {
+    {.kind = TOOL_HEADING, .help = "Training:"},
+    {"optimizer", 0, TOOL_CHOICE, AT(method), "NAME",
+     "efficient-adam, adam, efficient-lamb, lamb, zero-one-adam, momentum, lion:\n"
+     "what to train with: Efficient-Adam in one bit, default, 1-bit Adam,\n"
+     "Efficient-Adam with LAMB's trust ratios, 1-bit LAMB, 0/1 Adam, 1-bit\n"
+     "momentum SGD, or Lion in one bit", .names = optimizer_names},
+    {"dense", 0, TOOL_FLAG, AT(dense), NULL,
+     "its plain data-parallel form: full precision in all steps", .low = 0},
+    {"compare", 0, TOOL_FLAG, AT(compare), NULL,
+     "train with the dense form, again with the compressed one, and end with a\n"
+     "table", .low = 0},
+    {"no-error-feedback", 0, TOOL_FLAG, AT(no_error_feedback), NULL,
+     "forget the rounding errors: a control that should train worse", .low = 0},
+    {"steps", 0, TOOL_COUNT, AT(steps), "N", "training steps", .low = 1, .high = 1e9},
+    {"batch", 0, TOOL_COUNT, AT(batch), "N",
+     "samples of each rank in a micro-batch", .low = 1, .high = 65536},
+    {"accumulate", 0, TOOL_COUNT, AT(accumulate), "N",
+     "micro-batches in a step", .low = 1, .high = 65536},
+    {"learning-rate", 0, TOOL_FLOAT, AT(learning_rate), "X",
+     "its highest value; default the best of the dense form on data that serve for\n"
+     "nothing else (docs/measured/rates.md)", .high = 10},
+    {"rise", 0, TOOL_COUNT, AT(rise), "N",
+     "steps over which it rises from zero; default a tenth of the steps", .low = 1, .high = 1e9},
+    {"decay", 0, TOOL_CHOICE, AT(decay), "NAME",
+     "linear, inverse-root, none: how it falls after that; default linear", .names = decay_names},
+    {"last-rate", 0, TOOL_FLOAT, AT(last_rate), "X",
+     "where the linear fall ends, as a part of the highest value", .high = 1},
+    {"seed", 0, TOOL_COUNT, AT(seed), "N",
+     "of the first parameters, the batches, the sample", .high = 1e15},
+    {"zero-steps", 0, TOOL_COUNT, AT(zero_steps), "N",
+     "a hard case: so many steps at first have gradients of zero; default 0", .high = 1e9},
+    {"hard", 0, TOOL_CHOICE, AT(hard), "none|idle|same",
+     "another: rank 0 never has a gradient, or all ranks draw the same samples;\n"
+     "default none", .names = hard_names},
+    {"step-seconds", 0, TOOL_FLOAT, AT(step_seconds), "X",
+     "what computing a gradient takes at least: a rank sleeps for the rest, as if\n"
+     "another device computed; default 0", .high = 1000},
+    {"link", 0, TOOL_FLOAT, AT(link), "X",
+     "Mbit/s of a link that is modelled: after an exchange a rank sleeps as long\n"
+     "as the bytes that it has sent take on it; default 0: none", .high = 1e6},
+    {"ranks", 0, TOOL_COUNT, AT(ranks), "N",
+     "ranks as threads of this process, instead of MPI's processes", .low = 1, .high = 1024},
+    {.kind = TOOL_HEADING, .help = "Optimizer:"},
+    {"freeze-step", 0, TOOL_CALL, 0, "N|auto",
+     "of adam, lamb and momentum only: dense steps at first; auto, of the first\n"
+     "two: until the variance is steady; default a fifth of the steps, of momentum\n"
+     "0", .read = read_freeze_step},
+    {"variance-freeze-step", 0, TOOL_COUNT, AT(variance_freeze), "N",
+     "0/1 Adam: steps with a variance that lives; default half of the steps",
+     .low = 1, .high = 1e9},
+    {"variance-update-scaler", 0, TOOL_COUNT, AT(variance_scaler), "N",
+     "0/1 Adam: updates of the variance after which they become half as frequent;\n"
+     "default a hundredth of the steps", .low = 1, .high = 1e9},
+    {"local-step-scaler", 0, TOOL_COUNT, AT(local_scaler), "N",
+     "0/1 Adam: steps after which the ranks synchronise half as often; default a\n"
+     "tenth of the steps", .low = 1, .high = 1e9},
+    {"local-step-clipper", 0, TOOL_COUNT, AT(local_clipper), "N",
+     "0/1 Adam: most steps from one synchronisation to the next; default 4", .low = 1, .high = 1e9},
+    {"exchange", 0, TOOL_CHOICE, AT(exchange), "momentum|step",
+     "of --optimizer adam only: what one bit an element stands for; default\n"
+     "momentum", .names = exchange_names},
+    {"shards", 0, TOOL_CHOICE, AT(shards), "none|step|parameters",
+     "of --optimizer adam only: each rank keeps the state of its share, and what\n"
+     "is sent back to all; default none", .names = shards_names},
+    {"beta2", 0, TOOL_FLOAT, AT(beta2), "X",
+     "how slowly the variance forgets", .low = 0.1, .high = 0.999999},
+    {"epsilon", 0, TOOL_FLOAT, AT(epsilon), "X",
+     "added to the root of the variance: what counts as no gradient", .low = 1e-12, .high = 1},
+    {"gain", 0, TOOL_FLOAT, AT(gain), "X",
+     "efficient-adam: what normalised gradients are multiplied by; default 1", .high = 1e6},
+    {"momentum", 0, TOOL_FLOAT, AT(momentum), "X",
+     "of momentum SGD", .low = 0.01, .high = 0.999999},
+    {"weight-decay", 0, TOOL_FLOAT, AT(weight_decay), "X", "of the matrices", .high = 10},
+    {"clip-norm", 0, TOOL_FLOAT, AT(clip_norm), "X",
+     "largest norm of the gradient; default 0: any", .high = 1e9},
+    {"scale", 0, TOOL_CHOICE, AT(scale), "rms|mean-absolute",
+     "what stands for a block; default rms", .names = scale_names},
+    {"block-size", 0, TOOL_CALL, 0, "N|buffer",
+     "elements that share a scale, a multiple of 32; buffer: all; default the\n"
+     "library's", .read = read_block_size},
+    {"bucket-size", 0, TOOL_COUNT, AT(bucket_size), "N",
+     "exchange tensors in buckets of so many elements, while the backward pass\n"
+     "goes on; default 0: all at once, after it", .high = 1e15},
+    {"dense-below", 0, TOOL_COUNT, AT(dense_below), "N",
+     "tensors of fewer elements are never compressed; default 0: none", .high = 1e15},
+    {"warmup-bits", 0, TOOL_CHOICE, AT(warmup_bits), "none|4|8",
+     "bits an element of the dense steps' gradients; default none: they are\n"
+     "float32", .names = warmup_bits_names},
+    {"bits", 0, TOOL_CHOICE, AT(bits), "1|2|4|8",
+     "bits an element of what is compressed; default 1", .names = bits_names},
+    {"max-bits", 0, TOOL_CHOICE, AT(max_bits), "1|2|4|8",
+     "bits that a bucket moves up to by itself, where its residual outgrows what\n"
+     "is sent; default --bits", .names = bits_names},
+    {.kind = TOOL_HEADING, .help = "Outer step:"},
+    {"outer", 0, TOOL_COUNT, AT(outer), "N",
+     "train each rank by itself, with the optimizer's dense form, and exchange\n"
+     "every so many steps how far the ranks have come (onebit/outer.h); by default\n"
+     "the ranks exchange in every step", .low = 1, .high = 1e9},
+    {"outer-rule", 0, TOOL_CHOICE, AT(outer_rule), "mean|momentum|nesterov",
+     "what is done with the mean of that; default mean", .names = outer_rule_names},
+    {"outer-bits", 0, TOOL_CHOICE, AT(outer_bits), "auto|1|2|4|8|32|sparse",
+     "bits an element of an exchange, 32: float32, sparse: SparseLoCo's messages;\n"
+     "default auto: what the rule bears", .names = outer_bits_names},
+    {"outer-rate", 0, TOOL_FLOAT, AT(outer_rate), "X",
+     "learning rate of the outer rule; default 1, of nesterov 0.7", .high = 10},
+    {"outer-momentum", 0, TOOL_FLOAT, AT(outer_momentum), "X",
+     "its momentum; default 0.5, of nesterov 0.9", .high = 0.999999},
+    {"outer-fragments", 0, TOOL_COUNT, AT(outer_fragments), "N",
+     "parts that are exchanged at different steps; default 1", .low = 1, .high = 1e9},
+    {"outer-delay", 0, TOOL_COUNT, AT(outer_delay), "N",
+     "steps after which an exchange is applied, while the training goes on;\n"
+     "default 0", .high = 1e9},
+    {"outer-mixing", 0, TOOL_FLOAT, AT(outer_mixing), "X",
+     "weight of the consensus against the rank's parameters; default 1, with a\n"
+     "delay 0.5", .high = 1},
+    {"outer-patience", 0, TOOL_FLOAT, AT(outer_patience), "X",
+     "each rank is a site: an exchange waits so many seconds for those that are\n"
+     "late, goes on without them, and they are caught up; default: the ranks are\n"
+     "no sites, and all are waited for", .low = 1e-3, .high = 1e6},
+    {.kind = TOOL_HEADING, .help = "Precision:"},
+    {"parameters", 0, TOOL_CHOICE, AT(parameters), "NAME",
+     "float32, bfloat16, float16: what the model's parameters are rounded to,\n"
+     "beside float32 masters; default float32: none", .names = parameters_names},
+    {"gradients", 0, TOOL_CHOICE, AT(gradients), "NAME",
+     "float32, bfloat16, float16: what gradients are rounded to; default float32",
+     .names = parameters_names},
+    {"loss-scale", 0, TOOL_FLOAT, AT(loss_scale), "X",
+     "first factor of the loss; it falls and rises with what the gradients can\n"
+     "hold", .low = 1, .high = 0x1p30},
+    {"loss-scale-interval", 0, TOOL_COUNT, AT(loss_scale_interval), "N",
+     "good steps before it doubles", .low = 1, .high = 1e9},
+    {.kind = TOOL_HEADING, .help = "Reports and checkpoints:"},
+    {"report-every", 0, TOOL_COUNT, AT(report_every), "N",
+     "steps from one line to the next", .low = 1, .high = 1e9},
+    {"validate-every", 0, TOOL_COUNT, AT(validate_every), "N",
+     "steps from one validation to the next; default 0: only at the end", .high = 1e9},
+    {"log", 0, TOOL_TEXT, AT(log), "FILE",
+     "write a line of JSON a report: step, seconds of training, bytes sent by a\n"
+     "rank, training loss, and, of a step with validation, the loss of the\n"
+     "held-out data; --resume goes on in it", .low = 0},
+    {"json", 0, TOOL_FLAG, AT(json), NULL, "end each training with a line of JSON", .low = 0},
+    {"quiet", 0, TOOL_FLAG, AT(quiet), NULL, "print nothing else", .low = 0},
+    {"checkpoint", 0, TOOL_TEXT, AT(checkpoint), "DIRECTORY",
+     "where to save the training", .low = 0},
+    {"save-every", 0, TOOL_COUNT, AT(save_every), "N",
+     "steps from one time to the next; default: only at the end", .low = 1, .high = 1e9},
+    {"stop-at", 0, TOOL_COUNT, AT(stop_at), "N",
+     "end after this step, before the others of --steps; --resume makes them",
+     .low = 1, .high = 1e9},
+    {"resume", 0, TOOL_FLAG, AT(resume), NULL, "go on from what was saved there", .low = 0},
+    {.kind = TOOL_END}};
+/* clang-format on */
 
 /* --- Defaults that depend on others, and options that do not go together -----------------------*/
 
@@ -168,7 +217,6 @@ static void complete(size_t *field, size_t value) {
 
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]) {
   const size_t steps = options->steps;
-  options->help |= options->version;
   if (options->learning_rate == REAL_UNSET)
     options->learning_rate = learning_rates[options->method] > 0.0f
                                  ? learning_rates[options->method]
@@ -190,7 +238,7 @@ form_t train_options_form(const train_options_t *options) {
 static int check_form(const train_options_t *options, char *words) {
   if (!options->compare || !options->dense)
     return 0;
-  snprintf(words, OPTION_WORDS, "--compare: makes both trainings; not with --dense");
+  snprintf(words, TRAIN_WORDS, "--compare: makes both trainings; not with --dense");
   return -1;
 }
 
@@ -200,10 +248,10 @@ static int check_outer(const train_options_t *options, char *words) {
                        options->outer_delay || options->outer_mixing > 0.0f ||
                        options->outer_patience > 0.0f;
   if (!options->outer && has_more)
-    snprintf(words, OPTION_WORDS, "--outer: missing; the other options of the outer step need it");
+    snprintf(words, TRAIN_WORDS, "--outer: missing; the other options of the outer step need it");
   else if (options->outer && (options->dense || options->checkpoint || options->parameters ||
                               options->loss_scale > 0.0f || options->shards))
-    snprintf(words, OPTION_WORDS,
+    snprintf(words, TRAIN_WORDS,
              "--outer: not with dense, checkpoint, parameters, loss-scale or shards");
   else
     return 0;
@@ -212,17 +260,17 @@ static int check_outer(const train_options_t *options, char *words) {
 
 static int check_method(const train_options_t *options, char *words) {
   if (options->method != ADAM && (options->exchange || options->shards))
-    snprintf(words, OPTION_WORDS, "--%s: is for --optimizer adam only",
+    snprintf(words, TRAIN_WORDS, "--%s: is for --optimizer adam only",
              options->exchange ? "exchange" : "shards");
   else if (options->method == ADAM && options->exchange && options->shards)
-    snprintf(words, OPTION_WORDS, "--exchange step: not with --shards, which say what is sent");
+    snprintf(words, TRAIN_WORDS, "--exchange step: not with --shards, which say what is sent");
   else if (options->freeze == 0 && (options->method == ADAM || options->method == LAMB))
-    snprintf(words, OPTION_WORDS,
+    snprintf(words, TRAIN_WORDS,
              "--freeze-step 0: at least one dense step is needed; auto finds it");
   else if (options->freeze == FREEZE_AUTOMATIC && options->method == MOMENTUM)
-    snprintf(words, OPTION_WORDS, "--freeze-step auto: is for adam and lamb only");
+    snprintf(words, TRAIN_WORDS, "--freeze-step auto: is for adam and lamb only");
   else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
-    snprintf(words, OPTION_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
+    snprintf(words, TRAIN_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
   else
     return 0;
   return -1;
@@ -230,23 +278,21 @@ static int check_method(const train_options_t *options, char *words) {
 
 static int check_files(const train_options_t *options, char *words) {
   if (options->log && options->compare)
-    snprintf(words, OPTION_WORDS, "--log %.300s: is for one training, but --compare makes two",
+    snprintf(words, TRAIN_WORDS, "--log %.300s: is for one training, but --compare makes two",
              options->log);
   else if (options->checkpoint && options->compare)
-    snprintf(words, OPTION_WORDS,
+    snprintf(words, TRAIN_WORDS,
              "--checkpoint %.300s: is for one training, but --compare makes two",
              options->checkpoint);
   else if (!options->checkpoint && (options->save_every > 0 || options->resume))
-    snprintf(words, OPTION_WORDS, "--%s: needs --checkpoint DIRECTORY",
+    snprintf(words, TRAIN_WORDS, "--%s: needs --checkpoint DIRECTORY",
              options->resume ? "resume" : "save-every");
   else
     return 0;
   return -1;
 }
 
-int train_options_check(const train_options_t *options, char words[OPTION_WORDS]) {
-  if (options->help)
-    return 0;
+int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]) {
   if (check_form(options, words) != 0 || check_outer(options, words) != 0 ||
       check_method(options, words) != 0)
     return -1;

@@ -5,7 +5,7 @@
 #ifndef EXAMPLES_TRAIN_OPTIONS_H
 #define EXAMPLES_TRAIN_OPTIONS_H
 
-#include "examples/options.h"
+#include "tools/options.h"
 
 /* --optimizer */
 typedef enum method {
@@ -28,13 +28,22 @@ typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 enum { HARD_NONE, HARD_IDLE, HARD_SAME };              /* --hard */
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
-enum { TRAIN_WORDS = 1100 }; /* room for a message */
+enum { MOST_PATHS = 64, TRAIN_WORDS = 1100 /* room for a message */ };
+
+typedef struct paths {
+  const char *path[MOST_PATHS];
+  size_t count;
+} paths_t;
+
+/* These defaults stand for one that is found later, from the other options. */
+#define COUNT_UNSET ((size_t)-2)
+#define REAL_UNSET  (-1.0f)
 
 /* The options of all trainings. */
 typedef struct train_options {
   int method; /* a method_t */
-  int dense, compare;
-  int no_error_feedback;
+  bool dense, compare;
+  bool no_error_feedback;
   size_t steps, seed;
   size_t batch;      /* samples of a rank in a micro-batch */
   size_t accumulate; /* micro-batches in a step */
@@ -69,13 +78,12 @@ typedef struct train_options {
 
   const char *checkpoint; /* a directory; NULL: none */
   size_t save_every, stop_at;
-  int resume;
+  bool resume;
 
   size_t report_every, validate_every; /* steps; validate_every 0: only at the end */
   const char *log;                     /* a file; NULL: none */
-  int json, quiet;
-  size_t ranks;      /* threads of this process; 0: MPI's processes */
-  int help, version; /* version: also help, until it is printed */
+  bool json, quiet;
+  size_t ranks; /* threads of this process; 0: MPI's processes */
 
   /* Options of one or two programs. */
   paths_t data; /* of train_text and train_words */
@@ -84,7 +92,7 @@ typedef struct train_options {
   int init;
   size_t sample;     /* bytes of text to generate at the end */
   size_t vocabulary; /* of train_words */
-  int no_table;
+  bool no_table;
   const char *images, *labels; /* of train_images; NULL: drawn digits */
   size_t drawn, side;          /* so many, of so many pixels a side */
   size_t channels, hidden;
@@ -98,19 +106,16 @@ typedef struct train_options {
   .local_scaler = COUNT_UNSET, .local_clipper = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,     \
   .loss_scale_interval = 2000, .report_every = 20
 
-/* The tables of train_options_t, which each program's own table precedes. */
-extern const option_table_t train_training_table, train_optimizer_table, train_outer_table,
-    train_precision_table, train_reports_table;
-#define TRAIN_TABLES                                                                               \
-  &train_training_table, &train_optimizer_table, &train_outer_table, &train_precision_table,       \
-      &train_reports_table, NULL
+/* The rows that all programs have, behind their own; and what reads a path of --data. */
+extern const struct tool_option train_rows[];
+tool_read train_read_path;
 
 /* Sets the defaults that depend on other options; learning_rates: the program's, of each method; 0:
  * as Adam's. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);
 
 /* Checks that options go together: 0, or -1 with words that name those at fault. */
-int train_options_check(const train_options_t *options, char words[OPTION_WORDS]);
+int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]);
 
 /* The form of one training: --compare makes two. */
 form_t train_options_form(const train_options_t *options);

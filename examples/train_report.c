@@ -59,7 +59,7 @@ static size_t steps(const training_t *training) {
 /* Fails where the loss is not finite, or too many steps in a row were skipped. Some are skipped
  * while a loss scale falls: thirty from 2^30 to 1. */
 static int check_progress(const training_t *training, const tally_t *since) {
-  char words[OPTION_WORDS];
+  char words[TRAIN_WORDS];
   snprintf(words, sizeof words,
            "no gradient is finite any more: the latest %zu steps were skipped; a lower "
            "--learning-rate may help",

@@ -38,7 +38,7 @@ static void destroy(training_t *training) {
 static int resume(training_t *training) {
   const train_options_t *options = training->options;
   train_optimizer_t *optimizer = &training->optimizer;
-  char words[OPTION_WORDS];
+  char words[TRAIN_WORDS];
   if (!options->resume)
     return 0;
   if (check(training->team, onebit_optimizer_load_files(optimizer->onebit, options->checkpoint),
@@ -219,29 +219,24 @@ static int load_and_train(const team_t *team, const train_options_t *options,
 typedef struct command {
   const train_kind_t *kind;
   train_options_t options;
-  int wrong; /* the command line, of which each rank may have its own */
-  char words[OPTION_WORDS];
+  enum tool_asked asked; /* by the command line, of which each rank may have its own */
+  char words[TRAIN_WORDS];
 } command_t;
 
 static int run_rank(team_t *team, const void *context) {
   const command_t *command = context;
-  const command_line_t *line = command->kind->command_line;
   team->quiet = command->options.quiet;
-  if (command->wrong)
-    complain(team, command->words);
-  else if (!command->options.help)
+  if (command->asked == TOOL_RUN)
     return load_and_train(team, &command->options, command->kind);
-  else if (team->rank == 0 && command->options.version)
-    printf("%s %s\n", line->program, onebit_version());
-  else if (team->rank == 0)
-    command_line_print_help(line);
-  return command->wrong ? WRONG_USE : DONE;
+  if (team->rank == 0)
+    tool_answer(command->kind->tool, command->asked, command->words);
+  return command->asked == TOOL_WRONG ? WRONG_USE : DONE;
 }
 
 int train_main(const train_kind_t *kind, int argc, char **argv) {
   command_t command = {.kind = kind};
-  command.wrong = train_options_parse(kind, &command.options, argc, argv, command.words) != 0;
+  command.asked = train_options_parse(kind, &command.options, argc, argv, command.words);
   setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  return team_run(kind->command_line->program, command.wrong ? 0 : command.options.ranks, run_rank,
+  return team_run(kind->tool->name, command.asked == TOOL_RUN ? command.options.ranks : 0, run_rank,
                   &command);
 }

@@ -1,15 +1,15 @@
 /* The tasks of train_task.h, as far as their kinds do not differ. */
 #include "examples/train_task.h"
 
-int train_options_parse(const train_kind_t *kind, train_options_t *options, int argc, char **argv,
-                        char words[OPTION_WORDS]) {
-  *options = *(const train_options_t *)kind->command_line->defaults;
-  if (command_line_parse(kind->command_line, options, argc, argv, words) != 0)
-    return -1;
+enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
+                                    char **argv, char words[TRAIN_WORDS]) {
+  *options = *(const train_options_t *)kind->tool->defaults;
+  const enum tool_asked asked = tool_parse(kind->tool, &argc, argv, options, words);
+  if (asked != TOOL_RUN)
+    return asked;
   train_options_complete(options, kind->learning_rates);
-  if (options->help)
-    return 0;
-  return kind->check(options, words) == 0 ? train_options_check(options, words) : -1;
+  return kind->check(options, words) == 0 && train_options_check(options, words) == 0 ? TOOL_RUN
+                                                                                      : TOOL_WRONG;
 }
 
 int train_task_create(train_task_t *task) {

@@ -33,11 +33,11 @@ struct train_kind {
   const char *name, *samples, *held_out_name; /* "text", "tokens", "bytes of held-out text" */
   const char *smaller, *different; /* messages: what needs less memory; ranks read other data */
   int classifies;                  /* accuracy has a meaning */
-  const command_line_t *command_line;
+  const struct tool *tool;
   const float *learning_rates; /* of each method; 0: as Adam's */
   /* Checks that the kind's own options go together: 0, or -1 with words that name those at
    * fault. */
-  int (*check)(const train_options_t *options, char words[OPTION_WORDS]);
+  int (*check)(const train_options_t *options, char words[TRAIN_WORDS]);
   /* Loads the data; NULL with words that say why not. */
   void *(*load)(const train_options_t *options, char words[TRAIN_WORDS]);
   void (*unload)(void *data);
@@ -55,10 +55,9 @@ struct train_kind {
 
 extern const train_kind_t text_kind, image_kind, word_kind;
 
-/* Reads a program's command line: 0, or -1 with words that name the option at fault and its
- * value. */
-int train_options_parse(const train_kind_t *kind, train_options_t *options, int argc, char **argv,
-                        char words[OPTION_WORDS]);
+/* Reads a program's command line; with TOOL_WRONG words name the option at fault and its value. */
+enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
+                                    char **argv, char words[TRAIN_WORDS]);
 
 /* Creates the model of a task whose other members are there. Collective; 0, or -1 on all ranks
  * after saying why. */

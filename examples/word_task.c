@@ -11,17 +11,21 @@
 
 #define AT(field) offsetof(train_options_t, field)
 
-static const option_t data[] = {
-    {"data", OPTION_PATHS, AT(data), 0, 0, "PATH", 0,
-     "text to train on: a file, or all files of a directory; may be given again"},
-    {"vocabulary", OPTION_COUNT, AT(vocabulary), 2, 1e6, NULL, 0,
-     "rows of a table: so many different words, the last of them for all others"},
-    {"width", OPTION_COUNT, AT(width), 1, 4096, NULL, 0, "columns of a table"},
-    {"context", OPTION_COUNT, AT(context), 1, 1024, NULL, 0,
-     "words before the one that is predicted"},
-    {"no-table", OPTION_FLAG, AT(no_table), 0, 0, NULL, 0,
-     "Efficient-Adam compresses the table of outputs as it does other tensors"},
-};
+/* clang-format off */
+static const struct tool_option rows[] = {
+    {"data", 0, TOOL_CALL, 0, "PATH",
+     "text to train on: a file, or all files of a directory; may be given again",
+     .read = train_read_path},
+    {"vocabulary", 0, TOOL_COUNT, AT(vocabulary), "N",
+     "rows of a table: so many different words, the last of them for all others",
+     .low = 2, .high = 1e6},
+    {"width", 0, TOOL_COUNT, AT(width), "N", "columns of a table", .low = 1, .high = 4096},
+    {"context", 0, TOOL_COUNT, AT(context), "N",
+     "words before the one that is predicted", .low = 1, .high = 1024},
+    {"no-table", 0, TOOL_FLAG, AT(no_table), NULL,
+     "Efficient-Adam compresses the table of outputs as it does other tensors", .low = 0},
+    {.kind = TOOL_ROWS, .rows = train_rows}};
+/* clang-format on */
 
 static const train_options_t defaults = {
     TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 64,  .epsilon = 1e-8f,
@@ -33,16 +37,17 @@ static const train_options_t defaults = {
 static const float learning_rates[METHODS] = {
     [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 0.5f, [LION] = 4e-3f};
 
-static const option_table_t own = OPTION_TABLE("Text and model", data);
-static const option_table_t *const tables[] = {&own, TRAIN_TABLES};
-static const command_line_t command_line = {
-    "train_words", "data-parallel training of tables of word embeddings, on the next word", tables,
-    &defaults};
+static const struct tool tool = {
+    .name = "train_words",
+    .usage = "train_words [OPTION]...",
+    .purpose = "data-parallel training of tables of word embeddings, on the next word",
+    .options = rows,
+    .defaults = &defaults};
 
-static int check_options(const train_options_t *options, char words[OPTION_WORDS]) {
+static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
   if (options->data.count > 0)
     return 0;
-  snprintf(words, OPTION_WORDS, "--data: missing; give a text file or a directory of them");
+  snprintf(words, TRAIN_WORDS, "--data: missing; give a text file or a directory of them");
   return -1;
 }
 
@@ -133,7 +138,7 @@ const train_kind_t word_kind = {.name = "words",
                                 .held_out_name = "held-out words",
                                 .smaller = "--batch or --vocabulary",
                                 .different = "--data: the ranks read different texts",
-                                .command_line = &command_line,
+                                .tool = &tool,
                                 .learning_rates = learning_rates,
                                 .check = check_options,
                                 .load = load,

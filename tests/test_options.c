@@ -10,6 +10,7 @@ struct values {
   int ranks, wire;
   size_t count, size;
   double real, rate, seconds;
+  float small;
   const char *path;
   size_t list[3], listed, called;
 };
@@ -29,6 +30,13 @@ static const char *count_calls(void *values, const char *value) {
 #define AT(field) offsetof(struct values, field)
 static const char *const wires[] = {"bits", "dense", "half", NULL};
 
+static const struct tool_option further[] = {
+    {"small", 0, TOOL_FLOAT, AT(small), "X", "how small", .low = 1e-9, .high = 2},
+    {"output", 'o', TOOL_TEXT, AT(path), .argument = "PATH", .help = "where"},
+    {"streams", 0, TOOL_CALL, 0, "N,N,...", "which", .read = read_list, .groups = 2},
+    {"call", 'c', TOOL_CALL, .help = "counts", .read = count_calls, .groups = 1},
+    {0}};
+
 static const struct tool_option rows[] = {
     {"fast", 'f', TOOL_FLAG, AT(fast), .help = "not slow"},
     {"ranks", 'r', TOOL_INTEGER, AT(ranks), "N", "how many", .low = 1, .high = 64},
@@ -39,18 +47,17 @@ static const struct tool_option rows[] = {
     {"rate", 0, TOOL_RATE, AT(rate), "RATE", "how fast", .low = 1e3, .high = 1e13},
     {"seconds", 0, TOOL_SECONDS, AT(seconds), "SECONDS", "how long", .high = 10},
     {"wire", 'w', TOOL_CHOICE, AT(wire), "NAME", "which", .names = wires},
-    {"output", 'o', TOOL_TEXT, AT(path), .argument = "PATH", .help = "where"},
-    {"streams", 0, TOOL_CALL, 0, "N,N,...", "which", .read = read_list, .groups = 2},
-    {"call", 'c', TOOL_CALL, .help = "counts", .read = count_calls, .groups = 1},
-    {0}};
+    {.kind = TOOL_ROWS, .rows = further}};
 
+static const struct values defaults = {.count = 12, .size = 5, .small = 1e-4f};
 static const struct tool tool = {.name = "onebit-test sub",
                                  .usage = "onebit-test sub [OPTION]... FILE...",
                                  .purpose = "Tests options.",
                                  .options = rows,
                                  .notes = "That is all.",
                                  .group = 2,
-                                 .operands = true};
+                                 .operands = true,
+                                 .defaults = &defaults};
 
 static char error[TOOL_ERROR];
 static char *arguments[20];
@@ -98,7 +105,8 @@ Test(options, each_kind_is_read) {
   cr_assert_eq(parse("--real 1.5g --rate 1gbit --seconds 0.5 -m 2G", &values), TOOL_RUN);
   cr_expect(values.real == 1.5e9 && values.rate == 125e6 && values.seconds == 0.5);
   cr_expect_eq(values.size, (size_t)2 << 30);
-  cr_assert_eq(parse("--seconds 50us", &values), TOOL_RUN);
+  cr_assert_eq(parse("--seconds 50us --small 2.5e-4", &values), TOOL_RUN);
+  cr_expect_eq(values.small, 2.5e-4f);
   cr_expect_float_eq(values.seconds, 50e-6, 1e-12);
 }
 
@@ -153,6 +161,8 @@ Test(options, errors_name_option_value_and_what_was_expected) {
                    "80000000mbit"},
       {"--seconds soon", "--seconds=soon: expected a time such as 0.250, 250ms or 50us from 0 to "
                          "10s"},
+      {"--small 3", "--small=3: expected a number such as 0.5 or 1e-4 from 1e-09 to 2"},
+      {"--small x", "--small=x: expected a number such as 0.5 or 1e-4 from 1e-09 to 2"},
       {"--wire=", "--wire=: expected bits, dense or half"},
       {"-wdens", "-w dens: expected bits, dense or half"},
       {"--streams 1,10", "--streams=1,10: expected N,N,..., each 1 to 9, at most 3 of them"},
@@ -206,7 +216,7 @@ Test(options, answers) {
                          "\n"
                          "  -f, --fast            not slow\n"
                          "  -r, --ranks N         how many\n"
-                         "  --count N             how many\n"
+                         "  --count N             how many; default 12\n"
                          "  -m BYTES              how large\n"
                          "                        and more of that\n"
                          "\n"
@@ -216,6 +226,7 @@ Test(options, answers) {
                          "  --rate RATE           how fast\n"
                          "  --seconds SECONDS     how long\n"
                          "  -w, --wire NAME       which\n"
+                         "  --small X             how small; default 0.0001\n"
                          "  -o, --output PATH     where\n"
                          "  --streams N,N,...     which\n"
                          "  -h, --help            this text\n"

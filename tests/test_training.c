@@ -30,12 +30,12 @@ static int run_rank(team_t *team, const void *context) {
 }
 
 static void parse(train_options_t *options, const char *arguments) {
-  char words[OPTION_WORDS] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
+  char words[TRAIN_WORDS] = "", *argv[MOST_ARGUMENTS] = {"train_images"};
   char *line = strdup(arguments), *rest = line;
   int argc = 1;
   for (char *word; (word = strtok_r(rest, " ", &rest));)
     argv[argc++] = word;
-  cr_assert_eq(train_options_parse(&image_kind, options, argc, argv, words), 0, "%s", words);
+  cr_assert_eq(train_options_parse(&image_kind, options, argc, argv, words), TOOL_RUN, "%s", words);
   options->checkpoint = options->checkpoint ? strdup(options->checkpoint) : NULL;
   options->log = options->log ? strdup(options->log) : NULL;
   free(line);

@@ -65,7 +65,7 @@ static int split(const char *line, char *argv[MOST_WORDS]) {
   return argc;
 }
 
-static int parse(const char *line, train_options_t *options, char words[OPTION_WORDS]) {
+static enum tool_asked parse(const char *line, train_options_t *options, char words[TRAIN_WORDS]) {
   char *argv[MOST_WORDS];
   const int argc = split(line, argv);
   words[0] = '\0';
@@ -74,16 +74,18 @@ static int parse(const char *line, train_options_t *options, char words[OPTION_W
 
 Test(training_parts, options_that_are_wrong_are_named) {
   static const char *const lines[][2] = {
-      {"--optimizer sgd", "--optimizer sgd: not one of "
-                          "efficient-adam|adam|efficient-lamb|lamb|zero-one-adam|momentum|lion"},
-      {"--steps 0", "--steps 0: not a number from 1 to 1000000000"},
-      {"--steps -3", "--steps -3: not a number"},
-      {"--steps", "--steps : a value is missing"},
-      {"--freeze-step soon", "--freeze-step soon: not a number from 0 to 1000000000, nor auto"},
-      {"--learning-rate nan", "--learning-rate nan: not a number from 0 to 10"},
-      {"--dense=1", "--dense =1: takes no value"},
+      {"--optimizer sgd", "--optimizer=sgd: expected efficient-adam, adam, efficient-lamb, lamb, "
+                          "zero-one-adam, momentum or lion"},
+      {"--steps 0", "--steps=0: expected an integer from 1 to 1000000000"},
+      {"--steps -3", "--steps=-3: expected an integer"},
+      {"--steps", "--steps: needs a value"},
+      {"--freeze-step soon",
+       "--freeze-step=soon: expected an integer from 0 to 1000000000, or auto"},
+      {"--learning-rate nan",
+       "--learning-rate=nan: expected a number such as 0.5 or 1e-4 from 0 to 10"},
+      {"--dense=1", "--dense=1: takes no value"},
       {"--quick", "--quick: unknown option"},
-      {"steps", "steps: unknown option"},
+      {"steps", "steps: unexpected argument"},
       {"--compare --dense", "--compare: makes both trainings; not with --dense"},
       {"--optimizer lamb --exchange step", "--exchange: is for --optimizer adam only"},
       {"--optimizer momentum --shards step", "--shards: is for --optimizer adam only"},
@@ -96,19 +98,20 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--save-every 3", "--save-every: needs --checkpoint"},
       {"--optimizer lamb --freeze-step 0", "--freeze-step 0: at least one dense step"},
       {"--optimizer momentum --freeze-step auto", "--freeze-step auto: is for adam and lamb only"},
-      {"--step-seconds x", "--step-seconds x: not a number from 0 to 1000"},
+      {"--step-seconds x",
+       "--step-seconds=x: expected a number such as 0.5 or 1e-4 from 0 to 1000"},
       {"--outer-bits 1", "--outer: missing"},
       {"--outer-patience 3", "--outer: missing"},
-      {"--outer 3 --outer-bits 3", "--outer-bits 3: not one of auto|1|2|4|8|32|sparse"},
+      {"--outer 3 --outer-bits 3", "--outer-bits=3: expected auto, 1, 2, 4, 8, 32 or sparse"},
       {"--outer 3 --dense", "--outer: not with dense"},
       {"--images x", "--labels: missing"},
       {"--labels x", "--images: missing"},
-      {"--side 9", "--side 9: not a number from 10 to 256"},
+      {"--side 9", "--side=9: expected an integer from 10 to 256"},
   };
   train_options_t options;
-  char words[OPTION_WORDS];
+  char words[TRAIN_WORDS];
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    cr_expect_eq(parse(lines[i][0], &options, words), -1, "%s: accepted", lines[i][0]);
+    cr_expect_eq(parse(lines[i][0], &options, words), TOOL_WRONG, "%s: accepted", lines[i][0]);
     cr_expect(strstr(words, lines[i][1]), "%s: \"%s\" does not say \"%s\"", lines[i][0], words,
               lines[i][1]);
   }
@@ -117,31 +120,31 @@ Test(training_parts, options_that_are_wrong_are_named) {
 Test(training_parts, options_of_train_words_that_are_wrong_are_named) {
   static const char *const lines[][2] = {
       {"--ranks 2", "--data: missing"},
-      {"--data x --vocabulary 1", "--vocabulary 1: not a number from 2 to 1000000"},
+      {"--data x --vocabulary 1", "--vocabulary=1: expected an integer from 2 to 1000000"},
   };
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
     train_options_t options;
-    char *argv[MOST_WORDS], words[OPTION_WORDS] = "";
+    char *argv[MOST_WORDS], words[TRAIN_WORDS] = "";
     const int argc = split(lines[i][0], argv);
-    cr_expect_eq(train_options_parse(&word_kind, &options, argc, argv, words), -1, "%s: accepted",
-                 lines[i][0]);
+    cr_expect_eq(train_options_parse(&word_kind, &options, argc, argv, words), TOOL_WRONG,
+                 "%s: accepted", lines[i][0]);
     cr_expect(strstr(words, lines[i][1]), "\"%s\" does not say \"%s\"", words, lines[i][1]);
   }
 }
 
 Test(training_parts, defaults_follow_other_options) {
   train_options_t options;
-  char words[OPTION_WORDS];
-  cr_expect_eq(parse("--steps 1000", &options, words), 0);
+  char words[TRAIN_WORDS];
+  cr_expect_eq(parse("--steps 1000", &options, words), TOOL_RUN);
   cr_expect(options.freeze == 200 && options.rise == 101);
   cr_expect_eq(options.method, EFFICIENT_ADAM);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9);
-  cr_expect_eq(parse("--optimizer adam", &options, words), 0);
+  cr_expect_eq(parse("--optimizer adam", &options, words), TOOL_RUN);
   cr_expect_float_eq(options.learning_rate, 8e-3f, 1e-9, "not the rate of the default");
-  cr_expect_eq(parse("--optimizer momentum", &options, words), 0);
+  cr_expect_eq(parse("--optimizer momentum", &options, words), TOOL_RUN);
   cr_expect_eq(options.freeze, 0);
   cr_expect_gt(options.learning_rate, 1e-2f);
-  cr_expect_eq(parse("--freeze-step auto --steps=7", &options, words), 0);
+  cr_expect_eq(parse("--freeze-step auto --steps=7", &options, words), TOOL_RUN);
   cr_expect(options.freeze == FREEZE_AUTOMATIC && options.steps == 7);
 }
 

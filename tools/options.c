@@ -109,6 +109,15 @@ static bool set_quantity(const struct tool_option *option, const char *text, dou
   return true;
 }
 
+static bool set_float(const struct tool_option *option, const char *text, float *field) {
+  char *end;
+  double value = strtod(text, &end);
+  if (end == text || *end || !in_range(option, value))
+    return false;
+  *field = (float)value;
+  return true;
+}
+
 static bool set_choice(const struct tool_option *option, const char *text, int *field) {
   int found = tool_find(text, strlen(text), option->names);
   if (found >= 0)
@@ -126,6 +135,8 @@ static bool set_field(const struct tool_option *option, const char *text, void *
     return true;
   case TOOL_CHOICE:
     return set_choice(option, text, field);
+  case TOOL_FLOAT:
+    return set_float(option, text, field);
   case TOOL_REAL:
   case TOOL_RATE:
   case TOOL_SECONDS:
@@ -145,6 +156,7 @@ static void expect(const struct tool_option *option, char *text, size_t capacity
       [TOOL_COUNT] = {"an integer", "", 1},
       [TOOL_SIZE] = {"a size such as 64K or 256M", "", 1},
       [TOOL_REAL] = {"a number such as 16 or 340M", "", 1},
+      [TOOL_FLOAT] = {"a number such as 0.5 or 1e-4", "", 1},
       [TOOL_RATE] = {"a rate such as 300mbit or 1gbit", "mbit", 8e-6},
       [TOOL_SECONDS] = {"a time such as 0.250, 250ms or 50us", "s", 1},
   };
@@ -179,22 +191,26 @@ static bool options_has(const struct tool *tool, const struct tool_option *optio
 }
 
 /* The size of getopt's tables, which hold the rows of any program here. */
-enum { ROWS = 64 };
+enum { ROWS = 96 };
+
+static const struct tool_option *next_row(const struct tool_option *option) {
+  return option[1].kind == TOOL_ROWS ? option[1].rows : option + 1;
+}
 
 static void make_tables(const struct tool *tool, struct option longs[ROWS],
                         char letters[2 * ROWS + 4]) {
   size_t count = 2;
+  int row = 0;
   longs[0] = (struct option){"help", no_argument, NULL, HELP};
   longs[1] = (struct option){"version", no_argument, NULL, VERSION};
   letters += sprintf(letters, "-:hv"); /* operands in their places; a missing value is told apart */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
-       option++) {
+       option = next_row(option), row++) {
     if (!options_has(tool, option))
       continue;
     int value = takes_value(option) ? required_argument : no_argument;
     if (option->name)
-      longs[count++] =
-          (struct option){option->name, value, NULL, LONG + (int)(option - tool->options)};
+      longs[count++] = (struct option){option->name, value, NULL, LONG + row};
     if (option->letter)
       letters += sprintf(letters, "%c%s", option->letter, value ? ":" : "");
   }
@@ -202,11 +218,11 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
 }
 
 static const struct tool_option *option_of(const struct tool *tool, int got) {
-  if (got >= LONG)
-    return &tool->options[got - LONG];
   const struct tool_option *option = tool->options;
-  while (option->kind && (!options_has(tool, option) || option->letter != got))
-    option++;
+  for (int row = LONG; got >= LONG && row < got; row++)
+    option = next_row(option);
+  while (got < LONG && option->kind && (!options_has(tool, option) || option->letter != got))
+    option = next_row(option);
   return option;
 }
 
@@ -294,7 +310,16 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
 
 enum { COLUMN = 24 }; /* where the help of an option begins */
 
-static void print_row(const struct tool_option *option) {
+static void print_default(const struct tool_option *option, const void *values) {
+  const void *field = (const char *)values + option->at;
+  double value = option->kind == TOOL_COUNT   ? (double)*(const size_t *)field
+                 : option->kind == TOOL_FLOAT ? (double)*(const float *)field
+                                              : 0;
+  if (value > 0 && in_range(option, value))
+    printf("; default %g", value);
+}
+
+static void print_row(const struct tool_option *option, const void *defaults) {
   char left[64];
   int length = 0;
   if (option->letter)
@@ -306,8 +331,11 @@ static void print_row(const struct tool_option *option) {
   printf("  %-*s ", COLUMN - 3, left);
   for (const char *line = option->help; line;) {
     int width = (int)strcspn(line, "\n");
-    printf("%.*s\n", width, line);
+    printf("%.*s", width, line);
     line = line[width] ? line + width + 1 : NULL;
+    if (!line && defaults)
+      print_default(option, defaults);
+    printf("\n");
     if (line)
       printf("%*s", COLUMN, "");
   }
@@ -318,13 +346,13 @@ void tool_print_help(const struct tool *tool) {
       {.name = "help", .letter = 'h', .kind = TOOL_FLAG, .help = "this text"},
       {.name = "version", .letter = 'v', .kind = TOOL_FLAG, .help = "the version of the library"}};
   printf("usage: %s\n\n%s\n\n", tool->usage, tool->purpose);
-  for (const struct tool_option *option = tool->options; option->kind; option++)
+  for (const struct tool_option *option = tool->options; option->kind; option = next_row(option))
     if (option->kind == TOOL_HEADING)
       printf("\n%s\n\n", option->help);
     else if (options_has(tool, option))
-      print_row(option);
-  print_row(&own[0]);
-  print_row(&own[1]);
+      print_row(option, tool->defaults);
+  print_row(&own[0], NULL);
+  print_row(&own[1], NULL);
   if (tool->notes)
     printf("\n%s\n", tool->notes);
 }

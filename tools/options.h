@@ -12,11 +12,13 @@
 enum tool_option_kind {
   TOOL_END,     /* the last row, all zeros */
   TOOL_HEADING, /* no option: a paragraph of --help */
+  TOOL_ROWS,    /* the last row, behind which those of another table, `rows`, go on */
   TOOL_FLAG,    /* bool: true; takes no value */
   TOOL_INTEGER, /* int */
   TOOL_COUNT,   /* size_t: an integer */
   TOOL_SIZE,    /* size_t: an integer, with K, M or G for powers of 1024: 64K */
   TOOL_REAL,    /* double, with K, M, G or B for powers of 1000: 340M, 0.5 */
+  TOOL_FLOAT,   /* float: 1e-4 */
   TOOL_RATE,    /* double, bytes a second: 300mbit, 1gbit */
   TOOL_SECONDS, /* double: 0.250, 250ms, 50us */
   TOOL_CHOICE,  /* int: the place of the word in `names` */
@@ -41,6 +43,7 @@ struct tool_option {
   const char *const *names; /* of a choice, with a NULL at the end */
   tool_read *read;
   unsigned groups; /* the subcommands that have it, as bits; 0: all */
+  const struct tool_option *rows;
 };
 
 struct tool {
@@ -48,9 +51,11 @@ struct tool {
   const char *usage;   /* what follows "usage: " */
   const char *purpose; /* paragraphs before the options */
   const struct tool_option *options;
-  const char *notes; /* paragraphs after the options, or NULL */
-  unsigned group;    /* the subcommand's bit, where rows have groups */
-  bool operands;     /* takes arguments that are no options */
+  const char *notes;    /* paragraphs after the options, or NULL */
+  unsigned group;       /* the subcommand's bit, where rows have groups */
+  bool operands;        /* takes arguments that are no options */
+  const void *defaults; /* a struct of values: --help says those of TOOL_COUNT and TOOL_FLOAT that
+                           are in their range and not 0. NULL: it says none */
 };
 
 enum tool_asked { TOOL_RUN, TOOL_HELP, TOOL_VERSION, TOOL_WRONG };
