@@ -56,18 +56,21 @@ relative = $(shell awk -v from='$(1)' -v to='$(2)' -v prefix='$(PREFIX)' 'BEGIN 
 # /usr never moves, and pkg-config leaves out its directories only where they are plainly named.
 PC_PREFIX = $(if $(filter /usr,$(call hide,$(PREFIX))),/usr,$(call \
   relative,$(LIBDIR)/pkgconfig,$(PREFIX),$${pcfiledir}))
-# --- The manual: sections 1 and 7 are written in man/, section 3 is made of the headers. The list
-# --- has a line for each page of section 3 and each of its links: the header, and the name.
+# --- The manual: sections 1 and 7 are written in man/, but for the options of programs, which are
+# --- made of their sources, as section 3 is of the headers. The list has a line for each page of
+# --- section 3 and each of its links: the header, and the name.
 
 MAN_DATE   := 2026-11-22
 MAN_LIST   := $(BUILD)/man/list
 MANUAL     := $(wildcard man/*.[17])
+MAN_OPTIONS := $(shell sed -n 's/^\.\\" @OPTIONS@ //p' $(MANUAL))
 MAN_FILLED  = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@DATE@|$(MAN_DATE)|'
 MAN3        = $(filter-out %/onebit.h,$(wildcard include/onebit/*.h))
 # From the shortest on: a page shows the first that calls a function of it.
 MAN3_EXAMPLES := $(addprefix examples/,minimal.c allreduce.c adam.c mpi_calls.c counters.c outer.c custom.c \
   stream.c survive.c)
-$(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment.awk base/knobs.c
+$(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment.awk man/options.awk \
+  base/knobs.c $(MAN_OPTIONS)
 	$(call say,MAN)
 	@set -e; rm -rf $(@D); mkdir -p $(@D)/man1 $(@D)/man3 $(@D)/man7; \
 	for header in $(MAN3); do page=onebit_$$(basename $$header .h); \
@@ -78,7 +81,9 @@ $(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment
 	    [ $$name = $$page ] || echo ".so man3/$$page.3" >$(@D)/man3/$$name.3; done; done; \
 	awk -f man/environment.awk base/knobs.c >$(@D)/environment; \
 	for header in $(MAN3); do echo ".BR onebit_$$(basename $$header .h) (3),"; done >$(@D)/pages; \
-	for page in $(MANUAL); do $(MAN_FILLED) -e '/@ENVIRONMENT@/r $(@D)/environment' \
+	for page in $(MANUAL); do \
+	  awk -f man/options.awk $$(sed -n 's/^\.\\" @OPTIONS@ //p' $$page) </dev/null >$(@D)/options; \
+	  $(MAN_FILLED) -e '/@OPTIONS@/r $(@D)/options' -e '/@ENVIRONMENT@/r $(@D)/environment' \
 	  -e '/@PAGES@/r $(@D)/pages' $$page | sed '/^\.\\" @[A-Z]*@/d' \
 	    >$(@D)/man$${page##*.}/$${page##*/}; done; \
 	mv $@.new $@

@@ -23,15 +23,19 @@ static const struct tool_option rows[] = {
     {"quick", 0, TOOL_FLAG, AT(quick), .help = "fewer and smaller measurements: some ten seconds"},
     {.kind = TOOL_HEADING,
      .help = "With --doctor, under mpirun or srun, the same way as the program in question: finds "
-             "out in\nhalf a minute which interface MPI's traffic takes, whether another one is "
-             "faster, which\nhosts are slow, whether ranks that wait starve those that work, and "
-             "prints the settings\nthat help."},
+             "out in\nhalf a minute whether measurements can be believed, which interface MPI's "
+             "traffic takes,\nwhether another one is faster or MPI is far below plain TCP, which "
+             "hosts are slow, and what\nthe kernel says: interfaces that are down, duplex, link "
+             "speed, MTU, bridges such as docker0,\na host's name at 127.0.1.1, clocks that "
+             "differ. It prints the causes first, and settings that\nhelp. A step that does not "
+             "end within a minute ends with a message, MPI_Init too."},
     {"doctor", 0, TOOL_FLAG, AT(doctor), .help = "find what is wrong with the network"},
     {.kind = TOOL_HEADING,
      .help =
          "With --predict, measures nothing and needs no MPI: says what a step of training "
-         "takes in\nthe mean of a run: dense, with each one-bit optimizer and with onebit run, and "
-         "on which\nlinks that pays."},
+         "takes in\nthe mean of a run: dense, with each one-bit optimizer and with onebit run in 8 "
+         "bits, beside\nwhat its bytes take at the rate of the link, and on which links that "
+         "pays."},
     {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
     {"parameters", 0, TOOL_REAL, AT(parameters), "N", "of the model: 340M, 1.5G", .low = 1,
      .high = 1e14},
@@ -52,17 +56,20 @@ static const struct tool_option rows[] = {
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
      .help = "the tuning file, of whatever machine; 'none': the defaults"},
     {"warm-up", 0, TOOL_REAL, AT(warm_up), "SHARE",
-     "of the steps, before 1-bit Adam compresses; default 0.15", .high = 1},
+     "of the steps, before 1-bit Adam compresses; default 0.15, as published for\nBERT-Large",
+     .high = 1},
     {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
     {.kind = TOOL_HEADING,
      .help = "With --predict --whole-run, says what the whole run of --steps takes over a slow "
              "network: with\nan exchange in each step, and with an outer step every H steps; and "
-             "which to choose. Without\n--bandwidth, for links of 10 Mbit/s to 10 Gbit/s."},
+             "which to choose: of those\nwithin 5 % of no network the one that changes training "
+             "least, or else the fastest. Without\n--bandwidth, for links of 10 Mbit/s to 10 "
+             "Gbit/s."},
     {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "of the whole run, warm-up included"},
     {"local-steps", 0, TOOL_INTEGER, AT(local_steps), "H",
      "between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6},
     {"bits", 0, TOOL_CHOICE, AT(bits), "NAME",
-     "of the outer step: 1, 2, 4, 8, float32 or sparse; default: 4 and 1",
+     "of the outer step: 1, 2, 4, 8, float32 or sparse (SparseLoCo's messages);\ndefault: 4 and 1",
      .names = tune_width_names},
     {"fragments", 0, TOOL_INTEGER, AT(fragments), "F", "of the outer step; default: 1 and 4",
      .low = 1, .high = 1e6},
@@ -72,7 +79,9 @@ static const struct tool_option rows[] = {
      .help =
          "With --predict --device cuda, ranks are GPUs that talk over NCCL, beside ncclAllReduce: "
          "from\ncounted bytes, launches and latencies, in one host and, without --bandwidth, "
-         "between hosts at\n10, 25 and 100 Gbit/s. The figures are an H200's."},
+         "between hosts at\n10, 25 and 100 Gbit/s. The figures are an H200's; the tuning file is "
+         "not for "
+         "them."},
     {"device", 0, TOOL_CHOICE, AT(device), "NAME", "host or cuda; default host", .names = devices},
     {"copy-rate", 0, TOOL_REAL, AT(copy), "N",
      "bytes a second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18},
@@ -82,7 +91,9 @@ static const struct tool_option rows[] = {
     {"launch-time", 0, TOOL_SECONDS, AT(launch), "SECONDS", "of the smallest kernel; default 2.5us",
      .high = 1},
     {"group-time", 0, TOOL_SECONDS, AT(group), "SECONDS",
-     "of an NCCL group inside a host; default 10us", .high = 1},
+     "of an NCCL group inside a host; default 10us; between hosts --latency comes\nto it, default "
+     "30us",
+     .high = 1},
     {0}};
 
 static const struct tool tool = {

@@ -1,0 +1,71 @@
+# The options of a program, from the table that it reads them by (struct tool_option), or, of a
+# script, from the comment that its --help prints.
+function escaped(s) {
+  gsub(/\\n/, " ", s)
+  gsub(/\\"/, "\"", s)
+  gsub(/-/, "\\-", s)
+  gsub(/~/, "\\(ti", s)
+  gsub(/\047/, "\\(aq", s)
+  return s
+}
+function fill(s,    n, k, word, line) { # mandoc wants a sentence to begin a line
+  n = split(escaped(s), word, / +/)
+  for (k = 1; k <= n; k++) {
+    if (length(line) + length(word[k]) > 77 || (line ~ /[a-z)][.]$/ && word[k] ~ /^[A-Z]/)) {
+      print line
+      line = ""
+    }
+    if (line == "" && word[k] ~ /^[.]/) word[k] = "\\&" word[k]
+    line = line (line == "" ? "" : " ") word[k]
+  }
+  print line
+}
+function paragraph(s) { if (any++) print ".PP"; fill(s) }
+function option(names, argument, help) {
+  names = escaped(names)
+  sub(/, /, "\\fR, \\fB", names)
+  if (argument != "") argument = (argument ~ /^[[]=/ ? "" : " ") "\\fI" escaped(argument) "\\fR"
+  any++
+  print ".TP\n\\fB" names "\\fR" argument
+  fill(help)
+}
+
+FNR == 1 { script = comment = /^#!/; next }
+
+# A row of a table in C: its strings are the name, the argument where it has one, and the help.
+/struct tool_option rows\[\]/ { table = !/TOOL_END/; row = ""; next }
+/\.kind = TOOL_END|[{]0}/ { table = 0 }
+table { row = row " " $0 }
+table && /},$/ {
+  letter = match(row, /\047[a-zA-Z]\047/) ? "-" substr(row, RSTART + 1, 1) ", " : ""
+  for (n = 0; match(row, /"([^"\\]|\\.)*"/); row = substr(row, RSTART + RLENGTH)) {
+    n += substr(row, 1, RSTART - 1) !~ /^ *$/ # strings without a comma between them are one
+    value[n] = (substr(row, 1, RSTART - 1) ~ /^ *$/ ? value[n] : "") substr(row, RSTART + 1, RLENGTH - 2)
+  }
+  if (n == 1) paragraph(value[1])
+  else option(letter "--" value[1], n > 2 ? value[2] : "", value[n])
+  row = ""
+}
+
+# An option in a comment, with text behind it or below.
+comment && !/^#/ { comment = 0; exit }
+comment && head != "" && !/^#          / { option(head, argument, help); head = "" }
+comment && /^#   -[^ ]/ && !/--version/ {
+  if (before != "") paragraph(before)
+  before = ""
+  split(substr($0, 5), part, /  +/)
+  help = substr($0, 5 + length(part[1]))
+  match(part[1], /^-[^ [=,]*/)
+  head = substr(part[1], 1, RLENGTH)
+  argument = substr(part[1], RLENGTH + 1)
+  sub(/^ /, "", argument)
+  sub(/^ +/, "", help)
+  next
+}
+comment && head != "" { sub(/^# +/, ""); help = help (help == "" ? "" : " ") $0; next }
+comment { before = /^#$/ ? "" : before (before == "" ? "" : " ") substr($0, 3) }
+
+END {
+  option("-h, --help", "", "prints the usage")
+  option((script ? "" : "-v, ") "--version", "", "prints the version of the library")
+}
