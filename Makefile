@@ -39,8 +39,6 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(NVCC))))
 # One of each generation that this nvcc knows: the others of a generation run the same code.
 CUDA_ARCHS ?= $(or $(filter $(patsubst sm_%,%,\
   $(shell $(NVCC) --list-gpu-code 2>/dev/null)),80 90 100 120),80 90)
-# ZLIB=0: train_images reads plain files only; that is also what it does where zlib.h is missing.
-ZLIB     ?= $(shell echo '\#include <zlib.h>' | $(CC) -E - >/dev/null 2>&1 && echo 1 || echo 0)
 NCCL_HOME ?=
 NCCL     ?= $(if $(filter emulated,$(CUDA)),1,$(if $(wildcard $(addsuffix /include/nccl.h,\
               $(NCCL_HOME) $(CUDA_HOME) /usr)),$(filter-out 0,$(CUDA)),0))
@@ -86,7 +84,6 @@ has_cuda    := $(filter-out 0,$(CUDA))
 has_nccl    := $(filter 1,$(NCCL))
 has_openmp  := $(filter 1,$(OPENMP))
 has_fortran := $(filter 1,$(FORTRAN))
-has_zlib     = $(filter-out 0,$(ZLIB))
 is_emulated := $(filter emulated,$(CUDA))
 warns_are_errors := $(filter 1,$(WERROR))
 
@@ -220,16 +217,15 @@ WITH_MPI  := $(if $(has_mpi),MPI,no MPI)
 WITH_CUDA := $(if $(is_emulated),an emulated CUDA device,CUDA for $(addprefix sm_,$(CUDA_ARCHS)))
 WITH_NCCL := $(if $(has_nccl),$(comma) NCCL)
 WITH_CUDA := $(if $(has_cuda),$(WITH_CUDA)$(WITH_NCCL),no CUDA: for processors only)
-WITH_ZLIB  = $(if $(has_zlib),,; no zlib: train_images reads plain files only)
 $(BUILD)/flags: FORCE | $(filter deps,$(MAKECMDGOALS))
 	@command -v $(CC) >/dev/null || \
 	  { echo "$(CC): not found; 'make deps' installs a compiler" >&2; exit 1; }
 	@[ "$(MPI)" = 0 ] || command -v $(MPICC) >/dev/null || \
 	  { echo "$(MPICC): not found; 'make deps' installs MPI, MPI=0 goes without" >&2; exit 1; }
 	@mkdir -p $(@D)
-	@echo '$(CC) $(ALL_CFLAGS) : $(COMPILE_CU) : $(ALL_LDFLAGS) $(LIBS) : $(ZLIB_LIBS)' >$@.new
+	@echo '$(CC) $(ALL_CFLAGS) : $(COMPILE_CU) : $(ALL_LDFLAGS) $(LIBS)' >$@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; \
-	  echo 'onebit $(VERSION) with $(WITH_MPI), $(WITH_CUDA)$(WITH_ZLIB)'; fi
+	  echo 'onebit $(VERSION) with $(WITH_MPI), $(WITH_CUDA)'; fi
 
 # A codec a file, each with the instructions it is written for; compression/codec.c chooses one.
 X86 = $(shell $(CC) -E -dM -x c /dev/null | grep -o __x86_64__)
@@ -352,8 +348,7 @@ include docs/site/rules.mk
 TEST_PACKAGES = libcriterion-dev pkgconf
 PACKAGES = gcc libc6-dev make $(if $(has_mpi),libopenmpi-dev openmpi-bin) \
   $(if $(filter check check-long tests,$(MAKECMDGOALS)),$(TEST_PACKAGES)) $(EXTRA_PACKAGES)
-OPTIONAL_PACKAGES = $(filter-out $(PACKAGES),$(TEST_PACKAGES)) iproute2 zlib1g-dev \
-  $(if $(has_mpi),gfortran)
+OPTIONAL_PACKAGES = $(filter-out $(PACKAGES),$(TEST_PACKAGES)) iproute2 $(if $(has_mpi),gfortran)
 deps:
 	@packaging/deps $(PACKAGES) -- $(OPTIONAL_PACKAGES)
 

@@ -1,7 +1,7 @@
 /*
- * Files in MNIST's IDX format, plain or compressed by gzip: an array of unsigned bytes of some
- * dimensions. Two zero bytes, the type (8), the number of dimensions, the size of each as 32 bits
- * with the highest byte first, and the elements, the last dimension's next to each other.
+ * Files in MNIST's IDX format, not compressed: an array of unsigned bytes of some dimensions. Two
+ * zero bytes, the type (8), the number of dimensions, the size of each as 32 bits with the highest
+ * byte first, and the elements, the last dimension's next to each other.
  */
 #ifndef EXAMPLES_IDX_H
 #define EXAMPLES_IDX_H

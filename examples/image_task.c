@@ -13,8 +13,7 @@
 /* clang-format off */
 static const struct tool_option rows[] = {
     {"images", 0, TOOL_TEXT, AT(images), "FILE",
-     "images to learn, in MNIST's IDX format, plain or compressed by gzip;\n"
-     "default: drawn digits", .low = 0},
+     "images to learn, in MNIST's IDX format; default: drawn digits", .low = 0},
     {"labels", 0, TOOL_TEXT, AT(labels), "FILE", "their labels", .low = 0},
     {"drawn", 0, TOOL_COUNT, AT(drawn), "N", "how many digits to draw", .low = 2, .high = 1e7},
     {"side", 0, TOOL_COUNT, AT(side), "N",

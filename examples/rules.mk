@@ -3,8 +3,6 @@
 TRAININGS := $(addprefix $(BUILD)/examples/,train_text train_images train_words)
 EXAMPLES  := $(TRAININGS) $(addprefix $(BUILD)/examples/,$(if $(is_darwin),,outer) \
                $(if $(has_mpi),adam allreduce custom mpi_calls survive train_plain $(if $(has_nccl),stream)))
-ZLIB_LIBS   = $(if $(has_zlib),-lz)
-ZLIB_CFLAGS = $(if $(has_zlib),-DEXAMPLES_HAVE_ZLIB=1)
 
 # What trainings share, and what each has of its own.
 MODEL    := $(call objects,examples/model.c examples/transformer_math.c)
@@ -15,9 +13,7 @@ IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c ex
 WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c)
 $(BUILD)/examples/train_text: $(TEXT)
 $(BUILD)/examples/train_images: $(IMAGES)
-$(BUILD)/examples/train_images: OWN_LIBS = $(ZLIB_LIBS)
 $(BUILD)/examples/train_words: $(WORDS)
-$(BUILD)/examples/idx.o: OWN_CFLAGS = $(ZLIB_CFLAGS)
 $(TRAININGS): $(TRAINING)
 
 # All but the one that knows nothing of onebit.

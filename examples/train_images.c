@@ -3,7 +3,7 @@
  * optimizer of the library or its dense form.
  *
  *   mpirun -n 4 train_images --compare
- *   mpirun -n 4 train_images --images t10k-images-idx3-ubyte.gz --labels t10k-labels-idx1-ubyte.gz
+ *   mpirun -n 4 train_images --images t10k-images-idx3-ubyte --labels t10k-labels-idx1-ubyte
  *
  * Without files it draws digits. The images are shuffled, always in the same way, and a fifth of
  * them is held out. Each rank computes the gradient of its part of each batch;

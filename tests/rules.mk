@@ -69,8 +69,6 @@ $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 # What tests link of examples.
 TRAINED := $(addprefix $(BUILD)/tests/,test_images test_training test_training_parts)
 $(TRAINED): $(TRAINING) $(IMAGES)
-$(TRAINED): OWN_LIBS = $(ZLIB_LIBS)
-$(BUILD)/tests/test_images.o: OWN_CFLAGS += $(ZLIB_CFLAGS)
 $(BUILD)/tests/test_training_parts: $(WORDS) $(EXAMPLES)
 $(BUILD)/tests/test_transformer: $(BUILD)/examples/transformer.o $(MODEL)
 $(BUILD)/tests/test_words: $(addprefix $(BUILD)/examples/,words.o log_bilinear.o) $(MODEL)

@@ -50,7 +50,6 @@ class Onebit(MakefilePackage, CudaPackage):
         settings = [
             "V=1",
             "BUILD=build",
-            "ZLIB=0",  # for an example only
             "FORTRAN=0",
             "PREFIX=" + str(prefix),
             "LIBDIR=" + str(prefix.lib),
