@@ -86,6 +86,17 @@ def documented(page, word, names):
     shutil.rmtree(place, ignore_errors=True)
 
 
+def prepared(**names):
+    """What a program has before it prepares it."""
+    module = network()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+    points = torch.randn(1600, 20, generator=torch.Generator().manual_seed(5))
+    data = torch.utils.data.TensorDataset(points, points[:, :1].sin())
+    return {"torch": torch, "model": module, "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100),
+            "loader": torch.utils.data.DataLoader(data, batch_size=8), **names}, module  # fmt: skip
+
+
 def lightning(rank, size):
     import lightning
     from lightning.pytorch.strategies import DDPStrategy
@@ -133,6 +144,7 @@ def lightning(rank, size):
         return {"lightning": lightning, "module": module}, module.network
 
     documented("lightning.md", "lightning.Trainer", names)
+    documented("lightning.md", "lightning.Fabric", lambda: prepared(lightning=lightning))
     resumes(rank, train)
 
 
@@ -156,17 +168,20 @@ def transformers(rank, size):
         class Stop(transformers.TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
                 if state.global_step == stop < STEPS:
-                    control.should_save = control.should_training_stop = True
+                    control.should_training_stop = True
+                    control.should_save, control.should_evaluate = stop == STOPS[0], stop != STOPS[0]
 
         callback = onebit.torch.TrainerCallback(**OPTIONS)
         with tempfile.TemporaryDirectory() as unused:
             args = transformers.TrainingArguments(
                 place or unused, max_steps=STEPS, per_device_train_batch_size=16 // size,
-                learning_rate=3e-3, save_strategy="no", report_to=[], use_cpu=True, seed=1,
-                logging_strategy="no", disable_tqdm=True, ddp_find_unused_parameters=False,
+                learning_rate=3e-3, save_strategy="best", metric_for_best_model="loss", report_to=[],
+                use_cpu=True, seed=1, logging_strategy="no", disable_tqdm=True,
+                ddp_find_unused_parameters=False,
             )
             trainer = transformers.Trainer(
-                Model(), args, train_dataset=examples, callbacks=[Stop(), callback])
+                Model(), args, train_dataset=examples, eval_dataset=examples[:16],
+                callbacks=[Stop(), callback])  # fmt: skip
             if begin:
                 begin = os.path.join(begin, os.listdir(begin)[0])
             trainer.train(resume_from_checkpoint=begin)
@@ -190,18 +205,8 @@ def transformers(rank, size):
 def accelerate(rank, size):
     import accelerate
 
-    def names():
-        module = network()
-        optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-        points = torch.randn(1600, 20, generator=torch.Generator().manual_seed(5))
-        data = torch.utils.data.TensorDataset(points, points[:, :1].sin())
-        return {"accelerate": accelerate, "torch": torch, "model": module, "optimizer": optimizer,
-                "scheduler": schedule,
-                "loader": torch.utils.data.DataLoader(data, batch_size=8)}, module  # fmt: skip
-
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    documented("accelerate.md", "accelerate.Accelerator", names)
+    documented("accelerate.md", "accelerate.Accelerator", lambda: prepared(accelerate=accelerate))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_trainings.py
 runs. `python trainings_ranks.py CASE,CASE RANKS`; without cases all, with a table."""
 
+import contextlib
 import copy
 import os
 import sys
@@ -359,6 +360,44 @@ def shards(rank, take):
     return judged(model)
 
 
+@contextlib.contextmanager
+def defaults():
+    """Of torch's, as a program may have set them."""
+    torch.set_default_dtype(torch.float64)
+    with torch.device("meta") if hasattr(torch, "compile") else contextlib.nullcontext():
+        yield
+    torch.set_default_dtype(torch.float32)
+
+
+@case
+def in_a_module(rank, take):
+    """Of the program's, with other defaults of torch's."""
+    class Program(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = replica(network())
+
+        def forward(self, points):
+            return self.network(points)
+
+    model = Program()
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    with defaults():
+        optimizer = take(model, inner)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        clip = getattr(optimizer, "clip_grad_norm_", lambda to: clip_grad_norm_(model.parameters(), to))
+        with defaults():
+            clip(0.5)
+            optimizer.step()
+    if take is not plain:
+        with defaults():
+            optimizer.consolidate_state_dict()
+            optimizer.load_state_dict(optimizer.state_dict())
+    return judged(model.network)
+
+
 # --- What else must hold -------------------------------------------------------------------------
 
 
@@ -394,6 +433,45 @@ def skipped(rank):
         assert optimizer.status is wanted and torch.equal(before, bits(model)) == (step == 5)
         assert alike(bits(model))
     assert optimizer.onebit.info()["steps"] == 7
+
+
+@check
+def scaled(rank):
+    """A rank whose gradients overflow lowers every rank's scale: what is averaged in the backward pass
+    has that of all."""
+    if not hasattr(getattr(torch, "amp", None), "GradScaler"):
+        return  # of processors from torch 2.3 on
+    (model, optimizer), scaler = made(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step)
+        scaler.scale(loss).backward()
+        if rank == 1 and step == 2:
+            model.module.body[0].weight.grad[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert alike(bits(model)) and alike(torch.tensor(scaler.get_scale())), step
+    assert scaler.get_scale() == 512.0
+
+
+@check
+def hooked(rank):
+    """Hooks of a step that the program has registered before are called once, and at their time."""
+    if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):
+        return  # from torch 2.0 on
+    model, calls = replica(Mixed()), []
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+
+    def before(*_):
+        calls.append("before")
+        for one in model.parameters():
+            one.grad.zero_()
+
+    inner.register_step_pre_hook(before)
+    inner.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer, wanted = onebit.torch.compress(model, inner), bits(model)
+    train(model, [optimizer], rank, steps=5)
+    assert calls == ["before", "after"] * 5 and torch.equal(bits(model), wanted), calls
 
 
 @check
@@ -507,7 +585,8 @@ def ranks(rank, names, size, path):
         if rank == 0:
             text = f"{name:16} {wanted:.4f} {found:.4f} {less:.1f}x less traffic"
             print(text, *said, sep="\n    ", flush=True)
-        assert less > (0.4 if name == "join_and_clip" else 1.5), (name, less)  # 16 KiB a step
+        clips = name in ("join_and_clip", "in_a_module")  # 16 KiB a step
+        assert less > (0.4 if clips else 1.5), (name, less)
         assert abs(found - wanted) <= TOLERANCE * wanted, (name, wanted, found)
     if rank == 0:
         print("all well", flush=True)

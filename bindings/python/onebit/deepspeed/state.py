@@ -140,7 +140,7 @@ def _tensor(parameter, saved):
     """DeepSpeed makes no state for what never had a gradient."""
     made = {"parameter": array(parameter), **saved}
     for name in _ARRAYS:
-        zeros = torch.zeros(1).expand(parameter.numel())
+        zeros = torch.zeros(1, dtype=torch.float32).expand(parameter.numel())
         made[name] = array(saved.get(name, zeros))
         if len(made[name]) != parameter.numel():
             raise wrong(f"{name} has {len(made[name])} elements, its parameter "

@@ -18,11 +18,12 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from onebit._native import Status
 from onebit.errors import OnebitWarning, wrong
 from onebit.plan import Plan
 from onebit.torch import saved
-from onebit.torch.backward import optimizer_hook
-from onebit.torch.gather import gather
+from onebit.torch.backward import optimizer_hook, tell_scalers
+from onebit.torch.gather import FLOATS, gather
 from onebit.torch.hook import CHUNK, allreduce_hook
 from onebit.torch.interrupt import interruptible
 from onebit.torch.moments import moments_of
@@ -57,7 +58,7 @@ class Meter:
 
     def exchange(self, method, count):
         """Seconds of an exchange of so many elements: the best of two. Collective."""
-        values = torch.linspace(-1, 1, count, device=self._device)
+        values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
         if method == DENSE:
             return self._best(lambda: dist.all_reduce(values, group=self._group), values)
         with Plan(self._comm, count, bits=_BITS[method], chunk_size=CHUNK) as plan:
@@ -161,7 +162,10 @@ class Automatic:
                   if name in vars(self.lead)}  # fmt: skip
         vars(self.made).update(scaled)
         try:
-            return self.made.step(closure)
+            result = self.made.step(closure)
+            if scaled and self.made.status == Status.SKIPPED:
+                tell_scalers(self.lead)
+            return result
         finally:
             self.lead.status = self.made.status
             for name in scaled:
@@ -273,8 +277,8 @@ class Automatic:
         """The largest that a rank has. Collective."""
         if self._plan is None:
             self._plan = Plan(self.comm, 4, operation="allgather", wire="dense")
-        mine, found = torch.zeros(4), torch.empty(4 * self.comm.size)
-        mine[: len(values)] = torch.tensor(values)
+        mine, found = torch.zeros(4, **FLOATS), torch.empty(4 * self.comm.size, **FLOATS)
+        mine[: len(values)] = torch.tensor(values, **FLOATS)
         interruptible(self.comm, lambda: self._plan.allgather(mine, found))
         return found.view(-1, 4).max(0).values.tolist()[: len(values)]
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
 from onebit.errors import wrong
-from onebit.torch.hook import bytes_of
+from onebit.torch.hook import bytes_of, instances_of
 from onebit.torch.interrupt import interruptible
 
 # Steps that are looked at before any begins in the backward pass. The buckets are laid out anew
@@ -50,6 +50,14 @@ def optimizer_hook(state, bucket):
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+def wrapped_of(model):
+    """The one DistributedDataParallel that a model is or has, as of torch.compile and Fabric."""
+    model = getattr(model, "_orig_mod", model)
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    found = [one for one in modules if isinstance(one, DistributedDataParallel)]
+    return found[0] if len(found) == 1 else model
 
 
 def check_wrapped(model):
@@ -96,6 +104,15 @@ def check_model(model, parameters, ranks, remainder):
     for number, one in enumerate(parameters):
         if id(one) not in names:
             raise wrong(f"parameter {number} of the optimizer is not one of the model's")
+
+
+def tell_scalers(optimizer):
+    """A step that all ranks have skipped lowers each rank's scale, whoever's gradients it was: what is
+    averaged in the backward pass was multiplied with the same scale on all ranks."""
+    kind = getattr(getattr(torch, "amp", None), "GradScaler", torch.cuda.amp.GradScaler)
+    for scaler in instances_of(kind):
+        for found in scaler._found_inf_per_device(optimizer).values():
+            found.fill_(1.0)
 
 
 class Backward:

@@ -20,7 +20,7 @@ from onebit.communicator import Communicator
 from onebit.errors import OnebitWarning, wrong
 from onebit.torch import optim
 from onebit.torch.automatic import Automatic, auto_hook
-from onebit.torch.backward import HookHandle, check_wrapped, sparse_modules
+from onebit.torch.backward import HookHandle, check_wrapped, sparse_modules, wrapped_of
 from onebit.torch.gather import agree, gather
 from onebit.torch.hook import DTYPES, HookState, allreduce_hook, instances_of
 from onebit.torch.remainder import Remainder
@@ -62,9 +62,16 @@ def _given_away(self, *_, **__):
 _given_away._wrapped_by_lr_sched = _given_away._with_counter = True
 
 
-def _is_accelerated(optimizer):
-    module = sys.modules.get("accelerate.optimizer")
-    return module is not None and isinstance(optimizer, module.AcceleratedOptimizer)
+# What trainers make of an optimizer, by module: it has that as its `optimizer`.
+_PREPARED = {
+    "accelerate.optimizer": "AcceleratedOptimizer", "lightning.fabric.wrappers": "_FabricOptimizer",
+    "lightning_fabric.wrappers": "_FabricOptimizer",
+}  # fmt: skip
+
+
+def _is_prepared(optimizer):
+    modules = [(sys.modules.get(one), name) for one, name in _PREPARED.items()]
+    return any(isinstance(optimizer, getattr(one, name, ())) for one, name in modules)
 
 
 # --- What is carried -----------------------------------------------------------------------------
@@ -144,7 +151,8 @@ class _Choice:
         elif not isinstance(model, FSDPModule):
             check_wrapped(model)
         if any(isinstance(one, StatefulOptimizer) for one in optimizers):
-            raise wrong("an optimizer is one of onebit.torch's already: attach it to the model")
+            raise wrong("an optimizer is one of onebit.torch's already: attach it to the model, or where "
+                        "its trainer has ended, make another trainer")
         every = [_reasons(model, one) for one in optimizers]
         sizes = [sum(one.numel() for one, reason in of.items() if reason is None) for of in every]
         best = max(range(len(sizes)), key=sizes.__getitem__)
@@ -257,6 +265,8 @@ def _made(comm, model, optimizer, kind, timeout, layout, options, reasons, extra
         raise
     for one in made._parameters:
         optimizer.state.pop(one, None)
+    hooks = {name: one for name, one in vars(optimizer).items() if name.endswith("_hooks")}
+    vars(made).update(hooks)  # of the program, before and after a step, a state
     return made
 
 
@@ -359,8 +369,8 @@ def compress(
 
     optimizer: or a list of several, as of Muon and AdamW, whose parameters are this model's: a list
         is given back, in which the one that goes on with one bit is another. One that Accelerate
-        has prepared stays that, of the one that goes on: it is given back, leaves out the steps of
-        an accumulation as before, and has the attributes `onebit`, `comm`, `describe` and
+        or Fabric has prepared stays that, of the one that goes on: it is given back, leaves out the
+        steps of an accumulation as before, and has the attributes `onebit`, `comm`, `describe` and
         `consolidate_state_dict` of it, and its Accelerator's `clip_grad_norm_` is its own. All
         have `clip_grad_norm_`, `report` and `close`
     kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
@@ -382,8 +392,8 @@ def compress(
     """
     several = isinstance(optimizer, (list, tuple))
     given = list(optimizer) if several else [optimizer]
-    inner = [one.optimizer if _is_accelerated(one) else one for one in given]
-    wrapped = getattr(model, "_orig_mod", model)
+    inner = [one.optimizer if _is_prepared(one) else one for one in given]
+    wrapped = wrapped_of(model)
     group = getattr(wrapped, "process_group", None)
     if isinstance(wrapped, FSDPModule):
         group = shards_of(list(wrapped.parameters())).mesh.get_group(0)
@@ -422,17 +432,20 @@ def compress(
 
 
 def _returned(given, made):
-    """One that Accelerate has prepared stays that."""
-    if not _is_accelerated(given):
+    """One that a trainer has prepared stays that."""
+    if not _is_prepared(given):
         return made
-    if given.optimizer is not made or hasattr(made, "automatic"):  # whose step is another
+    if not hasattr(given, "scaler"):  # Fabric's
+        given._optimizer = made
+    elif given.optimizer is not made or hasattr(made, "automatic"):  # whose step is another
         given.__init__(made, device_placement=False, scaler=given.scaler)
     names = ("onebit", "comm", "automatic", "close", "report", "describe", "clip_grad_norm_",
              "consolidate_state_dict")  # fmt: skip
     for name in names:
         if hasattr(made, name):
             setattr(given, name, getattr(made, name))
-    for one in instances_of(sys.modules["accelerate"].Accelerator):
+    accelerate = sys.modules.get("accelerate")
+    for one in instances_of(accelerate.Accelerator) if accelerate else ():
         if any(of is given for of in one._optimizers):
             _clip_for(one, made)
     return given

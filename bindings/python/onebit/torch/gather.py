@@ -8,6 +8,9 @@ from onebit.plan import Plan
 # Three bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
 # long as this one of them takes 4 MiB from each rank.
 _PIECE = 2**20
+# Of tensors that are made here: a program may have set other defaults.
+FLOATS = {"dtype": torch.float32, "device": "cpu"}
+_BYTES = {"dtype": torch.uint8, "device": "cpu"}
 
 
 def _place(comm):
@@ -31,7 +34,7 @@ def agree(comm, reason):
 def _gather(comm, values):
     """The float32 of all ranks, which have as many."""
     place = _place(comm)
-    everyone = torch.empty(comm.size * values.numel(), **place)
+    everyone = torch.empty(comm.size * values.numel(), **{**FLOATS, **place})
     with Plan(comm, values.numel(), operation="allgather", wire="dense", **place) as plan:
         plan.allgather(values.to(everyone.device), everyone)
         if place:
@@ -43,12 +46,12 @@ def gather(comm, part):
     """The parts of all ranks, each some bytes, in the order of ranks. Collective."""
     if comm.size == 1:
         return [part]
-    length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], dtype=torch.float32)
+    length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], **FLOATS)
     lengths = [int(high) * _PIECE + int(low) for high, low in _gather(comm, length).tolist()]
-    threes = torch.zeros(-(-max(lengths) // 3), 3, dtype=torch.uint8)
+    threes = torch.zeros(-(-max(lengths) // 3), 3, **_BYTES)
     if part:
         threes.view(-1)[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-    everyone = torch.empty(comm.size, *threes.shape, dtype=torch.uint8)
+    everyone = torch.empty(comm.size, *threes.shape, **_BYTES)
     for first in range(0, len(threes), _PIECE):
         low, middle, high = threes[first : first + _PIECE].to(torch.int32).unbind(1)
         arrived = _gather(comm, (low | middle << 8 | high << 16).float()).to(torch.int32)

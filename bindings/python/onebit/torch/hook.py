@@ -25,7 +25,7 @@ from onebit._native import Dtype, Status
 from onebit.communicator import Communicator
 from onebit.errors import wrong
 from onebit.plan import Plan
-from onebit.torch.gather import agree
+from onebit.torch.gather import FLOATS, agree
 from onebit.torch.interrupt import wait_for
 from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_always
@@ -488,7 +488,7 @@ def _residual_of(plan, saved):
 
 def as_tensor(values):
     """An array of float32, as a tensor on the same memory."""
-    return torch.frombuffer(values, dtype=torch.float32) if len(values) else torch.empty(0)
+    return torch.frombuffer(values, dtype=torch.float32) if len(values) else torch.empty(0, **FLOATS)
 
 
 def allreduce_hook(state, bucket):

@@ -4,6 +4,8 @@ back to dense steps."""
 import torch
 import torch.distributed as dist
 
+from onebit.torch.gather import FLOATS
+
 
 def _mean_share(gradient, group, hosts):
     """How large the squares of the mean gradient are beside those whose moments a rank keeps, which is
@@ -45,7 +47,8 @@ def _of_adam(made, parameter, state, group, is_plain):
         root = (variance / (1 - defaults["betas"][1] ** steps)).sqrt() + defaults["eps"]
         momentum = momentum * root * (1 - made._beta1**steps if over else 1)
     of = {"exp_avg": momentum, "exp_avg_sq": variance}
-    return {"step": torch.tensor(steps), **{name: one.to(parameter.dtype) for name, one in of.items()}}
+    of = {name: one.to(parameter.dtype) for name, one in of.items()}
+    return {"step": torch.tensor(steps, **FLOATS), **of}
 
 
 @torch.no_grad()

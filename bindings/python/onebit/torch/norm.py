@@ -4,6 +4,7 @@ import torch
 
 from onebit._native import Status
 from onebit.plan import Plan
+from onebit.torch.gather import FLOATS
 
 # A sketch has so many numbers, a prime, so that a column of a matrix is spread over all of them. The
 # norm is found with a standard deviation of 1/sqrt(2 * 4099), 1.1 %.
@@ -24,8 +25,8 @@ class MeanNorm:
 
     def _sketch(self, gradients):
         if self._signs is None:
-            random = torch.Generator().manual_seed(1)
-            signs = torch.randint(2, (_ROWS, _NUMBERS), generator=random) * 2.0 - 1
+            random = torch.Generator("cpu").manual_seed(1)
+            signs = torch.randint(2, (_ROWS, _NUMBERS), generator=random, **FLOATS) * 2 - 1
             self._signs = signs.to(gradients[0].device if gradients else "cpu")
             self._block = torch.empty_like(self._signs).view(-1)
         sketch, block, at, blocks = torch.zeros_like(self._signs[0]), self._block, 0, 0
@@ -49,7 +50,7 @@ class MeanNorm:
         """Collective. own: gradients that each rank has for itself; squares: the squared norm of
         those that all ranks have alike. Every rank gets the same number; not-a-number where some is
         not finite."""
-        squares = torch.tensor([float(squares)])
+        squares = torch.tensor([float(squares)], **FLOATS)
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
         else:

@@ -27,6 +27,8 @@ from onebit.torch.backward import (
     check_model,
     fail_step,
     optimizer_hook,
+    tell_scalers,
+    wrapped_of,
 )
 from onebit.torch.gather import agree, gather
 from onebit.torch.interrupt import interruptible
@@ -370,7 +372,7 @@ class _Optimizer(StatefulOptimizer):
         overlap: whether backward passes may exchange already, where gradients are found to be final
             at their end
         """
-        wrapped = getattr(model, "_orig_mod", model)
+        wrapped = wrapped_of(model)
         reason = None
         try:
             if self._backward is not None:
@@ -610,6 +612,8 @@ class _Optimizer(StatefulOptimizer):
         if self._remainder is not None and self.status == Status.OK:
             self._remainder.step()
         self._count_skipped()
+        if self.status == Status.SKIPPED and hasattr(self, "found_inf"):
+            tell_scalers(self)
         self._found, self._copies = [], []
         self._forget_state()
         if self._backward is not None:

@@ -6,6 +6,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from onebit.torch.gather import FLOATS
 from onebit.torch.saved import SavedHook, take
 
 # The momentum's name in the state of torch's Adam and AdamW, and of SGD.
@@ -104,7 +105,7 @@ class Remainder:
         if not others:
             return
         group = model.process_group
-        ranks = torch.tensor([one.grad is not None for one in others], dtype=torch.float32)
+        ranks = torch.tensor([float(one.grad is not None) for one in others], **FLOATS)
         ranks = ranks.to(others[0].device)
         dist.all_reduce(ranks, group=group)
         for one, count in zip(others, ranks.tolist()):
@@ -114,14 +115,14 @@ class Remainder:
                 dist.all_reduce(one.grad, group=group)
 
     def step(self):
-        if self.optimizer is None:
+        if self.optimizer is None or not self.parameters:
             return
         groups = self.optimizer.param_groups
         self.optimizer.param_groups = [
             {**one, "params": [own for own in one["params"] if own in self]} for one in groups
         ]
         try:
-            type(self.optimizer).step(self.optimizer)
+            type(self.optimizer).step.__wrapped__(self.optimizer)  # without the hooks of a step
         finally:
             self.optimizer.param_groups = groups
 

@@ -12,7 +12,7 @@ import warnings
 import torch
 
 from onebit.errors import OnebitWarning
-from onebit.torch.gather import gather
+from onebit.torch.gather import FLOATS, gather
 
 NAME = "hook_"
 # A state of fixed size can be loaded in place (torch.distributed.checkpoint): bytes besides elements.
@@ -70,7 +70,7 @@ def _mean(parts, rank, ranks):
 def _mean_residual(buckets, count):
     workers = [one["worker"] for one in buckets if len(one.get("worker", ())) == count]
     if len(workers) < len(buckets):  # of a hierarchical schedule ranks have a part, or none has one
-        return {"worker": torch.zeros(count), "server": None} if "bits" in buckets[0] else {}
+        return {"worker": torch.zeros(count, **FLOATS), "server": None} if "bits" in buckets[0] else {}
     mean = torch.stack(workers).mean(0)
     for one in buckets:
         first = one["server_start"]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from onebit.errors import wrong
+from onebit.torch.gather import FLOATS
 from onebit.torch.rendezvous import Meeting
 from onebit.torch.state import flat, strides_of
 
@@ -185,7 +186,7 @@ class Inside(_Shards):
             for name in dict.fromkeys(sum(names, [])):
                 value = values.get(name)
                 if value is None:
-                    value = self.like(parameter, torch.zeros(len(self.local(parameter))))
+                    value = self.like(parameter, torch.zeros(len(self.local(parameter)), **FLOATS))
                 values[name] = value.full_tensor() if isinstance(value, DTensor) else value
 
     def _buckets(self, parameters):

@@ -83,7 +83,7 @@ class Stage:
 
     def _host(self, elements):
         pinned = self._stream(elements.device) is not None
-        return torch.empty(elements.shape, dtype=elements.dtype, pin_memory=pinned)
+        return torch.empty(elements.shape, dtype=elements.dtype, device="cpu", pin_memory=pinned)
 
     def add(self, elements, parameter):
         """The copy of a parameter's elements, which are flat."""

@@ -20,7 +20,7 @@ import torch
 from onebit import part
 from onebit.errors import OnebitWarning, wrong
 from onebit.torch import saved
-from onebit.torch.gather import agree, gather
+from onebit.torch.gather import FLOATS, agree, gather
 
 # The names of a part's sections.
 _NAMES = {
@@ -170,7 +170,7 @@ def of_parts(parameters, parts, beta1, shards):
     for number, parameter in enumerate(parameters):
         local = shards.local(parameter)
         count = local.numel()
-        state[parameter]["step"] = torch.tensor(float(part.steps_of(header)))
+        state[parameter]["step"] = torch.tensor(float(part.steps_of(header)), **FLOATS)
         for name, pieces in arrays.items():
             some = _elements(pieces, first, count)
             filled = not uncompressed[number] or name == _NAMES[part.VARIANCE]

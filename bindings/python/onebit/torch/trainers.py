@@ -16,7 +16,7 @@ class _Compressing:
     """
 
     def __init__(self, kind=None, **options):
-        self._kind, self._options, self.optimizer = kind, options, None
+        self._kind, self._options, self.optimizer, self._ended = kind, options, None, False
 
     def _begin(self, model, optimizer):
         """model: a DistributedDataParallel; None: there is none"""
@@ -30,6 +30,7 @@ class _Compressing:
 
     def _end(self, is_first):
         """Says what was saved, on the first process."""
+        self._ended = True
         every = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
         for one in every if self.optimizer is not None else ():
             one.close()
@@ -47,13 +48,18 @@ def trainer_callback():
 
         def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
             found = models_of(model.parameters())
-            self._begin(found[0] if found else None, optimizer)
+            fresh = [one for one in found if not getattr(one, "_comm_hooks", None)]
+            self._begin(next(iter(fresh or found), None), optimizer)
 
         def on_step_end(self, args, state, control, **_):
             if control.should_save and hasattr(self.optimizer, "consolidate_state_dict"):
                 self.optimizer.consolidate_state_dict()
 
         on_epoch_end = on_step_end
+
+        def on_evaluate(self, args, state, control, **_):
+            if args.save_strategy == "best" and not self._ended:  # whether it is, is known next
+                self.on_step_end(args, state, transformers.TrainerControl(should_save=True))
 
         def on_train_end(self, args, state, control, **_):
             self._end(state.is_world_process_zero)

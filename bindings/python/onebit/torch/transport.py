@@ -138,7 +138,7 @@ class GlooTransport(Transport):
                 self._post(peer, what, b"")
 
     def _post(self, peer, tag, data):
-        tensors = [torch.tensor([tag, len(data)], dtype=torch.int64)]
+        tensors = [torch.tensor([tag, len(data)], dtype=torch.int64, device="cpu")]
         if data:
             tensors.append(torch.frombuffer(data, dtype=torch.uint8))
         with self._sending[peer]:
@@ -162,7 +162,7 @@ class GlooTransport(Transport):
     def _listen(self, peer):
         try:
             while True:
-                header = torch.empty(2, dtype=torch.int64)
+                header = torch.empty(2, dtype=torch.int64, device="cpu")
                 tag, count = self._take(header, peer, HEADER).tolist()
                 if tag == GOODBYE:
                     self._leave(peer, f"rank {peer} has closed its communicator")
@@ -170,7 +170,7 @@ class GlooTransport(Transport):
                 if tag == ABORT:
                     self._fail(f"rank {peer} has given up")
                     continue
-                message = torch.empty(count, dtype=torch.uint8)
+                message = torch.empty(count, dtype=torch.uint8, device="cpu")
                 if count:
                     self._take(message, peer, MESSAGE)
                 self._deliver(peer, tag, message)
