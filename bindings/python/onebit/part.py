@@ -90,6 +90,17 @@ def place(header, other):
         header[begin:end] = other[begin:end]
 
 
+def place_alone(header):
+    """The header becomes one of a rank that is alone."""
+    struct.pack_into("<II", header, 64, 1, 0)
+    struct.pack_into("<III", header, 176, 0, 0, 0)
+
+
+def checksum_of(data):
+    """Of a part's bytes: its header's, which covers those of its sections."""
+    return bytes(data[32:40])
+
+
 def set_steps(header, steps, stage=None):
     struct.pack_into("<Q", header, 112, steps)
     if stage is not None:

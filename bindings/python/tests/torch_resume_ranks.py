@@ -284,6 +284,7 @@ def dense(rank, size):
         wanted = plain.train(done, 150)
         for stop, saved in zip(stops, places):
             run = Trainer(saved, kind, twin=twin, **options)
+            assert run.optimizer.comm.bytes_sent < 4096  # all ranks have the moments
             steps, before = run.optimizer.onebit.info()["steps"], run.train(0, 0)
             assert steps == (6 if kind == "Momentum" else stop), (kind, steps)
             found = run.train(stop, 150)
@@ -294,6 +295,12 @@ def dense(rank, size):
             assert found < before and found < 1.005 * wanted, (kind, before, found, wanted)
             run.close()
     expect("cannot begin with another optimizer's state", lambda: Trainer(saved, "Lion"))
+    first = saved["optimizer"]["state"][0]
+    first["exp_avg"] = first["exp_avg"] * (1 + rank / 1e6)  # as processors of other kinds round
+    run = Trainer(saved, "EfficientAdam", twin=torch.optim.AdamW)
+    run.train(60, 62)
+    assert run.optimizer.comm.bytes_sent > 4096 and alike(run.bits())
+    run.close()
 
 
 def distributed(rank, size):

@@ -371,12 +371,15 @@ class _Loaded:
 
     # --- Of torch's optimizers
 
-    def part_of_torch(self):
+    def part_of_torch(self, alone):
         """From the state of a dense optimizer: its moments and its steps. A warm-up that would be
         over ends with the next step; an optimizer that has none, or whose warm-up is of divided
-        gradients, begins with the step of the momentum."""
+        gradients, begins with the step of the momentum. alone: as one rank would have saved it,
+        which ranks with the same moments make alike; else this rank's"""
         header, sections = bytearray(self.template.header), []
-        rank, ranks = self.here
+        ranks = self.here[1]
+        if alone:
+            part.place_alone(header)
         kind, no_warmup = part.kind_of(header), self.optimizer._no_warmup
         if kind == "lion":
             raise wrong("Lion cannot begin with another optimizer's state")
@@ -391,6 +394,8 @@ class _Loaded:
         if (over or divides) and part.VARIANCE in arrays:
             self._begin_moments(arrays, ranks if over else 0)
         for what, space, first, values in self.template.sections:
+            if alone and (what in _RESIDUALS or space == part.PADDING):
+                continue
             if what in arrays and space == part.ELEMENTS:
                 values = arrays[what][first : first + len(values)]
             elif what == part.NUMBERS and kind == "zero_one_adam":
@@ -462,7 +467,7 @@ def load(optimizer, state, begin):
         if len(kinds) > 1:
             raise wrong(f"the ranks have states of different kinds: {', '.join(kinds)}")
         if kinds == ["torch's"]:
-            mine = loaded.part_of_torch()
+            mine = loaded.part_of_torch(alone=True)
         elif whole:
             parts = [loaded.part(rank, whole, True) for rank in range(whole)]
         else:
@@ -470,10 +475,14 @@ def load(optimizer, state, begin):
     except Exception as caught:  # noqa: BLE001
         reason = caught
     agree(comm, reason)
+    if kinds == ["torch's"] and len(set(gather(comm, part.checksum_of(mine)))) == 1:
+        parts = [mine]  # no rank needs another's
+    elif kinds == ["torch's"]:
+        mine = loaded.part_of_torch(alone=False)
     # Before each rank's share of its parameters becomes all ranks': where ranks are apart, between two
     # synchronisations of 0/1 Adam, they are in the state.
     if optimizer.onebit.info()["synchronized"] and not any(one.get("apart") for one in everyone):
         optimizer.onebit.compare()
     begin(next(iter(loaded.heads.values())).beta1 if loaded.heads else None)
-    optimizer.onebit.load(parts if whole else gather(comm, mine))
+    optimizer.onebit.load(parts or gather(comm, mine))
     return True
