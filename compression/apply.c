@@ -1,5 +1,6 @@
 /* Uses messages block by block: sums them, stores them, and runs passes of optimizers on them. */
 #include "compression/block_step.h"
+#include "compression/pass_element.h"
 
 /* The block's place in its piece's output, or among the values of the message. */
 static void *apply_output_of(const struct ob_block_step *step, const struct ob_block *block) {

@@ -30,6 +30,7 @@
  * through a small array.
  */
 #include "compression/levels.h"
+#include "compression/pass_element.h"
 
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline

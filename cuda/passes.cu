@@ -1,5 +1,5 @@
 /*
- * The passes of the optimizers: a loop around each row of compression/passes.h.
+ * The passes of the optimizers: a loop around each row of compression/pass_element.h.
  *
  * A warp takes a block, and lane l its elements l, l + 32, ...: so a word of signs has one bit for
  * every lane, lane sums are the ones that numerics.h defines, and it does not matter where in a
@@ -31,6 +31,7 @@
  */
 #include <utility>
 
+#include "compression/pass_element.h"
 #include "cuda/location.cuh"
 
 /* Words of each array that are loaded at once: so many registers, and no more. */

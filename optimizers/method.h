@@ -1,7 +1,8 @@
 /*
  * The table of methods: a row says how an optimizer differs from the others, and is in the file of
- * that optimizer; and what its options become. Its arithmetic is in compression/passes.h, and what
- * servers do for it, where that is not the mean, in compression/numerics.h (enum ob_serve_rule).
+ * that optimizer; and what its options become. Its arithmetic is in compression/pass_element.h, and
+ * what servers do for it, where that is not the mean, in compression/numerics.h (enum
+ * ob_serve_rule).
  */
 #ifndef OB_OPTIMIZERS_METHOD_H
 #define OB_OPTIMIZERS_METHOD_H

@@ -1,7 +1,7 @@
 /*
  * Efficient-Adam with one bit: what is its own. A warm-up comes first, in which the ranks exchange
  * gradients that are divided by the root of second moments which all of them have alike
- * (compression/passes.h: ob_divisor). A step of it makes these passes:
+ * (compression/pass_element.h: ob_divisor). A step of it makes these passes:
  *
  *   VARIANCES   the mean variance of each block, from the variances
  *   DIVISORS    what gradients are multiplied with, to scratch, where compress reads it
