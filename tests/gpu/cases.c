@@ -41,11 +41,11 @@ static const size_t chunks[] = {1, 1, 2, 3, 5};
 #define ROUNDS        3 /* of the product, each with other options */
 #define LONG_ELEMENTS 10000
 
-struct sample kernel_cases_sample(const struct kernel_cases *of, size_t thinner) {
+struct sample kernel_cases_sample(const struct kernel_cases *of) {
   const size_t sizes[] = {COUNT(layouts), COUNT(blocks), COUNT(members), ROUNDS};
   char name[32];
-  snprintf(name, sizeof name, "kernels-%x-%d", of->modes, (int)of->kind);
-  return sample_product(name, thinner, sizes, COUNT(sizes));
+  snprintf(name, sizeof name, "kernels-%x", of->modes);
+  return sample_product(name, 1, sizes, COUNT(sizes));
 }
 
 /* A number below `limit`, the same in every run (Knuth's multiplicative hash). */
@@ -80,28 +80,10 @@ static void draw_options(const struct kernel_cases *of, size_t number, struct sc
   what->moments = of->weighed && what->values != VALUES_NAN && what->values != VALUES_OVERFLOW &&
                   drawn(number, 26, 2);
   what->weighed &= !what->moments;
+  what->counted = drawn(number, 20, 2);
   what->output_dtype = (onebit_dtype_t)drawn(number, 21, 3);
   what->float32 = drawn(number, 22, 4) == 0;
   what->lion = of->served && drawn(number, 27, 2);
-}
-
-/* A pass that reads the last message needs `momentum`, which keeps two copies of the results,
- * unless last_values gives it the values. */
-static void draw_pass(const struct kernel_cases *of, size_t number, struct scene_case *what) {
-  const bool last = ob_pass_reads(of->kind) & OB_MASK(OB_LAST);
-  what->passes = of->passes;
-  what->kind = of->kind;
-  what->copy_dtype = (onebit_dtype_t)drawn(number, 14, 3);
-  what->copies = drawn(number, 15, 2);
-  what->scalings = drawn(number, 16, 2);
-  what->last_values = drawn(number, 17, 2);
-  what->keep_zero = drawn(number, 18, 2);
-  what->adds_up = drawn(number, 19, 2);
-  what->counted = drawn(number, 20, 2);
-  what->sums_of_rates = drawn(number, 23, 2);
-  what->rated = drawn(number, 24, 2);
-  what->later = drawn(number, 25, 2);
-  what->momentum |= of->passes && last && (what->later || !what->last_values);
 }
 
 /* Fits the case to the mode: a piece for each member, rounds that pass on single messages, a
@@ -134,7 +116,6 @@ bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case 
                               .members = members[group]};
   memcpy(what->counts, layouts[layout].counts, sizeof what->counts);
   draw_options(of, index, what);
-  draw_pass(of, index, what);
   fit_mode(what);
   return of->one_scale || of->only_one_scale || !what->one_scale;
 }

@@ -10,14 +10,12 @@
 struct kernel_cases {
   unsigned modes; /* a bit a scene_mode */
   bool dense, one_scale, only_one_scale, momentum, stop, from_values, weighed, served;
-  bool passes;
-  enum ob_pass_kind kind; /* of those */
 };
 
 #define MODE(mode) (1u << (mode))
 
-/* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
-struct sample kernel_cases_sample(const struct kernel_cases *of, size_t thinner);
+/* The cases to walk. The caller frees the rows. */
+struct sample kernel_cases_sample(const struct kernel_cases *of);
 
 /* Case number `index`; false where the kernel has no such case. */
 bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what);

@@ -38,7 +38,7 @@ void kernel_walk(const struct kernel_test *test) {
   size_t walked = 0;
   if (!twin_create(&twin, ROOM))
     return;
-  const struct sample sample = kernel_cases_sample(&test->cases, test->sparse);
+  const struct sample sample = kernel_cases_sample(&test->cases);
   for (size_t i = 0; i < sample.count; i++) {
     struct scene_case what;
     char words[240];

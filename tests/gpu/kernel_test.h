@@ -6,8 +6,7 @@
 
 struct kernel_test {
   struct kernel_cases cases;
-  bool once;     /* for all chunks, not for each */
-  size_t sparse; /* walks one case of so many; 0: all */
+  bool once; /* for all chunks, not for each */
   /* Processes a chunk as the library does, in the scene's host memory; and as the device does. */
   void (*host)(struct scene *scene, size_t chunk);
   cudaError_t (*device)(struct scene *scene, size_t chunk);

@@ -294,8 +294,6 @@ void scene_create(struct scene *scene, struct twin *twin, const struct scene_cas
   scene->end_chunk = all ? what->chunks : scene->first_chunk + 1;
   scene_fill_plan(scene);
   scene_fill_buffers(scene);
-  if (what->passes)
-    scene_fill_pass(scene);
 }
 
 void scene_destroy(struct scene *scene) {

@@ -42,13 +42,9 @@ struct scene_case {
   bool float32;     /* the inputs are, whatever the plan's type */
   bool weighed;     /* of compress: with scalings and reciprocals */
   bool moments;     /* likewise: with moments of the gradients */
+  bool counted;     /* the device knows the moments' bias correction, and the host does not */
   bool lion;        /* the server keeps Lion's momentum */
   uint32_t now, stop;
-  /* The data of passes. */
-  bool passes; /* there is what they work on */
-  enum ob_pass_kind kind;
-  onebit_dtype_t copy_dtype;
-  bool copies, scalings, last_values, keep_zero, adds_up, counted, sums_of_rates, rated, later;
 };
 
 struct scene {
@@ -64,31 +60,15 @@ struct scene {
   struct ob_cuda_source source;
   struct ob_cuda_pieces outputs;
   const float *input_values;
-  struct ob_pass_sink sink; /* the host's, and the device's */
-  struct ob_cuda_pass pass;
-  float *parameters[SCENE_PIECES]; /* the host's, and so are the others */
-  void *copies[SCENE_PIECES], *gradients[SCENE_PIECES];
-  /* 1-bit LAMB: a tensor a piece. */
-  struct ob_cuda_lamb lamb;
-  double *coefficients, *factors;
 };
 
 /* Fills everything in; the device's memory is still to be sent. */
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 
-/* These fill the memory of a scene once its plan exists (scene_data.c, scene_pass.c). */
+/* These fill the memory of a scene once its plan exists (scene_data.c). */
 void scene_fill_plan(struct scene *scene);
 void scene_fill_buffers(struct scene *scene);
-void scene_fill_pass(struct scene *scene);
-
-/* For them: values that are finite whatever the case's are; an array of them; sums so far apart
- * that adding them rounds, so that their order shows; one number a piece. */
-enum codec_values scene_finite_values(const struct scene *scene);
-float *scene_take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
-                         uint32_t salt);
-double scene_sum_at(const struct scene *scene, size_t block, uint32_t salt);
-float *scene_take_scalings(struct scene *scene, bool zeros);
 
 /* The device's address of something of the host's. */
 #define ON_DEVICE(scene, pointer) ((void *)twin_on_device((scene)->twin, (pointer)))

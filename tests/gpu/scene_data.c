@@ -7,7 +7,7 @@
 #include "tests/gpu/scene.h"
 
 /* Residuals and messages are finite whatever the case's values are. */
-enum codec_values scene_finite_values(const struct scene *scene) {
+static enum codec_values finite_values(const struct scene *scene) {
   return scene->what->values == VALUES_NAN ? VALUES_GRADIENTS : scene->what->values;
 }
 
@@ -27,7 +27,7 @@ static void fill_message(const struct scene *scene, unsigned char *memory, size_
   view.header->scale = shape.one_scale ? scale_at(scene, salt, salt) : 0;
   if (shape.dense) {
     for (size_t i = 0; i < shape.words * OB_LANES; i++)
-      view.values[i] = value_at(i, salt, scene_finite_values(scene));
+      view.values[i] = value_at(i, salt, finite_values(scene));
     return;
   }
   for (size_t b = 0; b < ob_message_scales(&shape); b++)
@@ -68,7 +68,7 @@ static void fill_residual(const struct scene *scene, struct ob_residual *residua
     struct ob_block block = ob_layout_block(layout, b, &piece);
     size_t first = (block.word - residual->first_word) * OB_LANES;
     for (size_t i = first; i < first + block.count; i++)
-      values[i] = value_at(i, salt, scene_finite_values(scene));
+      values[i] = value_at(i, salt, finite_values(scene));
   }
   for (size_t i = 0; residual->moments[0] && i < residual->words * OB_LANES; i++)
     residual->moments[residual->now][i] =
@@ -95,7 +95,7 @@ static void fill_state(struct scene *scene) {
                                          .not_finite = -1};
 }
 
-double scene_sum_at(const struct scene *scene, size_t block, uint32_t salt) {
+static double sum_at(const struct scene *scene, size_t block, uint32_t salt) {
   return ldexp(fabs((double)value_at(block, salt, scene->what->values)), -(int)(block % 41));
 }
 
@@ -107,9 +107,9 @@ void scene_fill_plan(struct scene *scene) {
   fill_residual(scene, &plan->state->worker, 1);
   fill_residual(scene, &plan->state->server, 2);
   for (size_t b = 0; b < plan->state->worker.blocks; b++)
-    plan->state->worker_sums[b] = scene_sum_at(scene, b, 3);
+    plan->state->worker_sums[b] = sum_at(scene, b, 3);
   for (size_t b = 0; b < plan->state->server.blocks; b++)
-    plan->state->server_sums[b] = scene_sum_at(scene, b, 4);
+    plan->state->server_sums[b] = sum_at(scene, b, 4);
   fill_state(scene);
 }
 
@@ -185,28 +185,26 @@ static void take_outputs(struct scene *scene) {
                   what->mode == SCENE_SCATTER ? 0 : longest_piece(scene), what->output_dtype);
 }
 
-float *scene_take_floats(struct scene *scene, const char *name, size_t count, size_t skew,
-                         uint32_t salt) {
-  float *floats =
-      twin_take(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, skew * sizeof *floats);
+static float *take_floats(struct scene *scene, const char *name, size_t count, uint32_t salt) {
+  float *floats = twin_take(scene->twin, name, count * sizeof *floats, TWIN_FLOAT32, 0);
   for (size_t i = 0; i < count; i++)
-    floats[i] = value_at(i, salt, scene_finite_values(scene));
+    floats[i] = value_at(i, salt, finite_values(scene));
   return floats;
 }
 
-float *scene_take_scalings(struct scene *scene, bool zeros) {
+static float *take_scalings(struct scene *scene) {
   size_t pieces = scene->what->pieces;
-  float *scalings = scene_take_floats(scene, "scalings", pieces, 0, 96);
+  float *scalings = take_floats(scene, "scalings", pieces, 96);
   for (size_t k = 0; k < pieces; k++)
-    scalings[k] = zeros && k % 4 == 2 ? 0 : 1.3f / (float)(k + 1);
+    scalings[k] = k % 4 == 2 ? 0 : 1.3f / (float)(k + 1);
   return scalings;
 }
 
 static void weigh(struct scene *scene) {
   struct ob_source *source = &scene->host.flight->call.source;
-  float *scalings = scene_take_scalings(scene, true);
+  float *scalings = take_scalings(scene);
   float *reciprocals =
-      scene_take_floats(scene, "reciprocals", scene->host.geometry.layout.words * OB_LANES, 0, 97);
+      take_floats(scene, "reciprocals", scene->host.geometry.layout.words * OB_LANES, 97);
   source->scalings = scalings;
   source->reciprocals = reciprocals;
   scene->source.scalings = ON_DEVICE(scene, scalings);
@@ -223,7 +221,7 @@ static void add_moments(struct scene *scene) {
                                               .now = 0.11f,
                                               .before = 0.33f,
                                               .fresh = 0.44f};
-  float *floors = scene_take_scalings(scene, true);
+  float *floors = take_scalings(scene);
   source->floors = floors;
   const struct ob_residual *worker = &scene->host.state->worker;
   source->own = scene->source.own =
