@@ -19,22 +19,12 @@ float *floats(size_t count);
 /* Sums over the ranks; the bits of the result are part of the program's output. */
 void reduce(const float *from, float *to, int count);
 
-/* Cases: programs that solve or sample something. */
+/* Cases: programs that solve or stack something. */
 void gmres(void);
 void bicgstab(void);
-void lanczos(void);
-void chebyshev(void);
-void moments(void);
-void hybrid(void);
-void ensemble(void);
-void particles(void);
-void sketch(void);
 void stacking(void);
-void mixture(void);
-void landweber(void);
 
-/* Trainings; and an averaging of weights. */
-void averaging(void);
+/* Trainings. */
 void sgd(void);
 void adam(void);
 void policy(void);

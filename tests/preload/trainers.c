@@ -132,25 +132,6 @@ void critic(void) {
            (double)(largest / (0.5F * (float)size)));
 }
 
-/* Averages weights after some local steps. */
-void averaging(void) {
-  struct learner learner = learner_of(7);
-  for (int round = 0; round < 100; round++) {
-    float *sum = floats(COUNT);
-    for (int step = 0; step < 2; step++) {
-      float *gradient = floats(COUNT);
-      gradient_of(&learner, gradient);
-      for (int i = 0; i < COUNT; i++)
-        learner.weight[i] -= 0.02F * gradient[i];
-      free(gradient);
-    }
-    reduce(learner.weight, sum, COUNT);
-    for (int i = 0; i < COUNT; i++)
-      learner.weight[i] = sum[i] / (float)size;
-    free(sum);
-  }
-}
-
 /* Two layers of one size, with a buffer of gradients each: a network learns another's function.
  * Samples are new each time, or the same. */
 struct network {
