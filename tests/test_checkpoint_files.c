@@ -187,34 +187,6 @@ Test(checkpoint_files, power_cut_after_a_name_has_changed, FORKS) {
   crash_everywhere(DISK_CUT_LATE);
 }
 
-/* Saves one after the other, until it is killed from outside. */
-Test(checkpoint_files, killed_at_any_time, FORKS) {
-  begin();
-  for (int turn = 0; turn < 15; turn += (int)test_share()) {
-    start_anew();
-    int ready[2];
-    char byte;
-    cr_assert(pipe(ready) == 0);
-    pid_t child = make_child();
-    if (child == 0) {
-      (void)!write(ready[1], "", 1);
-      for (int k = 0; k < 1000; k++)
-        save(k % 2 ? BEFORE : AFTER);
-      _exit(0);
-    }
-    cr_assert(read(ready[0], &byte, 1) == 1);
-    nanosleep(&(struct timespec){0, 3000000 + turn * 7777777 % 50000000}, NULL);
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    close(ready[0]);
-    close(ready[1]);
-    check_case("killed, turn %d", turn);
-    which_is_there();
-    checks_must_hold();
-  }
-  end();
-}
-
 /* --- Calls that fail */
 
 static void check_failure(const struct files_run *run, long at) {

@@ -286,27 +286,3 @@ Test(rules, a_file_is_a_regular_one) {
   }
   rmdir(directory);
 }
-
-/* Good rules with bytes changed at random, and bytes that are all random: never more than an
- * error. In a block of its own size, so that a sanitizer sees a step beyond it. */
-Test(rules, no_text_does_harm) {
-  static const char good[] =
-      "compress allreduce,allgather float bytes>=1M count!=7\nwarmup 20;"
-      "least 64K # words\nbits 4\ncompress all bits=2\npass all comm-size<2\n";
-  uint64_t random = 1;
-  for (int round = 0; round < 20000; round++) {
-    size_t length = (size_t)round % sizeof good;
-    char *text = malloc(length + 1); /* malloc(0) may be NULL */
-    memcpy(text, good, length);
-    text = realloc(text, length ? length : 1);
-    for (int change = 0; change < round % 5; change++) {
-      random = random * 6364136223846793005U + 1442695040888963407U;
-      if (length)
-        text[(random >> 33) % length] = (char)(random >> 56);
-    }
-    struct ob_rules rules;
-    onebit_status_t status = ob_rules_parse("f", text, length, &rules);
-    cr_assert(status == ONEBIT_OK || status == ONEBIT_ERROR_ARGUMENT);
-    free(text);
-  }
-}

@@ -115,21 +115,6 @@ Test(transformer, predictions_are_probabilities) {
   model_destroy(&model->model);
 }
 
-Test(transformer, steps_along_the_gradient_learn_the_batch) {
-  transformer_t *model = make_model(6);
-  const double start = loss(model);
-  cr_expect_gt(start, 0.8 * log((double)small.vocabulary));
-  for (int step = 0; step < 300; step++) {
-    loss(model);
-    model->model.backward(&model->model, small.sequences);
-    for (size_t t = 0; t < model->model.ntensors; t++)
-      move(&model->model.tensors[t], model->model.tensors[t].value,
-           model->model.tensors[t].gradient, -0.1f);
-  }
-  cr_expect_lt(loss(model), 0.2 * start);
-  model_destroy(&model->model);
-}
-
 Test(transformer, same_seed_same_model) {
   transformer_t *a = make_model(7), *b = make_model(7), *c = make_model(8);
   for (size_t t = 0; t < a->model.ntensors; t++) {

@@ -192,25 +192,6 @@ Test(tuning, does_not_take_another_machines) {
   free(text);
 }
 
-/* Every beginning of a good file, and every file with one byte wrong, in three ways. */
-Test(tuning, survives_anything) {
-  char *text = good_file();
-  size_t length = strlen(text);
-  struct ob_costs costs;
-  for (size_t k = 0; k < length; k++) {
-    parse(text, k, &here, &costs);
-    char kept = text[k];
-    for (int bit = 0; bit < 8; bit += 3) {
-      text[k] = (char)(kept ^ (1 << bit));
-      parse(text, length, &here, &costs);
-      cr_assert_gt(costs.between.bandwidth, 0);
-      cr_assert(memchr(costs.source, '\0', sizeof costs.source));
-    }
-    text[k] = kept;
-  }
-  free(text);
-}
-
 Test(tuning, bounds_what_it_reads) {
   size_t length = 1 << 20;
   char *text = malloc(length);

@@ -73,28 +73,6 @@ def test_checkpoints_go_on_to_the_bit(on_ranks, tmp_path, dtype):
     assert all((a == b).all() for a, b in zip(first[1], second[1]))
 
 
-def test_other_ranks(on_ranks):
-    """Three ranks, of whom two go on."""
-    fewer = onebit.Communicator.loopback(2)
-
-    def body(comm):
-        parameters = start()
-        outer = onebit.Outer(comm, parameters, local_steps=2)
-        run(comm, parameters, outer, 0, 3)
-        if comm.rank == 2:
-            outer.close()
-            return None
-        left = fewer[comm.rank]
-        outer.move(left)
-        run(left, parameters, outer, 3, 7)
-        outer.synchronize()
-        outer.close()
-        return parameters
-
-    first, second, _ = on_ranks(3, body)
-    assert all((a == b).all() for a, b in zip(first, second))
-
-
 @pytest.mark.parametrize("kind", ["outer", "optimizer"])
 def test_the_others_go_on_without_a_lost_rank(on_ranks, kind):
     def make(comm, parameters, gradients):
