@@ -108,6 +108,8 @@ static const struct training_case others[] = {
          BUCKETS),
     CASE(momentum, "momentum, two streams", TWO_STREAMS, 0, 0, .warmup_steps = 4, .momentum = 0.5),
     CASE(momentum, "momentum, brains", ONE_STREAM, BIT(7), PLAIN_TENSOR, .warmup_steps = 3, BRAINS),
+    CASE(momentum, "momentum, beyond float16", ONE_STREAM, 0, 0, .warmup_steps = 3,
+         .common.parameter_dtype = ONEBIT_FLOAT16, .common.gradient_factor = 1e9),
     CASE(momentum, "momentum, saved", NO_STREAM, BIT(9), SAVED_ANEW, .warmup_steps = 0),
     CASE(adam, "step exchanged", ONE_STREAM, BIT(10), 0, .freeze_step = 8,
          .exchange = ONEBIT_ADAM_EXCHANGE_STEP),
