@@ -6,8 +6,8 @@
  * before - after
  *
  * without the server's part for a reduce-scatter, and for an allgather input + error before - after
- * of the one rank. Held over 100 steps, for counts that nothing divides, through the public
- * interface alone.
+ * of the one rank. Held over 100 steps, for counts that nothing divides, by the oracle, whose
+ * results and residuals are the library's in every bit (test_collectives.c).
  *
  * To rounding means this. With u = 2^-24, each float32 operation is off by at most u times its
  * result: c = e + x, e' = c - q       moves q by at most   u (|e + x| + |e'|)           <=  u (|e|
@@ -25,55 +25,6 @@
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
-/* The record of the ranks at each step; rank r writes at r, so no two threads share an element. */
-struct history {
-  onebit_plan_options_t options;
-  int size;
-  size_t count;
-  struct record {
-    float *input, *result;
-    struct kept_errors before, after;
-  } (*records)[STEPS]; /* [size] */
-};
-
-static float *floats_of(const void *array, size_t count, onebit_dtype_t dtype) {
-  float *floats = allocate(count, sizeof *floats);
-  for (size_t i = 0; i < count; i++)
-    floats[i] = oracle_load(array, i, dtype);
-  return floats;
-}
-
-/* One step of one rank, with everything it saw. */
-static void record_step(const struct history *history, onebit_plan_t plan, int rank, int step) {
-  onebit_operation_t operation = history->options.operation;
-  onebit_dtype_t dtype = history->options.dtype;
-  struct record *record = &history->records[rank][step];
-  size_t sent = send_count(operation, history->count, history->size);
-  size_t received = receive_count(operation, history->count, history->size);
-  void *send = allocate(sent, sizeof(float)), *receive = allocate(received, sizeof(float));
-  fill_input(send, dtype, sent, rank, step);
-  record->before = export_errors(plan);
-  CHECK_STATUS(call_collective(operation, send, receive, plan), ONEBIT_OK);
-  record->after = export_errors(plan);
-  record->input = floats_of(send, sent, dtype);
-  record->result = floats_of(receive, received, dtype);
-  free(send);
-  free(receive);
-}
-
-static void record_steps(onebit_comm_t comm, void *context) {
-  struct history *history = context;
-  onebit_plan_t plan;
-  check_case("%s of %zu %s on %d ranks, profile %d", operation_name(history->options.operation),
-             history->count, dtype_name(history->options.dtype), history->size,
-             (int)history->options.profile);
-  if (!CHECK_STATUS(onebit_plan_create(comm, history->count, &history->options, &plan), ONEBIT_OK))
-    return;
-  for (int step = 0; step < STEPS; step++)
-    record_step(history, plan, onebit_comm_rank(comm), step);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
-}
-
 /* The error of rounding that is not kept: zero where a result is a message's scale, which is
  * rounded before it is sent. */
 static double rounding_of(const onebit_plan_options_t *options) {
@@ -89,97 +40,86 @@ static double smallest_of(const onebit_plan_options_t *options) {
   return options->dtype == ONEBIT_FLOAT16 && rounding_of(options) > 0.0 ? 0x1p-25 : 0.0;
 }
 
-/* Checks element i: its result against what `ranks` ranks from `first` on gave and kept. */
-static bool element_holds(const struct history *history, int step, int first, int ranks, size_t i,
-                          const float *result, double server, double server_magnitude) {
-  double wanted = server, magnitude = 0.0;
+/* An oracle and the buffers of a call. */
+struct exchange {
+  const onebit_plan_options_t *options;
+  struct oracle *oracle;
+  void **inputs; /* [size] */
+  void *result;
+  float *worker, *server; /* the residuals before it */
+};
+
+static struct exchange exchange_create(int size, size_t count,
+                                       const onebit_plan_options_t *options) {
+  struct exchange exchange = {.options = options, .oracle = oracle_create(size, count, options)};
+  struct oracle *oracle = exchange.oracle;
+  exchange.inputs = allocate((size_t)size, sizeof *exchange.inputs);
+  for (int r = 0; r < size; r++)
+    exchange.inputs[r] = allocate(oracle->valid, sizeof(float));
+  exchange.result = allocate(oracle->result_count, sizeof(float));
+  exchange.worker = allocate((size_t)size * oracle->elements, sizeof(float));
+  exchange.server = allocate(oracle->elements, sizeof(float));
+  return exchange;
+}
+
+static void exchange_destroy(struct exchange *exchange) {
+  for (int r = 0; r < exchange->oracle->size; r++)
+    free(exchange->inputs[r]);
+  free(exchange->inputs);
+  free(exchange->result);
+  free(exchange->worker);
+  free(exchange->server);
+  oracle_destroy(exchange->oracle);
+}
+
+static void exchange_call(struct exchange *exchange, int step) {
+  struct oracle *oracle = exchange->oracle;
+  for (int r = 0; r < oracle->size; r++)
+    fill_input(exchange->inputs[r], exchange->options->dtype, oracle->valid, r, step);
+  memcpy(exchange->worker, oracle->worker_error,
+         (size_t)oracle->size * oracle->elements * sizeof(float));
+  memcpy(exchange->server, oracle->server_error, oracle->elements * sizeof(float));
+  CHECK(oracle_call(oracle, (const void *const *)exchange->inputs, exchange->result),
+        "step %d was skipped", step);
+}
+
+/* Checks element i of the buffers of `ranks` ranks from `first` on, whose result is at `at`. */
+static bool element_holds(const struct exchange *exchange, int step, int first, int ranks, size_t i,
+                          size_t at) {
+  const struct oracle *oracle = exchange->oracle;
+  const onebit_dtype_t dtype = exchange->options->dtype;
+  const bool served = exchange->options->operation == ONEBIT_ALLREDUCE;
+  const double result = (double)oracle_load(exchange->result, at, dtype);
+  const double before = served ? (double)exchange->server[i] : 0,
+               after = served ? (double)oracle->server_error[i] : 0;
+  double wanted = before - after, magnitude = 0.0;
   for (int r = first; r < first + ranks; r++) {
-    const struct record *record = &history->records[r][step];
-    double x = (double)record->input[i], e = (double)record->before.worker[i],
-           kept = (double)record->after.worker[i];
+    const size_t place = (size_t)r * oracle->elements + i;
+    double x = (double)oracle_load(exchange->inputs[r], i, dtype),
+           e = (double)exchange->worker[place], kept = (double)oracle->worker_error[place];
     wanted += (x + e - kept) / ranks;
     magnitude += (fabs(x) + fabs(e) + fabs(kept)) / ranks;
   }
-  double tolerance = 1.01 * 0x1p-24 * ((3.0 + ranks) * magnitude + server_magnitude) +
-                     rounding_of(&history->options) * fabs((double)*result) +
-                     smallest_of(&history->options);
-  return CHECK(fabs((double)*result - wanted) <= tolerance,
+  double tolerance = 1.01 * 0x1p-24 * ((3.0 + ranks) * magnitude + fabs(before) + fabs(after)) +
+                     rounding_of(exchange->options) * fabs(result) + smallest_of(exchange->options);
+  return CHECK(fabs(result - wanted) <= tolerance,
                "step %d, element %zu: the result is %.9g, the invariant says %.9g +- %.3g", step, i,
-               (double)*result, wanted, tolerance);
-}
-
-/* The rank that serves element i, and where its part of the server residual begins: shares follow
- * one another. */
-static int find_server(const struct history *history, size_t i, size_t *begin) {
-  *begin = 0;
-  for (int r = 0; r < history->size; r++) {
-    size_t count = history->records[r][0].after.server_count;
-    if (i < *begin + count)
-      return r;
-    *begin += count;
-  }
-  return -1;
-}
-
-static void check_allreduce(const struct history *history, int step) {
-  for (size_t i = 0; i < history->count; i++) {
-    size_t begin;
-    int server = find_server(history, i, &begin);
-    if (!CHECK(server >= 0, "nobody serves element %zu", i))
-      return;
-    const struct record *record = &history->records[server][step];
-    double before = (double)record->before.server[i - begin];
-    double after = (double)record->after.server[i - begin];
-    for (int r = 0; r < history->size; r++)
-      if (!element_holds(history, step, 0, history->size, i, &history->records[r][step].result[i],
-                         before - after, fabs(before) + fabs(after)))
-        return;
-  }
-}
-
-static void check_reduce_scatter(const struct history *history, int step) {
-  for (int r = 0; r < history->size; r++)
-    for (size_t i = 0; i < history->count; i++)
-      if (!element_holds(history, step, 0, history->size, (size_t)r * history->count + i,
-                         &history->records[r][step].result[i], 0.0, 0.0))
-        return;
-}
-
-static void check_allgather(const struct history *history, int step) {
-  for (int reader = 0; reader < history->size; reader++)
-    for (int r = 0; r < history->size; r++)
-      for (size_t i = 0; i < history->count; i++)
-        if (!element_holds(history, step, r, 1, i,
-                           &history->records[reader][step].result[(size_t)r * history->count + i],
-                           0.0, 0.0))
-          return;
-}
-
-static void free_history(struct history *history) {
-  for (int r = 0; r < history->size; r++)
-    for (int step = 0; step < STEPS; step++) {
-      struct record *record = &history->records[r][step];
-      free(record->input);
-      free(record->result);
-      free_errors(&record->before);
-      free_errors(&record->after);
-    }
-  free(history->records);
+               result, wanted, tolerance);
 }
 
 static void check_invariant(int size, size_t count, const onebit_plan_options_t *options) {
-  struct history history = {.options = *options, .size = size, .count = count};
-  history.records = allocate((size_t)size, sizeof *history.records);
-  on_ranks(size, record_steps, &history);
+  const bool gathered = options->operation == ONEBIT_ALLGATHER;
+  struct exchange exchange = exchange_create(size, count, options);
+  check_case("%s of %zu %s on %d ranks, profile %d", operation_name(options->operation), count,
+             dtype_name(options->dtype), size, (int)options->profile);
+  bool holds = true;
   for (int step = 0; step < STEPS; step++) {
-    if (options->operation == ONEBIT_ALLREDUCE)
-      check_allreduce(&history, step);
-    else if (options->operation == ONEBIT_ALLGATHER)
-      check_allgather(&history, step);
-    else
-      check_reduce_scatter(&history, step);
+    exchange_call(&exchange, step);
+    for (size_t at = 0; holds && at < exchange.oracle->result_count; at++)
+      holds = element_holds(&exchange, step, gathered ? (int)(at / count) : 0, gathered ? 1 : size,
+                            gathered ? at % count : at, at);
   }
-  free_history(&history);
+  exchange_destroy(&exchange);
   checks_must_hold();
 }
 
