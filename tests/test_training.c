@@ -187,33 +187,16 @@ static void goes_on(const char *arguments) {
   scratch_remove(directory);
 }
 
-Test(training, efficient_adam_goes_on_as_it_would_have) { goes_on("--optimizer efficient-adam"); }
-Test(training, adam_goes_on_as_it_would_have) { goes_on("--optimizer adam"); }
-Test(training, adam_that_exchanges_steps_goes_on_as_it_would_have) {
-  goes_on("--optimizer adam --exchange step");
-}
-Test(training, adam_in_shards_goes_on_as_it_would_have) {
-  goes_on("--optimizer adam --shards step");
+/* That every optimizer's checkpoint has all is in test_checkpoint.c; here are those with stages,
+ * shards, steps without an exchange, and a loss scale. */
+Test(training, goes_on_as_it_would_have) {
+  goes_on("--optimizer efficient-adam");
   goes_on("--optimizer adam --shards parameters --parameters bfloat16");
-}
-Test(training, lamb_goes_on_as_it_would_have) { goes_on("--optimizer lamb"); }
-Test(training, zero_one_adam_goes_on_as_it_would_have) {
   goes_on("--optimizer zero-one-adam --local-step-scaler 3");
+  goes_on("--optimizer adam --parameters float16 --gradients bfloat16 --loss-scale 1e6 "
+          "--loss-scale-interval 6");
+  goes_on("--dense --clip-norm 1");
 }
-Test(training, lion_goes_on_as_it_would_have) { goes_on("--optimizer lion"); }
-Test(training, momentum_goes_on_as_it_would_have) { goes_on("--optimizer momentum"); }
-Test(training, sixteen_bits_go_on_as_they_would_have) {
-  const char *const methods[] = {"adam", "efficient-adam"};
-  for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-    char arguments[200];
-    snprintf(arguments, sizeof arguments,
-             "--optimizer %s --parameters float16 --gradients bfloat16 --loss-scale 1e6 "
-             "--loss-scale-interval 6",
-             methods[i]);
-    goes_on(arguments);
-  }
-}
-Test(training, dense_training_goes_on_as_it_would_have) { goes_on("--dense --clip-norm 1"); }
 
 /* The last of several checkpoints is gone on from, and a training that is over is not. */
 Test(training, the_latest_checkpoint_counts) {
@@ -343,38 +326,4 @@ Test(training, hard_cases_are_what_they_say) {
   const training_t other = train_on(2, "%s --steps 10 --hard idle", run);
   other_end(&later, &unmoved, "--zero-steps 9 of 10");
   other_end(&other, &unmoved, "--hard idle on two ranks");
-}
-
-/* --- Bytes -------------------------------------------------------------------------------------*/
-
-Test(training, rounds_and_bytes_are_those_of_the_schedule) {
-  const training_t efficient = train_on(RANKS, "--batch 4 --steps 60 --optimizer efficient-adam");
-  cr_expect(efficient.info.exchanges[0] == 40 && efficient.info.exchanges[1] == 20);
-  cr_expect_eq(efficient.tally[0].bytes, 40 * efficient.info.warmup_bytes);
-  cr_expect_eq(efficient.tally[1].bytes, 20 * efficient.info.compressed_bytes);
-  const training_t adam = train_on(RANKS, "--batch 4 --steps 40 --optimizer adam --freeze-step 10");
-  cr_expect(adam.info.exchanges[0] == 10 && adam.info.exchanges[1] == 30);
-  cr_expect_eq(adam.tally[0].bytes, 10 * adam.info.warmup_bytes);
-  cr_expect_eq(adam.tally[1].bytes, 30 * adam.info.compressed_bytes);
-  const training_t zero_one = train_on(RANKS, "--batch 4 --steps 40 --optimizer zero-one-adam "
-                                              "--variance-freeze-step 14 --variance-update-scaler "
-                                              "4 --local-step-scaler 4 --local-step-clipper 4");
-  const uint64_t *rounds = zero_one.info.exchanges;
-  cr_expect(
-      rounds[0] > 4 && rounds[0] < 10 && rounds[2] > 10 && rounds[0] + rounds[1] + rounds[2] == 40,
-      "%d dense steps, %d compressed, %d local", (int)rounds[0], (int)rounds[1], (int)rounds[2]);
-  const uint64_t bytes = zero_one.tally[0].bytes + zero_one.tally[1].bytes;
-  cr_expect_eq(bytes, rounds[0] * adam.info.warmup_bytes + rounds[1] * adam.info.compressed_bytes);
-}
-
-Test(training, an_outer_step_sends_in_its_rounds_only) {
-  const training_t even = train_on(RANKS, "--batch 4 --steps 40 --outer 10");
-  cr_expect_eq(even.info.exchanges[1], 4);
-  cr_expect_eq(even.info.exchanges[2], 36);
-  cr_expect_eq(even.tally[0].bytes, 4 * even.outer.exchange_bytes);
-  const training_t more = train_on(RANKS, "--batch 4 --steps 44 --outer 10 --outer-fragments 2");
-  cr_expect_eq(more.tally[0].bytes, 5 * more.outer.exchange_bytes, "the last round is not whole");
-  const training_t dense = train_on(RANKS, "--batch 4 --steps 40 --outer 10 --outer-bits 32");
-  cr_expect_eq(dense.info.exchanges[0], 4);
-  cr_expect_gt(dense.tally[0].bytes, 8 * even.tally[0].bytes);
 }

@@ -117,21 +117,6 @@ Test(training_parts, options_that_are_wrong_are_named) {
   }
 }
 
-Test(training_parts, options_of_train_words_that_are_wrong_are_named) {
-  static const char *const lines[][2] = {
-      {"--ranks 2", "--data: missing"},
-      {"--data x --vocabulary 1", "--vocabulary=1: expected an integer from 2 to 1000000"},
-  };
-  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-    train_options_t options;
-    char *argv[MOST_WORDS], words[TRAIN_WORDS] = "";
-    const int argc = split(lines[i][0], argv);
-    cr_expect_eq(train_options_parse(&word_kind, &options, argc, argv, words), TOOL_WRONG,
-                 "%s: accepted", lines[i][0]);
-    cr_expect(strstr(words, lines[i][1]), "\"%s\" does not say \"%s\"", words, lines[i][1]);
-  }
-}
-
 Test(training_parts, defaults_follow_other_options) {
   train_options_t options;
   char words[TRAIN_WORDS];
@@ -195,24 +180,4 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, "Efficient-Adam, 1956 parameters in 4 tensors");
   expect_said(said, " held-out words");
   expect_said(said, "\n{\"training\":\"words\",\"name\":\"Efficient-Adam\",");
-}
-
-Test(training_parts, programs_say_what_is_wrong) {
-  expect_said(program(2, "examples/train_images --ranks 2 --images /nowhere --labels /nowhere"),
-              "train_images: /nowhere: No such file or directory");
-  expect_said(program(2, "examples/train_images --ranks 2 --held-out 60 --drawn 60"),
-              "train_images: --held-out 60: leaves nothing of 60 images to learn from");
-  expect_said(program(2, "examples/train_text --ranks 2 --data /nowhere"),
-              "train_text: /nowhere: No such file or directory");
-  expect_said(program(2, "examples/train_words --ranks 2 --data /nowhere"),
-              "train_words: /nowhere: No such file or directory");
-  expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --resume "
-                         "--checkpoint /nowhere"),
-              "train_images: --resume: ONEBIT_ERROR_FILE");
-  expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 5 --outer 2 "
-                         "--outer-delay 2"),
-              "train_images: outer step: ONEBIT_ERROR_ARGUMENT");
-  expect_said(program(1, "examples/train_images --ranks 2 --drawn 60 --side 12 --steps 50 "
-                         "--weight-decay 10 --learning-rate 10"),
-              "train_images: no gradient is finite any more");
 }
