@@ -1,11 +1,9 @@
 /*
- * The data and the model of examples/train_images: files in MNIST's format, drawn digits, and the
- * network, whose gradients are compared with finite differences.
+ * The data of examples/train_images: files in MNIST's format, and drawn digits.
  */
 #include "examples/digits.h"
 #include "examples/idx.h"
 #include "examples/images.h"
-#include "examples/network.h"
 #include "examples/random.h"
 #include "tests/support.h"
 
@@ -178,124 +176,4 @@ Test(images, splitting_keeps_every_image_with_its_label) {
   qsort(after, COUNT, sizeof *after, ascending);
   cr_expect_arr_eq(before, after, COUNT);
   images_free(&images);
-}
-
-/* --- The network -------------------------------------------------------------------------------*/
-
-/* Sizes that no tile divides, and rows that the pools cut off. */
-enum { IMAGES = 5, ROWS = 13, COLUMNS = 16, CLASSES = 7 };
-static const network_shape_t small = {.rows = ROWS,
-                                      .columns = COLUMNS,
-                                      .channels = 5,
-                                      .hidden = 11,
-                                      .classes = CLASSES,
-                                      .images = IMAGES};
-
-static network_t *make_network(uint64_t seed) {
-  uint64_t random = random_stream(seed, 1, 0);
-  network_t *network = network_create(&small);
-  cr_assert_not_null(network);
-  network_initialise(network, seed);
-  for (size_t t = 1; t < NETWORK_TENSORS; t += 2) /* biases that matter */
-    for (size_t i = 0; i < network->model.tensors[t].count; i++)
-      network->model.tensors[t].value[i] = 0.3f * (random_uniform(&random) - 0.3f);
-  for (size_t i = 0; i < IMAGES * ROWS * COLUMNS; i++)
-    network->pixels[i] = 2.0f * random_uniform(&random) - 0.5f;
-  for (size_t i = 0; i < IMAGES; i++)
-    network->model.target[i] = (uint32_t)(random_bits(&random) % CLASSES);
-  return network;
-}
-
-static double loss(network_t *network) {
-  network->model.forward(&network->model, IMAGES);
-  return model_loss(&network->model, IMAGES);
-}
-
-static double dot(const float *a, const float *b, size_t count) {
-  double sum = 0.0;
-  for (size_t i = 0; i < count; i++)
-    sum += (double)a[i] * (double)b[i];
-  return sum;
-}
-
-/* Half along the gradient, half anywhere. */
-static void draw_direction(float *direction, const tensor_t *tensor, uint64_t *random) {
-  const double norm = sqrt(dot(tensor->gradient, tensor->gradient, tensor->count));
-  const double length = 1.7 / sqrt((double)tensor->count);
-  cr_assert_gt(norm, 0.0);
-  for (size_t i = 0; i < tensor->count; i++)
-    direction[i] = (float)((double)tensor->gradient[i] / norm +
-                           length * (2.0 * (double)random_uniform(random) - 1.0));
-}
-
-static double loss_beside(network_t *network, const tensor_t *tensor, const float *direction,
-                          float distance) {
-  float from[4096];
-  cr_assert_leq(tensor->count, 4096);
-  memcpy(from, tensor->value, tensor->count * sizeof(float));
-  for (size_t i = 0; i < tensor->count; i++)
-    tensor->value[i] += distance * direction[i];
-  const double found = loss(network);
-  memcpy(tensor->value, from, tensor->count * sizeof(float));
-  return found;
-}
-
-/* The loss has kinks, so the distance is as small as float32 allows. */
-Test(images, gradients_are_the_slopes_of_the_loss) {
-  network_t *network = make_network(3);
-  uint64_t random = 5;
-  float direction[4096];
-  loss(network);
-  network->model.backward(&network->model, IMAGES);
-  for (size_t t = 0; t < NETWORK_TENSORS; t++)
-    for (int repeat = 0; repeat < 8; repeat++) {
-      const tensor_t *tensor = &network->model.tensors[t];
-      const float distance = 1e-3f;
-      draw_direction(direction, tensor, &random);
-      const double expected = (loss_beside(network, tensor, direction, distance) -
-                               loss_beside(network, tensor, direction, -distance)) /
-                              (2.0 * (double)distance);
-      const double found = dot(tensor->gradient, direction, tensor->count);
-      cr_expect_float_eq(found, expected, 2e-3 * fabs(expected) + 2e-4,
-                         "tensor %zu: gradient says %g, the loss %g", t, found, expected);
-    }
-  model_destroy(&network->model);
-}
-
-/* A batch of five is the mean of its images, wherever an image stands in it. */
-Test(images, an_image_counts_the_same_wherever_it_stands) {
-  network_t *network = make_network(7);
-  const double all = loss(network);
-  double sum = 0.0;
-  float *predicted = malloc(IMAGES * CLASSES * sizeof(float));
-  memcpy(predicted, network->model.predicted, IMAGES * CLASSES * sizeof(float));
-  for (size_t i = 0; i < IMAGES; i++) {
-    memmove(network->pixels, network->pixels + (i > 0) * ROWS * COLUMNS,
-            (IMAGES - i) * ROWS * COLUMNS * sizeof(float));
-    network->model.target[0] = network->model.target[i];
-    network->model.forward(&network->model, 1);
-    sum += model_loss(&network->model, 1);
-    cr_expect_arr_eq(network->model.predicted, predicted + i * CLASSES, CLASSES * sizeof(float));
-  }
-  cr_expect_float_eq(sum / IMAGES, all, 1e-9);
-  free(predicted);
-  model_destroy(&network->model);
-}
-
-static size_t told[NETWORK_TENSORS], tells;
-static void tell(void *context, size_t tensor) {
-  cr_expect_eq(context, &told);
-  told[tensor] = ++tells;
-}
-
-Test(images, every_tensor_is_told_of_once) {
-  network_t *network = make_network(9);
-  network->model.ready = tell;
-  network->model.ready_context = &told;
-  loss(network);
-  network->model.backward(&network->model, IMAGES);
-  cr_expect_eq(tells, NETWORK_TENSORS);
-  for (size_t t = 0; t < NETWORK_TENSORS; t++)
-    cr_expect_gt(told[t], 0, "tensor %zu", t);
-  model_destroy(&network->model);
 }

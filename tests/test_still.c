@@ -1,4 +1,4 @@
-/* What has no gradients stays where it is, and begins without a jump. */
+/* A parameter without gradients stays where it is, and begins without a jump. */
 #include "tests/support.h"
 #include "tests/support_optimizers.h"
 
