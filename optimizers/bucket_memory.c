@@ -164,8 +164,9 @@ void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucke
 
 /* --- Master values -----------------------------------------------------------------------------*/
 
-/* Master values of `count` elements that lie in the kind of memory that the bucket's arrays are in;
- * `buffer` on the host is for MASTERS_AT_ONCE, in their type and then as float32. */
+/* Master values of `count` elements that lie in the kind of memory that the bucket's arrays are in:
+ * those that round to their parameter stay. `buffer` on the host is for MASTERS_AT_ONCE, as float32
+ * and in the parameters' type. */
 static onebit_status_t bucket_memory_convert(const struct ob_memory *memory, onebit_dtype_t dtype,
                                              float *master, const uint16_t *parameter, size_t count,
                                              float *buffer) {
@@ -173,8 +174,15 @@ static onebit_status_t bucket_memory_convert(const struct ob_memory *memory, one
   for (size_t at = 0; at < count; at += MASTERS_AT_ONCE) {
     size_t some = count - at < MASTERS_AT_ONCE ? count - at : MASTERS_AT_ONCE;
     OB_TRY(memory->copy(given, parameter + at, some * sizeof *given));
-    for (size_t i = 0; i < some; i++)
-      buffer[i] = ob_load(given, i, dtype);
+    OB_TRY(memory->copy(buffer, master + at, some * sizeof *buffer));
+    for (size_t i = 0; i < some; i++) {
+      const uint16_t before = given[i];
+      ob_store(given, i, dtype, ob_bound(buffer[i], dtype));
+      if (given[i] != before) {
+        given[i] = before;
+        buffer[i] = ob_load(given, i, dtype);
+      }
+    }
     OB_TRY(memory->copy(master + at, buffer, some * sizeof *buffer));
   }
   return ONEBIT_OK;
@@ -207,7 +215,7 @@ static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* This happens once: the host converts for a device too, a part at a time. */
+/* This is rare: the host converts for a device too, a part at a time. */
 onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket) {
   float *buffer = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/hash.h"
+#include "optimizers/bucket_memory.h"
 #include "optimizers/optimizer.h"
 
 static bool must_wait(const struct onebit_optimizer *optimizer) {
@@ -119,6 +120,15 @@ onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double 
   optimizer->constants ^= fingerprint_of_number(&optimizer->beta1) ^ fingerprint_of_number(&beta1);
   optimizer->beta1 = beta1;
   apply_beta1(optimizer);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer) {
+  OB_CALL_SCOPE;
+  OB_TRY(check_optimizer(optimizer));
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (optimizer->buckets[u].masters)
+      OB_TRY(ob_bucket_make_masters(optimizer, &optimizer->buckets[u]));
   return ONEBIT_OK;
 }
 

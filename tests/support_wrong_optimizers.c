@@ -117,6 +117,7 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_set_weight_decay, (handle, 0, 0), ARGUMENT, part);                        \
   WRONG(onebit_optimizer_set_beta1, (handle, 0.5), ARGUMENT, part);                                \
   WRONG(onebit_optimizer_set_tag, (handle, 1), ARGUMENT, part);                                    \
+  WRONG(onebit_optimizer_take_parameters, (handle), ARGUMENT, part);                               \
   WRONG(onebit_optimizer_set_gradient, (handle, 0, NULL), ARGUMENT, part)
   STEPS(NULL, "optimizer is NULL");
   STEPS(gone, "which is no optimizer (destroyed, or never made)");
@@ -145,6 +146,7 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG(onebit_optimizer_set_beta1, (optimizer, NAN), ARGUMENT, "beta1 is nan");
   WRONG(onebit_optimizer_set_beta1, (open, 0.5), BUSY, "a step is open");
   WRONG(onebit_optimizer_set_tag, (open, 1), BUSY, "a step is open");
+  WRONG(onebit_optimizer_take_parameters, (open), BUSY, "a step is open");
   WRONG(onebit_optimizer_begin, (open, 0.1F), ARGUMENT, "a step is open");
   WRONG(onebit_optimizer_set_gradient, (open, 0, NULL), BUSY, "a step is open");
   WRONG(onebit_optimizer_ready, (open, 1), ARGUMENT, "tensor is 1");

@@ -99,6 +99,15 @@ Test(mixed, small_steps_add_up) {
     float now = oracle_load(parameter, i, ONEBIT_BFLOAT16);
     CHECK(fabsf(now - 1.3f) < 0.005f, "parameter %zu is %g", i, (double)now);
   }
+  oracle_store(parameter, 5, ONEBIT_BFLOAT16, 3.0f); /* by the caller */
+  for (int step = 0; step < 10; step++) { /* each of which is too little for a rounded value */
+    CHECK_STATUS(onebit_optimizer_take_parameters(optimizer), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
+  }
+  for (size_t i = 0; i < 64; i++) {
+    float now = oracle_load(parameter, i, ONEBIT_BFLOAT16), wanted = i == 5 ? 3.01f : 1.31f;
+    CHECK(fabsf(now - wanted) < (i == 5 ? 0.009f : 0.005f), "parameter %zu is %g", i, (double)now);
+  }
   onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
 }

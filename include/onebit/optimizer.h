@@ -262,6 +262,16 @@ onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double 
  * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_DEVICE. */
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag);
 
+/* Takes parameters of 16 bits as they are now: the caller has written to some of them, and the
+ * next step is to go on from that. Without this call it goes on from the master values, and what
+ * was written is lost. Parameters that are their rounded master value keep it; those of float32
+ * have no other values. Local, and all ranks must have written the same; reads all parameters, and
+ * waits for steps on streams.
+ *   optimizer   the optimizer; not while a step is open
+ * Errors: ONEBIT_ERROR_ARGUMENT (NULL), ONEBIT_ERROR_BUSY (a step is open), ONEBIT_ERROR_MEMORY,
+ * ONEBIT_ERROR_DEVICE. */
+onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer);
+
 /* Checks that all ranks have the same parameters, to the bit: ranks that start from the same keep
  * the same. onebit_optimizer_step does it by itself in the first step, unless the optimizer counts
  * its steps on a device, where a difference fails the step on every rank and changes nothing.

@@ -54,6 +54,7 @@ public:
   }
   void set_beta1(double beta1) { check(onebit_optimizer_set_beta1(get(), beta1)); }
   void set_tag(std::uint64_t tag) { check(onebit_optimizer_set_tag(get(), tag)); }
+  void take_parameters() { check(onebit_optimizer_take_parameters(get())); }
   void set_compare_interval(std::uint64_t steps) {
     check(onebit_optimizer_set_compare_interval(get(), steps));
   }

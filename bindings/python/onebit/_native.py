@@ -544,6 +544,7 @@ STATUS_FUNCTIONS = {
     "onebit_optimizer_compare": [HANDLE],
     "onebit_optimizer_set_compare_interval": [HANDLE, c_uint64],
     "onebit_optimizer_set_tag": [HANDLE, c_uint64],
+    "onebit_optimizer_take_parameters": [HANDLE],
     "onebit_optimizer_get_loss_scale": [HANDLE, POINTER(c_double)],
     "onebit_optimizer_get_info": [HANDLE, POINTER(OptimizerInfo)],
     "onebit_optimizer_get_statistics": [HANDLE, POINTER(OptimizerStatistics)],

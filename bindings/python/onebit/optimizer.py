@@ -191,6 +191,10 @@ class Optimizer(Stateful):
         """From the next step on the ranks must have the same tag, a number, or that step fails."""
         check(_native.library().onebit_optimizer_set_tag(self.handle, tag))
 
+    def take_parameters(self):
+        """The caller has written to parameters of 16 bits: steps go on from what they are now."""
+        check(_native.library().onebit_optimizer_take_parameters(self.handle))
+
     def compare(self):
         """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
         have the same parameters. Collective. The first step does it by itself."""

@@ -455,6 +455,28 @@ def scaled(rank):
 
 
 @check
+def written(rank):
+    """Parameters of 16 bits go on from what the program writes to them; what it does not write to goes
+    on from its master values."""
+    if not hasattr(torch, "compile"):
+        return  # whose gloo has no bfloat16
+    for through in "no_grad", "data":
+        torch.manual_seed(3)
+        model = replica(nn.Linear(20, 20, dtype=torch.bfloat16))
+        optimizer = onebit.torch.compress(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+        weight, bias = model.module.parameters()
+        bias.data.fill_(1.0)
+        for step in range(60):
+            with torch.no_grad():
+                (weight.data if through == "data" else weight).fill_(4.0)
+            optimizer.zero_grad()
+            model(torch.ones(4, 20, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            assert alike(bits(model)) and (weight.float() - 4).abs().max() < 0.1, (step, through)
+        assert (bias.float() - 0.994).abs().max() < 0.003, bias  # a step is less than rounding
+
+
+@check
 def hooked(rank):
     """Hooks of a step that the program has registered before are called once, and at their time."""
     if not hasattr(torch.optim.Optimizer, "register_step_pre_hook"):

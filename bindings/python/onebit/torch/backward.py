@@ -227,8 +227,7 @@ class Backward:
         self._optimizer._set_passes(1)
         for number, view in self._views.items():
             self._optimizer._point(number, view, final=False)
-        if self._optimizer._stage is not None:
-            self._optimizer._stage.refresh()
+        self._optimizer._refresh()
         self._optimizer.onebit.begin(self._rates.rate)
         self.open = True
 
@@ -266,6 +265,7 @@ class Backward:
                 samples.setdefault((one.device, one.dtype), []).append(_sample(one))
         return (
             self._find_places(),
+            [one._version for one in self._optimizer._parameters],
             [torch.cat(ones).cpu().view(torch.uint8).numpy().tobytes() for ones in samples.values()],
         )
 

@@ -35,7 +35,7 @@ from onebit.torch.interrupt import interruptible
 from onebit.torch.norm import MeanNorm
 from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
-from onebit.torch.staged import Stage, is_staged
+from onebit.torch.staged import Stage, Writes, is_staged
 from onebit.torch.state import flat, strides_of
 from onebit.torch.stateful import StatefulOptimizer
 
@@ -205,6 +205,7 @@ class _Optimizer(StatefulOptimizer):
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
+        self._writes = None  # to parameters of 16 bits, of which the library has master values
         self._shards = layout or shards_of(every)
         self._check_shards(options)
         tables = {id(one) for one in tables}
@@ -231,6 +232,9 @@ class _Optimizer(StatefulOptimizer):
                                 "others lie between them")
                 if self._stage is not None:
                     array = self._stage.add(array, one)
+                elif array.element_size() < 4:
+                    self._writes = self._writes or Writes(one.device.type == "cpu")
+                    self._writes.add(array, one)
                 uncompressed = onebit.TABLE if id(one) in tables else self._uncompressed[number]
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = self._found_places()
@@ -557,8 +561,8 @@ class _Optimizer(StatefulOptimizer):
             if not begun:
                 self._prepare(rates)
                 self._set_passes(passes)
+                self._refresh()
             if self._stage is not None:
-                self._stage.refresh()
                 self._stage.wait()
         except BaseException:
             fail_step(self.onebit)
@@ -573,11 +577,20 @@ class _Optimizer(StatefulOptimizer):
         self._bring()
         return status
 
+    def _refresh(self):
+        """Steps go on from what the program has written to parameters."""
+        writes = self._writes or self._stage
+        if writes is not None and writes.refresh() and self._parameters[0].element_size() < 4:
+            self.onebit.take_parameters()
+
     def _bring(self):
         """What the library has written is the program's."""
         if self._stage is not None:
             self._stage.bring()
-        if self._shards.spread(self._parameters) and self._stage is not None:
+        spread = self._shards.spread(self._parameters)
+        if self._writes is not None:
+            self._writes.stepped()
+        elif spread and self._stage is not None:
             self._stage.mark()
 
     def _is_unscaled(self):

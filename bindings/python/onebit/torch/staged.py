@@ -57,20 +57,76 @@ def _stream_of(device):
     return torch.Stream(device=device)
 
 
+class Writes:
+    """Finds what the program writes to parameters between two steps. What it writes through `.data` has
+    no version: sums of the bits find that, in some steps, and from then on every step finds a write.
+
+    sums: whether they are made, which waits for a device
+    """
+
+    def __init__(self, sums=True):
+        self._has_sums = sums
+        self._elements = []  # flat
+        self._counted = []  # the tensors of the program that these are of
+        self._versions = []  # of those, when they were marked
+        self._steps = 0
+        self._sums = []  # of the elements' bits, after the latest step that is looked at
+        self._is_untold = False
+
+    def add(self, elements, parameter):
+        self._elements.append(elements)
+        self._counted.append(parameter)
+        self._versions.append(parameter._version)
+
+    def refresh(self):
+        """Whether there was a write since the latest step."""
+        changed = self._versions != self._found_versions()
+        if not changed and not self._is_untold and self._is_looked_at():
+            self._is_untold = self._sums != self._found_sums()
+            if self._is_untold:
+                warnings.warn(
+                    f"parameters were written to through .data after step {self._steps}: what was "
+                    "written so after earlier steps is lost; from now on it is not, at the price "
+                    "of a copy of all parameters a step. Write to them under torch.no_grad()",
+                    OnebitWarning,
+                    stacklevel=2,
+                )
+        return changed or self._is_untold
+
+    def mark(self):
+        """What the parameters have now is no change of the program's."""
+        self._versions = self._found_versions()
+
+    def stepped(self):
+        """A step was made."""
+        self.mark()
+        self._steps += 1
+        if not self._is_untold and self._is_looked_at():
+            self._sums = self._found_sums()
+
+    def _is_looked_at(self):
+        """In steps 1, 2, 4, 8, ..., and every 64th."""
+        return self._has_sums and self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
+
+    def _found_versions(self):
+        return [one._version for one in self._counted]
+
+    def _found_sums(self):
+        sums = [one.view(_INTEGERS[one.element_size()]).sum(dtype=torch.int64)
+                for one in self._elements]  # fmt: skip
+        return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+
 class Stage:
     """The copies of an optimizer's parameters and gradients in memory of the host."""
 
     def __init__(self):
         self._parameters = []  # (the elements on the device, their copy)
-        self._counted = []  # the tensors of the program that these are of
-        self._versions = []  # of those, when both were equal
+        self.writes = Writes()  # to them
         self._gradients = {}  # by number
         self._streams = {}  # by device, that which copies; None: they are made at once
         self._copied = []  # numbers of gradients whose copies have begun since the latest bucket
         self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
-        self._steps = 0
-        self._sums = []  # of the parameters' bits, after the latest step that is looked at
-        self._is_untold = False  # the program writes to parameters in ways that are not counted
 
     def _stream(self, device):
         """Of a device's copies; None: they are made at once."""
@@ -89,8 +145,7 @@ class Stage:
         """The copy of a parameter's elements, which are flat."""
         copy = self._host(elements).copy_(elements)
         self._parameters.append((elements, copy))
-        self._counted.append(parameter)
-        self._versions.append(parameter._version)
+        self.writes.add(elements, parameter)
         return copy
 
     def gradient(self, number, elements):
@@ -142,22 +197,12 @@ class Stage:
             stream.synchronize()
 
     def refresh(self):
-        """Takes parameters that the program has written to since the latest step. What it writes
-        through `.data` has no version: sums of the bits find that, in some steps, and from then on
-        all parameters are taken in every step."""
-        changed = self._versions != self._found_versions()
-        if not changed and not self._is_untold and self._is_looked_at():
-            self._is_untold = changed = self._sums != self._found_sums()
-            if changed:
-                warnings.warn(
-                    f"parameters were written to through .data after step {self._steps}: what was "
-                    "written so after earlier steps is lost; from now on it is not, at the price "
-                    "of a copy of all parameters a step. Write to them under torch.no_grad()",
-                    OnebitWarning,
-                    stacklevel=2,
-                )
-        if changed or self._is_untold:
+        """Takes parameters that the program has written to since the latest step, and returns whether
+        there are any."""
+        found = self.writes.refresh()
+        if found:
             self.take()
+        return found
 
     def take(self):
         """Copies the parameters as they are now."""
@@ -165,21 +210,9 @@ class Stage:
             copy.copy_(elements)
         self.mark()
 
-    def _is_looked_at(self):
-        """In steps 1, 2, 4, 8, ..., and every 64th."""
-        return self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
-
     def mark(self):
         """What the parameters have now is no change of the program's."""
-        self._versions = self._found_versions()
-
-    def _found_versions(self):
-        return [one._version for one in self._counted]
-
-    def _found_sums(self):
-        sums = [elements.view(_INTEGERS[elements.element_size()]).sum(dtype=torch.int64)
-                for elements, _ in self._parameters]
-        return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+        self.writes.mark()
 
     def bring(self):
         """Begins to copy the parameters back; the program's streams wait for it."""
@@ -187,7 +220,4 @@ class Stage:
             self._copy(elements, copy, elements.device)
         for device, stream in self._running():
             torch.accelerator.current_stream(device).wait_stream(stream)
-        self.mark()
-        self._steps += 1
-        if not self._is_untold and self._is_looked_at():
-            self._sums = self._found_sums()
+        self.writes.stepped()
