@@ -12,11 +12,7 @@
 #include "dropin/reason.h"
 #include "onebit/onebit.h"
 
-struct ob_mpi_call {
-  onebit_operation_t operation;
-  MPI_Comm comm;
-  const void *
-      sendbuf; /* Returns the code of an MPI call, or of one that gives such codes, unless it is MPI_SUCCESS. */
+/* Returns the code of an MPI call, or of one that gives such codes, unless it is MPI_SUCCESS. */
 #define OB_TRY_MPI(call)                                                                           \
   do {                                                                                             \
     const int ob_try_code = (call);                                                                \
@@ -24,7 +20,10 @@ struct ob_mpi_call {
       return ob_try_code;                                                                          \
   } while (0)
 
-  /* as the program gave it: may be MPI_IN_PLACE */
+struct ob_mpi_call {
+  onebit_operation_t operation;
+  MPI_Comm comm;
+  const void *sendbuf; /* as the program gave it: may be MPI_IN_PLACE */
   void *recvbuf;
   size_t count; /* with the meaning that the operation gives it: onebit_operation_t */
   MPI_Datatype datatype;

@@ -115,8 +115,8 @@ void training_check_parameters(const struct learner *learner, const void *got, c
 /* Notes where the optimizer tells anything else of itself than `wanted`, but for what is sent. */
 void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
 
-/* --- Tables of cases (training_runs.c): each is recorded on the host, on as many ranks as there may
- * be, and compared; over loopback, host and device in one job, over NCCL, on one rank alone. */
+/* --- Tables of cases (training_runs.c): each is recorded on the host, on as many ranks as there
+ * may be, and compared; over loopback, host and device in one job, over NCCL, on one rank alone. */
 struct training_table {
   const void *cases;
   size_t count, record_bytes;
