@@ -321,7 +321,7 @@ check: all $(TESTED)
 mutants:
 	tests/mutation/run --complete
 check-long: $(BUILD)/tests/test_long_faults
-	ONEBIT_TEST_CALLS=200000 $<
+	ONEBIT_TEST_CALLS=20000 $<
 	$(MAKE) faults
 	$(MAKE) installed-check TESTS="check-commands check-doctor"
 	tests/scripts/check-mpis

@@ -1,177 +1,185 @@
 /*
- * Allreduces and optimizer steps with faults between them: wrong calls, input that is not finite,
- * calls while busy, late ranks, plans and optimizers that are made again, memory that is out. Every
- * result, and what is left at the end, has the bits of the run without faults, and memory does not
- * grow. ONEBIT_TEST_CALLS says how many allreduces; steps are a tenth. `make check-long` makes more
- * than `make check`.
+ * Optimizer steps with faults between them: wrong calls, gradients that are not finite, calls while
+ * busy, late ranks, optimizers that are saved and made again, memory that is out. Every result, and
+ * what is left at the end, has the bits of the run without faults, and memory does not grow.
+ * ONEBIT_TEST_CALLS says how many steps; `make check-long` makes more than `make check`.
+ *
+ * A seeded generator draws the faults, the same on all ranks, so that each knows what the others
+ * are about to do.
  */
+#include <malloc.h>
 
 #define TEST_SECONDS 7200
 #include "base/hash.h"
-#include "tests/support_long.h"
+#include "base/memory.h"
+#include "tests/support.h"
 #include "tests/support_optimizers.h"
 
-static uint64_t calls_wanted(void) {
+static uint64_t steps_wanted(void) {
   const char *text = getenv("ONEBIT_TEST_CALLS");
-  return text ? strtoull(text, NULL, 10) : 8000;
+  return text ? strtoull(text, NULL, 10) : 800;
 }
 
-/* About so many faults in a run, however long it is; from 10^5 calls on one in a thousand. */
-static uint64_t every(uint64_t calls) { return calls < 100000 ? calls / 200 + 1 : 1000; }
-
-/* ---- Allreduces ---- */
-
-#define COUNT_MAX 320
-static const onebit_plan_options_t plans[] = {
-    {.size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_EXCHANGE},
-    {.size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_ALLGATHER},
-    {.size = sizeof(onebit_plan_options_t), .schedule = ONEBIT_SCHEDULE_HIERARCHICAL},
-    {.size = sizeof(onebit_plan_options_t), .block_size = ONEBIT_BLOCK_BUFFER},
-    {.size = sizeof(onebit_plan_options_t), .block_size = 32, .chunk_size = 64}};
-static const size_t counts[] = {96, 33, 200, 65, COUNT_MAX};
-enum { PLANS = sizeof plans / sizeof plans[0] };
-
-struct reducer {
-  struct long_rank self;
-  onebit_plan_t plan[PLANS];
-  float receive[COUNT_MAX];
+enum long_fault {
+  LONG_WRONG_ARGUMENT, /* one rank's: all ranks get an error */
+  LONG_WRONG_HANDLE,   /* of one rank, which knows it alone */
+  LONG_MISMATCH,       /* the ranks give different numbers */
+  LONG_NOT_FINITE,     /* input of one rank: skipped on all */
+  LONG_BUSY,           /* calls refused because of a request in flight or an open step */
+  LONG_LATE,           /* one rank sleeps for some milliseconds */
+  LONG_MADE_AGAIN,     /* objects are destroyed and made again from exported or saved state */
+  LONG_NO_MEMORY,      /* making another object fails: one rank has no memory for it */
+  LONG_FAULTS
 };
 
-static bool create_plan(onebit_comm_t comm) {
-  onebit_plan_t plan = NULL;
-  onebit_status_t status = onebit_plan_create(comm, 77, NULL, &plan);
-  CHECK(status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY, "a plan: %s", onebit_last_error());
-  onebit_plan_destroy(plan);
-  return status == ONEBIT_OK;
+enum { LONG_RANKS = 4, LONG_VALUES = 4096, LONG_ITEMS = 16 };
+
+struct long_run {
+  uint64_t calls, every; /* calls per rank; about one in `every` meets a fault, 0: none */
+  pthread_barrier_t barrier;
+  float values[LONG_RANKS][LONG_VALUES]; /* inputs are parts of these */
+  /* `hash` covers all results of calls; `state` covers the state at the end. */
+  uint64_t hash[LONG_RANKS][LONG_ITEMS], state[LONG_RANKS][LONG_ITEMS];
+  uint64_t faults[LONG_FAULTS];   /* counted by rank 0: the same on all */
+  size_t bytes_early, bytes_late; /* allocated, after a tenth of the calls and after all */
+  unsigned char *alone;           /* by call: true if it sends nothing; a run without faults fills
+                                   * it in */
+  const void *parts[LONG_RANKS];
+  size_t part_bytes[LONG_RANKS];
+};
+
+/* A rank's own state in a run. */
+struct long_rank {
+  struct long_run *run;
+  onebit_comm_t comm;
+  int rank;
+  uint64_t drawn, next_fault;
+};
+
+/* The memory that malloc keeps for threads counts as in use: some 60 kB here, however long a run
+ * is. */
+#define CACHED ((size_t)128 << 10)
+
+/* splitmix64's mixing. */
+static uint64_t mixed(uint64_t x) {
+  x += UINT64_C(0x9e3779b97f4a7c15);
+  x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return x ^ (x >> 31);
 }
 
-/* The call is refused, or skipped, and leaves the result of the one before. */
-static void check_refused(struct reducer *reducer, size_t k, const float *send,
-                          onebit_status_t wanted) {
-  float before[COUNT_MAX];
-  memcpy(before, reducer->receive, sizeof before);
-  CHECK_STATUS(onebit_allreduce(send, reducer->receive, reducer->plan[k]), wanted);
-  CHECK(memcmp(before, reducer->receive, sizeof before) == 0, "a call that failed has a result");
+static struct long_run *long_create(uint64_t calls, uint64_t every) {
+  struct long_run *run = allocate(1, sizeof *run);
+  run->calls = calls;
+  run->every = every;
+  run->alone = allocate(calls, 1);
+  pthread_barrier_init(&run->barrier, NULL, LONG_RANKS);
+  for (int r = 0; r < LONG_RANKS; r++)
+    for (size_t i = 0; i < LONG_VALUES; i++)
+      run->values[r][i] = input_value(i, r, 0);
+  return run;
 }
 
-static void not_finite(struct reducer *reducer, size_t k, const float *send, bool mine) {
-  float bad[COUNT_MAX];
-  memcpy(bad, send, counts[k] * sizeof *bad);
-  bad[long_draw(&reducer->self, counts[k])] = mine ? NAN : 0;
-  check_refused(reducer, k, bad, ONEBIT_SKIPPED);
+static void long_destroy(struct long_run *run) {
+  pthread_barrier_destroy(&run->barrier);
+  free(run->alone);
+  free(run);
 }
 
-static void wrong_handles(struct reducer *reducer, const float *send, bool mine) {
-  void *comm = reducer->self.comm;
-  if (!mine)
+/* Draws a number below `limit`, the same on all ranks. */
+static uint64_t long_draw(struct long_rank *self, uint64_t limit) {
+  return mixed(self->drawn++) % limit;
+}
+
+static struct long_rank long_begin(struct long_run *run, onebit_comm_t comm) {
+  struct long_rank self = {.run = run, .comm = comm, .rank = onebit_comm_rank(comm)};
+  self.next_fault = run->every ? long_draw(&self, 2 * run->every) : UINT64_MAX;
+  return self;
+}
+
+/* True if a fault is due before this call; which, and whose. */
+static bool long_is_due(struct long_rank *self, uint64_t call, enum long_fault *fault, bool *mine) {
+  if (call != self->next_fault)
+    return false;
+  self->next_fault += 1 + long_draw(self, 2 * self->run->every - 1);
+  *fault = (enum long_fault)long_draw(self, LONG_FAULTS);
+  *mine = (int)long_draw(self, LONG_RANKS) == self->rank;
+  check_case("call %llu, fault %d", (unsigned long long)call, (int)*fault);
+  if (self->rank == 0)
+    self->run->faults[*fault]++;
+  return true;
+}
+
+/* The input of this rank: `count` values that differ by call. */
+static const float *long_input(const struct long_rank *self, uint64_t call, size_t count) {
+  return &self->run->values[self->rank][mixed(call) % (LONG_VALUES - count)];
+}
+
+static void long_wait(struct long_rank *self) { pthread_barrier_wait(&self->run->barrier); }
+
+/* Notes the memory in use after a tenth of the calls and after all. */
+static void long_note_memory(struct long_rank *self, uint64_t call) {
+  bool early = call == self->run->calls / 10, late = call + 1 == self->run->calls;
+  if (!early && !late)
     return;
-  CHECK_STATUS(onebit_allreduce(send, reducer->receive, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_allreduce(send, reducer->receive, comm), ONEBIT_ERROR_ARGUMENT);
+  long_wait(self);
+  if (self->rank == 0)
+    *(early ? &self->run->bytes_early : &self->run->bytes_late) = mallinfo2().uordblks;
+  long_wait(self);
 }
 
-/* The call itself, with others while it is under way. */
-static void busy(struct reducer *reducer, size_t k, const float *send) {
-  onebit_plan_t plan = reducer->plan[k];
-  onebit_request_t request, copy, other;
-  float values[COUNT_MAX];
-  CHECK_STATUS(onebit_iallreduce(send, reducer->receive, plan, &request), ONEBIT_OK);
-  copy = request;
-  CHECK_STATUS(onebit_allreduce(send, values, plan), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_iallreduce(send, values, plan, &other), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_export_residual(plan, values, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_plan_reset_residual(plan), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
-  CHECK_STATUS(onebit_wait(&copy), ONEBIT_ERROR_ARGUMENT);
+/* Calls `create` on all ranks while an allocation fails on the rank with `mine`; checks that it
+ * succeeds on all ranks or fails on all. */
+static void long_without_memory(struct long_rank *self, bool mine,
+                                bool (*create)(onebit_comm_t comm)) {
+  long fails_at = 1 + (long)long_draw(self, 60);
+  long_wait(self);
+  if (mine)
+    ob_memory_fail_at(fails_at);
+  long_wait(self);
+  bool made = create(self->comm);
+  long_wait(self);
+  if (mine)
+    ob_memory_fail_at(0);
+  self->run->state[self->rank][0] = made;
+  long_wait(self);
+  for (int r = 0; r < LONG_RANKS; r++)
+    CHECK(self->run->state[r][0] == made, "rank %d fared otherwise", r);
+  long_wait(self);
 }
 
-static void make_again(struct reducer *reducer, size_t k) {
-  float worker[COUNT_MAX], server[COUNT_MAX];
-  onebit_plan_t old = reducer->plan[k];
-  CHECK_STATUS(onebit_plan_export_residual(old, worker, server), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_destroy(old), ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_create(reducer->self.comm, counts[k], &plans[k], &reducer->plan[k]),
-               ONEBIT_OK);
-  CHECK_STATUS(onebit_plan_import_residual(reducer->plan[k], worker, server), ONEBIT_OK);
+/* Sleeps for up to five milliseconds if `mine`. */
+static void long_be_late(struct long_rank *self, bool mine) {
+  struct timespec time = {0, 1000 * (long)long_draw(self, 5000)};
+  if (mine)
+    nanosleep(&time, NULL);
 }
 
-static void mismatch(struct reducer *reducer, bool mine) {
-  onebit_plan_t plan;
-  CHECK_STATUS(onebit_plan_create(reducer->self.comm, mine ? 8 : 9, NULL, &plan),
-               ONEBIT_ERROR_MISMATCH);
-}
+static const char *const names[] = {"wrong argument", "wrong handle", "mismatch",   "not finite",
+                                    "busy",           "late",         "made again", "no memory"};
 
-/* Meets the fault; true if the call has been made with it. */
-static bool meet_fault(struct reducer *reducer, size_t k, const float *send, enum long_fault fault,
-                       bool mine) {
-  switch (fault) {
-  case LONG_WRONG_ARGUMENT:
-    check_refused(reducer, k, mine ? NULL : send, mine ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
-    break;
-  case LONG_NOT_FINITE:
-    not_finite(reducer, k, send, mine);
-    break;
-  case LONG_LATE:
-    long_be_late(&reducer->self, mine);
-    break;
-  case LONG_BUSY:
-    busy(reducer, k, send);
-    return true;
-  case LONG_MADE_AGAIN:
-    make_again(reducer, k);
-    break;
-  case LONG_NO_MEMORY:
-    long_without_memory(&reducer->self, mine, create_plan);
-    break;
-  case LONG_MISMATCH:
-    mismatch(reducer, mine);
-    break;
-  default:
-    wrong_handles(reducer, send, mine);
+/* Checks that both runs ended in the same state, and prints the counts of faults. */
+static void long_compare(const struct long_run *plain, const struct long_run *faulty) {
+  uint64_t faults = 0;
+  for (int r = 0; r < LONG_RANKS; r++)
+    for (int k = 0; k < LONG_ITEMS; k++) {
+      CHECK(plain->hash[r][k] == faulty->hash[r][k], "results of %d differ on rank %d", k, r);
+      CHECK(plain->state[r][k] == faulty->state[r][k], "what %d left differs on rank %d", k, r);
+    }
+  fprintf(stderr, "%llu steps on %d ranks", (unsigned long long)faulty->calls, LONG_RANKS);
+  for (int f = 0; f < LONG_FAULTS; f++) {
+    fprintf(stderr, ", %s %llu", names[f], (unsigned long long)faulty->faults[f]);
+    faults += faulty->faults[f];
+    CHECK(faulty->faults[f] > 0, "no fault \"%s\"", names[f]);
   }
-  return false;
+  fprintf(stderr, ": %llu faults; %zu bytes in use after a tenth of them, %zu after all\n",
+          (unsigned long long)faults, faulty->bytes_early, faulty->bytes_late);
+  size_t early = faulty->bytes_early, late = faulty->bytes_late;
+  CHECK(late <= early + CACHED, "memory grew from %zu to %zu bytes", early, late);
+  checks_must_hold();
 }
 
-static void reduce_once(struct reducer *reducer, uint64_t call) {
-  struct long_rank *self = &reducer->self;
-  size_t k = call % PLANS;
-  const float *send = long_input(self, call, counts[k]);
-  enum long_fault fault;
-  bool mine;
-  if (!long_is_due(self, call, &fault, &mine) || !meet_fault(reducer, k, send, fault, mine))
-    CHECK_STATUS(onebit_allreduce(send, reducer->receive, reducer->plan[k]), ONEBIT_OK);
-  uint64_t *hash = &self->run->hash[self->rank][k];
-  *hash = ob_hash(*hash, reducer->receive, counts[k] * sizeof(float));
-  long_note_memory(self, call);
-}
-
-static void reduce_all(onebit_comm_t comm, void *context) {
-  struct reducer reducer = {.self = long_begin(context, comm)};
-  struct long_run *run = context;
-  float worker[COUNT_MAX] = {0}, server[COUNT_MAX] = {0};
-  for (size_t k = 0; k < PLANS; k++)
-    CHECK_STATUS(onebit_plan_create(comm, counts[k], &plans[k], &reducer.plan[k]), ONEBIT_OK);
-  for (uint64_t call = 0; call < run->calls; call++)
-    reduce_once(&reducer, call);
-  for (size_t k = 0; k < PLANS; k++) {
-    CHECK_STATUS(onebit_plan_export_residual(reducer.plan[k], worker, server), ONEBIT_OK);
-    uint64_t hash = ob_hash(OB_HASH_START, worker, sizeof worker);
-    run->state[reducer.self.rank][k] = ob_hash(hash, server, sizeof server);
-    CHECK_STATUS(onebit_plan_destroy(reducer.plan[k]), ONEBIT_OK);
-  }
-}
-
-Test(long_faults, allreduces_end_as_without) {
-  uint64_t calls = calls_wanted();
-  struct long_run *plain = long_create(calls, 0), *faulty = long_create(calls, every(calls));
-  on_hosts(LONG_RANKS, 2, reduce_all, plain);
-  on_hosts(LONG_RANKS, 2, reduce_all, faulty);
-  long_compare("allreduces", plain, faulty);
-  long_destroy(plain);
-  long_destroy(faulty);
-}
-
-/* ---- Steps ---- */
+/* --- Steps -------------------------------------------------------------------------------------*/
 
 /* Each optimizer has two or three stages: warm-ups end early. */
 static const struct any_case trained[] = {
@@ -379,14 +387,15 @@ static void step_all(onebit_comm_t comm, void *context) {
   free(trainer);
 }
 
+/* About so many faults in a run, however long it is; from 10^4 steps on one in a hundred. */
 Test(long_faults, steps_end_as_without) {
-  uint64_t steps = calls_wanted() / 10;
+  const uint64_t steps = steps_wanted();
   struct long_run *plain = long_create(steps, 0),
-                  *faulty = long_create(steps, every(10 * steps) / 10);
+                  *faulty = long_create(steps, steps < 10000 ? steps / 200 + 1 : 100);
   on_hosts(LONG_RANKS, 2, step_all, plain);
   memcpy(faulty->alone, plain->alone, steps);
   on_hosts(LONG_RANKS, 2, step_all, faulty);
-  long_compare("optimizer steps", plain, faulty);
+  long_compare(plain, faulty);
   long_destroy(plain);
   long_destroy(faulty);
 }
