@@ -1,7 +1,10 @@
 /* The reports of train_report.h. */
+#define _POSIX_C_SOURCE 200809L
 #include "examples/train_report.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <unistd.h>
 
 /* The name of a training's stage; only compressed ones have two. */
 static const char *stage_name(const training_t *training, onebit_stage_t stage) {
@@ -11,20 +14,58 @@ static const char *stage_name(const training_t *training, onebit_stage_t stage) 
                                       : "dense";
 }
 
-double per_step(const tally_t *tally, double sum) {
+static double per_step(const tally_t *tally, double sum) {
   return tally->steps > 0 ? sum / (double)tally->steps : 0.0;
+}
+
+/* Prints null for a number that is not finite, which JSON does not have. */
+static void print_json_number(FILE *file, const char *name, double number) {
+  if (isfinite(number))
+    fprintf(file, ",\"%s\":%.6g", name, number);
+  else
+    fprintf(file, ",\"%s\":null", name);
 }
 
 /* --- While it trains ---------------------------------------------------------------------------*/
 
-int report_open(training_t *training) {
-  const char *path = training->options->log;
-  const int well = !path || training->team->rank != 0 ||
-                   train_log_open(&training->log, path, training->first) == 0;
-  return agree(training->team, well, "--log: the file cannot be written");
+/* Reads the totals of the steps that were made, and cuts off the lines after them, whose steps will
+ * be made again. */
+static int go_on_in_log(training_t *training) {
+  char text[512];
+  long end = 0;
+  while (fgets(text, sizeof text, training->log)) {
+    size_t step;
+    double seconds;
+    uint64_t bytes;
+    if (sscanf(text, "{\"step\":%zu,\"seconds\":%lf,\"bytes\":%" SCNu64, &step, &seconds, &bytes) !=
+            3 ||
+        step > training->first)
+      break;
+    training->logged_seconds = seconds;
+    training->logged_bytes = bytes;
+    end = ftell(training->log);
+  }
+  return fseek(training->log, end, SEEK_SET) == 0 && ftruncate(fileno(training->log), end) == 0;
 }
 
-void report_close(training_t *training) { train_log_close(&training->log); }
+int report_open(training_t *training) {
+  const char *path = training->options->log;
+  if (path && training->team->rank == 0) {
+    training->log = training->first > 0 ? fopen(path, "r+") : NULL;
+    if (!training->log || !go_on_in_log(training)) {
+      report_close(training);
+      training->log = fopen(path, "w");
+    }
+  }
+  return agree(training->team, !path || training->team->rank != 0 || training->log,
+               "--log: the file cannot be written");
+}
+
+void report_close(training_t *training) {
+  if (training->log)
+    fclose(training->log);
+  training->log = NULL;
+}
 
 void report_head(const training_t *training) {
   say(training->team,
@@ -70,6 +111,16 @@ static int check_progress(const training_t *training, const tally_t *since) {
   return agree(training->team, training->skipped <= 40, words);
 }
 
+static void log_steps(const training_t *training, size_t step, int validates) {
+  fprintf(training->log, "{\"step\":%zu,\"seconds\":%.6f,\"bytes\":%" PRIu64, step,
+          training->logged_seconds + seconds(training), training->logged_bytes + bytes(training));
+  print_json_number(training->log, "training_loss", training->loss);
+  if (validates)
+    print_json_number(training->log, "loss", training->quality.loss);
+  fprintf(training->log, "}\n");
+  fflush(training->log);
+}
+
 /* Reports the steps; its exchanges are not timed. */
 int report_steps(training_t *training, size_t step, onebit_stage_t stage, const tally_t *since) {
   const size_t every = training->options->validate_every, last = train_last_step(training->options);
@@ -82,12 +133,8 @@ int report_steps(training_t *training, size_t step, onebit_stage_t stage, const 
   print_progress(training, step, stage, since);
   if (validates && train_task_validate(&training->task, &training->quality) != 0)
     return -1;
-  const train_log_line_t line = {.step = step,
-                                 .seconds = seconds(training),
-                                 .bytes = bytes(training),
-                                 .training_loss = training->loss,
-                                 .loss = validates ? &training->quality.loss : NULL};
-  train_log_add(&training->log, &line);
+  if (training->log)
+    log_steps(training, step, validates);
   return 0;
 }
 

@@ -6,9 +6,8 @@
 
 #include "examples/train_run.h"
 
-double per_step(const tally_t *tally, double sum);
-
-/* Opens the log of --log. 0, or -1 after saying why. */
+/* Opens the log of --log, a line of JSON for each report. A training that goes on from a checkpoint
+ * goes on in its log. 0, or -1 after saying why. */
 int report_open(training_t *training);
 void report_close(training_t *training);
 

@@ -4,7 +4,6 @@
 #ifndef EXAMPLES_TRAIN_RUN_H
 #define EXAMPLES_TRAIN_RUN_H
 
-#include "examples/train_log.h"
 #include "examples/train_optimizer.h"
 
 /* Sums over some steps. */
@@ -21,8 +20,10 @@ typedef struct training {
   form_t form;
   train_task_t task;
   train_optimizer_t optimizer;
-  train_log_t log; /* on rank 0, when one is asked for */
-  size_t skipped;  /* how many of the latest steps were, in a row */
+  FILE *log; /* of --log, on rank 0; below, its totals before the training was resumed */
+  double logged_seconds;
+  uint64_t logged_bytes;
+  size_t skipped; /* how many of the latest steps were, in a row */
 
   /* The results. */
   size_t first;     /* steps made before, by the training that is resumed */
