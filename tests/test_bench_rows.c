@@ -4,6 +4,7 @@
 
 #include "bench/bench_collective.h"
 #include "tests/support.h"
+#include "tests/support_json.h"
 #include "tests/support_program.h"
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h> /* says whether the device is emulated */
@@ -62,54 +63,16 @@ static const char *output_of(int argc, char **argv) {
   output_of((int)(sizeof((char *[]){"", __VA_ARGS__}) / sizeof(char *)),                           \
             (char *[]){"", __VA_ARGS__, NULL})
 
-static const char *skip_string(const char *c) {
-  if (*c++ != '"')
-    return NULL;
-  while (*c && *c != '"')
-    c += *c == '\\' ? 2 : 1;
-  return *c ? c + 1 : NULL;
-}
-
-/* Past a value that is no object: a string, a number, true, false or null. */
-static const char *skip_value(const char *c) {
-  static const char *const words[] = {"true", "false", "null"};
-  char *end;
-  if (*c == '"')
-    return skip_string(c);
-  for (int k = 0; k < 3; k++)
-    if (strncmp(c, words[k], strlen(words[k])) == 0)
-      return c + strlen(words[k]);
-  if (!strchr("-0123456789", *c))
-    return NULL;
-  (void)strtod(c, &end);
-  return end;
-}
-
-/* Past {"name":value,...} and the end of its line; NULL: it is not that. */
-static const char *skip_object(const char *c) {
-  if (*c != '{')
-    return NULL;
-  do {
-    c = skip_string(c + 1);
-    if (!c || *c != ':')
-      return NULL;
-    c = skip_value(c + 1);
-  } while (c && *c == ',');
-  return c && c[0] == '}' && c[1] == '\n' ? c + 2 : NULL;
-}
-
 /* The number of lines, each of which must be an object that has these fields. */
 static size_t objects(const char *text, const char *const *fields) {
+  static char line[1 << 12];
   size_t lines = 0;
-  while (*text) {
-    const char *end = skip_object(text);
-    cr_assert_not_null(end, "no object on a line: %s", text);
-    for (size_t k = 0; fields[k]; k++) {
-      const char *found = strstr(text, fields[k]);
-      cr_expect(found && found < end, "%s is not there", fields[k]);
-    }
-    text = end;
-    lines++;
+  for (size_t length; *text; text += length + (text[length] == '\n'), lines++) {
+    length = strcspn(text, "\n");
+    snprintf(line, sizeof line, "%.*s", (int)length, text);
+    cr_assert(json_is_valid(line), "no object on a line: %s", line);
+    for (size_t k = 0; fields[k]; k++)
+      cr_expect(strstr(line, fields[k]), "%s is not there", fields[k]);
   }
   return lines;
 }
