@@ -1,5 +1,5 @@
 # The options of a program, from the table that it reads them by (struct tool_option), or, of a
-# script, from the comment that its --help prints.
+# script, from the comment that its --help prints, with what stands behind them.
 function escaped(s) {
   gsub(/\\n/, " ", s)
   gsub(/\\"/, "\"", s)
@@ -20,7 +20,11 @@ function fill(s,    n, k, word, line) { # mandoc wants a sentence to begin a lin
   }
   print line
 }
-function paragraph(s) { if (any++) print ".PP"; fill(s) }
+function paragraph(s) {
+  if (s == "") return
+  if (any++) print ".PP"
+  fill(s)
+}
 function option(names, argument, help) {
   names = escaped(names)
   sub(/, /, "\\fR, \\fB", names)
@@ -28,6 +32,10 @@ function option(names, argument, help) {
   any++
   print ".TP\n\\fB" names "\\fR" argument
   fill(help)
+}
+function own_options() {
+  option("-h, --help", "", "prints the usage")
+  option((script ? "" : "-v, ") "--version", "", "prints the version of the library")
 }
 
 FNR == 1 { script = comment = /^#!/; next }
@@ -48,10 +56,11 @@ table && /},$/ {
 }
 
 # An option in a comment, with text behind it or below.
-comment && !/^#/ { comment = 0; exit }
+comment && !/^#/ { exit }
 comment && head != "" && !/^#          / { option(head, argument, help); head = "" }
 comment && /^#   -[^ ]/ && !/--version/ {
-  if (before != "") paragraph(before)
+  if (!any) own_options()
+  paragraph(before)
   before = ""
   split(substr($0, 5), part, /  +/)
   help = substr($0, 5 + length(part[1]))
@@ -63,9 +72,10 @@ comment && /^#   -[^ ]/ && !/--version/ {
   next
 }
 comment && head != "" { sub(/^# +/, ""); help = help (help == "" ? "" : " ") $0; next }
-comment { before = /^#$/ ? "" : before (before == "" ? "" : " ") substr($0, 3) }
+comment && /^#$/ { if (any && before !~ /--version/) paragraph(before); before = "" ; next }
+comment { sub(/^# */, ""); before = before (before == "" ? "" : " ") $0 }
 
 END {
-  option("-h, --help", "", "prints the usage")
-  option((script ? "" : "-v, ") "--version", "", "prints the version of the library")
+  if (!script) own_options()
+  else paragraph(before)
 }
