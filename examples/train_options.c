@@ -235,68 +235,47 @@ form_t train_options_form(const train_options_t *options) {
   return options->dense ? DENSE : options->outer ? OUTER : COMPRESSED;
 }
 
-static int check_form(const train_options_t *options, char *words) {
-  if (!options->compare || !options->dense)
-    return 0;
-  snprintf(words, TRAIN_WORDS, "--compare: makes both trainings; not with --dense");
-  return -1;
-}
-
-static int check_outer(const train_options_t *options, char *words) {
-  const int has_more = options->outer_rule || options->outer_bits || options->outer_rate > 0.0f ||
-                       options->outer_momentum > 0.0f || options->outer_fragments ||
-                       options->outer_delay || options->outer_mixing > 0.0f ||
-                       options->outer_patience > 0.0f;
-  if (!options->outer && has_more)
-    snprintf(words, TRAIN_WORDS, "--outer: missing; the other options of the outer step need it");
-  else if (options->outer && (options->dense || options->checkpoint || options->parameters ||
-                              options->loss_scale > 0.0f || options->shards))
-    snprintf(words, TRAIN_WORDS,
-             "--outer: not with dense, checkpoint, parameters, loss-scale or shards");
-  else
-    return 0;
-  return -1;
-}
-
-static int check_method(const train_options_t *options, char *words) {
-  if (options->method != ADAM && (options->exchange || options->shards))
-    snprintf(words, TRAIN_WORDS, "--%s: is for --optimizer adam only",
-             options->exchange ? "exchange" : "shards");
-  else if (options->method == ADAM && options->exchange && options->shards)
-    snprintf(words, TRAIN_WORDS, "--exchange step: not with --shards, which say what is sent");
-  else if (options->freeze == 0 && (options->method == ADAM || options->method == LAMB))
-    snprintf(words, TRAIN_WORDS,
-             "--freeze-step 0: at least one dense step is needed; auto finds it");
-  else if (options->freeze == FREEZE_AUTOMATIC && options->method == MOMENTUM)
-    snprintf(words, TRAIN_WORDS, "--freeze-step auto: is for adam and lamb only");
-  else if (options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0)
-    snprintf(words, TRAIN_WORDS, "--block-size %zu: not a multiple of 32", options->block_size);
-  else
-    return 0;
-  return -1;
-}
-
-static int check_files(const train_options_t *options, char *words) {
-  if (options->log && options->compare)
-    snprintf(words, TRAIN_WORDS, "--log %.300s: is for one training, but --compare makes two",
-             options->log);
-  else if (options->checkpoint && options->compare)
-    snprintf(words, TRAIN_WORDS,
-             "--checkpoint %.300s: is for one training, but --compare makes two",
-             options->checkpoint);
-  else if (!options->checkpoint && (options->save_every > 0 || options->resume))
-    snprintf(words, TRAIN_WORDS, "--%s: needs --checkpoint DIRECTORY",
-             options->resume ? "resume" : "save-every");
-  else
-    return 0;
-  return -1;
-}
-
 int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]) {
-  if (check_form(options, words) != 0 || check_outer(options, words) != 0 ||
-      check_method(options, words) != 0)
-    return -1;
-  return check_files(options, words);
+  const bool has_outer = options->outer_rule || options->outer_bits || options->outer_rate > 0.0f ||
+                         options->outer_momentum > 0.0f || options->outer_fragments ||
+                         options->outer_delay || options->outer_mixing > 0.0f ||
+                         options->outer_patience > 0.0f;
+  const bool is_adam = options->method == ADAM, checkpoint = options->checkpoint != NULL;
+  char block[24];
+  snprintf(block, sizeof block, "%zu", options->block_size);
+  const struct {
+    bool wrong;
+    const char *name, *value, *why;
+  } rules[] = {
+      {options->compare && options->dense, "compare", "", "makes both trainings; not with --dense"},
+      {!options->outer && has_outer, "outer", "",
+       "missing; the other options of the outer step need it"},
+      {options->outer && (options->dense || checkpoint || options->parameters ||
+                          options->loss_scale > 0.0f || options->shards),
+       "outer", "", "not with dense, checkpoint, parameters, loss-scale or shards"},
+      {options->exchange && !is_adam, "exchange", "", "is for --optimizer adam only"},
+      {options->shards && !is_adam, "shards", "", "is for --optimizer adam only"},
+      {options->exchange && options->shards, "exchange", "step",
+       "not with --shards, which say what is sent"},
+      {options->freeze == 0 && (is_adam || options->method == LAMB), "freeze-step", "0",
+       "at least one dense step is needed; auto finds it"},
+      {options->freeze == FREEZE_AUTOMATIC && options->method == MOMENTUM, "freeze-step", "auto",
+       "is for adam and lamb only"},
+      {options->block_size != ONEBIT_BLOCK_BUFFER && options->block_size % 32 != 0, "block-size",
+       block, "not a multiple of 32"},
+      {options->log && options->compare, "log", options->log,
+       "is for one training, but --compare makes two"},
+      {checkpoint && options->compare, "checkpoint", options->checkpoint,
+       "is for one training, but --compare makes two"},
+      {options->resume && !checkpoint, "resume", "", "needs --checkpoint DIRECTORY"},
+      {options->save_every > 0 && !checkpoint, "save-every", "", "needs --checkpoint DIRECTORY"}};
+  for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
+    if (rules[k].wrong) {
+      snprintf(words, TRAIN_WORDS, "--%s%s%.300s: %s", rules[k].name, *rules[k].value ? " " : "",
+               rules[k].value, rules[k].why);
+      return -1;
+    }
+  return 0;
 }
 
 /* --- What the options mean ---------------------------------------------------------------------*/
