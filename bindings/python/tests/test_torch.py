@@ -22,7 +22,7 @@ def launch(scenarios, ranks):
 
 
 def test_four_processes():
-    connections = "collectives,over_gloo,groups,of_another_backend,falls_back"
+    connections = "collectives,over_gloo,groups,of_another_backend,falls_back,over_nccl_by_default"
     said = launch(connections + ",hook,widths,sparse,own_adam,training,state_goes_on", 4)
     print(said)
     assert said.endswith("all well\n")

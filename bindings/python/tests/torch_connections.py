@@ -12,7 +12,7 @@ import onebit.torch
 import torch
 import torch.distributed as dist
 from onebit import Status
-from onebit.torch import rendezvous, transport
+from onebit.torch import nccl, rendezvous, transport
 from onebit.torch.gather import gather
 from onebit.torch.transport import timeout_of
 from torch_common import alike, gradient, raises
@@ -124,6 +124,43 @@ def of_another_backend(rank, size):
         onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
         assert comm.transport == kind and (ones == (size + 1) / 2).all()
         comm.close()
+
+
+class _OnCuda:
+    """What is asked of a parameter."""
+
+    device = torch.device("cuda", 0)
+
+
+def over_nccl_by_default(rank, size):
+    """Of parameters on CUDA where torch's own collectives are NCCL's, and where every rank can."""
+    asked, create, kernels = [], nccl.create, nccl.has_kernels
+    get = "get_backend_config" if hasattr(dist, "get_backend_config") else "get_backend"
+    backend, device = getattr(dist, get), torch.cuda.device
+    torch.cuda.device = lambda device: contextlib.nullcontext()
+
+    def made(parameters=(_OnCuda(),), stage="auto"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            comm = nccl.create_for(onebit.Communicator, parameters, stage, None, None)
+        ones = torch.full((100,), rank + 1.0)
+        onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
+        assert comm.transport == "sockets" and (ones == (size + 1) / 2).all()
+        comm.close()
+        return [str(one.message) for one in caught]
+
+    nccl.create = lambda *arguments: asked.append(arguments) or create(*arguments)
+    assert made() == [] and not asked  # gloo's
+    setattr(dist, get, lambda group: "cpu:gloo,cuda:nccl")
+    assert made([torch.zeros(1)]) == [] == made(stage="host") and not asked
+    assert made() == [] and len(asked) == 1  # no rank has kernels
+    nccl.has_kernels = lambda: rank > 0
+    words = ["messages go through the host, which is slower: NCCL cannot be used: rank 0: "
+             "ERROR_UNSUPPORTED: the library has no kernels"]  # fmt: skip
+    found = made()
+    assert found == words * (rank > 0) and len(asked) == 2, (found, len(asked))
+    nccl.has_kernels, nccl.create, torch.cuda.device = kernels, create, device
+    setattr(dist, get, backend)
 
 
 def falls_back(rank, size):

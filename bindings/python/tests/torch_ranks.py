@@ -28,6 +28,7 @@ from torch_connections import (  # noqa: E402
     groups,
     of_another_backend,
     over_gloo,
+    over_nccl_by_default,
 )
 
 
@@ -397,6 +398,7 @@ SCENARIOS = (
     groups,
     of_another_backend,
     falls_back,
+    over_nccl_by_default,
     hook,
     widths,
     sparse,

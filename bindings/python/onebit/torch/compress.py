@@ -23,6 +23,7 @@ from onebit.torch.automatic import Automatic, auto_hook
 from onebit.torch.backward import HookHandle, check_wrapped, sparse_modules, wrapped_of
 from onebit.torch.gather import agree, gather
 from onebit.torch.hook import DTYPES, HookState, allreduce_hook, instances_of
+from onebit.torch.nccl import create_for, suits
 from onebit.torch.remainder import Remainder
 from onebit.torch.report import summaries
 from onebit.torch.saved import SavedHook, save_with
@@ -417,6 +418,12 @@ def compress(
             if layout.number and group is not layout.mesh.get_group(0):
                 comm.close()
                 comm = Communicator.torch(layout.mesh.get_group(0), timeout)
+            elif set(choice.reasons.values()) <= {_FROZEN}:  # of others a skipped step is told at once
+                every = [one for of in carried.param_groups for one in of["params"]]
+                stage = options.get("stage", "auto")
+                if suits(group, every, stage):
+                    comm.close()
+                    comm = create_for(Communicator, every, stage, group, timeout)
             made[choice.carried] = _carry(
                 comm, wrapped, carried, kind, overlap, timeout, layout, options, choice.reasons)
             _share(made, made[choice.carried], choice.averaged())

@@ -4,13 +4,16 @@ id. tests/test_device.py runs this on an emulated device, tests/gpu/torch_cuda.p
 import ctypes
 import functools
 import threading
+import warnings
 
+import torch
 import torch.distributed as dist
 
 from onebit import _native
 from onebit._native import Status
-from onebit.errors import Error, check
+from onebit.errors import Error, OnebitWarning, check
 from onebit.torch.rendezvous import Meeting, said, why
+from onebit.torch.staged import has_kernels, is_always
 from onebit.torch.transport import check_member, timeout_of
 
 _ID_BYTES = 128
@@ -102,12 +105,25 @@ def _end(wait, comm):
     _native.library().onebit_comm_abort(comm.handle)
 
 
+def suits(group, parameters, stage):
+    """Whether an optimizer of such parameters would work over NCCL, as the program's own collectives
+    on their devices do. All ranks find the same, and `create` asks them for the rest."""
+    if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_always():
+        return False
+    if any(hasattr(one, "to_local") for one in parameters):  # shards skip steps together
+        return False
+    backend = getattr(dist, "get_backend_config", dist.get_backend)(group)  # from torch 2.0 on
+    return "nccl" in str(backend) and dist.get_world_size(group) > 1
+
+
 def create(kind, group, timeout):
     """A communicator (of class `kind`) over the processes of a group."""
     check_member(group)
     meeting = Meeting(group, timeout_of(group, timeout))
 
     def begin():
+        if not has_kernels():
+            raise Error(Status.ERROR_UNSUPPORTED, "the library has no kernels")
         nccl = Nccl()
         return nccl.unique_id().to_text() if dist.get_rank(group) == 0 else None
 
@@ -117,3 +133,20 @@ def create(kind, group, timeout):
         raise Error(Status.ERROR_UNSUPPORTED, f"NCCL cannot be used: {reason}")
     unique_id = UniqueId.from_text(found[0][0])
     return Nccl().create(kind, unique_id, meeting.rank, meeting.size, meeting.timeout)
+
+
+def create_for(kind, parameters, stage, group, timeout):
+    """A communicator for an optimizer of these parameters: over NCCL where that suits them and every
+    rank's library has kernels and NCCL, else over sockets."""
+    check_member(group)
+    if suits(group, parameters, stage):
+        try:
+            with torch.cuda.device(parameters[0].device):
+                return create(kind, group, timeout)
+        except Error as reason:
+            if reason.status != Status.ERROR_UNSUPPORTED:
+                raise
+            if has_kernels():
+                words = f"messages go through the host, which is slower: {reason.message}"
+                warnings.warn(OnebitWarning(words), stacklevel=3)
+    return kind.torch(group, timeout)

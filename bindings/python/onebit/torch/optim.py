@@ -32,6 +32,7 @@ from onebit.torch.backward import (
 )
 from onebit.torch.gather import agree, gather
 from onebit.torch.interrupt import interruptible
+from onebit.torch.nccl import create_for
 from onebit.torch.norm import MeanNorm
 from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
@@ -98,7 +99,8 @@ class _Optimizer(StatefulOptimizer):
     tables: of EfficientAdam, parameters that are tables of outputs, as [model.lm_head.weight] where a
         row is rarely the right one (docs/optimizers.md)
     comm: a `Communicator`; None: one of process_group (None: all processes) is made and closed with
-        the optimizer; timeout: seconds that a rank waits for others then
+        the optimizer, over NCCL where parameters are on CUDA devices, the group's own collectives are
+        NCCL's, and the library has kernels; timeout: seconds that a rank waits for others then
     stage: of parameters on a device: "host" works on copies in memory of the host, on any device of
         torch; "device" with the library's CUDA kernels; "auto": those where the library has them
     foreach, fused: taken, and without effect. maximize, amsgrad, capturable, differentiable,
@@ -153,7 +155,10 @@ class _Optimizer(StatefulOptimizer):
         if max_norm is not None:
             options["clip_norm"] = max_norm
         self._owned = comm is None
-        self.comm = Communicator.torch(process_group, timeout) if comm is None else comm
+        if comm is None:
+            every = [one for group in self.param_groups for one in group["params"]]
+            comm = create_for(Communicator, every, stage, process_group, timeout)
+        self.comm = comm
         try:
             self._make(options, stage, layout, tables)
         except Exception:
@@ -644,7 +649,8 @@ class _Optimizer(StatefulOptimizer):
     def describe(self):
         """The statistics in a line of text, and who exchanges what, from where."""
         where = "the host's memory, in copies" if self._stage is not None else "place"
-        return f"{self.onebit.describe()}; {self._shards.describe()}, in {where}"
+        return (f"{self.onebit.describe()}; {self._shards.describe()}, in {where}, over "
+                f"{self.comm.transport}")
 
     def report(self):
         """A `Report` of what was saved so far, and of all once it is closed. Local."""

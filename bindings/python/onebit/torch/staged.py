@@ -19,6 +19,10 @@ _CHOICES = "auto", "host", "device"
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by an element's bytes
 
 
+def has_kernels():
+    return hasattr(_native.library(), "onebit_optimizer_step_stream")
+
+
 def is_staged(stage, parameters):
     """Whether an optimizer of these parameters works on copies of theirs in memory of the host.
 
@@ -31,12 +35,12 @@ def is_staged(stage, parameters):
     kinds = {one.device.type for one in parameters} - {"cpu"}
     if "meta" in kinds:
         return False  # there is nothing to copy; the library refuses it
-    has_kernels = kinds == {"cuda"} and hasattr(_native.library(), "onebit_optimizer_step_stream")
-    if stage == "device" and kinds and not has_kernels:
+    may_use = kinds == {"cuda"} and has_kernels()
+    if stage == "device" and kinds and not may_use:
         raise wrong(f"stage is 'device', and the library has no kernels for {', '.join(sorted(kinds))}")
     if stage == "host" or is_always():
         return True
-    return stage == "auto" and bool(kinds) and not has_kernels
+    return stage == "auto" and bool(kinds) and not may_use
 
 
 def is_always():
