@@ -1,8 +1,8 @@
 /*
  * The arithmetic of an element in each pass (passes.h). The codecs (codec_passes.h) and device
  * code (cuda/passes.cu) are loops around ob_pass_element, so that what an optimizer does to an
- * element is written here once: IEEE float32 with one rounding an operation, in the order in which it
- * stands.
+ * element is written here once: IEEE float32 with one rounding an operation, in the order in which
+ * it stands.
  */
 #ifndef OB_COMPRESSION_PASS_ELEMENT_H
 #define OB_COMPRESSION_PASS_ELEMENT_H

@@ -2,7 +2,7 @@
 
 TRAININGS := $(addprefix $(BUILD)/examples/,train_text train_images train_words)
 EXAMPLES  := $(TRAININGS) $(addprefix $(BUILD)/examples/,$(if $(is_darwin),,outer) \
-               $(if $(has_mpi),adam allreduce custom mpi_calls survive train_plain $(if $(has_nccl),stream)))
+               $(if $(has_mpi),adam allreduce custom method mpi_calls survive train_plain $(if $(has_nccl),stream)))
 
 # What trainings share, and what each has of its own.
 MODEL    := $(call objects,examples/model.c examples/transformer_math.c)

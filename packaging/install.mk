@@ -68,7 +68,7 @@ MAN_FILLED  = sed -e 's|@VERSION@|$(VERSION)|' -e 's|@DATE@|$(MAN_DATE)|'
 MAN3        = $(filter-out %/onebit.h,$(wildcard include/onebit/*.h))
 # From the shortest on: a page shows the first that calls a function of it.
 MAN3_EXAMPLES := $(addprefix examples/,minimal.c allreduce.c adam.c mpi_calls.c counters.c outer.c custom.c \
-  stream.c survive.c)
+  stream.c survive.c method.c)
 $(MAN_LIST): $(MANUAL) $(MAN3) $(MAN3_EXAMPLES) man/section3.awk man/environment.awk man/options.awk \
   base/knobs.c $(MAN_OPTIONS)
 	$(call say,MAN)

@@ -39,7 +39,7 @@ Test(tune, break_even_is_where_the_gain_is_small) {
     there.mpi_byte /= faster;
     there.between.byte /= faster;
     double dense = tune_step_seconds(&there, &some_training, TUNE_DENSE, true);
-    double worth = TUNE_WORTH * tune_step_seconds(&there, &some_training, method, true);
+    double worth = OB_STEP_WORTH * tune_step_seconds(&there, &some_training, method, true);
     cr_expect_float_eq(worth / dense, 1, 1e-6, "%s: %g", tune_method_names[m], worth / dense);
   }
   double flat = tune_break_even(&costs, &some_training, TUNE_FLAT);

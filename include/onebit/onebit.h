@@ -5,7 +5,8 @@
  * for a transport of your own), plan.h (what is exchanged, and the memory of it), collectives.h
  * (the exchange), optimizer.h (what the optimizers have in common) and one of efficient_adam.h (the
  * one to begin with), adam.h, lamb.h, zero_one_adam.h, momentum.h and lion.h, statistics.h (how it
- * does) and checkpoint.h; outer.h (many local steps between exchanges); for GPUs cuda.h and nccl.h,
+ * does) and checkpoint.h; outer.h (many local steps between exchanges); method.h (which of them a
+ * training takes); for GPUs cuda.h and nccl.h,
  * and for programs that call MPI mpi_calls.h, which this header does not include.
  * docs/wire-format.md has the messages, docs/optimizers.md the optimizers.
  */
@@ -20,6 +21,7 @@
 #include "onebit/efficient_adam.h"
 #include "onebit/lamb.h"
 #include "onebit/lion.h"
+#include "onebit/method.h"
 #include "onebit/momentum.h"
 #include "onebit/optimizer.h"
 #include "onebit/outer.h"

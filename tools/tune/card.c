@@ -165,6 +165,5 @@ double tune_card_step(const struct tune_card *card, const struct tune_training *
   const struct tune_update update = tune_card_update(card, training, method);
   if (!overlap)
     return training->compute + update.together;
-  return training->compute + update.kernels +
-         fmax(update.messages - TUNE_HIDING * training->compute, TUNE_EXPOSED * update.messages);
+  return training->compute + update.kernels + ob_step_waiting(update.messages, training->compute);
 }

@@ -84,7 +84,7 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
   printf("# Overlap: the exchange hides behind %.0f %% of the computation (backward), but for the "
          "last of %.0f\n#   buckets.\n",
-         100 * TUNE_HIDING, 1 / TUNE_EXPOSED);
+         100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
   printf(
       "# 0/1 Adam, %.0f steps: its variance is frozen after %d, all else is as onebit_zero_one_adam"
       "\n#   has it by default. One bit in %.1f %% of the steps, full precision in %.2f %%, "
@@ -101,7 +101,7 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       "# Pays below: on links faster than this, expect less than %.0f %% gain, overlapped, even if "
       "software\n#   moves the bytes of a faster link faster. The optimizer's own time is left "
       "out.\n",
-      100 * (TUNE_WORTH - 1));
+      100 * (OB_STEP_WORTH - 1));
 }
 
 static void print_methods(const struct ob_costs *costs, const struct tune_training *training) {

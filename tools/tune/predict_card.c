@@ -63,8 +63,8 @@ static void predict_card_print_assumptions(const struct network *network) {
       "count the update.\n"
       "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.0f "
       "buckets.\n",
-      100 * network->training.warm_up, network->training.steps, 100 * TUNE_HIDING,
-      1 / TUNE_EXPOSED);
+      100 * network->training.warm_up, network->training.steps, 100 * OB_STEP_HIDING,
+      1 / OB_STEP_EXPOSED);
 }
 
 static double best_step(const struct network *network, enum tune_method first,
@@ -87,7 +87,7 @@ static double worth_below(struct network network) {
   double low = 1e4, high = 1e13;
   for (int k = 0; k < 60; k++) { /* as tune_break_even */
     network.card.link = sqrt(low * high);
-    *(gain(&network, true) >= TUNE_WORTH ? &low : &high) = network.card.link;
+    *(gain(&network, true) >= OB_STEP_WORTH ? &low : &high) = network.card.link;
   }
   return low > 1.01e4 ? low : 0;
 }
@@ -96,9 +96,9 @@ static void print_verdict(const struct network *network) {
   double apart = gain(network, false), overlapped = gain(network, true);
   char rate[24];
   printf("# Compression %s: %.2fx the steps of the better dense method, overlapped %.2fx.\n",
-         overlapped >= TUNE_WORTH ? "pays"
-         : apart >= TUNE_WORTH    ? "pays only where nothing overlaps with the computation"
-                                  : "does not pay here",
+         overlapped >= OB_STEP_WORTH ? "pays"
+         : apart >= OB_STEP_WORTH    ? "pays only where nothing overlaps with the computation"
+                                     : "does not pay here",
          apart, overlapped);
   if (network->training.hosts == 1) {
     printf("# An allreduce alone gains nothing over bfloat16 inside a host: kernels take what "
@@ -106,7 +106,7 @@ static void print_verdict(const struct network *network) {
     return;
   }
   tune_rate_text(worth_below(*network), rate);
-  printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (TUNE_WORTH - 1),
+  printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (OB_STEP_WORTH - 1),
          rate);
 }
 

@@ -63,7 +63,7 @@ static void print_head(const struct tune_options *options, const struct ob_costs
       "`delay` steps after\n#   its exchange began. bytes: out of a host, as many come in.\n"
       "# Chosen: the way that changes training least of those within %.0f %% of no network, else "
       "the fastest.\n",
-      100 * TUNE_HIDING, ONEBIT_WARMUP_STEPS, 100 * (TUNE_NEAR - 1));
+      100 * OB_STEP_HIDING, ONEBIT_WARMUP_STEPS, 100 * (TUNE_NEAR - 1));
 }
 
 static void way_text(const struct tune_way *way, char text[64]) {

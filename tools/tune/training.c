@@ -116,8 +116,7 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 
 /* The part of an exchange that is not hidden. */
 static double waiting(const struct tune_training *training, double exchange, bool overlap) {
-  return !overlap ? exchange
-                  : fmax(exchange - TUNE_HIDING * training->compute, TUNE_EXPOSED * exchange);
+  return overlap ? ob_step_waiting(exchange, training->compute) : exchange;
 }
 
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
@@ -138,7 +137,7 @@ static bool worth(const struct ob_costs *costs, const struct tune_training *trai
   other.mpi_byte /= faster;
   other.between.byte /= faster;
   return tune_step_seconds(&other, training, TUNE_DENSE, true) >=
-         TUNE_WORTH * tune_step_seconds(&other, training, method, true);
+         OB_STEP_WORTH * tune_step_seconds(&other, training, method, true);
 }
 
 /* Searches by bisection in the logarithm, from a modem to more than memory has: 60 halvings of 24

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "collectives/cost/cost.h"
+#include "collectives/cost/step.h"
 
 enum tune_method {
   TUNE_DENSE,        /* MPI_Allreduce of float32 */
@@ -45,11 +46,6 @@ struct tune_policy {
 
 struct tune_policy tune_policy(const struct tune_training *training, enum tune_method method);
 
-/* The part of the computation that an exchange can hide behind (backward is two thirds), and the
- * part of the exchange that cannot be hidden (the last of 25 buckets). */
-#define TUNE_HIDING  (2.0 / 3)
-#define TUNE_EXPOSED (1.0 / 25)
-
 /* TCP over Ethernet carries 1448 bytes in every 1538. */
 #define TUNE_PAYLOAD (1448.0 / 1538)
 
@@ -66,13 +62,10 @@ struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap);
 
-/* The least speed-up that is worth the rounding to bits. */
-#define TUNE_WORTH 1.05
-
 /* The bandwidth between hosts, in bytes a second, above which a run with the method is less than
- * TUNE_WORTH times as fast as a dense one, overlapped. INFINITY: at none; 0: at all. Assumed: what
- * moves the bytes of a faster link is faster in proportion, or TCP's copies would keep dense slow
- * always. */
+ * OB_STEP_WORTH times as fast as a dense one, overlapped. INFINITY: at none; 0: at all. Assumed:
+ * what moves the bytes of a faster link is faster in proportion, or TCP's copies would keep dense
+ * slow always. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method);
 

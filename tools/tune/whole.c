@@ -38,9 +38,8 @@ static struct tune_exchange exchange_of(const struct ob_costs *costs,
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
   const struct tune_exchange exchange = exchange_of(costs, training, bits);
-  const double hidden = TUNE_HIDING * training->compute;
   whole->exchange = exchange.seconds;
-  whole->waiting += steps * fmax(exchange.seconds - hidden, TUNE_EXPOSED * exchange.seconds);
+  whole->waiting += steps * ob_step_waiting(exchange.seconds, training->compute);
   whole->host_bytes += steps * exchange.host_bytes;
 }
 

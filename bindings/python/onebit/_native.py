@@ -15,6 +15,7 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
+    c_char,
     c_char_p,
     c_double,
     c_float,
@@ -135,6 +136,15 @@ class OuterRule(enum.IntEnum):
     OUTER_NESTEROV = 2
 
 
+class Method(enum.IntEnum):
+    """onebit_method_t"""
+
+    METHOD_DENSE = 0
+    METHOD_EIGHT_BITS = 1
+    METHOD_ONE_BIT = 2
+    METHOD_LOCAL_STEPS = 3
+
+
 class Format(enum.IntEnum):
     """onebit_format_t"""
 
@@ -155,6 +165,7 @@ ENUMS = (
     Shards,
     Stage,
     OuterRule,
+    Method,
     Format,
 )
 
@@ -450,6 +461,30 @@ class SocketsOptions(Structure):
     ]
 
 
+class MethodChoice(Structure):
+    c_name = "onebit_method_choice_t"
+    _fields_ = [
+        ("size", c_size_t),
+        ("elements", c_size_t),
+        ("compute", c_double),
+        ("methods", c_int),
+        ("blocking", c_int),
+        ("current", c_int),
+        ("step", c_double),
+        ("extra", c_double * len(Method)),
+        ("bytes_a_day", c_double),
+        ("exchange", c_double * len(Method)),
+        ("method", c_int),
+        ("expected", c_double * len(Method)),
+        ("local_steps", c_size_t),
+        ("warmup_steps", c_size_t),
+        ("dense_below", c_size_t),
+        ("text", c_char * 256),
+    ]
+
+
+EXCHANGE = CFUNCTYPE(c_int, c_void_p, c_int, c_size_t, POINTER(c_double))
+
 STRUCTURES = (
     PlanOptions,
     PlanInfo,
@@ -465,6 +500,7 @@ STRUCTURES = (
     SitesInfo,
     TransportCallbacks,
     SocketsOptions,
+    MethodChoice,
 )
 
 
@@ -584,6 +620,8 @@ STATUS_FUNCTIONS = {
     "onebit_outer_load_files": [HANDLE, c_char_p],
     "onebit_outer_move": [HANDLE, HANDLE],
     "onebit_outer_shrink": [HANDLE, OUT],
+    "onebit_method_measure": [HANDLE, POINTER(MethodChoice), EXCHANGE, c_void_p],
+    "onebit_method_choose": [HANDLE, POINTER(MethodChoice)],
 }
 # Of a library that is built with CUDA.
 DEVICE_FUNCTIONS = {

@@ -1,11 +1,12 @@
 """The method that chooses itself: `onebit.torch.auto(model, optimizer)`.
 
-Steps begin dense, as DistributedDataParallel makes them, and are timed. Then the ranks time exchanges
-of each method, without a step, and tell each other what they have measured: the slowest rank counts,
-and all compute the same choice from the same numbers. From then on windows of steps are compared with
-what was expected of them.
+The ranks time small exchanges of each method. The first steps are dense, as DistributedDataParallel
+makes them, or in 8 bits where that would take long, and are timed. Then `onebit_method_choose` chooses
+(include/onebit/method.h): the slowest rank counts, and all come to the same choice. From then on windows
+of steps are compared with what was expected of them.
 """
 
+import ctypes
 import json
 import math
 import statistics
@@ -18,8 +19,9 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from onebit import _native
 from onebit._native import Status
-from onebit.errors import OnebitWarning, wrong
+from onebit.errors import OnebitWarning, check, wrong
 from onebit.plan import Plan
 from onebit.torch import saved
 from onebit.torch.backward import optimizer_hook, tell_scalers
@@ -31,12 +33,7 @@ from onebit.torch.report import Report
 
 METHODS = DENSE, EIGHT, ONE = "dense", "8 bits", "one bit"
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
-# Elements that are exchanged to measure: of 1 MiB dense, and of 1 MiB in 8 bits.
-_PROBED = {DENSE: 2**18, EIGHT: 2**20, ONE: 2**20}
-# The assumptions of onebit-tune --predict (tools/tune/training.h): the part of the computation that an
-# exchange hides behind, the part of an exchange that cannot be hidden, what is worth rounding.
-_HIDING, _EXPOSED, _WORTH = 2 / 3, 1 / 25, 1.05
-_WORTH_DENSE = 1.02  # to go back to dense: it costs no rounding
+_SLOW = 0.1  # seconds of a dense exchange, from which on the first steps are in 8 bits
 _FIRST, _MEASURED = 2, 4  # steps that are not looked at, and that are, before the first choice
 _SETTLING = 3  # steps after a change that are not looked at
 _DEVIATION = 0.3  # from what was expected of a step
@@ -57,10 +54,10 @@ class Meter:
         return total, compute
 
     def exchange(self, method, count):
-        """Seconds of an exchange of so many elements: the best of two. Collective."""
+        """Seconds of an exchange of so many elements. Collective."""
         values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
         if method == DENSE:
-            return self._best(lambda: dist.all_reduce(values, group=self._group), values)
+            return self._time(lambda: dist.all_reduce(values, group=self._group), values)
         with Plan(self._comm, count, bits=_BITS[method], chunk_size=CHUNK) as plan:
 
             def call():
@@ -68,20 +65,14 @@ class Meter:
                 interruptible(self._comm, lambda: plan.allreduce(host, host))
                 values.copy_(host)
 
-            return self._best(call, values)
+            return self._time(call, values)
 
-    def _best(self, call, values):
-        seconds = []
-        for _ in range(2):
-            began = self.now()
-            call()
-            values[:1].cpu()
-            seconds.append(self.now() - began)
-        return min(seconds)
-
-
-def _waiting(exchange, compute):
-    return max(exchange - _HIDING * compute, _EXPOSED * exchange)
+    def _time(self, call, values):
+        values[:1].cpu()
+        began = self.now()
+        call()
+        values[:1].cpu()
+        return self.now() - began
 
 
 def _seconds(value):
@@ -106,9 +97,10 @@ class Automatic:
         and the state of its hook; None: there is none
     warmup: steps that the lead is to have made before
     words: what to say when it is made
+    bytes_a_day: that a host may send; None: any
     """
 
-    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words):
+    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words, bytes_a_day):
         self.comm, self.hook, self._make, self._words = comm, hook, make, words
         self._warmup = warmup
         self.lead, self._model = optimizers[lead], weakref.ref(model)
@@ -116,7 +108,10 @@ class Automatic:
         self._elements = sum(one.numel() for one in every)
         self._scaling = False
         self.meter = Meter(comm, model.process_group, every[0].device)
-        self.methods = [DENSE, EIGHT] + [ONE] * (make is not None)
+        self.methods = METHODS[: 2 + (make is not None)]
+        self._choice = _native.sized(_native.MethodChoice)
+        self._choice.elements, self._choice.methods = self._elements, 2 ** len(self.methods) - 1
+        self._choice.bytes_a_day = bytes_a_day or 0.0
         self.made = self.handle = self._plan = None
         self._reports, self._own, self._end = [], 0.0, None
         self._length, self._cost_of_comparing = _WINDOW, 0.0
@@ -129,6 +124,11 @@ class Automatic:
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
         self._begin(record)
+        if not self.decided:
+            self._measure()
+        dense, eight = self._choice.exchange[:2]
+        if not self.steps and dense > max(_SLOW, eight):
+            self._become(EIGHT)
         self._give_methods(optimizers)
 
     def _give_methods(self, optimizers):
@@ -190,7 +190,7 @@ class Automatic:
         in_bits = method == EIGHT or self._waits_for_one_bit()
         if not in_bits:
             self.hook.drop()
-        self.hook.warmup_steps = 1 if in_bits else math.inf
+        self.hook.warmup_steps = 0 if in_bits else math.inf
 
     def _waits_for_one_bit(self):
         return self.method == ONE and self.made is None
@@ -285,7 +285,8 @@ class Automatic:
     def _compare(self):
         medians = [statistics.median(one) for one in zip(*self._window)]
         began = self.meter.now()
-        total, compute, cost = self._everyone([*medians, self._cost_of_comparing])
+        measured = self._cost_of_comparing, self._cost
+        total, compute, cost, self._cost = self._everyone([*medians, *measured])
         self._cost_of_comparing = self.meter.now() - began
         self._window, self._compute = [], compute
         usual = max(5, min(_WINDOW, math.ceil(5 / total)))
@@ -300,70 +301,77 @@ class Automatic:
         if (deviates or pays) and self._since >= windows * self._length:
             self._reconsider(total, compute, deviates)
 
-    def _probe(self):
-        """Seconds of a whole exchange by each method."""
-        began, seconds = self.meter.now(), []
-        for method in self.methods:
-            count = min(self._elements, _PROBED[method])
-            seconds.append(self.meter.exchange(method, count) * self._elements / count)
-        *seconds, self._cost = self._everyone([*seconds, self.meter.now() - began])
-        return dict(zip(self.methods, seconds))
+    def _measure(self):
+        """Exchanges by each method. Collective."""
+        began, reasons = self.meter.now(), []
+
+        def exchange(_, method, count, seconds):
+            try:
+                seconds[0] = self.meter.exchange(METHODS[method], count)
+            except BaseException as reason:  # noqa: BLE001
+                reasons.append(reason)
+            return Status.ERROR_TRANSPORT if reasons else Status.OK
+
+        function, call = _native.library().onebit_method_measure, _native.EXCHANGE(exchange)
+        arguments = self.comm.handle, ctypes.byref(self._choice), call, None
+        code = interruptible(self.comm, lambda: function(*arguments))
+        if reasons:
+            raise reasons[0]
+        check(code)
+        self._cost = self.meter.now() - began
 
     def _choose(self, total, compute):
-        """By method what is expected of a step, and the best; `total` was measured with this one."""
-        exchanges, expected = self._probe(), {}
-        now = exchanges[self.method]
-        self._extras[self.method] = total - compute - _waiting(now, compute), now
-        for one, seconds in exchanges.items():
+        """The best method, and what is expected of a step of each; `total` was measured with this."""
+        choice, now = self._choice, METHODS.index(self.method)
+        choice.compute, choice.current, choice.step = compute, now, total
+        for number, one in enumerate(self.methods):
             # Steps have taken so much beyond the model. On a faster link they take less of it, and
             # never more: a method of which too much was expected is found out.
+            seconds = choice.exchange[number]
             extra, of_exchange = self._extras.get(one, (0.0, seconds))
-            extra *= min(1.0, seconds / of_exchange)
-            expected[one] = compute + _waiting(seconds, compute) + extra
-        expected[self.method], best = total, self.method
-        for one in self.methods:
-            worth = _WORTH_DENSE if one == DENSE else _WORTH
-            best = one if one != best and expected[one] * worth <= expected[best] else best
-        return expected, best, exchanges
+            choice.extra[number] = extra * min(1.0, seconds / of_exchange if of_exchange else 1.0)
+        self._call_choose()
+        self._extras[self.method] = choice.extra[now], choice.exchange[now]
+        if not self.decided:  # nothing is kept only because the first steps had it
+            choice.current, choice.step = 0, 0.0
+            self._call_choose()
+        return METHODS[choice.method]
+
+    def _call_choose(self):
+        arguments = self.comm.handle, ctypes.byref(self._choice)
+        check(interruptible(self.comm, lambda: _native.library().onebit_method_choose(*arguments)))
 
     def _decide(self, total, compute):
-        expected, best, exchanges = self._choose(total, compute)
-        self._say("measured " + self._words_of(compute, exchanges), best, expected)
+        best = self._choose(total, compute)
+        self._say()
         self.decided, self.hook.is_timed = True, False
-        self._change(best, expected)
+        self._change(best)
 
     def _reconsider(self, total, compute, deviates):
         before = self.expected
-        expected, best, exchanges = self._choose(total, compute)
+        self._measure()
+        best = self._choose(total, compute)
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
-            self._say(f"a step takes {_seconds(total)}, {_seconds(before)} was expected, "
-                      f"{self._words_of(compute, exchanges)}{dropped}", best, expected)  # fmt: skip
+            self._say(f"; a step takes {_seconds(total)}, {_seconds(before)} was expected{dropped}")
         self._looks += 1
         self.changes += best != self.method
         if best != self.method:
             self._looks = 0
-        self._change(best, expected)
+        self._change(best)
 
-    def _change(self, method, expected):
+    def _change(self, method):
         changed = method != self.method
         if changed:
             self._become(method)
-        self.expected = expected[method]
+        self.expected = self._choice.expected[METHODS.index(method)]
         self._since = 0
         self._settle(_SETTLING if changed else 0)
 
-    def _words_of(self, compute, exchanges):
-        every = ", ".join(f"{_seconds(one)} {name}" for name, one in exchanges.items())
-        return f"computation {_seconds(compute)}, an exchange {every}"
-
-    def _say(self, why, method, expected):
-        if self.comm.rank:
-            return
-        what = f"expects a step of {_seconds(expected[method])}"
-        if method != DENSE:
-            what += f" instead of {_seconds(expected[DENSE])} dense"
-        print(f"onebit: auto takes {method}, and {what}: {why}", file=sys.stderr, flush=True)
+    def _say(self, words=""):
+        if not self.comm.rank:
+            text = self._choice.text.decode()
+            print(f"onebit: auto {text}{words}", file=sys.stderr, flush=True)
 
     # --- State -----------------------------------------------------------------------------------
 

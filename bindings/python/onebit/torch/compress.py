@@ -320,7 +320,7 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
         one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
 
 
-def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice):
+def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day):
     """The method chooses itself, of those that this optimizer can have."""
     make, lead = None, choice.carried or 0
     if choice.carried is not None:
@@ -341,7 +341,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
     words = choice.words() if make else ()
     warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
     warmup = 0 if warmup == onebit.WARMUP_NONE else int(warmup)
-    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words)
+    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day)
     model.register_comm_hook(HookHandle(automatic), auto_hook)
 
 
@@ -351,8 +351,9 @@ def auto(model, optimizer, **options):
 
 
 def compress(
-    model, optimizer, kind=None, *, method=None, overlap=True, timeout=None, inside="auto", **options
-):
+    model, optimizer, kind=None, *, method=None, bytes_a_day=None, overlap=True, timeout=None,
+    inside="auto", **options
+):  # fmt: skip
     """The optimizer that goes on in place of torch's, attached to a DistributedDataParallel, or to a
     model of fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is
     compressed. Collective; what it cannot do raises `Error` on all ranks.
@@ -378,10 +379,12 @@ def compress(
         element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
         send one. `HookState`: every optimizer stays as it is
     method: "auto": DistributedDataParallel's own exchange, 8 bits, or one bit, whatever makes a step
-        shorter: the first steps are dense and are timed, the ranks choose alike, rank 0 says what
+        shorter: exchanges and the first steps are timed, the ranks choose alike, rank 0 says what
         and why on standard error, and steps that take another time than was expected are looked
         into. The optimizers stay, also with one bit, and have `automatic`, which tells the `method`;
         kind and options are those of one bit. None: as `kind` has it
+    bytes_a_day: with method "auto", the most that a host may send: methods that send more are not
+        chosen, and where all do, that is an `Error`. None: any
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
@@ -402,13 +405,15 @@ def compress(
     try:
         if method not in (None, "auto"):
             raise wrong(f"method is {method!r}, not 'auto'")
+        if bytes_a_day is not None and not (method and bytes_a_day > 0):
+            raise wrong(f"bytes_a_day is {bytes_a_day}: above 0, and with method 'auto'")
         if method and (isinstance(wrapped, FSDPModule) or inside not in ("auto", None)):
             raise wrong("method 'auto' is for DistributedDataParallel without inside: leave it out")
         choice = _choose(comm, wrapped, inner, kind)
         is_auto = method == "auto" and not choice.dense
         made = list(inner)
         if is_auto:
-            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice)
+            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice, bytes_a_day)
         elif choice.carried is None:
             _average(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:

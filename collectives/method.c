@@ -1,0 +1,317 @@
+/* The choice of a method: what exchanges take, on the slowest rank, and what steps then take. */
+#include "onebit/method.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/call_scope.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/handles.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "collectives/agree.h"
+#include "collectives/cost/step.h"
+#include "onebit/collectives.h"
+
+enum { METHODS = ONEBIT_METHOD_LOCAL_STEPS + 1, EXCHANGES = ONEBIT_METHOD_ONE_BIT + 1 };
+
+static const struct {
+  const char *name;
+  onebit_wire_t wire;
+  int bits;
+} rows[METHODS] = {
+    [ONEBIT_METHOD_DENSE] = {"dense", ONEBIT_WIRE_DENSE, 0},
+    [ONEBIT_METHOD_EIGHT_BITS] = {"8 bits", ONEBIT_WIRE_BITS, 8},
+    [ONEBIT_METHOD_ONE_BIT] = {"one bit", ONEBIT_WIRE_BITS, 1},
+    [ONEBIT_METHOD_LOCAL_STEPS] = {"local steps", ONEBIT_WIRE_BITS, 1},
+};
+
+static bool is_allowed(const onebit_method_choice_t *choice, int method) {
+  return !choice->methods || choice->methods >> method & 1;
+}
+
+/* True if the exchange of a method must be known: local steps make that of one bit. */
+static bool is_exchanged(const onebit_method_choice_t *choice, int method) {
+  return is_allowed(choice, method) ||
+         (method == ONEBIT_METHOD_ONE_BIT && is_allowed(choice, ONEBIT_METHOD_LOCAL_STEPS));
+}
+
+/* --- What the ranks tell each other ------------------------------------------------------------*/
+
+static bool is_number(double value) { return isfinite(value) && value >= 0; }
+
+static onebit_status_t check_numbers(const char *name, const double *values, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    if (!is_number(values[i]))
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->%s is %g: from 0 on", name, values[i]);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_choice(const onebit_method_choice_t *choice) {
+  if (!choice)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice is NULL");
+  if (choice->size != sizeof *choice)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->size is %zu, not %zu", choice->size,
+                    sizeof *choice);
+  if (choice->methods < 0 || choice->methods >> METHODS)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->methods is %d: a sum of 1 << method",
+                    choice->methods);
+  if ((int)choice->current < 0 || (int)choice->current >= METHODS)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->current is %d: not a method",
+                    (int)choice->current);
+  OB_TRY(check_numbers("compute", &choice->compute, 1));
+  OB_TRY(check_numbers("step", &choice->step, 1));
+  OB_TRY(check_numbers("exchange", choice->exchange, METHODS));
+  OB_TRY(check_numbers("bytes_a_day", &choice->bytes_a_day, 1));
+  for (int m = 0; m < METHODS; m++)
+    if (!isfinite(choice->extra[m]))
+      return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->extra[%d] is %g", m, choice->extra[m]);
+  return ONEBIT_OK;
+}
+
+static uint64_t hash_numbers(const onebit_method_choice_t *choice) {
+  const uint64_t extra = ob_hash(OB_HASH_START, choice->extra, sizeof choice->extra);
+  const uint64_t exchange = ob_hash(extra, choice->exchange, sizeof choice->exchange);
+  const uint64_t step = ob_hash(exchange, &choice->step, sizeof choice->step);
+  return ob_hash(step, &choice->bytes_a_day, sizeof choice->bytes_a_day);
+}
+
+/* Agrees on what must be the same, and on the largest of the ranks' numbers, which are not
+ * negative: then their bits are in the order of the numbers. */
+static onebit_status_t agree_on_choice(onebit_comm_t comm, onebit_status_t status,
+                                       const onebit_method_choice_t *choice, double *number) {
+  const struct ob_term terms[] = {
+      {"choice->elements", status == ONEBIT_OK ? choice->elements : 0},
+      {"choice->methods", status == ONEBIT_OK ? (uint64_t)choice->methods : 0},
+      {"choice->blocking", status == ONEBIT_OK && choice->blocking},
+      {"choice->current", status == ONEBIT_OK ? (uint64_t)choice->current : 0},
+      {"choice->exchange, step, extra or bytes_a_day",
+       status == ONEBIT_OK ? hash_numbers(choice) : 0}};
+  uint64_t largest = 0;
+  memcpy(&largest, number, sizeof largest);
+  OB_TRY(ob_agree_noting(comm, status, terms, sizeof terms / sizeof terms[0], largest));
+  for (int rank = 0; rank < comm->size; rank++)
+    largest = ob_agree_note(comm, rank) > largest ? ob_agree_note(comm, rank) : largest;
+  memcpy(number, &largest, sizeof largest);
+  return ONEBIT_OK;
+}
+
+/* --- Exchanges ---------------------------------------------------------------------------------*/
+
+struct probe {
+  onebit_comm_t comm;
+  const onebit_method_choice_t *choice;
+  onebit_method_exchange_t exchange;
+  void *context;
+};
+
+static onebit_status_t exchange_here(void *context, onebit_method_t method, size_t elements,
+                                     double *seconds) {
+  onebit_comm_t comm = context;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  options.wire = rows[method].wire;
+  options.bits = rows[method].bits;
+  float *values = ob_allocate(elements, sizeof *values);
+  OB_TRY(ob_agree(comm, values ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory to measure"),
+                  NULL, 0));
+  for (size_t i = 0; i < elements; i++)
+    values[i] = (float)(i % 31) - 15;
+  onebit_status_t status = onebit_plan_create(comm, elements, &options, &plan);
+  const double began = ob_seconds();
+  if (status == ONEBIT_OK)
+    status = onebit_allreduce(values, values, plan);
+  *seconds = ob_seconds() - began;
+  onebit_plan_destroy(plan);
+  ob_release(values);
+  return status;
+}
+
+/* The seconds of one exchange on the slowest rank. */
+static onebit_status_t time_exchange(const struct probe *probe, onebit_method_t method,
+                                     size_t elements, double *seconds) {
+  *seconds = 0;
+  onebit_status_t status = probe->exchange(probe->context, method, elements, seconds);
+  if (status == ONEBIT_OK && !is_number(*seconds))
+    status = ob_error(ONEBIT_ERROR_ARGUMENT, "exchange has set seconds to %g: from 0 on", *seconds);
+  if (status != ONEBIT_OK)
+    *seconds = 0;
+  return agree_on_choice(probe->comm, status, probe->choice, seconds);
+}
+
+/* Sizes grow until the rate shows. A time that another program may have made is measured again: of
+ * few elements, or of more than four times the time before. */
+enum { FIRST = 1 << 10, SMALL = 1 << 14, LAST = 1 << 22 };
+#define SHOWS_AFTER 0.03 /* seconds */
+#define SPENT_AFTER 0.4
+
+static onebit_status_t measure_method(const struct probe *probe, onebit_method_t method,
+                                      double *result) {
+  const size_t elements = probe->choice->elements, end = elements < LAST ? elements : LAST;
+  const size_t first_count = end < FIRST ? end : FIRST;
+  size_t count = first_count;
+  double first, seconds, again, spent;
+  OB_TRY(time_exchange(probe, method, count, &seconds)); /* which may open connections */
+  OB_TRY(time_exchange(probe, method, count, &again));
+  spent = seconds + again;
+  first = seconds = fmin(seconds, again);
+  for (bool shows = false; count < end && !shows;) {
+    const double before = seconds;
+    count = end / 4 > count ? 4 * count : end;
+    OB_TRY(time_exchange(probe, method, count, &seconds));
+    spent += seconds;
+    if (seconds >= SHOWS_AFTER && (count <= SMALL || seconds > 6 * before)) {
+      OB_TRY(time_exchange(probe, method, count, &again));
+      spent += again;
+      seconds = fmin(seconds, again);
+    }
+    shows = spent >= SPENT_AFTER || (seconds >= SHOWS_AFTER && seconds >= 2 * first);
+  }
+  const double rate = count > first_count ? (seconds - first) / (double)(count - first_count) : 0;
+  *result = seconds + fmax(rate, 0.1 * seconds / (double)count) * (double)(elements - count);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t measure(onebit_comm_t comm, onebit_method_choice_t *choice,
+                               onebit_method_exchange_t exchange, void *context) {
+  const struct probe probe = {comm, choice, exchange ? exchange : exchange_here,
+                              exchange ? context : comm};
+  double found[METHODS] = {0}, nothing = 0;
+  OB_TRY(agree_on_choice(comm, check_choice(choice), choice, &nothing));
+  for (int m = 0; m < EXCHANGES && choice->elements; m++)
+    if (is_exchanged(choice, m))
+      OB_TRY(measure_method(&probe, (onebit_method_t)m, &found[m]));
+  found[ONEBIT_METHOD_LOCAL_STEPS] = found[ONEBIT_METHOD_ONE_BIT];
+  memcpy(choice->exchange, found, sizeof found);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_method_measure(onebit_comm_t comm, onebit_method_choice_t *choice,
+                                      onebit_method_exchange_t exchange, void *context) {
+  OB_CALL_SCOPE;
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  return measure(comm, choice, exchange, context);
+}
+
+/* --- The choice --------------------------------------------------------------------------------*/
+
+static bool sends_too_much(onebit_comm_t comm, const onebit_method_choice_t *choice, int method,
+                           double exchanges_a_second) {
+  const struct ob_cost_task task = {.elements = choice->elements,
+                                    .bits = rows[method].bits,
+                                    .hosts = comm->hosts.count,
+                                    .ranks = comm->size,
+                                    .max_ranks = comm->hosts.max};
+  const double bytes = ob_cost_host_bytes(&task, ONEBIT_SCHEDULE_EXCHANGE, rows[method].wire);
+  return choice->bytes_a_day > 0 && 86400 * exchanges_a_second * bytes > choice->bytes_a_day;
+}
+
+static double waiting(const onebit_method_choice_t *choice, int method) {
+  const double exchange = choice->exchange[method];
+  return choice->blocking ? exchange : ob_step_waiting(exchange, choice->compute);
+}
+
+static double expect_step(onebit_comm_t comm, const onebit_method_choice_t *choice, int method) {
+  const double seconds = choice->compute + waiting(choice, method) + choice->extra[method];
+  return !is_allowed(choice, method) || sends_too_much(comm, choice, method, 1 / seconds) ? INFINITY
+                                                                                          : seconds;
+}
+
+/* Finds the fewest local steps, and what a step then takes. */
+static double expect_local_step(onebit_comm_t comm, onebit_method_choice_t *choice) {
+  static const size_t steps[] = {10, 30, 100, 300};
+  const int method = ONEBIT_METHOD_LOCAL_STEPS;
+  const bool fits = !sends_too_much(comm, choice, ONEBIT_METHOD_ONE_BIT,
+                                    1 / (choice->compute + waiting(choice, ONEBIT_METHOD_ONE_BIT)));
+  if (!is_allowed(choice, method) ||
+      (fits && waiting(choice, ONEBIT_METHOD_ONE_BIT) <= choice->compute))
+    return INFINITY;
+  for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
+    const double each = choice->exchange[method] / (double)steps[k];
+    const double seconds = choice->compute + each + choice->extra[method];
+    const bool is_last = k + 1 == sizeof steps / sizeof steps[0];
+    choice->local_steps = steps[k];
+    if (!sends_too_much(comm, choice, method, 1 / seconds / (double)steps[k]) &&
+        (is_last || each <= choice->compute / 20))
+      return seconds;
+  }
+  return INFINITY;
+}
+
+static int best_of(const onebit_method_choice_t *choice) {
+  int best = (int)choice->current;
+  for (int m = 0; m < METHODS; m++) {
+    const double worth = m == ONEBIT_METHOD_DENSE ? OB_STEP_WORTH_DENSE : OB_STEP_WORTH;
+    if (m != best && isfinite(choice->expected[m]) &&
+        worth * choice->expected[m] <= choice->expected[best])
+      best = m;
+  }
+  return best;
+}
+
+struct duration {
+  char text[24];
+};
+
+static struct duration duration(double seconds) {
+  struct duration made;
+  const bool is_long = seconds >= 0.1;
+  snprintf(made.text, sizeof made.text, "%.3g %s", is_long ? seconds : 1000 * seconds,
+           is_long ? "s" : "ms");
+  return made;
+}
+
+static void describe(onebit_method_choice_t *choice) {
+  const double *expected = choice->expected;
+  char *text = choice->text;
+  const size_t capacity = sizeof choice->text;
+  size_t at = (size_t)snprintf(text, capacity, "takes %s", rows[choice->method].name);
+  if (choice->local_steps)
+    at += (size_t)snprintf(text + at, capacity - at, " (%zu)", choice->local_steps);
+  at += (size_t)snprintf(text + at, capacity - at, ", and expects a step of %s",
+                         duration(expected[choice->method]).text);
+  if (choice->method != ONEBIT_METHOD_DENSE && isfinite(expected[ONEBIT_METHOD_DENSE]))
+    at += (size_t)snprintf(text + at, capacity - at, " instead of %s dense",
+                           duration(expected[ONEBIT_METHOD_DENSE]).text);
+  at += (size_t)snprintf(text + at, capacity - at, ": computation %s, an exchange",
+                         duration(choice->compute).text);
+  for (int m = 0, some = 0; m < EXCHANGES; m++)
+    if (is_exchanged(choice, m))
+      at += (size_t)snprintf(text + at, capacity - at, "%s %s %s", some++ ? "," : "",
+                             duration(choice->exchange[m]).text, rows[m].name);
+}
+
+static onebit_status_t choose(onebit_comm_t comm, onebit_method_choice_t *choice) {
+  const int current = (int)choice->current;
+  if (choice->step > 0)
+    choice->extra[current] = choice->step - choice->compute - waiting(choice, current);
+  for (int m = 0; m < EXCHANGES; m++)
+    choice->expected[m] = expect_step(comm, choice, m);
+  choice->expected[ONEBIT_METHOD_LOCAL_STEPS] = expect_local_step(comm, choice);
+  choice->method = (onebit_method_t)best_of(choice);
+  if (!isfinite(choice->expected[choice->method]))
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "choice->bytes_a_day is %g: each of the methods sends more",
+                    choice->bytes_a_day);
+  if (choice->method != ONEBIT_METHOD_LOCAL_STEPS)
+    choice->local_steps = 0;
+  choice->warmup_steps = choice->method == ONEBIT_METHOD_EIGHT_BITS ? SIZE_MAX - 1 : 0;
+  choice->dense_below = choice->method == ONEBIT_METHOD_DENSE ? SIZE_MAX : 0;
+  describe(choice);
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_method_choose(onebit_comm_t comm, onebit_method_choice_t *choice) {
+  OB_CALL_SCOPE;
+  static const double nothing[METHODS] = {0};
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
+  onebit_status_t status = check_choice(choice);
+  double compute = status == ONEBIT_OK ? choice->compute : 0;
+  OB_TRY(agree_on_choice(comm, status, choice, &compute));
+  choice->compute = compute;
+  if (memcmp(choice->exchange, nothing, sizeof nothing) == 0)
+    OB_TRY(measure(comm, choice, NULL, NULL));
+  return choose(comm, choice);
+}

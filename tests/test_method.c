@@ -1,0 +1,165 @@
+/* The choice of a method: by exchanges whose times are a model's, on ranks that agree. */
+#include "tests/support.h"
+
+enum { ELEMENTS = 1 << 20 };
+static const double bits[] = {32, 8, 1};
+
+/* A link, and what this rank's exchanges take longer. */
+struct link {
+  double rate, latency, extra; /* bytes a second, seconds */
+  size_t calls, elements;      /* of all calls */
+};
+
+static onebit_status_t exchange(void *context, onebit_method_t method, size_t elements,
+                                double *seconds) {
+  struct link *link = context;
+  link->calls++;
+  link->elements += elements;
+  *seconds = link->latency + bits[method] / 8 * (double)elements / link->rate + link->extra;
+  return ONEBIT_OK;
+}
+
+static onebit_method_choice_t begin(size_t elements, double compute) {
+  onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
+  choice.elements = elements;
+  choice.compute = compute;
+  return choice;
+}
+
+struct row {
+  double rate, latency, compute;
+  int methods;
+  onebit_method_t wanted;
+  size_t local_steps;
+};
+
+static const struct row rows[] = {
+    {1e9, 1e-4, 1, 0, ONEBIT_METHOD_DENSE, 0},
+    {4e6, 1e-4, 1, 0, ONEBIT_METHOD_EIGHT_BITS, 0},
+    {4e6, 4e-2, 1, 0, ONEBIT_METHOD_EIGHT_BITS, 0},
+    {4e5, 1e-4, 1, 0, ONEBIT_METHOD_ONE_BIT, 0},
+    {4e5, 1e-4, 1, 1 << ONEBIT_METHOD_DENSE, ONEBIT_METHOD_DENSE, 0},
+    {4e4, 1e-4, 1, 7, ONEBIT_METHOD_ONE_BIT, 0},
+    {4e4, 1e-4, 1, 0, ONEBIT_METHOD_LOCAL_STEPS, 100},
+    {1e3, 1e-4, 1, 1 << ONEBIT_METHOD_LOCAL_STEPS | 1, ONEBIT_METHOD_LOCAL_STEPS, 300},
+};
+
+/* Each method is taken where it is the shortest, with the options that stand for it. */
+static void choices(onebit_comm_t comm, void *context) {
+  (void)context;
+  for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
+    const struct row *row = &rows[k];
+    struct link link = {row->rate, row->latency, 0, 0, 0};
+    onebit_method_choice_t choice = begin(ELEMENTS, row->compute);
+    check_case("row %zu", k);
+    choice.methods = row->methods;
+    CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+    const double one = ELEMENTS / 8.0 / row->rate + row->latency;
+    CHECK(fabs(choice.exchange[ONEBIT_METHOD_LOCAL_STEPS] / one - 1) < 0.02 || row->methods == 1,
+          "%g s, not %g", choice.exchange[ONEBIT_METHOD_LOCAL_STEPS], one);
+    CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+    CHECK(choice.method == row->wanted && choice.local_steps == row->local_steps, "%s",
+          choice.text);
+    CHECK((choice.dense_below == SIZE_MAX) == (row->wanted == ONEBIT_METHOD_DENSE), "%zu",
+          choice.dense_below);
+    CHECK((choice.warmup_steps > 0) == (row->wanted == ONEBIT_METHOD_EIGHT_BITS), "%zu",
+          choice.warmup_steps);
+    CHECK(strstr(choice.text, "takes ") == choice.text && strstr(choice.text, "computation 1 s"),
+          "%s", choice.text);
+  }
+}
+Test(method, choices) { on_ranks(3, choices, NULL); }
+
+/* The slowest rank counts, of exchanges and of the computation; few elements are measured on a slow
+ * link, and a link of 40 ms is no slow one. */
+static void agreed(onebit_comm_t comm, void *context) {
+  (void)context;
+  const int rank = onebit_comm_rank(comm);
+  struct link link = {1.25e6, 1e-4, 0.01 * rank, 0, 0};
+  onebit_method_choice_t choice = begin(ELEMENTS, rank), other;
+  CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+  CHECK(fabs(choice.exchange[0] - 4 * ELEMENTS / 1.25e6 - 0.02) < 0.05, "%g s", choice.exchange[0]);
+  CHECK(link.elements < ELEMENTS && link.calls < 25, "%zu elements", link.elements);
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+  CHECK(choice.compute == 2, "%g s", choice.compute);
+  link = (struct link){1e9, 0.04, 0, 0, 0};
+  CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+  CHECK(choice.exchange[0] < 0.06, "%g s", choice.exchange[0]);
+  /* Steps that were seen count, and a method in use stays where no other is worth a change. */
+  choice = begin(ELEMENTS, 1);
+  choice.exchange[0] = 1, choice.exchange[1] = 0.25, choice.exchange[2] = 0.03;
+  choice.current = ONEBIT_METHOD_EIGHT_BITS;
+  other = choice;
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+  CHECK(choice.method == ONEBIT_METHOD_EIGHT_BITS, "%s", choice.text);
+  other.step = 2;
+  CHECK_STATUS(onebit_method_choose(comm, &other), ONEBIT_OK);
+  CHECK(other.method == ONEBIT_METHOD_ONE_BIT && fabs(other.extra[1] - 0.99) < 1e-9, "%s",
+        other.text);
+}
+Test(method, agreed) { on_ranks(3, agreed, NULL); }
+
+/* A limit of bytes leaves what keeps to it; exchanges are the library's own. */
+static void limited(onebit_comm_t comm, void *context) {
+  (void)context;
+  onebit_method_choice_t choice = begin(ELEMENTS, 1);
+  const double one_bit = 86400 / 1.0 * ELEMENTS / 8; /* nearly, of two ranks */
+  choice.bytes_a_day = 2 * one_bit;
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+  CHECK(choice.method == ONEBIT_METHOD_ONE_BIT && choice.exchange[2] > 0, "%s", choice.text);
+  CHECK(isinf(choice.expected[0]) && isinf(choice.expected[1]), "%s", choice.text);
+  choice.bytes_a_day = one_bit / 20;
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+  CHECK(choice.method == ONEBIT_METHOD_LOCAL_STEPS && choice.local_steps == 30, "%s", choice.text);
+  choice.methods = 7;
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS("each of the methods sends more");
+}
+Test(method, limited) { on_hosts(2, 2, limited, NULL); }
+
+static onebit_status_t broken(void *context, onebit_method_t method, size_t elements,
+                              double *seconds) {
+  (void)method, (void)elements;
+  *seconds = *(double *)context;
+  return *seconds > 0 ? ONEBIT_ERROR_DEVICE : ONEBIT_OK;
+}
+
+/* Each argument wrong on one rank: all ranks are told, and none waits. */
+static void refused(onebit_comm_t comm, void *context) {
+  (void)context;
+  const bool wrong = onebit_comm_rank(comm) == 1;
+  double seconds = wrong ? 1 : 0;
+  onebit_method_choice_t choice = begin(ELEMENTS, 1), many[8];
+  static const char *const words[] = {"size",     "methods",     "current", "compute",
+                                      "exchange", "bytes_a_day", "extra",   "step"};
+  for (int k = 0; k < 8; k++)
+    many[k] = choice;
+  many[0].size = 1, many[1].methods = 16, many[2].current = (onebit_method_t)4;
+  many[3].compute = -1, many[4].exchange[1] = NAN, many[5].bytes_a_day = -1;
+  many[6].extra[2] = INFINITY, many[7].step = -1;
+  for (int k = 0; k < 8; k++) {
+    check_case("%s", words[k]);
+    CHECK_STATUS(onebit_method_choose(comm, wrong ? &many[k] : &choice),
+                 wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+    CHECK_WORDS(wrong ? words[k] : "rank 1 reports");
+  }
+  CHECK_STATUS(onebit_method_choose(comm, wrong ? NULL : &choice),
+               wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  CHECK_STATUS(onebit_method_measure(comm, wrong ? NULL : &choice, NULL, NULL),
+               wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  CHECK_STATUS(onebit_method_measure(comm, &choice, broken, &seconds),
+               wrong ? ONEBIT_ERROR_DEVICE : ONEBIT_ERROR_PEER);
+  seconds = wrong ? -1 : 0;
+  CHECK_STATUS(onebit_method_measure(comm, &choice, broken, &seconds),
+               wrong ? ONEBIT_ERROR_ARGUMENT : ONEBIT_ERROR_PEER);
+  choice.elements += wrong;
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_ERROR_MISMATCH);
+  CHECK_WORDS("choice->elements differs");
+  CHECK_STATUS(onebit_method_choose(NULL, &choice), ONEBIT_ERROR_ARGUMENT);
+  for (size_t elements = 0; elements < 3; elements++) {
+    choice = begin(elements, 1);
+    CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+    CHECK(choice.method == ONEBIT_METHOD_DENSE, "%s", choice.text);
+  }
+}
+Test(method, refused) { on_ranks(2, refused, NULL); }
