@@ -115,11 +115,13 @@ static onebit_status_t exchange_here(void *context, onebit_method_t method, size
   options.wire = rows[method].wire;
   options.bits = rows[method].bits;
   float *values = ob_allocate(elements, sizeof *values);
-  OB_TRY(ob_agree(comm, values ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory to measure"),
-                  NULL, 0));
-  for (size_t i = 0; i < elements; i++)
+  onebit_status_t status =
+      values ? ONEBIT_OK : ob_error(ONEBIT_ERROR_MEMORY, "no memory to measure");
+  status = ob_agree(comm, status, NULL, 0);
+  for (size_t i = 0; i < elements && status == ONEBIT_OK; i++)
     values[i] = (float)(i % 31) - 15;
-  onebit_status_t status = onebit_plan_create(comm, elements, &options, &plan);
+  if (status == ONEBIT_OK)
+    status = onebit_plan_create(comm, elements, &options, &plan);
   const double began = ob_seconds();
   if (status == ONEBIT_OK)
     status = onebit_allreduce(values, values, plan);
