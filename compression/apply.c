@@ -2,70 +2,55 @@
 #include "compression/block_step.h"
 #include "compression/pass_element.h"
 
-/* The block's place in its piece's output, or among the values of the message. */
-static void *apply_output_of(const struct ob_block_step *step, const struct ob_block *block) {
-  size_t size = ob_dtype_size(step->work->output_dtype);
-  if (step->out)
-    return step->out->values + (block->word - step->first_word) * OB_LANES;
-  char *base = step->outputs[block->piece]; /* NULL: of no elements */
-  return base ? base + block->offset * size : NULL;
-}
-
-static void sum_body(void *context, size_t first, size_t end, int thread) {
-  struct ob_block_step *step = context;
-  struct ob_work *work = step->work;
+static void sum_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                      int thread) {
+  const struct ob_work *work = step->work;
   const uint32_t **words = work->words + (size_t)thread * work->streams;
   float *scales = work->scales + (size_t)thread * work->streams;
-  size_t piece = 0;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    ob_block_streams(step, b, &block, words, scales);
-    struct ob_sum_run run = {.count = block.count,
-                             .streams = work->streams,
-                             .width = step->in->width,
-                             .bits = words,
-                             .scales = scales,
-                             .output = apply_output_of(step, &block),
-                             .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
-    work->codec->sum(&run);
-  }
+  ob_block_streams(step, b, block, words, scales);
+  struct ob_sum_run run = {
+      .count = block->count,
+      .streams = work->streams,
+      .width = step->in->width,
+      .bits = words,
+      .scales = scales,
+      .output = step->out ? (void *)(step->out->values + ob_block_position(step, block))
+                          : ob_block_output(step, block),
+      .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
+  work->codec->sum(&run);
 }
 
 void ob_sum_blocks(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, void *const *outputs) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  ob_block_step_run(&step, sum_body);
+  ob_block_step_each(&step, work->threads, sum_block);
 }
 
 void ob_sum_values(struct ob_work *work, const struct ob_view *in,
                    const struct ob_message_shape *shape, struct ob_view *out) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .out = out};
-  ob_block_step_run(&step, sum_body);
+  ob_block_step_each(&step, work->threads, sum_block);
 }
 
-static void store_body(void *context, size_t first, size_t end, int thread) {
-  struct ob_block_step *step = context;
-  struct ob_work *work = step->work;
-  size_t piece = 0;
+static void store_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                        int thread) {
+  const struct ob_work *work = step->work;
   (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(work->layout, b, &piece);
-    struct ob_store_run run = {.count =
-                                   block.valid, /* padding has no place in the caller's buffer */
-                               .stream = work->stream,
-                               .width = step->in->width,
-                               .bits = ob_block_fields(step, step->in, &block),
-                               .scale = ob_block_scale(step, step->in, b),
-                               .output = apply_output_of(step, &block),
-                               .dtype = work->output_dtype};
-    work->codec->store(&run);
-  }
+  struct ob_store_run run = {.count =
+                                 block->valid, /* padding has no place in the caller's buffer */
+                             .stream = work->stream,
+                             .width = step->in->width,
+                             .bits = ob_block_fields(step, step->in, block),
+                             .scale = ob_block_scale(step, step->in, b),
+                             .output = ob_block_output(step, block),
+                             .dtype = work->output_dtype};
+  work->codec->store(&run);
 }
 
 void ob_store_blocks(struct ob_work *work, const struct ob_view *in,
                      const struct ob_message_shape *shape, void *const *outputs) {
   struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
-  ob_block_step_run(&step, store_body);
+  ob_block_step_each(&step, work->threads, store_block);
 }
 
 static void apply_point_to_arrays(const struct ob_pass_sink *sink, const struct ob_block *block,
@@ -120,22 +105,19 @@ static void pass_block(const struct ob_block_step *step, size_t b, const struct 
       sink->sums[k][b] = (double)run.sums[k];
 }
 
-static void pass_body(void *context, size_t first, size_t end, int thread) {
-  const struct ob_block_step *step = context;
+/* Padding has no part in a pass that reads or writes parameters. */
+static void pass_or_clear(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                          int thread) {
   const struct ob_pass_sink *sink = step->sink;
   const unsigned uses = ob_pass_reads(sink->kind) | ob_pass_writes(sink->kind);
-  size_t piece = 0;
+  bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block->piece];
   (void)thread;
-  for (size_t b = first; b < end; b++) {
-    struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
-    bool padding = uses & OB_MASK(OB_PARAMETER) && !sink->masters && !sink->parameters[block.piece];
-    if (block.valid && !padding)
-      pass_block(step, b, &block);
-    else
-      for (int k = 0; k < OB_SUMS; k++)
-        if (sink->sums[k])
-          sink->sums[k][b] = 0;
-  }
+  if (block->valid && !padding)
+    pass_block(step, b, block);
+  else
+    for (int k = 0; k < OB_SUMS; k++)
+      if (sink->sums[k])
+        sink->sums[k][b] = 0;
 }
 
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
@@ -143,5 +125,5 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
   const struct ob_message_shape all = {.blocks = work->layout->blocks};
   struct ob_block_step step = {
       .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
-  ob_block_step_run(&step, pass_body);
+  ob_block_step_each(&step, work->threads, pass_or_clear);
 }

@@ -80,6 +80,40 @@ void ob_block_step_run(struct ob_block_step *step,
   ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
+static void block_step_body(void *context, size_t first, size_t end, int thread) {
+  const struct ob_block_step *step = context;
+  size_t piece = 0;
+  for (size_t b = first; b < end; b++) {
+    const struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
+    step->body(step, b, &block, thread);
+  }
+}
+
+void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *body) {
+  const struct ob_message_shape *shape = step->shape;
+  step->body = body;
+  step->first_word = ob_layout_word(step->work->layout, shape->first);
+  ob_parallel(threads, shape->first, shape->first + shape->blocks, block_step_body, step);
+}
+
+onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step) {
+  return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
+}
+
+const char *ob_block_input(const struct ob_block_step *step, const struct ob_block *block) {
+  const char *base = step->source->inputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(ob_block_input_dtype(step)) : NULL;
+}
+
+char *ob_block_output(const struct ob_block_step *step, const struct ob_block *block) {
+  char *base = step->outputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(step->work->output_dtype) : NULL;
+}
+
+size_t ob_block_position(const struct ob_block_step *step, const struct ob_block *block) {
+  return (block->word - step->first_word) * OB_LANES;
+}
+
 uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
                           const struct ob_block *block) {
   return view->words + (block->word - step->first_word) * view->width;

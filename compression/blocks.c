@@ -3,16 +3,6 @@
 
 #include "compression/block_step.h"
 
-static onebit_dtype_t blocks_input_dtype(const struct ob_block_step *step) {
-  return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
-}
-
-/* The block's place in its piece's input. */
-static const char *blocks_input_of(const struct ob_block_step *step, const struct ob_block *block) {
-  const char *base = step->source->inputs[block->piece];
-  return base ? base + block->offset * ob_dtype_size(blocks_input_dtype(step)) : NULL;
-}
-
 static void note_scale(struct ob_work *work, float scale) {
   if (scale >= OB_LARGE_SCALE)
     atomic_store_explicit(&work->large, true, memory_order_relaxed);
@@ -224,8 +214,8 @@ static void begin_compress_run(const struct ob_block_step *step, size_t b,
       .count = block->count,
       .valid = block->valid,
       .input = source->values ? (const void *)(source->values + word * OB_LANES)
-                              : blocks_input_of(step, block),
-      .dtype = source->values ? ONEBIT_FLOAT32 : blocks_input_dtype(step),
+                              : ob_block_input(step, block),
+      .dtype = source->values ? ONEBIT_FLOAT32 : ob_block_input_dtype(step),
       .rule = work->rule,
       .stream = work->stream && !is_measured(residual, b) && !residual->changed,
       .stream_moments = work->stream,
@@ -393,33 +383,30 @@ static void find_added(const struct ob_block_step *step, size_t b, const struct 
   work->codec->reduce(&run);
 }
 
-static void blocks_undo(struct ob_block_step step) {
-  const struct ob_residual *residual = step.residual;
-  const struct ob_layout *layout = step.work->layout;
-  const size_t first = step.shape->first;
-  const float *const added = step.work->wide + layout->block;
-  size_t piece = 0;
-  step.first_word = ob_layout_word(layout, first);
-  for (size_t b = first; b < first + step.shape->blocks; b++) {
-    const struct ob_block block = ob_layout_block(layout, b, &piece);
-    const bool changed = residual->changed[b - residual->first];
-    float *const values = residual_values(residual, residual->now, &block);
-    const float scale = blocks_residual_scale(residual, b);
-    if (changed)
-      find_added(&step, b, &block);
-    for (size_t i = 0; i < block.count; i++)
-      values[i] = undone(values[i], scale, changed ? added[i] : 0, changed);
-  }
+static void undo_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                       int thread) {
+  const struct ob_residual *residual = step->residual;
+  const float *const added = step->work->wide + step->work->layout->block;
+  const bool changed = residual->changed[b - residual->first];
+  float *const values = residual_values(residual, residual->now, block);
+  const float scale = blocks_residual_scale(residual, b);
+  (void)thread;
+  if (changed)
+    find_added(step, b, block);
+  for (size_t i = 0; i < block->count; i++)
+    values[i] = undone(values[i], scale, changed ? added[i] : 0, changed);
 }
 
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
                       struct ob_residual *residual, const struct ob_message_shape *shape,
                       const struct ob_view *last) {
-  blocks_undo((struct ob_block_step){
-      .work = work, .shape = shape, .source = source, .residual = residual, .last = last});
+  struct ob_block_step step = {
+      .work = work, .shape = shape, .source = source, .residual = residual, .last = last};
+  ob_block_step_each(&step, 1, undo_block);
 }
 
 void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                     const struct ob_message_shape *shape) {
-  blocks_undo((struct ob_block_step){.work = work, .shape = shape, .in = in, .residual = residual});
+  struct ob_block_step step = {.work = work, .shape = shape, .in = in, .residual = residual};
+  ob_block_step_each(&step, 1, undo_block);
 }
