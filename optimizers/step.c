@@ -216,9 +216,13 @@ static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_
 }
 
 static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
+  const struct ob_method *method = optimizer->method;
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    if (optimizer->buckets[u].uncompressed && optimizer->method->dense)
-      OB_TRY(optimizer->method->dense(optimizer, &optimizer->buckets[u]));
+    if (optimizer->buckets[u].uncompressed && method->dense)
+      OB_TRY(method->dense(optimizer, &optimizer->buckets[u]));
+    else if (optimizer->buckets[u].uncompressed && method->dense_pass)
+      OB_TRY(ob_bucket_pass(optimizer, &optimizer->buckets[u], method->dense_pass,
+                            optimizer->steps + 1));
   return ONEBIT_OK;
 }
 

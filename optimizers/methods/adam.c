@@ -9,10 +9,6 @@ static bool adam_sends_step(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
 }
 
-static onebit_status_t adam_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
-}
-
 static void adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
   ob_momentum_call(optimizer, bucket,
@@ -64,7 +60,7 @@ const struct ob_method ob_method_adam = {.name = "adam",
                                          .resolve = adam_resolve,
                                          .momentum = true,
                                          .arrays = OB_MASK(OB_VARIANCE),
-                                         .dense = adam_dense,
+                                         .dense_pass = OB_PASS_ADAM,
                                          .exchange = ob_freeze_exchange,
                                          .call = adam_call,
                                          .update = adam_update,

@@ -6,10 +6,6 @@
 #include "base/call_scope.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t lion_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_LION, optimizer->steps + 1);
-}
-
 static void lion_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
   bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_STEP, optimizer->steps + 1);
@@ -41,7 +37,7 @@ const struct ob_method ob_method_lion = {
     .not_deepspeeds = "Lion in one bit",
     .moments = true,
     .serve_rule = OB_SERVE_LION,
-    .dense = lion_dense,
+    .dense_pass = OB_PASS_LION,
     .exchange = ob_freeze_exchange,
     .call = lion_call,
     .update = ob_buckets_apply};

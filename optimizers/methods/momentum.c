@@ -6,11 +6,6 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-static onebit_status_t momentum_dense(struct onebit_optimizer *optimizer,
-                                      struct ob_bucket *bucket) {
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_SGD, optimizer->steps + 1);
-}
-
 /* The message is the step: there is no variance. */
 static void momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           struct ob_call *call) {
@@ -61,7 +56,7 @@ const struct ob_method ob_method_momentum = {
     .resolve = momentum_resolve,
     .momentum = true,
     .begins_frozen = true,
-    .dense = momentum_dense,
+    .dense_pass = OB_PASS_SGD,
     .exchange = ob_freeze_exchange,
     .call = momentum_call,
     .update = momentum_update,

@@ -108,12 +108,6 @@ static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass
   return ONEBIT_OK;
 }
 
-/* Makes Adam's step of uncompressed tensors, in every step. */
-static onebit_status_t zero_one_adam_dense(struct onebit_optimizer *optimizer,
-                                           struct ob_bucket *bucket) {
-  return ob_bucket_pass(optimizer, bucket, OB_PASS_ADAM, optimizer->steps + 1);
-}
-
 static enum ob_exchange zero_one_adam_exchange(const struct onebit_optimizer *optimizer) {
   const struct ob_zero_one_schedule schedule = zero_one_adam_schedule_of(optimizer);
   return ob_zero_one_exchange(&schedule, optimizer->steps + 1);
@@ -263,7 +257,7 @@ static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t nt
     .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
     .recommended = "Efficient-Adam (onebit_efficient_adam_create)",                                \
     .resolve = zero_one_adam_resolve, .arrays = (own_arrays), .scheduled = true,                   \
-    .dense = zero_one_adam_dense, .exchange = zero_one_adam_exchange,                              \
+    .dense_pass = OB_PASS_ADAM, .exchange = zero_one_adam_exchange,                                \
     .prepare = zero_one_adam_prepare, .call = zero_one_adam_call, .update = zero_one_adam_update,  \
     .advance = zero_one_adam_advance, .numbers = zero_one_adam_numbers, .apart = apart,            \
     .adds_rates = adds_rates                                                                       \
