@@ -305,10 +305,11 @@ static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_pla
 }
 
 /* A call that is waited for at once. */
-static onebit_status_t start_blocking(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
-                                      onebit_operation_t operation) {
+static onebit_status_t call_blocking(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
+                                     onebit_operation_t operation) {
   onebit_request_t request;
-  return call_start(sendbuf, recvbuf, plan, operation, &request, false, NULL);
+  OB_TRY(call_start(sendbuf, recvbuf, plan, operation, &request, false, NULL));
+  return ob_plan_test(plan, true);
 }
 
 onebit_status_t ob_collective_put(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
@@ -346,20 +347,17 @@ static onebit_status_t call_begin(const void *sendbuf, void *recvbuf, onebit_pla
 
 onebit_status_t onebit_allreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
   OB_CALL_SCOPE;
-  OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE));
-  return ob_plan_test(plan, true);
+  return call_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLREDUCE);
 }
 
 onebit_status_t onebit_allgather(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
   OB_CALL_SCOPE;
-  OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER));
-  return ob_plan_test(plan, true);
+  return call_blocking(sendbuf, recvbuf, plan, ONEBIT_ALLGATHER);
 }
 
 onebit_status_t onebit_reduce_scatter(const void *sendbuf, void *recvbuf, onebit_plan_t plan) {
   OB_CALL_SCOPE;
-  OB_TRY(start_blocking(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER));
-  return ob_plan_test(plan, true);
+  return call_blocking(sendbuf, recvbuf, plan, ONEBIT_REDUCE_SCATTER);
 }
 
 onebit_status_t onebit_iallreduce(const void *sendbuf, void *recvbuf, onebit_plan_t plan,

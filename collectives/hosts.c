@@ -4,14 +4,10 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-static int same_host(const int *host_of, int a, int b) {
-  return !host_of || host_of[a] == host_of[b];
-}
-
 /* The first rank on the host of this rank. */
 static int first_on(const int *host_of, int rank) {
   int first = 0;
-  while (!same_host(host_of, first, rank))
+  while (host_of && host_of[first] != host_of[rank])
     first++;
   return first;
 }

@@ -57,13 +57,9 @@ static void put_state(struct line *line, const onebit_optimizer_info_t *info) {
   put_whole(line, "moves", info->moves);
 }
 
-static const char *describe_stage_of(const onebit_optimizer_info_t *info) {
-  return info->stage == ONEBIT_STAGE_COMPRESSED ? "compressed" : "warmup";
-}
-
 static void put_json(struct line *line, const onebit_optimizer_statistics_t *statistics) {
   describe_put(line, "{\"name\":\"%s\",\"stage\":\"%s\"", statistics->info.name,
-               describe_stage_of(&statistics->info));
+               statistics->info.stage == ONEBIT_STAGE_COMPRESSED ? "compressed" : "warmup");
   put_state(line, &statistics->info);
   put_number(line, "residual_ratio", statistics->residual_ratio);
   put_whole(line, "dense_bytes", statistics->dense_bytes);

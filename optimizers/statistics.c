@@ -99,14 +99,6 @@ static onebit_status_t statistics_check_idle(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t check_size(const void *statistics, size_t given, size_t known) {
-  if (!statistics)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "statistics is NULL");
-  if (given != known)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "statistics->size is %zu, not %zu", given, known);
-  return ONEBIT_OK;
-}
-
 /* From squares. Where there is neither there is nothing to complain of. */
 static double statistics_ratio_of(double error, double signal) {
   return error > 0 ? sqrt(error / signal) : 0;
@@ -129,7 +121,7 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
                                                 onebit_optimizer_statistics_t *statistics) {
   OB_CALL_SCOPE;
   OB_TRY(statistics_check_idle(optimizer));
-  OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
+  OB_TRY(ob_size_check("statistics", statistics, sizeof *statistics));
   onebit_optimizer_info_t info = {.size = sizeof info};
   double ratio;
   OB_TRY(onebit_optimizer_get_info(optimizer, &info));
@@ -162,7 +154,7 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
                                                        onebit_tensor_statistics_t *statistics) {
   OB_CALL_SCOPE;
   OB_TRY(statistics_check_idle(optimizer));
-  OB_TRY(check_size(statistics, statistics ? statistics->size : 0, sizeof *statistics));
+  OB_TRY(ob_size_check("statistics", statistics, sizeof *statistics));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);

@@ -46,10 +46,6 @@ static bool sockets_cancel(struct ob_batch *base) {
   return true;
 }
 
-static onebit_status_t ended(onebit_comm_t comm) {
-  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", comm->end.text);
-}
-
 static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
   struct ob_batch *base = &batch->base;
   struct ob_sockets *sockets = sockets_state_of(base->comm);
@@ -76,7 +72,7 @@ static onebit_status_t begin_all(struct sockets_batch *batch, int tag) {
 static onebit_status_t sockets_begin(struct ob_batch *base, int tag) {
   struct ob_sockets *sockets = sockets_state_of(base->comm);
   if (atomic_load(&base->comm->end.set))
-    return ended(base->comm);
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", base->comm->end.text);
   OB_LOCKED(&sockets->lock);
   return begin_all((struct sockets_batch *)base, tag);
 }

@@ -164,8 +164,6 @@ static void requests_end(ONEBIT_Request *request) {
     requests_release(request);
 }
 
-static bool is_over(const ONEBIT_Request *request) { return !*request || !(*request)->active; }
-
 /* Finishes what the request holds, without a call of the error handler. */
 static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
   int code, flag = 1;
@@ -188,7 +186,7 @@ static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
 static int ask(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *status) {
   int code = *request ? check_handle(*request) : MPI_SUCCESS;
   *done = true;
-  if (code == MPI_SUCCESS && !is_over(request)) {
+  if (code == MPI_SUCCESS && *request && (*request)->active) {
     code = requests_finish(*request, wait, done);
     if (*done)
       requests_end(request);

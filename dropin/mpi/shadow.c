@@ -33,12 +33,11 @@ static onebit_dtype_t dtype_of(const struct ob_mpi_call *call) {
   return dtype;
 }
 
-static uint64_t random_of(uint64_t call) { return ob_hash(OB_HASH_START, &call, sizeof call) >> 8; }
-
 bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call) {
   if (call->operation != ONEBIT_ALLREDUCE)
     return false;
-  uint64_t number = shadow->calls++, random = random_of(number);
+  uint64_t number = shadow->calls++;
+  uint64_t random = ob_hash(OB_HASH_START, &number, sizeof number) >> 8;
   if (number >= FIRST_SHADOWS && random % BETWEEN != 0)
     return false;
   const size_t size = ob_elements_size(dtype_of(call)), part = shadow_part_of(call->count);
