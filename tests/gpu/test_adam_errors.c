@@ -283,26 +283,6 @@ static void wrong_stream(onebit_comm_t comm, int rank, int size) {
 
 static void streams_must_be_right(void) { on_both(wrong_stream); }
 
-static void no_optimizer(void) {
-  CHECK_STATUS(onebit_optimizer_step_stream(NULL, 0.1f, NULL), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_optimizer_synchronize(NULL), ONEBIT_ERROR_ARGUMENT);
-}
-
-static void on_the_host(const struct gpu_rank *self, void *context) {
-  struct learner learner;
-  (void)context;
-  if (!learner_open(&learner, &plain, self->comm, self->rank, self->size, false))
-    return;
-  CHECK_STATUS(onebit_optimizer_step_stream(learner.optimizer, 0.1f, NULL), ONEBIT_ERROR_ARGUMENT);
-  words_say("optimizer is for memory of the host");
-  learner_close(&learner);
-}
-
-static void optimizers_must_be_right(void) {
-  no_optimizer();
-  gpu_threads(2, on_the_host, NULL);
-}
-
 /* --- Failures of the device and of memory */
 
 #ifdef ONEBIT_EMULATED_CUDA
@@ -470,7 +450,6 @@ static const struct gpu_test tests[] = {
     {"arrays must be there", arrays_must_be_there, false},
     {"steps must be right", steps_must_be_right, false},
     {"streams must be right", streams_must_be_right, false},
-    {"optimizers must be right", optimizers_must_be_right, false},
     {"no memory reaches all ranks", no_memory_reaches_all_ranks, false},
     {"a failed launch is told", a_failed_launch_is_told, false},
     {"a failed launch holds nobody up", a_failed_launch_holds_nobody_up, false},

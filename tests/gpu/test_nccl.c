@@ -66,12 +66,6 @@ static void another_device(void) {
 #endif
 }
 
-static void nobody(void) {
-  onebit_comm_t comm;
-  CHECK_STATUS(onebit_comm_create_nccl(NULL, &comm), ONEBIT_ERROR_ARGUMENT);
-  CHECK_STATUS(onebit_comm_abort(NULL), ONEBIT_ERROR_ARGUMENT);
-}
-
 /* --- NCCL fails */
 
 /* Ranks that are threads share the failure of one: it must not come while others are in an earlier
@@ -380,7 +374,6 @@ static void asked_meanwhile(void) {
 static const struct gpu_test tests[] = {
     {"no plans on the host", host_plan, false},
     {"another device is current", another_device, false},
-    {"handles that are none", nobody, false},
 #ifdef ONEBIT_EMULATED_CUDA
     {"a link breaks", broken_link, false},
     {"windows", newer, false},
