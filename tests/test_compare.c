@@ -89,8 +89,3 @@ static void at_an_interval(onebit_comm_t comm, void *context) {
 }
 
 Test(compare, at_an_interval) { on_ranks(2, at_an_interval, NULL); }
-
-Test(compare, of_nothing) {
-  cr_expect_eq(onebit_optimizer_compare(NULL), ONEBIT_ERROR_ARGUMENT);
-  cr_expect_eq(onebit_optimizer_set_compare_interval(NULL, 1), ONEBIT_ERROR_ARGUMENT);
-}

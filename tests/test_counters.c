@@ -12,7 +12,6 @@ Test(counters, are_zero_where_nothing_is_preloaded) {
   counters.size = sizeof counters;
   CHECK_STATUS(onebit_counters_get(&counters), ONEBIT_OK);
   CHECK(memcmp(&counters, &none, sizeof none) == 0, "something was counted");
-  CHECK_STATUS(onebit_counters_get(NULL), ONEBIT_ERROR_ARGUMENT);
   counters.size--;
   CHECK_STATUS(onebit_counters_get(&counters), ONEBIT_ERROR_ARGUMENT);
 }

@@ -1,60 +1,11 @@
 /*
- * Statistics that are asked for wrongly or in vain, and the line that describes an optimizer:
- * whole, cut where the buffer ends, and JSON.
+ * Statistics that there is no memory for, and the line that describes an optimizer: whole, cut
+ * where the buffer ends, and JSON. Wrong arguments are in support_wrong_optimizers.c.
  */
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 #include "tests/support_json.h"
 #include "tests/support_statistics.h"
-
-static void check_wrong(onebit_status_t status, const char *name, const char *value) {
-  CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS(name);
-  CHECK_WORDS(value);
-}
-
-Test(describe, wrong_arguments) {
-  struct alone *alone = alone_create();
-  onebit_optimizer_t optimizer = alone->optimizer;
-  onebit_optimizer_statistics_t all = {.size = sizeof all};
-  onebit_tensor_statistics_t one = {.size = sizeof one};
-  char text[8];
-  check_wrong(onebit_optimizer_get_statistics(NULL, &all), "optimizer", "NULL");
-  check_wrong(onebit_optimizer_get_statistics(optimizer, NULL), "statistics", "NULL");
-  check_wrong(onebit_optimizer_get_tensor_statistics(NULL, 0, &one), "optimizer", "NULL");
-  check_wrong(onebit_optimizer_get_tensor_statistics(optimizer, 0, NULL), "statistics", "NULL");
-  check_wrong(onebit_optimizer_get_tensor_statistics(optimizer, TENSORS, &one), "tensor is 4",
-              "there are 4");
-  all.size = 3;
-  one.size = 5;
-  check_wrong(onebit_optimizer_get_statistics(optimizer, &all), "size", "3");
-  check_wrong(onebit_optimizer_get_tensor_statistics(optimizer, 0, &one), "size", "5");
-  check_wrong(onebit_optimizer_describe(NULL, ONEBIT_FORMAT_TEXT, text, sizeof text, NULL),
-              "optimizer", "NULL");
-  check_wrong(onebit_optimizer_describe(optimizer, ONEBIT_FORMAT_TEXT, NULL, 5, NULL), "buffer",
-              "size 5");
-  check_wrong(onebit_optimizer_describe(optimizer, (onebit_format_t)7, text, sizeof text, NULL),
-              "format", "7");
-  check_wrong(onebit_optimizer_check(NULL, NULL), "optimizer", "NULL");
-  alone_destroy(alone);
-}
-
-Test(describe, not_while_a_step_is_open) {
-  struct alone *alone = alone_create();
-  onebit_optimizer_statistics_t all = {.size = sizeof all};
-  onebit_tensor_statistics_t one = {.size = sizeof one};
-  CHECK_STATUS(onebit_optimizer_begin(alone->optimizer, 1e-3f), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_get_statistics(alone->optimizer, &all), ONEBIT_ERROR_BUSY);
-  CHECK_WORDS("step is open");
-  CHECK_STATUS(onebit_optimizer_get_tensor_statistics(alone->optimizer, 0, &one),
-               ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_optimizer_check(alone->optimizer, NULL), ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_optimizer_describe(alone->optimizer, ONEBIT_FORMAT_JSON, NULL, 0, NULL),
-               ONEBIT_ERROR_BUSY);
-  CHECK_STATUS(onebit_optimizer_step(alone->optimizer, 1e-3f), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_get_statistics(alone->optimizer, &all), ONEBIT_OK);
-  alone_destroy(alone);
-}
 
 Test(describe, without_memory) {
   struct alone *alone = alone_create();
