@@ -1,7 +1,7 @@
 /*
  * 1-bit Adam whose state is sharded, beside what test_optimizers.c has of all: its warm-up is that
  * of an optimizer that is not sharded; steps are bounded. What it costs and refuses is in
- * test_shards_costs.c, that it converges in test_convergence.c.
+ * test_shards_costs.c, that it converges in test_training.c.
  */
 #include "tests/support_adam.h"
 
