@@ -38,6 +38,7 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
   adam.beta2 = (double)optimizer->options->beta2;
   adam.epsilon = (double)optimizer->options->epsilon;
   adam.gain = (double)optimizer->options->gain;
+  adam.warmup_steps = optimizer->options->warmup;
   adam.trust_ratio = optimizer->options->method == EFFICIENT_LAMB;
   adam.common = common_options(optimizer);
   return onebit_efficient_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors,

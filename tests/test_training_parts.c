@@ -104,6 +104,8 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--outer-patience 3", "--outer: missing"},
       {"--outer 3 --outer-bits 3", "--outer-bits=3: expected auto, 1, 2, 4, 8, 32 or sparse"},
       {"--outer 3 --dense", "--outer: not with dense"},
+      {"--method auto --dense", "--method auto: not with dense"},
+      {"--method auto --optimizer adam", "--method auto: is for efficient-adam"},
       {"--images x", "--labels: missing"},
       {"--labels x", "--images: missing"},
       {"--side 9", "--side=9: expected an integer from 10 to 256"},
