@@ -95,7 +95,7 @@ static void read_version(void *library, struct ob_mpi_found *found) {
     strcpy(text, "an MPI library without a version");
   found->is_open_mpi = strstr(text, "Open MPI");
   text[strcspn(text, ",\n")] = '\0';
-  size_t count = 0; /* MPICH sets its words in columns */
+  size_t count = 0; /* MPICH aligns its version text in columns */
   for (const char *c = text; *c && count < 63; c++)
     if (*c > ' ' || (count && found->version[count - 1] != ' '))
       found->version[count++] = *c > ' ' ? *c : ' ';

@@ -16,7 +16,7 @@ struct ob_mpi_found {
   void *library; /* for dlsym */
   enum ob_mpi_kind kind;
   bool is_open_mpi; /* by whatever ABI */
-  char version[96]; /* what it says of itself, and its ABI where that is not its own */
+  char version[96]; /* the library's version text, and the name of its ABI if that is not its own */
 };
 
 /* The library is looked for until there is one; thread-safe. NULL: the process has none yet. */

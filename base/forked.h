@@ -13,8 +13,8 @@ int ob_own_file(int file);
 /* Closes a registered file. A negative number is fine. */
 void ob_own_close(int file);
 
-/* The number of forks between the loading of the library and this process: an object that was made
- * at another number is the parent's. */
+/* The number of forks from the loading of the library to this process. An object that was made at
+ * another number belongs to a parent process. */
 unsigned ob_forks(void);
 
 #endif

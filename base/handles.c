@@ -84,7 +84,7 @@ void *ob_handle_create(enum ob_handle_kind kind, size_t bytes) {
   return NULL;
 }
 
-/* Removes an entry, and puts those after it again, so that none is behind an empty slot. */
+/* Removes an entry, and enters those after it again, so that no empty slot precedes one. */
 static void remove_entry(const struct table *table, _Atomic uintptr_t *slot) {
   uintptr_t entry;
   atomic_store_explicit(slot, 0, memory_order_release);

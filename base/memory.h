@@ -23,8 +23,8 @@ void ob_release(void *memory);
  * again. */
 void ob_memory_return(void *memory, size_t bytes);
 
-/* Keeps memory that something outside the library may still write to or read from as long as the
- * process. NULL is fine. */
+/* Keeps memory until the process ends, since something outside the library may still access it.
+ * NULL is fine. */
 void ob_memory_keep(void *memory);
 
 /* A kind of memory: allocates arrays (zeroed; NULL when there is none), frees them (NULL is fine),

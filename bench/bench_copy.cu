@@ -1,5 +1,5 @@
-/* A copy loop as the kernels are written: 16 bytes an access, several of them in flight. What it
- * reaches is what a kernel that reads as much as it writes can be asked for. */
+/* A copy loop as the kernels are written: 16 bytes an access, several of them in flight. Its rate
+ * is the goal of a kernel that reads as much as it writes. */
 #include "bench/bench_copy.h"
 
 #include "cuda/device.cuh"

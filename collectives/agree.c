@@ -90,7 +90,7 @@ static onebit_status_t check_proposals(onebit_comm_t comm) {
   return ONEBIT_OK;
 }
 
-/* A peer that failed: its status is the news. */
+/* Takes the status of a peer that failed. */
 static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
   const struct proposal *theirs = slot(comm, rank);
   if (theirs->status == ONEBIT_OK)
@@ -100,7 +100,7 @@ static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
                   rank, onebit_status_string(status));
 }
 
-/* Every rank compares everyone with rank 0, so all come to the same words. */
+/* Every rank compares everyone with rank 0, so all come to the same error message. */
 static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
                                      size_t count) {
   const struct proposal *first = slot(comm, 0), *theirs = slot(comm, rank);
@@ -147,7 +147,7 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot(comm, comm->rank);
   char what[64];
-  /* First: of an agreement that failed, the message in `mine` may still be under way. */
+  /* This comes first: the message in `mine` of a failed agreement may still be under way. */
   OB_TRY(ob_comm_check(comm));
   snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
            ++comm->agreements);

@@ -1,7 +1,7 @@
 /*
  * Agreement: before anything collective is made, all ranks tell each other what they want and
- * whether they can, so that they fail together, with words that say what differs, and none is left
- * waiting.
+ * whether they can, so that they fail together, with a message that names the difference, and none
+ * is left waiting.
  */
 #ifndef OB_COLLECTIVES_AGREE_H
 #define OB_COLLECTIVES_AGREE_H
@@ -16,20 +16,21 @@ struct ob_term {
 
 enum { OB_TERMS = (OB_AGREE_BYTES - 40) / 8 };
 
-/* Collective. `status` is how this rank fares so far. If all are well and all terms equal:
- * ONEBIT_OK. If this rank is not well: its own status, with the words it left. If another is not:
- * ONEBIT_ERROR_PEER, or ONEBIT_ERROR_MEMORY where that was its trouble. If terms differ:
- * ONEBIT_ERROR_MISMATCH. If what came from a rank is not what it sent to this agreement: damaged,
- * shorter, longer, of another one: ONEBIT_ERROR_MESSAGE. */
+/* Collective. `status` is this rank's status so far. Returns ONEBIT_OK if all ranks have that and
+ * all terms are equal; this rank's own error, with its message; ONEBIT_ERROR_PEER if another rank
+ * has an error, or ONEBIT_ERROR_MEMORY if that is it; ONEBIT_ERROR_MISMATCH if terms differ;
+ * ONEBIT_ERROR_MESSAGE if a rank's message is damaged, has another length, or belongs to another
+ * agreement. */
 onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
                          size_t count);
 
-/* The same, and each rank tells the others a number of its own. */
+/* Does the same, and sends the other ranks a number of this rank. */
 onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note);
 
-/* Compares the proposals of all ranks in comm->control_memory, received as comm->control says: the
- * part of an agreement that follows when they have arrived. They may hold anything. Local. */
+/* Compares the proposals of all ranks in comm->control_memory, received as comm->control says:
+ * the part of an agreement that follows when they have arrived. The proposals are not trusted.
+ * Local. */
 onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count);
 
 /* The note that a rank told in the latest agreement, if that ended well. */

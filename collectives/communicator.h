@@ -91,7 +91,7 @@ onebit_status_t ob_comm_health(onebit_comm_t comm);
 /* Ends the communicator on this rank, and on the others; `text` says why this rank gives up. */
 void ob_comm_give_up(onebit_comm_t comm, const char *text);
 
-/* The transport has heard of the end from another rank, with its text. */
+/* Called when the transport has received the text with which another rank ends the communicator. */
 void ob_comm_hear_end(onebit_comm_t comm, const char *text);
 
 /* "" where it is not known. */

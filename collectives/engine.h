@@ -29,7 +29,7 @@ struct ob_engine {
 
 void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan);
 
-/* Takes the plan off, which this thread has claimed. */
+/* Removes a plan that this thread has claimed. */
 void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan);
 
 /* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
@@ -44,8 +44,8 @@ bool ob_engine_await(struct ob_engine *engine);
 /* True if all requests in flight wait for messages of this communicator, and for nothing else. */
 bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 
-/* Claims the plan for this thread, to move it, and says whether it is the only one in flight; gives
- * it free again. Each is one turn of the lock: a small call is 0.4 microseconds in all. */
+/* Claims the plan for this thread, to move it, and tells whether it is the only one in flight; the
+ * second releases the claim. Each takes the lock once: a small call is 0.4 microseconds in all. */
 bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone);
 void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan);
 

@@ -49,7 +49,7 @@ static bool compress_whole(const struct onebit_plan *plan, size_t chunk, bool wa
   return true;
 }
 
-/* The mean of the host's inputs, which is computed message by message. */
+/* Computes the mean of the host's inputs, message by message. */
 static bool executor_host_compress_host_mean(const struct onebit_plan *plan, size_t chunk,
                                              bool wait) {
   const struct ob_geometry *geometry = &plan->geometry;
@@ -164,7 +164,7 @@ static bool executor_host_reduce_whole(const struct onebit_plan *plan, size_t ch
 
 /* --- Apply, also after a failed call: in a window, or when the last message is damaged. --- */
 
-/* To an optimizer, with the last call's message beside it where that is wanted. */
+/* Applies a result to an optimizer, with the last call's message if the pass reads it. */
 static void executor_host_update(const struct onebit_plan *plan, const struct ob_view *in,
                                  const struct ob_message_shape *shape, size_t segment,
                                  size_t chunk) {

@@ -9,8 +9,8 @@
 
 _Static_assert(OB_LADDER_WINDOW == OB_MEASURE_EVERY, "each block is measured once in a window");
 
-/* Up above this ratio of residual to input, and down where it is not, and can not become, above
- * that: docs/ladder.md has what they were chosen on. */
+/* A plan moves up above this ratio of residual to input, and down if at half the bits the ratio
+ * would stay below the second one. docs/ladder.md has the choice of both. */
 #define CLIMB_RATIO   4.0
 #define DESCEND_RATIO 3.0
 
@@ -53,7 +53,7 @@ static double bound_below(const struct ob_norms *norms) {
   return part < 1 ? part / (1 - part) : INFINITY;
 }
 
-/* A window is over: what this rank tells in the next call. */
+/* A window is over: decides what this rank asks for in the next call. */
 static void make_wish(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;
@@ -86,7 +86,8 @@ void ob_ladder_fix(const struct onebit_plan *plan, unsigned width) {
     ladder_move(plan, width);
 }
 
-/* The same on all ranks: of what all have heard, and of what that has led to. */
+/* Decides the width, the same on all ranks: from wishes that all ranks have received, and from the
+ * widths that followed. */
 static void ladder_decide(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   const unsigned width = plan->geometry.width;

@@ -73,8 +73,8 @@ static inline void ob_ladder_hear(struct ob_ladder *ladder, unsigned flags, floa
   ladder->max_rms = rms > ladder->max_rms ? rms : ladder->max_rms;
 }
 
-/* Bytes that may arrive in the place of `messages` messages of `bytes` in all: a rank that has
- * refused a message may be at another width than the others, and says so in messages of that one.
+/* The capacity to receive `messages` messages of `bytes` in all: a rank that has refused a message
+ * may have another width than the others, and reports that in messages of that width.
  * ob_ladder_width_of: the width of such a message. */
 static inline size_t ob_ladder_max_bytes(const struct ob_ladder *ladder, size_t messages,
                                          size_t bytes) {
@@ -99,7 +99,7 @@ void ob_ladder_commit(const struct onebit_plan *plan);
 /* Ends a call: gives the plan the width that the ladder has chosen. */
 void ob_ladder_end(struct onebit_plan *plan);
 
-/* The width from the next call on, which is then another's to choose. */
+/* Sets the width from the next call on; the ladder chooses no other one. */
 void ob_ladder_fix(const struct onebit_plan *plan, unsigned width);
 
 /* Returns a checkpoint's part of the ladder; and restores it, once the plan has no call behind it

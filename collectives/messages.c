@@ -156,7 +156,7 @@ void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch) {
     ob_steps_give_up(plan);
 }
 
-/* With the other members in the order of their distance: what goes to each, and what comes. */
+/* Exchanges messages with the other members, in the order of their distance. */
 static void add_endpoints(const struct onebit_plan *plan, struct ob_batch *batch, size_t member,
                           unsigned char *out, size_t out_bytes, unsigned char *in,
                           size_t in_bytes) {

@@ -21,7 +21,7 @@ unsigned char *ob_host_result(const struct onebit_plan *plan, int copy, size_t s
 void ob_stamp(const struct onebit_plan *plan, unsigned char *memory,
               const struct ob_message_shape *shape, enum ob_message_kind kind, float scale);
 
-/* The endpoints of a chunk's messages, for whoever has stamped them. */
+/* The endpoints of a chunk's messages, once they are stamped. */
 struct ob_batch *ob_exchange_batch(const struct onebit_plan *plan, size_t chunk);
 struct ob_batch *ob_gather_batch(const struct onebit_plan *plan, size_t chunk);
 
@@ -31,11 +31,11 @@ void ob_begin_batch(const struct onebit_plan *plan, struct ob_batch *batch);
 /* Steps of a host that walks (steps.h). */
 ob_step_run ob_send_to_servers, ob_receive_from_workers, ob_send_to_all, ob_receive_from_servers;
 
-/* Looks at a message about a segment, and takes note of what it says. */
+/* Checks a message about a segment, and notes its flags. */
 void ob_check_message(const struct onebit_plan *plan, const struct ob_endpoint *in, size_t segment,
                       size_t chunk, enum ob_message_kind kind);
 
-/* The call fails on this rank because of what that rank sent. */
+/* Fails the call on this rank, because of a message of that rank. */
 void ob_refuse_message(const struct onebit_plan *plan, int rank, onebit_status_t status);
 
 #endif

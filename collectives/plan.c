@@ -44,8 +44,8 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                          plan ? plan->host.shared.name : 0);
 }
 
-/* The second half, where ranks share memory: all have made their memory, now they attach each
- * other's. */
+/* The second half, where ranks share memory: all have allocated their blocks, and now attach the
+ * others'. */
 static onebit_status_t attach_host(struct onebit_plan *plan) {
   onebit_status_t status = ob_host_attach(plan);
   if (status == ONEBIT_OK && plan->executor->attached)

@@ -33,8 +33,8 @@ struct ob_plan_shape {
   struct ob_serving serving;
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
-  /* Reduce-scatter and allgather: of the shares of one list of pieces, cut by size as an allreduce
-   * cuts them. Dense, an allgather then moves its values as they are, finite or not. */
+  /* A reduce-scatter or an allgather works on the shares of one list of pieces, cut by size as an
+   * allreduce cuts them. A dense allgather then moves values as they are, finite or not. */
   bool of_segments;
   bool among_hosts; /* other ranks' plans are on processors: messages are cut as theirs are */
   size_t pieces;

@@ -177,8 +177,8 @@ static onebit_status_t check_executor(const struct onebit_plan *plan,
                   (int)plan->options.operation, dense ? ", wire is ONEBIT_WIRE_DENSE" : "");
 }
 
-/* One copy takes what the call was given to undo it: of a device's kernels, and where a host's
- * ranks add theirs up, that is not at hand. */
+/* With one copy a call is undone from its inputs. After a device's kernels, and where a host's
+ * ranks add up their inputs, these are not at hand. */
 static onebit_status_t plan_build_check_copies(const struct onebit_plan *plan) {
   const bool hosts = plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;
   if (plan->options.residual_copies != 1 || (plan->executor == &ob_executor_host && !hosts))

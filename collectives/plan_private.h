@@ -87,8 +87,7 @@ struct onebit_plan {
   bool *refused;
 };
 
-/* This rank's part of that: what the plan has, of which ob_plan_release gives back whatever there
- * is. Local. */
+/* Builds this rank's part of a plan; ob_plan_release frees whatever was allocated of it. Local. */
 onebit_status_t ob_plan_build(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 void ob_plan_release(struct onebit_plan *plan);
 

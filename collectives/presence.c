@@ -30,7 +30,7 @@ static struct path presence_path_of(const struct ob_presence *presence) {
   return path;
 }
 
-/* Nobody else's: /tmp is everybody's. */
+/* Accepts only files of this user, since all users write to /tmp. */
 static int is_own_directory(const char *path) {
   struct stat is;
   return (mkdir(path, 0700), lstat(path, &is) == 0) && S_ISDIR(is.st_mode) &&

@@ -106,8 +106,8 @@ static onebit_status_t shared_fill(struct ob_shared *shared, int file) {
   return map(shared, shared->own, file);
 }
 
-/* Locked, and still there: before it was locked another process may have taken it for left behind,
- * and then there is a next one. */
+/* Makes a block that is locked and still there. Before it was locked another process may have
+ * removed it as left behind: then it makes another. */
 static onebit_status_t shared_open_own(struct ob_shared *shared) {
   struct stat is = {0};
   while (is.st_nlink == 0) {

@@ -24,8 +24,8 @@ struct ob_shared {
  * failure (ONEBIT_ERROR_MEMORY) it is safe to destroy. */
 onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blocks, int own);
 
-/* Attaches block number `block`, by its name. ONEBIT_ERROR_MEMORY: it is not there, of another
- * user, of another size, or no memory at all. */
+/* Attaches block number `block`, by its name. ONEBIT_ERROR_MEMORY: it does not exist, belongs to
+ * another user, has another size, or is no shared memory. */
 onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t name);
 
 /* When all have attached it: takes the name back, so that nothing is left behind whatever happens

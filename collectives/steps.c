@@ -116,7 +116,7 @@ void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
 void ob_steps_give_up(const struct onebit_plan *plan) {
   const struct ob_comm_end *end = &plan->comm->end;
   if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
-    ob_comm_health(plan->comm); /* the reason, and not what it has led to here */
+    ob_comm_health(plan->comm); /* the first error, not those that followed from it here */
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;

@@ -82,8 +82,8 @@ ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_
 
 /* --- What steps find out about the call */
 
-/* This rank is not well: what it sends from now on says so. The latest error message of this thread
- * becomes the plan's. */
+/* Marks this rank as failed: its messages say so from now on. The latest error message of this
+ * thread becomes the plan's. */
 void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status);
 
 /* After a failed transport no message can be trusted to come: the call ends here, with the latest
@@ -97,8 +97,9 @@ unsigned ob_steps_flags(const struct onebit_plan *plan);
  */
 void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uint32_t agreed);
 
-/* A rank's own input comes before what it hears of others, and that before what it then makes of
- * theirs, which is not its fault: called before messages leave. */
+/* Notes who met a value that is not finite. A rank's own input counts first, then other ranks'
+ * flags, then the results that it computes, which are not its fault. Called before messages
+ * leave. */
 void ob_steps_note_own(const struct onebit_plan *plan);
 
 #endif

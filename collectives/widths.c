@@ -11,7 +11,7 @@
 #include "collectives/plan_private.h"
 #include "compression/levels.h"
 
-/* In the text that says what the plan decided: its last line. */
+/* Writes the last line of the text that explains the plan. */
 static void widths_tell(struct onebit_plan *plan) {
   const struct ob_ladder *ladder = &plan->state->ladder;
   char *text = plan->choice.text, *line = strstr(text, "bits an element: ");
@@ -143,7 +143,8 @@ static double sum_of_bytes(const onebit_plan_t *plans, size_t count) {
   return bytes;
 }
 
-/* The plan whose residual falls most, by the byte, with twice the bits, where they fit. */
+/* The plan whose residual falls most per byte when its bits are doubled, among those for which the
+ * budget suffices. */
 static struct onebit_plan *widths_find_best(const onebit_plan_t *plans, size_t count, double left) {
   struct onebit_plan *best = NULL;
   double best_fall = 0;

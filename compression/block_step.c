@@ -23,7 +23,7 @@ void ob_parallel(int threads, size_t first, size_t end,
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
     {
-      /* A thread of the team may be the program's. */
+      /* The team may contain a thread of the program. */
       const struct ob_float_environment found = ob_float_enter();
       size_t count = end - first, thread = (size_t)omp_get_thread_num();
       size_t team = (size_t)omp_get_num_threads();

@@ -64,7 +64,7 @@ struct ob_compress_run {
   float *residual_out;    /* whole words: lanes past count are set to zero */
   uint32_t *bits;         /* NULL: nobody needs them */
   struct ob_lanes *lanes; /* NULL, or what it adds to, of a block in parts */
-  float limit;            /* of products with reciprocals; or 0 */
+  float limit;            /* the largest magnitude of products with reciprocals; 0: unbounded */
 };
 
 /* total = sum over streams, in their order, of +-scales[i];

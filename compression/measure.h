@@ -20,9 +20,9 @@ struct ob_measure_run {
   size_t count;
   unsigned width;      /* bits an element */
   const float *values; /* compensated */
-  float scale;         /* in one bit, what they were sent with */
-  const float *error;  /* in more, what is left */
-  const float *before; /* the residual before, lazy with this scale, or 0: as it is */
+  float scale;         /* in one bit: the scale they were sent with */
+  const float *error;  /* in more bits: the new residual */
+  const float *before; /* the residual before: lazy, with before_scale, or if that is 0 plain */
   float before_scale;
   onebit_scale_t rule;
   float *scratch; /* of more than one bit: ob_measure_scratch floats */

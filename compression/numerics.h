@@ -294,8 +294,8 @@ OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factor
   return f;
 }
 
-/* In a table the mean of its moments before this step counts as well, so many times: of 0.3 and 1
- * this ended nearer to dense Adam with 4 ranks and 1,000 steps, on words of C headers. */
+/* The weight of the mean of a table's moments before this step. Of 0.3 and 1 this one ended nearer
+ * to dense Adam, with 4 ranks and 1,000 steps on words of C headers. */
 #define OB_TABLE_FLOOR 1.0f
 
 /* Words of 32 elements, from `first` on, of those that a table has in the residual of a rank: the

@@ -19,7 +19,7 @@ enum ob_slot {
   /* Once frozen its slot has a reciprocal or a denominator. */
   OB_VARIANCE,
   OB_FRESH,   /* 1-bit LAMB: the fresh variance */
-  OB_ANCHOR,  /* 0/1 Adam: the parameters that the ranks met at last */
+  OB_ANCHOR,  /* 0/1 Adam: the parameters of the last synchronisation */
   OB_MOVED,   /* 0/1 Adam, profile deepspeed: what was added to them since */
   OB_SCRATCH, /* the mean gradient, and what a pass leaves for the next one */
   OB_ARRAYS,
@@ -73,10 +73,9 @@ enum ob_pass_kind { OB_PASS_KINDS(OB_PASS_KIND) OB_PASSES };
  * the largest value. Of the steps of a warm-up the first one is that of the variances, which the
  * freeze is found from.
  *
- * The values of which there is the largest are reciprocals. What an element has for it is what is
- * to be divided by, the lanes keep the least of these, from infinity on, and 1 is divided once, by
- * the least: a quotient that is rounded falls, or stays, where its divisor rises, so it is the same
- * to the bit as the largest of all quotients. */
+ * The largest values are those of reciprocals. An element contributes its divisor; the lanes
+ * keep the least divisor, from infinity on, and 1 is divided by it once: since a rounded
+ * quotient never rises with its divisor, that is the largest of all quotients to the bit. */
 enum { OB_SUMS = 4, OB_LARGEST = 3 };
 
 /* The value that the lanes of a sum begin with. */
@@ -109,7 +108,7 @@ struct ob_pass_factors {
   float gradient_factor;
   float learning_rate, weight_decay;
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
-  float rate_sum;     /* 0/1 Adam: sum of rates times momentum factors since the last meeting */
+  float rate_sum;     /* 0/1 Adam: rates times momentum factors, summed since the anchor */
   float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
   float bound;        /* of steps on bits with a frozen variance; infinity: there is none */
   /* For passes that divide gradients: the bias correction of the variance before this step, and

@@ -183,7 +183,8 @@ bool ob_residual_has_changed(const struct ob_residual *residual) {
   return residual->changed && memchr(residual->changed, true, residual->blocks);
 }
 
-/* Makes the values plain errors: one scale of all blocks could not fit only some of them. */
+/* Converts the values to plain errors, since blocks that share one scale cannot be reset one by
+ * one. */
 void ob_residual_undone(struct ob_residual *residual) {
   const size_t scales = residual->one_scale ? 1 : residual->blocks;
   memset(residual->scales[residual->now], 0, scales * sizeof(float));

@@ -44,7 +44,7 @@ struct ob_bucket_device {
   cudaStream_t parts;                    /* of steps in parts, beside the caller's */
 };
 
-/* Puts what comes next on one stream behind what is on the other, also in a capture. */
+/* Makes the next work on one stream follow the work so far on the other, also in a capture. */
 onebit_status_t ob_cuda_step_order(struct onebit_optimizer *optimizer, cudaStream_t first,
                                    cudaStream_t next);
 

@@ -31,7 +31,7 @@ onebit_status_t onebit_plan_synchronize(onebit_plan_t plan) {
   return ob_plan_settle(plan);
 }
 
-/* The device publishes the end of each call in memory of the host. */
+/* Reads the counts that the device publishes in memory of the host. */
 onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64_t *skipped) {
   OB_CALL_SCOPE_OF(plan, OB_HANDLE_PLAN);
   if (!made || !skipped)

@@ -10,8 +10,8 @@
  */
 #include "cuda/headers.cuh"
 
-/* What becomes of a gradient before it is weighed: nothing; it is multiplied by reciprocals; or
- * something else is made of it and of its moment. */
+/* The preparation of a gradient before it is weighed: none; a product with reciprocals; or a
+ * division by the root of its moment. */
 enum treatment { AS_IT_IS, RECIPROCALS, SECOND_MOMENTS, TABLES };
 
 /* Tables have moments too, and their mean besides. */

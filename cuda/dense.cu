@@ -19,7 +19,7 @@ static __device__ inline bool load_dense(const void *input, float factor,
                                          const struct ob_block &block, bool aligned, unsigned first,
                                          float *values) {
   const unsigned end = whole_words((unsigned)block.count);
-  const unsigned valid = input ? (unsigned)block.valid : 0; /* no input is zeros */
+  const unsigned valid = input ? (unsigned)block.valid : 0; /* without input: zeros */
   float pair[pairs_a_tile][2];
   bool finite = true;
   load_tile<dtype>(input, first, valid, aligned, pair);

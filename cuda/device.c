@@ -1,4 +1,4 @@
-/* A plan's part on a device: made, given back, and what its kernels are told. */
+/* A plan's part on a device: created, destroyed, and described to its kernels. */
 #include "cuda/device.h"
 
 #include "base/error.h"

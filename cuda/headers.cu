@@ -1,4 +1,4 @@
-/* Headers, where they are all that a kernel does (cuda/headers.cuh); and what they come to. */
+/* Kernels that only handle headers (cuda/headers.cuh), and the decision on a call. */
 #include "cuda/headers.cuh"
 
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
@@ -43,7 +43,8 @@ static __global__ void decide_alone(const struct ob_cuda_plan plan,
     decide(plan, stamp);
 }
 
-/* A call that would have ended well, but for another: its status is that one's. */
+/* A call that would have succeeded, but is held with one that did not: it takes the other's
+ * status. */
 static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
   const struct ob_cuda_state *first = NULL;
   if (lane_number() != 0)

@@ -42,7 +42,7 @@ static __device__ inline struct ob_message_call call_of(const struct ob_cuda_pla
   return {stamp.kind, plan.state->sequence, plan.geometry.layout.elements, agreed_of(stamp)};
 }
 
-/* A rank that cannot take part tells why it cannot, and not what it hears of others. */
+/* A rank that cannot take part sends its own reason, and no flags of other ranks. */
 static __device__ inline uint16_t flags_of(const struct ob_cuda_plan &plan, bool failed) {
   const struct ob_cuda_state *state = plan.state;
   uint32_t flags =
@@ -121,8 +121,8 @@ static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
 
 /* --- Opening */
 
-/* Checks a message, except what it says of its sender, as ob_message_check does, but for its
- * length, which the transport has matched. */
+/* Checks a message as ob_message_check does, except for its length, which the transport has
+ * matched. Flags of its sender are read elsewhere. */
 static __device__ inline onebit_status_t judge(const struct ob_cuda_plan &plan,
                                                const struct ob_cuda_stamp &stamp,
                                                const struct ob_header &header,

@@ -25,7 +25,7 @@ static __device__ inline bool put_tile(const uint16_t *input, const struct ob_bl
                                        unsigned first, bool aligned, float factor,
                                        uint16_t *values) {
   const unsigned end = whole_words((unsigned)block.count);
-  const unsigned valid = input ? (unsigned)block.valid : 0; /* no input is zeros */
+  const unsigned valid = input ? (unsigned)block.valid : 0; /* without input: zeros */
   uint32_t raw[fours_a_tile][2] = {};
   bool finite = true;
   OB_UNROLL

@@ -1,5 +1,6 @@
 /*
- * The kernels: what they are told, and the functions that launch them. Here C and CUDA C++ meet.
+ * The kernels: the structs that they get, and the functions that launch them. Here C and CUDA C++
+ * meet.
  *
  * A launch does one step of a collective for one chunk, for all peers at once; it is put on a
  * stream and returns. The arithmetic is compression/numerics.h's, compiled with -fmad=false, so
@@ -47,7 +48,7 @@ struct ob_cuda_state {
   int32_t status;                         /* onebit_status_t: why the call does not end well */
   int32_t origin;                         /* who the status is about: ob_cuda_plan's origin */
   int32_t failed, not_finite;             /* the first that said so, or -1 */
-  uint32_t agreed;                        /* the origin's number, where that is the matter */
+  uint32_t agreed;                        /* the origin's number, if numbers differ */
   float momentum_factor, variance_factor; /* of this step */
   struct ob_moment_factors moment;        /* likewise, what of them depends on the step */
   uint64_t before;                        /* steps that were made besides the outcome's calls */
@@ -126,7 +127,7 @@ struct ob_cuda_source {
   struct ob_moment_factors moment;
   const float *floors; /* NULL, or one a piece */
   struct ob_interval own;
-  bool counted; /* what these have of the step is the state's instead */
+  bool counted; /* the factors that depend on the step's number are the state's */
   float limit;  /* of products with reciprocals, of messages of more than one bit */
 };
 
@@ -140,7 +141,7 @@ struct ob_cuda_pass {
   void *const *copies, *const *gradients;
   onebit_dtype_t copy_dtype, gradient_dtype;
   float learning_rate;
-  const float *rate; /* NULL, or where that is in memory of the device */
+  const float *rate; /* NULL, or its address in memory of the device */
   const float *learning_rates, *rate_factors, *weight_decays;
   bool sums_of_rates;       /* multiplied by the pieces' factors too */
   const float *scalings;    /* NULL: 1 */
@@ -148,7 +149,7 @@ struct ob_cuda_pass {
   bool only_at_first;       /* also when a call of the plan has ended well, by its state */
   float last_decay;
   struct ob_pass_factors factors; /* but for what is one a piece */
-  bool counted;                   /* those of the step are the state's instead */
+  bool counted;                   /* the factors that depend on the step's number are the state's */
   double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
   const double *variances;
 };
@@ -292,7 +293,7 @@ bool ob_cuda_can_seal(const struct ob_cuda_plan *plan);
 cudaError_t ob_cuda_seal(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream);
 
-/* Looks at the others' messages of a chunk and takes note of what they say. */
+/* Checks the others' messages of a chunk, and notes their flags. */
 cudaError_t ob_cuda_open(struct ob_cuda_plan plan, struct ob_cuda_stamp stamp, size_t chunk,
                          cudaStream_t stream);
 

@@ -27,7 +27,7 @@ static size_t device_memory_bytes_of(size_t count, size_t size) {
   return count && size ? count * size : 1;
 }
 
-/* A failure is the caller's to tell of: CUDA's next call must not find it. */
+/* Clears CUDA's last error: the caller reports the failure, and the next call must not find it. */
 static void *forget_error(void) {
   cudaGetLastError();
   return NULL;
@@ -220,8 +220,8 @@ static bool has_context(int device) {
 
 #endif
 
-/* A device, and the mode in which the thread was: what the library asks the driver for is no matter
- * of a capture, and would spoil it. */
+/* The device and the capture mode of the thread. The library's own calls of the driver would
+ * invalidate a capture, so they run in another mode. */
 enum { MODES = cudaStreamCaptureModeRelaxed + 1 };
 
 /* The device first: what asks for anything else makes a context on the current one. */

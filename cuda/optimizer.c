@@ -1,4 +1,4 @@
-/* Optimizers on a device: what a bucket has there, and how its steps are known of. */
+/* Optimizers on a device: a bucket's state there, and how the host learns of its steps. */
 #include <string.h>
 
 #include "base/error.h"
@@ -61,8 +61,8 @@ static onebit_status_t allocate_sums(struct onebit_optimizer *optimizer, struct 
   return bucket->device->sums ? ONEBIT_OK : device_optimizer_out_of_memory(bucket->device);
 }
 
-/* The bucket's tensors, as kernels are told of them; how many there are. Pieces of a tensor follow
- * each other. */
+/* Lists the bucket's tensors for kernels; returns their number. Pieces of a tensor follow each
+ * other. */
 static size_t device_optimizer_list_tensors(const struct onebit_optimizer *optimizer,
                                             const struct ob_bucket *bucket,
                                             struct ob_cuda_tensor *list) {
@@ -120,7 +120,7 @@ static onebit_status_t create_lamb(struct onebit_optimizer *optimizer, struct ob
   return status;
 }
 
-/* With the last bucket all states are there. */
+/* Once the last bucket is created, all states exist. */
 static onebit_status_t list_states(struct onebit_optimizer *optimizer,
                                    const struct ob_bucket *last) {
   struct ob_bucket_device *first = optimizer->buckets[0].device;
@@ -211,7 +211,7 @@ static onebit_status_t device_optimizer_check(const char *name, const void *arra
   return ob_cuda_check(number, name, array);
 }
 
-/* The next step sends them all. */
+/* Makes the next step send all addresses. */
 static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                size_t piece) {
   (void)optimizer, (void)piece;
@@ -292,8 +292,8 @@ static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, ui
 
 /* --- A checkpoint was loaded -------------------------------------------------------------------*/
 
-/* The kernels go by one number for both copies, of residuals and of results. Where messages are
- * staged the device has results of its own. */
+/* The kernels use one number to choose the current copy, of residuals and of results. Where
+ * messages are staged the device has results of its own. */
 static onebit_status_t restore_results(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   size_t bytes = plan->geometry.members * plan->geometry.peer_stride;

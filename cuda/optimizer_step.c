@@ -1,5 +1,5 @@
 /*
- * A step of an optimizer on a device: what its kernels are told, and its passes on the step's
+ * A step of an optimizer on a device: the description for its kernels, and its passes on the step's
  * stream. A step without a stream has one of each bucket's own, and the host waits for them.
  */
 #include <string.h>
@@ -254,7 +254,7 @@ onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_
   return ONEBIT_OK;
 }
 
-/* All blocks' at once: who wants one tensor's will want the others'. */
+/* Copies the sums of all blocks at once: a caller that needs those of one tensor needs all. */
 static onebit_status_t read_sums(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                  int which) {
   struct ob_bucket_device *device = bucket->device;

@@ -18,7 +18,8 @@
 onebit_status_t ob_overlap_create(struct onebit_plan *plan);
 void ob_overlap_destroy(const struct onebit_plan *plan);
 
-/* Puts a batch about a chunk behind the kernels so far. Errors: the transport's. */
+/* Enqueues a batch about a chunk, which begins after the kernels enqueued so far. Errors: the
+ * transport's. */
 onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
                                size_t chunk);
 

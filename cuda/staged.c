@@ -243,7 +243,7 @@ static bool staged_reduce_whole(const struct onebit_plan *plan, size_t chunk, bo
   return true;
 }
 
-/* Once the messages that are applied have been brought to the device. */
+/* Runs once the messages to apply have been copied to the device. */
 static void apply_brought(const struct onebit_plan *plan, size_t chunk, onebit_status_t brought,
                           cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
                                                 cudaStream_t stream)) {

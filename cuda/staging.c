@@ -45,7 +45,7 @@ static void destroy_event(cudaEvent_t event) {
 static void destroy_stream(cudaStream_t stream) {
   if (!stream)
     return;
-  cudaStreamSynchronize(stream); /* what it works on is given back next */
+  cudaStreamSynchronize(stream); /* the memory that it uses is freed next */
   cudaStreamDestroy(stream);
 }
 

@@ -41,7 +41,7 @@ static void stream_destroy(struct onebit_plan *plan) {
   if (!device)
     return;
   OB_ON_DEVICE(device->number);
-  if (device->seen) /* the last that is made: there may be calls to wait for */
+  if (device->seen) /* created last: from here on there may be calls to wait for */
     ob_stream_settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
@@ -227,8 +227,8 @@ static bool receive_from_servers(const struct onebit_plan *plan, size_t chunk, b
   return ob_stream_ended(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
-/* Doubling, which only a transport that is driven does: rounds pass on what has come, and all of it
- * is judged after the last. */
+/* Doubling, which only transports use that the host drives: rounds pass on received messages, and
+ * all are checked after the last round. */
 static bool stream_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   struct ob_batch *batch = ob_round_batch(plan, round);
   return ob_stream_ended(plan, round > 0 ? ob_comm_begin(batch, plan->tag)

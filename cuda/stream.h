@@ -13,8 +13,8 @@ struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_mes
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind);
 
-/* The messages of a chunk have come. What is computed of them may open them on the way; what else
- * needs to know what they say opens those that have not been. */
+/* The messages of a chunk have come. The kernel that reads them may also open them. Other steps
+ * that need their flags open those that are not open yet. */
 void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind);
 void ob_stream_open(const struct onebit_plan *plan);

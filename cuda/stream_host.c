@@ -63,7 +63,8 @@ static unsigned char *window_at(const struct onebit_plan *plan, unsigned char *b
   return base + segment * window->peer_stride + chunk % window->slots * window->stride;
 }
 
-/* To the rank at `location`: what it is to send on. From it: what this rank is. */
+/* Sends the rank at `location` the inputs that it sends on to other hosts, and receives those that
+ * this rank sends on. */
 static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, size_t chunk,
                        size_t location, size_t member) {
   struct ob_device_host *host = &plan->device->host;
@@ -78,7 +79,8 @@ static void add_inputs(const struct onebit_plan *plan, struct ob_batch *batch, s
                            stream_host_message_bytes(plan, in, chunk, true), rank};
 }
 
-/* To the rank at `location`: what this rank has collected. From it: what that has. */
+/* Sends the rank at `location` the results that this rank has collected, and receives those of that
+ * rank. */
 static void stream_host_add_results(const struct onebit_plan *plan, struct ob_batch *batch,
                                     size_t chunk, size_t location, size_t member) {
   size_t out = plan->geometry.first_segment + member,

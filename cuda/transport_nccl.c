@@ -148,7 +148,7 @@ static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
                        : ob_error(ONEBIT_ERROR_MEMORY, "no memory for a message on the device");
 }
 
-/* Between endpoints and the batch's pinned memory, from *at on. */
+/* Copies between endpoints and the batch's pinned memory, from *at on. */
 static void stage(const struct ob_endpoint *endpoints, size_t count, unsigned char **at, bool out) {
   for (size_t i = 0; i < count; i++) {
     memcpy(out ? *at : endpoints[i].data, out ? endpoints[i].data : *at, endpoints[i].bytes);
@@ -261,7 +261,7 @@ const struct ob_transport ob_transport_nccl = {
     .destroy = nccl_destroy,
 };
 
-/* A host's name as a number: what NCCL too goes by, NCCL_HOSTID before all. */
+/* A host's name as a number, by the same names as NCCL: NCCL_HOSTID first. */
 static uint64_t nccl_host_number(void) {
   char name[256] = "";
   const char *given = getenv("NCCL_HOSTID");
@@ -270,8 +270,7 @@ static uint64_t nccl_host_number(void) {
   return ob_hash(OB_HASH_START, host, strlen(host));
 }
 
-/* Each tells the others how it fares and where it is: the first rank of the same host stands for
- * it. */
+/* Each rank sends the others its status and its host, named by the first rank on it. */
 static onebit_status_t nccl_find_hosts(onebit_comm_t comm, onebit_status_t status) {
   OB_TRY(ob_agree_noting(comm, status, NULL, 0, nccl_host_number()));
   int *host_of = ob_allocate((size_t)comm->size, sizeof *host_of);

@@ -74,7 +74,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
 /* The latest record; `next` leads to all others. */
 struct ob_record *ob_counters_first(void);
 
-/* Counts a call that was passed on before anybody asked whose it is. Adding takes no locked
+/* Counts a call that was passed on before it was assigned to a tensor. Adding takes no locked
  * instruction: of two threads that add at once, which few programs have, one count may be lost. */
 extern _Atomic uint64_t ob_counters_passed[OB_REASON_COUNT];
 static inline void ob_counters_pass(enum ob_reason reason) {

@@ -149,7 +149,8 @@ static void print_advice(FILE *file, const struct ob_report *report) {
           command ? command : "onebit run --gradients -- mpirun ... (ONEBIT_GRADIENTS=1)");
 }
 
-/* The fewest bits of what has been compressed, with what they mean to the program's optimizer. */
+/* Prints the fewest bits of the compressed calls, and what they mean for the program's
+ * optimizer. */
 static void print_width(FILE *file) {
   int bits = 32;
   for (struct ob_record *record = ob_counters_first(); record; record = record->next) {

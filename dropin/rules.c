@@ -82,7 +82,8 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* The least number of elements of so many bytes: of the widest type, on the most ranks. */
+/* The least number of elements that may have so many bytes: those of the widest type, on the most
+ * ranks. */
 static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }

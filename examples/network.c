@@ -18,7 +18,7 @@ enum { FIRST = 0, SECOND = 2, DENSE = 4, HEAD = 6 };
 
 /* A convolution and its successors: sums of the patches, the largest of each 2 x 2, ReLU. */
 struct convolution {
-  size_t rows, columns, channels; /* of what comes in */
+  size_t rows, columns, channels; /* of the inputs */
   size_t filters;
   size_t sum_rows, sum_columns; /* after the convolution */
   size_t out_rows, out_columns; /* half of that, rounded down */

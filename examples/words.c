@@ -9,7 +9,7 @@
 /* A different word: where it is met first, and how often in the part to learn from. */
 typedef struct entry {
   size_t start, length, count;
-  size_t number; /* in the order of first meetings */
+  size_t number; /* in the order of first occurrence */
 } entry_t;
 
 typedef struct index {
@@ -69,7 +69,7 @@ static int by_count(const void *a, const void *b) {
   return x->number < y->number ? -1 : 1;
 }
 
-/* Numbers in the order of first meetings become those of the vocabulary. */
+/* Numbers in the order of first occurrence become those of the vocabulary. */
 static void number_words(words_t *words, index_t *index, size_t most, uint32_t *numbers) {
   for (size_t i = 0; i < words->training; i++)
     index->entries[words->word[i]].count++;

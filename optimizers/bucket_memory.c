@@ -41,12 +41,12 @@ static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_b
                            : NULL;
 }
 
-/* Dense steps are made now, or may come. */
+/* True if the optimizer makes dense steps now, or may make them later. */
 static bool has_dense_steps(const struct onebit_optimizer *optimizer) {
   return !ob_optimizer_is_frozen(optimizer) || !ob_optimizer_compresses(optimizer);
 }
 
-/* The array is there for dense steps alone. */
+/* True if only dense steps need the array. */
 static bool is_for_dense_steps(const struct onebit_optimizer *optimizer,
                                const struct ob_bucket *bucket, int slot) {
   if (slot == OB_SCRATCH)

@@ -1,7 +1,7 @@
 /*
  * Profile deepspeed's one buffer of several tensors: they follow each other, then comes padding,
  * and each rank serves an equal share of all. Pieces end where a tensor or a share does. The
- * padding is a piece of no tensor, or several: it takes part in scales and keeps errors.
+ * padding is a piece of no tensor, or several: it takes part in scales and has residuals.
  */
 #ifndef OB_OPTIMIZERS_FUSED_H
 #define OB_OPTIMIZERS_FUSED_H

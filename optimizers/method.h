@@ -78,7 +78,7 @@ struct ob_method {
   /* The warm-up exchanges divided gradients in warmup_bits (efficient_adam.c); its variances are
    * released at its end. */
   bool divides;
-  enum ob_serve_rule serve_rule; /* what servers make of what they receive */
+  enum ob_serve_rule serve_rule; /* the rule by which servers reduce messages */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
   unsigned dense_arrays;         /* likewise of an uncompressed bucket, besides */
   /* Creates what the optimizer needs besides the buckets, once these are made: collective. NULL:
@@ -101,24 +101,26 @@ struct ob_method {
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
   /* That depends on how the steps before ended, in all stages. */
   bool scheduled;
-  /* A compressed bucket is about to send: what it sends comes to its place. NULL: it is there. */
+  /* Prepares the values that a compressed bucket is about to send. NULL: they need no
+   * preparation. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   /* Completes a call of a compressed bucket in the warm-up. NULL: it is complete. */
   void (*call_dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                      struct ob_call *call);
   /* Source, sink and hold of a call that sends bits. */
   void (*call)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, struct ob_call *call);
-  /* The exchanges of a step are through, on all ranks, and held ones not yet applied. NULL: apply
-   * is all there is to do. */
+  /* Called when the exchanges of a step have ended on all ranks, before held ones are applied.
+   * NULL: they are only applied. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
-  /* A step is made and counted: changes the stage where that is due. NULL: it never changes. */
+  /* Called when a step is made and counted: changes the stage if that is due. NULL: the stage never
+   * changes. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
   /* Adds the method's statistics of a tensor besides norms. NULL: none. */
   onebit_status_t (*tell)(const struct onebit_optimizer *optimizer, size_t tensor,
                           onebit_tensor_statistics_t *statistics);
-  /* For checkpoints. What it keeps besides the buckets' arrays: fills in the list, and says how
-   * long it is. NULL: nothing. */
+  /* Lists the state besides the buckets' arrays, for checkpoints; returns the length of the list.
+   * NULL: there is none. */
   size_t (*numbers)(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
   /* Returns the numbers by which the tensors' momentum is multiplied in messages, one for each
    * tensor. NULL: 1. */

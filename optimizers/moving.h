@@ -1,6 +1,6 @@
 /*
  * The ranks of a communicator to which an object is moved: who has the latest state, and messages
- * between them. What fails here is not agreed on: the others hear of it as they wait.
+ * between them. The ranks do not agree on failures here: the others get an error while they wait.
  */
 #ifndef OB_OPTIMIZERS_MOVING_H
 #define OB_OPTIMIZERS_MOVING_H
@@ -25,8 +25,8 @@ bool ob_moving_destroy(struct ob_moving *moving);
 
 /* Collective: everyone's number. */
 onebit_status_t ob_moving_learn(struct ob_moving *moving, onebit_status_t status, uint64_t number);
-/* From these numbers: the source is the first rank with the largest; holders are behind by no more
- * than `slack`, and not at 0 where others are not. */
+/* Chooses by these numbers: the source is the first rank with the largest one. Holders are behind
+ * it by `slack` at most; a rank at 0 is none unless all are at 0. */
 void ob_moving_choose_source(struct ob_moving *moving, uint64_t slack);
 
 /* Queue a message; it is complete when the exchange returns. */

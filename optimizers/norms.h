@@ -21,8 +21,7 @@ enum ob_norm {
   OB_NORM_PARAMETERS, /* or their master values */
   OB_NORM_MOMENTUM,   /* what the ranks share of it, or of what is exchanged in its place */
   OB_NORM_RESIDUAL,   /* of what this rank sends */
-  OB_NORM_SIGNAL      /* what came back from the latest exchange of bits, in the blocks that this
-                         rank has a residual of; nothing before the first one */
+  OB_NORM_SIGNAL      /* of the latest exchange of bits, where this rank has a residual */
 };
 
 /* Adds the sum of squares. Errors: ONEBIT_ERROR_MEMORY and those of the bucket's memory. */

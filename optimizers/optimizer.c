@@ -216,8 +216,8 @@ onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t
   return status;
 }
 
-/* A call in flight ends here and now: nobody waits for its messages any more. What it has put on a
- * stream is waited for; how that ended is of no use. */
+/* Ends a call in flight at once: nobody waits for its messages any more. It waits for the call's
+ * work on a stream, and ignores its outcome. */
 static void optimizer_abandon(const struct onebit_optimizer *optimizer, onebit_plan_t plan) {
   if (!plan)
     return;

@@ -37,8 +37,8 @@ struct ob_bucket {
   /* The part of the layout that arrays and master values are of: all of it, or sharded the share
    * that this rank serves. They begin with its first word. */
   size_t first_block, blocks, first_word, words;
-  /* By slot, NULL where the method has none. Momentum and scratch are the two copies of the kept
-   * values, where they have no array of their own: as such they are good until bits are sent. */
+  /* By slot, NULL where the method has none. Where momentum and scratch have no array of their own
+   * they are the two copies of the residuals, which are free until bits are sent. */
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
   double *sums[OB_SUMS]; /* of a pass, one a block */
@@ -79,7 +79,7 @@ struct ob_step_state {
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
   size_t senders, started; /* buckets that exchange something; those of them that have begun to */
-  /* Seconds: in onebit_optimizer_ready, and where the method brings what it sends to its place. */
+  /* Seconds in onebit_optimizer_ready, and in the method's preparation of what it sends. */
   double ready, prepare;
   bool on_stream;
   void *stream;
@@ -87,7 +87,7 @@ struct ob_step_state {
    * it is captured. */
   void *caller;
   bool captured;
-  /* This rank's mistakes, and once the exchanges are through what came of them. */
+  /* This rank's errors, and once the exchanges have ended their outcome. */
   struct ob_outcome outcome;
 };
 
@@ -111,7 +111,8 @@ struct ob_optimizer_executor {
   /* The call is about to start: what the executor has to add to it. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              struct ob_call *call);
-  /* All buckets' exchanges are through, or on the stream: before anything is applied. */
+  /* Called when all buckets' exchanges have ended, or are on the stream, before anything is
+   * applied. */
   onebit_status_t (*join)(struct onebit_optimizer *optimizer);
   /* A pass over the bucket's arrays. */
   onebit_status_t (*pass)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -125,13 +126,13 @@ struct ob_optimizer_executor {
    * does it behind that pass. NULL: the host does it. */
   onebit_status_t (*lamb)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           enum ob_lamb_stage stage);
-  /* The gradient of a piece is somewhere else now: bucket->gradients has it. */
+  /* Called when the address of a piece's gradient has changed in bucket->gradients. */
   onebit_status_t (*repoint)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              size_t piece);
-  /* And so are its factor and weight decay. */
+  /* Called when a piece's factor or weight decay has changed. */
   onebit_status_t (*reweigh)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                              size_t piece);
-  /* And so are the factors that the bucket's servers go by. */
+  /* Called when the factors of the bucket's servers have changed. */
   void (*serve)(struct ob_bucket *bucket);
   /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
@@ -207,7 +208,8 @@ struct onebit_optimizer {
   /* In memory of the device: the steps' learning rate, which the host then does not know, and calls
    * with 0. NULL: the calls' is. */
   const float *rate;
-  /* Parameters were compared; calls of step since then, by which all ranks count alike. */
+  /* Parameters were compared at least once; the calls of step since then, the same number on all
+   * ranks. */
   bool compared;
   uint64_t calls, compare_interval;
   uint64_t *hashes; /* scratch: one a tensor */
@@ -288,7 +290,8 @@ static inline enum ob_exchange ob_bucket_exchange(const struct onebit_optimizer 
   return bucket->uncompressed ? OB_EXCHANGE_DENSE : optimizer->step.exchange;
 }
 
-/* Adds a status to what came of the step being made; what that is so far, with its words. */
+/* Adds a status to the outcome of the step being made; returns the outcome so far, with its error
+ * message. */
 static inline onebit_status_t ob_step_note(struct onebit_optimizer *optimizer,
                                            onebit_status_t status) {
   return ob_outcome_add(&optimizer->step.outcome, status);
@@ -348,7 +351,7 @@ onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
 
 /* Ends an open step as one that has failed, and tells the other ranks. */
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
-/* Exchanges of the step that are through, and wait to be applied, will not be. */
+/* Drops results of the step that are held, without applying them. */
 void ob_step_revoke(struct onebit_optimizer *optimizer);
 
 /* Sets step.gradient_factor, by which gradients of the step are multiplied (weigh.c). Collective if
@@ -411,7 +414,7 @@ onebit_status_t ob_buckets_each(struct onebit_optimizer *optimizer,
 /* Applies the exchanges that were held. */
 onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer);
 
-/* The usual call: momentum goes out, and the pass `kind` takes what comes back. */
+/* Fills in the usual call: it sends the momentum, and the pass `kind` applies the result. */
 void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       enum ob_pass_kind kind, struct ob_call *call);
 
@@ -428,7 +431,8 @@ bool ob_optimizer_divides(const struct onebit_optimizer *optimizer);
 /* The number of the warm-up's last step, unless that is found from the variance. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 
-/* The same, but where that is found from the variance the step it is found in at the latest. */
+/* Does the same, but if the step is found from the variance returns the latest step in which it can
+ * be found. */
 uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 
 /* True if the freeze should have come 1 / (1 - beta2) steps ago, or earlier: the variance lags. */
@@ -443,7 +447,7 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due);
 /* Room for the norms, where the freeze is found from them. */
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
 
-/* The sum of the variances in what this rank keeps of them, from the latest pass. */
+/* Returns the sum of the variances that this rank keeps, from the latest pass. */
 onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
 
 /* --- 1-bit Adam whose state is sharded (shards.c) */

@@ -70,7 +70,7 @@ static onebit_status_t read_row(const struct ob_option *row, const char *from,
     memcpy(&count, from + row->from, sizeof count);
   else if (from)
     memcpy(&number, from + row->from, sizeof number);
-  bool given = real != 0 || count || number; /* not a number is given */
+  bool given = real != 0 || count || number; /* a not-a-number counts as given */
   const struct ob_json_value *value = given ? NULL : ob_option_in_file(file, row);
   if (value) {
     OB_TRY(ob_option_number(file, row, value, &real));

@@ -20,7 +20,7 @@ enum ob_saved {
   OB_SAVED_ANCHOR,
   OB_SAVED_MOVED,
   OB_SAVED_WORKER,  /* residual of what this rank sends */
-  OB_SAVED_SERVER,  /* and of what it sends as the server of its shard */
+  OB_SAVED_SERVER,  /* residual of its messages as the server of its shard */
   OB_SAVED_MOMENTS, /* of each rank's own gradients */
   /* The rows of outer steps: */
   OB_SAVED_CONSENSUS,

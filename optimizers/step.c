@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "optimizers/metrics.h"
 
-/* A residual may only change when all buckets' exchanges are through. */
+/* A residual may only change when all buckets' exchanges have ended. */
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
                                  struct ob_bucket *bucket) {
   struct ob_call call = {.source = {.inputs = bucket->gradients,
@@ -245,14 +245,14 @@ static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   return ob_outcome_tell(&optimizer->step.outcome);
 }
 
-/* Before anything of a step that only all ranks together can do. */
+/* Compares the ranks' parameters, before anything of the step that is collective. */
 static void step_compare(onebit_optimizer_t optimizer) {
   if (ob_optimizer_compares(optimizer))
     ob_step_note(optimizer,
                  ob_optimizer_compare(optimizer, ob_outcome_tell(&optimizer->step.outcome)));
 }
 
-/* One that is not open is on the caller's stream, or on none. */
+/* Opens the step, on the caller's stream or on none, unless it is open already. */
 static void step_open_step(onebit_optimizer_t optimizer, float learning_rate, bool on_stream,
                            void *stream) {
   if (optimizer->step.open) {
@@ -275,7 +275,7 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
   if (!optimizer->step.weighed)
     ob_step_note(optimizer, ob_step_weigh(optimizer));
   onebit_status_t status = step_exchange(optimizer);
-  /* A step that sends nothing counts on the other ranks, whatever has become of it here. */
+  /* A step that sends nothing counts on the other ranks, even if it failed here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
     return step_give_up(optimizer, status);
   double began = ob_seconds();
@@ -293,7 +293,8 @@ onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learnin
   return status;
 }
 
-/* Its status is its own: that of steps on streams before it stays for who asks for theirs. */
+/* Returns the status of this step alone: that of earlier steps on streams is kept for
+ * onebit_optimizer_synchronize. */
 static onebit_status_t step_and_wait(onebit_optimizer_t optimizer, float learning_rate) {
   OB_TRY(ob_optimizer_catch_up(optimizer));
   struct ob_outcome before = optimizer->outcome;

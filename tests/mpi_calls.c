@@ -130,7 +130,7 @@ static double error_of(MPI_Comm comm, const char *bits) {
   return sqrt(error / all);
 }
 
-/* "" is as if it were not set. */
+/* "" means not set. */
 RankedTest(mpi_calls, have_8_bits_unless_the_variable_says_otherwise) {
   static const struct {
     const char *text;

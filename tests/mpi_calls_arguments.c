@@ -1,6 +1,7 @@
 /*
  * Wrong arguments of the calls in onebit/mpi_calls.h: MPI's error class, the communicator's handler
- * called once, words that name what is wrong, and no rank left waiting. mpi_wrong_calls.c has more.
+ * called once, a message that names the fault, and no rank left waiting. mpi_wrong_calls.c has
+ * more.
  */
 #include "tests/support_calls.h"
 

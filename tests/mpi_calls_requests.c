@@ -185,8 +185,8 @@ static void persist(struct flight *flight) {
   CHECK(!flight->request[0], "a request that was given back is null");
 }
 
-/* A request in flight when its communicator goes is done; a persistent request has no communicator
- * any more. */
+/* When a communicator is freed a request in flight ends, and a persistent request has no
+ * communicator any more. */
 static void outlive_the_communicator(struct flight *flight) {
   bool several = size_of(flight->comm) > 1;
   int size = size_of(flight->comm);

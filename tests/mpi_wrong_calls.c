@@ -54,7 +54,7 @@ static void wrong_arguments(MPI_Comm comm) {
   WRONG_MPI(ONEBIT_Forget, (send, MPI_COMM_NULL), MPI_ERR_COMM, "comm is MPI_COMM_NULL");
 }
 
-/* Every call refuses what a program can have in the place of a request. */
+/* Every call refuses a value that is no valid request. */
 static void wrong_handle(ONEBIT_Request request, const char *part) {
   int flag;
   WRONG_MPI(ONEBIT_Start, (&request), MPI_ERR_REQUEST, part);

@@ -453,7 +453,7 @@ static void compressed_update(struct oracle_adam *adam, float learning_rate) {
       oracle_move(adam, k, adam->step, learning_rate);
 }
 
-/* Values that overflow in an exchange: tests of these use one exchange, which then changed
+/* Values may overflow in an exchange. Tests of that use one exchange, which then has changed
  * nothing. */
 static bool can_step(struct oracle_adam *adam, const float *const *gradients) {
   return oracle_take_gradients(adam, gradients) &&

@@ -1,5 +1,5 @@
 /* 0/1 Adam of the oracle, with all ranks in one process. Each rank has its own parameters and
- * momentum, since they differ between meetings. */
+ * momentum, since they differ between synchronisations. */
 #ifndef ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 #define ONEBIT_TESTS_ORACLE_ZERO_ONE_H
 
@@ -39,7 +39,7 @@ struct oracle_zero_one {
   float *means; /* [workers][total]: the workers' inputs of an exchange */
   float *mean;  /* [total]: its result */
   size_t steps, updates, freeze_step, exchanges[3];
-  double rates, corrected_rates; /* since the ranks met last */
+  double rates, corrected_rates; /* since the last synchronisation */
   /* One for each bucket of tensors, or in profile deepspeed for each tensor. */
   struct oracle_zero_one_bucket {
     struct oracle *oracle;

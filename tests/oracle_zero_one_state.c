@@ -1,4 +1,4 @@
-/* 0/1 Adam of the oracle: when it exchanges what, and what it keeps. */
+/* 0/1 Adam of the oracle: the schedule of its exchanges, and its state. */
 #include "tests/oracle_zero_one.h"
 
 #include "tests/support.h"

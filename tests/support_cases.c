@@ -111,7 +111,8 @@ struct collective_case *collective_cases(int size, enum extent extent, size_t *c
       size_t wanted = combinations(size, extent, test_counts[c]);
       for (size_t k = 0; k < wanted; k++)
         add_combination(&table, (onebit_operation_t)operation, test_counts[c],
-                        /* fewer than all: every block size where they suffice, and any scale */
+                        /* fewer than all combinations: every block size, if there are so many, and
+                         * a drawn scale */
                         wanted < BLOCK_SIZES    ? drawn(table.count, 5, BLOCK_SIZES * SCALES)
                         : wanted == BLOCK_SIZES ? k + BLOCK_SIZES * drawn(table.count, 6, SCALES)
                                                 : k,

@@ -199,7 +199,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   }
 }
 
-/* Plans that differ from the common one in a single thing, and the word for it. */
+/* Plans that differ from the common one in a single option, and its name in the message. */
 #define PLAN(...)                                                                                  \
   { .size = sizeof(onebit_plan_options_t), __VA_ARGS__ }
 static const struct {

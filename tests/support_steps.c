@@ -43,7 +43,8 @@ static void open_step(onebit_optimizer_t optimizer, float rate) {
     CHECK_STATUS(onebit_optimizer_ready(optimizer, t), ONEBIT_OK);
 }
 
-/* The mistakes, and the word for each. All but the last two are made in an open step. */
+/* The mistakes, and a part of the message of each. All but the last two are made in an open
+ * step. */
 enum mistake { NO_TENSOR, TWICE, BEGUN, OTHER_RATE, NAN_RATE, NAN_BEGIN, NOT_BEGUN, MISTAKES };
 static const char *const names[] = {"tensor is 5", "second", "open", "begin", "begin", "rate", ""};
 
@@ -75,7 +76,7 @@ static void check_mistake(struct pair *pair, onebit_comm_t comm, int culprit, en
   bool guilty = onebit_comm_rank(comm) == culprit;
   memcpy(before, pair->parameter[0], sizeof pair->parameter[0]);
   onebit_status_t status = mistaken_step(pair->optimizer[0], guilty ? mistake : MISTAKES);
-  if (mistake == NOT_BEGUN) { /* told to nobody: there was no step to spoil */
+  if (mistake == NOT_BEGUN) { /* no other rank gets an error: no step was open */
     CHECK_STATUS(status, ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_step(pair->optimizer[1], 0.01f), ONEBIT_OK);
     return;

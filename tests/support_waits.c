@@ -29,7 +29,8 @@ static onebit_status_t call(const struct wait_run *run, const float *from, float
   return status == ONEBIT_OK ? onebit_wait(&request) : status;
 }
 
-/* Until the others have their errors, which in other processes takes at most twice the timeout. */
+/* Waits until the others have their errors, which in other processes takes at most twice the
+ * timeout. */
 static void stay_away(const struct wait_run *run, int others) {
   for (int k = 0; k < (int)(2e3 * WAIT_TIMEOUT) && atomic_load(&run->done) < others; k++)
     nanosleep(&(struct timespec){0, 1000000}, NULL);

@@ -1,7 +1,6 @@
 /*
- * Parts that are damaged, or made to do harm: any bit that is another one is found, a part that is
- * cut off too, and what has checksums that are right but numbers that are not does no harm. On an
- * error nothing has changed.
+ * Parts that are damaged, or made to do harm: any flipped bit is found, and any truncation. Parts
+ * with right checksums and wrong numbers do no harm. On an error nothing has changed.
  */
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_parts.h"

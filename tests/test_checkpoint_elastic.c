@@ -82,7 +82,7 @@ static void check_same(const char *name, uint32_t what, const struct saved_parts
   free(got);
 }
 
-/* The mean of what each has is what it was, but for rounding. */
+/* The mean of the ranks' own arrays is what it was, but for rounding. */
 static void check_mean(const struct saved_parts *from, const struct saved_parts *to,
                        uint32_t what) {
   double *wanted = parts_mean(from, what), *got = parts_mean(to, what);

@@ -1,6 +1,6 @@
 /*
- * Checkpoints in files: whatever happens while one is saved, what is loaded afterwards is the one
- * before or the new one, whole; and what is left lying about goes away with the next.
+ * Checkpoints in files: whatever happens while one is saved, a load afterwards gives all of the one
+ * before or all of the new one, and the next save removes left files.
  */
 #define TEST_SECONDS 600
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /*
- * Directories that are not what they should be: the words say which file, nothing has changed; and
- * that checkpoints in files are for other numbers of ranks too.
+ * Directories with wrong contents: the message names the file, and nothing has changed. Checkpoints
+ * in files also load on other numbers of ranks.
  */
 #include <sys/stat.h>
 
@@ -48,7 +48,7 @@ static void save(int steps) {
   run_files(&run);
 }
 
-/* Loading fails on both ranks, with words. */
+/* Loading fails on both ranks, with a message. */
 static void fail_to_load(onebit_status_t status, const char *words) {
   struct files_run run = {.what = &two, .wanted = {status, status}, .words = {words, words}};
   check_case("%s", words);

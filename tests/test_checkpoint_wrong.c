@@ -1,6 +1,6 @@
 /*
- * Parts that are not what they should be: an error with words that say what is wrong with which of
- * them, on every rank, and nothing has changed.
+ * Wrong parts: every rank gets an error whose message names the part and its fault, and nothing has
+ * changed.
  */
 #include "tests/support_parts.h"
 
@@ -196,8 +196,8 @@ Test(checkpoint_wrong, values_that_are_not_finite) {
   }
 }
 
-/* Only what a rank needs is looked at: the error of another one is not. The others hear of what one
- * rank has found. */
+/* A rank checks only the sections that it needs, not another rank's residual. All ranks get the
+ * fault that one rank finds. */
 static void load_damaged(onebit_comm_t comm, void *context) {
   struct mistake_run *run = context;
   struct trainee trainee = trainee_create(comm, run->what, 3);

@@ -1,4 +1,4 @@
-/* Ranks whose parameters differ are told, by name; those that do not, go on. */
+/* Ranks whose parameters differ get an error that names the tensor; equal ranks go on. */
 #include "tests/support.h"
 
 enum { TENSORS = 40, COUNT = 70001, ODD = 33 };

@@ -131,7 +131,7 @@ Test(cost, other_operations_have_one_schedule) {
   }
 }
 
-/* The formulas of docs and brief: bytes out of a host. */
+/* The documented formulas: bytes out of a host. */
 Test(cost, counts_the_bytes_of_a_host) {
   struct ob_cost_task task = some_task(1 << 20, 4, 2);
   double bits = (double)(1 << 20) / 8 * (1 + 1.0 / 64);
@@ -291,7 +291,7 @@ Test(cost, exact_sums_are_worth_three_per_cent) {
   }
 }
 
-/* Without other costs: each rank's elements are reduced once, wherever. */
+/* Without other costs each rank's elements are reduced once, in any schedule. */
 Test(cost, reducing_counts_every_rank) {
   struct ob_costs none = some_costs();
   none.between.bandwidth = none.inside.bandwidth = 1e30;

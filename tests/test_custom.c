@@ -59,7 +59,7 @@ Test(custom, says_who_is_there) {
 
 /* --- Mistakes of one rank ----------------------------------------------------------------------*/
 
-/* One rank's mistake: it gets words for it, and the others are told. */
+/* One rank's mistake: it gets a message, and the others an error. */
 static void mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                            void *context) {
   onebit_comm_t comm = NULL;

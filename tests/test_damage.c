@@ -204,7 +204,7 @@ static void damage_a_step(const onebit_transport_callbacks_t *callbacks, int ran
   CHECK_STATUS(onebit_optimizer_save(optimizer, saved[rank], CAPACITY, &saved_bytes[rank]),
                ONEBIT_OK);
   wire.sent = 0;
-  wire.at = rank == SENDER ? size : 0; /* the first after those to servers */
+  wire.at = rank == SENDER ? size : 0; /* the first message after those to servers */
   wire.bit = 8 * 45;
   struct ends ends = ends_of(comm, onebit_optimizer_step(optimizer, 0.01f));
   CHECK(ends.refused && !ends.none_well, "the message is accepted, or all have refused it");

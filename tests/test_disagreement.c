@@ -1,4 +1,4 @@
-/* One rank is wrong, or wants something else: all learn of it, on ranks that are threads. */
+/* One rank is wrong, or asks for something else: all ranks get an error. Ranks are threads. */
 #include "tests/support_errors.h"
 
 /* Every rank of groups of `smallest` to 4 is the culprit once. */

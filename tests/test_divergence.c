@@ -1,7 +1,7 @@
 /*
  * No optimizer runs away where its dense form converges: on tasks whose variance, once it is
- * frozen, is far too small for some elements. What an optimizer cannot do there with one bit an
- * element (gradients of six orders of magnitude under one scale) it leaves about where it was.
+ * frozen, is far too small for some elements. Where one bit an element is too little (gradients of
+ * six orders of magnitude under one scale) parameters stay about where they were.
  *
  * Each task is a sum of squares whose rows are drawn, scaled or silenced so that a frozen variance,
  * or one scale for a block, is wrong for some elements. Dense Adam comes close to the optimum in
@@ -272,7 +272,7 @@ static void hold(struct any_case what, const limits most) {
   }
 }
 
-/* That the tasks can be done at all, with the rates that they have. */
+/* Dense Adam solves the tasks, with their rates. */
 Test(divergence, dense_forms_converge) {
   const struct any_case subjects[] = {adam, lamb};
   for (size_t s = 0; s < 2; s++)

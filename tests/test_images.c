@@ -29,7 +29,7 @@ static void remove_file(void) {
 
 TestSuite(images, .fini = remove_file);
 
-/* The bytes as a file of so many dimensions are refused with words that contain the part. */
+/* The bytes as a file of so many dimensions are refused with a message that contains the part. */
 static void refused(const void *bytes, size_t count, size_t dimensions, const char *part) {
   idx_t idx;
   char words[IDX_WORDS] = "";

@@ -287,12 +287,12 @@ static void load_again(struct trainer *trainer, size_t k) {
   free(part);
 }
 
-/* A step that sends nothing is each rank's own: what one does wrong in it is not told. */
+/* A step that sends nothing is each rank's own: other ranks do not learn of an error in it. */
 static bool is_told(enum long_fault fault) {
   return fault == LONG_WRONG_ARGUMENT || fault == LONG_MISMATCH || fault == LONG_NOT_FINITE;
 }
 
-/* Meets the fault; true if the step has been made with it. */
+/* Makes a step with the fault; true if the step succeeds. */
 static bool meet_step_fault(struct trainer *trainer, size_t k, enum long_fault fault, bool mine) {
   struct learner *learner = &trainer->learner[k];
   void *comm = trainer->self.comm;
@@ -356,7 +356,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
   long_note_memory(self, call);
 }
 
-/* Norms of what is kept, which are equal where all of it is. */
+/* Norms of the state: they differ if any of it differs. */
 static uint64_t state_of(onebit_optimizer_t optimizer) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; t < TENSORS; t++) {

@@ -1,6 +1,6 @@
 /*
- * Loops of calls: here is one rank, and what the others say is what it says. With ranks they are
- * tried by tests/scripts/check-preload.
+ * Loops of calls, on one rank that agrees with itself. tests/scripts/check-preload tries them with
+ * several ranks.
  */
 #include "base/memory.h"
 #include "dropin/loops.h"

@@ -118,8 +118,7 @@ Test(loss_scale, changes_no_bit_on_several_hosts) { check_same(ONEBIT_PROFILE_DE
 
 /* --- Up and down */
 
-/* A scale and its bounds, and what befalls it: '+' a good step, '-' a bad one; and what it is
- * after them. */
+/* A scale and its bounds, steps ('+' a good one, '-' a bad one), and the scale after them. */
 struct story {
   double first, least;
   size_t interval;

@@ -107,7 +107,7 @@ Test(metrics, each_rank_writes_a_file_of_its_own) {
   cr_expect(rmdir(directory) == 0, "more files than these");
 }
 
-/* A step that fails is none of those that a row is of, and what it says stays. */
+/* A failed step counts in no row, and its error message stays. */
 static void fail_between(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   static const float rates[] = {0.5f, NAN, NAN, 0.5f};

@@ -1,6 +1,6 @@
 /*
  * The outer step: in float32 it equals formulas written here, for all rules, with fragments, delays
- * and weights; what is wrong is told on all ranks.
+ * and weights; all ranks get an error where one is wrong.
  */
 #include "tests/support_outer.h"
 

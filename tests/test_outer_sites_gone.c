@@ -1,6 +1,6 @@
 /*
- * Sites that vanish, their messages held back for a while, are caught up when they return; what is
- * wrong ends on all sites.
+ * Sites that vanish, their messages held back for a while, are caught up when they return; an error
+ * ends on all sites.
  */
 #include <stdatomic.h>
 

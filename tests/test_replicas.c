@@ -1,7 +1,7 @@
 /*
  * Replicas: ranks whose gradients all differ have the same parameters, to the bit, whenever the
- * optimizer says so, and others else, over many steps; and parameters that change. And of several
- * outcomes of a step one counts, on all ranks alike.
+ * optimizer says so, and differ otherwise, over many steps. Of several outcomes of a step one
+ * counts, the same on all ranks.
  */
 #include "base/error.h"
 #include "base/hash.h"
@@ -33,7 +33,8 @@ static const struct row {
     {"lamb", {ANY(lamb, .freeze_step = 5)}, false},
     {"momentum", {ANY(momentum, .warmup_steps = 5)}, false},
     {"momentum without warm-up", {ANY(momentum, .warmup_steps = 0)}, false},
-    /* Dense, dense, bits, dense, bits; then it meets, is silent, meets, is silent twice or more. */
+    /* Dense, dense, bits, dense, bits; then a synchronisation step, a local one, a synchronisation
+     * step, two or more local ones. */
     {"0/1 adam",
      {ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
           .local_step_scaler = 2, .local_step_clipper = 4)},

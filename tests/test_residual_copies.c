@@ -1,7 +1,7 @@
 /*
- * Plans and optimizers with one copy of the residuals: calls that are made give the same bits as
- * with two; one that is skipped, or fails, leaves the residuals as they were to two roundings, and
- * where the input was not finite to the bit.
+ * Plans and optimizers with one copy of the residuals: calls that succeed give the same bits as
+ * with two. A call that is skipped or fails leaves the residuals as they were to two roundings, and
+ * to the bit where the input was not finite.
  */
 #include <float.h>
 

@@ -1,4 +1,4 @@
-/* Rules for unmodified programs: what they say of a call, and that no text does harm. */
+/* Rules for unmodified programs: their decision on a call, and that no text does harm. */
 #include "dropin/elements.h"
 #include "dropin/rules.h"
 #include "tests/support.h"

@@ -1,6 +1,6 @@
 /*
- * Sharded 1-bit Adam: what it sends and allocates is what it says, and less than without shards;
- * and so do its statistics. That replicas are equal is in test_replicas.c.
+ * Sharded 1-bit Adam sends and allocates as its info and statistics say, and less than without
+ * shards. That replicas are equal is in test_replicas.c.
  */
 #include "tests/support_adam.h"
 

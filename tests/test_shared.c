@@ -1,4 +1,4 @@
-/* Shared memory by a name: what a killed process leaves, and names that lead to something else. */
+/* Shared memory by a name: blocks that a killed process leaves, and names of other objects. */
 #include "collectives/shared.h"
 
 #include <fcntl.h>

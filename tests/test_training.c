@@ -185,7 +185,7 @@ static void other_end(const training_t *a, const training_t *b, const char *what
 
 /* 30 steps, of which 10 are dense; or, of 0/1 Adam, 15 with a variance that lives; or, of
  * Efficient-Adam, none. Saved in the first stage, at its end and in the second; between two
- * meetings of 0/1 Adam too. */
+ * synchronisation steps of 0/1 Adam too. */
 static void goes_on(const char *arguments) {
   char directory[PATH_ROOM];
   const char *run = "--batch 4 --steps 30 --freeze-step 10 --learning-rate 0.005";

@@ -1,6 +1,6 @@
 /*
  * 0/1 Adam equals the oracle's in every bit of every rank's parameters after every step: variance
- * stage, freeze, steps that send nothing, meetings; for groups of 1 to 7 ranks.
+ * stage, freeze, local and synchronisation steps; for groups of 1 to 7 ranks.
  */
 #include "tests/support_zero_one.h"
 

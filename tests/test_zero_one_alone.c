@@ -1,6 +1,7 @@
 /*
- * 0/1 Adam between two meetings: ranks that go on alone, each with parameters of its own, and what
- * may go wrong there. That they are the same again whenever they have met is in test_replicas.c.
+ * 0/1 Adam between two synchronisations: ranks that go on alone, each with parameters of its own,
+ * and what may go wrong there. That they are the same again whenever they have met is in
+ * test_replicas.c.
  */
 #include "base/hash.h"
 #include "tests/support_zero_one.h"

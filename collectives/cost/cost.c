@@ -51,8 +51,8 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   costs->unhidden = 0.2;
   costs->mpi_call = 10e-6;
   costs->mpi_round = 60e-6;
-  /* Between what fits to Open MPI's ring over an emulated gigabit Ethernet gave: 0.6 to 0.8, and
-   * 1.5 to 8 ns, where cores were scarce. */
+  /* These lie within the fits to Open MPI's ring over an emulated gigabit Ethernet with few cores:
+   * 0.6 to 0.8, and 1.5 to 8 ns. */
   costs->mpi_efficiency = 0.7;
   costs->mpi_byte = 2e-9;
   strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
@@ -239,8 +239,8 @@ static void cost_choose(struct ob_cost_choice *choice, const struct ob_cost_cand
   choice->seconds = estimate->seconds;
 }
 
-/* With a schedule that these ranks cannot do, and nothing else allowed: exchange, which every
- * group can. */
+/* If the only allowed schedule is one that these ranks cannot run, the choice is exchange, which
+ * all can. */
 static void fall_back(const struct ob_costs *costs, const struct ob_cost_task *task,
                       struct ob_cost_choice *choice) {
   size_t k = 0;

@@ -42,7 +42,7 @@ double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *t
   const struct ob_cost_curve *curve = &costs->measured.factor[candidate];
   size_t count = (size_t)curve->count, k = 0;
   double bytes = cost_measured_bytes_of(task);
-  *measured = count && applies(costs, task);
+  *measured = count && correction_applies(costs, task);
   if (!*measured)
     return 1;
   if (bytes <= curve->point[0].bytes)

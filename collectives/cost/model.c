@@ -48,7 +48,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
 
 /* --- Phases ------------------------------------------------------------------------------------*/
 
-/* Messages to each peer: the whole number that is not below. */
+/* The number of messages to each peer, rounded up. */
 static double model_messages_of(double elements, size_t chunk) {
   double exact = elements / (double)chunk;
   size_t whole = (size_t)exact;
@@ -90,7 +90,7 @@ double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *p
   return 2 * model->core * (far + near);
 }
 
-/* Ranks that share a core wait for their turn on it besides. */
+/* Ranks that share a core also wait for their turn on it. */
 static double turn(const struct ob_cost_model *model) {
   return (model->core - 1) * model->costs->oversubscribed;
 }

@@ -46,15 +46,15 @@ struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wir
 struct ob_phase ob_phase_among_all(const struct ob_cost_model *model, onebit_wire_t wire,
                                    double elements, size_t chunk);
 
-/* Seconds on the wire; of a core, for sending and receiving; until the first message is there. Of
- * dense messages those too large to be sent eagerly fare as MPI_Allreduce's large messages do. */
+/* Seconds on the wire; of a core, for sending and receiving; until the first message is there.
+ * Dense messages that are too large to be sent eagerly cost what large ones of MPI_Allreduce do. */
 double ob_phase_wire(const struct ob_cost_model *model, const struct ob_phase *phase,
                      bool compressed);
 double ob_phase_dense_wire(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *phase);
 double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase);
 
-/* In how many parts it overlaps: one, where all scales are known at the end. */
+/* The number of parts that overlap: one, if all scales are known at the end only. */
 double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase *phase);
 
 /* Parts of a call, in seconds: what is done before and between messages (cores), the messages

@@ -30,7 +30,7 @@ enum ob_tuning_state {
   OB_TUNING_READ,    /* the costs are the file's */
   OB_TUNING_OFF,     /* ONEBIT_TUNING=none */
   OB_TUNING_MISSING, /* no file, or one that cannot be opened */
-  OB_TUNING_DAMAGED, /* the words name the line */
+  OB_TUNING_DAMAGED, /* the message names the line */
   OB_TUNING_NEWER,   /* a version that this library does not know */
   OB_TUNING_STALE    /* of other hosts, or measured with another codec */
 };
@@ -57,7 +57,7 @@ bool ob_tuning_path(char path[OB_TUNING_PATH_CAPACITY]);
 enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,
                                     struct ob_costs *costs, struct ob_tuning_origin *origin);
 
-/* The same of an open file; `path` is for the words. */
+/* Does the same with an open file; `path` is for messages. */
 enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
                                      const struct ob_tuning_here *here, struct ob_costs *costs,
                                      struct ob_tuning_origin *origin);

@@ -8,7 +8,7 @@
 
 #define OB_TUNING_WRONG_CAPACITY 160
 
-/* Take what follows the key, which they change; say in `wrong` what is. */
+/* Parse the text after the key, and overwrite it; `wrong` gets the fault. */
 void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
                                char wrong[OB_TUNING_WRONG_CAPACITY]);
 void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,

@@ -169,8 +169,8 @@ void ob_host_begin(const struct onebit_plan *plan) {
   plan->state->calls++;
 }
 
-/* Whatever was left out, nobody waits for it any more; but of a rank that has given up, others must
- * not take what it has left out for done. */
+/* Nobody waits any more for steps that were left out; but the others must not take the steps that a
+ * failed rank has left out for done. */
 void ob_host_end(const struct onebit_plan *plan) {
   for (int kind = 0; kind < COUNTERS && !plan->state->broken; kind++)
     host_set(&plan->host, (enum counter)kind, plan->state->calls * plan->geometry.chunks);

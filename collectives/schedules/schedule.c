@@ -144,7 +144,7 @@ static size_t stride_of(size_t bytes) {
   return schedule_divided_up(bytes, OB_ALIGNMENT) * OB_ALIGNMENT;
 }
 
-/* For the longest message of the widest that the plan may come to. */
+/* Allocates for the longest message of the largest width that the plan may use. */
 static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *plan) {
   const unsigned width = geometry->width;
   geometry->width = (unsigned)plan->options.max_bits;

@@ -141,8 +141,7 @@ static int list_survivors(const struct group *group, int *host_of) {
   return count;
 }
 
-/* Called by the rank that finds that no other is to be waited for; each rank takes its own
- * communicator. */
+/* Called by the last of the remaining ranks; each rank then takes its own communicator. */
 static onebit_status_t make_successors(struct group *group) {
   int *host_of = ob_allocate((size_t)group->size, sizeof *host_of);
   onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);

@@ -123,8 +123,8 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
       greeting->stream < 0 || greeting->stream > state->streams ||
       !ob_send_all(visitor->file, &answer, sizeof answer))
     return false;
-  /* The sender has given up an earlier connection with this number, which has carried nothing
-   * yet. */
+  /* Replaces an earlier connection with this number, which the sender has given up and which has
+   * carried nothing yet. */
   ob_own_close(state->sockets->links[greeting->rank].streams[greeting->stream].file);
   onebit_status_t status =
       ob_sockets_adopt(state->sockets, greeting->rank, greeting->stream, visitor->file);

@@ -253,7 +253,7 @@ static onebit_status_t send_table(struct ob_rendezvous *state) {
     if (status == ONEBIT_OK)
       status = ob_rendezvous_send(state, file, state->addresses, bytes);
     if (status == ONEBIT_IN_PROGRESS) {
-      OB_TRY(read_member(state, rank, false)); /* it may have told why */
+      OB_TRY(read_member(state, rank, false)); /* rank 0 may have sent the reason */
       return lose_member(state, rank, false);
     }
     OB_TRY(status);

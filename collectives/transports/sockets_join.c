@@ -166,7 +166,8 @@ static void close_root(struct ob_rendezvous *state) {
   state->joined = false;
 }
 
-/* Tries to join. ONEBIT_IN_PROGRESS: rank 0 is not there yet, or something else is. */
+/* Tries to join. ONEBIT_IN_PROGRESS: rank 0 is not there yet, or another program listens at the
+ * port. */
 static onebit_status_t try_join(struct ob_rendezvous *state) {
   onebit_status_t status = connect_root(state);
   if (status == ONEBIT_OK)

@@ -40,7 +40,7 @@ static onebit_status_t mpi_exchange_make_plan(struct ob_exchange *exchange, stru
   return ONEBIT_OK;
 }
 
-/* Notes the bits that the call which begins now will send, of a plan that moves. */
+/* Notes the bits an element of the call that begins, if the plan's width may change. */
 static void note_bits(struct ob_exchange *exchange) {
   onebit_plan_info_t info = {.size = sizeof info};
   if (!exchange->moves || onebit_plan_get_info(exchange->plan, &info) != ONEBIT_OK)

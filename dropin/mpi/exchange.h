@@ -23,7 +23,7 @@ struct ob_tally {
   int bits;   /* an element, of what is sent in the latest call */
   bool moved; /* which had others than the call before */
   uint64_t calls, compressed;
-  uint64_t bytes_sent, bytes_dense; /* by one compressed call; what it had sent dense */
+  uint64_t bytes_sent, bytes_dense; /* bytes of one compressed call; bytes of the same call dense */
 };
 
 struct ob_queue;     /* of a communicator: what is in flight on it, in the order of beginning */

@@ -34,8 +34,8 @@ static struct ob_flight *preload_flights_move_all(void) {
   return done;
 }
 
-/* Moves all flights, also under a call of MPI that waits: nobody waits here, and no thread enters
- * twice. */
+/* Moves all flights, also during a call of MPI that waits. Nothing blocks here, and no thread
+ * enters twice. */
 static int move_flights(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||

@@ -22,7 +22,7 @@ struct ob_operation {
   struct ob_operation *next;
   struct ob_queue *queue;
   struct ob_exchange *exchange;
-  struct ob_mpi_call call; /* its communicator is the queue's dense one */
+  struct ob_mpi_call call; /* its communicator is the queue's copy for dense calls */
   enum ob_stage stage;
   bool withdraw, compressed;
   onebit_request_t request;
@@ -109,8 +109,8 @@ int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what);
 /* Each value becomes the largest of all ranks. Errors: as ob_wait_moving. */
 int ob_largest(MPI_Comm comm, int64_t *values, int count);
 
-/* Looks at the watch when nothing has moved since the last look at a wait for `what`. Errors: as
- * ob_wait_moving. */
+/* Checks the timeout of a wait for `what` in which nothing has moved since the last check. Errors:
+ * as ob_wait_moving. */
 int ob_wait_look(struct ob_watch *watch, struct ob_queue *queue, const char *what);
 
 /* Answers ranks that call the roll. */

@@ -19,7 +19,7 @@ static void add_comm(struct ob_nccl_comm *comm) {
   comms = comm;
 }
 
-/* Takes it out of the list; the caller has the list's use of it. */
+/* Removes the state from the list; the list's reference is now the caller's. */
 static struct ob_nccl_comm *remove_comm(ncclComm_t handle) {
   OB_LOCKED(&lock);
   struct ob_nccl_comm **at = &comms;
@@ -76,8 +76,8 @@ static bool comm_prepare(struct ob_nccl_comm *comm) {
          ob_loops_create(repeats, ob_nccl_agree_on_loop, comm, &comm->loops) == ONEBIT_OK;
 }
 
-/* The values that ranks agree on. A number is the same on all ranks if the largest of it and of its
- * negative are negatives of each other. */
+/* The values that ranks agree on. A number is the same on all ranks if its largest value is minus
+ * the largest value of its negative. */
 enum { HASH, HASH_NEGATED, WRONG_SETTINGS, SAME_THREAD, REQUIRED, VALUES };
 
 static void fill_values(const struct ob_nccl_comm *comm, int64_t values[VALUES]) {

@@ -121,8 +121,8 @@ static bool end_well(void) {
   return counters.compressed || !ob_preload.required;
 }
 
-/* NCCL that the program has looked up itself, by dlsym, passes this library by. A launcher loads
- * NCCL too, so only what has a rank says so, and of those the first. */
+/* Calls of functions that the program looks up with dlsym bypass this library. A launcher loads
+ * NCCL too, so only a process with a rank warns of that, and only the first one. */
 __attribute__((destructor)) static void tell_of_unseen(void) {
   const char *rank = getenv("RANK");
   rank = rank ? rank : getenv("OMPI_COMM_WORLD_RANK");

@@ -12,7 +12,7 @@ static void record_timer(const struct ob_nccl_timer *timer) {
     ob_record_time(timer->record, timer->compressed, (double)milliseconds / 1e3);
   if (!timer->tensor || timer->tensor->calls != timer->call)
     return;
-  if (timer->tensor->captures) { /* a graph's may follow, unseen */
+  if (timer->tensor->captures) { /* calls of a graph may follow that are not seen */
     ob_nccl_count_replays(timer->tensor);
   } else if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED) {
     ob_record_skipped(timer->record);

@@ -80,8 +80,8 @@ onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const 
  * that it needs at a time.
  *   optimizer, errors   as onebit_optimizer_load, and ONEBIT_ERROR_FILE (the message has the file
  *                       and the reason); where a file was changed, or its disk failed, after it had
- *                       been checked, the message on that rank says that a part of the state has
- *                       been taken
+ *                       been checked, the message on that rank says that part of the state has
+ *                       been loaded
  *   directory           its path */
 onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory);
 

@@ -74,7 +74,7 @@ struct ob_part_tensor {
 
 struct ob_part_section {
   uint32_t what, space;
-  uint64_t first, count; /* elements, or what it is the numbers of */
+  uint64_t first, count; /* elements, or the list of numbers that it has */
   uint64_t offset;       /* in the part: where the one before ends */
   uint64_t checksum;
 };
@@ -195,7 +195,7 @@ struct ob_sink {
 /* Writes it (write.c). Then header.checksum is known too. */
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
 
-/* Into the memory of a caller, who may only ask for the bytes, with NULL. */
+/* Saves into memory of the caller; NULL: only returns the number of bytes. */
 onebit_status_t ob_state_save(const struct ob_state *state, bool whole, void *memory,
                               size_t capacity, size_t *bytes);
 /* Collective, into a directory. `status`: how this rank fares so far. */
@@ -213,8 +213,8 @@ onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);
 
-/* Norms of the freeze, or the method's own numbers: how many; where number i is, or NULL, and what
- * it may be. */
+/* Norms of the freeze, or the method's own numbers. Return how many there are; the address of
+ * number i, or NULL, with its range. */
 uint64_t ob_checkpoint_numbers(struct onebit_optimizer *optimizer, enum ob_saved what);
 void *ob_checkpoint_number(struct onebit_optimizer *optimizer, enum ob_saved what, uint64_t i,
                            struct ob_numbers *is);
@@ -227,8 +227,8 @@ struct ob_parts {
   int own;           /* the part that this rank had, where the ranks are the same; else -1 */
   bool same_padding; /* what is known of padding is of use */
   int latest;        /* of what all have alike: the part that was looked at last */
-  /* NULL, or what each part counts in means of what is each rank's own; together as many as they
-   * are. */
+  /* NULL, or each part's weight in means of ranks' own arrays; the weights add up to the number of
+   * parts. */
   const double *factors;
   double *sums; /* scratch for means: OB_CHUNK; */
   uint32_t *counts;
@@ -301,7 +301,7 @@ onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
 /* Everything (restore.c). */
 onebit_status_t ob_restore(struct ob_loading *loading);
 
-/* Momentum that was sent becomes messages again; what these cannot say of a run is added to its
+/* Converts momentum that was sent to messages again; the rounding error of a run is added to its
  * residual (messages.c). */
 onebit_status_t ob_restore_messages(struct ob_loading *loading);
 onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,

@@ -149,7 +149,7 @@ static onebit_status_t files_write_file(const struct files *files, const char *n
   return status;
 }
 
-/* Its checksum is what the other ranks are told. Rank 0 opened the directory when it made it. */
+/* The other ranks get its checksum. Rank 0 opened the directory when it made it. */
 static onebit_status_t write_part(struct files *files, uint64_t *checksum) {
   *checksum = 0;
   if (files->directory.number < 0)
@@ -179,8 +179,8 @@ static onebit_status_t open_stored(const struct ob_directory *directory, const c
   return ob_stored_read(stored, 0, header, sizeof *header);
 }
 
-/* That all ranks' parts are where rank 0 looks for them is not a matter of course: a directory of
- * that name may be another one on another machine. */
+/* Checks that rank 0 finds the rank's part: a directory of that name may be another one on another
+ * machine. */
 static onebit_status_t look_at_part(struct files *files, int rank) {
   struct ob_manifest_part *part = &files->manifest.parts[rank];
   struct ob_part_header header;
@@ -214,7 +214,7 @@ static onebit_status_t files_publish(struct files *files) {
   return ob_directory_sync(&files->directory);
 }
 
-/* Parts of the new generation, when it has come to nothing. */
+/* Removes the parts of a new generation that has failed. */
 static void remove_parts(const struct files *files) {
   char name[OB_PART_NAME];
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
@@ -245,7 +245,7 @@ static onebit_status_t files_save(struct files *files, onebit_status_t status) {
       remove_parts(files);
   }
   OB_TRY(ob_agree(comm, status, NULL, 0));
-  if (comm->rank == 0) /* what cannot be removed is in nobody's way */
+  if (comm->rank == 0) /* a file that cannot be removed does no harm */
     (void)look_through(&files->directory, files->generation, &largest);
   return ONEBIT_OK;
 }

@@ -43,7 +43,8 @@ char *ob_manifest_text(const struct ob_manifest *manifest) {
   return text;
 }
 
-/* The number that follows this text, which it moves behind; 0 where they are not there. */
+/* Returns the number that follows this text, and moves behind it; 0 if the text or the number is
+ * missing. */
 static uint64_t number_after(const char **text, const char *expected, int base) {
   size_t length = strlen(expected);
   if (strncmp(*text, expected, length) != 0)
@@ -81,7 +82,8 @@ static onebit_status_t manifest_read_text(struct ob_manifest *manifest, const ch
   return ONEBIT_OK;
 }
 
-/* That it is what would be written; else the line in which it differs. */
+/* Fails unless the text equals the one that would be written; the message names the first line that
+ * differs. */
 static onebit_status_t manifest_compare(const char *text, size_t bytes, const char *wanted) {
   size_t at = 0;
   int line = 1;

@@ -123,7 +123,7 @@ static void merge_add(struct ob_part *part, uint32_t what, uint32_t space) {
   part->header.bytes += ob_section_bytes(what, count);
 }
 
-/* Every section that the source's stage has, whole. */
+/* Lists every section of the source's stage, with all elements. */
 static onebit_status_t merge_lay_out(struct ob_merge *merge) {
   struct ob_part *part = merge->merged;
   part->header = merge->ranks[merge->moving.source].header;
@@ -177,8 +177,8 @@ size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element) {
 
 /* --- Pieces ------------------------------------------------------------------------------------*/
 
-/* Padding is another one where the ranks were others. Own moments begin where a warm-up ends: of a
- * rank that is still in it, where the source is not, they are none. */
+/* True if the rank's section can be used. Other numbers of ranks have other padding. A rank that is
+ * still in the warm-up, although the source is not, has no moments yet. */
 static bool is_of_use(const struct ob_merge *merge, int rank,
                       const struct ob_part_section *section) {
   const struct ob_part_header *own = &merge->ranks[rank].header, *source = &merge->merged->header;
@@ -236,7 +236,7 @@ static void merge_freeze(const struct ob_merge *merge, const struct ob_merge_pie
   }
 }
 
-/* This rank's own into the merged part: its hash, or 0. */
+/* Copies this rank's piece into the merged part. Returns its hash; 0 if the rank has none. */
 static uint64_t merge_read_own(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   const struct ob_part_section *has =

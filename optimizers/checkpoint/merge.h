@@ -16,7 +16,7 @@
 
 enum { OB_MERGE_WINDOW = 64 }; /* pieces whose hashes travel together */
 
-/* The latest mean variances that were asked for. */
+/* A cache: the latest mean variances that were computed. */
 struct ob_merge_variance {
   size_t tensor;
   float mean, of_all[2]; /* of_all: variances, reciprocals */
@@ -27,7 +27,7 @@ struct ob_merge {
   struct onebit_optimizer *optimizer;
   struct ob_moving moving;
   struct ob_state state;
-  struct ob_saving saving; /* what this rank has, unless that is optimizer->held */
+  struct ob_saving saving; /* this rank's part, unless that is optimizer->held */
   struct ob_part *ranks;   /* the headers and sections of all */
   bool *holder;            /* by rank */
   int source;
@@ -40,7 +40,7 @@ struct ob_merge {
   float *received;  /* OB_CHUNK a rank */
   double *sums;     /* OB_CHUNK */
   struct ob_merge_variance variance;
-  onebit_status_t status; /* of reading what this rank has; error message */
+  onebit_status_t status; /* of reading this rank's part; with its error message */
   char error[256];
 };
 
@@ -58,7 +58,7 @@ uint64_t ob_merge_hash(const struct ob_merge *merge, const struct ob_merge_piece
 /* The tensor that has an element. */
 size_t ob_merge_tensor(const struct ob_merge *merge, uint64_t element);
 
-/* Number `slot` of the window, whose hashes are known: it comes to who wants it. */
+/* Sends piece number `slot` of the window, whose hashes are known, to the ranks that lack it. */
 onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                 size_t slot);
 

@@ -112,7 +112,8 @@ static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_m
   return ob_moving_broadcast(moving, at, me == at ? mean : values, merge_pieces_bytes_of(piece));
 }
 
-/* Moments of tensors that stay uncompressed are of the mean gradient, and alike. */
+/* Distributes a piece. Moments of uncompressed tensors are those of the mean gradient, and so equal
+ * on all ranks. */
 onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                 size_t slot) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
@@ -129,8 +130,8 @@ onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_pi
 /* --- What is lost
  * --------------------------------------------------------------------------------*/
 
-/* In the form that the stage has: of reciprocals it is the denominators whose mean counts. Elements
- * without variance have no say. */
+/* Adds a variance to the sum: if the stage stores reciprocals, its denominator. Elements without
+ * variance do not count. */
 static void add_variance(float value, bool reciprocal, double *sum, size_t *count) {
   if (value > 0) {
     *sum += reciprocal ? 1 / (double)value : (double)value;
@@ -209,7 +210,7 @@ static onebit_status_t replace_parameters(struct ob_merge *merge,
                              merge_pieces_bytes_of(piece));
 }
 
-/* Momentum and residuals begin as zeros, which is what is there. */
+/* Momentum and residuals begin as zeros, which the memory has already. */
 onebit_status_t ob_merge_replace(struct ob_merge *merge, const struct ob_merge_piece *piece) {
   if (piece->section->what == OB_SAVED_PARAMETERS)
     return replace_parameters(merge, piece);

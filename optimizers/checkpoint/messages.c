@@ -51,7 +51,7 @@ static size_t checkpoint_messages_scale_of(const struct onebit_plan *plan, const
              : block;
 }
 
-/* Elements of a run that have a say: not padding of which nothing is known. */
+/* Returns the number of elements of a run that count: all but padding whose values are unknown. */
 static size_t known_of(const struct ob_loading *loading, const struct ob_run *run) {
   size_t real = real_of(loading, run->piece);
   if (loading->parts->same_padding || run->offset + run->count <= real)

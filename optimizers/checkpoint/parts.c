@@ -1,5 +1,5 @@
-/* The parts of all ranks, perhaps of another number of ranks than now: whether they fit together,
- * and what they have of some elements. */
+/* The parts of all ranks, perhaps of another number of ranks than now: checks that they fit
+ * together, and reads elements from them. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -166,7 +166,7 @@ static onebit_status_t check_stage(const struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* Own numbers are compared with what they may be where they are loaded. */
+/* The ranges of own numbers are checked where they are loaded. */
 static onebit_status_t check_numbers(const struct ob_part *part,
                                      struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
@@ -249,7 +249,8 @@ static onebit_status_t add_part(struct ob_parts *parts, struct ob_part *part,
   return ONEBIT_OK;
 }
 
-/* The mean over those who have it, which of what one part alone has, or all alike, is that. */
+/* Reads the mean over the parts that have the element. If one part has it, or all have the same
+ * value, the mean is that value. */
 static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *range,
                                  float *values) {
   const struct ob_saved_row *row = &ob_saved_rows[range->what];
@@ -275,8 +276,8 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
   return ONEBIT_OK;
 }
 
-/* This rank's own, and the mean where it had none: in a hierarchical schedule with other blocks or
- * buckets, which all ranks of one local rank have alike. */
+/* Reads this rank's own elements, and the mean of the others' where it had none, as in a
+ * hierarchical schedule with other blocks or buckets. */
 static onebit_status_t parts_read_own(struct ob_parts *parts, const struct ob_range *range,
                                       float *values) {
   struct ob_part *part = &parts->list[parts->own];

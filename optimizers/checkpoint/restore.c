@@ -35,8 +35,8 @@ static bool restore_is_alone(const struct ob_loading *loading, const struct ob_b
          loading->stage == OB_STAGE_FROZEN && !ob_optimizer_compresses(optimizer);
 }
 
-/* Such momentum is times beta1, and once it was sent has all residuals of it, without the scaling
- * that it travelled with. */
+/* Such momentum was saved times beta1. Once it was sent it also contains all residuals, without its
+ * scaling in messages. */
 static onebit_status_t add_residuals(struct ob_loading *loading, const struct ob_bucket *bucket,
                                      const struct ob_run *run) {
   const struct ob_method *method = loading->optimizer->method;
@@ -204,7 +204,7 @@ static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved
   return ONEBIT_OK;
 }
 
-/* Also of parts that were written without them, by a version of before or with other options. */
+/* Also restores parts that were written without them, by an older version or with other options. */
 static onebit_status_t restore_ladders(struct ob_loading *loading) {
   loading->ladders =
       loading->optimizer->ladders && ob_part_from(loading->own, OB_SAVED_LADDERS, OB_ELEMENTS, 0);

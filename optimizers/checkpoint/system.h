@@ -1,6 +1,6 @@
 /*
- * Files, as checkpoints want them: written whole and on the disk, or not there; what goes wrong is
- * ONEBIT_ERROR_FILE with the file's name and the system's words.
+ * Files for checkpoints: written whole and on the disk, or not there. A failure is
+ * ONEBIT_ERROR_FILE, with the file's name and the system's message.
  */
 #ifndef OB_OPTIMIZERS_CHECKPOINT_SYSTEM_H
 #define OB_OPTIMIZERS_CHECKPOINT_SYSTEM_H
@@ -34,16 +34,17 @@ struct ob_directory {
   const char *path;
 };
 
-/* Makes it, unless it is there. */
+/* Creates the directory, unless it exists. */
 onebit_status_t ob_directory_create(const char *path);
 onebit_status_t ob_directory_open(struct ob_directory *directory, const char *path);
 void ob_directory_close(struct ob_directory *directory);
-/* Names that were made, changed or removed in it, or in the one that it is in, are on the disk. */
+/* Writes names that were created, changed or removed in the directory, or in its parent, to the
+ * disk. */
 onebit_status_t ob_directory_sync(const struct ob_directory *directory);
 onebit_status_t ob_directory_sync_parent(const struct ob_directory *directory);
 onebit_status_t ob_file_rename(const struct ob_directory *directory, const char *from,
                                const char *to);
-/* Nobody asks whether that went well: what stays is in nobody's way. */
+/* Ignores failures: a file that stays does no harm. */
 void ob_file_remove(const struct ob_directory *directory, const char *name);
 
 /* --- Files */
@@ -56,15 +57,15 @@ struct ob_file {
   char name[OB_FILE_NAME];
 };
 
-/* A new file to write. What is left of a crash, or was put in its place, is removed first; a link
- * is never followed. */
+/* Creates a file to write. A file of that name, as a crash leaves it, is removed first; a link is
+ * never followed. */
 onebit_status_t ob_file_create(struct ob_file *file, const struct ob_directory *directory,
                                const char *name);
 onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void *data,
                               size_t bytes);
-/* Its bytes are on the disk when this returns. It is closed also on failure. */
+/* Writes the bytes to the disk and closes the file, also on failure. */
 onebit_status_t ob_file_finish(struct ob_file *file);
-/* Closes and removes it. */
+/* Closes and removes the file. */
 void ob_file_abandon(struct ob_file *file);
 
 /* A file to read: a regular one. It stays open, or where there are many is opened for each read. */
@@ -76,7 +77,7 @@ struct ob_stored {
 
 onebit_status_t ob_stored_open(struct ob_stored *stored, const struct ob_directory *directory,
                                const char *name);
-/* From now on it is opened for each read. */
+/* Closes the file, which is opened for each read from now on. */
 void ob_stored_suspend(struct ob_stored *stored);
 onebit_status_t ob_stored_read(const struct ob_stored *stored, uint64_t offset, void *to,
                                size_t bytes);

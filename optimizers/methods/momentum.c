@@ -1,5 +1,5 @@
-/* 1-bit momentum SGD: what is its own. Without a warm-up the first step is compressed: the kept
- * values are zeros, and so is the momentum of the messages before it. */
+/* 1-bit momentum SGD: what is its own. Without a warm-up the first step is compressed: the
+ * residuals are zeros, and so is the momentum of the messages before it. */
 #include "onebit/momentum.h"
 
 #include "base/call_scope.h"
@@ -48,7 +48,7 @@ static onebit_status_t momentum_resolve(struct ob_recipe *recipe, size_t ntensor
 const struct ob_method ob_method_momentum = {
     .name = "momentum",
     OB_OPTIONS("ONEBIT_MOMENTUM_OPTIONS_INIT", options_of),
-    .initial = {.beta2 = 0.999, /* which has no part in it, but is computed with */
+    .initial = {.beta2 = 0.999, /* unused, but it takes part in arithmetic */
                 .epsilon = 1e-8,
                 .no_bias_correction = true,
                 .no_dampening = true},

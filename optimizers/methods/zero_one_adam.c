@@ -64,7 +64,7 @@ static double corrected_rate(const struct onebit_optimizer *optimizer, uint64_t 
   return rate_of(optimizer) * (double)ob_factors_of(optimizer, step).adam.momentum_factor;
 }
 
-/* The sums of the rates since the ranks met last, with that of the step being made. */
+/* The sums of the rates since the last synchronisation, with that of the step being made. */
 static float rate_sum(const struct onebit_optimizer *optimizer) {
   return (float)(own_of(optimizer)->rates + rate_of(optimizer));
 }
@@ -74,8 +74,8 @@ static float corrected_rate_sum(const struct onebit_optimizer *optimizer) {
                  corrected_rate(optimizer, optimizer->steps + 1));
 }
 
-/* The variance was not brought up to date in every step: its bias goes by the number of those in
- * which it was, this one among them if it is such. */
+/* The variance is not updated in every step: its bias correction counts the steps that update it,
+ * this one included if it does. */
 static struct ob_pass_sink zero_one_adam_sink_of(const struct onebit_optimizer *optimizer,
                                                  const struct ob_bucket *bucket,
                                                  enum ob_pass_kind kind, uint64_t step) {
@@ -99,7 +99,7 @@ static onebit_status_t zero_one_adam_pass(struct onebit_optimizer *optimizer,
   return optimizer->executor->pass(optimizer, bucket, &sink);
 }
 
-/* Over all buckets that are compressed. */
+/* Runs the pass over all buckets that are compressed. */
 static onebit_status_t pass_all(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,
                                 uint64_t step) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
@@ -113,8 +113,8 @@ static enum ob_exchange zero_one_adam_exchange(const struct onebit_optimizer *op
   return ob_zero_one_exchange(&schedule, optimizer->steps + 1);
 }
 
-/* When the ranks meet: what this one would have come to goes out, and neither its parameters nor
- * its momentum change before all is known to be well. */
+/* In a synchronisation step this rank sends the parameters that its step would give; parameters and
+ * momentum change only once all ranks are known to be well. */
 static onebit_status_t zero_one_adam_prepare(struct onebit_optimizer *optimizer,
                                              struct ob_bucket *bucket) {
   const bool meeting = optimizer->step.exchange == OB_EXCHANGE_BITS && is_local(optimizer);
@@ -132,7 +132,8 @@ static void zero_one_adam_call(struct onebit_optimizer *optimizer, struct ob_buc
   call->hold = optimizer->bucket_count > 1;
   if (!meeting)
     return;
-  call->source.inputs = (const void *const *)bucket->means; /* OB_SCRATCH, where MEET leaves them */
+  call->source.inputs =
+      (const void *const *)bucket->means; /* OB_SCRATCH, where ZERO_ONE_STORE leaves them */
   call->source.float32 = true;
   call->source.factor = 1;
   ob_constants_agree(optimizer, rate_sum(optimizer),
@@ -158,8 +159,8 @@ static onebit_status_t zero_one_adam_look(struct onebit_optimizer *optimizer, bo
   return ONEBIT_OK;
 }
 
-/* Nobody else learns how this ends: the step counts, and where something was wrong this rank stays
- * where it is. */
+/* Makes a local step. No other rank learns of its outcome: the step counts, and after an error this
+ * rank's parameters stay as they are. */
 static onebit_status_t move_alone(struct onebit_optimizer *optimizer) {
   bool finite;
   if (optimizer->step.outcome.status != ONEBIT_OK)

@@ -49,14 +49,14 @@ static struct period period_of(const struct ob_zero_one_schedule *schedule, uint
 
 /* --- The local stage */
 
-/* The ranks meet in the steps whose numbers this divides, after so many doublings. */
+/* The interval of synchronisation steps after so many doublings: it divides their numbers. */
 static uint64_t local_interval(const struct ob_zero_one_schedule *schedule, uint64_t doublings) {
   if (doublings > 63 || schedule->local_step_clipper >> doublings == 0)
     return schedule->local_step_clipper;
   return (uint64_t)1 << doublings;
 }
 
-/* In the first `steps` steps of the local stage. */
+/* Counts the synchronisation steps among the first `steps` steps of the local stage. */
 static uint64_t count_meetings(const struct ob_zero_one_schedule *schedule, uint64_t steps) {
   uint64_t meetings = 0, number = schedule->before + schedule->variance_freeze_step;
   for (uint64_t doublings = 0; steps > 0; doublings++) {

@@ -88,7 +88,7 @@ onebit_status_t ob_outer_to_host(struct onebit_outer *outer) {
   return status;
 }
 
-/* All of them, also where one fails. */
+/* Copies all of them, even if one fails. */
 onebit_status_t ob_outer_from_host(struct onebit_outer *outer, bool changed) {
   onebit_status_t status = ONEBIT_OK;
   if (!outer->on_host)

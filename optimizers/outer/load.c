@@ -21,7 +21,7 @@ struct loading {
   struct onebit_outer *outer;
   struct ob_parts *parts;
   uint64_t *numbers; /* of all parts */
-  double *factors;   /* what each part counts, in the fragment that is being loaded */
+  double *factors;   /* the weight of each part in the fragment that is being loaded */
   float *values;     /* as many as the longest fragment has, or OB_CHUNK */
   bool dry;
 };
@@ -91,7 +91,7 @@ static void choose_factors(struct loading *loading, const struct ob_fragment *fr
   loading->parts->factors = sum > 0 ? loading->factors : NULL;
 }
 
-/* A drift that was not finite on a rank that is no more is none. */
+/* Stores the parameters. A drift that was not finite, on a rank that is gone, counts as zero. */
 static void store_parameters(struct ob_fragment *fragment, const float *values, bool own) {
   const struct onebit_outer *outer = fragment->outer;
   for (size_t k = 0; k < fragment->pieces; k++) {
@@ -245,7 +245,8 @@ static onebit_status_t load_fragments(struct loading *loading) {
   return ONEBIT_OK;
 }
 
-/* Sites that are more or fewer than those that saved first have what these had. */
+/* Cuts the fragments into as many shards as the sites that saved had, if their number was
+ * another. */
 static onebit_status_t cut_as_saved(struct loading *loading) {
   const struct ob_part *part = &loading->parts->list[0];
   const size_t shards = part->header.fragments, groups = loading->outer->groups;

@@ -121,8 +121,8 @@ static onebit_status_t import_held(const struct ob_rejoining *moving,
   return ONEBIT_OK;
 }
 
-/* Parameters that were set to the consensus less the residual follow it, or the next drift would be
- * less by what it has grown. */
+/* Moves parameters that contain a residual by the growth of the residual: otherwise the next drift
+ * would lack it. */
 static void follow_growth(struct ob_fragment *fragment) {
   if (fragment->keeps)
     ob_fragment_shift(fragment, fragment->held[SERVER]);

@@ -33,8 +33,8 @@ static uint64_t move_align_fingerprint(const struct ob_fragment *fragment) {
   return sums;
 }
 
-/* A rank that was behind begins at the consensus: what it has done since was in the exchange that
- * it did not see the end of. */
+/* A rank that was behind begins at the consensus: its drift so far was in the exchange whose end it
+ * did not see. */
 static onebit_status_t align_fragment(struct ob_rejoining *moving, struct ob_fragment *fragment) {
   struct ob_moving *ranks = &moving->ranks;
   OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, move_align_fingerprint(fragment)));

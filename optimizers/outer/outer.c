@@ -188,7 +188,7 @@ static onebit_status_t create_weigh(struct ob_fragment *fragment) {
   return ob_plan_create(fragment->outer->comm, status, &shape, 1, &fragment->weigh);
 }
 
-/* All ranks come this far. */
+/* All ranks reach this point. */
 onebit_status_t ob_outer_build(struct onebit_outer *outer) {
   if (outer->sites)
     return ob_sites_build(outer);

@@ -37,8 +37,8 @@ struct ob_outer_run {
 /* The ways to exchange drifts, a row each. */
 struct ob_outer_exchange {
   const char *name;
-  /* Collective: what it keeps of the fragment goes to fragment->state. On failure all ranks get an
-   * error, and `destroy` follows. */
+  /* Creates the exchange's state of the fragment in fragment->state. Collective. On failure all
+   * ranks get an error, and `destroy` follows. */
   onebit_status_t (*create)(struct ob_fragment *fragment);
   void (*destroy)(struct ob_fragment *fragment);
   /* Begins the exchange of fragment->drift times fragment->factor, and returns at once. Where

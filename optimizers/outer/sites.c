@@ -112,7 +112,7 @@ static onebit_status_t sites_allocate(struct ob_sites *sites) {
 
 /* --- Made --------------------------------------------------------------------------------------*/
 
-/* No more than there are, after a move. */
+/* The quorum is at most the number of sites, which may be smaller after a move. */
 static void choose_quorum(struct ob_sites *sites) {
   const int asked = sites->asked ? sites->asked : sites->count / 2 + 1;
   sites->quorum = asked < sites->count ? asked : sites->count;
@@ -193,7 +193,7 @@ onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, on
   return find_sites(status == ONEBIT_OK ? outer->sites : &none, status);
 }
 
-/* First in each site, then between them, and what came of it again in each. */
+/* Agrees first in each site, then between sites, and tells each site the result. */
 onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit_status_t status,
                                const struct ob_term *terms, size_t count) {
   status = ob_agree(site, status, terms, count);

@@ -54,7 +54,7 @@ struct ob_site_header {
    * it is, in steps, times 65536; a round: the mean of these. */
   uint64_t first;
   uint32_t count;     /* and how many */
-  uint32_t consensus; /* a round: checksum of what it is added to; the last piece: of the whole */
+  uint32_t consensus; /* checksum of the consensus, before a round or after the last piece */
   uint64_t check;     /* hash of the header, and of a piece's values */
 };
 
@@ -174,7 +174,7 @@ onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_
 /* ob_agree, of all ranks of all sites. */
 onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit_status_t status,
                                const struct ob_term *terms, size_t count);
-/* Makes what they exchange with. Collective over all sites. */
+/* Creates the state of exchanges between sites. Collective over all sites. */
 onebit_status_t ob_sites_build(struct onebit_outer *outer);
 /* Undoes that, after the exchange's `destroy` of each fragment. */
 void ob_sites_detach(struct onebit_outer *outer);

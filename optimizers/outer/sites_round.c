@@ -17,7 +17,8 @@ static void sites_round_decode(struct ob_shard *shard, const unsigned char *mess
   }
 }
 
-/* To sites->ahead: what it was when the parameters were set, and the local steps since. */
+/* Writes to sites->ahead how far this site is ahead of the consensus: as when the parameters were
+ * set, and the local steps since. */
 static bool find_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
   float *left = fragment->drift;
   memcpy(sites->ahead, left, fragment->count * sizeof *left);
@@ -29,7 +30,8 @@ static bool find_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
   return finite;
 }
 
-/* The same, less what of it is in the round: what of the drift was left by compression stays. */
+/* Does the same, less the part of the drift that is in the round: the rounding error of compression
+ * stays. */
 static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool included) {
   const struct ob_site_header *sent = (const void *)shard->drift;
   find_ahead(shard->fragment, sites);
@@ -40,7 +42,7 @@ static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool inclu
     sites->ahead[i] -= sites->mean[i];
 }
 
-/* The parameters become the consensus less these. */
+/* Sets the parameters to the consensus less these values. */
 static void restart(struct ob_fragment *fragment, const float *ahead) {
   memcpy(fragment->drift, ahead, fragment->count * sizeof *ahead);
   fragment->keeps = true;
@@ -129,7 +131,7 @@ double ob_site_weight(const struct ob_site_peer *peer) {
   return weight;
 }
 
-/* A message times a factor: of zeros it stays. */
+/* Multiplies a message by a factor; zeros stay zeros. */
 static void multiply(const struct ob_site_part *part, unsigned char *message, float factor) {
   const struct ob_view view = ob_message_view(message + part->at, &part->shape);
   float *values = part->dense ? view.values : view.scales;
@@ -138,7 +140,8 @@ static void multiply(const struct ob_site_part *part, unsigned char *message, fl
     values[i] *= factor;
 }
 
-/* So that their mean is that with weights; where these are all zero, nothing. */
+/* Scales the drifts so that their mean is the weighted one; if all weights are zero, nothing is
+ * scaled. */
 static void apply_weights(struct ob_shard *shard, struct ob_site_group *group) {
   double sum = 0, streams = 0;
   for (int s = 0; s < group->sites->count; s++)

@@ -1,7 +1,7 @@
 /*
  * When a site sends its drifts, and when it applies rounds. A group's drifts are sent in one step
- * of local_steps, and what came of them is applied `delay` steps later, by all ranks of the site
- * together.
+ * of local_steps, and the resulting rounds are applied `delay` steps later, by all ranks of the
+ * site together.
  */
 #include <string.h>
 
@@ -36,8 +36,8 @@ static void count_steps(struct ob_shard *shard) {
   fragment->weight = 0;
 }
 
-/* The drift of each shard whose last one is in a round. One that is not finite is none: this site
- * goes back to the consensus. */
+/* Sends the drift of each shard whose last drift is in a round. If a drift is not finite, it is
+ * dropped and this site goes back to the consensus. */
 void ob_sites_begin(struct ob_site_group *group, unsigned flags, bool *skipped) {
   struct ob_sites *sites = group->sites;
   group->in_flight = true;
@@ -58,7 +58,8 @@ void ob_sites_begin(struct ob_site_group *group, unsigned flags, bool *skipped) 
   }
 }
 
-/* Drifts that are in no round are sent no more as they are: the parameters go on from here. */
+/* Ends the group's exchange. Drifts that are in no round are not sent again: the next drifts
+ * contain them. */
 static onebit_status_t sites_step_end(struct ob_site_group *group) {
   group->in_flight = false;
   OB_TRY(ob_sites_exchange(group->sites, group));

@@ -249,8 +249,8 @@ static void sites_wait_describe(const void *waiter, struct ob_wait *wait) {
   }
 }
 
-/* A moment for the first message of the group that is wanted, or in a synchronisation for one that
- * has to go; *waited says whether there was one. */
+/* Waits a moment for the first message that the group needs, or in a synchronisation for one to be
+ * sent; *waited: there is such a message. */
 static onebit_status_t wait_a_moment(struct ob_site_group *group, bool all, bool *waited) {
   const bool ended = all && ob_shard_of(group, group->sites->own)->ended;
   *waited = true;

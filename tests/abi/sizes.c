@@ -2,7 +2,7 @@
  * A program that was compiled against the headers of an earlier release gives the sizes that
  * structs had then. The library must take them for as long as its soname is the same: for each
  * SIZE_type that tests/scripts/check-abi defines, a call with that size. Ends with status 1 and the
- * words of what was refused.
+ * message of the refused call.
  */
 #include <onebit/onebit.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@ namespace emulation {
 /* Returns the communicator of a handle, or none. The caller holds the lock. */
 comm_ptr find_comm(ncclComm_t handle);
 
-/* Keeps the words for ncclGetLastError, and returns the error; so does the end of a group. */
+/* Keeps the message for ncclGetLastError, and returns the error; so does the end of a group. */
 ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process if the emulated NCCL is older than that version. */

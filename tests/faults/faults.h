@@ -57,7 +57,7 @@ enum fault {
   KILLED,     /* SIGKILL */
   PAUSED,     /* the rank stops for SHORT_PAUSE */
   STOPPED,    /* for LONG_PAUSE, which is beyond the timeout */
-  LEFT,       /* it ends without a word, its communicator destroyed or its process exited */
+  LEFT,       /* it ends without an error, its communicator destroyed or its process exited */
   SILENT,     /* it stays, and makes no further call */
   ABORTED,    /* onebit_comm_abort */
   OTHER_PLAN, /* it calls another plan than the others */
@@ -66,16 +66,16 @@ enum fault {
   FULL_DISK,  /* no file can grow */
   FORKED,     /* SIGKILL, while a child that it has forked lives on */
   NO_FILES,   /* it may open no more files */
-  STRANGER,   /* before it comes, others connect to rank 0, and say this and that */
+  STRANGER,   /* before it joins, strangers connect to rank 0 and send other bytes */
   /* To its messages: */
   LATE,      /* each comes some milliseconds late */
-  HELD,      /* none leaves for SHORT_PAUSE, then all do: a link that was down */
-  CUT,       /* none leaves any more */
-  FLIPPED,   /* one bit of one is another */
+  HELD,      /* none is sent for SHORT_PAUSE, then all are: a link that was down */
+  CUT,       /* none is sent from some point on */
+  FLIPPED,   /* one bit of one is flipped */
   TRUNCATED, /* one is shorter, */
   LONGER,    /* or longer */
-  TWICE,     /* one comes twice */
-  LOST,      /* one never comes */
+  TWICE,     /* one arrives twice */
+  LOST,      /* one never arrives */
   RESET,     /* the connection is reset in place of one */
   FAULTS
 };

@@ -43,13 +43,13 @@ void gpu_suite_add(struct gpu_suite *suite);
 /* calloc that ends the program when there is no memory. */
 void *gpu_allocate(size_t count, size_t size);
 
-/* Between host and device, either way: complete at return, for every stream. */
+/* Copies between host and device, either way: complete at return, for every stream. */
 bool gpu_copy(void *to, const void *from, size_t bytes);
 
 /* ---- Checks (harness_checks.c); from any thread ---- */
 
-/* Notes a failure, with words like printf's, when the condition does not hold; gives the condition.
- */
+/* Notes a failure, with a message in printf's format, if the condition does not hold; returns the
+ * condition. */
 #define CHECK(condition, ...) check_note((condition), __FILE__, __LINE__, __VA_ARGS__)
 bool check_note(bool holds, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -93,7 +93,7 @@ bool gpu_ranks(int size, gpu_rank_body *body, void *context);
 /* Runs it on ranks that are threads of this process, with communicators over loopback. */
 bool gpu_threads(int size, gpu_rank_body *body, void *context);
 
-/* Rank 0's bytes to all: for what NCCL wants to be told by other means, such as its unique id. */
+/* Sends rank 0's bytes to all, for data that NCCL needs by other means, such as its unique id. */
 void gpu_broadcast(const struct gpu_rank *self, void *data, size_t size);
 
 /* Zeroed memory that a test shares with the ranks it starts next, until the test ends. */

@@ -8,7 +8,7 @@
 
 void checks_begin(void);
 size_t checks_failed(void);
-const char *checks_skipped(void); /* the words of a skip, or NULL */
+const char *checks_skipped(void); /* the reason for a skip, or NULL */
 
 /* ---- Ranks ---- */
 
@@ -27,7 +27,7 @@ struct seat {
 };
 extern struct seat gpu_seat;
 
-/* Takes the seat that the command line names; false when it makes no sense. */
+/* Reads from the command line which rank this process is; false if that makes no sense. */
 bool gpu_seat_take(const char *rank, const char *size, const char *group);
 
 /* The test that runs, and the program. */
@@ -43,8 +43,8 @@ void gpu_ranks_end(void);
 /* The files of the areas that the test has taken so far. */
 size_t gpu_area_files(int files[MOST_AREAS]);
 
-/* Ranks that wait for each other for ever must not keep the tests from ending: so long they may
- * take, in seconds. */
+/* The seconds after which ranks are ended, so that ranks which wait for each other for ever do not
+ * keep the tests from ending. */
 int gpu_limit(void);
 
 bool gpu_size_is_usable(int size);

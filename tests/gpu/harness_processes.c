@@ -90,7 +90,7 @@ bool gpu_seat_take(const char *rank, const char *size, const char *group) {
   return gpu_size_is_usable(gpu_seat.size) && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 }
 
-/* In the process that is this rank: does what it is for. */
+/* Runs the rank's part, in the process that is this rank. */
 static void sit(gpu_rank_body *body, void *context) {
   struct gpu_rank self = {gpu_seat.rank, gpu_seat.size, NULL, gpu_seat.pipes[0], gpu_seat.pipes};
   check_case("rank %d of %d", self.rank, self.size);
@@ -177,7 +177,7 @@ static bool went_well(const struct rank_process *process) {
          (WEXITSTATUS(process->status) == 0 || WEXITSTATUS(process->status) == SKIPPED);
 }
 
-/* Until all have ended; when one has failed, the others get a few seconds to notice. */
+/* Waits until all have ended; when one has failed, the others get a few seconds to notice. */
 static void await(struct rank_process *processes, int size) {
   long left = gpu_limit() * 100L;
   for (int running = size; running > 0 && left > 0; left--) {

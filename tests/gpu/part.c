@@ -11,7 +11,7 @@
 
 /* --- Memory, here or there */
 
-/* Bytes that are no element of anything: where nothing was stored it shows. */
+/* A pattern that no element has, so that places where nothing was stored show. */
 enum { UNTOUCHED = 0x5a };
 
 static void *take(bool device, size_t bytes) {
@@ -211,8 +211,8 @@ void part_scale_errors(struct part *part, float factor) {
   free(server);
 }
 
-/* Not what depends on where it is, nor the bytes of messages that a rank passes on for others, nor
- * messages that it was left to the plan to cut. */
+/* Leaves out fields that depend on the plan's device, bytes of messages that a rank passes on for
+ * others, and the number of messages if the plan chose it. */
 uint64_t part_account(const struct part *part) {
   const onebit_plan_info_t *info = &part->info;
   const bool passed_on = info->schedule == ONEBIT_SCHEDULE_ALLGATHER && part->size >= 4;

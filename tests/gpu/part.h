@@ -1,6 +1,6 @@
 /*
  * One rank's part in an exchange: a plan, on a device or on the host, and buffers where the plan
- * is. What is wanted of a device is what the host makes of the same input, in every bit.
+ * is. The expected result of a device is the host's result of the same input, in every bit.
  */
 #ifndef ONEBIT_TESTS_GPU_PART_H
 #define ONEBIT_TESTS_GPU_PART_H
@@ -10,7 +10,7 @@
 
 struct plan_case {
   size_t count;
-  onebit_plan_options_t options; /* of them `device` is for who makes the plan to say */
+  onebit_plan_options_t options; /* `device` is set by the creator of the plan */
   size_t offset;                 /* elements between an aligned address and the buffers */
   bool in_place;
   uint32_t salt;
@@ -34,13 +34,13 @@ struct part {
 bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *what, bool device);
 void part_destroy(struct part *part);
 
-/* The input of a step to part->sent; and that to the plan's memory, where a stream is given with
- * the work of that stream. Not-a-number at one place where `spoilt`. */
+/* Writes the input of a step to part->sent, and copies it to the plan's memory, on the stream if
+ * one is given. With `spoilt` one value is not-a-number. */
 void part_make(struct part *part, unsigned step, bool spoilt);
 void part_load(struct part *part);
 void part_load_on(struct part *part, cudaStream_t stream);
 
-/* The result to part->received. */
+/* Copies the result to part->received. */
 void part_fetch(struct part *part);
 void part_fetch_on(struct part *part, cudaStream_t stream);
 

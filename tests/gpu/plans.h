@@ -29,7 +29,7 @@ plan_ranks ranks_aware;
 void ranks_make_aware(onebit_comm_t comm);
 #endif
 
-/* Both ways in turn: the body on `size` ranks, over loopback and then over NCCL. */
+/* Runs the body on `size` ranks, over loopback and then over NCCL. */
 void plan_ranks_both(int size, gpu_rank_body *body, void *context);
 
 #ifdef ONEBIT_HAVE_NCCL

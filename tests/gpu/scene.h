@@ -1,9 +1,9 @@
 /*
  * A scene: one case of the kernels' tests, as the processor's codec sees it and as the device does.
  *
- * The host's side is a plan of the library, made by hand, in the memory of a twin; so what a kernel
- * is held to is what the library's own steps do with that plan. The device's side says the same in
- * the kernels' words.
+ * The host's side is a plan of the library, made by hand, in the memory of a twin; so the library's
+ * own steps with that plan give the expected result of a kernel. The device's side is the same plan
+ * in the kernels' structs.
  */
 #ifndef ONEBIT_TESTS_GPU_SCENE_H
 #define ONEBIT_TESTS_GPU_SCENE_H
@@ -62,7 +62,7 @@ struct scene {
   const float *input_values;
 };
 
-/* Fills everything in; the device's memory is still to be sent. */
+/* Fills in the scene; its memory is not yet copied to the device. */
 void scene_create(struct scene *scene, struct twin *twin, const struct scene_case *what);
 void scene_destroy(struct scene *scene);
 

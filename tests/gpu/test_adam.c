@@ -1,5 +1,5 @@
-/* 1-bit Adam on devices: parameters and all that an optimizer tells of itself have the bits of the
- * host's, over each transport. */
+/* 1-bit Adam on devices: parameters and the optimizer's info have the bits of the host's, over each
+ * transport. */
 #include <stdlib.h>
 
 #include "tests/gpu/hosts.h"

@@ -33,7 +33,7 @@ static float element(const struct part *part, size_t i) {
   return value;
 }
 
-/* A call, its result, and what becomes of it: times `factor` as the processor multiplies. */
+/* Makes a call and scales its result; expects the processor's product with `factor`. */
 static void scale_once(struct part *part, unsigned step, float factor) {
   void *wanted = gpu_allocate(part->received_bytes + 1, 1);
   part_make(part, step, false);
@@ -87,7 +87,7 @@ static void scale_results(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* A plan that has given up its errors goes on as a new one. */
+/* A plan whose residuals were reset goes on as a new one. */
 static void forget(const struct gpu_rank *self, void *context) {
   struct part used, fresh;
   const struct plan_case *what = context;

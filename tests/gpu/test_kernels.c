@@ -386,7 +386,7 @@ KERNEL(commit, commit_on_host, ob_cuda_commit(scene->device, false, 0),
                  .stop = true},
        .once = true)
 
-/* Without error feedback what was kept is forgotten. */
+/* Without error feedback residuals are reset. */
 static void forget_on_host(struct scene *scene, size_t chunk) {
   commit_on_host(scene, chunk);
   if (scene->what->stop)

@@ -1,6 +1,6 @@
 /*
- * Communicators over NCCL: what is not for them, and what becomes of calls when NCCL fails or
- * somebody gives up.
+ * Communicators over NCCL: calls that they refuse, and the outcome of calls when NCCL fails or a
+ * rank gives up.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
@@ -98,7 +98,7 @@ static bool create(struct part *part, const struct gpu_rank *self) {
   return true;
 }
 
-/* After the transport has failed: at once, and the same words for everything. */
+/* After the transport has failed every call fails at once, with the same message. */
 static void check_broken(struct part *part) {
   onebit_request_t request;
   CHECK_STATUS(part_call(part), ONEBIT_ERROR_TRANSPORT);
@@ -236,8 +236,8 @@ static cudaGraphExec_t capture_call(struct part *part, cudaStream_t stream) {
   return runs;
 }
 
-/* Rank 1 never comes: who waits for it is let go, and all is given back, while there is a graph
- * whose end NCCL waits for. */
+/* Rank 1 never comes: ranks that wait for it get an error and free everything, while NCCL waits for
+ * the end of a graph. */
 static void leave_graph(const struct gpu_rank *self, void *context) {
   struct part part;
   cudaStream_t stream;
@@ -318,7 +318,7 @@ static void left_behind(void) {
   unsetenv("ONEBIT_TIMEOUT");
 }
 
-/* A step that rank 1 never makes is on the stream when all is given back. */
+/* Everything is freed while a step that rank 1 never makes is on the stream. */
 static void step_alone(const struct gpu_rank *self, void *context) {
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
   onebit_optimizer_t optimizer;

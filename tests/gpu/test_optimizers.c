@@ -1,6 +1,5 @@
-/* The optimizers on devices, and what all of them have: parameters and all that an optimizer tells
- * of itself have the bits of the host's, over each transport. test_adam.c has more of 1-bit
- * Adam. */
+/* The optimizers on devices, and what all of them have: parameters and the optimizer's info have
+ * the bits of the host's, over each transport. test_adam.c has more of 1-bit Adam. */
 #include "tests/gpu/training.h"
 
 #define BIT(k)        (1u << (k))

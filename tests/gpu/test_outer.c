@@ -1,6 +1,6 @@
 /*
- * The outer step on a device: parameters, consensus and all that it tells of itself have the bits
- * of the host's, over every transport, and one that was saved or moved goes on with them.
+ * The outer step on a device: parameters, consensus and its info have the bits of the host's, over
+ * every transport, also after it was saved or moved.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -324,7 +324,7 @@ static void refuse(const struct gpu_rank *self, void *context) {
 
 static void refuses_what_is_wrong(void) { gpu_threads(3, refuse, NULL); }
 
-/* A bit of a rank's consensus is another: all ranks are told, and none applies anything. */
+/* One bit of a rank's consensus is flipped: all ranks get an error, and none applies anything. */
 static void differ(const struct gpu_rank *self, void *context) {
   static const struct outer_case what = CASE("differs", PLAIN, .local_steps = 1);
   struct trained it;

@@ -129,7 +129,8 @@ static void mixed(void) {
     walk_group(size, gpu_threads, on_some);
 }
 
-/* A rank on the host cuts in two what one on a device would not cut: then both do. */
+/* A plan on the host has two messages where one on a device would have one: mixed, both have
+ * two. */
 static void create_unnamed(const struct gpu_rank *self, void *context) {
   const struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 200000);
   struct part part;

@@ -96,8 +96,8 @@ static void put_spoilt(struct part *part, unsigned step) {
   CHECK_STATUS(part_put(part, NULL), ONEBIT_OK);
 }
 
-/* A skip, one more, and an error of rank 0: that is what is told; to others than rank 0, who it
- * was. Then all is well again. */
+/* Two skips and an error of rank 0: the error is returned; the other ranks' message names rank 0.
+ * Later calls succeed. */
 static void error_after_skips(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;

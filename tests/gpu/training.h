@@ -1,5 +1,5 @@
 /*
- * Trainings, short ones: on the host they are recorded, on a device they must give the same bits.
+ * Short trainings: they are recorded on the host, and must give the same bits on a device.
  */
 #ifndef ONEBIT_TESTS_GPU_TRAINING_H
 #define ONEBIT_TESTS_GPU_TRAINING_H
@@ -93,7 +93,7 @@ bool learner_replace(struct learner *learner, const char *directory);
 
 size_t learner_parameter_bytes(const struct learner *learner);
 
-/* This rank's gradients of an attempt, put in their place on the stream. */
+/* Copies this rank's gradients of an attempt to their place, on the stream. */
 void learner_send_gradients(struct learner *learner, int attempt, cudaStream_t stream);
 
 /* Its parameters after an attempt, to learner->fetched. */
@@ -112,7 +112,7 @@ void training_compare_case(const struct training_case *what, onebit_comm_t comm,
 void training_check_parameters(const struct learner *learner, const void *got, const void *wanted,
                                int attempt);
 
-/* Notes where the optimizer tells anything else of itself than `wanted`, but for what is sent. */
+/* Notes differences of the optimizer's info from `wanted`, except for bytes sent. */
 void training_check_info(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *wanted);
 
 /* --- Tables of cases (training_runs.c): each is recorded on the host, on as many ranks as there

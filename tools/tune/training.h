@@ -11,7 +11,7 @@ enum tune_method {
   TUNE_DENSE,        /* MPI_Allreduce of float32 */
   TUNE_HALF,         /* MPI_Allreduce of two bytes an element */
   TUNE_FLAT,         /* Efficient-Adam, whose warm-up sends 8 bits: schedule exchange */
-  TUNE_HIERARCHICAL, /* the same, hierarchical; as flat where that is not possible */
+  TUNE_HIERARCHICAL, /* the same, hierarchical; the flat one if that is not possible */
   TUNE_ADAM,         /* 1-bit Adam: the better of these two, after a dense warm-up */
   TUNE_ZERO_ONE,     /* 0/1 Adam: the better of these two, and not in every step */
   TUNE_SGD,          /* 1-bit momentum SGD: the better of these two, without a warm-up */
@@ -63,9 +63,9 @@ double tune_step_seconds(const struct ob_costs *costs, const struct tune_trainin
                          enum tune_method method, bool overlap);
 
 /* The bandwidth between hosts, in bytes a second, above which a run with the method is less than
- * OB_STEP_WORTH times as fast as a dense one, overlapped. INFINITY: at none; 0: at all. Assumed:
- * what moves the bytes of a faster link is faster in proportion, or TCP's copies would keep dense
- * slow always. */
+ * OB_STEP_WORTH times as fast as a dense one, overlapped. INFINITY: at none; 0: at all. It assumes
+ * that software moves the bytes of a faster link faster in proportion: otherwise TCP's copies would
+ * always limit the dense step. */
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method);
 

@@ -2,10 +2,10 @@
  * onebit-tune: measures a cluster, fits the cost model to it, writes the tuning file, and says what
  * plans will decide and why; or predicts what compression would bring to a training run.
  *
- * run_mpi.c finds out who is where, and measures links and the codec; calls_mpi.c measures whole
- * calls, fit.c brings the model near to them; report.c prints and writes. training.c knows what a
- * step of training costs, predict.c prints that; card.c and predict_card.c are the same for GPUs,
- * whole.c and predict_whole.c for a whole run over a slow network.
+ * run_mpi.c finds the hosts of the ranks, and measures links and the codec; calls_mpi.c measures
+ * whole calls, fit.c brings the model near to them; report.c prints and writes. training.c knows
+ * what a step of training costs, predict.c prints that; card.c and predict_card.c are the same for
+ * GPUs, whole.c and predict_whole.c for a whole run over a slow network.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
@@ -49,7 +49,7 @@ void tune_rate_text(double bytes_a_second, char text[24]);
 struct tune_point {
   struct ob_cost_task task;
   bool mpi;         /* MPI_Allreduce of float32; else schedule, wire and chunk of task */
-  size_t candidate; /* of the cost model's, where that is what it is */
+  size_t candidate; /* index of the cost model's candidate, if it is one */
   double measured, predicted;
 };
 

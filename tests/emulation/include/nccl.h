@@ -172,8 +172,9 @@ ncclResult_t ncclGroupEnd(void);
  * find ncclRemoteError in ncclCommGetAsyncError. */
 void emulation_nccl_break(ncclComm_t comm);
 
-/* Windows that were registered, of all ranks, and that are. With EMULATED_NCCL_VERSION=21800 this
- * is NCCL 2.18, which has none: what makes one ends the process. */
+/* Counts the windows of all ranks that were registered so far, and those that are registered now.
+ * With EMULATED_NCCL_VERSION=21800 this is NCCL 2.18, which has none: what makes one ends the
+ * process. */
 struct emulation_nccl_counters {
   long registrations, windows;
 };
