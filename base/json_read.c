@@ -80,8 +80,8 @@ static onebit_status_t read_escape(struct reader *reader) {
 }
 
 static onebit_status_t read_string(struct reader *reader, const char **text) {
-  if (!skip(reader, '"'))
-    return wrong(reader, "a text in \"\"");
+  if (!skip_character(reader, '"'))
+    return unexpected_error(reader, "a text in \"\"");
   *text = reader->write;
   while (*reader->read != '"') {
     if ((unsigned char)*reader->read < ' ')

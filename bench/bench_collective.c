@@ -320,7 +320,7 @@ static bool dense_fits(const struct bench_case *like) {
   if (!team->algorithm_count || like->options->largest / sizeof(float) <= most)
     return true;
   if (team->rank == 0)
-    bench_complain("-m %zu: %s counts at most %zu elements; --no-dense goes without it",
+    bench_complain("-m %zu: %s counts at most %zu elements; --no-dense leaves it out",
                    like->options->largest, like->collective->dense_name, most);
   return false;
 }

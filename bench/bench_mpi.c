@@ -184,8 +184,9 @@ static int bench_mpi_choose(struct bench_team *team, const struct bench_options 
     status = bench_mpi_add_all(team, &control, options, operation) ? BENCH_OK : BENCH_USAGE;
     MPI_T_cvar_handle_free(&control.handle);
   } else if (team->rank == 0) {
-    bench_complain("--mpi-algorithms: %s lets none be chosen, so its default is measured",
-                   bench_mpi_library());
+    bench_complain(
+        "--mpi-algorithms: %s does not let an algorithm be chosen, so its default is measured",
+        bench_mpi_library());
   }
   MPI_T_finalize();
   return status;

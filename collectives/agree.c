@@ -105,7 +105,8 @@ static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct 
                                      size_t count) {
   const struct proposal *first = slot(comm, 0), *theirs = slot(comm, rank);
   if (first->count != theirs->count)
-    return ob_error(ONEBIT_ERROR_MISMATCH, "rank 0 and rank %d do not make the same thing", rank);
+    return ob_error(ONEBIT_ERROR_MISMATCH, "rank 0 and rank %d create objects of different kinds",
+                    rank);
   for (size_t i = 0; i < count && i < first->count; i++)
     if (first->values[i] != theirs->values[i])
       return ob_error(ONEBIT_ERROR_MISMATCH,

@@ -242,7 +242,7 @@ static onebit_status_t check_agreed(const struct onebit_plan *plan, unsigned fla
   if (!ob_header_disagrees(flags, agreed, plan->flight->call.agreed))
     return ONEBIT_OK;
   if (agreed == plan->flight->call.agreed)
-    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks that it has heard of", name);
+    return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks other than this one", name);
   if (plan->flight->call.agreed_whole)
     return ob_error(ONEBIT_ERROR_MISMATCH, "%s differs between ranks: here it is %08x, there %08x",
                     name, (unsigned)plan->flight->call.agreed, (unsigned)agreed);

@@ -78,7 +78,7 @@ static onebit_status_t options_check_bits(const onebit_plan_options_t *options, 
   if (options->wire == ONEBIT_WIRE_DENSE || options->profile == ONEBIT_PROFILE_DEEPSPEED ||
       options->block_size == ONEBIT_BLOCK_BUFFER)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "%s is %d: that takes ONEBIT_WIRE_BITS, profile default and a scale for each "
+                    "%s is %d: it requires ONEBIT_WIRE_BITS, profile default and a scale for each "
                     "block",
                     name, bits);
   return ONEBIT_OK;
@@ -87,7 +87,7 @@ static onebit_status_t options_check_bits(const onebit_plan_options_t *options, 
 static onebit_status_t check_ladder(const onebit_plan_options_t *options) {
   OB_TRY(options_check_bits(options, "max_bits", options->max_bits));
   if (options->max_bits < options->bits)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "max_bits is %d, and bits %d", options->max_bits,
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "max_bits is %d, less than bits, %d", options->max_bits,
                     options->bits);
   if (options->max_bits > options->bits && options->no_error_feedback)
     return ob_error(ONEBIT_ERROR_ARGUMENT,

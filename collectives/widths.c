@@ -102,7 +102,7 @@ onebit_status_t onebit_plan_set_bits(onebit_plan_t plan, int bits) {
   if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
   if (!ob_width_is_known(bits) || (unsigned)bits < ladder->min || (unsigned)bits > ladder->max)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, and the plan has %u to %u", bits,
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "bits is %d, not a width of the plan, %u to %u", bits,
                     ladder->min, ladder->max);
   if ((unsigned)bits != plan->geometry.width)
     set_width(plan, (unsigned)bits);

@@ -21,7 +21,8 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
   if (plan->executor != &ob_executor_stream)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "over %s the host learns how a call ends from itself",
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "over %s the host runs the call, and has its outcome at once",
                     plan->comm->transport->name);
   if (plan->state->broken)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport has failed before");

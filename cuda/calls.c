@@ -39,7 +39,8 @@ onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64
   if (plan->options.device != ONEBIT_DEVICE_CUDA)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
   if (plan->executor != &ob_executor_stream)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED, "over %s the host makes all calls",
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "over %s the host runs the calls: the device counts none",
                     plan->comm->transport->name);
   *made = plan->device->seen->outcome.calls;
   *skipped = plan->device->seen->outcome.skipped;

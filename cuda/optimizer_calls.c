@@ -116,7 +116,7 @@ static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer
                                         const float *rate) {
   if (optimizer->method->scheduled)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "rate is %p: the host of %s adds up the rates between synchronisations",
+                    "rate is %p: %s adds up the rates of local steps on the host",
                     (const void *)rate, optimizer->method->name);
   if (!optimizer->deferred)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,

@@ -57,7 +57,8 @@ static onebit_status_t device_step_send(const struct ob_bucket_device *device, v
   cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device->own);
   if (error == cudaSuccess)
     error = cudaStreamSynchronize(device->own);
-  return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "sending numbers of a unit");
+  return error == cudaSuccess ? ONEBIT_OK
+                              : ob_cuda_error(error, "copying a bucket's numbers to the device");
 }
 
 /* Sends the addresses of gradients that have moved, behind the steps before: the step before the

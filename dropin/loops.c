@@ -57,7 +57,8 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, voi
                                 struct ob_loops **result) {
   *result = NULL;
   if (repeats < 2)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "repeats is %u, at least 2 show a loop", repeats);
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "repeats is %u, less than 2: one repetition is no loop",
+                    repeats);
   struct ob_loops *loops = ob_allocate(1, sizeof *loops);
   if (!loops)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for loops of calls");

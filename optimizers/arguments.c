@@ -24,8 +24,8 @@ onebit_status_t ob_check_common(const onebit_optimizer_options_t *options) {
   OB_TRY(check_loss_scale(options));
   if (options->bucket_size && options->profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: what is compressed "
-                    "together is decided there, leave it 0",
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, bucket_size is %zu: the profile "
+                    "decides what is compressed together, leave it 0",
                     options->bucket_size);
   return ONEBIT_OK;
 }
@@ -42,8 +42,8 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "warmup_bits is %d, not 0, 4 or 8", bits);
   if (recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "profile is ONEBIT_PROFILE_DEEPSPEED, warmup_bits is %d: the warm-up is dense "
-                    "there, leave it 0",
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, warmup_bits is %d: the profile has a "
+                    "dense warm-up, leave it 0",
                     bits);
   if (method->exchange != ob_freeze_exchange || recipe->moments.no_warmup || method->plans)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,

@@ -87,7 +87,7 @@ static onebit_status_t norms_look_at(struct look *look,
   onebit_status_t status = ob_reader_create(&look->reader, look->optimizer);
   look->values = ob_allocate(2 * OB_CHUNK, sizeof *look->values);
   if (status == ONEBIT_OK && !look->values)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for a look at the state");
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to read the state");
   const struct ob_layout *layout = ob_plan_layout(look->section.plan);
   for (struct ob_run run = {0}; status == ONEBIT_OK && ob_next_run(layout, first, end, &run);)
     status = body(look, &run);

@@ -206,7 +206,7 @@ static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_
   if (optimizer->step.on_stream)
     ob_step_note(optimizer, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {
-    ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: a step behind step %llu is skipped: %s",
+    ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: a step after step %llu is skipped: %s",
            optimizer->method->name, (unsigned long long)optimizer->steps, onebit_last_error());
     optimizer->skipped++;
     optimizer->skipped_by_norm++;

@@ -187,7 +187,7 @@ static void wrong_sockets(const struct wrong_scene *scene) {
   SOCKETS(timeout, -1, "options->timeout is -1");
   SOCKETS(timeout, (double)NAN, "options->timeout is nan");
   SOCKETS(rendezvous, "127.0.0.1", "expected host:port");
-  SOCKETS(rendezvous, "[fe80::1]:29400", "a link-local address wants its interface");
+  SOCKETS(rendezvous, "[fe80::1]:29400", "a link-local address needs its interface");
   SOCKETS(rendezvous, "::1:80", "expected host:port");
   SOCKETS(rendezvous, "127.0.0.1:0", "expected host:port");
   SOCKETS(rendezvous, "127.0.0.1:65536", "expected host:port");
@@ -339,7 +339,8 @@ void wrong_plans(const struct wrong_scene *scene) {
   WRONG(onebit_plan_set_bits, (NULL, 1), ARGUMENT, "plan is NULL");
   WRONG(onebit_plan_set_bits, (scene->no_plan, 1), ARGUMENT, "which is no plan");
   WRONG(onebit_plan_set_bits, (scene->busy, 1), BUSY, "in flight");
-  WRONG(onebit_plan_set_bits, (scene->plan, 3), ARGUMENT, "bits is 3, and the plan has 1 to 1");
+  WRONG(onebit_plan_set_bits, (scene->plan, 3), ARGUMENT,
+        "bits is 3, not a width of the plan, 1 to 1");
   WRONG(onebit_plan_fit_budget, (NULL, 1, 0.5), ARGUMENT, "plans is NULL");
   WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 0), ARGUMENT, "budget is 0, not above 0");
   WRONG(onebit_plan_fit_budget, (&scene->plan, 1, 1.5), ARGUMENT, "budget is 1.5, not above 0");

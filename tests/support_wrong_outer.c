@@ -108,7 +108,7 @@ static void wrong_sites(const struct wrong_scene *scene, onebit_outer_t plain) {
   WRONG(onebit_outer_get_sites, (NULL, &info), ARGUMENT, "outer is NULL");
   WRONG(onebit_outer_get_sites, (plain, NULL), ARGUMENT, "info is NULL");
   WRONG(onebit_outer_get_sites, (plain, &small), ARGUMENT, "info->size is 3");
-  WRONG(onebit_outer_get_sites, (plain, &info), ARGUMENT, "none of onebit_outer_create_sites");
+  WRONG(onebit_outer_get_sites, (plain, &info), ARGUMENT, "not made by onebit_outer_create_sites");
   onebit_comm_destroy(site);
 }
 

@@ -212,7 +212,7 @@ Test(checkpoint_places, large_files_are_not_read_whole) {
   path_of(path, "manifest");
   cr_assert(truncate(path, (off_t)1 << 40) == 0); /* takes no place */
   struct files_run run = run_files(0);
-  expect(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are no manifest");
+  expect(&run, ONEBIT_ERROR_CHECKPOINT, "1099511627776 bytes are not a manifest");
   end();
 }
 
@@ -247,7 +247,7 @@ Test(checkpoint_places, parts_that_become_shorter_are_errors) {
     ob_input_calls = real_input;
     reached = reads >= at;
     for (int k = 0; k < RANKS; k++) {
-      bool told = strstr(run.words[k], "a part of the state has been taken");
+      bool told = strstr(run.words[k], "part of the state has been loaded");
       if (run.status[k] == ONEBIT_ERROR_FILE)
         (told ? (taken++) : (checked++));
       if (run.status[k] == ONEBIT_ERROR_FILE && !told)

@@ -305,7 +305,7 @@ static void arguments_on_rank(onebit_comm_t comm, void *context) {
   onebit_plan_options_t options = {.size = sizeof options, .max_bits = 3};
   refuse(comm, options, "max_bits is 3, not 1, 2, 4 or 8");
   options.max_bits = 2, options.bits = 4;
-  refuse(comm, options, "max_bits is 2, and bits 4");
+  refuse(comm, options, "max_bits is 2, less than bits, 4");
   options.max_bits = 8;
   options.no_error_feedback = 1;
   refuse(comm, options, "max_bits is 8, bits is 4, no_error_feedback is set");
@@ -321,7 +321,7 @@ static void arguments_on_rank(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_create(comm, 0, &options, &plan), ONEBIT_OK);
   CHECK_STATUS(onebit_plan_set_bits(plan, 3), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_plan_set_bits(plan, 1), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("bits is 1, and the plan has 2 to 4");
+  CHECK_WORDS("bits is 1, not a width of the plan, 2 to 4");
   CHECK_STATUS(onebit_plan_set_bits(plan, 8), ONEBIT_ERROR_ARGUMENT);
   CHECK_STATUS(onebit_plan_set_bits(plan, 4), ONEBIT_OK);
   CHECK_STATUS(onebit_allreduce(NULL, NULL, plan), ONEBIT_OK);

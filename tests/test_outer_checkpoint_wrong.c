@@ -70,12 +70,12 @@ Test(outer_checkpoint_wrong, numbers_of_no_state_are_refused) {
   } rows[] = {{1, 4, "step 4 of a round of 4 steps"},
               {2, 0, "of a round of 0 steps"},
               {3, 5, "fragment 0 has 598 elements, saved were 5"},
-              {4, 3, "of no state"},
-              {5, UINT64_MAX, "of no state"},
-              {6, 2, "of no state"},
-              {7, UINT64_MAX, "of no state"},
-              {8, (uint64_t)1 << 63 | 1, "of no state"},
-              {9, UINT64_MAX, "of no state"}};
+              {4, 3, "no possible state"},
+              {5, UINT64_MAX, "no possible state"},
+              {6, 2, "no possible state"},
+              {7, UINT64_MAX, "no possible state"},
+              {8, (uint64_t)1 << 63 | 1, "no possible state"},
+              {9, UINT64_MAX, "no possible state"}};
   onebit_comm_t comm = self_comm();
   struct saved_parts parts = small_part(comm, &options);
   struct outer_trained *it = outer_begin(comm, &options);

@@ -275,7 +275,7 @@ static void differ_in_rate(onebit_comm_t comm, void *context) {
     uint64_t before = hash_of(learner);
     onebit_status_t status = learn(learner, rank, 20, 1e-3f);
     CHECK(status == ONEBIT_ERROR_MISMATCH, "status %d: %s", (int)status, onebit_last_error());
-    CHECK_WORDS("the sum of learning_rate since the ranks met last");
+    CHECK_WORDS("the sum of learning_rate since the last synchronisation");
     CHECK(hash_of(learner) == before, "parameters have changed");
     end_learning(learner);
   }

@@ -21,8 +21,8 @@ static onebit_status_t allgather_applicable(const struct onebit_plan *plan,
                                             const struct ob_plan_shape *shape) {
   (void)plan;
   return shape->windowed || shape->from_servers
-             ? ob_error(ONEBIT_ERROR_ARGUMENT, "schedule is ONEBIT_SCHEDULE_ALLGATHER: an "
-                                               "optimizer takes what servers send")
+             ? ob_error(ONEBIT_ERROR_ARGUMENT, "schedule is ONEBIT_SCHEDULE_ALLGATHER: "
+                                               "optimizers need servers, it has none")
              : ONEBIT_OK;
 }
 

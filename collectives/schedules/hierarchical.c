@@ -39,9 +39,10 @@ static onebit_status_t hierarchical_applicable(const struct onebit_plan *plan,
                     "buffer only",
                     name);
   if (!hosts->each)
-    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is %s: the hosts have %d to %d ranks, and would all need as many",
-                    name, hosts->fewest, hosts->max);
+    return ob_error(
+        ONEBIT_ERROR_UNSUPPORTED,
+        "schedule is %s: the hosts have %d to %d ranks, and all must have the same number", name,
+        hosts->fewest, hosts->max);
   return ONEBIT_OK;
 }
 

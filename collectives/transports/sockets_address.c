@@ -74,7 +74,7 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
   const uint32_t *scope = scope_of(address);
   if (scope && !*scope)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "options->rendezvous \"%.100s\": a link-local address wants its interface, "
+                    "options->rendezvous \"%.100s\": a link-local address needs its interface, "
                     "e.g. [fe80::1%%eth0]:29400",
                     text);
   return ONEBIT_OK;

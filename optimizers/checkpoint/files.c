@@ -278,7 +278,7 @@ struct opened {
 static onebit_status_t files_read_text(struct opened *opened, const struct ob_stored *stored) {
   uint64_t bytes = stored->input.bytes;
   if (bytes > OB_MANIFEST_BYTES)
-    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are no manifest", bytes);
+    return ob_error(ONEBIT_ERROR_CHECKPOINT, "%" PRIu64 " bytes are not a manifest", bytes);
   char *text = ob_allocate(1, (size_t)bytes);
   if (!text)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a manifest of %" PRIu64 " bytes", bytes);

@@ -35,7 +35,7 @@ onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status
   if (status == ONEBIT_OK) {
     status = load->restore(load->object, &parts, false);
     if (status == ONEBIT_ERROR_FILE)
-      status = ob_error(status, "%s; a part of the state has been taken", onebit_last_error());
+      status = ob_error(status, "%s; part of the state has been loaded", onebit_last_error());
     status = ob_agree(load->comm, status, NULL, 0);
   }
   load->close(load->object);
@@ -114,7 +114,7 @@ static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
   OB_TRY(ob_checkpoint_idle(optimizer));
   if (optimizer->deferred && !optimizer->executor->restored)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "optimizer is on a device that counts its steps: it cannot be told of others");
+                    "optimizer is on a device that counts its steps: they cannot be set");
   return ONEBIT_OK;
 }
 

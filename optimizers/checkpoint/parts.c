@@ -72,7 +72,7 @@ onebit_status_t ob_parts_together(const struct ob_parts *parts) {
       return ob_part_error(part, "saved by one of %" PRIu32 " ranks, and there are %d parts",
                            part->header.ranks, parts->count);
     if (part->header.rank != (uint32_t)k)
-      return ob_part_error(part, "saved by rank %" PRIu32 ", it has another place",
+      return ob_part_error(part, "saved by rank %" PRIu32 ", given in the place of another rank",
                            part->header.rank);
     OB_TRY(check_alike(part, &parts->list[0]));
   }
@@ -151,7 +151,7 @@ static onebit_status_t check_stage(const struct ob_part *part,
   bool frozen = header->stage != OB_STAGE_WARMUP;
   if (!is_state(header, optimizer))
     return ob_part_error(
-        part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": no such state of %s",
+        part, "stage %" PRIu32 ", frozen at step %" PRIu64 " of %" PRIu64 ": %s has no such state",
         header->stage, header->frozen_at, header->steps, optimizer->method->name);
   const bool may_begin_frozen =
       optimizer->moments.no_warmup || optimizer->method->divides || optimizer->asked->begins_frozen;
@@ -178,8 +178,8 @@ static onebit_status_t check_numbers(const struct ob_part *part,
                          "divide gradients as this one, %s, does: load one that was saved after it",
                          optimizer->method->name, header->library, onebit_version());
   if (header->numbers != numbers && !before)
-    return ob_part_error(part, "%" PRIu64 " numbers of %s's own, it has %" PRIu64, header->numbers,
-                         optimizer->method->name, numbers);
+    return ob_part_error(part, "has %" PRIu64 " numbers that are %s's own, expected %" PRIu64,
+                         header->numbers, optimizer->method->name, numbers);
   if (!(header->loss_scale >= 0) || isinf(header->loss_scale))
     return ob_part_error(part, "a loss scale of %g", header->loss_scale);
   return ONEBIT_OK;

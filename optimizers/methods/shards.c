@@ -308,12 +308,12 @@ onebit_status_t ob_shards_choose(struct ob_recipe *recipe) {
                     shards);
   if (common->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shares have the "
+                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shards have the "
                     "exchange only",
                     shards);
   if (common->device != ONEBIT_DEVICE_HOST)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                    "device is %d, shards is %d: shares are for memory of the host",
+                    "device is %d, shards is %d: shards are for memory of the host",
                     (int)common->device, shards);
   return ONEBIT_OK;
 }

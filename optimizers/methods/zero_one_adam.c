@@ -137,7 +137,7 @@ static void zero_one_adam_call(struct onebit_optimizer *optimizer, struct ob_buc
   call->source.float32 = true;
   call->source.factor = 1;
   ob_constants_agree(optimizer, rate_sum(optimizer),
-                     "the sum of learning_rate since the ranks met last", call);
+                     "the sum of learning_rate since the last synchronisation", call);
 }
 
 /* Checks that this rank's gradients are finite. If they are clipped their norm is known already. */

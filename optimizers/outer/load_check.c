@@ -59,7 +59,7 @@ static onebit_status_t check_fragment(const struct ob_part *part,
       numbers->keeps > (fragment->outer->exchange->keep != NULL) || !is_weight(numbers->weight) ||
       !is_weight(numbers->sent_weight) || !is_weight(numbers->squares) ||
       numbers->remaining > UINT32_MAX)
-    return ob_part_error(part, "the numbers of fragment %zu are those of no state",
+    return ob_part_error(part, "the numbers of fragment %zu describe no possible state",
                          fragment->number);
   return ONEBIT_OK;
 }

@@ -26,9 +26,9 @@ static onebit_status_t outer_save_check(onebit_outer_t outer) {
 static onebit_status_t outer_save_check_whole(const struct onebit_outer *outer) {
   for (size_t f = 0; outer->sites && f < outer->options.fragments; f++)
     if (((const struct ob_shard *)outer->fragments[f].state)->torn)
-      return ob_error(ONEBIT_ERROR_UNSUPPORTED,
-                      "some of what this site has missed is still under way: save after a later "
-                      "exchange");
+      return ob_error(
+          ONEBIT_ERROR_UNSUPPORTED,
+          "rounds that this site missed are still arriving: save after a later exchange");
   return ONEBIT_OK;
 }
 

@@ -79,7 +79,7 @@ onebit_status_t onebit_outer_get_sites(onebit_outer_t outer, onebit_sites_info_t
   OB_TRY(ob_size_check("info", info, sizeof *info));
   const struct ob_sites *sites = outer->sites;
   if (!sites)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "outer is none of onebit_outer_create_sites");
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "outer was not made by onebit_outer_create_sites");
   uint64_t rounds = 0;
   for (size_t g = 0; sites->groups && g < outer->groups; g++)
     rounds += ob_shard_of(&sites->groups[g], sites->own)->round;

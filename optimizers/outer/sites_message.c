@@ -147,8 +147,8 @@ onebit_status_t ob_site_check(const unsigned char *message, size_t bytes, enum o
   const size_t values = fragment->count * (fragment->momentum ? 2 : 1);
   if (header->kind == OB_SITE_PIECE &&
       (header->first > values || header->count > values - header->first))
-    return ob_error(ONEBIT_ERROR_MESSAGE, "%u values from %ju on, of %zu", (unsigned)header->count,
-                    (uintmax_t)header->first, values);
+    return ob_error(ONEBIT_ERROR_MESSAGE, "%u values from index %ju on, of %zu in the shard",
+                    (unsigned)header->count, (uintmax_t)header->first, values);
   if (header->kind != OB_SITE_PIECE && bytes != shard->bytes)
     return ob_error(ONEBIT_ERROR_MESSAGE, "%zu bytes, not %zu", bytes, shard->bytes);
   return ONEBIT_OK;

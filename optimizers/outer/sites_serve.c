@@ -28,8 +28,8 @@ static onebit_status_t check_drift(struct ob_site_group *group, int peer) {
   const struct ob_site_header *header = (const void *)of->drift;
   OB_TRY(ob_site_check(of->drift, of->receive->receive[0].bytes, OB_SITE_DRIFT, own_shard(group)));
   if (header->number != of->number + 1)
-    return ob_error(ONEBIT_ERROR_MESSAGE, "drift %ju, expected %ju", (uintmax_t)header->number,
-                    (uintmax_t)of->number + 1);
+    return ob_error(ONEBIT_ERROR_MESSAGE, "a drift has number %ju, expected %ju",
+                    (uintmax_t)header->number, (uintmax_t)of->number + 1);
   if (!(ob_site_weight(of) >= 0 && ob_site_weight(of) <= MAX_WEIGHT))
     return ob_error(ONEBIT_ERROR_MESSAGE, "a drift's weight is %g", ob_site_weight(of));
   return ob_shard_check_parts(own_shard(group), of->drift);

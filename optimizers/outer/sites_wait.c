@@ -69,7 +69,8 @@ static onebit_status_t sites_wait_follow(struct ob_sites *sites) {
       break;
     if (batch->receive[0].bytes < sizeof *header ||
         header->shard >= (uint32_t)sites->outer->options.fragments)
-      return ob_error(ONEBIT_ERROR_MESSAGE, "rank 0 of the site sent %zu bytes of something else",
+      return ob_error(ONEBIT_ERROR_MESSAGE,
+                      "rank 0 of the site sent %zu bytes that are not a piece",
                       batch->receive[0].bytes);
     struct ob_shard *shard = sites->outer->fragments[header->shard].state;
     OB_TRY(ob_site_check(sites->command, batch->receive[0].bytes, OB_SITE_PIECE, shard));

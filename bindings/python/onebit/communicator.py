@@ -77,7 +77,7 @@ class Communicator:
         timeout: seconds that a rank waits for others; math.inf: for ever; None: ONEBIT_TIMEOUT
         """
         if (rank is None) != (size is None) or (size is not None and size < 1):
-            raise wrong(f"rank is {rank} and size {size}: both, size at least 1, or neither")
+            raise wrong(f"rank is {rank} and size {size}: give both, size at least 1, or neither")
         if timeout is not None and not timeout > 0:
             raise wrong(f"timeout is {timeout} seconds")
         options = _native.sized(_native.SocketsOptions)
@@ -146,8 +146,8 @@ class Communicator:
     def _check_process(self):
         if self._is_foreign():
             raise wrong(
-                f"the communicator is process {self._process}'s: one that is forked from it, as "
-                "this is, has no share in its connections"
+                f"the communicator belongs to process {self._process}: this process was forked "
+                "from it and cannot use its connections"
             )
 
     @property

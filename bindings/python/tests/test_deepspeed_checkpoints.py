@@ -130,7 +130,7 @@ def test_another_number_of_ranks_and_the_default_profile(on_ranks, recorded):
         )
         assert np.isfinite(losses).all() and np.mean(losses) < 0.5
     for kind in KINDS[:2]:
-        with pytest.warns(onebit.OnebitWarning, match="one more step in full precision"):
+        with pytest.warns(onebit.OnebitWarning, match="one more step is dense"):
             made = on_ranks(2, lambda comm: go_on(comm, kind, recorded / kind, 3)[1].onebit.info())
         assert made[0]["steps"] == STOPS[kind] + 2 and made[0]["freeze_step"] == STOPS[kind]
     with pytest.raises(onebit.Error, match="goes on in profile deepspeed only"):

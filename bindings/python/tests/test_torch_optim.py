@@ -191,7 +191,7 @@ def test_what_is_refused(made):
     with pytest.raises(onebit.Error, match="only the first can change"):
         optimizer.step()
     table, comm = torch.nn.Parameter(torch.ones(3)), optimizer.comm
-    with pytest.raises(onebit.Error, match="tables has what is not"):
+    with pytest.raises(onebit.Error, match="tables has something that is not"):
         onebit.torch.EfficientAdam([table], comm=comm, tables=[torch.ones(3)])
     with pytest.raises(onebit.Error, match="ONEBIT_TABLE: that is for Efficient-Adam"):
         onebit.torch.Adam([table], comm=comm, tables=[table])

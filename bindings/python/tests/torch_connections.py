@@ -254,7 +254,7 @@ def forked(rank):
     plan.allreduce(ones, ones)
     child = os.fork()
     if child == 0:
-        words = "one that is forked from it"
+        words = "was forked from it"
         raises(Status.ERROR_ARGUMENT, lambda: plan.allreduce(ones, ones), words)
         raises(Status.ERROR_ARGUMENT, lambda: onebit.Plan(comm, 1), words)
         comm.close()

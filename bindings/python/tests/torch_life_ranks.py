@@ -169,7 +169,7 @@ def forked(rank, size):
     hooked, carried, optimizer = both()
     child = os.fork()
     if child == 0:
-        expect("one that is forked from it", lambda: backward(hooked, 2))
+        expect("was forked from it", lambda: backward(hooked, 2))
         del hooked, carried, optimizer
         gc.collect()
         sys.exit(7)

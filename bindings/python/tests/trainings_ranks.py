@@ -553,7 +553,7 @@ def norms(rank):
         factor = model.module.body[0].weight.grad.float().norm() / own.float().norm()
         assert abs(factor - wanted / 2 / found) < 0.01
         optimizer.step()
-    expect("the 2-norm alone", lambda: optimizer.clip_grad_norm_(1.0, 1.0))
+    expect("only the 2-norm", lambda: optimizer.clip_grad_norm_(1.0, 1.0))
     told = []
     optimizer._warn = told.append
     for step in range(3):

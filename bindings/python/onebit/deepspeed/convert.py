@@ -201,7 +201,7 @@ class _Parts:
         frozen = self.found.step >= freeze and self.steps > 0
         self.add(part.PARAMETERS, self.joined("parameter"))
         if frozen and not self.layout.deepspeed:
-            _warn("of the default profile: one more step in full precision, and it is frozen anew")
+            _warn("the optimizer has the default profile: one more step is dense, then it freezes")
         if not frozen or not self.layout.deepspeed:
             self.add(part.MOMENTUM, self.joined("exp_avg"))
             self.add(part.VARIANCE, self.joined("exp_avg_sq"))

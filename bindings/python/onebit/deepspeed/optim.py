@@ -226,7 +226,7 @@ class _Optimizer(StatefulOptimizer):
             model.load_state_dict(checkpoint["module"])
         layout, other = part.layout_of(self.onebit.save())
         if other:
-            raise wrong("exchange and shards are not DeepSpeed's")
+            raise wrong("exchange and shards are not options of DeepSpeed's")
         given = [(number, one) for number, _, one in self._optimized()]
         found = state.read_state(folder, checkpoint, given)
         saved = checkpoint["optimizer"].get("optimizer_state_dict", checkpoint["optimizer"])

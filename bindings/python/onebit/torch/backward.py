@@ -177,8 +177,8 @@ class Backward:
         if not getattr(getattr(model, "_join_config", None), "enable", False):
             return False
         if not model._divide_by_initial_world_size:
-            raise wrong("the model is in its join() without divide_by_initial_world_size: no hook "
-                        "knows of how many ranks a mean is")  # fmt: skip
+            raise wrong("the model is in its join() without divide_by_initial_world_size: a "
+                        "hook cannot know of how many ranks to take a mean")  # fmt: skip
         if model.find_unused_parameters or self._optimizer._shards.number:
             raise wrong("the model is in its join() with find_unused_parameters, or ranks of a host "
                         "share the work: compress with kind onebit.torch.HookState")  # fmt: skip

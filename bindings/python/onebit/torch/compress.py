@@ -171,11 +171,11 @@ class _Choice:
         self.names = {one: name for name, one in _module_of(model).named_parameters()}
         for one in self.names:
             if one.requires_grad and not any(one in of for of in every):
-                self.reasons[one] = "is of no optimizer: requires_grad_(False) saves its exchange"
+                self.reasons[one] = "is in no optimizer: requires_grad_(False) saves its exchange"
         others = [one for one, reason in self.reasons.items() if reason != _FROZEN]
         if isinstance(model, FSDPModule) and others:
             name = self.names.get(others[0], "a parameter of the optimizer")
-            raise wrong(f"of fully_shard every parameter goes on with one bit, but {name} "
+            raise wrong(f"with fully_shard every parameter must use one bit, but {name} "
                         f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
 
     def averaged(self):
@@ -207,7 +207,7 @@ def _choose(comm, model, optimizers, kind):
     agree(comm, reason)
     everyone = set(gather(comm, choice.digest().encode()))
     if len(everyone) > 1:
-        reason = wrong("the ranks' optimizers are of other types, or have other parameters")
+        reason = wrong("the ranks' optimizers differ in type or in parameters")
     agree(comm, reason)
     return choice
 

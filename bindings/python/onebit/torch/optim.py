@@ -215,7 +215,7 @@ class _Optimizer(StatefulOptimizer):
         self._check_shards(options)
         tables = {id(one) for one in tables}
         if not tables <= {id(one) for one in every if one.requires_grad}:
-            raise wrong("tables has what is not a parameter of the groups that is trained")
+            raise wrong("tables has something that is not a trained parameter of the groups")
         # Of each tensor of the library's: its parameter, the number of its group, its factor and
         # its weight decay. Those that are not trained have none.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
@@ -279,7 +279,7 @@ class _Optimizer(StatefulOptimizer):
                 for c_name, value in zip(c_names, values if name == "betas" else [values]):
                     below_one = 1 if name != "eps" else math.inf
                     if not 0 < value < below_one:
-                        raise wrong(f"{name} is {values}: greater than 0, and betas below 1")
+                        raise wrong(f"{name} is {values}, not above 0, or a beta not below 1")
                     options[c_name] = float(value)
         if self._stage is None and any(one.device.type == "cuda" for one in self._parameters):
             options.setdefault("device", "cuda")
@@ -425,7 +425,7 @@ class _Optimizer(StatefulOptimizer):
         16 KiB of each rank's within 1.1 % (one standard deviation). Before `step`, after a
         GradScaler's `unscale_`. Collective."""
         if norm_type != 2:
-            raise wrong(f"norm_type is {norm_type}: of the mean, the 2-norm alone is known")
+            raise wrong(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
         model = self._backward and self._backward.model
         carried = {id(one) for one in self._parameters}
         every = [one for group in self.param_groups for one in group["params"]]
