@@ -77,7 +77,7 @@ const char *ob_config_without_effect(const char *key, bool of_optimizer) {
 
 /* --- Values */
 
-static const struct ob_json_value *next(int object, size_t from) {
+static const struct ob_json_value *next_value_in(int object, size_t from) {
   for (; from < config.count; from++)
     if (config.values[from].parent == object)
       return &config.values[from];
@@ -90,7 +90,7 @@ static size_t config_index_of(const struct ob_json_value *value) {
 
 const struct ob_json_value *ob_config_next(const struct ob_json_value *object,
                                            const struct ob_json_value *value) {
-  return next((int)config_index_of(object), config_index_of(value ? value : object) + 1);
+  return next_value_in((int)config_index_of(object), config_index_of(value ? value : object) + 1);
 }
 
 const struct ob_json_value *ob_config_find(const struct ob_json_value *object, const char *key) {

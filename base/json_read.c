@@ -25,7 +25,7 @@ const char *ob_json_kind_name(enum ob_json_kind kind) {
   return names[kind];
 }
 
-static onebit_status_t wrong(const struct reader *reader, const char *expected) {
+static onebit_status_t unexpected_error(const struct reader *reader, const char *expected) {
   const char found[] = {'\'', *reader->read, '\'', '\0'};
   const bool printable = *reader->read > ' ' && *reader->read <= '~';
   return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: expected %s, not %s", reader->name, reader->line,
@@ -40,7 +40,7 @@ static void skip_blanks(struct reader *reader) {
     reader->line += *reader->read == '\n';
 }
 
-static bool skip(struct reader *reader, char wanted) {
+static bool skip_character(struct reader *reader, char wanted) {
   skip_blanks(reader);
   if (*reader->read != wanted)
     return false;
@@ -70,12 +70,12 @@ static onebit_status_t read_escape(struct reader *reader) {
   static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
   const char *found = *reader->read ? strchr(letters, *reader->read) : NULL;
   if (!found && *reader->read != 'u')
-    return wrong(reader, "one of \"\\/bfnrtu behind \\");
+    return unexpected_error(reader, "one of \"\\/bfnrtu behind \\");
   reader->read++;
   if (found)
     *reader->write++ = meanings[found - letters];
   else if (!read_unicode(reader))
-    return wrong(reader, "the four digits of one character behind \\u");
+    return unexpected_error(reader, "the four digits of one character behind \\u");
   return ONEBIT_OK;
 }
 
@@ -85,7 +85,7 @@ static onebit_status_t read_string(struct reader *reader, const char **text) {
   *text = reader->write;
   while (*reader->read != '"') {
     if ((unsigned char)*reader->read < ' ')
-      return wrong(reader, "\" at the end of a text");
+      return unexpected_error(reader, "\" at the end of a text");
     if (*reader->read != '\\')
       *reader->write++ = *reader->read++;
     else if (reader->read++)
@@ -121,7 +121,7 @@ static onebit_status_t json_read_number(struct reader *reader, const char **text
     good = put_digits(reader);
   }
   if (!good)
-    return wrong(reader, "a value");
+    return unexpected_error(reader, "a value");
   if (reader->write - *text > MAX_NUMBER)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: %.20s...: a number of more than %d characters",
                     reader->name, reader->line, *text, MAX_NUMBER);
@@ -139,7 +139,7 @@ static onebit_status_t json_read_key(struct reader *reader, int object, const ch
     if (reader->values[k].parent == object && strcmp(reader->values[k].key, *key) == 0)
       return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: %.60s: in line %d already", reader->name,
                       reader->line, *key, reader->values[k].line);
-  return skip(reader, ':') ? ONEBIT_OK : wrong(reader, "':'");
+  return skip_character(reader, ':') ? ONEBIT_OK : unexpected_error(reader, "':'");
 }
 
 static onebit_status_t read_members(struct reader *reader, int parent, char end) {
@@ -148,14 +148,14 @@ static onebit_status_t read_members(struct reader *reader, int parent, char end)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: more than %d arrays and objects in each other",
                     reader->name, reader->line, MAX_DEPTH);
   reader->read++;
-  if (!skip(reader, end)) {
+  if (!skip_character(reader, end)) {
     do {
       if (end == '}')
         OB_TRY(json_read_key(reader, parent, &key));
       OB_TRY(json_read_value(reader, key, parent));
-    } while (skip(reader, ','));
-    if (!skip(reader, end))
-      return wrong(reader, end == '}' ? "',' or '}'" : "',' or ']'");
+    } while (skip_character(reader, ','));
+    if (!skip_character(reader, end))
+      return unexpected_error(reader, end == '}' ? "',' or '}'" : "',' or ']'");
   }
   reader->depth--;
   return ONEBIT_OK;
@@ -169,7 +169,7 @@ static onebit_status_t read_word(struct reader *reader, enum ob_json_kind *kind)
       return ONEBIT_OK;
     }
   }
-  return wrong(reader, "a value");
+  return unexpected_error(reader, "a value");
 }
 
 static onebit_status_t json_read_value(struct reader *reader, const char *key, int parent) {
@@ -205,9 +205,9 @@ onebit_status_t ob_json_read(const char *name, char *text, struct ob_json_value 
   skip_blanks(&reader);
   /* An outermost number might end where the next character is yet to be read. */
   if (*reader.read != '{')
-    return wrong(&reader, "'{'");
+    return unexpected_error(&reader, "'{'");
   OB_TRY(json_read_value(&reader, NULL, -1));
   skip_blanks(&reader);
   *count = reader.count;
-  return *reader.read ? wrong(&reader, "nothing behind the last '}'") : ONEBIT_OK;
+  return *reader.read ? unexpected_error(&reader, "nothing behind the last '}'") : ONEBIT_OK;
 }

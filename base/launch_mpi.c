@@ -16,14 +16,14 @@ static const struct launcher {
                  {"PMI_SIZE", "MPI_LOCALNRANKS", false},
                  {"MPI_LOCALNRANKS", "MPI_LOCALNRANKS", false}}; /* of this host: -pmi-port */
 
-static int number(const char *name) {
+static int number_of_variable(const char *name) {
   const char *text = getenv(name);
   return text ? atoi(text) : 0;
 }
 
 static const struct launcher *launch_find(void) {
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++)
-    if (number(launchers[i].size) > 0)
+    if (number_of_variable(launchers[i].size) > 0)
       return &launchers[i];
   return NULL;
 }
@@ -32,7 +32,7 @@ int ob_launch_rank(void) {
   static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_ID", "PMIX_RANK"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     if (getenv(names[i]))
-      return number(names[i]);
+      return number_of_variable(names[i]);
   return 0;
 }
 
@@ -47,12 +47,12 @@ static bool launch_is_alone(void) {
 bool ob_launch_is_foreign(char *text, size_t bytes) {
   const struct launcher *launcher = launch_find();
   const struct ob_mpi_found *mpi = ob_mpi_find();
-  if (!launcher || number(launcher->size) < 2 || !mpi || launcher->open_mpi == mpi->is_open_mpi ||
-      !getenv(launcher->sign))
+  if (!launcher || number_of_variable(launcher->size) < 2 || !mpi ||
+      launcher->open_mpi == mpi->is_open_mpi || !getenv(launcher->sign))
     return false;
   snprintf(text, bytes,
            "the launcher has started %d ranks (%s): it is %s, and the program runs with %s",
-           number(launcher->size), launcher->size,
+           number_of_variable(launcher->size), launcher->size,
            launcher->open_mpi ? "Open MPI's" : "that of MPICH or a relative", mpi->version);
   return true;
 }
@@ -61,7 +61,8 @@ onebit_status_t ob_launch_check(MPI_Comm comm) {
   static atomic_flag said = ATOMIC_FLAG_INIT;
   char text[256];
   const struct launcher *launcher = launch_find();
-  if (!launcher || number(launcher->size) < 2 || comm == MPI_COMM_SELF || !launch_is_alone())
+  if (!launcher || number_of_variable(launcher->size) < 2 || comm == MPI_COMM_SELF ||
+      !launch_is_alone())
     return ONEBIT_OK;
   if (ob_launch_is_foreign(text, sizeof text))
     return ob_error(ONEBIT_ERROR_UNSUPPORTED, "%s; each rank is alone in MPI_COMM_WORLD", text);
@@ -69,7 +70,7 @@ onebit_status_t ob_launch_check(MPI_Comm comm) {
     fprintf(stderr,
             "onebit: the launcher has started %d ranks (%s), and this one is alone in "
             "MPI_COMM_WORLD, of %s; unless that is meant, it is not the launcher of this MPI\n",
-            number(launcher->size), launcher->size, ob_mpi_version());
+            number_of_variable(launcher->size), launcher->size, ob_mpi_version());
   return ONEBIT_OK;
 }
 

@@ -27,7 +27,7 @@ _Static_assert(sizeof(struct proposal) == OB_AGREE_BYTES, "a proposal fills its 
 #define PROPOSAL_MAGIC   0x4142314fu /* the bytes "O1BA" */
 #define PROPOSAL_VERSION 2
 
-static struct proposal *slot(onebit_comm_t comm, int rank) {
+static struct proposal *slot_of_rank(onebit_comm_t comm, int rank) {
   return (struct proposal *)(void *)(comm->control_memory + (size_t)rank * OB_AGREE_BYTES);
 }
 
@@ -92,7 +92,7 @@ static onebit_status_t check_proposals(onebit_comm_t comm) {
 
 /* Takes the status of a peer that failed. */
 static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
-  const struct proposal *theirs = slot(comm, rank);
+  const struct proposal *theirs = slot_of_rank(comm, rank);
   if (theirs->status == ONEBIT_OK)
     return ONEBIT_OK;
   onebit_status_t status = (onebit_status_t)theirs->status;
@@ -103,7 +103,7 @@ static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
 /* Every rank compares everyone with rank 0, so all come to the same error message. */
 static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
                                      size_t count) {
-  const struct proposal *first = slot(comm, 0), *theirs = slot(comm, rank);
+  const struct proposal *first = slot_of_rank(comm, 0), *theirs = slot_of_rank(comm, rank);
   if (first->count != theirs->count)
     return ob_error(ONEBIT_ERROR_MISMATCH, "rank 0 and rank %d create objects of different kinds",
                     rank);
@@ -116,9 +116,9 @@ static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct 
 }
 
 bool ob_agree_differed_only(onebit_comm_t comm, size_t term) {
-  const struct proposal *first = slot(comm, 0);
+  const struct proposal *first = slot_of_rank(comm, 0);
   for (int rank = 0; rank < comm->size; rank++) {
-    const struct proposal *theirs = slot(comm, rank);
+    const struct proposal *theirs = slot_of_rank(comm, rank);
     if (theirs->status != ONEBIT_OK || theirs->count != first->count)
       return false;
     for (size_t i = 0; i < first->count; i++)
@@ -142,11 +142,11 @@ onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struc
   return ob_agree_noting(comm, status, terms, count, 0);
 }
 
-uint64_t ob_agree_note(onebit_comm_t comm, int rank) { return slot(comm, rank)->note; }
+uint64_t ob_agree_note(onebit_comm_t comm, int rank) { return slot_of_rank(comm, rank)->note; }
 
 onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
-  struct proposal *mine = slot(comm, comm->rank);
+  struct proposal *mine = slot_of_rank(comm, comm->rank);
   char what[64];
   /* This comes first: the message in `mine` of a failed agreement may still be under way. */
   OB_TRY(ob_comm_check(comm));

@@ -75,7 +75,7 @@ static void back_off(onebit_plan_t plan, unsigned idle) {
 /* Walks to the end of the list, or with `wait` false as far as it goes; true: to the end, and the
  * plan is claimed. While it waits for a message it moves the other requests in flight: one of them
  * may be what a peer waits for before it answers, so then nobody may block. */
-static bool walk(onebit_plan_t plan, bool wait) {
+static bool walk_steps(onebit_plan_t plan, bool wait) {
   struct ob_engine *engine = plan->comm->engine;
   for (unsigned idle = 0;; idle++) {
     bool moved = false, alone;
@@ -157,7 +157,7 @@ void ob_plan_abandon(onebit_plan_t plan) {
 }
 
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
-  if (!walk(plan, wait))
+  if (!walk_steps(plan, wait))
     return ONEBIT_IN_PROGRESS;
   if (ob_steps_settled(plan, wait))
     return call_leave(plan);
@@ -166,7 +166,7 @@ onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
 }
 
 onebit_status_t ob_plan_put(onebit_plan_t plan) {
-  walk(plan, true);
+  walk_steps(plan, true);
   return ob_outcome_add(&plan->state->outcome, call_leave(plan));
 }
 

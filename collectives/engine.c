@@ -70,7 +70,7 @@ bool ob_engine_advance(struct ob_engine *engine) {
 }
 
 /* A plan that another thread is moving is not at its end. The lock is held. */
-static bool busy(const struct ob_engine *engine) {
+static bool has_unfinished(const struct ob_engine *engine) {
   for (const struct onebit_plan *plan = engine->first; plan; plan = plan->state->next)
     if (plan->state->claimed || plan->flight->step < plan->flight->stop)
       return true;
@@ -79,12 +79,12 @@ static bool busy(const struct ob_engine *engine) {
 
 bool ob_engine_busy(struct ob_engine *engine) {
   OB_LOCKED(&engine->lock);
-  return busy(engine);
+  return has_unfinished(engine);
 }
 
 bool ob_engine_await(struct ob_engine *engine) {
   OB_LOCKED(&engine->lock);
-  while (!engine->stop && !busy(engine))
+  while (!engine->stop && !has_unfinished(engine))
     pthread_cond_wait(&engine->work, &engine->lock);
   return !engine->stop;
 }

@@ -56,7 +56,7 @@ static onebit_status_t attach_host(struct onebit_plan *plan) {
 }
 
 /* Prints the plan's choice if the environment asks for it. */
-static void explain(const struct onebit_plan *plan) {
+static void print_explanation(const struct onebit_plan *plan) {
   int asked = 0;
   char wire[32] = "dense";
   if (plan->options.wire != ONEBIT_WIRE_DENSE)
@@ -81,9 +81,9 @@ struct whole {
 };
 
 /* This rank's part, and what the others say to it. */
-static onebit_status_t propose(onebit_comm_t comm, onebit_status_t status,
-                               const struct ob_plan_shape *shape, size_t count,
-                               struct onebit_plan **result) {
+static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
+                                     const struct ob_plan_shape *shape, size_t count,
+                                     struct onebit_plan **result) {
   struct onebit_plan *plan = NULL;
   if (status == ONEBIT_OK) {
     struct whole *whole = ob_handle_create(OB_HANDLE_PLAN, sizeof *whole);
@@ -112,7 +112,7 @@ static onebit_status_t propose_as_host(onebit_comm_t comm, const struct ob_plan_
   struct ob_plan_shape mixed = *shape;
   mixed.among_hosts = true;
   ob_plan_release(*plan);
-  return propose(comm, ONEBIT_OK, &mixed, count, plan);
+  return propose_terms(comm, ONEBIT_OK, &mixed, count, plan);
 }
 
 onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
@@ -120,7 +120,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
                                onebit_plan_t *result) {
   struct onebit_plan *plan = NULL;
   comm->plans++;
-  status = propose(comm, status, shape, count, &plan);
+  status = propose_terms(comm, status, shape, count, &plan);
   if (status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(comm, TERM_MESSAGES))
     status = propose_as_host(comm, shape, count, &plan);
   if (status == ONEBIT_OK && plan->host.shared.base)
@@ -134,7 +134,7 @@ onebit_status_t ob_plan_create(onebit_comm_t comm, onebit_status_t status,
     plan->tag = ob_comm_tag(comm);
   }
   if (plan)
-    explain(plan);
+    print_explanation(plan);
   if (result)
     *result = plan;
   return status;

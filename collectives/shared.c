@@ -77,7 +77,7 @@ static void unlink_if_left(const char *name) {
   close(file);
 }
 
-static void unlink_left(void) {
+static void unlink_abandoned(void) {
   DIR *directory = opendir(BLOCKS);
   for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
     if (is_block(entry->d_name))
@@ -88,7 +88,7 @@ static void unlink_left(void) {
 
 /* --- Memory -----------------------------------------------------------------------------------*/
 
-static onebit_status_t map(struct ob_shared *shared, int block, int file) {
+static onebit_status_t map_block(struct ob_shared *shared, int block, int file) {
   void *base = MAP_FAILED;
   if (!ob_memory_must_fail())
     base = mmap(NULL, shared->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -103,7 +103,7 @@ static onebit_status_t shared_fill(struct ob_shared *shared, int file) {
   int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
   if (code)
     return shared_failed("posix_fallocate", shared, code);
-  return map(shared, shared->own, file);
+  return map_block(shared, shared->own, file);
 }
 
 /* Makes a block that is locked and still there. Before it was locked another process may have
@@ -133,7 +133,7 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   shared->base = ob_allocate((size_t)blocks, sizeof *shared->base);
   if (!shared->base)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
-  unlink_left();
+  unlink_abandoned();
   OB_TRY(shared_open_own(shared));
   return shared_fill(shared, shared->file);
 }
@@ -161,7 +161,7 @@ onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t n
     return shared_failed("shm_open of another rank's", shared, errno);
   onebit_status_t status = check_block(shared, file, name);
   if (status == ONEBIT_OK)
-    status = map(shared, block, file);
+    status = map_block(shared, block, file);
   close(file);
   return status;
 }

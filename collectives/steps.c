@@ -33,7 +33,7 @@ void ob_plan_describe_call(const struct onebit_plan *plan, struct ob_wait *wait)
 /* --- Waiting -----------------------------------------------------------------------------------*/
 
 /* The rank that the next step waits for, as far as the host can know; -1. */
-static int awaited(const struct onebit_plan *plan) {
+static int awaited_rank(const struct onebit_plan *plan) {
   const struct ob_step *step = &plan->steps[plan->flight->step];
   const struct ob_transport *transport = plan->comm->transport;
   size_t slot = step->chunk % plan->geometry.slots;
@@ -59,7 +59,7 @@ static void steps_describe(const void *waiter, struct ob_wait *wait) {
   if (plan->flight->step == plan->flight->stop)
     return; /* what is left is on a stream */
   const struct ob_step *step = &plan->steps[plan->flight->step];
-  wait->peer = awaited(plan);
+  wait->peer = awaited_rank(plan);
   snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", ob_step_name(step->kind),
            step->kind == OB_STEP_END_ROUND ? "round" : "chunk", step->chunk);
 }
@@ -67,13 +67,13 @@ static void steps_describe(const void *waiter, struct ob_wait *wait) {
 /* A rank waits at one step for a rank that waits at an earlier one, and so on until a rank that
  * does not answer: the later the step, the longer the grace, so that who waits for that one tells.
  */
-static double grace(const struct onebit_plan *plan) {
+static double grace_seconds(const struct onebit_plan *plan) {
   double longest = plan->comm->timeout / 2 < 1 ? plan->comm->timeout / 2 : 1;
   return longest * (double)plan->flight->step / (double)(plan->step_count + 1);
 }
 
 onebit_status_t ob_steps_watch(const struct onebit_plan *plan) {
-  return ob_watch_look(&plan->flight->watch, plan->comm, grace(plan), steps_describe, plan);
+  return ob_watch_look(&plan->flight->watch, plan->comm, grace_seconds(plan), steps_describe, plan);
 }
 
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {

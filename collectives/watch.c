@@ -42,8 +42,8 @@ bool ob_watch_count(struct ob_watch *watch) {
 }
 
 /* "allreduce call 3 of plan 1 (16 MiB): waited 5 s for rank 3 on host h2 (receive, chunk 5)" */
-static void compose(onebit_comm_t comm, const char *verb, double seconds,
-                    const struct ob_wait *wait, char *text, size_t bytes) {
+static void compose_wait(onebit_comm_t comm, const char *verb, double seconds,
+                         const struct ob_wait *wait, char *text, size_t bytes) {
   char whom[OB_HOST_NAME_BYTES + 32], detail[sizeof wait->detail + 4] = "";
   const char *host = wait->peer >= 0 ? ob_comm_host_name(comm, wait->peer) : "";
   if (wait->peer < 0)
@@ -62,26 +62,26 @@ static bool is_due(const struct ob_watch *watch) {
 }
 
 /* Prints a notice, one a communicator in 10 s, however many calls are in flight. */
-static void notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
+static void print_notice(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
   watch->notices++;
   if (comm->noticed > 0 && watch->seen - comm->noticed < ob_watch_notice)
     return;
   comm->noticed = watch->seen;
-  compose(comm, "waiting", watch->waited, wait, text, sizeof text);
+  compose_wait(comm, "waiting", watch->waited, wait, text, sizeof text);
   ob_log(OB_LOG_WARN, comm->rank, "%s", text);
 }
 
-static void show(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
+static void publish_wait(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
-  compose(comm, "waiting", watch->waited, wait, text, sizeof text);
+  compose_wait(comm, "waiting", watch->waited, wait, text, sizeof text);
   ob_presence_write(&comm->presence, watch->seen, text);
 }
 
 static onebit_status_t watch_give_up(onebit_comm_t comm, double seconds,
                                      const struct ob_wait *wait) {
   char text[OB_END_BYTES];
-  compose(comm, "waited", seconds, wait, text, sizeof text);
+  compose_wait(comm, "waited", seconds, wait, text, sizeof text);
   ob_comm_give_up(comm, text);
   return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", text);
 }
@@ -114,9 +114,9 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
   if (late)
     return watch_give_up(comm, comm->timeout, &wait);
   if (shown)
-    show(watch, comm, &wait);
+    publish_wait(watch, comm, &wait);
   if (is_due(watch))
-    notice(watch, comm, &wait);
+    print_notice(watch, comm, &wait);
   return ONEBIT_OK;
 }
 

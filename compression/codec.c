@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/knobs.h"
 
-static bool always(void) { return true; }
+static bool is_always_usable(void) { return true; }
 
 #if defined(__x86_64__)
 /* Asks the processor itself: __builtin_cpu_supports knows no F16C in every compiler, and finds
@@ -43,9 +43,9 @@ static const struct {
     {&ob_codec_avx512, has_avx512},
     {&ob_codec_avx2, has_avx2},
 #elif defined(__aarch64__)
-    {&ob_codec_neon, always},
+    {&ob_codec_neon, is_always_usable},
 #endif
-    {&ob_codec_scalar, always},
+    {&ob_codec_scalar, is_always_usable},
 };
 
 enum { row_count = sizeof rows / sizeof rows[0] };

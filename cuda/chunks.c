@@ -33,7 +33,7 @@ static size_t chunks_between(size_t chunks, size_t max) {
   return chunks < 1 ? 1 : chunks < max ? chunks : max;
 }
 
-static size_t streamed(size_t elements) {
+static size_t chunks_on_stream(size_t elements) {
   size_t chunks = 1;
   while (chunks < MAX_STREAMED && (chunks + 1) * (chunks + 1) * ELEMENTS_A_CHUNK <= elements)
     chunks++;
@@ -51,5 +51,5 @@ size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements) {
     return chunks_between(elements / ELEMENTS_DENSE, MAX_STAGED);
   if (!plan->comm->transport->put)
     return chunks_between(elements / ELEMENTS_STAGED, MAX_STAGED);
-  return plan->geometry.one_scale ? 1 : streamed(elements);
+  return plan->geometry.one_scale ? 1 : chunks_on_stream(elements);
 }

@@ -84,8 +84,8 @@ size_t ob_device_results_before(const struct onebit_plan *plan) {
   return plan->geometry.first_segment * plan->geometry.peer_stride;
 }
 
-static onebit_status_t mirror(struct onebit_plan *plan, const unsigned char *of,
-                              unsigned char **memory) {
+static onebit_status_t mirror_array(struct onebit_plan *plan, const unsigned char *of,
+                                    unsigned char **memory) {
   *memory = NULL;
   if (!of)
     return ONEBIT_OK;
@@ -117,8 +117,8 @@ static onebit_status_t mirror_messages(struct onebit_plan *plan) {
   const struct ob_geometry *host = &plan->geometry;
   struct ob_geometry *device = &plan->device->kernel.geometry;
   device->outgoing = device->incoming = device->results[0] = device->results[1] = NULL;
-  OB_TRY(mirror(plan, host->outgoing, &device->outgoing));
-  OB_TRY(mirror(plan, host->incoming, &device->incoming));
+  OB_TRY(mirror_array(plan, host->outgoing, &device->outgoing));
+  OB_TRY(mirror_array(plan, host->incoming, &device->incoming));
   if (host->results[0])
     OB_TRY(mirror_results(plan, &device->results[0]));
   if (host->results[1] != host->results[0])
@@ -190,7 +190,7 @@ onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStrea
 }
 
 /* Parts of one buffer, all of the same size: from the first that there is. */
-static struct ob_cuda_pieces parts(const void *const *each, size_t count, size_t step) {
+static struct ob_cuda_pieces parts_of_buffer(const void *const *each, size_t count, size_t step) {
   for (size_t k = 0; k < count; k++)
     if (each[k])
       return (struct ob_cuda_pieces){.base = (char *)(uintptr_t)each[k] - k * step, .step = step};
@@ -218,7 +218,7 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   if (call->device_inputs)
     source.inputs.each = call->device_inputs;
   else
-    source.inputs = parts(call->source.inputs, plan->geometry.layout.pieces, step);
+    source.inputs = parts_of_buffer(call->source.inputs, plan->geometry.layout.pieces, step);
   return source;
 }
 
@@ -232,7 +232,7 @@ struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
     return (struct ob_cuda_pieces){.each = call->device_outputs};
   if (plan->options.operation == ONEBIT_REDUCE_SCATTER) /* a rank has a place for its own share */
     return (struct ob_cuda_pieces){.base = call->outputs[plan->comm->rank]};
-  return parts((const void *const *)call->outputs, count, step);
+  return parts_of_buffer((const void *const *)call->outputs, count, step);
 }
 
 const struct ob_cuda_plan *ob_device_results(const struct onebit_plan *plan) {

@@ -4,7 +4,7 @@
 static __global__ void seal(const struct ob_cuda_plan plan, const struct ob_cuda_stamp stamp) {
   await_kernels_ahead();
   struct ob_message_shape shape;
-  unsigned char *message = sent(plan, stamp.kind, blockIdx.y, &shape);
+  unsigned char *message = sent_message(plan, stamp.kind, blockIdx.y, &shape);
   check_run(message, shape, warp_number(), &plan.checks[1 + blockIdx.y]);
   if (is_last_warp(plan.checks))
     stamp_messages(plan, stamp);

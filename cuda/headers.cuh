@@ -81,9 +81,9 @@ static __host__ __device__ inline size_t sent_count(const struct ob_cuda_plan &p
   return kind == OB_MESSAGE_SERVER ? 1 : plan.geometry.members;
 }
 
-static __device__ inline unsigned char *sent(const struct ob_cuda_plan &plan,
-                                             enum ob_message_kind kind, size_t i,
-                                             struct ob_message_shape *shape) {
+static __device__ inline unsigned char *sent_message(const struct ob_cuda_plan &plan,
+                                                     enum ob_message_kind kind, size_t i,
+                                                     struct ob_message_shape *shape) {
   const uint32_t now = plan.state->now;
   const bool server = kind == OB_MESSAGE_SERVER;
   *shape = shape_of(plan, server ? plan.geometry.member : i);
@@ -98,7 +98,7 @@ static __device__ inline void stamp_headers(const struct ob_cuda_plan &plan,
   const struct ob_message_call call = call_of(plan, stamp);
   for (size_t i = lane_number(); i < sent_count(plan, stamp.kind); i += OB_LANES) {
     struct ob_message_shape shape;
-    struct ob_header *header = (struct ob_header *)sent(plan, stamp.kind, i, &shape);
+    struct ob_header *header = (struct ob_header *)sent_message(plan, stamp.kind, i, &shape);
     *header = ob_header_make(&shape, &call, flags_of(plan, stamp.failed), scale);
     header->checksum = ob_header_sum(header) + atomicExch(&plan.checks[1 + i], 0u);
   }
@@ -142,9 +142,9 @@ static __device__ inline int first_lane(bool says) {
 }
 
 /* The message of a member to this rank, or to all. */
-static __device__ inline unsigned char *received(const struct ob_cuda_plan &plan,
-                                                 enum ob_message_kind kind, size_t member,
-                                                 struct ob_message_shape *shape) {
+static __device__ inline unsigned char *received_message(const struct ob_cuda_plan &plan,
+                                                         enum ob_message_kind kind, size_t member,
+                                                         struct ob_message_shape *shape) {
   const uint32_t now = plan.state->now;
   const bool server = kind == OB_MESSAGE_SERVER;
   *shape = shape_of(plan, server ? member : plan.geometry.member);
@@ -153,8 +153,8 @@ static __device__ inline unsigned char *received(const struct ob_cuda_plan &plan
 }
 
 /* The members from `distance` on, one a lane. All lanes take part. */
-static __device__ inline void hear(const struct ob_cuda_plan &plan,
-                                   const struct ob_cuda_stamp &stamp, size_t distance) {
+static __device__ inline void hear_header(const struct ob_cuda_plan &plan,
+                                          const struct ob_cuda_stamp &stamp, size_t distance) {
   struct ob_cuda_state *state = plan.state;
   const bool there = distance + lane_number() < plan.geometry.members;
   const size_t member = ob_neighbour(&plan.geometry, distance + lane_number());
@@ -162,7 +162,7 @@ static __device__ inline void hear(const struct ob_cuda_plan &plan,
   onebit_status_t status = ONEBIT_OK;
   if (there) {
     struct ob_message_shape shape;
-    header = *(const struct ob_header *)received(plan, stamp.kind, member, &shape);
+    header = *(const struct ob_header *)received_message(plan, stamp.kind, member, &shape);
     status =
         judge(plan, stamp, header, shape, atomicExch(&plan.checks[distance + lane_number()], 0u));
   }
@@ -201,7 +201,7 @@ static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_
                                        size_t away, size_t run) {
   const size_t member = ob_neighbour(&plan.geometry, away);
   struct ob_message_shape shape;
-  unsigned char *message = received(plan, kind, member, &shape);
+  unsigned char *message = received_message(plan, kind, member, &shape);
   check_run(message, shape, run, &plan.checks[away]);
   if (run == 0)
     check_scales(plan, message, shape, member);
@@ -211,7 +211,7 @@ static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_
 static __device__ inline void hear_all(const struct ob_cuda_plan &plan,
                                        const struct ob_cuda_stamp &stamp) {
   for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)
-    hear(plan, stamp, distance);
+    hear_header(plan, stamp, distance);
 }
 
 /* --- The end */
@@ -261,7 +261,7 @@ static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
     return;
   __syncthreads(); /* the checksums have been taken out of their places */
   struct ob_message_shape shape;
-  unsigned char *message = sent(plan, plan.stamp.kind, blockIdx.y, &shape);
+  unsigned char *message = sent_message(plan, plan.stamp.kind, blockIdx.y, &shape);
   for (size_t run = warp; run * OB_CHECK_RUN < ob_message_payload(&shape); run += warps_a_block)
     check_run(message, shape, run, &plan.checks[1 + blockIdx.y]);
   if (is_last_block(plan.checks, gridDim.y) && warp == 0)

@@ -212,8 +212,8 @@ static onebit_status_t device_optimizer_check(const char *name, const void *arra
 }
 
 /* Makes the next step send all addresses. */
-static onebit_status_t repoint(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                               size_t piece) {
+static onebit_status_t mark_addresses_stale(struct onebit_optimizer *optimizer,
+                                            struct ob_bucket *bucket, size_t piece) {
   (void)optimizer, (void)piece;
   bucket->device->moved = true;
   return ONEBIT_OK;
@@ -279,7 +279,8 @@ static void device_optimizer_count(const struct onebit_optimizer *optimizer, uin
     *steps += optimizer->exchanges[OB_EXCHANGE_NONE];
 }
 
-static void counts(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped) {
+static void count_steps(const struct onebit_optimizer *optimizer, uint64_t *steps,
+                        uint64_t *skipped) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
     bucket->device->calls[OB_DENSE] = bucket->dense->device->seen->outcome.calls;
@@ -322,7 +323,7 @@ static onebit_status_t restore_plan(const struct onebit_plan *plan, const uint64
   return restore_results(plan);
 }
 
-static onebit_status_t restored(struct onebit_optimizer *optimizer) {
+static onebit_status_t restore_device(struct onebit_optimizer *optimizer) {
   uint64_t steps, skipped;
   bool frozen = ob_optimizer_is_frozen(optimizer);
   const uint64_t sent = frozen ? optimizer->steps - optimizer->frozen_at : 0;
@@ -335,7 +336,7 @@ static onebit_status_t restored(struct onebit_optimizer *optimizer) {
     return ONEBIT_OK;
   struct ob_bucket_device *first = optimizer->buckets[0].device;
   first->steps_before = first->skipped_before = 0;
-  counts(optimizer, &steps, &skipped);
+  count_steps(optimizer, &steps, &skipped);
   first->steps_before = optimizer->steps - steps;
   first->skipped_before = optimizer->skipped - optimizer->skipped_by_norm - skipped;
   return ONEBIT_OK;
@@ -351,10 +352,10 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = device
                                                                  .pass = ob_cuda_step_pass,
                                                                  .sum = ob_cuda_step_sum,
                                                                  .lamb = ob_cuda_step_lamb,
-                                                                 .repoint = repoint,
+                                                                 .repoint = mark_addresses_stale,
                                                                  .reweigh = reweigh,
                                                                  .serve = device_optimizer_serve,
-                                                                 .counts = counts,
+                                                                 .counts = count_steps,
                                                                  .finish = ob_cuda_step_finish,
                                                                  .wait = wait_for_passes,
-                                                                 .restored = restored};
+                                                                 .restored = restore_device};

@@ -55,15 +55,15 @@ static onebit_status_t device_outer_check(const struct onebit_outer *outer, cons
 
 /* --- Passes ------------------------------------------------------------------------------------*/
 
-static struct ob_cuda_outer whole(const struct ob_fragment *fragment) {
+static struct ob_cuda_outer whole_elements(const struct ob_fragment *fragment) {
   return (struct ob_cuda_outer){.consensus = fragment->consensus,
                                 .momentum = fragment->momentum,
                                 .drift = fragment->drift,
                                 .count = fragment->count};
 }
 
-static struct ob_cuda_outer part(const struct ob_fragment *fragment,
-                                 const struct ob_outer_piece *piece) {
+static struct ob_cuda_outer part_elements(const struct ob_fragment *fragment,
+                                          const struct ob_outer_piece *piece) {
   const struct onebit_outer *outer = fragment->outer;
   char *parameters = outer->tensors[piece->tensor].parameter;
   return (struct ob_cuda_outer){
@@ -79,7 +79,7 @@ static onebit_status_t device_outer_checksum(const struct ob_fragment *fragment,
   OB_ON_DEVICE(fragment->outer->device->number);
   uint32_t *found = fragment->outer->device->found + CHECKSUM;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
-  OB_TRY_CUDA(ob_cuda_outer_checksum(whole(fragment), found, NULL));
+  OB_TRY_CUDA(ob_cuda_outer_checksum(whole_elements(fragment), found, NULL));
   return ob_memory_cuda.copy(sum, found, sizeof *found);
 }
 
@@ -89,7 +89,7 @@ static onebit_status_t device_outer_drift(struct ob_fragment *fragment) {
   uint32_t *found = outer->device->found + UNSOUND, unsound;
   OB_TRY_CUDA(cudaMemsetAsync(found, 0, sizeof *found, NULL));
   for (size_t k = 0; k < fragment->pieces; k++)
-    OB_TRY_CUDA(ob_cuda_outer_drift(part(fragment, &fragment->piece[k]),
+    OB_TRY_CUDA(ob_cuda_outer_drift(part_elements(fragment, &fragment->piece[k]),
                                     outer->options.parameter_dtype, fragment->keeps, found, NULL));
   OB_TRY(device_outer_checksum(fragment, &fragment->checksum));
   OB_TRY(ob_memory_cuda.copy(&unsound, found, sizeof unsound));
@@ -102,8 +102,9 @@ static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const onebit_outer_options_t *options = &outer->options;
   const size_t runs = (fragment->count + OB_OUTER_RUN - 1) / OB_OUTER_RUN;
-  OB_TRY_CUDA(ob_cuda_outer_update(whole(fragment), options->rule, (float)options->learning_rate,
-                                   (float)options->momentum, outer->device->sums, NULL));
+  OB_TRY_CUDA(ob_cuda_outer_update(whole_elements(fragment), options->rule,
+                                   (float)options->learning_rate, (float)options->momentum,
+                                   outer->device->sums, NULL));
   OB_TRY(ob_memory_cuda.copy(outer->sums, outer->device->sums, runs * sizeof *outer->sums));
   fragment->drift_squares = ob_add_sums(outer->sums, runs);
   return ONEBIT_OK;
@@ -112,7 +113,7 @@ static onebit_status_t device_outer_update(struct ob_fragment *fragment) {
 static onebit_status_t device_outer_set(const struct ob_fragment *fragment, double mixing) {
   OB_ON_DEVICE(fragment->outer->device->number);
   for (size_t k = 0; k < fragment->pieces; k++)
-    OB_TRY_CUDA(ob_cuda_outer_set(part(fragment, &fragment->piece[k]),
+    OB_TRY_CUDA(ob_cuda_outer_set(part_elements(fragment, &fragment->piece[k]),
                                   fragment->outer->options.parameter_dtype, fragment->keeps,
                                   (float)mixing, NULL));
   OB_TRY_CUDA(cudaStreamSynchronize(NULL));

@@ -91,7 +91,7 @@ void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *
     atomic_store_explicit(&plan->state->work.large, true, memory_order_relaxed);
 }
 
-static bool arrived(const struct onebit_plan *plan, size_t index, bool wait) {
+static bool has_arrived(const struct onebit_plan *plan, size_t index, bool wait) {
   struct ob_staging *staging = &plan->device->staging;
   cudaEvent_t event = staging->ready[index];
   if (!ob_staged_over(plan, ob_cuda_reach(event, wait)))
@@ -102,11 +102,11 @@ static bool arrived(const struct onebit_plan *plan, size_t index, bool wait) {
 
 static bool arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool wait) {
   const struct ob_cuda_state *last = &plan->device->staging.seen[plan->geometry.slots];
-  if (!arrived(plan, slot, wait))
+  if (!has_arrived(plan, slot, wait))
     return false;
   if (!plan->state->work.one_scale || plan->flight->outcome.status != ONEBIT_OK)
     return true;
-  if (!arrived(plan, plan->geometry.slots, wait))
+  if (!has_arrived(plan, plan->geometry.slots, wait))
     return false;
   plan->flight->worker_scale = last->worker_scale;
   plan->flight->server_scale = last->server_scale;
@@ -114,7 +114,7 @@ static bool arrived_with_scale(const struct onebit_plan *plan, size_t slot, bool
 }
 
 /* True if the latest computation of a chunk is among the host's messages. */
-static bool ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
+static bool is_ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return arrived_with_scale(plan, chunk % plan->geometry.slots, wait);
 }
 
@@ -123,7 +123,7 @@ static bool ready(const struct onebit_plan *plan, size_t chunk, bool wait) {
 /* Sends a chunk that is ready. It was made of the host's inputs, which are no longer needed
  * then. */
 static bool staged_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  if (!ready(plan, chunk, wait))
+  if (!is_ready(plan, chunk, wait))
     return false;
   if (plan->host.ranks)
     ob_host_used(plan, chunk);
@@ -131,16 +131,16 @@ static bool staged_send_to_servers(const struct onebit_plan *plan, size_t chunk,
 }
 
 static bool staged_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return ready(plan, chunk, wait) && ob_send_to_all(plan, chunk, wait);
+  return is_ready(plan, chunk, wait) && ob_send_to_all(plan, chunk, wait);
 }
 
 static bool staged_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
-  return ready(plan, 0, wait) && ob_begin_round(plan, round, wait);
+  return is_ready(plan, 0, wait) && ob_begin_round(plan, round, wait);
 }
 
 static bool staged_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   for (size_t slot = 0; slot < plan->geometry.slots; slot++)
-    if (!ready(plan, slot, wait))
+    if (!is_ready(plan, slot, wait))
       return false;
   return ob_steps_decide(plan, chunk, wait);
 }

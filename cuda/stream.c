@@ -166,7 +166,7 @@ static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->tran
 
 /* Until the device has come to where the messages are ready: ONEBIT_IN_PROGRESS if it has not. The
  * others wait for them, whatever became of the device. */
-static onebit_status_t reach(const struct onebit_plan *plan, bool wait) {
+static onebit_status_t wait_for_device(const struct onebit_plan *plan, bool wait) {
   cudaError_t error = ob_cuda_reach(plan->device->reached, wait);
   if (error == cudaErrorNotReady)
     return cudaGetLastError(), ONEBIT_IN_PROGRESS;
@@ -194,7 +194,7 @@ static onebit_status_t stream_send(const struct onebit_plan *plan, struct ob_bat
     ob_steps_fail(plan, status);
   if (!is_driven(plan))
     return ob_overlap_put(plan, batch, chunk);
-  OB_TRY(reach(plan, wait));
+  OB_TRY(wait_for_device(plan, wait));
   return ob_comm_begin(batch, plan->tag);
 }
 
@@ -245,19 +245,19 @@ static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
 
 /* Notes the outcome of a launch of this rank's own work; a rank that does not take part has
  * none. */
-static bool launched(const struct onebit_plan *plan, cudaError_t error) {
+static bool note_launch(const struct onebit_plan *plan, cudaError_t error) {
   if (error != cudaSuccess)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   return true;
 }
 
 #define LAUNCHED(plan, launch)                                                                     \
-  ((plan)->flight->outcome.status != ONEBIT_OK || launched(plan, launch))
+  ((plan)->flight->outcome.status != ONEBIT_OK || note_launch(plan, launch))
 
 /* The same of messages that are sealed on the way. */
 static bool launched_sealing(const struct onebit_plan *plan, cudaError_t error) {
   plan->device->has_sealed |= plan->device->kernel.seals && error == cudaSuccess;
-  return launched(plan, error);
+  return note_launch(plan, error);
 }
 
 static bool compress_with(const struct onebit_plan *plan, size_t chunk,
@@ -324,7 +324,7 @@ static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wai
   if (status < ONEBIT_OK)
     ob_steps_fail(plan, status);
   struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
-  return launched(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
+  return note_launch(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
 }
 
 /* The last part of a call. A windowed one is applied before it is decided, and has no residual.

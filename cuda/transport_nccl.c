@@ -38,7 +38,7 @@ onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t resul
                   state->aborted ? "" : ncclGetLastError(state->comm));
 }
 
-static onebit_status_t aborted(void) {
+static onebit_status_t aborted_error(void) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: the communicator was aborted");
 }
 
@@ -101,7 +101,7 @@ static onebit_status_t nccl_put(struct ob_batch *batch, void *stream) {
   if (batch->sends + batch->receives == 0)
     return ONEBIT_OK;
   pthread_mutex_lock(&state->lock);
-  onebit_status_t status = state->aborted ? aborted() : put_group(state, batch, stream);
+  onebit_status_t status = state->aborted ? aborted_error() : put_group(state, batch, stream);
   pthread_mutex_unlock(&state->lock);
   return note_failure(batch->comm, status);
 }
@@ -111,7 +111,7 @@ static void *message_stream(onebit_comm_t comm) { return state_of(comm)->message
 static onebit_status_t check_health(struct nccl_state *state) {
   ncclResult_t found = ncclSuccess;
   if (state->aborted)
-    return aborted();
+    return aborted_error();
   NCCL_TRY(state, ncclCommGetAsyncError(state->comm, &found));
   NCCL_TRY(state, found);
   return ONEBIT_OK;
@@ -149,7 +149,8 @@ static onebit_status_t allocate_groups(struct nccl_batch *own, size_t bytes) {
 }
 
 /* Copies between endpoints and the batch's pinned memory, from *at on. */
-static void stage(const struct ob_endpoint *endpoints, size_t count, unsigned char **at, bool out) {
+static void stage_messages(const struct ob_endpoint *endpoints, size_t count, unsigned char **at,
+                           bool out) {
   for (size_t i = 0; i < count; i++) {
     memcpy(out ? *at : endpoints[i].data, out ? endpoints[i].data : *at, endpoints[i].bytes);
     *at += endpoints[i].bytes;
@@ -157,18 +158,18 @@ static void stage(const struct ob_endpoint *endpoints, size_t count, unsigned ch
 }
 
 /* The endpoints of what lies on the device instead. */
-static void location(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
+static void place_endpoints(struct ob_endpoint *endpoints, size_t count, unsigned char **at) {
   for (size_t i = 0; i < count; i++) {
     endpoints[i].data = *at;
     *at += endpoints[i].bytes;
   }
 }
 
-static void bring(struct nccl_batch *own) {
+static void deliver_received(struct nccl_batch *own) {
   struct ob_batch *batch = &own->batch;
   unsigned char *at = own->pinned + nccl_bytes_of(batch->send, batch->sends);
   if (own->is_there)
-    stage(batch->receive, batch->receives, &at, false);
+    stage_messages(batch->receive, batch->receives, &at, false);
   own->is_there = false;
 }
 
@@ -181,7 +182,7 @@ static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
   size_t received = nccl_bytes_of(batch->receive, batch->receives);
   OB_TRY(allocate_groups(own, sent + received));
   unsigned char *at = own->pinned;
-  stage(batch->send, batch->sends, &at, true);
+  stage_messages(batch->send, batch->sends, &at, true);
   OB_TRY_CUDA(cudaMemcpyAsync(own->memory, own->pinned, sent, cudaMemcpyDefault, state->stream));
   struct ob_batch there = *batch;
   there.send = batch->messages;
@@ -189,8 +190,8 @@ static onebit_status_t nccl_begin(struct ob_batch *batch, int tag) {
   memcpy(there.send, batch->send, batch->sends * sizeof *there.send);
   memcpy(there.receive, batch->receive, batch->receives * sizeof *there.receive);
   at = own->memory;
-  location(there.send, there.sends, &at);
-  location(there.receive, there.receives, &at);
+  place_endpoints(there.send, there.sends, &at);
+  place_endpoints(there.receive, there.receives, &at);
   own->is_there = true;
   OB_TRY(nccl_put(&there, state->stream));
   OB_TRY_CUDA(cudaMemcpyAsync(own->pinned + sent, own->memory + sent, received, cudaMemcpyDefault,
@@ -214,7 +215,7 @@ static onebit_status_t nccl_test(struct ob_batch *batch, double seconds) {
   else if (status == ONEBIT_OK && error != cudaSuccess)
     status = ob_cuda_error(error, "waiting for NCCL");
   else if (status == ONEBIT_OK)
-    bring((struct nccl_batch *)batch);
+    deliver_received((struct nccl_batch *)batch);
   return status;
 }
 

@@ -28,7 +28,7 @@ struct ob_record *ob_counters_first(void) {
   return atomic_load_explicit(&records, memory_order_acquire);
 }
 
-static bool equal(const struct ob_record_of *one, const struct ob_record_of *other) {
+static bool is_same_call(const struct ob_record_of *one, const struct ob_record_of *other) {
   return one->communicator == other->communicator && one->comm_size == other->comm_size &&
          one->dtype == other->dtype && one->type == other->type && one->count == other->count &&
          !strcmp(one->call, other->call);
@@ -36,7 +36,7 @@ static bool equal(const struct ob_record_of *one, const struct ob_record_of *oth
 
 struct ob_record *ob_counters_find(const struct ob_record_of *of) {
   for (struct ob_record *record = ob_counters_first(); record; record = record->next)
-    if (equal(&record->of, of))
+    if (is_same_call(&record->of, of))
       return record;
   return NULL;
 }

@@ -221,7 +221,7 @@ static bool enter_loop(struct ob_loops *loops, uint64_t exact) {
   return true;
 }
 
-static struct position *expected(struct ob_loops *loops) {
+static struct position *expected_position(struct ob_loops *loops) {
   return &loops->position[loops->loop[loops->current].first + loops->phase];
 }
 
@@ -238,13 +238,13 @@ static int loops_advance(struct ob_loops *loops, uint64_t signature, bool exact)
 /* A call that differs from the expected one only by small sums before it keeps the order once,
  * without a position; a second such call before the loop has come whole does not. */
 static bool may_miss_position(struct ob_loops *loops, uint64_t signature) {
-  return loops->current != NO_LOOP && expected(loops)->signature == signature && !loops->missed &&
-         !loops->loop[loops->current].ambiguous;
+  return loops->current != NO_LOOP && expected_position(loops)->signature == signature &&
+         !loops->missed && !loops->loop[loops->current].ambiguous;
 }
 
 /* The call's position in the known loops; none where it is not certain. */
 static int follow_loop(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
-  bool follows = loops->current != NO_LOOP && expected(loops)->exact == exact;
+  bool follows = loops->current != NO_LOOP && expected_position(loops)->exact == exact;
   loops->left = follows ? NO_LOOP : loops->current;
   if (follows || enter_loop(loops, exact))
     return loops_advance(loops, signature, true);

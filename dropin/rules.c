@@ -84,17 +84,18 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
 
 /* The least number of elements that may have so many bytes: those of the widest type, on the most
  * ranks. */
-static uint64_t elements(uint64_t bytes, onebit_operation_t operation) {
+static uint64_t min_elements_of(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }
 
 size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t operation) {
-  uint64_t min = operation == ONEBIT_ALLREDUCE ? elements(rules->min_bytes, operation) : SIZE_MAX;
+  uint64_t min =
+      operation == ONEBIT_ALLREDUCE ? min_elements_of(rules->min_bytes, operation) : SIZE_MAX;
   for (size_t i = 0; i < rules->rules; i++) {
     const struct ob_rule *rule = &rules->rule[i];
     if (!rule->compress || !(rule->operations >> operation & 1U))
       continue;
-    uint64_t low = elements(rule->range[OB_RULE_BYTES].low, operation);
+    uint64_t low = min_elements_of(rule->range[OB_RULE_BYTES].low, operation);
     uint64_t count = rule->range[OB_RULE_COUNT].low;
     low = low > count ? low : count;
     min = low < min ? low : min;

@@ -89,7 +89,7 @@ static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or a
 static const char number_message[] = "a sign (= != < <= > >=) needs a whole number after it, which "
                                      "may end in K, M or G";
 
-static void narrow(struct ob_rule_range *range, struct word sign, uint64_t number) {
+static void narrow_range(struct ob_rule_range *range, struct word sign, uint64_t number) {
   if (word_is(sign, "!=")) {
     range->except = number;
     range->excepts = true;
@@ -133,7 +133,7 @@ static onebit_status_t parse_condition(const struct reader *reader, struct word 
     struct ob_rule_range *range = &rule->range[keys[i].key];
     if (word_is(sign, "!=") && range->excepts)
       return refuse_word(reader, word, "a rule can leave out one value only; give another rule");
-    narrow(range, sign, number);
+    narrow_range(range, sign, number);
     return ONEBIT_OK;
   }
   return refuse_word(reader, word, condition_message);

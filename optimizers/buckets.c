@@ -6,7 +6,7 @@
 #include "optimizers/optimizer.h"
 
 /* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
-static bool separate(const struct onebit_optimizer *optimizer) {
+static bool compresses_separately(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && !optimizer->method->fused;
 }
 
@@ -51,7 +51,7 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
   if (!optimizer->tensors)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
   size_t filled = fill_buckets(optimizer, tensors, count);
-  size_t buckets = separate(optimizer) ? count : filled;
+  size_t buckets = compresses_separately(optimizer) ? count : filled;
   optimizer->buckets = ob_optimizer_allocate(optimizer, buckets, sizeof *optimizer->buckets);
   if (!optimizer->buckets)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an optimizer of %zu tensors", count);
@@ -61,7 +61,7 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
     struct ob_tensor *tensor = &optimizer->tensors[t];
     tensor->first = t ? tensor[-1].first + tensor[-1].count : 0;
     tensor->count = tensors[t].count;
-    tensor->bucket = separate(optimizer) ? t : filled - 1 - tensor->bucket;
+    tensor->bucket = compresses_separately(optimizer) ? t : filled - 1 - tensor->bucket;
     optimizer->buckets[tensor->bucket].filled += tensor->count > 0;
     optimizer->buckets[tensor->bucket].uncompressed = ob_is_uncompressed(optimizer, &tensors[t]);
   }
@@ -274,7 +274,7 @@ static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
 onebit_status_t ob_buckets_create(onebit_optimizer_t optimizer, const onebit_tensor_t *tensors,
                                   struct ob_plan_shape *shape, size_t *counts) {
   for (size_t u = 0; u < optimizer->bucket_count; u++)
-    if (separate(optimizer))
+    if (compresses_separately(optimizer))
       OB_TRY(create_padded(optimizer, u, tensors, shape, counts));
     else if (is_fused(optimizer, &optimizer->buckets[u]))
       OB_TRY(create_fused(optimizer, u, tensors, shape));

@@ -29,16 +29,16 @@ static const struct {
 },
   types[] = {{"OneBitAdam", "adam"}, {"OneBitLamb", "lamb"}, {"ZeroOneAdam", "zero_one_adam"}};
 
-static bool names(const char *key, const char *option) {
+static bool is_name_of(const char *key, const char *option) {
   bool same = strcmp(key, option) == 0;
   for (size_t i = 0; i < sizeof options / sizeof options[0] && !same; i++)
     same = strcmp(key, options[i].theirs) == 0 && strcmp(option, options[i].ours) == 0;
   return same;
 }
 
-static bool among(const struct ob_option *rows, size_t count, const char *key) {
+static bool is_option(const struct ob_option *rows, size_t count, const char *key) {
   for (size_t k = 0; k < count; k++)
-    if (names(key, rows[k].name))
+    if (is_name_of(key, rows[k].name))
       return true;
   return false;
 }
@@ -47,8 +47,8 @@ static onebit_status_t check_params(const struct ob_option_file *file,
                                     const struct ob_method *method) {
   const struct ob_json_value *value = NULL;
   while ((value = ob_config_next(file->params, value)))
-    if (!among(method->options, method->option_count, value->key) &&
-        !among(ob_common_options, OB_COMMON_OPTIONS, value->key) &&
+    if (!is_option(method->options, method->option_count, value->key) &&
+        !is_option(ob_common_options, OB_COMMON_OPTIONS, value->key) &&
         !ob_config_without_effect(value->key, true))
       return ob_error(ONEBIT_ERROR_ARGUMENT, "%s: unknown key, %s has no such option",
                       ob_config_origin(value), file->type->text);
@@ -102,7 +102,7 @@ const struct ob_json_value *ob_option_in_file(const struct ob_option_file *file,
                                               const struct ob_option *row) {
   const struct ob_json_value *value = NULL;
   while (file->params && (value = ob_config_next(file->params, value)))
-    if (names(value->key, row->name) && value->kind != OB_JSON_NULL)
+    if (is_name_of(value->key, row->name) && value->kind != OB_JSON_NULL)
       return value;
   if (strcmp(row->name, "clip_norm") == 0)
     value = ob_config_find(NULL, "gradient_clipping");

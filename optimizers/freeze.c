@@ -112,7 +112,7 @@ static bool can_lag(const struct onebit_optimizer *optimizer) {
 /* Sets yes if the variance lags behind the gradients of the latest steps, of which the momentum is
  * made: the mean square of the momentum is more than four times the mean of the variance. The
  * gradients have then just begun, or grown, and a variance frozen now would stay wrong. */
-static onebit_status_t lags(struct onebit_optimizer *optimizer, bool *yes) {
+static onebit_status_t variance_lags(struct onebit_optimizer *optimizer, bool *yes) {
   double variance, power;
   *yes = false;
   if (!can_lag(optimizer))
@@ -147,7 +147,7 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) 
   *due |= optimizer->steps >= ob_freeze_latest_step(optimizer);
   bool behind = false;
   if (*due)
-    OB_TRY(lags(optimizer, &behind));
+    OB_TRY(variance_lags(optimizer, &behind));
   *due &= !behind;
   return ONEBIT_OK;
 }

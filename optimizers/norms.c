@@ -29,7 +29,7 @@ struct look {
 
 /* Returns the elements of a run that count. A piece of no tensor is padding; so may be the end of
  * others. */
-static struct ob_run counted(const struct look *look, const struct ob_run *run) {
+static struct ob_run counted_run(const struct look *look, const struct ob_run *run) {
   const struct ob_bucket *bucket = look->section.bucket;
   bool none = bucket->tensor_of[run->piece] == look->optimizer->tensor_count;
   size_t valid = none ? 0 : ob_plan_layout(bucket->bits)->piece[run->piece].valid;
@@ -46,7 +46,7 @@ static float scaling_of(const struct look *look, const struct ob_run *run) {
 }
 
 static onebit_status_t add_squares(struct look *look, const struct ob_run *all) {
-  const struct ob_run run = counted(look, all);
+  const struct ob_run run = counted_run(look, all);
   double divisor = look->divisor * (double)scaling_of(look, all), sum = 0;
   if (run.count)
     OB_TRY(ob_section_read(&look->reader, &look->section, &run, look->values));
@@ -59,7 +59,7 @@ static onebit_status_t add_squares(struct look *look, const struct ob_run *all) 
 /* Elements that make a step of more than ONEBIT_STEP_BOUND: what is exchanged is the step, or the
  * momentum, and then the variance is the reciprocals of the denominators. */
 static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
-  const struct ob_run run = counted(look, all);
+  const struct ob_run run = counted_run(look, all);
   const struct onebit_optimizer *optimizer = look->optimizer;
   const bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
   float *more = look->values + OB_CHUNK;

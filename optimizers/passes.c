@@ -141,7 +141,7 @@ static onebit_status_t no_bucket(struct onebit_optimizer *optimizer, struct ob_b
   return ONEBIT_OK;
 }
 
-static void nothing(struct ob_bucket *bucket) { (void)bucket; }
+static void do_nothing(struct ob_bucket *bucket) { (void)bucket; }
 
 static onebit_status_t no_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                struct ob_call *call) {
@@ -162,13 +162,13 @@ static onebit_status_t not_needed(struct onebit_optimizer *optimizer) {
 
 const struct ob_optimizer_executor ob_optimizer_executor_host = {.check = check_on_host,
                                                                  .create = no_bucket,
-                                                                 .destroy = nothing,
+                                                                 .destroy = do_nothing,
                                                                  .prepare = no_call,
                                                                  .join = not_needed,
                                                                  .pass = pass_on_host,
                                                                  .sum = sum_on_host,
                                                                  .repoint = no_piece,
                                                                  .reweigh = no_piece,
-                                                                 .serve = nothing,
+                                                                 .serve = do_nothing,
                                                                  .finish = not_needed,
                                                                  .wait = not_needed};

@@ -60,7 +60,7 @@ static bool may_start(const struct onebit_optimizer *optimizer, const struct ob_
          optimizer->step.started + 1 < optimizer->step.senders;
 }
 
-static bool sends(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+static bool bucket_sends(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
   return ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
 }
 
@@ -69,7 +69,7 @@ static bool sends(const struct onebit_optimizer *optimizer, const struct ob_buck
 static void start_in_order(struct onebit_optimizer *optimizer) {
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
-    if (bucket->started || !sends(optimizer, bucket))
+    if (bucket->started || !bucket_sends(optimizer, bucket))
       continue;
     if (!may_start(optimizer, bucket))
       return;
@@ -86,7 +86,7 @@ static void note_ready(struct onebit_optimizer *optimizer, size_t tensor) {
     return;
   if (optimizer->deferred)
     start_in_order(optimizer);
-  else if (sends(optimizer, bucket) && may_start(optimizer, bucket))
+  else if (bucket_sends(optimizer, bucket) && may_start(optimizer, bucket))
     ob_step_start(optimizer, bucket);
 }
 

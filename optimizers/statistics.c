@@ -188,22 +188,22 @@ struct finding {
   double value;
 };
 
-static void consider(struct finding *worst, size_t tensor, double value) {
+static void keep_worse(struct finding *worst, size_t tensor, double value) {
   if (value > worst->value)
     *worst = (struct finding){tensor, value};
 }
 
-static onebit_status_t examine(const struct onebit_optimizer *optimizer, struct finding *error,
-                               struct finding *bounded) {
+static onebit_status_t find_worst(const struct onebit_optimizer *optimizer, struct finding *error,
+                                  struct finding *bounded) {
   double norm, ratio;
   size_t beyond;
   for (size_t t = 0; t < optimizer->tensor_count; t++) {
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     OB_TRY(tensor_ratio(optimizer, t, &norm, &ratio));
-    consider(error, t, ratio);
+    keep_worse(error, t, ratio);
     OB_TRY(ob_count_bounded(optimizer, &optimizer->buckets[tensor->bucket],
                             ob_span_of_tensor(optimizer, t), &beyond));
-    consider(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
+    keep_worse(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
   }
   return ONEBIT_OK;
 }
@@ -251,7 +251,7 @@ onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *ten
   OB_TRY(statistics_check_idle(optimizer));
   OB_TRY(ob_optimizer_catch_up(optimizer));
   struct finding error = {0, 0}, bounded = {0, 0};
-  OB_TRY(examine(optimizer, &error, &bounded));
+  OB_TRY(find_worst(optimizer, &error, &bounded));
   bool of_error = error.value >= ONEBIT_RESIDUAL_RATIO_LIMIT;
   if (of_error || bounded.value >= ONEBIT_BOUNDED_LIMIT) {
     if (tensor)

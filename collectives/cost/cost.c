@@ -168,7 +168,7 @@ bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedul
   return ob_schedule_named(schedule)->describe(task, wire, 1, line, sizeof line);
 }
 
-static bool wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {
+static bool is_wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {
   if (task->schedule != ONEBIT_SCHEDULE_AUTOMATIC && task->schedule != row->schedule)
     return false;
   return task->wire == row->wire || (task->dense_allowed && row->wire == ONEBIT_WIRE_DENSE);
@@ -187,8 +187,8 @@ static struct estimate by_model(const struct ob_costs *costs, const struct ob_co
       .chunk = chunk, .seconds = ob_cost_seconds(costs, task, row->schedule, row->wire, chunk)};
 }
 
-static struct estimate estimate(const struct ob_costs *costs, const struct ob_cost_task *task,
-                                size_t k) {
+static struct estimate estimate_candidate(const struct ob_costs *costs,
+                                          const struct ob_cost_task *task, size_t k) {
   const struct ob_cost_candidate *row = &ob_cost_candidates[k];
   size_t given = ob_cost_measured_chunk(costs, task, k);
   const size_t width = row->wire == ONEBIT_WIRE_BITS && task->bits > 1 ? (size_t)task->bits : 1;
@@ -247,7 +247,7 @@ static void fall_back(const struct ob_costs *costs, const struct ob_cost_task *t
   while (ob_cost_candidates[k].schedule != ONEBIT_SCHEDULE_EXCHANGE ||
          ob_cost_candidates[k].wire != task->wire)
     k++;
-  struct estimate only = estimate(costs, task, k);
+  struct estimate only = estimate_candidate(costs, task, k);
   cost_choose(choice, &ob_cost_candidates[k], &only);
 }
 
@@ -256,9 +256,9 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
   *choice = (struct ob_cost_choice){.schedule = ONEBIT_SCHEDULE_EXCHANGE, .wire = task->wire};
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
     const struct ob_cost_candidate *row = &ob_cost_candidates[k];
-    if (!wanted(task, row))
+    if (!is_wanted(task, row))
       continue;
-    struct estimate now = estimate(costs, task, k);
+    struct estimate now = estimate_candidate(costs, task, k);
     if (!cost_tell(choice, task, row, &now))
       continue;
     bool exact = row->wire == ONEBIT_WIRE_DENSE && choice->wire == ONEBIT_WIRE_BITS;

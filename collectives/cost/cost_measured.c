@@ -12,7 +12,7 @@ bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) 
 }
 
 /* One scale for all leaves no overlap, and chunks do not matter: it is another kind of call. */
-static bool applies(const struct ob_costs *costs, const struct ob_cost_task *task) {
+static bool correction_applies(const struct ob_costs *costs, const struct ob_cost_task *task) {
   return task->operation == ONEBIT_ALLREDUCE && task->block != ONEBIT_BLOCK_BUFFER &&
          task->ranks_per_host > 0 && costs->hosts == task->hosts &&
          costs->ranks_per_host == task->ranks_per_host;
@@ -24,7 +24,7 @@ static double cost_measured_bytes_of(const struct ob_cost_task *task) {
 
 /* The logarithm to base 2, exact at powers of two and linear in between: the same on every machine,
  * which a library's is not. */
-static double octaves(double bytes) {
+static double log2_linear(double bytes) {
   double whole = 0;
   for (; bytes >= 2; bytes /= 2)
     whole++;
@@ -32,8 +32,8 @@ static double octaves(double bytes) {
 }
 
 static double cost_measured_between(const struct ob_cost_curve *curve, size_t k, double bytes) {
-  double low = octaves(curve->point[k].bytes), high = octaves(curve->point[k + 1].bytes);
-  double part = (octaves(bytes) - low) / (high - low);
+  double low = log2_linear(curve->point[k].bytes), high = log2_linear(curve->point[k + 1].bytes);
+  double part = (log2_linear(bytes) - low) / (high - low);
   return curve->point[k].value + part * (curve->point[k + 1].value - curve->point[k].value);
 }
 
@@ -60,7 +60,7 @@ size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost
   size_t count = (size_t)curve->count, k = 0;
   double bytes = cost_measured_bytes_of(task);
   if (which->schedule != ONEBIT_SCHEDULE_EXCHANGE || which->wire != ONEBIT_WIRE_BITS || !count ||
-      !applies(costs, task) || bytes < curve->point[0].bytes / 2)
+      !correction_applies(costs, task) || bytes < curve->point[0].bytes / 2)
     return 0;
   while (k + 1 < count && bytes * bytes >= curve->point[k].bytes * curve->point[k + 1].bytes)
     k++;

@@ -5,8 +5,8 @@
 
 #define HEADER_BYTES 40.0 /* of a message */
 
-static double larger(double a, double b) { return a > b ? a : b; }
-static double smaller(double a, double b) { return a < b ? a : b; }
+static double larger_of(double a, double b) { return a > b ? a : b; }
+static double smaller_of(double a, double b) { return a < b ? a : b; }
 
 double ob_cost_rounds(double ranks) {
   double rounds = 0;
@@ -19,21 +19,21 @@ static double cores_of(const struct ob_cost_model *model) {
   const struct ob_costs *costs = model->costs;
   double cores = costs->cores_per_host > 0 ? costs->cores_per_host : model->on_host;
   if (costs->cores_shared > 0)
-    cores = smaller(cores, costs->cores_shared / model->hosts);
+    cores = smaller_of(cores, costs->cores_shared / model->hosts);
   return cores;
 }
 
 struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob_cost_task *task) {
-  struct ob_cost_model model = {.costs = costs, .task = task, .hosts = larger(1, task->hosts)};
+  struct ob_cost_model model = {.costs = costs, .task = task, .hosts = larger_of(1, task->hosts)};
   int ranks = task->ranks > 0 ? task->ranks : task->hosts * task->ranks_per_host;
-  model.ranks = larger(1, ranks);
+  model.ranks = larger_of(1, ranks);
   model.on_host = task->max_ranks > 0 ? task->max_ranks : task->ranks_per_host;
-  model.on_host = smaller(model.ranks, larger(1, model.on_host));
+  model.on_host = smaller_of(model.ranks, larger_of(1, model.on_host));
   model.away = model.hosts > 1 ? model.ranks - model.on_host : 0;
   double cores = cores_of(&model), rank_cores = cores / model.on_host;
-  model.core = larger(1, 1 / rank_cores);
-  model.flow = larger(1, 1 / cores);
-  model.threads = smaller(larger(1, task->threads), larger(1, rank_cores));
+  model.core = larger_of(1, 1 / rank_cores);
+  model.flow = larger_of(1, 1 / cores);
+  model.threads = smaller_of(larger_of(1, task->threads), larger_of(1, rank_cores));
   model.codec = costs->codec_factor * model.core / model.threads;
   return model;
 }
@@ -43,7 +43,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
     return 4;
   if (task->block == ONEBIT_BLOCK_BUFFER)
     return 1.0 / 8;
-  return larger(1, task->bits) / 8 + 4 / (double)(task->block ? task->block : OB_DEFAULT_BLOCK);
+  return larger_of(1, task->bits) / 8 + 4 / (double)(task->block ? task->block : OB_DEFAULT_BLOCK);
 }
 
 /* --- Phases ------------------------------------------------------------------------------------*/
@@ -52,7 +52,7 @@ double ob_cost_element_bytes(const struct ob_cost_task *task, onebit_wire_t wire
 static double model_messages_of(double elements, size_t chunk) {
   double exact = elements / (double)chunk;
   size_t whole = (size_t)exact;
-  return larger(1, (double)whole + ((double)whole < exact ? 1 : 0));
+  return larger_of(1, (double)whole + ((double)whole < exact ? 1 : 0));
 }
 
 struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,
@@ -91,13 +91,13 @@ double ob_phase_work(const struct ob_cost_model *model, const struct ob_phase *p
 }
 
 /* Ranks that share a core also wait for their turn on it. */
-static double turn(const struct ob_cost_model *model) {
+static double turn_seconds(const struct ob_cost_model *model) {
   return (model->core - 1) * model->costs->oversubscribed;
 }
 
 double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase *phase) {
-  return phase->far > 0    ? model->costs->between.latency + turn(model)
-         : phase->near > 0 ? model->costs->inside.latency + turn(model)
+  return phase->far > 0    ? model->costs->between.latency + turn_seconds(model)
+         : phase->near > 0 ? model->costs->inside.latency + turn_seconds(model)
                            : 0;
 }
 
@@ -108,7 +108,7 @@ double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase 
 bool ob_cost_rounds_pay(const struct ob_costs *costs, const struct ob_cost_task *task) {
   struct ob_cost_model model = ob_cost_model(costs, task);
   double rounds = ob_cost_rounds(model.ranks), more = model.ranks - 1 - rounds;
-  double wait = costs->inside.latency + turn(&model);
+  double wait = costs->inside.latency + turn_seconds(&model);
   return model.ranks >= OB_COST_DOUBLING_RANKS &&
          (model.hosts > 1 || (rounds - 1) * wait < 2 * more * costs->inside.message * model.core);
 }
@@ -125,7 +125,7 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
   phase->far_sends = ob_cost_rounds(model->ranks) - phase->near_sends;
   for (double had = 1; had < model->ranks; had *= 2) {
     double trip = had < model->on_host ? costs->inside.latency : costs->between.latency;
-    seconds += (had * phase->bytes > OB_COST_EAGER_BYTES ? 3 : 1) * (trip + turn(model));
+    seconds += (had * phase->bytes > OB_COST_EAGER_BYTES ? 3 : 1) * (trip + turn_seconds(model));
   }
   return seconds;
 }
@@ -134,13 +134,13 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 
 double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *parts) {
   double first = (parts->wire + parts->cores) / parts->pieces;
-  double remainder = larger(parts->wire, parts->cores) +
-                     smaller(1, costs->unhidden) * smaller(parts->wire, parts->cores);
+  double remainder = larger_of(parts->wire, parts->cores) +
+                     smaller_of(1, costs->unhidden) * smaller_of(parts->wire, parts->cores);
   return first + (1 - 1 / parts->pieces) * remainder + parts->after;
 }
 
 double ob_cost_of_mean(const struct ob_cost_model *model) {
-  return larger(model->costs->apply, model->ranks * model->costs->reduce_stream);
+  return larger_of(model->costs->apply, model->ranks * model->costs->reduce_stream);
 }
 
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,

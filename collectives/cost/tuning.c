@@ -184,8 +184,8 @@ static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
   return *reader->wrong ? OB_TUNING_DAMAGED : state;
 }
 
-static enum ob_tuning_state accept(struct reader *reader, const char *path,
-                                   struct ob_costs *costs) {
+static enum ob_tuning_state accept_costs(struct reader *reader, const char *path,
+                                         struct ob_costs *costs) {
   const struct ob_tuning_here *here = reader->here;
   char why[256];
   if (here->host && !reader->here_listed) {
@@ -220,7 +220,7 @@ enum ob_tuning_state ob_tuning_parse(FILE *file, const char *path,
     snprintf(why, sizeof why, "is of a newer version than %d", OB_TUNING_VERSION);
     return tuning_refuse(costs, here, state, path, why);
   }
-  return accept(&reader, path, costs);
+  return accept_costs(&reader, path, costs);
 }
 
 enum ob_tuning_state ob_tuning_read(const char *path, const struct ob_tuning_here *here,

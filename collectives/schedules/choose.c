@@ -87,7 +87,8 @@ static void tell_of_gpus(struct ob_cost_choice *choice) {
 
 /* Takes the schedule that was asked for, even if the model has no time for it (on one host, or
  * dense) and names another one. */
-static void insist(struct ob_cost_choice *choice, const struct ob_cost_task *task) {
+static void take_requested_schedule(struct ob_cost_choice *choice,
+                                    const struct ob_cost_task *task) {
   if (!task->schedule || choice->schedule == task->schedule)
     return;
   choice->schedule = task->schedule;
@@ -101,7 +102,7 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   struct ob_cost_task task = choose_task_of(plan, shape);
   set_freedom(plan, shape, &task);
   ob_cost_choose(&plan->comm->costs, &task, &plan->choice);
-  insist(&plan->choice, &task);
+  take_requested_schedule(&plan->choice, &task);
   if (is_between_gpus(plan) && !shape->options.schedule)
     tell_of_gpus(&plan->choice);
   plan->options.wire = plan->choice.wire;

@@ -17,7 +17,7 @@
  */
 #include "collectives/plan_private.h"
 
-static void add_reducing(struct onebit_plan *plan) {
+static void add_reduce_steps(struct onebit_plan *plan) {
   for (size_t i = 0; i < plan->geometry.chunks; i++) {
     ob_steps_add(plan, OB_STEP_RECEIVE, i);
     ob_steps_add(plan, OB_STEP_REDUCE, i);
@@ -41,7 +41,7 @@ static void exchange_build(struct onebit_plan *plan, bool decided) {
     ob_schedule_add_all(plan, OB_STEP_RECEIVE);
     return;
   }
-  add_reducing(plan);
+  add_reduce_steps(plan);
   for (size_t i = 0; i < plan->geometry.chunks; i++) {
     ob_steps_add(plan, OB_STEP_COLLECT, i);
     if (i == 0)

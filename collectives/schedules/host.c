@@ -36,7 +36,7 @@ static struct page *page_of(const struct ob_host *host, size_t rank) {
   return (struct page *)(void *)host->shared.base[rank];
 }
 
-static size_t aligned(size_t bytes) {
+static size_t align_up(size_t bytes) {
   return (bytes + OB_ALIGNMENT - 1) / OB_ALIGNMENT * OB_ALIGNMENT;
 }
 
@@ -48,12 +48,12 @@ static onebit_status_t create_shared(struct onebit_plan *plan) {
   size_t elements = ob_plan_longest_message(plan),
          results = plan->geometry.members * plan->geometry.peer_stride;
   host->slots = plan->geometry.chunks < WINDOW_CHUNKS ? plan->geometry.chunks : WINDOW_CHUNKS;
-  host->segment_bytes = aligned(elements * sizeof(float));
-  host->inputs_at = aligned(sizeof(struct page));
+  host->segment_bytes = align_up(elements * sizeof(float));
+  host->inputs_at = align_up(sizeof(struct page));
   host->results_at[0] =
       host->inputs_at + host->slots * plan->geometry.segments * host->segment_bytes;
-  host->results_at[1] = host->results_at[0] + (plan->momentum ? aligned(results) : 0);
-  size_t bytes = host->results_at[1] + aligned(results);
+  host->results_at[1] = host->results_at[0] + (plan->momentum ? align_up(results) : 0);
+  size_t bytes = host->results_at[1] + align_up(results);
   host->mean = ob_allocate(elements, sizeof(float));
   host->views = ob_allocate(host->ranks, sizeof *host->views);
   if (!host->mean || !host->views)
@@ -94,7 +94,7 @@ static void host_set(const struct ob_host *host, enum counter kind, uint64_t chu
                         memory_order_release);
 }
 
-static uint64_t get(const struct ob_host *host, size_t rank, enum counter kind) {
+static uint64_t read_counter(const struct ob_host *host, size_t rank, enum counter kind) {
   return atomic_load_explicit(&page_of(host, rank)->counters[kind].chunks, memory_order_acquire);
 }
 
@@ -114,7 +114,7 @@ static bool all_have(const struct onebit_plan *plan, enum counter kind, uint64_t
   const struct ob_host *host = &plan->host;
   plan->flight->host.awaited = -1;
   for (size_t rank = 0; rank < host->ranks; rank++) {
-    if (get(host, rank, kind) >= chunks)
+    if (read_counter(host, rank, kind) >= chunks)
       continue;
     plan->flight->host.awaited = ranks_here(plan)[rank];
     if (is_gone(host, rank)) {

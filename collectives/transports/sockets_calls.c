@@ -16,7 +16,7 @@
 
 int (*ob_net_fault)(const char *call);
 
-static bool fails(const char *call) {
+static bool fails_for_test(const char *call) {
   int code = ob_net_fault ? ob_net_fault(call) : 0;
   if (code)
     errno = code;
@@ -25,48 +25,52 @@ static bool fails(const char *call) {
 
 int ob_net_socket(int family) {
   const int type = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-  return fails("socket") ? -1 : ob_own_file(socket(family, type, 0));
+  return fails_for_test("socket") ? -1 : ob_own_file(socket(family, type, 0));
 }
 
 int ob_net_bind(int file, const struct ob_address *at) {
-  return fails("bind") ? -1 : bind(file, (const struct sockaddr *)&at->storage, at->length);
+  return fails_for_test("bind") ? -1
+                                : bind(file, (const struct sockaddr *)&at->storage, at->length);
 }
 
-int ob_net_listen(int file) { return fails("listen") ? -1 : listen(file, BACKLOG); }
+int ob_net_listen(int file) { return fails_for_test("listen") ? -1 : listen(file, BACKLOG); }
 
 int ob_net_accept(int listener) {
   const int flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
-  return fails("accept") ? -1 : ob_own_file(accept4(listener, NULL, NULL, flags));
+  return fails_for_test("accept") ? -1 : ob_own_file(accept4(listener, NULL, NULL, flags));
 }
 
 int ob_net_connect(int file, const struct ob_address *to) {
-  return fails("connect") ? -1 : connect(file, (const struct sockaddr *)&to->storage, to->length);
+  return fails_for_test("connect")
+             ? -1
+             : connect(file, (const struct sockaddr *)&to->storage, to->length);
 }
 
 int ob_net_getsockname(int file, struct ob_address *own) {
   own->length = sizeof own->storage;
-  return fails("getsockname") ? -1
-                              : getsockname(file, (struct sockaddr *)&own->storage, &own->length);
+  return fails_for_test("getsockname")
+             ? -1
+             : getsockname(file, (struct sockaddr *)&own->storage, &own->length);
 }
 
 ssize_t ob_net_send(int file, const void *data, size_t bytes) {
-  return fails("send") ? -1 : send(file, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return fails_for_test("send") ? -1 : send(file, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 ssize_t ob_net_recv(int file, void *data, size_t bytes) {
-  return fails("recv") ? -1 : recv(file, data, bytes, MSG_DONTWAIT);
+  return fails_for_test("recv") ? -1 : recv(file, data, bytes, MSG_DONTWAIT);
 }
 
 int ob_net_epoll_create(void) {
-  return fails("epoll_create") ? -1 : ob_own_file(epoll_create1(EPOLL_CLOEXEC));
+  return fails_for_test("epoll_create") ? -1 : ob_own_file(epoll_create1(EPOLL_CLOEXEC));
 }
 
 int ob_net_epoll_add(int events, int file, struct epoll_event *event) {
-  return fails("epoll_ctl") ? -1 : epoll_ctl(events, EPOLL_CTL_ADD, file, event);
+  return fails_for_test("epoll_ctl") ? -1 : epoll_ctl(events, EPOLL_CTL_ADD, file, event);
 }
 
 int ob_net_getrandom(void *data, size_t bytes) {
-  return fails("getrandom") || getrandom(data, bytes, 0) != (ssize_t)bytes ? -1 : 0;
+  return fails_for_test("getrandom") || getrandom(data, bytes, 0) != (ssize_t)bytes ? -1 : 0;
 }
 
 bool ob_net_is_absence(int code) {
@@ -81,7 +85,7 @@ bool ob_net_is_absence(int code) {
 }
 
 /* Returns the remedy for an error, if one is known. */
-static const char *remedy(int code) {
+static const char *remedy_for(int code) {
   switch (code) {
   case ENFILE:
     return ": this host has no more (sysctl fs.file-max)";
@@ -110,7 +114,7 @@ const char *ob_net_reason(int code, char text[OB_NET_REASON]) {
     snprintf(text, OB_NET_REASON, "%s: this process may have %llu (ulimit -n)", reason,
              (unsigned long long)limit.rlim_cur);
   else
-    snprintf(text, OB_NET_REASON, "%s%s", reason, remedy(code));
+    snprintf(text, OB_NET_REASON, "%s%s", reason, remedy_for(code));
   return text;
 }
 

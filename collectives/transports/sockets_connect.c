@@ -98,7 +98,7 @@ onebit_status_t ob_rendezvous_receive(struct ob_rendezvous *state, int file, voi
 
 /* --- All with all ------------------------------------------------------------------------------*/
 
-static struct ob_greeting greet(const struct ob_rendezvous *state, int stream) {
+static struct ob_greeting make_greeting(const struct ob_rendezvous *state, int stream) {
   return (struct ob_greeting){.magic = OB_GREETING_MAGIC,
                               .version = OB_GREETING_VERSION,
                               .kind = OB_STREAM,
@@ -116,7 +116,7 @@ static bool has_key(const struct ob_rendezvous *state, const struct ob_greeting 
 /* Accepts a stream from a rank with a higher number and answers its greeting. */
 static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   const struct ob_greeting *greeting = &visitor->greeting;
-  struct ob_greeting answer = greet(state, greeting->stream);
+  struct ob_greeting answer = make_greeting(state, greeting->stream);
   if (state->rank == 0 && greeting->kind != OB_STREAM)
     return ob_join_accept(state, visitor);
   if (!has_key(state, greeting) || greeting->rank <= state->rank || greeting->rank >= state->size ||
@@ -150,7 +150,7 @@ static void fail_attempt(struct attempt *attempt) {
 static onebit_status_t open_attempt(struct ob_rendezvous *state, struct attempt *attempt, int rank,
                                     int stream) {
   struct ob_visitor *visitor = &attempt->visitor;
-  const struct ob_greeting greeting = greet(state, stream);
+  const struct ob_greeting greeting = make_greeting(state, stream);
   struct ob_address to;
   if (!ob_address_scan(state->addresses[rank], &to))
     return ob_error(ONEBIT_ERROR_TRANSPORT, "sockets: rank 0's list has no address of rank %d",
@@ -202,7 +202,7 @@ static int first_apart(const struct ob_rendezvous *state) {
   return -1;
 }
 
-static struct ob_answer outcome(const struct ob_rendezvous *state, onebit_status_t status) {
+static struct ob_answer make_report(const struct ob_rendezvous *state, onebit_status_t status) {
   struct ob_answer answer = {
       .magic = OB_GREETING_MAGIC, .version = OB_GREETING_VERSION, .status = status};
   if (status != ONEBIT_OK && state->told)
@@ -215,7 +215,7 @@ static struct ob_answer outcome(const struct ob_rendezvous *state, onebit_status
 
 /* Called once this rank is connected with all. ONEBIT_OK: so are all ranks. */
 static onebit_status_t sockets_connect_settle(struct ob_rendezvous *state, bool *reported) {
-  const struct ob_answer answer = outcome(state, ONEBIT_OK);
+  const struct ob_answer answer = make_report(state, ONEBIT_OK);
   if (state->rank == 0 && (ob_members_first_apart(state) >= 0 || !ob_join_is_quiet(state)))
     return ONEBIT_IN_PROGRESS;
   if (state->rank == 0)
@@ -295,7 +295,7 @@ static void sockets_connect_leave(struct ob_rendezvous *state) {
 /* Sends the other ranks the outcome, and keeps this rank's error message. */
 static void sockets_connect_tell(struct ob_rendezvous *state, onebit_status_t status) {
   char text[512];
-  const struct ob_answer answer = outcome(state, status);
+  const struct ob_answer answer = make_report(state, status);
   snprintf(text, sizeof text, "%s", onebit_last_error());
   if (state->rank == 0)
     ob_members_tell(state, &answer);

@@ -44,7 +44,7 @@ static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_
   sockets_gather_refuse(visitor, ONEBIT_ERROR_TRANSPORT, OB_ANSWER_FOR_NOW, text);
 }
 
-static bool challenge(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+static bool send_challenge(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   struct ob_answer answer = {
       .magic = OB_GREETING_MAGIC, .version = OB_GREETING_VERSION, .status = ONEBIT_IN_PROGRESS};
   if (ob_net_getrandom(visitor->nonce, sizeof visitor->nonce) != 0) {
@@ -115,7 +115,7 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
     return false;
   greeting->named[sizeof greeting->named - 1] = '\0';
   if (!visitor->challenged)
-    return challenge(state, visitor);
+    return send_challenge(state, visitor);
   if (!read_proof(visitor))
     return visitor->file >= 0;
   if (!is_of_this_job(state, visitor))

@@ -96,7 +96,7 @@ static onebit_status_t read_answer(struct ob_rendezvous *state, struct ob_answer
   return answer->status < 0 ? hear_refusal(state, answer) : ONEBIT_OK;
 }
 
-static onebit_status_t prove(struct ob_rendezvous *state, const struct ob_answer *challenge) {
+static onebit_status_t send_proof(struct ob_rendezvous *state, const struct ob_answer *challenge) {
   uint64_t proof[2];
   if (challenge->status != ONEBIT_IN_PROGRESS)
     return ONEBIT_IN_PROGRESS; /* no rank 0 */
@@ -157,7 +157,7 @@ static onebit_status_t sockets_join_enter(struct ob_rendezvous *state, bool list
   else
     OB_TRY(status);
   OB_TRY(read_answer(state, &answer));
-  return prove(state, &answer);
+  return send_proof(state, &answer);
 }
 
 static void close_root(struct ob_rendezvous *state) {

@@ -12,7 +12,7 @@
 #include "collectives/transports/sockets_rendezvous.h"
 
 /* Warns of a late rank: another job's rank may have taken its place. */
-static void sockets_door_warn(struct ob_sockets *sockets) {
+static void sockets_late_warn(struct ob_sockets *sockets) {
   if (!sockets->warned)
     ob_log(
         OB_LOG_WARN, sockets->rank,
@@ -40,7 +40,7 @@ static void refuse_one(struct ob_sockets *sockets, int file) {
   ob_own_close(file);
   if (greeting.magic == OB_GREETING_MAGIC &&
       memcmp(greeting.key, sockets->key, sizeof sockets->key) != 0) /* for the next one */
-    sockets_door_warn(sockets);
+    sockets_late_warn(sockets);
 }
 
 void ob_sockets_refuse(struct ob_sockets *sockets) {

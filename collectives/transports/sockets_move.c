@@ -51,11 +51,11 @@ static void read_end_note(struct ob_stream *control) {
     ob_comm_hear_end(link->sockets->comm, note->text);
 }
 
-static void lose(struct ob_sockets_link *link, const char *format, ...)
+static void lose_link(struct ob_sockets_link *link, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Marks a link as lost; its rank may have sent a reason on the control connection. */
-static void lose(struct ob_sockets_link *link, const char *format, ...) {
+static void lose_link(struct ob_sockets_link *link, const char *format, ...) {
   struct ob_sockets *sockets = link->sockets;
   va_list arguments;
   if (link->lost)
@@ -75,7 +75,7 @@ static void end_stream(struct ob_stream *stream) {
   stop_listening(stream);
   link->ended++;
   if (link->ended == link->sockets->streams || stream->in_done || stream->in_left)
-    lose(link, "it has closed its connections: its process has ended, or has given up");
+    lose_link(link, "it has closed its connections: its process has ended, or has given up");
 }
 
 void ob_sockets_tell(struct ob_sockets *sockets, const char *text) {
@@ -89,7 +89,7 @@ void ob_sockets_tell(struct ob_sockets *sockets, const char *text) {
 
 /* --- Tags --------------------------------------------------------------------------------------*/
 
-static onebit_status_t enlarge(struct ob_sockets_link *link) {
+static onebit_status_t grow_tags(struct ob_sockets_link *link) {
   size_t capacity = link->tag_capacity ? 2 * link->tag_capacity : 16;
   struct ob_tag_count *larger = ob_allocate(capacity, sizeof *larger);
   if (!larger)
@@ -115,12 +115,12 @@ static size_t sockets_move_index_of(const struct ob_sockets_link *link, int tag)
   return low;
 }
 
-static onebit_status_t count_of(struct ob_sockets_link *link, int tag,
-                                struct ob_tag_count **count) {
+static onebit_status_t find_tag_count(struct ob_sockets_link *link, int tag,
+                                      struct ob_tag_count **count) {
   size_t index = sockets_move_index_of(link, tag);
   if (index == link->tag_count || link->tags[index].tag != tag) {
     if (link->tag_count == link->tag_capacity)
-      OB_TRY(enlarge(link));
+      OB_TRY(grow_tags(link));
     struct ob_tag_count *at = &link->tags[index];
     memmove(at + 1, at, (link->tag_count++ - index) * sizeof *at);
     *at = (struct ob_tag_count){.tag = tag};
@@ -152,7 +152,7 @@ static void write_some(struct ob_stream *stream) {
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
   ssize_t sent = sendmsg(stream->file, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0 && errno != EAGAIN && errno != EINTR && errno != ENOBUFS) {
-    lose(stream->link, "sending failed: %s", strerror(errno));
+    lose_link(stream->link, "sending failed: %s", strerror(errno));
     return;
   }
   stream->out_done += sent > 0 ? (size_t)sent : 0;
@@ -168,7 +168,7 @@ static int used_streams(const struct ob_sockets_link *link) {
 
 /* The stream for the next segment of the link's first message. Short messages take the first stream
  * that is free; a long one takes turns. */
-static struct ob_stream *free_stream(struct ob_sockets_link *link) {
+static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
   int streams = used_streams(link);
   int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;
   for (int i = 0; i < streams; i++) {
@@ -204,7 +204,7 @@ static void give_segment(struct ob_sockets_link *link, struct ob_stream *stream)
 }
 
 /* Asks the system to report when a stream can take more, if that is wanted. */
-static void watch(struct ob_stream *stream) {
+static void watch_stream(struct ob_stream *stream) {
   bool wanted = stream->blocked && (stream->sending || stream->link->first);
   struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = stream};
   if (wanted == stream->watched || stream->ended)
@@ -213,31 +213,31 @@ static void watch(struct ob_stream *stream) {
   stream->watched = wanted;
 }
 
-static void push(struct ob_sockets_link *link) {
+static void push_segments(struct ob_sockets_link *link) {
   struct ob_stream *streams = link->streams, *next;
   int count = link->sockets->streams;
   for (int i = 0; i < count && !link->lost; i++)
     if (streams[i].sending && !streams[i].blocked)
       write_some(&streams[i]);
-  while (!link->lost && link->first && (next = free_stream(link))) {
+  while (!link->lost && link->first && (next = find_free_stream(link))) {
     give_segment(link, next);
     write_some(next);
   }
   for (int i = 0; i < count; i++)
-    watch(&streams[i]);
+    watch_stream(&streams[i]);
 }
 
 onebit_status_t ob_sockets_send(struct ob_sockets_link *link, struct ob_outgoing *message,
                                 int tag) {
   struct ob_tag_count *count;
-  OB_TRY(count_of(link, tag, &count));
+  OB_TRY(find_tag_count(link, tag, &count));
   message->tag = tag;
   message->number = count->sent++;
   message->given = message->under_way = 0;
   message->next = NULL;
   *link->last = message;
   link->last = &message->next;
-  push(link);
+  push_segments(link);
   return ONEBIT_OK;
 }
 
@@ -257,8 +257,8 @@ static void unlink_incoming(struct ob_sockets_link *link, const struct ob_incomi
 }
 
 /* Directs segments that streams are reading to another message from now on. */
-static void redirect(struct ob_sockets_link *link, const struct ob_incoming *from,
-                     struct ob_incoming *to) {
+static void redirect_streams(struct ob_sockets_link *link, const struct ob_incoming *from,
+                             struct ob_incoming *to) {
   for (int i = 0; i < link->sockets->streams; i++)
     if (link->streams[i].arriving == from)
       link->streams[i].arriving = to;
@@ -269,7 +269,7 @@ static void check_arrived(struct ob_sockets_link *link, struct ob_incoming *mess
     return;
   message->endpoint->bytes = message->total;
   unlink_incoming(link, message);
-  redirect(link, message, NULL);
+  redirect_streams(link, message, NULL);
   --*message->open;
   message->open = NULL;
 }
@@ -278,8 +278,8 @@ static bool sockets_move_fits(struct ob_sockets_link *link, const struct ob_inco
                               size_t total) {
   if (total <= receive->endpoint->bytes)
     return true;
-  lose(link, "it sent a message of %zu bytes, which is longer than expected, %zu", total,
-       receive->endpoint->bytes);
+  lose_link(link, "it sent a message of %zu bytes, which is longer than expected, %zu", total,
+            receive->endpoint->bytes);
   return false;
 }
 
@@ -290,7 +290,7 @@ static struct ob_incoming *keep_unexpected(struct ob_sockets_link *link,
                                     ? ob_allocate(1, sizeof *message + in->total)
                                     : NULL;
   if (!message) {
-    lose(link, "there is no memory for its message of %zu bytes", (size_t)in->total);
+    lose_link(link, "there is no memory for its message of %zu bytes", (size_t)in->total);
     return NULL;
   }
   *message = (struct ob_incoming){.data = (unsigned char *)(message + 1),
@@ -306,8 +306,8 @@ static struct ob_incoming *keep_unexpected(struct ob_sockets_link *link,
 static struct ob_incoming *message_of(struct ob_sockets_link *link, const struct ob_segment *in) {
   struct ob_incoming *message = *find_incoming(link, in->tag, in->number);
   struct ob_tag_count *count;
-  if (!message && count_of(link, in->tag, &count) != ONEBIT_OK)
-    lose(link, "%.120s", onebit_last_error());
+  if (!message && find_tag_count(link, in->tag, &count) != ONEBIT_OK)
+    lose_link(link, "%.120s", onebit_last_error());
   if (!message && !link->lost && in->number >= count->received)
     return keep_unexpected(link, in);
   if (!message)
@@ -316,7 +316,7 @@ static struct ob_incoming *message_of(struct ob_sockets_link *link, const struct
     message->total = in->total;
   else if (!link->lost &&
            (message->total != in->total || in->bytes > message->total - message->arrived))
-    lose(link, "its segments contradict each other");
+    lose_link(link, "its segments contradict each other");
   return link->lost ? NULL : message;
 }
 
@@ -324,7 +324,7 @@ static void begin_segment(struct ob_stream *stream) {
   const struct ob_segment *in = &stream->in;
   stream->in_done = 0;
   if (!ob_segment_is_valid(in)) {
-    lose(stream->link, "it sent what is no part of a message");
+    lose_link(stream->link, "it sent what is no part of a message");
     return;
   }
   stream->arriving = message_of(stream->link, in);
@@ -335,7 +335,7 @@ static void begin_segment(struct ob_stream *stream) {
 }
 
 /* Counts received bytes: first the segment's, then the next head's. */
-static void account(struct ob_stream *stream, size_t got) {
+static void count_received(struct ob_stream *stream, size_t got) {
   size_t mine = got < stream->in_left ? got : stream->in_left;
   struct ob_incoming *message = stream->arriving;
   stream->in_left -= mine;
@@ -378,11 +378,11 @@ static void read_some(struct ob_stream *stream) {
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
       return;
     if (got < 0)
-      lose(stream->link, "the connection has failed: %s", strerror(errno));
+      lose_link(stream->link, "the connection has failed: %s", strerror(errno));
     else if (got == 0)
       end_stream(stream);
     else
-      account(stream, (size_t)got);
+      count_received(stream, (size_t)got);
     if ((size_t)got < wanted)
       return;
   }
@@ -396,9 +396,9 @@ static void adopt_early(struct ob_sockets_link *link, struct ob_incoming *receiv
     memcpy(receive->data, early->data, early->total);
     receive->total = early->total;
     receive->arrived = early->arrived;
-    redirect(link, early, receive);
+    redirect_streams(link, early, receive);
   } else {
-    redirect(link, early, NULL);
+    redirect_streams(link, early, NULL);
   }
   ob_release(early);
 }
@@ -406,7 +406,7 @@ static void adopt_early(struct ob_sockets_link *link, struct ob_incoming *receiv
 onebit_status_t ob_sockets_receive(struct ob_sockets_link *link, struct ob_incoming *receive,
                                    int tag) {
   struct ob_tag_count *count;
-  OB_TRY(count_of(link, tag, &count));
+  OB_TRY(find_tag_count(link, tag, &count));
   receive->tag = tag;
   receive->number = count->received++;
   receive->total = OB_TOTAL_UNKNOWN;
@@ -428,7 +428,7 @@ void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming 
   if (!receive->open)
     return;
   unlink_incoming(link, receive);
-  redirect(link, receive, NULL);
+  redirect_streams(link, receive, NULL);
   --*receive->open;
   receive->open = NULL;
 }
@@ -436,7 +436,7 @@ void ob_sockets_cancel_receive(struct ob_sockets_link *link, struct ob_incoming 
 void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *message) {
   if (!message->open)
     return;
-  lose(link, "a message to it was given up"); /* the next messages would be taken for it */
+  lose_link(link, "a message to it was given up"); /* the next messages would be taken for it */
   for (int i = 0; i < link->sockets->streams; i++)
     if (link->streams[i].sending == message)
       link->streams[i].sending = NULL;
@@ -452,7 +452,7 @@ void ob_sockets_cancel_send(struct ob_sockets_link *link, struct ob_outgoing *me
 
 /* --- Moving ------------------------------------------------------------------------------------*/
 
-static void handle(struct ob_stream *stream, uint32_t events) {
+static void handle_event(struct ob_stream *stream, uint32_t events) {
   if (stream->ended)
     return;
   if (is_control(stream)) {
@@ -463,7 +463,7 @@ static void handle(struct ob_stream *stream, uint32_t events) {
     read_some(stream);
   if (events & EPOLLOUT && !stream->ended) {
     stream->blocked = false;
-    push(stream->link);
+    push_segments(stream->link);
   }
 }
 
@@ -480,5 +480,5 @@ void ob_sockets_move(struct ob_sockets *sockets, double seconds) {
     if (events[i].data.ptr == sockets)
       ob_sockets_refuse(sockets);
     else
-      handle(events[i].data.ptr, events[i].events);
+      handle_event(events[i].data.ptr, events[i].events);
 }

@@ -195,7 +195,7 @@ static void sockets_state_set(int file, int level, int option, int value) {
 
 /* The sizes of buffers are left to the system, which makes them as large as the link needs; one
  * that is set stays as it is, and below net.core.rmem_max. */
-static void tune(int file) {
+static void set_socket_options(int file) {
   sockets_state_set(file, IPPROTO_TCP, TCP_NODELAY, 1);
   sockets_state_set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);
   sockets_state_set(file, IPPROTO_TCP, TCP_RTO_MAX_MS, RESEND_MS);
@@ -238,7 +238,7 @@ static bool is_far(int file) {
 onebit_status_t ob_sockets_adopt(struct ob_sockets *sockets, int rank, int number, int file) {
   struct ob_stream *stream = &sockets->links[rank].streams[number];
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
-  tune(file);
+  set_socket_options(file);
   if (ob_net_epoll_add(sockets->events, file, &event) < 0)
     return ob_net_failed("epoll_ctl");
   stream->file = file;

@@ -364,7 +364,7 @@ static void mpi_abandon(struct creation *creation, onebit_comm_t comm, onebit_st
 
 /* MPI_Comm_dup would run the program's attribute callbacks, for a communicator that the program
  * never made. MPI_Comm_split does not return while a rank is missing, so all of them come first. */
-static onebit_status_t duplicate(MPI_Comm mpi_comm, struct creation *creation) {
+static onebit_status_t duplicate_communicator(MPI_Comm mpi_comm, struct creation *creation) {
   MPI_Request request;
   int rank = 0;
   MPI_TRY(MPI_Comm_rank, (mpi_comm, &rank));
@@ -385,7 +385,7 @@ onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result)
   if (!creation)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
   onebit_comm_t comm = NULL;
-  onebit_status_t status = duplicate(mpi_comm, creation);
+  onebit_status_t status = duplicate_communicator(mpi_comm, creation);
   bool duplicated = status == ONEBIT_OK;
   if (duplicated)
     status = mpi_create(creation, result != NULL, &comm);

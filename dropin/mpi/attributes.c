@@ -52,7 +52,7 @@ static int delete_holder(MPI_Comm comm, int key, void *value, void *extra) {
   return MPI_SUCCESS;
 }
 
-static struct holder *oldest(void) {
+static struct holder *oldest_attribute(void) {
   OB_LOCKED(&lock);
   return holders;
 }
@@ -60,7 +60,7 @@ static struct holder *oldest(void) {
 /* Deletes all communicators' attributes when that of MPI_COMM_SELF is deleted. */
 static int delete_all(MPI_Comm self, int key, void *value, void *extra) {
   (void)self, (void)key, (void)value, (void)extra;
-  for (struct holder *holder = oldest(); holder; holder = oldest())
+  for (struct holder *holder = oldest_attribute(); holder; holder = oldest_attribute())
     if (PMPI_Comm_delete_attr(holder->comm, communicators_key) != MPI_SUCCESS)
       remove_holder(holder);
   ob_mpi_handles_free();

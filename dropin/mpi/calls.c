@@ -175,7 +175,7 @@ int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
 
 /* ---- Handles ---- */
 
-static bool watched(void) {
+static bool watch_finalize(void) {
   if (ob_call_begin_mpi() != MPI_SUCCESS)
     return false;
   ob_attached_watch_finalize();
@@ -183,11 +183,11 @@ static bool watched(void) {
 }
 
 MPI_Datatype ONEBIT_Type_bfloat16(void) {
-  return watched() ? ob_mpi_type(ONEBIT_BFLOAT16) : MPI_DATATYPE_NULL;
+  return watch_finalize() ? ob_mpi_type(ONEBIT_BFLOAT16) : MPI_DATATYPE_NULL;
 }
 
 MPI_Datatype ONEBIT_Type_float16(void) {
-  return watched() ? ob_mpi_type(ONEBIT_FLOAT16) : MPI_DATATYPE_NULL;
+  return watch_finalize() ? ob_mpi_type(ONEBIT_FLOAT16) : MPI_DATATYPE_NULL;
 }
 
-MPI_Op ONEBIT_Op_average(void) { return watched() ? ob_mpi_average() : MPI_OP_NULL; }
+MPI_Op ONEBIT_Op_average(void) { return watch_finalize() ? ob_mpi_average() : MPI_OP_NULL; }

@@ -113,7 +113,7 @@ static void end_thread(void) {
 typedef int progress_callback(void);
 typedef int progress_register(progress_callback *);
 
-static progress_register *found(const char *name) {
+static progress_register *find_progress_call(const char *name) {
   progress_register *call = NULL;
 #ifdef OPEN_MPI
   void *address = ob_mpi_symbol(name);
@@ -126,14 +126,14 @@ static progress_register *found(const char *name) {
 
 static bool joined;
 static bool join_progress(void) {
-  progress_register *join = found("opal_progress_register");
-  joined = join && found("opal_progress_unregister") && join(move_flights) == 0;
+  progress_register *join = find_progress_call("opal_progress_register");
+  joined = join && find_progress_call("opal_progress_unregister") && join(move_flights) == 0;
   return joined;
 }
 
 static void leave_progress(void) {
   if (joined)
-    found("opal_progress_unregister")(move_flights);
+    find_progress_call("opal_progress_unregister")(move_flights);
   joined = false;
 }
 

@@ -183,7 +183,7 @@ static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
   return code == MPI_SUCCESS && flag ? ob_mpi_call_end(&request->call, request->size) : code;
 }
 
-static int ask(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *status) {
+static int poll_request(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *status) {
   int code = *request ? check_handle(*request) : MPI_SUCCESS;
   *done = true;
   if (code == MPI_SUCCESS && *request && (*request)->active) {
@@ -205,7 +205,7 @@ int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
   OB_CALL_SCOPE;
   bool done;
   OB_TRY_MPI(requests_check_request(request));
-  return ask(request, true, &done, status);
+  return poll_request(request, true, &done, status);
 }
 
 int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
@@ -214,7 +214,7 @@ int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
   OB_TRY_MPI(requests_check_request(request));
   if (!flag)
     return ob_call_failed(MPI_COMM_NULL, MPI_ERR_ARG, "flag is NULL");
-  int code = ask(request, false, &done, status);
+  int code = poll_request(request, false, &done, status);
   *flag = done;
   return code;
 }
@@ -230,7 +230,7 @@ int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
   for (int i = 0; i < count; i++) {
     bool done;
     MPI_Status *status = statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : &statuses[i];
-    if (ask(&array[i], true, &done, status) != MPI_SUCCESS)
+    if (poll_request(&array[i], true, &done, status) != MPI_SUCCESS)
       worst = MPI_ERR_IN_STATUS;
   }
   return worst;

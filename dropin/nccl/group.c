@@ -29,14 +29,14 @@ static _Thread_local struct group group;
 
 bool ob_nccl_in_group(void) { return group.depth > 0; }
 
-static struct entry *entries(void) { return group.more ? group.more : group.usual; }
+static struct entry *entries_of(void) { return group.more ? group.more : group.usual; }
 
 static bool group_grow(void) {
   size_t capacity = group.more ? 2 * group.capacity : 2 * USUAL_CAPACITY;
   struct entry *more = ob_allocate(capacity, sizeof *more);
   if (!more)
     return false;
-  memcpy(more, entries(), group.count * sizeof *more);
+  memcpy(more, entries_of(), group.count * sizeof *more);
   ob_release(group.more);
   group.more = more;
   group.capacity = capacity;
@@ -46,7 +46,7 @@ static bool group_grow(void) {
 bool ob_nccl_group_add(const struct ob_nccl_call *call, const struct ob_nccl_decision *decision) {
   if (group.count == (group.more ? group.capacity : USUAL_CAPACITY) && !group_grow())
     return false;
-  entries()[group.count++] = (struct entry){.call = *call, .decision = *decision};
+  entries_of()[group.count++] = (struct entry){.call = *call, .decision = *decision};
   return true;
 }
 
@@ -62,7 +62,7 @@ bool ob_nccl_group_make(const struct ob_nccl_made *made) {
 /* Times the only call of a group: where NCCL does several together nobody knows which took how
  * long. */
 static struct ob_nccl_timer *time_the_only(void) {
-  const struct entry *only = entries();
+  const struct entry *only = entries_of();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)
     return NULL;
   return ob_nccl_timer_begin(only->decision.comm, NULL, only->decision.record, only->call.stream);
@@ -72,7 +72,7 @@ static struct ob_nccl_timer *time_the_only(void) {
 static ncclResult_t run_entries(void) {
   ncclResult_t result = ncclSuccess;
   for (size_t i = 0; i < group.count; i++) {
-    const struct entry *entry = &entries()[i];
+    const struct entry *entry = &entries_of()[i];
     if (entry->decision.reason != OB_REASON_NONE)
       continue;
     ncclResult_t one = ob_nccl_run(&entry->call, &entry->decision);
@@ -83,7 +83,7 @@ static ncclResult_t run_entries(void) {
 
 static void leave_comms(void) {
   for (size_t i = 0; i < group.count; i++) {
-    struct ob_nccl_comm *comm = entries()[i].decision.comm;
+    struct ob_nccl_comm *comm = entries_of()[i].decision.comm;
     if (comm->look)
       ob_nccl_look(comm);
     ob_nccl_comm_release(comm);
@@ -98,7 +98,7 @@ static ncclResult_t group_end(void) {
   struct ob_nccl_timer *timer = time_the_only();
   ncclResult_t result = ob_next_ncclGroupEnd();
   if (timer)
-    ob_nccl_timer_end(timer, entries()[0].call.stream);
+    ob_nccl_timer_end(timer, entries_of()[0].call.stream);
   if (group.made_count && (result == ncclSuccess || result == ncclInProgress)) {
     for (size_t i = 0; i < group.made_count; i++)
       group.made[i].blocking &= result == ncclSuccess;

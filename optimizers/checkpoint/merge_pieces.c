@@ -45,8 +45,8 @@ static onebit_status_t check_received(const struct ob_merge *merge,
                   ob_saved_rows[piece->section->what].name);
 }
 
-static onebit_status_t distribute(struct ob_merge *merge, const struct ob_merge_piece *piece,
-                                  size_t slot) {
+static onebit_status_t distribute_piece(struct ob_merge *merge, const struct ob_merge_piece *piece,
+                                        size_t slot) {
   const int original = original_of(merge, slot);
   if (original < 0)
     return ONEBIT_OK;
@@ -121,10 +121,10 @@ onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_pi
   bool moments = section->what == OB_SAVED_MOMENTS && section->space == OB_ELEMENTS;
   if (moments &&
       ob_is_uncompressed(optimizer, &optimizer->list[ob_merge_tensor(merge, piece->first)]))
-    return distribute(merge, piece, slot);
+    return distribute_piece(merge, piece, slot);
   if (ob_saved_own((enum ob_saved)section->what, merge->merged->header.apart))
     return distribute_mean(merge, piece, slot, !ob_saved_rows[section->what].own);
-  return distribute(merge, piece, slot);
+  return distribute_piece(merge, piece, slot);
 }
 
 /* --- What is lost

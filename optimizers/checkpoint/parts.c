@@ -218,7 +218,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
 
 /* --- What they have ----------------------------------------------------------------------------*/
 
-static onebit_status_t missing(enum ob_saved what, uint64_t element) {
+static onebit_status_t missing_error(enum ob_saved what, uint64_t element) {
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "no part has element %" PRIu64 " of section '%s'",
                   element, ob_saved_rows[what].name);
 }
@@ -269,7 +269,7 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
   }
   for (size_t i = 0; i < range->count; i++) {
     if (parts->counts[i] < wanted)
-      return missing(range->what, range->first + i);
+      return missing_error(range->what, range->first + i);
     if (values)
       values[i] = parts->counts[i] ? (float)(parts->sums[i] / parts->counts[i]) : 0;
   }

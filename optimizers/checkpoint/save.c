@@ -29,7 +29,7 @@ static uint64_t checkpoint_save_fraction(uint64_t total, uint64_t part, uint64_t
   return total / parts * part + total % parts * part / parts;
 }
 
-static uint64_t clip(uint64_t value, uint64_t low, uint64_t high) {
+static uint64_t clip_stretch(uint64_t value, uint64_t low, uint64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
@@ -39,10 +39,10 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
   const struct ob_run has = saving->state->extent(saving, what, stretch);
   const uint64_t before = space == OB_PADDING ? stretch->count[OB_ELEMENTS] : 0;
   const uint64_t after = before + stretch->count[space], number = stretch->first[space];
-  const uint64_t first = clip(has.offset, before, after);
-  const uint64_t end = clip(has.offset + has.count, before, after);
-  checkpoint_save_add(saving, what, space, clip(number + first - before, low, high),
-                      clip(number + end - before, low, high));
+  const uint64_t first = clip_stretch(has.offset, before, after);
+  const uint64_t end = clip_stretch(has.offset + has.count, before, after);
+  checkpoint_save_add(saving, what, space, clip_stretch(number + first - before, low, high),
+                      clip_stretch(number + end - before, low, high));
 }
 
 /* All that this rank has; but of what all ranks have alike its part. */

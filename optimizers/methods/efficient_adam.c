@@ -167,8 +167,8 @@ static size_t efficient_adam_numbers(struct onebit_optimizer *optimizer,
 /* --- With trust ratios */
 
 /* A tensor's ratio is of all its elements: nothing is applied before all are here. */
-static void hold(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                 struct ob_call *into) {
+static void call_held(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                      struct ob_call *into) {
   efficient_adam_call(optimizer, bucket, into);
   into->hold = true;
 }
@@ -204,7 +204,7 @@ static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    .recommended =
                                                        "Efficient-Adam without trust_ratio",
                                                    .dense = ob_lamb_dense,
-                                                   .call = hold,
+                                                   .call = call_held,
                                                    .update = update_by_ratios,
                                                    .tell = ob_lamb_tell,
                                                    .numbers = numbers_by_ratios};

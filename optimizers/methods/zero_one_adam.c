@@ -117,20 +117,21 @@ static enum ob_exchange zero_one_adam_exchange(const struct onebit_optimizer *op
  * momentum change only once all ranks are known to be well. */
 static onebit_status_t zero_one_adam_prepare(struct onebit_optimizer *optimizer,
                                              struct ob_bucket *bucket) {
-  const bool meeting = optimizer->step.exchange == OB_EXCHANGE_BITS && is_local(optimizer);
-  return meeting
+  const bool synchronises = optimizer->step.exchange == OB_EXCHANGE_BITS && is_local(optimizer);
+  return synchronises
              ? zero_one_adam_pass(optimizer, bucket, OB_PASS_ZERO_ONE_STORE, optimizer->steps + 1)
              : ONEBIT_OK;
 }
 
 static void zero_one_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                struct ob_call *call) {
-  bool meeting = is_local(optimizer);
-  bucket->sink = zero_one_adam_sink_of(
-      optimizer, bucket, meeting ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE, optimizer->steps + 1);
+  bool synchronises = is_local(optimizer);
+  bucket->sink = zero_one_adam_sink_of(optimizer, bucket,
+                                       synchronises ? OB_PASS_ZERO_ONE_MET : OB_PASS_ZERO_ONE,
+                                       optimizer->steps + 1);
   call->sink = &bucket->sink;
   call->hold = optimizer->bucket_count > 1;
-  if (!meeting)
+  if (!synchronises)
     return;
   call->source.inputs =
       (const void *const *)bucket->means; /* OB_SCRATCH, where ZERO_ONE_STORE leaves them */
@@ -229,7 +230,9 @@ static size_t zero_one_adam_numbers(struct onebit_optimizer *optimizer,
   return 4;
 }
 
-static bool apart(const struct onebit_optimizer *optimizer) { return own_of(optimizer)->apart; }
+static bool ranks_are_apart(const struct onebit_optimizer *optimizer) {
+  return own_of(optimizer)->apart;
+}
 
 static bool adds_rates(const struct onebit_optimizer *optimizer) {
   return own_of(optimizer)->apart || own_of(optimizer)->rates > 0;
@@ -260,7 +263,7 @@ static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t nt
     .resolve = zero_one_adam_resolve, .arrays = (own_arrays), .scheduled = true,                   \
     .dense_pass = OB_PASS_ADAM, .exchange = zero_one_adam_exchange,                                \
     .prepare = zero_one_adam_prepare, .call = zero_one_adam_call, .update = zero_one_adam_update,  \
-    .advance = zero_one_adam_advance, .numbers = zero_one_adam_numbers, .apart = apart,            \
+    .advance = zero_one_adam_advance, .numbers = zero_one_adam_numbers, .apart = ranks_are_apart,  \
     .adds_rates = adds_rates                                                                       \
   }
 const struct ob_method ob_method_zero_one_adam = ZERO_ONE_ADAM(ARRAYS);

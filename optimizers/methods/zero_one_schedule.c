@@ -57,17 +57,18 @@ static uint64_t local_interval(const struct ob_zero_one_schedule *schedule, uint
 }
 
 /* Counts the synchronisation steps among the first `steps` steps of the local stage. */
-static uint64_t count_meetings(const struct ob_zero_one_schedule *schedule, uint64_t steps) {
-  uint64_t meetings = 0, number = schedule->before + schedule->variance_freeze_step;
+static uint64_t count_synchronisations(const struct ob_zero_one_schedule *schedule,
+                                       uint64_t steps) {
+  uint64_t synchronisations = 0, number = schedule->before + schedule->variance_freeze_step;
   for (uint64_t doublings = 0; steps > 0; doublings++) {
     uint64_t interval = local_interval(schedule, doublings);
     bool last = steps <= schedule->local_step_scaler || interval == schedule->local_step_clipper;
     uint64_t many = last ? steps : schedule->local_step_scaler;
-    meetings += (number + many) / interval - number / interval;
+    synchronisations += (number + many) / interval - number / interval;
     number += many;
     steps -= many;
   }
-  return meetings;
+  return synchronisations;
 }
 
 /* --- Both */
@@ -88,8 +89,8 @@ void ob_zero_one_count(const struct ob_zero_one_schedule *schedule, uint64_t ste
   uint64_t number = schedule->before + alive;
   struct period period = period_of(schedule, number, &before);
   uint64_t dense = alive ? before + updates_until(&period, number) : 0;
-  uint64_t meetings = count_meetings(schedule, steps - alive);
+  uint64_t synchronisations = count_synchronisations(schedule, steps - alive);
   counts[OB_EXCHANGE_DENSE] = dense;
-  counts[OB_EXCHANGE_BITS] = alive - dense + meetings;
-  counts[OB_EXCHANGE_NONE] = steps - alive - meetings;
+  counts[OB_EXCHANGE_BITS] = alive - dense + synchronisations;
+  counts[OB_EXCHANGE_NONE] = steps - alive - synchronisations;
 }

@@ -182,7 +182,7 @@ static onebit_status_t outer_move_attach(struct ob_rejoining *moving) {
 
 /* Groups of which some site had sent drifts that were in no round that it applied: they are sent
  * again, by all, since a server waits for all. */
-static onebit_status_t resume(struct ob_rejoining *moving, struct ob_rejoining *inside) {
+static onebit_status_t resend_drifts(struct ob_rejoining *moving, struct ob_rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   bool skipped = false;
   for (size_t g = 0; g < outer->groups; g++) {
@@ -214,7 +214,7 @@ static onebit_status_t attach_site(struct ob_rejoining *moving, struct ob_rejoin
   status = import_all(moving, inside);
   outer->detached = status != ONEBIT_OK;
   OB_TRY(ob_sites_agree(outer->comm, moving->ranks.comm, status, NULL, 0));
-  return resume(moving, inside);
+  return resend_drifts(moving, inside);
 }
 
 static void outer_move_close(struct ob_rejoining *moving) {

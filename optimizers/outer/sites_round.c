@@ -43,7 +43,7 @@ static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool inclu
 }
 
 /* Sets the parameters to the consensus less these values. */
-static void restart(struct ob_fragment *fragment, const float *ahead) {
+static void restart_from_consensus(struct ob_fragment *fragment, const float *ahead) {
   memcpy(fragment->drift, ahead, fragment->count * sizeof *ahead);
   fragment->keeps = true;
   ob_fragment_set(fragment, 1);
@@ -85,7 +85,7 @@ static bool sites_round_find_drift(struct ob_shard *shard, struct ob_sites *site
   fragment->finite = find_ahead(fragment, sites);
   if (!fragment->finite)
     memset(sites->ahead, 0, fragment->count * sizeof *sites->ahead);
-  restart(fragment, sites->ahead);
+  restart_from_consensus(fragment, sites->ahead);
   return fragment->finite;
 }
 
@@ -108,7 +108,7 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
     header->flags |= OB_SITE_EMPTY;
   if (sites->outer->options.no_error_feedback && !again && !(header->flags & OB_SITE_EMPTY)) {
     sites_round_decode(shard, shard->drift);
-    restart(fragment, sites->mean);
+    restart_from_consensus(fragment, sites->mean);
   }
   ob_site_seal(shard->drift);
   return finite;
@@ -132,7 +132,8 @@ double ob_site_weight(const struct ob_site_peer *peer) {
 }
 
 /* Multiplies a message by a factor; zeros stay zeros. */
-static void multiply(const struct ob_site_part *part, unsigned char *message, float factor) {
+static void multiply_message(const struct ob_site_part *part, unsigned char *message,
+                             float factor) {
   const struct ob_view view = ob_message_view(message + part->at, &part->shape);
   float *values = part->dense ? view.values : view.scales;
   const size_t count = part->dense ? part->shape.words * OB_LANES : ob_message_scales(&part->shape);
@@ -154,7 +155,7 @@ static void apply_weights(struct ob_shard *shard, struct ob_site_group *group) {
     const double factor = sum > 0 ? ob_site_weight(peer) * streams / sum : 0;
     for (int p = 0; p < OB_SITE_PARTS && added_by(group, s) == peer->drift; p++)
       if (shard->part[p].pieces)
-        multiply(&shard->part[p], peer->drift, (float)factor);
+        multiply_message(&shard->part[p], peer->drift, (float)factor);
   }
 }
 

@@ -18,7 +18,7 @@ enum {
                           stream that is ready does not keep the others waiting */
 };
 
-static struct sockaddr_in place(uint32_t address, uint16_t port) {
+static struct sockaddr_in place_of_rank(uint32_t address, uint16_t port) {
   struct sockaddr_in result = {.sin_family = AF_INET, .sin_port = htons(port)};
   result.sin_addr.s_addr = htonl(address);
   return result;
@@ -26,7 +26,7 @@ static struct sockaddr_in place(uint32_t address, uint16_t port) {
 
 /* Opens a socket at an address of this host; connect and accept give up in time. */
 static int open_socket(uint32_t own) {
-  struct sockaddr_in address = place(own, 0);
+  struct sockaddr_in address = place_of_rank(own, 0);
   struct timeval sending = {.tv_sec = CONNECT_LIMIT}, receiving = {.tv_sec = CONNECT_LIMIT + 1};
   int end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (end >= 0 && (setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &sending, sizeof sending) != 0 ||
@@ -80,7 +80,7 @@ static bool wait_for_any(struct pollfd *ends, int streams, double deadline) {
 void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams) {
   static const char piece[PIECE];
   struct pollfd ends[DOCTOR_STREAMS];
-  bool connected = tcp_open_all(ends, streams, -1, own, place(address, port));
+  bool connected = tcp_open_all(ends, streams, -1, own, place_of_rank(address, port));
   double deadline = ob_seconds() + SEND_SECONDS;
   while (connected && wait_for_any(ends, streams, deadline))
     for (int i = 0; i < streams; i++)
@@ -94,7 +94,7 @@ void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams) {
 double doctor_receive(int listener, int streams) {
   static char piece[PIECE];
   struct pollfd ends[DOCTOR_STREAMS];
-  int open = tcp_open_all(ends, streams, listener, 0, place(0, 0)) ? streams : 0;
+  int open = tcp_open_all(ends, streams, listener, 0, place_of_rank(0, 0)) ? streams : 0;
   double deadline = ob_seconds() + RECEIVE_LIMIT, start = 0, last = 0, bytes = 0;
   while (open > 0 && wait_for_any(ends, streams, deadline))
     for (int i = 0; i < streams; i++) {

@@ -77,7 +77,7 @@ static const struct tool tool = {
     .operands = true,
 };
 
-static uint64_t now(void) {
+static uint64_t now_nanoseconds(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
@@ -144,13 +144,13 @@ static void take_from(struct relay *relay, int host) {
       return;
     int to = bytes >= 20 && packet[0] >> 4 == 4 ? host_of(relay, packet) : -1;
     if (to >= 0)
-      relay_network_send(&relay->network, host, to, packet, (size_t)bytes, now());
+      relay_network_send(&relay->network, host, to, packet, (size_t)bytes, now_nanoseconds());
   }
 }
 
 static void deliver(struct relay *relay) {
   struct relay_packet *packet;
-  while ((packet = relay_network_receive(&relay->network, now())) != NULL) {
+  while ((packet = relay_network_receive(&relay->network, now_nanoseconds())) != NULL) {
     (void)!write(relay->files[packet->to].fd, packet->data, packet->bytes);
     free(packet);
   }
@@ -222,7 +222,7 @@ static void carry(struct relay *relay) {
   const int hosts = relay->network.hosts;
   relay->files[hosts] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};
   for (bool open = true; open;) {
-    uint64_t next = relay_network_next(&relay->network), time = now();
+    uint64_t next = relay_network_next(&relay->network), time = now_nanoseconds();
     uint64_t left = next == RELAY_NEVER ? 1000000000u : next > time ? next - time : 0;
     struct timespec wait = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
     if (ppoll(relay->files, (nfds_t)hosts + 1, &wait, NULL) > 0) {

@@ -42,28 +42,28 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
 
 /* The loss of an error: a large one counts less than by its square, since some measurements are
  * disturbed. */
-static double loss(double error) {
+static double fit_loss(double error) {
   double size = fabs(error), bend = 0.3;
   return size < bend ? error * error : bend * (2 * size - bend);
 }
 
 /* The weight of a point: training waits for large calls. Small ones look better than they are: by
  * caches, and by the burst that links let through at once. */
-static double weight(const struct tune_point *point) {
+static double fit_weight(const struct tune_point *point) {
   size_t mebi = point->task.elements >> 18;
   return mebi >= 16 ? 16 : mebi >= 4 ? 8 : mebi >= 1 ? 2 : 1;
 }
 
-static double objective(const struct ob_costs *costs, const struct ob_costs *start,
-                        const struct tune_points *points) {
+static double fit_objective(const struct ob_costs *costs, const struct ob_costs *start,
+                            const struct tune_points *points) {
   double sum = 0;
   for (size_t i = 0; i < points->count; i++)
-    sum += weight(&points->point[i]) *
-           loss(log(tune_point_seconds(costs, &points->point[i]) / points->point[i].measured));
+    sum += fit_weight(&points->point[i]) *
+           fit_loss(log(tune_point_seconds(costs, &points->point[i]) / points->point[i].measured));
   for (int k = 0; k < KNOBS; k++) {
     double now = *knob_of((struct ob_costs *)costs, k);
     double then = *knob_of((struct ob_costs *)start, k);
-    sum += 0.01 * loss(log(now / then) / knobs[k].stiffness);
+    sum += 0.01 * fit_loss(log(now / then) / knobs[k].stiffness);
   }
   return sum;
 }
@@ -73,7 +73,7 @@ static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
                        const struct tune_points *points, int k, double factor, double *best) {
   double *value = knob_of(costs, k), before = *value;
   *value = fmax(knobs[k].smallest, fmin(before * factor, knobs[k].largest));
-  double now = objective(costs, start, points);
+  double now = fit_objective(costs, start, points);
   if (now < *best) {
     *best = now;
     return true;
@@ -91,7 +91,7 @@ void tune_fit(struct ob_costs *costs, struct tune_points *points) {
   costs->mpi_byte = 0;
   costs->oversubscribed = 100e-6; /* a turn of a scheduler, to start from */
   struct ob_costs start = *costs;
-  double best = objective(costs, &start, points);
+  double best = fit_objective(costs, &start, points);
   for (double factor = 2; factor > 1.002; factor = sqrt(factor))
     for (int pass = 0, better = 1; better && pass < 100; pass++) {
       better = 0;
