@@ -744,10 +744,12 @@ def not_compressed(rank, size):
         mine = model if rank == 0 else module
         raises(Status.ERROR_PEER if rank == 0 else status, lambda: onebit.torch.compress(mine, good))
     expect("frobnicate", lambda: onebit.torch.compress(model, other, frobnicate=1), TypeError)
-    onebit.torch.compress(model, good).close()
-    again = torch.optim.AdamW(weights)
+    first, again = onebit.torch.compress(model, good), torch.optim.AdamW(weights)
     if hasattr(model, "_comm_hooks"):  # else torch's own words
         raises(status, lambda: onebit.torch.compress(model, again), "communication hook already")
+        first.close()
+        first = onebit.torch.compress(model, again)
+    first.close()
 
 
 def interrupted(rank, size):

@@ -127,6 +127,21 @@ def gpt(rank, take):
     return judged(model, language_loss)
 
 
+@case
+def phases(rank, take):
+    """A head first, then all with another optimizer, and torch's own, of one wrapped model."""
+    model = replica(network(), find_unused_parameters=True)
+    optimizer = take(model, torch.optim.RMSprop(model.module[5].parameters(), lr=1e-3))
+    for make in (torch.optim.AdamW, torch.optim.SGD, None):
+        train(model, [optimizer], rank, steps=20)
+        if take is not plain:
+            optimizer.close()
+        optimizer = (make or torch.optim.AdamW)(model.parameters(), lr=3e-3)
+        optimizer = optimizer if make is None else take(model, optimizer)
+    train(model, [optimizer], rank, steps=20)
+    return judged(model)
+
+
 def of_optimizer(make, **options):
     def body(rank, take):
         model = replica(network())

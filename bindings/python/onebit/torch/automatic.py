@@ -24,9 +24,9 @@ from onebit._native import Status
 from onebit.errors import OnebitWarning, check, wrong
 from onebit.plan import Plan
 from onebit.torch import saved
-from onebit.torch.backward import optimizer_hook, tell_scalers
+from onebit.torch.backward import tell_scalers
 from onebit.torch.gather import FLOATS, gather
-from onebit.torch.hook import CHUNK, allreduce_hook
+from onebit.torch.hook import CHUNK
 from onebit.torch.interrupt import interruptible
 from onebit.torch.moments import moments_of
 from onebit.torch.report import Report
@@ -79,22 +79,14 @@ def _seconds(value):
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
-def auto_hook(handle, bucket):
-    """The hook that a model is registered with, whatever the method is."""
-    automatic = handle.optimizer
-    if automatic.made is None:
-        return allreduce_hook(automatic.hook, bucket)
-    return optimizer_hook(automatic.handle, bucket)
-
-
 class Automatic:
     """Chooses among the methods of a model's exchange, and steps the optimizer with the chosen one.
 
     comm: a `Communicator` of the model's ranks, which is closed with this object
     optimizers: the program's; that at `lead` is stepped here
     hook: the `HookState` by which gradients are averaged, dense and in 8 bits
-    make: a function of what a state has besides: the library's optimizer, in the place of the lead,
-        and the state of its hook; None: there is none
+    make: a function of what a state has besides: the library's optimizer, in the place of the lead;
+        None: there is none
     warmup: steps that the lead is to have made before
     words: what to say when it is made
     bytes_a_day: that a host may send; None: any
@@ -112,7 +104,7 @@ class Automatic:
         self._choice = _native.sized(_native.MethodChoice)
         self._choice.elements, self._choice.methods = self._elements, 2 ** len(self.methods) - 1
         self._choice.bytes_a_day = bytes_a_day or 0.0
-        self.made = self.handle = self._plan = None
+        self.made = self._plan = None
         self._reports, self._own, self._end = [], 0.0, None
         self._length, self._cost_of_comparing = _WINDOW, 0.0
         self._on_device = every[0].device.type != "cpu"
@@ -144,6 +136,14 @@ class Automatic:
         for one in optimizers:
             one.close, one.report, one.describe = self.close, self.report, self.describe
             one.clip_grad_norm_ = self._clip
+
+    @property
+    def _closed(self):
+        return self.comm is None
+
+    def add(self, bucket):
+        """In the backward pass, whatever the method is: the future of a bucket of gradients."""
+        return (self.made or self.hook).add(bucket)
 
     # --- What a step is --------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Automatic:
         return max(made, default=math.inf if not self._warmup else 0) < self._warmup
 
     def _take_over(self):
-        self.made, self.handle = self._make(self._record)
+        self.made = self._make(self._record)
         self.lead.param_groups = self.made.param_groups
         self.lead.add_param_group = self.made.add_param_group
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)

@@ -10,6 +10,7 @@ backward pass has filled it, and the rest in its step.
 import weakref
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
@@ -26,10 +27,10 @@ _SAMPLES = 8
 
 class HookHandle:
     """The state that the hook is registered with: an optimizer, which stays where it is when a
-    model is copied or pickled."""
+    model is copied or pickled, or another object that buckets are added to; the model's group."""
 
-    def __init__(self, optimizer=None):
-        self.optimizer = optimizer
+    def __init__(self, optimizer=None, group=None):
+        self.optimizer, self.group = optimizer, group
 
     def __deepcopy__(self, memo):
         return self
@@ -44,12 +45,18 @@ def optimizer_hook(state, bucket):
     optimizer = getattr(state, "optimizer", None)
     if optimizer is None:
         raise wrong("the hook's state is not optimizer.hook_state(), or was pickled")
-    averaged = optimizer._backward.add(bucket)
-    if averaged is not None:
-        return averaged
-    done = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
+    if optimizer._closed:  # the model is as it was before
+        return default_hooks.allreduce_hook(state.group, bucket)
+    return optimizer.add(bucket)
+
+
+def register(model, optimizer):
+    """The model's hook carries this from now on; what it has carried is closed."""
+    hooks = [state for _, state in getattr(model, "_comm_hooks", ())]
+    if hooks:
+        hooks[0].optimizer = optimizer
+    else:
+        model.register_comm_hook(HookHandle(optimizer, model.process_group), optimizer_hook)
 
 
 def wrapped_of(model):
@@ -66,8 +73,11 @@ def check_wrapped(model):
             f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one, or for "
             "FSDP2 take onebit.torch.fsdp.compress"
         )
-    if getattr(model, "_comm_hooks", None):
-        raise wrong("the model has a communication hook already")
+    for _, state in getattr(model, "_comm_hooks", ()):
+        if not isinstance(state, HookHandle):
+            raise wrong("the model has a communication hook already")
+        if not state.optimizer._closed:
+            raise wrong("the model has a communication hook already: close() the optimizer of before")
 
 
 def sparse_modules(model):

@@ -19,10 +19,10 @@ from onebit import _native
 from onebit.communicator import Communicator
 from onebit.errors import OnebitWarning, wrong
 from onebit.torch import optim
-from onebit.torch.automatic import Automatic, auto_hook
-from onebit.torch.backward import HookHandle, check_wrapped, sparse_modules, wrapped_of
+from onebit.torch.automatic import Automatic
+from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapped_of
 from onebit.torch.gather import agree, gather
-from onebit.torch.hook import DTYPES, HookState, allreduce_hook, instances_of
+from onebit.torch.hook import DTYPES, HookState, instances_of
 from onebit.torch.nccl import create_for, suits
 from onebit.torch.remainder import Remainder
 from onebit.torch.report import summaries
@@ -308,7 +308,7 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
         reason = caught
     agree(comm, reason)
     if not dense:
-        model.register_comm_hook(state, allreduce_hook)
+        register(model, state)
         elements = sum(one.numel() for one in model.parameters() if one.requires_grad)
         save_with(optimizers[0], SavedHook(state, model, elements))
     state.averaged = averaged
@@ -334,7 +334,8 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
             made = _made(comm, model, optimizers[lead], kind, timeout, layout, options,
                          {**choice.reasons, **added}, extra)  # fmt: skip
             made.averaged = choice.averaged()
-            return made, made.hook_state(overlap, model)
+            made.hook_state(overlap, model)
+            return made
 
     state = _hook_state(model, timeout, **({} if make else options))
     state.averaged = choice.averaged()
@@ -342,7 +343,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
     warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
     warmup = 0 if warmup == onebit.WARMUP_NONE else int(warmup)
     automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day)
-    model.register_comm_hook(HookHandle(automatic), auto_hook)
+    register(model, automatic)
 
 
 def auto(model, optimizer, **options):

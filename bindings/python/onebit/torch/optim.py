@@ -26,7 +26,7 @@ from onebit.torch.backward import (
     HookHandle,
     check_model,
     fail_step,
-    optimizer_hook,
+    register,
     tell_scalers,
     wrapped_of,
 )
@@ -391,8 +391,18 @@ class _Optimizer(StatefulOptimizer):
         except Exception as caught:  # noqa: BLE001
             reason = caught
         agree(self.comm, reason)
-        wrapped.register_comm_hook(self.hook_state(overlap, wrapped), optimizer_hook)
+        self.hook_state(overlap, wrapped)
+        register(wrapped, self)
         return model
+
+    def add(self, bucket):
+        """In the backward pass: the future of a bucket of gradients."""
+        averaged = self._backward.add(bucket)
+        if averaged is not None:
+            return averaged
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
 
     def hook_state(self, overlap=True, model=None):
         """The state for `register_comm_hook`, where that is called by others than `attach`. What
@@ -402,7 +412,7 @@ class _Optimizer(StatefulOptimizer):
         if reason:
             self._warn(f"backward passes exchange nothing, the steps do: {reason}")
         self._backward = Backward(self, model, overlap and not reason)
-        return HookHandle(self)
+        return HookHandle(self, getattr(model, "process_group", None))
 
     def _why_no_overlap(self):
         if self._clips:
