@@ -93,8 +93,8 @@ struct ob_method {
    * all. */
   onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
   double (*variance)(const struct onebit_optimizer *optimizer);
-  /* The whole step on mean gradients, of uncompressed tensors: a function, or a pass. Neither: update
-   * has done it. */
+  /* The whole step on mean gradients, of uncompressed tensors: a function, or a pass. Neither:
+   * update has done it. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   enum ob_pass_kind dense_pass;
   /* The form of the next step's exchange. */
