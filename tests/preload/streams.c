@@ -95,17 +95,10 @@ static void kmeans(void) {
 static const struct {
   const char *name;
   void (*run)(void);
-} cases[] = {{"kmeans", kmeans},
-             {"gmres", gmres},
-             {"bicgstab", bicgstab},
-             {"stacking", stacking},
-             {"network", network},
-             {"wide", wide},
-             {"whole", whole},
-             {"sgd", sgd},
-             {"adam", adam},
-             {"policy", policy},
-             {"critic", critic}};
+} cases[] = {{"kmeans", kmeans},     {"gmres", gmres},     {"bicgstab", bicgstab},
+             {"stacking", stacking}, {"network", network}, {"wide", wide},
+             {"whole", whole},       {"sgd", sgd},         {"adam", adam},
+             {"policy", policy},     {"critic", critic}};
 
 int main(int argc, char **argv) {
   int ran = 0;
