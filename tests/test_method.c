@@ -39,6 +39,7 @@ static const struct row rows[] = {
     {4e6, 4e-2, 1, 0, ONEBIT_METHOD_EIGHT_BITS, 0},
     {4e5, 1e-4, 1, 0, ONEBIT_METHOD_ONE_BIT, 0},
     {4e5, 1e-4, 1, 1 << ONEBIT_METHOD_DENSE, ONEBIT_METHOD_DENSE, 0},
+    {1.2e5, 1e-4, 1, 0, ONEBIT_METHOD_ONE_BIT, 0},
     {4e4, 1e-4, 1, 7, ONEBIT_METHOD_ONE_BIT, 0},
     {4e4, 1e-4, 1, 0, ONEBIT_METHOD_LOCAL_STEPS, 100},
     {1e3, 1e-4, 1, 1 << ONEBIT_METHOD_LOCAL_STEPS | 1, ONEBIT_METHOD_LOCAL_STEPS, 300},
@@ -85,6 +86,9 @@ static void agreed(onebit_comm_t comm, void *context) {
   link = (struct link){1e9, 0.04, 0, 0, 0};
   CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
   CHECK(choice.exchange[0] < 0.06, "%g s", choice.exchange[0]);
+  link = (struct link){1e9, 0.1, 0, 0, 0};
+  CHECK_STATUS(onebit_method_measure(comm, &choice, exchange, &link), ONEBIT_OK);
+  CHECK(link.calls < 15, "%zu calls of 0.1 s", link.calls);
   /* Steps that were seen count, and a method in use stays where no other is worth a change. */
   choice = begin(ELEMENTS, 1);
   choice.exchange[0] = 1, choice.exchange[1] = 0.25, choice.exchange[2] = 0.03;
