@@ -264,8 +264,8 @@ static void wrong_plan_options(const struct wrong_scene *scene) {
   PLAN("scale is 1, which messages of 4 bits do", .bits = 4, .scale = ONEBIT_SCALE_MEAN_ABSOLUTE);
   PLAN("bits is 3", .bits = 3);
   PLAN("bits is -1", .bits = -1);
-  PLAN("bits is 8: that takes", .bits = 8, .wire = ONEBIT_WIRE_DENSE);
-  PLAN("bits is 2: that takes", .bits = 2, .block_size = ONEBIT_BLOCK_BUFFER);
+  PLAN("bits is 8: it requires", .bits = 8, .wire = ONEBIT_WIRE_DENSE);
+  PLAN("bits is 2: it requires", .bits = 2, .block_size = ONEBIT_BLOCK_BUFFER);
   PLAN("block_size is 33", .block_size = 33);
   PLAN("block_size is 65568", .block_size = 65568);
   PLAN("chunk_size is 31", .chunk_size = 31);

@@ -311,7 +311,7 @@ static void arguments_on_rank(onebit_comm_t comm, void *context) {
   refuse(comm, options, "max_bits is 8, bits is 4, no_error_feedback is set");
   options.no_error_feedback = 0, options.bits = 1;
   options.block_size = ONEBIT_BLOCK_BUFFER;
-  refuse(comm, options, "max_bits is 8: that takes");
+  refuse(comm, options, "max_bits is 8: it requires");
   options.block_size = 0;
   options.scale = ONEBIT_SCALE_MEAN_ABSOLUTE;
   refuse(comm, options, "scale is 1, which messages of 8 bits do not have");
