@@ -40,7 +40,7 @@ static onebit_device_t device_of(enum job job, int rank) {
 }
 
 /* Room where the plan wants its buffers. */
-static void *room(onebit_device_t device, size_t bytes) {
+static void *allocate_on(onebit_device_t device, size_t bytes) {
   void *memory = NULL;
   if (device == ONEBIT_DEVICE_HOST)
     return allocate(bytes, 1);
@@ -87,7 +87,8 @@ static void run_plan(onebit_comm_t comm, const struct plan_case *what, enum job 
   int rank = onebit_comm_rank(comm);
   size_t bytes = COUNT * dtype_size(options.dtype);
   onebit_device_t device = device_of(job, rank);
-  void *host = allocate(bytes, 1), *input = room(device, bytes), *output = room(device, bytes);
+  void *host = allocate(bytes, 1), *input = allocate_on(device, bytes),
+       *output = allocate_on(device, bytes);
   onebit_plan_t plan = NULL;
   options.device = device;
   check_case("%s, job %d", what->name, (int)job);
@@ -137,7 +138,7 @@ static size_t messages_of(onebit_comm_t comm, enum job job) {
   onebit_plan_info_t info = {.size = sizeof info};
   onebit_plan_t plan = NULL;
   options.device = device_of(job, onebit_comm_rank(comm));
-  void *buffer = room(options.device, count * sizeof(float));
+  void *buffer = allocate_on(options.device, count * sizeof(float));
   void *zeros = allocate(count, sizeof(float));
   copy(buffer, zeros, count * sizeof(float));
   free(zeros);
@@ -188,7 +189,7 @@ static void create_mixed(onebit_comm_t comm, onebit_schedule_t schedule, onebit_
   onebit_adam_options_t options = {.size = sizeof options, .common.schedule = schedule};
   onebit_optimizer_t optimizer;
   options.common.device = device_of(ODD_DEVICE, comm->rank);
-  float *arrays = room(options.common.device, 2000 * sizeof(float));
+  float *arrays = allocate_on(options.common.device, 2000 * sizeof(float));
   onebit_tensor_t tensor = {.parameter = arrays, .gradient = arrays + 1000, .count = 1000};
   CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), wanted);
   if (wanted == ONEBIT_ERROR_MISMATCH)

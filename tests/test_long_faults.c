@@ -293,7 +293,7 @@ static bool is_told(enum long_fault fault) {
 }
 
 /* Makes a step with the fault; true if the step succeeds. */
-static bool meet_step_fault(struct trainer *trainer, size_t k, enum long_fault fault, bool mine) {
+static bool step_with_fault(struct trainer *trainer, size_t k, enum long_fault fault, bool mine) {
   struct learner *learner = &trainer->learner[k];
   void *comm = trainer->self.comm;
   switch (fault) {
@@ -342,7 +342,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
   bool mine, made = false;
   set_gradients(trainer, learner, call);
   if (long_is_due(self, call, &fault, &mine) && !(run->alone[call] && is_told(fault))) {
-    made = meet_step_fault(trainer, k, fault, mine);
+    made = step_with_fault(trainer, k, fault, mine);
     if (!made)
       set_gradients(trainer, learner, call);
   }

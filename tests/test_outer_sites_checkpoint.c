@@ -300,8 +300,8 @@ static void survive(struct place *place, int site, onebit_comm_t comm, onebit_ou
 }
 
 /* The processes have ended, and others are started. */
-static onebit_outer_t come_again(struct place *place, int site, onebit_comm_t comm,
-                                 onebit_comm_t between, onebit_outer_t outer, float *p) {
+static onebit_outer_t restart_site(struct place *place, int site, onebit_comm_t comm,
+                                   onebit_comm_t between, onebit_outer_t outer, float *p) {
   struct loss *loss = place->more;
   onebit_comm_t alone = NULL;
   float x[SITES_ALL];
@@ -332,7 +332,7 @@ static void lose_one(struct place *place, int site, onebit_comm_t comm, onebit_c
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
   }
   if (ends)
-    outer = come_again(place, site, comm, between, outer, p);
+    outer = restart_site(place, site, comm, between, outer, p);
   else
     survive(place, site, comm, outer, p);
   for (int k = 0; k < 60 * SITES_H; k++) {

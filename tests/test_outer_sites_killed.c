@@ -131,7 +131,7 @@ static void run_site(struct job *job, int number) {
   finish(&site);
 }
 
-static void come_again(struct job *job) {
+static void restart_site(struct job *job) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   struct site site = {.job = job, .number = job->victim, .process = SITES};
   MUST(&site, onebit_comm_create_self(&site.between), ONEBIT_OK);
@@ -163,7 +163,7 @@ static void kill_one(onebit_outer_options_t options, int victim, int last_step, 
     kill(sites[victim], SIGKILL);
   cr_expect(WIFSIGNALED(end_of(sites[victim])), "%s", job->error[victim]);
   if ((sites[SITES] = fork()) == 0)
-    come_again(job);
+    restart_site(job);
   for (int s = 0; s <= SITES; s++)
     if (s != victim)
       cr_expect_eq(end_of(sites[s]), 0, "victim %d, process %d: %s", victim, s, job->error[s]);
