@@ -1,7 +1,8 @@
 /*
- * In how many messages a plan on a device cuts each segment, where its options do not say. What
- * the processor would choose is for its caches and for what MPI sends eagerly; a device launches
- * kernels over all segments at once, and each launch and each message costs a few microseconds.
+ * Chooses the number of messages into which a plan on a device cuts each segment, unless its
+ * options say it. The processor's choice suits its caches and the messages that MPI sends eagerly;
+ * a device launches kernels over all segments at once, and each launch and each message costs a few
+ * microseconds.
  *
  * No bit of a result depends on it: scales are by block, and with one scale by run.
  */

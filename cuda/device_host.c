@@ -13,7 +13,7 @@ static void *device_host_allocate(struct onebit_plan *plan, size_t count, size_t
   return ob_memory_cuda.allocate(count, size);
 }
 
-/* The window as this rank fills it: a dense message a segment. */
+/* Describes the window as this rank fills it: a dense message a segment. */
 static struct ob_cuda_plan describe_window(const struct onebit_plan *plan) {
   struct ob_cuda_plan window = plan->device->kernel;
   struct ob_geometry *geometry = &window.geometry;

@@ -49,7 +49,7 @@ onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const ch
 #pragma weak ncclCommWindowRegister
 #pragma weak ncclCommWindowDeregister
 #endif
-/* The version that is loaded; 0: it does not say. */
+/* The version of the loaded NCCL; 0: unknown. */
 int ob_nccl_version(void);
 
 /* The transport's windows. */

@@ -227,7 +227,7 @@ static bool staged_reduce(const struct onebit_plan *plan, size_t chunk, bool wai
   return true;
 }
 
-/* A mean that no other rank hears of. */
+/* Computes a mean that is sent to no other rank. */
 static onebit_status_t reduce_whole_chunk(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY(ob_staging_bring_results(plan, chunk));
@@ -294,7 +294,7 @@ static bool server_is_large(const struct onebit_plan *plan) {
   return false;
 }
 
-/* On failure the device goes on with what it had. */
+/* On failure the device keeps its state. */
 static bool staged_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   if (plan->geometry.dense)

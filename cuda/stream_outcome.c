@@ -5,7 +5,8 @@
 #include "base/memory.h"
 #include "cuda/stream.h"
 
-/* To the caller who waits for this very call, or to whoever asks later. */
+/* Reports the outcome to the caller that waits for this call, or keeps it for
+ * onebit_plan_synchronize. */
 static void stream_outcome_tell(const struct onebit_plan *plan, onebit_status_t status) {
   if (plan->state->in_flight && !plan->flight->call.on_stream)
     ob_steps_fail(plan, status);

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 
 struct position {
-  uint64_t signature, exact; /* the call's own; and with what lies before it */
+  uint64_t signature, exact; /* of the call; and with the calls before it */
   int tensor;
 };
 

@@ -57,8 +57,8 @@ void train_outer_destroy(train_outer_t *outer) {
   onebit_comm_destroy(outer->alone);
 }
 
-/* Makes the parameters those of all ranks. Right after an exchange of all elements they are known
- * already, unless sites may lack some; else another one is made. */
+/* Makes the parameters equal on all ranks. Right after an exchange of all elements they are, unless
+ * sites may lack some; otherwise it makes another exchange. */
 static onebit_status_t end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
   onebit_status_t status = ONEBIT_OK;

@@ -1,4 +1,4 @@
-/* Checks of what an optimizer is made from. */
+/* Checks an optimizer's options and tensors. */
 #include "optimizers/arguments.h"
 
 #include <math.h>

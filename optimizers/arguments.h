@@ -1,6 +1,6 @@
 /*
- * Checks of what an optimizer is made from: its options, and the caller's tensors. Each gives
- * ONEBIT_OK, or a status with its error message.
+ * Checks an optimizer's arguments: its options, and the caller's tensors. Each gives ONEBIT_OK, or
+ * a status with its error message.
  */
 #ifndef OB_OPTIMIZERS_ARGUMENTS_H
 #define OB_OPTIMIZERS_ARGUMENTS_H

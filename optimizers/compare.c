@@ -58,7 +58,7 @@ static onebit_status_t hash_tensors(const struct onebit_optimizer *optimizer, un
   return ONEBIT_OK;
 }
 
-/* All ranks have come to this, since they heard the same of all tensors together. */
+/* All ranks reach this, since they have received the same fingerprints of all tensors together. */
 static onebit_status_t compare_find_tensor(const struct onebit_optimizer *optimizer,
                                            const uint64_t *hashes) {
   for (size_t t = 0; t < optimizer->tensor_count; t += TENSORS) {

@@ -132,7 +132,7 @@ onebit_status_t ob_option_number(const struct ob_option_file *file, const struct
     return ob_config_wrong(value,
                            row->kind == OB_OPTION_FLAG ? "neither true nor false" : "not a number");
   *number = truth ? given->kind == OB_JSON_TRUE : strtod(given->text, NULL);
-  /* Larger ones no double holds exactly. */
+  /* A double does not hold larger integers exactly. */
   double max = row->kind == OB_OPTION_COUNT ? 0x1p53 : 0x1p31 - 1;
   if (row->kind > OB_OPTION_POSITIVE &&
       !(*number >= 0 && *number <= max && *number == floor(*number)))

@@ -6,9 +6,8 @@
 #include "base/log.h"
 #include "optimizers/sections.h"
 
-/* Steps that the variance is given to change in before it is called settled: 1 / (1 - beta2). The
- * small step back keeps a quotient that is whole but for rounding, such as 1 / (1 - 0.999), from
- * being rounded up to one more. */
+/* The number of steps over which the variance must have settled: 1 / (1 - beta2), rounded up. 1e-6
+ * is subtracted so that rounding of a quotient such as 1 / (1 - 0.999) does not add a step. */
 static size_t freeze_window(double beta2) { return (size_t)ceil(1 / (1 - beta2) - 1e-6); }
 
 static bool is_automatic(const struct onebit_optimizer *optimizer) {
@@ -215,8 +214,8 @@ static bool stayed_alone(const struct onebit_optimizer *optimizer) {
   return optimizer->unknown && optimizer->step.outcome.status == ONEBIT_SKIPPED;
 }
 
-/* Afterwards `steps` is what was made, and no guess. Since the host knew, all steps have sent the
- * same. */
+/* Sets `steps` to the number of steps that the device has made. All steps since the host last knew
+ * have sent the same. */
 static onebit_status_t freeze_learn(onebit_optimizer_t optimizer) {
   uint64_t known = optimizer->steps - optimizer->unknown, skipped = optimizer->skipped;
   uint64_t alone = stayed_alone(optimizer);

@@ -72,7 +72,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   return ONEBIT_OK;
 }
 
-/* True if a rank that was lost meanwhile can be the reason. */
+/* True if the error can come from a rank that was lost meanwhile. */
 static bool may_be_loss(onebit_status_t status) {
   return status == ONEBIT_ERROR_TRANSPORT || status == ONEBIT_ERROR_PEER ||
          status == ONEBIT_ERROR_MESSAGE;
@@ -98,8 +98,8 @@ static onebit_status_t move(void *optimizer, onebit_comm_t comm) {
   return onebit_optimizer_move(optimizer, comm);
 }
 
-/* A rank that has come through a move in which others have failed shrinks the same communicator as
- * these, when it calls this: the latest. */
+/* A rank whose move succeeded while others' failed shrinks the same communicator as these: the
+ * latest one. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
   OB_CALL_SCOPE;
   if (survivors)

@@ -33,7 +33,7 @@ void ob_moving_choose_source(struct ob_moving *moving, uint64_t slack);
 void ob_moving_send(struct ob_moving *moving, void *data, size_t bytes, int rank);
 void ob_moving_receive(struct ob_moving *moving, void *data, size_t bytes, int rank);
 onebit_status_t ob_moving_exchange(struct ob_moving *moving);
-/* An exchange, from one rank to all others that want it. */
+/* Sends a buffer from one rank to all others that want it. */
 onebit_status_t ob_moving_broadcast(struct ob_moving *moving, int from, void *data, size_t bytes);
 
 #endif

@@ -15,7 +15,7 @@ struct ob_span ob_span_of_tensor(const struct onebit_optimizer *optimizer, size_
   return (struct ob_span){of->first_block, of->end_block, false};
 }
 
-/* A look at sections of one bucket. */
+/* A walk over sections of one bucket. */
 struct look {
   const struct onebit_optimizer *optimizer;
   struct ob_section section, variance;
@@ -106,7 +106,7 @@ onebit_status_t ob_add_squares(const struct onebit_optimizer *optimizer,
   const struct ob_method *method = optimizer->method;
   enum ob_stage stage = ob_stage_of(optimizer);
   if (norm >= OB_NORM_RESIDUAL && method->momentum && stage != OB_STAGE_SENT)
-    return ONEBIT_OK; /* what will be the residual is the momentum */
+    return ONEBIT_OK; /* the future residual is the momentum */
   struct look look = {.optimizer = optimizer,
                       .section = ob_section_of(bucket, stage, sections[norm]),
                       .span = span,

@@ -1,6 +1,6 @@
 /*
- * Norms of what an optimizer keeps, of a part of a bucket: as squares, which add up. They read the
- * state once, where it is on a device a part at a time.
+ * Norms of an optimizer's state in a part of a bucket, as squares, which add up. They read the
+ * state once; on a device, a part at a time.
  */
 #ifndef OB_OPTIMIZERS_NORMS_H
 #define OB_OPTIMIZERS_NORMS_H

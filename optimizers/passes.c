@@ -1,4 +1,4 @@
-/* Passes over buckets: what the methods are made of. */
+/* Passes over buckets, of which methods consist. */
 #include <math.h>
 
 #include "base/error.h"
@@ -98,7 +98,7 @@ onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer) {
     enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
     onebit_plan_t plan = exchange == OB_EXCHANGE_BITS ? bucket->bits : bucket->dense;
     if (exchange != OB_EXCHANGE_NONE)
-      ob_outcome_add(&outcome, ob_plan_apply(plan)); /* whose outputs other streams may read */
+      ob_outcome_add(&outcome, ob_plan_apply(plan)); /* other streams may read its outputs */
   }
   return ob_outcome_tell(&outcome);
 }

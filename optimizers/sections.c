@@ -209,7 +209,7 @@ static void *sections_address_of(const struct ob_section *section, const struct 
   return (char *)section->values + (word * OB_LANES + run->offset) * size;
 }
 
-/* In the upper half of the room first: from there they spread to where they belong. */
+/* Reads 16-bit values into the upper half of the memory first, and expands them from there. */
 static onebit_status_t read_bfloats(const struct ob_memory *memory, const void *from, size_t count,
                                     float *values) {
   uint16_t *buffer = (uint16_t *)(void *)values + count;

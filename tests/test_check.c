@@ -60,7 +60,7 @@ Test(check, the_limit_is_where_the_header_says) {
   alone_destroy(alone);
 }
 
-/* Errors that nothing came back for: the momentum is zero, the gradient too. */
+/* A residual without a signal: momentum and gradient are zero. */
 Test(check, error_without_a_signal) {
   struct alone *alone = alone_create();
   size_t named = 77;

@@ -24,7 +24,7 @@ static struct ob_loops *make(void) {
 }
 
 static char memory[1000];
-static size_t fresh; /* the next buffer that nobody has had */
+static size_t fresh; /* the next unused buffer */
 
 /* A small letter is a sum that is not looked at, a capital one a call in buffers of its own, and a
  * digit one in new buffers. The position of the last. */

@@ -121,8 +121,8 @@ Test(warmup, comes_to_what_a_dense_one_does) {
   }
 }
 
-/* A compressed warm-up has a residual of its own, in every bucket: of a skipped step nothing is
- * left. */
+/* A compressed warm-up has a residual of its own, in every bucket: a skipped step leaves nothing in
+ * it. */
 Test(warmup, skips_leave_no_trace) {
   const struct any_case cases[] = {{ANY(adam, .freeze_step = 5)},
                                    {ANY(adam, .beta2 = 0.75, .freeze_threshold = 0.1)},

@@ -203,7 +203,7 @@ static void make_tables(const struct tool *tool, struct option longs[ROWS],
   int row = 0;
   longs[0] = (struct option){"help", no_argument, NULL, HELP};
   longs[1] = (struct option){"version", no_argument, NULL, VERSION};
-  letters += sprintf(letters, "-:hv"); /* operands in their places; a missing value is told apart */
+  letters += sprintf(letters, "-:hv"); /* -: operands stay in place; :: no value is another fault */
   for (const struct tool_option *option = tool->options; option->kind && count < ROWS - 1;
        option = next_row(option), row++) {
     if (!options_has(tool, option))

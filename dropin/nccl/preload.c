@@ -62,8 +62,8 @@ const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_sett
 
 const char *ob_nccl_unusable(void) { return unusable[0] ? unusable : NULL; }
 
-/* A thread's first communicator is the job's, mostly: its rank 0 prints, and a rank whose own rules
- * are wrong. Communicators of one rank say nothing. */
+/* Prints the line at the start. A thread's first communicator is usually the job's: its rank 0
+ * prints, and each rank whose own rules are wrong. Communicators of one rank print nothing. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool prints;
 static int ranks; /* of that communicator; 0: there has been none */

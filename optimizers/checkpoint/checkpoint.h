@@ -122,7 +122,7 @@ const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space spa
 /* Numbers that are read from a file at once, on a stack. */
 enum { OB_READ_AT_ONCE = 8192 };
 
-/* No front is longer: some millions of sections. */
+/* The longest front of a part: some millions of sections. */
 #define OB_MAX_FRONT ((uint64_t)256 << 20)
 
 /* In memory or, where that is NULL, in a file. */
@@ -150,14 +150,14 @@ onebit_status_t ob_part_error(const struct ob_part *part, const char *format, ..
 onebit_status_t ob_part_open(struct ob_part *part, int number, const struct ob_part_source *source);
 void ob_part_close(struct ob_part *part);
 
-/* The section that has this element, else the next one of that kind, else NULL. */
+/* Returns the section that has this element, else the next one of that kind, else NULL. */
 const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,
                                            enum ob_space space, uint64_t element);
 
 /* Fails unless the section is sound. Looks once. */
 onebit_status_t ob_part_verify(struct ob_part *part, const struct ob_part_section *section);
 
-/* The section that has all of what is not elements, which is sound. */
+/* Returns the section of a row of numbers, whose checksum is right. */
 onebit_status_t ob_part_find_numbers(struct ob_part *part, enum ob_saved what, uint64_t count,
                                      const struct ob_part_section **section);
 
@@ -264,8 +264,7 @@ struct ob_load {
   void *object;
   onebit_comm_t comm;
   struct ob_term term; /* that the ranks agree on besides; name NULL: none */
-  /* Collective: what others than the ranks of comm say to how they have agreed. NULL: there are
-   * none. */
+  /* Collective: the agreement with ranks that are not in comm. NULL: there are none. */
   onebit_status_t (*agreed)(void *object, onebit_status_t status);
   /* First dry: looks at everything that is needed, and changes nothing. */
   onebit_status_t (*restore)(void *object, struct ob_parts *parts, bool dry);

@@ -1,5 +1,5 @@
-/* Loading, which is collective: of all objects; and what an optimizer has to do for it. It
- * also has an optimizer's call that saves to files, which is the counterpart of one here. */
+/* Loads objects, which is collective, and an optimizer. It also has the optimizer's call that saves
+ * to files, the counterpart of one here. */
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/handles.h"
@@ -10,7 +10,7 @@
 
 /* --- Of all objects ----------------------------------------------------------------------------*/
 
-/* All that can be looked at without changing anything. */
+/* Checks all that can be checked without a change. */
 static onebit_status_t checkpoint_load_look(const struct ob_load *load, onebit_status_t status,
                                             struct ob_parts *parts,
                                             const struct ob_sources *sources) {

@@ -5,8 +5,8 @@
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* Orders pieces by their first element. If several begin with the same number, all but the last are
- * empty. */
+/* Orders pieces by their first element. Of several that begin with the same number all but the last
+ * are empty. */
 static int by_element(const void *a, const void *b) {
   const struct ob_stretch *x = a, *y = b;
   const int e = OB_ELEMENTS;

@@ -1,4 +1,4 @@
-/* A part: its checksums, and what must hold of its front before anything in it is believed. */
+/* A part: its checksums, and the checks of its front before anything in it is used. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* It is read as it lies in memory; compression/message.h sees to the order of bytes. */
+/* A part is read as it lies in memory; compression/message.h checks the byte order. */
 _Static_assert(sizeof(struct ob_part_header) == 232, "the header is what the format says");
 _Static_assert(sizeof(struct ob_part_section) == 40, "so is a row of a section");
 _Static_assert(sizeof(struct ob_part_tensor) == 16, "and that of a tensor");

@@ -257,11 +257,11 @@ static onebit_status_t read_mean(struct ob_parts *parts, const struct ob_range *
   bool apart = row->own_apart && parts->list[0].header.apart;
   bool alike = !apart && !row->own && !row->may_lack;
   uint32_t wanted = apart ? (uint32_t)parts->count : !row->may_lack;
-  int start = alike ? parts->latest : 0; /* most often the part with the element before */
+  int start = alike ? parts->latest : 0; /* usually the part that has the element before */
   size_t found = 0;
   memset(parts->counts, 0, range->count * sizeof *parts->counts);
   for (size_t i = 0; i < range->count; i++)
-    parts->sums[i] = -0.0; /* which leaves what is added as it is, also another -0 */
+    parts->sums[i] = -0.0; /* adding to -0 changes no value, not even -0 */
   for (int k = 0; k < parts->count && !(alike && found == range->count); k++) {
     int number = (start + k) % parts->count;
     OB_TRY(add_part(parts, &parts->list[number], range, !values, &found));

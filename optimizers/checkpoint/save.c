@@ -45,7 +45,7 @@ static void add_stretch(struct ob_saving *saving, enum ob_saved what, enum ob_sp
                       clip_stretch(number + end - before, low, high));
 }
 
-/* All that this rank has; but of what all ranks have alike its part. */
+/* Adds all that this rank has; of rows that all ranks have alike, this rank's part. */
 static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_space space) {
   const bool own = ob_saved_own(what, saving->header.apart) || ob_saved_rows[what].may_lack;
   const uint64_t total = saving->map.total[space];

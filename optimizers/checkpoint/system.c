@@ -1,4 +1,4 @@
-/* Files: what the system may do half, done whole. */
+/* Files: completes calls that the system may do in part. */
 #define _POSIX_C_SOURCE   200809L
 #define _FILE_OFFSET_BITS 64
 #include "optimizers/checkpoint/system.h"
@@ -130,7 +130,7 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
     if (written < 0 && errno == EINTR)
       continue;
     if (written == 0)
-      errno = ENOSPC; /* some file systems have no better word for it */
+      errno = ENOSPC; /* some file systems return this code for it */
     if (written <= 0)
       return file_failed("write", file);
     from += written;

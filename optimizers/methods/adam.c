@@ -1,4 +1,4 @@
-/* 1-bit Adam: what is its own. */
+/* The functions of 1-bit Adam alone. */
 #include "onebit/adam.h"
 
 #include "base/call_scope.h"

@@ -1,5 +1,5 @@
 /*
- * 1-bit LAMB: what is its own.
+ * The functions of 1-bit LAMB alone.
  *
  * What a step moves, in bytes a parameter, besides the messages. Warm-up: 28 of LAMB (mean
  * gradient, moments and parameters are read, moments and the update written) and 12 of LAMB_MOVE,

@@ -1,4 +1,4 @@
-/* 1-bit momentum SGD: what is its own. Without a warm-up the first step is compressed: the
+/* The functions of 1-bit momentum SGD alone. Without a warm-up the first step is compressed: the
  * residuals are zeros, and so is the momentum of the messages before it. */
 #include "onebit/momentum.h"
 

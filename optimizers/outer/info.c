@@ -29,7 +29,7 @@ static double squares_of(const float *values, size_t count) {
   return sum;
 }
 
-/* They come run after run; from the last on they only move up. */
+/* Moves elements to their places, from the last one on, so that none is overwritten. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;

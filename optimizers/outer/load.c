@@ -286,7 +286,7 @@ static onebit_status_t outer_load_restore(void *object, struct ob_parts *parts, 
   return status == ONEBIT_OK ? sent : status;
 }
 
-/* Copies of a device are there only where the ranks do not agree to load it. */
+/* Frees copies of a device's arrays, which exist here only if the ranks did not agree to load. */
 static void outer_load_close(void *object) {
   struct loading *loading = object;
   (void)ob_outer_from_host(loading->outer, false);

@@ -343,7 +343,7 @@ static onebit_status_t sites_wait_lead(struct ob_sites *sites, struct ob_site_gr
     OB_TRY(wait_for_first(sites, only));
     OB_TRY(sites_wait_look(sites, &exchange));
   }
-  for (size_t g = 0; g < sites->outer->groups; g++) /* what has just been closed goes out */
+  for (size_t g = 0; g < sites->outer->groups; g++) /* sends the rounds that were just closed */
     OB_TRY(move_sends(&sites->groups[g]));
   if (only)
     note_late(only);
