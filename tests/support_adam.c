@@ -304,6 +304,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
   CHECK(info.exchanges[0] == dense && info.exchanges[1] == made - dense && info.exchanges[2] == 0,
         "step %d: %llu dense, %llu of bits", step, (unsigned long long)info.exchanges[0],
         (unsigned long long)info.exchanges[1]);
+  CHECK(info.synchronized, "step %d: info says that ranks differ", step);
   CHECK(info.steps == made, "%d steps, info says %llu", step + 1, (unsigned long long)info.steps);
   CHECK(info.skipped == skipped_until(run->what, step), "skipped %llu",
         (unsigned long long)info.skipped);

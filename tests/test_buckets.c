@@ -1,7 +1,9 @@
 /*
  * Steps in buckets and in parts, beside what test_optimizers.c has: a bucket leaves when it is
- * ready.
+ * ready; and of several outcomes of a step one counts, on all ranks alike.
  */
+#include "base/error.h"
+#include "optimizers/optimizer.h"
 #include "tests/support.h"
 
 /* A bucket leaves when its last gradient is ready; the last bucket with the step. */
@@ -36,4 +38,28 @@ static void check_departures(onebit_comm_t comm, void *context) {
 Test(buckets, leave_when_they_are_ready) {
   for (int size = 2; size <= 4; size++)
     on_ranks(size, check_departures, NULL);
+}
+
+/* An error of some bucket, or step, counts more than skips, and the first error counts, on all
+ * ranks alike. */
+Test(buckets, an_error_counts_more_than_a_skip) {
+  static const onebit_status_t came[][2] = {
+      {ONEBIT_SKIPPED, ONEBIT_ERROR_TRANSPORT},
+      {ONEBIT_ERROR_TRANSPORT, ONEBIT_SKIPPED},
+      {ONEBIT_ERROR_TRANSPORT, ONEBIT_ERROR_PEER},
+  };
+  float parameter = 0, gradient = 0;
+  const onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
+  onebit_optimizer_t optimizer = NULL;
+  onebit_comm_t comm = self_comm();
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer), ONEBIT_OK);
+  for (size_t k = 0; k < 3; k++) {
+    for (size_t i = 0; i < 2; i++)
+      ob_optimizer_note(optimizer, ob_error(came[k][i], "number %zu", i));
+    CHECK_STATUS(ob_optimizer_end_outcome(optimizer), ONEBIT_ERROR_TRANSPORT);
+    CHECK_WORDS(k ? "number 0" : "number 1");
+    CHECK_STATUS(ob_optimizer_end_outcome(optimizer), ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
 }

@@ -1,6 +1,6 @@
 /*
  * Sharded 1-bit Adam sends and allocates as its info and statistics say, and less than without
- * shards. That replicas are equal is in test_replicas.c.
+ * shards. That replicas are equal is in test_optimizers.c.
  */
 #include "tests/support_adam.h"
 

@@ -1,7 +1,7 @@
 /*
  * 0/1 Adam between two synchronisations: ranks that go on alone, each with parameters of its own,
  * and what may go wrong there. That they are the same again whenever they have met is in
- * test_replicas.c.
+ * test_zero_one.c.
  */
 #include "base/hash.h"
 #include "tests/support_zero_one.h"
