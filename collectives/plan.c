@@ -184,6 +184,24 @@ static onebit_status_t check_count(const struct ob_plan_shape *shape, size_t ran
   return ONEBIT_OK;
 }
 
+onebit_status_t ob_plan_create_numbers(onebit_comm_t comm, onebit_status_t status,
+                                       onebit_operation_t operation, onebit_device_t device,
+                                       size_t count, bool *refused, onebit_plan_t *plan) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  struct ob_plan_shape shape;
+  size_t counts, valid;
+  options.operation = operation;
+  options.wire = ONEBIT_WIRE_DENSE;
+  options.device = device;
+  options.threads = 1;
+  if (operation == ONEBIT_ALLREDUCE)
+    options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip, and every device has it */
+  const onebit_status_t resolved = ob_plan_resolve(&options, &shape);
+  shape.refused = refused;
+  ob_plan_cut(&shape, 1, count, &counts, &valid);
+  return ob_plan_create(comm, status == ONEBIT_OK ? resolved : status, &shape, count, plan);
+}
+
 onebit_status_t onebit_plan_create(onebit_comm_t comm, size_t count,
                                    const onebit_plan_options_t *options, onebit_plan_t *plan) {
   OB_CALL_SCOPE;

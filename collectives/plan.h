@@ -89,6 +89,12 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
 void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t *counts,
                  size_t *valid);
 
+/* A plan of a few float32 numbers, dense, for an allreduce or an allgather: collective, `status`
+ * and `refused` as ob_plan_create and the shape have them. */
+onebit_status_t ob_plan_create_numbers(onebit_comm_t comm, onebit_status_t status,
+                                       onebit_operation_t operation, onebit_device_t device,
+                                       size_t count, bool *refused, onebit_plan_t *plan);
+
 /* `count` elements with the padding of profile deepspeed. */
 size_t ob_plan_padded(size_t ranks, size_t count);
 

@@ -17,20 +17,6 @@
 
 /* --- The exchange of sums of squares */
 
-static onebit_status_t weigh_create_plan(struct onebit_optimizer *optimizer) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.wire = ONEBIT_WIRE_DENSE;
-  options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip, and every device has it */
-  options.device = optimizer->options.device;
-  options.threads = 1;
-  struct ob_plan_shape shape;
-  size_t count, valid;
-  onebit_status_t status = ob_plan_resolve(&options, &shape);
-  shape.refused = &optimizer->refused;
-  ob_plan_cut(&shape, (size_t)optimizer->comm->size, 1, &count, &valid);
-  return ob_plan_create(optimizer->comm, status, &shape, 1, &optimizer->squares);
-}
-
 static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
   struct onebit_plan *plan = optimizer->squares;
   for (int k = 0; k < 2; k++) {
@@ -45,7 +31,9 @@ static onebit_status_t allocate_buffers(struct onebit_optimizer *optimizer) {
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer) {
   if (optimizer->options.clip_norm == 0)
     return ONEBIT_OK;
-  OB_TRY(weigh_create_plan(optimizer));
+  OB_TRY(ob_plan_create_numbers(optimizer->comm, ONEBIT_OK, ONEBIT_ALLREDUCE,
+                                optimizer->options.device, 1, &optimizer->refused,
+                                &optimizer->squares));
   return ob_agree(optimizer->comm, allocate_buffers(optimizer), NULL, 0);
 }
 

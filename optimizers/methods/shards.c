@@ -51,19 +51,6 @@ static double shards_join(const float parts[PARTS]) {
   return ldexp((double)parts[0] + (double)parts[1] + (double)parts[2], (int)parts[3]);
 }
 
-static onebit_status_t shards_create_plan(struct onebit_optimizer *optimizer, struct own *own) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  struct ob_plan_shape shape;
-  size_t count, valid;
-  options.operation = ONEBIT_ALLGATHER;
-  options.wire = ONEBIT_WIRE_DENSE;
-  options.threads = 1;
-  onebit_status_t status = ob_plan_resolve(&options, &shape);
-  shape.refused = &optimizer->refused;
-  ob_plan_cut(&shape, 1, PARTS, &count, &valid);
-  return ob_plan_create(optimizer->comm, status, &shape, PARTS, &own->sums);
-}
-
 static onebit_status_t shards_create(struct onebit_optimizer *optimizer) {
   size_t ranks = (size_t)optimizer->comm->size;
   struct own *own = ob_optimizer_allocate(optimizer, 1, sizeof *own);
@@ -76,7 +63,8 @@ static onebit_status_t shards_create(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_agree(optimizer->comm, status, NULL, 0));
   if (optimizer->moments.freeze_step != ONEBIT_FREEZE_AUTOMATIC)
     return ONEBIT_OK;
-  return shards_create_plan(optimizer, own);
+  return ob_plan_create_numbers(optimizer->comm, ONEBIT_OK, ONEBIT_ALLGATHER, ONEBIT_DEVICE_HOST,
+                                PARTS, &optimizer->refused, &own->sums);
 }
 
 static void shards_destroy(struct onebit_optimizer *optimizer) {

@@ -173,19 +173,9 @@ static onebit_status_t allocate_weights(struct ob_fragment *fragment) {
 }
 
 static onebit_status_t create_weigh(struct ob_fragment *fragment) {
-  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
-  options.wire = ONEBIT_WIRE_DENSE;
-  options.schedule = ONEBIT_SCHEDULE_ALLGATHER; /* one trip */
-  options.device = fragment->outer->options.device;
-  options.threads = 1;
-  struct ob_plan_shape shape;
-  size_t count, valid;
-  onebit_status_t status = ob_plan_resolve(&options, &shape);
-  if (status == ONEBIT_OK)
-    status = allocate_weights(fragment);
-  shape.refused = &fragment->outer->refused;
-  ob_plan_cut(&shape, (size_t)fragment->outer->comm->size, 1, &count, &valid);
-  return ob_plan_create(fragment->outer->comm, status, &shape, 1, &fragment->weigh);
+  struct onebit_outer *outer = fragment->outer;
+  return ob_plan_create_numbers(outer->comm, allocate_weights(fragment), ONEBIT_ALLREDUCE,
+                                outer->options.device, 1, &outer->refused, &fragment->weigh);
 }
 
 /* All ranks reach this point. */
