@@ -39,6 +39,9 @@ class HookHandle:
         return {"optimizer": None}
 
 
+_handles = weakref.WeakKeyDictionary()  # by model, which has its hook for good
+
+
 def optimizer_hook(state, bucket):
     """The hook: `optimizer.attach(model)` registers it, or
     `model.register_comm_hook(optimizer.hook_state(), onebit.torch.optimizer_hook)`."""
@@ -52,11 +55,11 @@ def optimizer_hook(state, bucket):
 
 def register(model, optimizer):
     """The model's hook carries this from now on; what it has carried is closed."""
-    hooks = [state for _, state in getattr(model, "_comm_hooks", ())]
-    if hooks:
-        hooks[0].optimizer = optimizer
-    else:
-        model.register_comm_hook(HookHandle(optimizer, model.process_group), optimizer_hook)
+    if model not in _handles:
+        handle = HookHandle(optimizer, model.process_group)
+        model.register_comm_hook(handle, optimizer_hook)
+        _handles[model] = handle
+    _handles[model].optimizer = optimizer
 
 
 def wrapped_of(model):
@@ -73,11 +76,11 @@ def check_wrapped(model):
             f"model is a {type(model).__name__}, not a DistributedDataParallel: wrap it in one, or for "
             "FSDP2 take onebit.torch.fsdp.compress"
         )
-    for _, state in getattr(model, "_comm_hooks", ()):
-        if not isinstance(state, HookHandle):
-            raise wrong("the model has a communication hook already")
-        if not state.optimizer._closed:
-            raise wrong("the model has a communication hook already: close() the optimizer of before")
+    handle = _handles.get(model)
+    if handle is not None and not handle.optimizer._closed:
+        raise wrong("the model has a communication hook already: close() the optimizer of before")
+    if handle is None and getattr(model, "_comm_hooks", None):
+        raise wrong("the model has a communication hook already")
 
 
 def sparse_modules(model):
