@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import warnings
 
 import torch_ranks
 from torch_common import alike, expect, run_scenarios
@@ -11,6 +12,7 @@ from torch_resume_ranks import Trainer, network
 import onebit.torch
 import torch
 import torch.distributed as dist
+from onebit.errors import wrong
 from onebit.torch import automatic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -125,7 +127,20 @@ def corrected(rank, size):
     assert run.method == "dense" and run.optimizer.automatic.changes <= 3
     assert Network.probes - before < 24, Network.probes
     run.close()
-    Network.surprise = {}
+    Network.rate, Network.surprise = rate_of(20.0), {}
+    run = Run(bytes_a_day=1e12)
+    run.train(0, 60)
+    assert run.method == "one bit"
+
+    def choose(total, compute):  # as on two hosts; those of one send nothing
+        raise wrong("choice->bytes_a_day is 1e+12: each of the methods sends more")
+
+    Network.rate, run.optimizer.automatic._choose = rate_of(0.01), choose
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run.train(60, 180)
+    assert run.method == "one bit" and "1e+12: each of the methods sends more; one bit goes on" in str(told[0].message), told
+    run.close()
 
 
 WARMUP = {"warmup_steps": 8, "warmup_bits": 8}  # of which one bit has what is left

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from onebit import _native
 from onebit._native import Status
-from onebit.errors import OnebitWarning, check, wrong
+from onebit.errors import Error, OnebitWarning, check, wrong
 from onebit.plan import Plan
 from onebit.torch import saved
 from onebit.torch.backward import tell_scalers
@@ -350,7 +350,15 @@ class Automatic:
     def _reconsider(self, total, compute, deviates):
         before = self.expected
         self._measure()
-        best = self._choose(total, compute)
+        try:
+            best = self._choose(total, compute)
+        except Error as reason:
+            if reason.status != Status.ERROR_ARGUMENT:
+                raise
+            # The link has changed, and no method keeps to bytes_a_day: a training goes on with its own.
+            warnings.warn(f"{reason.message}; {self.method} goes on", OnebitWarning, stacklevel=2)
+            self._looks, self._since, self.expected = self._looks + 1, 0, total
+            return self._settle(0)
         if best != self.method or deviates:
             dropped = "; residuals are dropped" if self.method not in (DENSE, best) else ""
             self._say(f"; a step takes {_seconds(total)}, {_seconds(before)} was expected{dropped}")
