@@ -9,15 +9,9 @@
 #include <unistd.h>
 
 /* A port is let go before rank 0 listens there, and in some tests rank 0 never does: then no other
- * process may have been given it. So each test process has ports of its own, by its number, below
- * those that the system gives to connections. */
+ * process may have been given it. So each test process has ports of its own, below those that the
+ * system gives to connections: it listens at the first of them for as long as it lives. */
 enum { FIRST_PORT = 10000, PORTS_EACH = 128, BLOCKS_OF_PORTS = 176 };
-
-static int next_port(void) {
-  static unsigned calls;
-  const unsigned block = (unsigned)getpid() % BLOCKS_OF_PORTS;
-  return (int)(FIRST_PORT + block * PORTS_EACH + calls++ % PORTS_EACH);
-}
 
 static bool bind_port(int file, int family, int port) {
   struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
@@ -29,6 +23,21 @@ static bool bind_port(int file, int family, int port) {
     ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   return bind(file, (struct sockaddr *)&address, sizeof address) == 0 && listen(file, 16) == 0;
+}
+
+static int next_port(void) {
+  static int first;
+  static unsigned calls;
+  for (int tries = 0; !first && tries < BLOCKS_OF_PORTS; tries++) {
+    const int port = FIRST_PORT + ((int)getpid() + tries) % BLOCKS_OF_PORTS * PORTS_EACH;
+    const int file = socket(AF_INET, SOCK_STREAM, 0); /* stays open */
+    if (bind_port(file, AF_INET, port))
+      first = port;
+    else
+      close(file);
+  }
+  cr_assert(first, "none of %d blocks of ports is free", BLOCKS_OF_PORTS);
+  return first + 1 + (int)(calls++ % (PORTS_EACH - 1));
 }
 
 int sockets_free_port(int family, int *keep) {
