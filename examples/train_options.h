@@ -28,7 +28,7 @@ typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 enum { HARD_NONE, HARD_IDLE, HARD_SAME };              /* --hard */
 enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
 
-enum { MOST_PATHS = 64, TRAIN_WORDS = 1100 /* room for a message */ };
+enum { MOST_PATHS = 64, TRAIN_WORDS = 1100 /* bytes of a message */ };
 
 typedef struct paths {
   const char *path[MOST_PATHS];

@@ -15,8 +15,8 @@
  *   options.common.dense_below = choice.dense_below;
  *   onebit_efficient_adam_create(comm, ...);       (where choice.local_steps is 0)
  *
- * Where it is not, the optimizer is made on a communicator of one rank, and an outer step with as
- * many local steps on this one (onebit/outer.h).
+ * With local steps the program makes the optimizer on a communicator of one rank, and an outer step
+ * with choice.local_steps on this one (onebit/outer.h).
  *
  * The model of a step: an exchange hides behind two thirds of the computation, but for a 25th of
  * it, the last bucket's part (with `blocking`: behind nothing). A method with fewer bits is taken

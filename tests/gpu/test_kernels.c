@@ -151,7 +151,7 @@ struct kernel_test {
 };
 
 /* Enough for the longest dense messages of eight members. */
-#define ROOM ((size_t)64 << 20)
+#define CAPACITY ((size_t)64 << 20)
 
 /* Sets the expected state of the device from the host's work so far. */
 static void kernel_expect_flags(struct scene *scene, bool server) {
@@ -183,7 +183,7 @@ static void run_case(const struct kernel_test *test, struct twin *twin,
 static void kernel_walk(const struct kernel_test *test) {
   struct twin twin;
   size_t walked = 0;
-  if (!twin_create(&twin, ROOM))
+  if (!twin_create(&twin, CAPACITY))
     return;
   const struct sample sample = kernel_cases_sample(&test->cases);
   for (size_t i = 0; i < sample.count; i++) {

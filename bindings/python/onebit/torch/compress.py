@@ -63,7 +63,7 @@ def _given_away(self, *_, **__):
 _given_away._wrapped_by_lr_sched = _given_away._with_counter = True
 
 
-# What trainers make of an optimizer, by module: it has that as its `optimizer`.
+# Classes by which trainers wrap an optimizer, by module: it is their `optimizer`.
 _PREPARED = {
     "accelerate.optimizer": "AcceleratedOptimizer", "lightning.fabric.wrappers": "_FabricOptimizer",
     "lightning_fabric.wrappers": "_FabricOptimizer",

@@ -8,7 +8,7 @@ from onebit.plan import Plan
 # Three bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
 # long as this one of them takes 4 MiB from each rank.
 _PIECE = 2**20
-# Of tensors that are made here: a program may have set other defaults.
+# Tensors that are made here have this type and device: a program may have set other defaults.
 FLOATS = {"dtype": torch.float32, "device": "cpu"}
 _BYTES = {"dtype": torch.uint8, "device": "cpu"}
 
