@@ -8,19 +8,17 @@ import os
 import pickle
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import warnings
 
 import torch_ranks
-from torch_ranks import alike, expect, raises
+from torch_common import alike, expect, raises, run_scenarios
 
 import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from onebit import Status
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -816,22 +814,11 @@ SCENARIOS = (
     compressed, interrupted, half_way)
 
 
-def run_scenarios(rank, names, size, path):
-    torch.set_num_threads(1)
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well", flush=True)
+def leave(names):
+    """The ordered end of a process would wait for an exchange that was interrupted."""
     os._exit(0) if names == ["interrupted"] else None
 
 
 if __name__ == "__main__":
     assert torch_ranks.PACKAGE
-    with tempfile.TemporaryDirectory() as place:
-        names, size = sys.argv[1].split(","), int(sys.argv[2])
-        arguments = (names, size, os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(
-            run_scenarios, arguments, nprocs=size, start_method="fork")
+    run_scenarios(SCENARIOS, end=leave)

@@ -39,21 +39,25 @@ def expect(words, call, kind=(onebit.Error, RuntimeError)):
         raise AssertionError(words)
 
 
-def _run(rank, scenarios, names, size, path):
+def _run(rank, scenarios, names, size, path, begin, end):
     torch.set_num_threads(1)
+    backends = begin() if begin else "gloo"
     store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group(backends, store=store, rank=rank, world_size=size)
     for name in names:
         next(one for one in scenarios if one.__name__ == name)(rank, size)
         dist.barrier()
     if rank == 0:
         print("all well", flush=True)
+    if end:
+        end(names)
 
 
-def run_scenarios(scenarios):
+def run_scenarios(scenarios, begin=None, end=None, start="fork"):
     """Runs those that the first argument of the program names, on as many ranks as the second says,
-    which are processes that meet over gloo."""
+    which are processes that meet over gloo, or over the backends that begin() returns; each then
+    calls end(names)."""
     with tempfile.TemporaryDirectory() as place:
         names, size = sys.argv[1].split(","), int(sys.argv[2])
-        arguments = (scenarios, names, size, os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(_run, arguments, nprocs=size, start_method="fork")
+        arguments = (scenarios, names, size, os.path.join(place, "store"), begin, end)
+        torch.multiprocessing.start_processes(_run, arguments, nprocs=size, start_method=start)

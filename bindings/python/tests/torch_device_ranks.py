@@ -3,19 +3,16 @@ does. Models on a device: CUDA's, where torch has that, else the one of fake_dev
 are late. All the same with copies in the host's memory as on the processor, to the bit."""
 
 import gc
-import os
 import socket
 import sys
-import tempfile
 
 import fake_device
 import torch_ranks
-from torch_ranks import alike
+from torch_common import alike, run_scenarios
 
 import onebit.torch
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -215,22 +212,10 @@ def collectives(rank, size):
 SCENARIOS = (two_lines, half, inside_first, nobody_waits, averaged, outer_steps, collectives)
 
 
-def run(rank, names, size, path):
-    torch.set_num_threads(1)
-    backends = fake_device.install() if device == "fake" else "gloo"
-    store = dist.FileStore(path, size)
-    dist.init_process_group(backends, store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well", flush=True)
+def begin():
+    return fake_device.install() if device == "fake" else "gloo"
 
 
 if __name__ == "__main__":
     assert torch_ranks.PACKAGE
-    with tempfile.TemporaryDirectory() as place:
-        names, size = sys.argv[1].split(","), int(sys.argv[2])
-        arguments = (names, size, os.path.join(place, "store"))
-        start = "spawn" if device == "cuda" else "fork"
-        torch.multiprocessing.start_processes(run, arguments, nprocs=size, start_method=start)
+    run_scenarios(SCENARIOS, begin, start="spawn" if device == "cuda" else "fork")

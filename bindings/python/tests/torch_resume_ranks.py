@@ -4,18 +4,16 @@ import copy
 import io
 import os
 import shutil
-import sys
 import tempfile
 import warnings
 
 import torch_ranks
-from torch_common import alike, expect
+from torch_common import alike, expect, run_scenarios
 
 import onebit
 import onebit.torch
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -348,25 +346,7 @@ def distributed(rank, size):
 SCENARIOS = (own, consolidated, averaged, averaged_by_others, half, others, dense, distributed)
 
 
-def run_scenarios(rank, names, size, path):
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    store = dist.FileStore(path, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for name in names:
-        next(one for one in SCENARIOS if one.__name__ == name)(rank, size)
-        dist.barrier()
-    if rank == 0:
-        print("all well", flush=True)
-
-
-def launch(names, size):
-    assert torch_ranks.PACKAGE
-    with tempfile.TemporaryDirectory() as place:
-        arguments = (names, size, os.path.join(place, "store"))
-        torch.multiprocessing.start_processes(
-            run_scenarios, arguments, nprocs=size, start_method="fork")
-
-
 if __name__ == "__main__":
-    launch(sys.argv[1].split(","), int(sys.argv[2]))
+    assert torch_ranks.PACKAGE
+    warnings.simplefilter("ignore")
+    run_scenarios(SCENARIOS)

@@ -9,8 +9,8 @@ import sys
 import tempfile
 import warnings
 
-import torch_resume_ranks
-from torch_common import alike
+import torch_ranks
+from torch_common import alike, run_scenarios
 from torch_resume_ranks import from_rank_0
 
 import onebit.torch
@@ -210,8 +210,8 @@ def accelerate(rank, size):
 
 
 if __name__ == "__main__":
+    assert torch_ranks.PACKAGE
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    names, size = sys.argv[1].split(","), int(sys.argv[2])
 
     def launched(name):
         def scenario(rank, size):
@@ -222,5 +222,4 @@ if __name__ == "__main__":
         scenario.__name__ = name
         return scenario
 
-    torch_resume_ranks.SCENARIOS = [launched(name) for name in names]
-    torch_resume_ranks.launch(names, size)
+    run_scenarios([launched(name) for name in sys.argv[1].split(",")])
