@@ -54,13 +54,10 @@ static const struct tool tool = {.name = "train_text",
                                  .defaults = &defaults};
 
 static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
-  if (options->data.count == 0)
-    snprintf(words, TRAIN_WORDS, "--data: missing; give a text file or a directory of them");
-  else if (options->width % options->heads != 0)
-    snprintf(words, TRAIN_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
-             options->width);
-  else
-    return 0;
+  if (options->width % options->heads == 0)
+    return train_check_text(options, words);
+  snprintf(words, TRAIN_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
+           options->width);
   return -1;
 }
 

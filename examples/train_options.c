@@ -54,6 +54,13 @@ const char *train_read_path(void *values, const char *value) {
   return NULL;
 }
 
+int train_check_text(const train_options_t *options, char words[TRAIN_WORDS]) {
+  if (options->data.count > 0)
+    return 0;
+  snprintf(words, TRAIN_WORDS, "--data: missing; give a text file or a directory of them");
+  return -1;
+}
+
 /* clang-format off */
 const struct tool_option train_rows[] = {
     {.kind = TOOL_HEADING, .help = "Training:"},

@@ -112,6 +112,9 @@ typedef struct train_options {
 extern const struct tool_option train_rows[];
 tool_read train_read_path;
 
+/* Checks that --data was given: 0, or -1 with words that say so. */
+int train_check_text(const train_options_t *options, char words[TRAIN_WORDS]);
+
 /* Sets the defaults that depend on other options; learning_rates: the program's, of each method; 0:
  * as Adam's. */
 void train_options_complete(train_options_t *options, const float learning_rates[METHODS]);

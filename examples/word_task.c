@@ -44,13 +44,6 @@ static const struct tool tool = {
     .options = rows,
     .defaults = &defaults};
 
-static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
-  if (options->data.count > 0)
-    return 0;
-  snprintf(words, TRAIN_WORDS, "--data: missing; give a text file or a directory of them");
-  return -1;
-}
-
 /* --- Data --------------------------------------------------------------------------------------*/
 
 static void unload(void *loaded) {
@@ -140,7 +133,7 @@ const train_kind_t word_kind = {.name = "words",
                                 .different = "--data: the ranks read different texts",
                                 .tool = &tool,
                                 .learning_rates = learning_rates,
-                                .check = check_options,
+                                .check = train_check_text,
                                 .load = load,
                                 .unload = unload,
                                 .hash = hash,
