@@ -1,7 +1,7 @@
 /*
  * The environment variables that the library reads, one row each. They are few on purpose: settings
  * of one plan are options of the plan. Where a variable is not set the file of ONEBIT_CONFIG may
- * set its value (base/config.h).
+ * set its value (below).
  */
 #ifndef OB_BASE_KNOBS_H
 #define OB_BASE_KNOBS_H
@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/json.h"
+#include "base/knobs.h"
 #include "onebit/status.h"
 
 enum ob_knob {
@@ -80,5 +82,39 @@ onebit_status_t ob_knob_budget(double *budget);
 
 /* A knob that is a number of seconds, with decimals; 0 and `never` are INFINITY. */
 onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *value);
+
+/* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/
+
+/* Checks the file: ONEBIT_OK if it is correct or there is none, ONEBIT_ERROR_FILE if it cannot be
+ * read, ONEBIT_ERROR_ARGUMENT with a message that names file, line and key if it is wrong. A wrong
+ * file has no values. */
+onebit_status_t ob_config_check(void);
+
+/* The value of a knob in the file, as the environment would have it; NULL: there is none. */
+const char *ob_config_knob(enum ob_knob knob, const struct ob_json_value **value);
+
+/* The first value with this key in the object, or in the outermost one (NULL); NULL: there is
+ * none. */
+const struct ob_json_value *ob_config_find(const struct ob_json_value *object, const char *key);
+
+/* The value of the object that follows `value` in the text, the first one after NULL; NULL:
+ * none. */
+const struct ob_json_value *ob_config_next(const struct ob_json_value *object,
+                                           const struct ob_json_value *value);
+
+/* Fails with ONEBIT_ERROR_ARGUMENT: "FILE:LINE: KEY is VALUE, " and what is wrong with it. */
+onebit_status_t ob_config_wrong(const struct ob_json_value *value, const char *why);
+
+/* "FILE:LINE: KEY" and "FILE:LINE". Both are in the thread's memory, which the next call
+ * overwrites. */
+const char *ob_config_origin(const struct ob_json_value *value);
+const char *ob_config_line(const struct ob_json_value *value);
+
+/* The reason why a key of DeepSpeed's has no effect here, or "" where none is recorded; NULL: the
+ * key is not known as such. */
+const char *ob_config_without_effect(const char *key, bool of_optimizer);
+
+/* Warns of the outermost keys without effect, once a process. */
+void ob_config_warn(int rank);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "bench/bench.h"
 #include "compression/numerics.h"
 

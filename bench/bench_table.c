@@ -2,7 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "bench/bench.h"
 
 #ifdef ONEBIT_HAVE_CUDA

@@ -3,11 +3,10 @@
 #include <sched.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/plan_private.h"
 #include "collectives/steps.h"
 

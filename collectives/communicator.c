@@ -4,12 +4,11 @@
 #include <limits.h>
 
 #include "base/call_scope.h"
-#include "base/config.h"
 #include "base/error.h"
-#include "base/forked.h"
-#include "base/handles.h"
+#include "base/knobs.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/watch.h"
 
 onebit_status_t ob_batch_create(onebit_comm_t comm, size_t capacity, struct ob_batch **result) {

@@ -6,11 +6,10 @@
 #include <string.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/agree.h"
 #include "collectives/cost/step.h"
 #include "onebit/collectives.h"

@@ -6,7 +6,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/knobs.h"
 #include "base/log.h"
 #include "base/memory.h"

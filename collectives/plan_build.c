@@ -3,8 +3,8 @@
 
 #include <stdatomic.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "collectives/messages.h"

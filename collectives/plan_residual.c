@@ -3,7 +3,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "collectives/plan_private.h"
 
 /* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */

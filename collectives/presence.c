@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/forked.h"
+#include "base/process.h"
 
 #define SHORTEST 1.0 /* seconds of a wait that is written, and between two */
 

@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/forked.h"
 #include "base/memory.h"
+#include "base/process.h"
 
 /* A name in the system's one list of them. */
 struct path {

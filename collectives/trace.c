@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "collectives/plan_private.h"
 #include "collectives/steps.h"
 

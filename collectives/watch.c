@@ -7,13 +7,11 @@
 #include <time.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/forked.h"
-#include "base/handles.h"
 #include "base/knobs.h"
 #include "base/lock.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "collectives/communicator.h"
 
 /* The default timeout, as PyTorch's watchdog of NCCL has it: longer than a checkpoint or an

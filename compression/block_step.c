@@ -5,8 +5,8 @@
 #include <omp.h>
 #endif
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/float_environment.h"
 #include "base/memory.h"
 
 int ob_processors(void) {

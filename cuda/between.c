@@ -4,7 +4,6 @@
  */
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"
 

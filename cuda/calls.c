@@ -1,7 +1,6 @@
 /* The public calls on streams. */
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "collectives/plan_private.h"
 #include "cuda/device.h"
 #include "onebit/cuda.h"

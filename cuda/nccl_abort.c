@@ -5,8 +5,8 @@
  */
 #include <sched.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "cuda/nccl_state.h"
 
 /* Seconds that an abort waits for a thread which is in a call of NCCL, and then for NCCL. Calls

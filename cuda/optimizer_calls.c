@@ -9,8 +9,8 @@
  * Each call puts what it adds behind what is on the caller's stream by then, and the last one puts
  * the caller's next work behind the step. Both are events, so that a capture takes them along.
  */
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "cuda/bucket.h"
 #include "onebit/cuda.h"
 #include "optimizers/metrics.h"

@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/agree.h"
 #include "collectives/watch.h"
 #include "cuda/load.h"

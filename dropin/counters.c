@@ -8,10 +8,10 @@
 #include <string.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/lock.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "dropin/elements.h"
 #include "onebit/counters.h"
 

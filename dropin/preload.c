@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/config.h"
 #include "base/error.h"
 #include "base/knobs.h"
 

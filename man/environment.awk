@@ -1,4 +1,5 @@
 # The environment variables, from the table that the library reads them by: base/knobs.c.
+/^};/ { exit }
 /= *{"ONEBIT_/ { row = "" }
 /"/ { row = row " " $0 }
 /},$/ && row ~ /ONEBIT_/ {

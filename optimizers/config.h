@@ -6,7 +6,7 @@
 #ifndef OB_OPTIMIZERS_CONFIG_H
 #define OB_OPTIMIZERS_CONFIG_H
 
-#include "base/config.h"
+#include "base/knobs.h"
 #include "optimizers/method.h"
 
 struct ob_option_file {

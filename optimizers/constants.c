@@ -9,7 +9,6 @@
  */
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/hash.h"
 #include "optimizers/bucket_memory.h"
 #include "optimizers/optimizer.h"

@@ -13,7 +13,6 @@
  */
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "collectives/agree.h"
 #include "optimizers/checkpoint/checkpoint.h"
 

@@ -6,9 +6,9 @@
  * in one order on all ranks, that of a step in one go, however their tensors become ready: a bucket
  * leaves when it is full and those that come before it have left.
  */
-#include "base/clock.h"
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
+#include "base/process.h"
 #include "optimizers/optimizer.h"
 
 static onebit_status_t ready_open_step(struct onebit_optimizer *optimizer, float learning_rate,

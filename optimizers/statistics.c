@@ -5,7 +5,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "optimizers/norms.h"
 
 /* --- Form and cost */

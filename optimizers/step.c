@@ -7,10 +7,10 @@
  */
 #include <math.h>
 
-#include "base/clock.h"
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "optimizers/metrics.h"
 
 /* A residual may only change when all buckets' exchanges have ended. */

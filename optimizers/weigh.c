@@ -11,8 +11,8 @@
  */
 #include <math.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "optimizers/optimizer.h"
 
 /* --- The exchange of sums of squares */

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "base/float_environment.h"
+#include "base/call_scope.h"
 
 struct float_mode {
   const char *name;

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "bench/bench_collective.h"
 #include "compression/numerics.h"
 #include "tests/support.h"

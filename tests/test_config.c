@@ -2,7 +2,7 @@
  * is said with its line. A process reads one file: each case is a test of its own. */
 #include <sys/wait.h>
 
-#include "base/config.h"
+#include "base/knobs.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_json.h"

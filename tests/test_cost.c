@@ -1,5 +1,5 @@
 /* The cost model: what must hold whatever the numbers are. */
-#include "base/machine.h"
+#include "base/process.h"
 #include "collectives/cost/model.h"
 #include "collectives/cost/saving.h"
 #include "tests/support.h"

@@ -2,7 +2,7 @@
  * The table of handles, and what it is for: handles that are stale or of another kind are errors,
  * and communicators end with the last of what was made on them.
  */
-#include "base/handles.h"
+#include "base/call_scope.h"
 #include "base/memory.h"
 #include "tests/support.h"
 

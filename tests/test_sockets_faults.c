@@ -5,7 +5,7 @@
  */
 #include <stdatomic.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 #include "tests/support.h"
 #include "tests/support_sample.h"

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "collectives/communicator.h"
 #include "collectives/transports/sockets_rendezvous.h"
 #include "tests/support.h"

@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "tools/median.h"
 
 void tool_cluster_find(struct tool_cluster *cluster) {

@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/config.h"
 #include "base/error.h"
+#include "base/knobs.h"
 #include "base/log.h"
-#include "base/machine.h"
+#include "base/process.h"
 #include "collectives/cost/tuning.h"
 #include "collectives/engine.h"
 #include "collectives/plan.h"

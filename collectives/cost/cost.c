@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/machine.h"
+#include "base/process.h"
 #include "collectives/schedules/schedule.h"
 
 /* --- Defaults */

@@ -11,10 +11,10 @@
 #include <time.h>
 
 #include "base/bound_mpi.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/lock.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/transports/mpi_state.h"
 #include "collectives/watch.h"
 #include "onebit/mpi.h"

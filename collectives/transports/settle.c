@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/machine.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/cost/tuning.h"
 #include "collectives/watch.h"
 

@@ -2,7 +2,7 @@
 #include <errno.h>
 
 #include "base/error.h"
-#include "base/forked.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
 void ob_visitor_close(struct ob_visitor *visitor) {

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/forked.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_calls.h"
 
 static bool is_number(const char *host) {

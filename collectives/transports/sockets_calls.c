@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 
 #include "base/error.h"
-#include "base/forked.h"
+#include "base/process.h"
 
 #define BACKLOG 1024
 

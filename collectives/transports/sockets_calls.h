@@ -1,7 +1,7 @@
 /*
  * The system calls of connecting. Each function does the same as the system call of its name and
  * fails in the same way, with errno. Files that it opens do not block, and are this process's alone
- * (base/forked.h).
+ * (base/process.h).
  */
 #ifndef OB_COLLECTIVES_SOCKETS_CALLS_H
 #define OB_COLLECTIVES_SOCKETS_CALLS_H

@@ -7,10 +7,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/forked.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
 #define PAUSE_NS 1000000

@@ -5,9 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/forked.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
 /* Two jobs without names can only be told apart because a rank comes twice. The ranks of a job that

@@ -5,9 +5,8 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/forked.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
 /* A job that has ended keeps its port for a moment only, a running one for longer. */

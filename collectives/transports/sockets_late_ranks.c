@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "base/forked.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
 
 /* Warns of a late rank: another job's rank may have taken its place. */

@@ -8,9 +8,9 @@
 #include <sys/socket.h>
 
 #include "base/error.h"
-#include "base/forked.h"
 #include "base/lock.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/transports/sockets_calls.h"
 #include "collectives/transports/sockets_state.h"
 

@@ -7,11 +7,9 @@
 
 #include "base/bound_mpi.h"
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/launch_mpi.h"
-#include "base/machine.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/agree.h"
 #include "collectives/communicator.h"
 #include "collectives/cost/tuning.h"

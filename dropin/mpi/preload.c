@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bound_mpi.h"
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/knobs.h"
-#include "base/launch_mpi.h"
+#include "base/process.h"
 #include "dropin/mpi/preload_flights.h"
 #include "dropin/mpi/preload_presence.h"
 

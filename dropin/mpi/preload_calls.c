@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
+#include "base/process.h"
 #include "dropin/elements.h"
 #include "dropin/mpi/attached.h"
 #include "dropin/mpi/preload_flights.h"

@@ -11,7 +11,7 @@
  */
 #include <limits.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "dropin/mpi/preload_flights.h"
 
 typedef uintptr_t any; /* a handle of any MPI library */

@@ -3,7 +3,6 @@
  * where a call is dense from its beginning.
  */
 #include "base/call_scope.h"
-#include "base/handles.h"
 #include "base/lock.h"
 #include "dropin/mpi/calls.h"
 #include "dropin/mpi/queue.h"

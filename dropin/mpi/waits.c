@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "collectives/watch.h"
 #include "dropin/mpi/queue.h"
 

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/call_scope.h"
-#include "base/clock.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "dropin/elements.h"
 #include "dropin/report.h"
 

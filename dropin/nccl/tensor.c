@@ -1,8 +1,8 @@
 /* Plans for the calls of a loop, and the compressed calls. */
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "dropin/elements.h"
 #include "dropin/nccl/preload.h"
 #include "onebit/cuda.h"

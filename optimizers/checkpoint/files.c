@@ -24,8 +24,8 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/forked.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "collectives/agree.h"
 #include "optimizers/checkpoint/checkpoint.h"
 

@@ -20,9 +20,9 @@
 #include <float.h>
 #include <math.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "optimizers/optimizer.h"
 
 /* --- The sum of the variances, for a freeze that is found from it: each rank tells all the others

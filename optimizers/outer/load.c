@@ -11,7 +11,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/memory.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/sites.h"

@@ -18,7 +18,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "optimizers/outer/move.h"

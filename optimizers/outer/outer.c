@@ -7,7 +7,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/hash.h"
 #include "base/memory.h"
 #include "collectives/agree.h"

@@ -2,7 +2,6 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "base/memory.h"
 #include "collectives/agree.h"
 #include "onebit/checkpoint.h"

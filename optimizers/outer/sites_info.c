@@ -1,8 +1,8 @@
 /* The outer step among sites: asked. */
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "optimizers/outer/sites.h"
 
 static void sites_info_cost(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory) {

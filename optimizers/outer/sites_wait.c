@@ -5,8 +5,8 @@
  */
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/error.h"
+#include "base/process.h"
 #include "collectives/watch.h"
 #include "optimizers/outer/sites.h"
 

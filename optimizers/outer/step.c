@@ -4,8 +4,8 @@
  * status: so nobody waits for one that does not come.
  */
 
+#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/handles.h"
 #include "optimizers/outer/sites.h"
 
 /* --- One fragment ------------------------------------------------------------------------------*/

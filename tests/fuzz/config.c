@@ -1,6 +1,6 @@
 /* Fuzzes the reader of ONEBIT_CONFIG's files: the values of a file that it accepts point into the
  * file's memory, and each comes after its parent. */
-#include "base/json_read.h"
+#include "base/json.h"
 
 #include <string.h>
 

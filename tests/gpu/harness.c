@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "tests/gpu/harness_inside.h"
 
 static struct gpu_suite *suites;

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "tools/cluster_mpi.h"
 #include "tools/doctor/doctor.h"
 #include "tools/median.h"

@@ -8,8 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/machine.h"
+#include "base/process.h"
 #include "tools/doctor/doctor.h"
 
 _Static_assert(sizeof(cpu_set_t) == DOCTOR_CPU_TEXT * sizeof(uint64_t), "a bit for a bit");

@@ -7,7 +7,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/process.h"
 #include "tools/doctor/doctor.h"
 
 #define SEND_SECONDS  0.3

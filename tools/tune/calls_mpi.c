@@ -3,8 +3,8 @@
  * of the model. */
 #include <math.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "onebit/mpi.h"
 #include "onebit/onebit.h"
 #include "tools/median.h"

@@ -9,10 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/knobs.h"
-#include "base/machine.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "compression/codec.h"
 
 double tune_largest(double value) {

@@ -1,14 +1,40 @@
-/* Files that a forked child closes. */
-#define _POSIX_C_SOURCE 200809L
-#include "base/forked.h"
+/* What the system says of this process and its machine. */
+#define _DEFAULT_SOURCE
+#include "base/process.h"
 
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "base/lock.h"
+
+double ob_seconds(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+uint64_t ob_machine_number(void) {
+  char boot[64] = "";
+  FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+  bool known = file && fgets(boot, sizeof boot, file);
+  if (file)
+    fclose(file);
+  return known ? ob_hash(OB_HASH_START, boot, strlen(boot)) : 0;
+}
+
+int ob_machine_processors(void) {
+  long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  return processors > 0 ? (int)processors : 1;
+}
+
+/* --- Files that a forked child closes ----------------------------------------------------------*/
 
 /* The number of files that a process may have open, by Linux's default of fs.nr_open. Each has a
  * bit, of memory that takes no page until it is written to. */
