@@ -9,7 +9,6 @@
 #ifndef OB_COLLECTIVES_GEOMETRY_H
 #define OB_COLLECTIVES_GEOMETRY_H
 
-#include "compression/layout.h"
 #include "compression/message.h"
 
 #ifdef __cplusplus

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "compression/measure.h"
+#include "compression/blocks.h"
 #include "compression/message.h"
 #include "onebit/plan.h"
 

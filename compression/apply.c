@@ -1,6 +1,141 @@
-/* Uses messages block by block: sums them, stores them, and runs passes of optimizers on them. */
-#include "compression/block_step.h"
+/* Uses messages block by block, with the threads and the memory of these loops. */
+#include <string.h>
+
+#include "compression/blocks.h"
 #include "compression/pass_element.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/call_scope.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+int ob_processors(void) {
+#ifdef _OPENMP
+  return omp_get_num_procs();
+#else
+  return 0;
+#endif
+}
+
+void ob_parallel(int threads, size_t first, size_t end,
+                 void (*body)(void *context, size_t first, size_t end, int thread), void *context) {
+#ifdef _OPENMP
+  if (threads > 1 && end - first > 1) {
+#pragma omp parallel num_threads(threads)
+    {
+      /* The team may contain a thread of the program. */
+      const struct ob_float_environment found = ob_float_enter();
+      size_t count = end - first, thread = (size_t)omp_get_thread_num();
+      size_t team = (size_t)omp_get_num_threads();
+      body(context, first + count * thread / team, first + count * (thread + 1) / team,
+           (int)thread);
+      ob_float_leave(&found);
+    }
+    return;
+  }
+#endif
+  (void)threads;
+  body(context, first, end, 0);
+}
+
+size_t ob_scratch_of_levels(const struct ob_work *work) {
+  const size_t block = work->layout->block;
+  return block + (work->measured ? ob_measure_scratch(block) : 0);
+}
+
+size_t ob_work_wide(const struct ob_work *work) {
+  size_t threads = (size_t)work->threads, sums = work->max_streams + 1;
+  size_t block = work->layout->block;
+  size_t levels = work->max_width > 1 ? threads * ob_scratch_of_levels(work) : 0;
+  size_t dense = work->half || work->bounded ? (threads > sums ? threads : sums) * block : 0;
+  size_t undo = work->undoes ? 2 * block + block / OB_LANES : 0;
+  size_t one_bit = undo > dense ? undo : dense;
+  return levels > one_bit ? levels : one_bit;
+}
+
+onebit_status_t ob_work_create(struct ob_work *work, size_t streams, size_t max_streams) {
+  size_t slots = streams * (size_t)work->threads;
+  work->streams = streams;
+  work->max_streams = max_streams;
+  work->words = ob_allocate(slots, sizeof *work->words);
+  work->scales = ob_allocate(slots, sizeof *work->scales);
+  work->values = ob_allocate(max_streams, sizeof *work->values);
+  work->wide = ob_allocate(ob_work_wide(work), sizeof *work->wide);
+  if (!work->words || !work->scales || !work->values || !work->wide)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu streams", slots);
+  return ONEBIT_OK;
+}
+
+void ob_work_destroy(struct ob_work *work) {
+  ob_release((void *)work->words);
+  ob_release(work->scales);
+  ob_release((void *)work->values);
+  ob_release(work->wide);
+}
+
+void ob_block_step_run(struct ob_block_step *step,
+                       void (*body)(void *context, size_t first, size_t end, int thread)) {
+  const struct ob_message_shape *shape = step->shape;
+  step->first_word = ob_layout_word(step->work->layout, shape->first);
+  ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
+}
+
+static void block_step_body(void *context, size_t first, size_t end, int thread) {
+  const struct ob_block_step *step = context;
+  size_t piece = 0;
+  for (size_t b = first; b < end; b++) {
+    const struct ob_block block = ob_layout_block(step->work->layout, b, &piece);
+    step->body(step, b, &block, thread);
+  }
+}
+
+void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *body) {
+  const struct ob_message_shape *shape = step->shape;
+  step->body = body;
+  step->first_word = ob_layout_word(step->work->layout, shape->first);
+  ob_parallel(threads, shape->first, shape->first + shape->blocks, block_step_body, step);
+}
+
+onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step) {
+  return step->source->float32 ? ONEBIT_FLOAT32 : step->work->dtype;
+}
+
+const char *ob_block_input(const struct ob_block_step *step, const struct ob_block *block) {
+  const char *base = step->source->inputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(ob_block_input_dtype(step)) : NULL;
+}
+
+char *ob_block_output(const struct ob_block_step *step, const struct ob_block *block) {
+  char *base = step->outputs[block->piece];
+  return base ? base + block->offset * ob_dtype_size(step->work->output_dtype) : NULL;
+}
+
+size_t ob_block_position(const struct ob_block_step *step, const struct ob_block *block) {
+  return (block->word - step->first_word) * OB_LANES;
+}
+
+uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
+                          const struct ob_block *block) {
+  return view->words + (block->word - step->first_word) * view->width;
+}
+
+float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block) {
+  return step->work->one_scale ? view->header->scale : view->scales[block - step->shape->first];
+}
+
+void ob_block_streams(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                      const uint32_t **words, float *scales) {
+  const float weight = (float)(1.0 / (double)step->work->streams);
+  for (size_t s = 0; s < step->work->streams; s++) {
+    words[s] = ob_block_fields(step, &step->in[s], block);
+    scales[s] = ob_block_scale(step, &step->in[s], b) * weight;
+  }
+}
+
+/* --- Messages of bits: sums, stores, passes of optimizers --------------------------------------*/
 
 static void sum_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                       int thread) {
@@ -126,4 +261,134 @@ void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct
   struct ob_block_step step = {
       .work = work, .shape = shape ? shape : &all, .in = in, .last = last, .sink = sink};
   ob_block_step_each(&step, work->threads, pass_or_clear);
+}
+
+/* --- Dense messages ----------------------------------------------------------------------------*/
+
+/* The elements that a block's words hold. */
+static size_t capacity_of(const struct ob_block *block) {
+  return (block->count + OB_LANES - 1) / OB_LANES * OB_LANES;
+}
+
+static void mark_not_finite(struct ob_work *work) {
+  atomic_store_explicit(&work->not_finite, true, memory_order_relaxed);
+}
+
+/* Loads the block times the factor, zeros where it has no input; the rest of the last word may hold
+ * what an earlier message left there. True if it is finite; where `bounded` is set, if the sum of
+ * its squares is. */
+static bool load_block(const struct ob_block_step *step, const struct ob_block *block,
+                       float *values) {
+  const struct ob_work *work = step->work;
+  const void *input = ob_block_input(step, block);
+  const float *loaded = values;
+  size_t valid = input ? block->valid : 0, capacity = capacity_of(block);
+  bool finite =
+      work->codec->load(input, ob_block_input_dtype(step), step->source->factor, valid, values);
+  memset(values + valid, 0, (capacity - valid) * sizeof *values);
+  return work->bounded ? work->codec->mean(&loaded, 1, 1, capacity, values) : finite;
+}
+
+/* Copies the block as it is, into messages of its type. */
+static void copy_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                       int thread) {
+  const void *input = ob_block_input(step, block);
+  size_t size = ob_dtype_size(step->work->dtype), valid = input ? block->valid * size : 0;
+  char *to = (char *)step->out->values + ob_block_position(step, block) * size;
+  (void)b, (void)thread;
+  if (valid)
+    memcpy(to, input, valid);
+  memset(to + valid, 0, capacity_of(block) * size - valid);
+}
+
+static void load_or_copy(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                         int thread) {
+  struct ob_work *work = step->work;
+  const bool half = step->shape->half;
+  float *values = half ? work->wide + (size_t)thread * work->layout->block
+                       : step->out->values + ob_block_position(step, block);
+  if (!load_block(step, block, values))
+    mark_not_finite(work);
+  if (half)
+    copy_block(step, b, block, thread);
+}
+
+void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
+                    const struct ob_message_shape *shape, struct ob_view *out) {
+  struct ob_block_step step = {.work = work, .shape = shape, .source = source, .out = out};
+  ob_block_step_each(&step, work->threads, load_or_copy);
+}
+
+void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
+                    const struct ob_message_shape *shape, struct ob_view *out) {
+  const struct ob_source source = {.inputs = inputs};
+  struct ob_block_step step = {.work = work, .shape = shape, .source = &source, .out = out};
+  ob_block_step_each(&step, work->threads, copy_block);
+}
+
+/* Points the scratch at the block in each message, or at its values as float32. */
+static void gather_values(const struct ob_block_step *step, const struct ob_block *block,
+                          size_t streams) {
+  struct ob_work *work = step->work;
+  size_t at = ob_block_position(step, block);
+  for (size_t s = 0; s < streams; s++) {
+    float *wide = work->wide + s * work->layout->block;
+    if (step->shape->half)
+      work->codec->load(step->in[s].halves + at, work->dtype, step->factor, capacity_of(block),
+                        wide);
+    work->values[s] = step->shape->half ? wide : step->in[s].values + at;
+  }
+}
+
+/* Makes the mean of a block at a time, so that what counts as not finite does not depend on how
+ * messages are cut: to the message, or to the outputs. */
+static void mean_of_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                          int thread) {
+  struct ob_work *work = step->work;
+  const size_t streams = step->streams, capacity = capacity_of(block);
+  float *mean = step->out ? step->out->values + ob_block_position(step, block)
+                          : work->wide + streams * work->layout->block;
+  (void)b, (void)thread;
+  gather_values(step, block, streams);
+  if (!work->codec->mean(work->values, streams, (float)(1.0 / (double)streams), capacity, mean) &&
+      !work->bounded)
+    mark_not_finite(work);
+  if (!step->out)
+    work->codec->convert(mean, block->valid, ob_block_output(step, block), work->output_dtype);
+}
+
+void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
+                    const struct ob_message_shape *shape, struct ob_view *out) {
+  struct ob_block_step step = {
+      .work = work, .shape = shape, .factor = factor, .in = in, .streams = streams, .out = out};
+  ob_block_step_each(&step, 1, mean_of_block);
+}
+
+void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float factor,
+                       const struct ob_message_shape *shape, void *const *outputs) {
+  struct ob_block_step step = {.work = work,
+                               .shape = shape,
+                               .factor = factor,
+                               .in = in,
+                               .streams = work->streams,
+                               .outputs = outputs};
+  ob_block_step_each(&step, 1, mean_of_block);
+}
+
+static void convert_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                          int thread) {
+  const size_t at = ob_block_position(step, block);
+  char *output = ob_block_output(step, block);
+  (void)b, (void)thread;
+  if (step->shape->half)
+    memcpy(output, step->in->halves + at, block->valid * sizeof(uint16_t));
+  else
+    step->work->codec->convert(step->in->values + at, block->valid, output,
+                               step->work->output_dtype);
+}
+
+void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
+                       const struct ob_message_shape *shape, void *const *outputs) {
+  struct ob_block_step step = {.work = work, .shape = shape, .in = in, .outputs = outputs};
+  ob_block_step_each(&step, work->threads, convert_block);
 }

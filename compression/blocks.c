@@ -1,7 +1,7 @@
 /* Compresses and reduces, block by block; and undoes either. */
 #include <string.h>
 
-#include "compression/block_step.h"
+#include "compression/blocks.h"
 
 static void note_scale(struct ob_work *work, float scale) {
   if (scale >= OB_LARGE_SCALE)

@@ -25,9 +25,38 @@
 
 #include "base/memory.h"
 #include "compression/codec.h"
-#include "compression/layout.h"
-#include "compression/measure.h"
 #include "compression/message.h"
+
+/* --- Measuring ---------------------------------------------------------------------------------*/
+
+/* The norms by which a plan finds that its messages have too few bits, or more than they need
+ * (collectives/ladder.h). */
+/* Sums of squares. */
+struct ob_norms {
+  double input;    /* what was added to the residual */
+  double residual; /* what is left now */
+  double value;    /* the compensated values, input and residual before */
+  double lower;    /* what half as many bits would leave of those */
+};
+
+/* One block, after it was quantised. The arrays have whole groups. */
+struct ob_measure_run {
+  size_t count;
+  unsigned width;      /* bits an element */
+  const float *values; /* compensated */
+  float scale;         /* in one bit: the scale they were sent with */
+  const float *error;  /* in more bits: the new residual */
+  const float *before; /* the residual before: lazy, with before_scale, or if that is 0 plain */
+  float before_scale;
+  onebit_scale_t rule;
+  float *scratch; /* of more than one bit: ob_measure_scratch floats */
+};
+
+size_t ob_measure_scratch(size_t block);
+
+struct ob_norms ob_measure(const struct ob_measure_run *run, const struct ob_codec *codec);
+
+/* --- The residuals -----------------------------------------------------------------------------*/
 
 /* One block in so many is measured in a call: the measurement takes up to a tenth of the time. */
 #define OB_MEASURE_EVERY 16
@@ -220,7 +249,7 @@ struct ob_pass_sink {
 void ob_pass_blocks(struct ob_work *work, const struct ob_view *in, const struct ob_view *last,
                     const struct ob_message_shape *shape, const struct ob_pass_sink *sink);
 
-/* --- Dense messages (dense.c) */
+/* --- Dense messages */
 
 /* Loads the source's inputs, times its factor, into a message; halves as they are. NULL: zeros. */
 void ob_load_blocks(struct ob_work *work, const struct ob_source *source,
@@ -247,5 +276,60 @@ int ob_processors(void);
 /* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
 void ob_parallel(int threads, size_t first, size_t end,
                  void (*body)(void *context, size_t first, size_t end, int thread), void *context);
+
+/* --- Within compression/: one step on one message, as the threads see it -----------------------*/
+
+struct ob_block_step;
+
+/* Does the step on block b of the layout. */
+typedef void ob_block_body(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                           int thread);
+
+struct ob_block_step {
+  struct ob_work *work;
+  const struct ob_message_shape *shape;
+  size_t first_word; /* of the message */
+  const struct ob_view *in, *last;
+  struct ob_view *out;
+  struct ob_residual *residual;
+  double *sums;
+  const struct ob_source *source;
+  const struct ob_pass_sink *sink;
+  size_t streams; /* of which a dense mean is made, of halves times `factor` */
+  float factor;
+  void *const *outputs;
+  ob_block_body *body;
+};
+
+/* Runs `body` on all blocks of the shape, cut among the threads of the work. */
+void ob_block_step_run(struct ob_block_step *step,
+                       void (*body)(void *context, size_t first, size_t end, int thread));
+
+/* Does `body` on all blocks of the shape, cut among so many threads. */
+void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *body);
+
+/* Floats of scratch of a thread: the values of a block that wait for their scale. */
+size_t ob_scratch_of_levels(const struct ob_work *work);
+
+/* The type of inputs: sources may be float32 whatever the plan's type. The block's place in its
+ * piece's input, or output; NULL: there is none. */
+onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step);
+const char *ob_block_input(const struct ob_block_step *step, const struct ob_block *block);
+char *ob_block_output(const struct ob_block_step *step, const struct ob_block *block);
+
+/* The place of a block in a message, in elements. */
+size_t ob_block_position(const struct ob_block_step *step, const struct ob_block *block);
+
+/* The words of a block in a message. */
+uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,
+                          const struct ob_block *block);
+
+/* The magnitude that a message's sign bits stand for in this block, or the factor of its levels. */
+float ob_block_scale(const struct ob_block_step *step, const struct ob_view *view, size_t block);
+
+/* Points the thread's scratch at block b of each message; the mean's 1 / streams goes into the
+ * scales. */
+void ob_block_streams(const struct ob_block_step *step, size_t b, const struct ob_block *block,
+                      const uint32_t **words, float *scales);
 
 #endif

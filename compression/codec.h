@@ -21,8 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "compression/checksum.h"
 #include "compression/levels.h"
+#include "compression/message.h"
 #include "compression/passes.h"
 #include "onebit/plan.h"
 
@@ -159,7 +159,7 @@ struct ob_codec {
   bool (*mean)(const float *const *inputs, size_t streams, float factor, size_t count,
                float *output);
   void (*convert)(const float *input, size_t count, void *output, onebit_dtype_t dtype);
-  /* The contribution of `count` words of a payload to a message's checksum (checksum.h). */
+  /* The contribution of `count` words of a payload to a message's checksum (message.h). */
   uint32_t (*checksum)(const void *payload, size_t count);
 };
 

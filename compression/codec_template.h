@@ -1,6 +1,6 @@
 /*
- * The codec, written once for every instruction set. A codec_*.c file includes a vector vocabulary
- * and then this text, which defines the row of the table that CODEC names.
+ * The codec, written once for every instruction set. A codec_*.c file has a vector vocabulary and
+ * then includes this text, which defines the row of the table that CODEC names.
  *
  * Parameters, all macros or static functions of the vocabulary:
  *   CODEC, CODEC_NAME                         the row's symbol, and its name as text
@@ -209,7 +209,6 @@ FIXED void group_keep(const V group[GROUP], const V stored[GROUP], float *residu
 #include "compression/codec_levels.h"
 
 #include "compression/codec_compress.h"
-#include "compression/codec_reduce.h"
 
 /* True if a sum can be beyond the largest float16. With signs none is larger than that of the
  * scales, which is rounded as often; with levels that does not hold, so it may be. */
@@ -399,7 +398,6 @@ static void convert(const float *input, size_t count, void *output, onebit_dtype
     convert_run(input, count, output, ONEBIT_FLOAT16);
 }
 
-#include "compression/codec_checksum.h"
 
 const struct ob_codec CODEC = {
     .name = CODEC_NAME,

@@ -6,6 +6,8 @@
  *
  * A message covers a range of blocks of a layout, which both sides know; the header says enough to
  * notice when they do not mean the same.
+ *
+ * A layout says which element lies where, in a message and in the residuals.
  */
 #ifndef OB_COMPRESSION_MESSAGE_H
 #define OB_COMPRESSION_MESSAGE_H
@@ -14,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "compression/checksum.h"
+#include "compression/numerics.h"
 #include "onebit/status.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -24,6 +26,136 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* --- The layout of elements in blocks and words ------------------------------------------------*/
+
+/*
+ * A layout is a list of pieces (tensors, or a server's share of a padded buffer), each cut into
+ * blocks from its start; a block never spans two pieces. In the residuals and in messages each
+ * block occupies whole words of 32 elements, so element i of a block lies at 32 * word + i. Only
+ * the last block of a piece can be short.
+ */
+struct ob_piece {
+  size_t count; /* elements */
+  /* of them in the caller's buffer; the rest is padding, which is compressed as zeros */
+  size_t valid;
+  size_t first_block, first_word;
+};
+
+struct ob_layout {
+  size_t block; /* elements of a full block, a multiple of 32 */
+  size_t pieces;
+  struct ob_piece *piece; /* pieces + 1 of them; the last one only ends the one before */
+  size_t blocks, words, elements;
+};
+
+/* A block that was looked up. */
+struct ob_block {
+  size_t piece, offset; /* its first element, counted in its piece */
+  size_t count, valid;
+  size_t word;
+};
+
+/* Cuts pieces of counts[k] elements (valid[k] of them real; valid NULL: all). ONEBIT_ERROR_MEMORY;
+ * the layout is then safe to destroy. */
+onebit_status_t ob_layout_create(struct ob_layout *layout, size_t block, size_t pieces,
+                                 const size_t *counts, const size_t *valid);
+void ob_layout_destroy(struct ob_layout *layout);
+
+/* The last piece that begins at this block or before it and is not empty. */
+OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
+  size_t low = 0, high = layout->pieces;
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    if (layout->piece[middle].first_block <= block)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* Looks up block number `block`. *piece is where to start searching, and is moved there: start at
+ * 0, keep it between neighbours. Here, since device code looks blocks up too. */
+OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block,
+                                          size_t *piece) {
+  const struct ob_piece *at = &layout->piece[*piece];
+  if (block < at[0].first_block || block >= at[1].first_block) {
+    *piece = ob_layout_piece(layout, block);
+    at = &layout->piece[*piece];
+  }
+  struct ob_block found;
+  found.piece = *piece;
+  found.offset = (block - at->first_block) * layout->block;
+  size_t left = at->count - found.offset;
+  size_t real = at->valid > found.offset ? at->valid - found.offset : 0;
+  found.count = left < layout->block ? left : layout->block;
+  found.valid = real < found.count ? real : found.count;
+  found.word = at->first_word + found.offset / OB_LANES;
+  return found;
+}
+
+struct ob_interval {
+  size_t first, end;
+};
+
+/* The words of a piece that are among others. */
+OB_INLINE struct ob_interval ob_piece_interval(const struct ob_piece *piece,
+                                               const struct ob_interval *among) {
+  struct ob_interval found;
+  found.first = piece[0].first_word > among->first ? piece[0].first_word : among->first;
+  found.end = piece[1].first_word < among->end ? piece[1].first_word : among->end;
+  return found;
+}
+
+/* The first word of a block; block == blocks gives the number of words. */
+OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
+  if (block >= layout->blocks)
+    return layout->words;
+  size_t piece = 0;
+  return ob_layout_block(layout, block, &piece).word;
+}
+
+/* The number of elements before a block. */
+size_t ob_layout_element(const struct ob_layout *layout, size_t block);
+
+/* The first block that begins at this word or after it. */
+size_t ob_layout_block_from(const struct ob_layout *layout, size_t word);
+
+/* --- The checksum ------------------------------------------------------------------------------*/
+
+/*
+ * docs/wire-format.md says what the checksum of a message is, and what it detects.
+ *
+ * 64 lanes, so that vectors and warps compute it as they load: a run of the payload is 16 words a
+ * lane, and the checksum is the sum over all lanes of all runs, in any order. Every step is a
+ * bijection of the word and of what the lane has so far, so a change within one word always shows.
+ */
+
+/* Lanes, which are the words of one round; and words of one run. */
+#define OB_CHECK_LANES 64
+#define OB_CHECK_RUN   (16 * OB_CHECK_LANES)
+
+#define OB_CHECK_SEED  0x9e3779b9u
+#define OB_CHECK_WORD  0x85ebca6bu
+#define OB_CHECK_WORD2 0xc2b2ae35u
+
+/* Begins a lane: lane l of run r has the number 64 r + l. */
+OB_INLINE uint32_t ob_check_begin(uint32_t number) { return (number + 1) * OB_CHECK_SEED; }
+
+OB_INLINE uint32_t ob_check_word(uint32_t lane, uint32_t word) {
+  lane = (lane ^ word) * OB_CHECK_WORD;
+  return lane ^ lane >> 15;
+}
+
+/* The lane's contribution to the checksum: the last step of MurmurHash3. */
+OB_INLINE uint32_t ob_check_end(uint32_t lane) {
+  lane = (lane ^ lane >> 16) * OB_CHECK_WORD;
+  lane = (lane ^ lane >> 13) * OB_CHECK_WORD2;
+  return lane ^ lane >> 16;
+}
+
+/* --- The message -------------------------------------------------------------------------------*/
 
 #define OB_MESSAGE_MAGIC   0x3142314fu /* the bytes "O1B1" */
 #define OB_MESSAGE_VERSION 3

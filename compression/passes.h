@@ -1,7 +1,7 @@
 /*
  * The local work of the optimizers. A pass goes over the arrays of a tensor once; which of them it
  * reads and writes are rows here, and what it computes of an element is one of pass_element.h. What
- * servers do to messages is in numerics.h, codec_reduce.h and cuda/reduce.cu.
+ * servers do to messages is in numerics.h, codec_compress.h and cuda/reduce.cu.
  */
 #ifndef OB_COMPRESSION_PASSES_H
 #define OB_COMPRESSION_PASSES_H

@@ -1,12 +1,12 @@
 /*
- * Checksums of messages (compression/checksum.h), by all warps of a launch: a warp a run of a
+ * Checksums of messages (compression/message.h), by all warps of a launch: a warp a run of a
  * payload, of which each lane has two lanes. Warps add up in memory; the last of them to be done
  * goes on with the sums.
  */
 #ifndef OB_CUDA_CHECKSUM_CUH
 #define OB_CUDA_CHECKSUM_CUH
 
-#include "compression/checksum.h"
+#include "compression/message.h"
 #include "cuda/device.cuh"
 
 /* Warps for each message of a launch: the runs of the longest, and at least one. */

@@ -3,7 +3,7 @@
  *
  * What is compressed together is a bucket: consecutive tensors, or in profile deepspeed what
  * DeepSpeed compresses together. A bucket's arrays lie as its plan's residuals do
- * (compression/layout.h). Those of 1-bit Adam, LAMB and momentum SGD change their meaning at the
+ * (compression/message.h). Those of 1-bit Adam, LAMB and momentum SGD change their meaning at the
  * freeze:
  *
  *                    warm-up              compressed

@@ -1,6 +1,5 @@
 /* Messages and layouts: the parts of a message, what the check refuses, and where blocks lie. */
 #include "compression/codec.h"
-#include "compression/layout.h"
 #include "compression/message.h"
 #include "tests/support.h"
 

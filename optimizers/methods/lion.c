@@ -1,5 +1,5 @@
 /* The functions of Lion in one bit alone. Ranks send normalised gradients and keep no momentum; the
- * server of a segment keeps it, and sends the signs of a step (OB_SERVE_LION, codec_reduce.h),
+ * server of a segment keeps it, and sends the signs of a step (OB_SERVE_LION, codec_compress.h),
  * which ranks apply with OB_PASS_STEP. */
 #include "onebit/lion.h"
 

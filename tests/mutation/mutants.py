@@ -7,11 +7,11 @@ takes its place; and where no test can notice, why.
 # Headers, with the sources that do what their lines say: to compile all others would take minutes.
 CODECS = "compression/codec_scalar.c compression/codec_avx2.c compression/codec_avx512.c"
 TEMPLATE = "compression/codec_template.h > " + CODECS
-REDUCE = "compression/codec_reduce.h > " + CODECS
-CHECKSUM = "compression/codec_checksum.h > " + CODECS
+REDUCE = "compression/codec_compress.h > " + CODECS
+CHECKSUM = "compression/codec_compress.h > " + CODECS
 LEVELS = ("compression/levels.h > compression/codec_scalar.c compression/blocks.c "
-          "compression/measure.c tests/test_codec.c")
-NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
+          "compression/residual.c tests/test_codec.c")
+NUMERICS = ("compression/numerics.h > compression/blocks.c compression/apply.c "
             "compression/residual.c compression/sparse.c optimizers/sections.c "
             "optimizers/checkpoint/messages.c optimizers/outer/update.c tests/test_codec.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
@@ -87,12 +87,12 @@ MUTANTS = [
     ("tail", TEMPLATE, "codec",
      "  for (; i < count; i++)\n    ob_store(output, i, dtype, ob_bound(input[i], dtype));",
      "  for (; i < count; i++)\n    ob_store(output, i, dtype, input[i]);"),
-    ("tail", "compression/dense.c", "collectives/three_ranks shards",
+    ("tail", "compression/apply.c", "collectives/three_ranks shards",
      "  memset(values + valid, 0, (capacity - valid) * sizeof *values);",
      "  memset(values + valid, 0, (block->count - valid) * sizeof *values);",
      "behind the last element of a message is then what an earlier block of the same call left: "
      "finite where the call is, and nobody reads it"),
-    ("tail", "compression/dense.c", "collectives/three_ranks shards",
+    ("tail", "compression/apply.c", "collectives/three_ranks shards",
      "  memset(to + valid, 0, capacity_of(block) * size - valid);", "  (void)0;",
      "as above"),
     ("tail", "compression/blocks.c", "codec collectives/two_ranks",
@@ -100,7 +100,7 @@ MUTANTS = [
      "  run.count = run.count - first > PART ? first + PART - 32 : run.count;"),
     ("tail", "collectives/schedules/schedule.c", "collectives/three_ranks shards",
      "  return total / parts * part + total % parts * part / parts;", "  return total / parts * part;"),
-    ("tail", "compression/layout.c", "collectives/three_ranks message",
+    ("tail", "compression/message.c", "collectives/three_ranks message",
      "    if (ob_layout_word(layout, middle) < word)", "    if (ob_layout_word(layout, middle) <= word)"),
     ("tail", "compression/sparse.c", "sparse outer_sparse",
      "positions[i] >= count || (i > 0 && positions[i] <= positions[i - 1])",
@@ -212,13 +212,14 @@ MUTANTS = [
      "  return (width == 8 ? 3u : width / 2) * (unsigned)OB_FLAG_WIDTH;",
      "  return (width == 8 ? 2u : width / 2) * (unsigned)OB_FLAG_WIDTH;"),
     # Dense
-    ("dense", "compression/dense.c", "collectives/four_ranks",
-     "  const float weight = (float)(1.0 / (double)streams);",
-     "  const float weight = (float)(1.0 / (double)(streams > 2 ? 3 : streams));"),
-    ("dense", "compression/dense.c", "nonfinite collectives/two_ranks",
-     "    if (!load_block(step, &block, values))\n      mark_not_finite(work);", "    (void)load_block(step, &block, values);"),
-    ("dense", "compression/dense.c", "codec collectives/two_ranks",
-     "    if (half)\n      copy_block(step, &block);", "    if (half && block.count > 1)\n      copy_block(step, &block);"),
+    ("dense", "compression/apply.c", "collectives/four_ranks",
+     "(float)(1.0 / (double)streams), capacity, mean)",
+     "(float)(1.0 / (double)(streams > 2 ? 3 : streams)), capacity, mean)"),
+    ("dense", "compression/apply.c", "nonfinite collectives/two_ranks",
+     "  if (!load_block(step, block, values))\n    mark_not_finite(work);", "  (void)load_block(step, block, values);"),
+    ("dense", "compression/apply.c", "codec collectives/two_ranks",
+     "  if (half)\n    copy_block(step, b, block, thread);",
+     "  if (half && block->count > 1)\n    copy_block(step, b, block, thread);"),
     # 0/1 Adam's policy
     ("zero-one", "optimizers/methods/zero_one_schedule.c", "zero_one_schedule zero_one_alone",
      "    period.interval *= 2;", "    period.interval += 1;"),
