@@ -234,7 +234,7 @@ $(BUILD)/compression/codec_avx512.o: ISA = $(if $(X86),\
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c)
 
 ifneq ($(is_darwin),)
-$(addprefix $(BUILD)/collectives/,shared.o transports/loopback_group.o transports/transport_loopback.o): \
+$(addprefix $(BUILD)/collectives/,hosts.o transports/transport_loopback.o): \
   OWN_CFLAGS = -include base/darwin.h
 endif
 

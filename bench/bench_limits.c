@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "bench/bench_collective.h"
-#include "collectives/trace.h"
+#include "collectives/steps.h"
 
 /* Calls of which the least arithmetic counts. */
 #define CALLS 5

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "bench/bench.h"
-#include "collectives/engine.h"
+#include "collectives/steps.h"
 
 struct state {
   MPI_Comm comms[BENCH_ALGORITHMS + 1];

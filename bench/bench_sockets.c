@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "bench/bench.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "collectives/watch.h"
 
 #define PART ((size_t)4096) /* numbers that are combined at a time */

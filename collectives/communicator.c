@@ -1,10 +1,16 @@
-/* Communicators, and what is common to all transports. */
+/* Communicators: what is common to all transports, and agreement among ranks. */
+#define _POSIX_C_SOURCE 200809L
 #include "collectives/communicator.h"
 
+#include <inttypes.h>
 #include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/knobs.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -176,4 +182,175 @@ onebit_status_t ob_comm_make_names(onebit_comm_t comm) {
   return comm->host_names
              ? ONEBIT_OK
              : ob_error(ONEBIT_ERROR_MEMORY, "no memory for the names of %d hosts", comm->size);
+}
+
+/* --- Agreement: one small message from each to each --------------------------------------------*/
+
+struct proposal {
+  uint32_t magic, version;
+  uint64_t checksum; /* of all that follows */
+  uint64_t number;   /* of the agreement on the communicator */
+  int32_t status;
+  uint32_t count;
+  uint64_t note;
+  uint64_t values[OB_TERMS];
+};
+
+_Static_assert(sizeof(struct proposal) == OB_AGREE_BYTES, "a proposal fills its slot");
+
+#define PROPOSAL_MAGIC   0x4142314fu /* the bytes "O1BA" */
+#define PROPOSAL_VERSION 2
+
+static struct proposal *slot_of_rank(onebit_comm_t comm, int rank) {
+  return (struct proposal *)(void *)(comm->control_memory + (size_t)rank * OB_AGREE_BYTES);
+}
+
+/* From each to each: `bytes` bytes, those of rank k at `memory` + k * bytes. */
+static onebit_status_t agree_exchange(onebit_comm_t comm, void *memory, size_t bytes,
+                                      const char *what) {
+  struct ob_batch *batch = comm->control;
+  batch->sends = batch->receives = 0;
+  for (int step = 1; step < comm->size; step++) {
+    int to = (comm->rank + step) % comm->size;
+    struct ob_endpoint out = {(char *)memory + (size_t)comm->rank * bytes, bytes, to};
+    struct ob_endpoint in = {(char *)memory + (size_t)to * bytes, bytes, to};
+    batch->send[batch->sends++] = out;
+    batch->receive[batch->receives++] = in;
+  }
+  onebit_status_t status = comm->transport->begin(batch, 0);
+  if (status == ONEBIT_OK)
+    status = ob_watch_batch(batch, what);
+  if (status != ONEBIT_OK)
+    ob_comm_give_up(comm, onebit_last_error());
+  return status;
+}
+
+static uint64_t checksum_of(const struct proposal *proposal) {
+  size_t from = offsetof(struct proposal, number);
+  return ob_hash(OB_HASH_START, &proposal->number, sizeof *proposal - from);
+}
+
+static void agree_seal(onebit_comm_t comm, struct proposal *mine) {
+  mine->version = PROPOSAL_VERSION;
+  mine->number = comm->agreements;
+  mine->checksum = checksum_of(mine);
+}
+
+/* Checks that the message is the rank's proposal, to this agreement. */
+static onebit_status_t check_proposal(onebit_comm_t comm, const struct ob_endpoint *in) {
+  const struct proposal *theirs = in->data;
+  if (in->bytes != OB_AGREE_BYTES)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent %zu bytes, not the %d of its terms",
+                    in->peer, in->bytes, OB_AGREE_BYTES);
+  if (theirs->magic != PROPOSAL_MAGIC)
+    return ob_error(ONEBIT_ERROR_MESSAGE, "rank %d sent something else than its terms", in->peer);
+  if (theirs->version != PROPOSAL_VERSION)
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "rank %d sent terms of version %" PRIu32 ", this library has version %d",
+                    in->peer, theirs->version, PROPOSAL_VERSION);
+  if (theirs->checksum != checksum_of(theirs))
+    return ob_error(ONEBIT_ERROR_MESSAGE, "the terms of rank %d were damaged on their way",
+                    in->peer);
+  if (theirs->number != comm->agreements || theirs->count > OB_TERMS)
+    return ob_error(ONEBIT_ERROR_MESSAGE,
+                    "rank %d sent terms of agreement %" PRIu64 ", expected %" PRIu64, in->peer,
+                    theirs->number, (uint64_t)comm->agreements);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t check_proposals(onebit_comm_t comm) {
+  for (size_t i = 0; comm->size > 1 && i < comm->control->receives; i++)
+    OB_TRY(check_proposal(comm, &comm->control->receive[i]));
+  return ONEBIT_OK;
+}
+
+/* Takes the status of a peer that failed. */
+static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
+  const struct proposal *theirs = slot_of_rank(comm, rank);
+  if (theirs->status == ONEBIT_OK)
+    return ONEBIT_OK;
+  onebit_status_t status = (onebit_status_t)theirs->status;
+  return ob_error(status == ONEBIT_ERROR_MEMORY ? status : ONEBIT_ERROR_PEER, "rank %d reports %s",
+                  rank, onebit_status_string(status));
+}
+
+/* Every rank compares everyone with rank 0, so all come to the same error message. */
+static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
+                                     size_t count) {
+  const struct proposal *first = slot_of_rank(comm, 0), *theirs = slot_of_rank(comm, rank);
+  if (first->count != theirs->count)
+    return ob_error(ONEBIT_ERROR_MISMATCH, "rank 0 and rank %d create objects of different kinds",
+                    rank);
+  for (size_t i = 0; i < count && i < first->count; i++)
+    if (first->values[i] != theirs->values[i])
+      return ob_error(ONEBIT_ERROR_MISMATCH,
+                      "%s differs between ranks: %" PRIu64 " on rank 0, %" PRIu64 " on rank %d",
+                      terms[i].name, first->values[i], theirs->values[i], rank);
+  return ONEBIT_OK;
+}
+
+bool ob_agree_differed_only(onebit_comm_t comm, size_t term) {
+  const struct proposal *first = slot_of_rank(comm, 0);
+  for (int rank = 0; rank < comm->size; rank++) {
+    const struct proposal *theirs = slot_of_rank(comm, rank);
+    if (theirs->status != ONEBIT_OK || theirs->count != first->count)
+      return false;
+    for (size_t i = 0; i < first->count; i++)
+      if (i != term && theirs->values[i] != first->values[i])
+        return false;
+  }
+  return true;
+}
+
+onebit_status_t ob_agree_check(onebit_comm_t comm, const struct ob_term *terms, size_t count) {
+  OB_TRY(check_proposals(comm));
+  for (int rank = 0; rank < comm->size; rank++)
+    OB_TRY(check_peer(comm, rank));
+  for (int rank = 1; rank < comm->size; rank++)
+    OB_TRY(agree_compare(comm, rank, terms, count));
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_agree(onebit_comm_t comm, onebit_status_t status, const struct ob_term *terms,
+                         size_t count) {
+  return ob_agree_noting(comm, status, terms, count, 0);
+}
+
+uint64_t ob_agree_note(onebit_comm_t comm, int rank) { return slot_of_rank(comm, rank)->note; }
+
+onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
+                                const struct ob_term *terms, size_t count, uint64_t note) {
+  struct proposal *mine = slot_of_rank(comm, comm->rank);
+  char what[64];
+  /* This comes first: the message in `mine` of a failed agreement may still be under way. */
+  OB_TRY(ob_comm_check(comm));
+  snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
+           ++comm->agreements);
+  *mine = (struct proposal){
+      .magic = PROPOSAL_MAGIC, .status = status, .count = (uint32_t)count, .note = note};
+  for (size_t i = 0; i < count; i++)
+    mine->values[i] = terms[i].value;
+  agree_seal(comm, mine);
+  if (comm->size > 1)
+    OB_TRY(agree_exchange(comm, comm->control_memory, OB_AGREE_BYTES, what));
+  return status == ONEBIT_OK ? ob_agree_check(comm, terms, count) : status;
+}
+
+onebit_status_t ob_agree_names(onebit_comm_t comm, const char *name) {
+  char *own = comm->host_names[comm->rank];
+  if (name)
+    snprintf(own, OB_HOST_NAME_BYTES, "%s", name);
+  else if (gethostname(own, OB_HOST_NAME_BYTES - 1) != 0)
+    own[0] = '\0';
+  if (comm->size > 1)
+    OB_TRY(agree_exchange(comm, comm->host_names, OB_HOST_NAME_BYTES, "names of the hosts"));
+  for (int rank = 0; rank < comm->size; rank++)
+    comm->host_names[rank][OB_HOST_NAME_BYTES - 1] = '\0';
+  ob_comm_log(comm);
+  return ONEBIT_OK;
+}
+
+void ob_comm_log(onebit_comm_t comm) {
+  ob_log(OB_LOG_INFO, comm->rank, "communicator of %d ranks on %d hosts over %s", comm->size,
+         comm->hosts.count, comm->transport->name);
 }

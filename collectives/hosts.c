@@ -1,8 +1,25 @@
-/* Numbers the hosts and their ranks. */
+/* Numbers the hosts and their ranks, and makes the memory that the ranks of a host share. */
+#define _DEFAULT_SOURCE /* flock */
 #include "collectives/hosts.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/process.h"
 
 /* The first rank on the host of this rank. */
 static int first_on(const int *host_of, int rank) {
@@ -69,4 +86,168 @@ onebit_status_t ob_hosts_create(struct ob_hosts *hosts, const int *host_of, int 
 void ob_hosts_destroy(struct ob_hosts *hosts) {
   ob_release(hosts->ranks);
   hosts->ranks = NULL;
+}
+
+/* --- Blocks of POSIX shared memory -------------------------------------------------------------*/
+
+/* A name in the system's one list of them. */
+struct path {
+  char text[40];
+};
+
+static struct path shared_path_of(uint64_t name) {
+  struct path path;
+  snprintf(path.text, sizeof path.text, "/onebit-%016" PRIx64, name);
+  return path;
+}
+
+/* The process, and which of its blocks; what is left over of a crashed process with the same number
+ * is told apart by the clock. Never 0. */
+static uint64_t new_name(void) {
+  static atomic_uint blocks;
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  uint64_t number = atomic_fetch_add(&blocks, 1) & 0xffff;
+  return (uint64_t)getpid() << 40 | number << 24 | ((uint64_t)now.tv_nsec >> 6 & 0xfffffe) | 1;
+}
+
+static onebit_status_t shared_failed(const char *call, const struct ob_shared *shared, int code) {
+  return ob_error(ONEBIT_ERROR_MEMORY, "%s: %s: no %zu bytes of shared memory (/dev/shm)", call,
+                  strerror(code), shared->bytes);
+}
+
+static int open_block(uint64_t name, int flags) {
+  return ob_memory_must_fail() ? -1 : shm_open(shared_path_of(name).text, O_RDWR | flags, 0600);
+}
+
+/* --- What processes have left behind that were killed while their block had a name. A block is
+ * locked for as long as it has one, and with its process goes the lock. */
+
+/* Linux's; elsewhere there is no list to look at. */
+#define BLOCKS "/dev/shm"
+
+static bool is_block(const char *name) {
+  static const char digits[] = "0123456789abcdef", begins[] = "onebit-";
+  size_t length = sizeof begins - 1;
+  return strncmp(name, begins, length) == 0 && strspn(name + length, digits) == 16 &&
+         strlen(name) == length + 16;
+}
+
+static void unlink_if_left(const char *name) {
+  struct stat is;
+  char path[NAME_MAX + 2];
+  snprintf(path, sizeof path, "/%s", name);
+  int file = shm_open(path, O_RDWR | O_NONBLOCK, 0);
+  if (file < 0)
+    return;
+  if (fstat(file, &is) == 0 && S_ISREG(is.st_mode) && is.st_uid == geteuid() &&
+      flock(file, LOCK_EX | LOCK_NB) == 0)
+    shm_unlink(path);
+  close(file);
+}
+
+static void unlink_abandoned(void) {
+  DIR *directory = opendir(BLOCKS);
+  for (const struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    if (is_block(entry->d_name))
+      unlink_if_left(entry->d_name);
+  if (directory)
+    closedir(directory);
+}
+
+/* --- Memory -----------------------------------------------------------------------------------*/
+
+static onebit_status_t map_block(struct ob_shared *shared, int block, int file) {
+  void *base = MAP_FAILED;
+  if (!ob_memory_must_fail())
+    base = mmap(NULL, shared->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (base == MAP_FAILED)
+    return shared_failed("mmap", shared, errno);
+  shared->base[block] = base;
+  return ONEBIT_OK;
+}
+
+/* The memory is taken now: a full file system is an error here, and a signal later. */
+static onebit_status_t shared_fill(struct ob_shared *shared, int file) {
+  int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
+  if (code)
+    return shared_failed("posix_fallocate", shared, code);
+  return map_block(shared, shared->own, file);
+}
+
+/* Makes a block that is locked and still there. Before it was locked another process may have
+ * removed it as left behind: then it makes another. */
+static onebit_status_t shared_open_own(struct ob_shared *shared) {
+  struct stat is = {0};
+  while (is.st_nlink == 0) {
+    if (shared->name)
+      ob_own_close(shared->file);
+    uint64_t name = new_name();
+    shared->name = 0;
+    shared->file = ob_own_file(open_block(name, O_CREAT | O_EXCL));
+    if (shared->file < 0)
+      return shared_failed("shm_open", shared, errno);
+    shared->name = name;
+    while (flock(shared->file, LOCK_EX) != 0)
+      if (errno != EINTR)
+        return shared_failed("flock", shared, errno);
+    if (fstat(shared->file, &is) != 0)
+      return shared_failed("fstat", shared, errno);
+  }
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blocks, int own) {
+  *shared = (struct ob_shared){.bytes = bytes, .blocks = blocks, .own = own};
+  shared->base = ob_allocate((size_t)blocks, sizeof *shared->base);
+  if (!shared->base)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d shared blocks", blocks);
+  unlink_abandoned();
+  OB_TRY(shared_open_own(shared));
+  return shared_fill(shared, shared->file);
+}
+
+/* Another process of this user made it for this job; anything else by that name is not touched. A
+ * block that is smaller would end this process with a signal. */
+static onebit_status_t check_block(const struct ob_shared *shared, int file, uint64_t name) {
+  struct stat is;
+  if (fstat(file, &is) != 0)
+    return shared_failed("fstat", shared, errno);
+  if (!S_ISREG(is.st_mode) || is.st_uid != geteuid())
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s is not memory of user %lu",
+                    shared_path_of(name).text, (unsigned long)geteuid());
+  if ((uintmax_t)is.st_size != shared->bytes)
+    return ob_error(ONEBIT_ERROR_MEMORY, BLOCKS "%s has %ju bytes, not %zu",
+                    shared_path_of(name).text, (uintmax_t)is.st_size, shared->bytes);
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t name) {
+  if (block == shared->own)
+    return ONEBIT_OK;
+  int file = open_block(name, 0);
+  if (file < 0)
+    return shared_failed("shm_open of another rank's", shared, errno);
+  onebit_status_t status = check_block(shared, file, name);
+  if (status == ONEBIT_OK)
+    status = map_block(shared, block, file);
+  close(file);
+  return status;
+}
+
+void ob_shared_hide(struct ob_shared *shared) {
+  if (!shared->name)
+    return;
+  shm_unlink(shared_path_of(shared->name).text);
+  ob_own_close(shared->file);
+  shared->name = 0;
+}
+
+void ob_shared_destroy(struct ob_shared *shared) {
+  ob_shared_hide(shared);
+  for (int k = 0; shared->base && k < shared->blocks; k++)
+    if (shared->base[k])
+      munmap(shared->base[k], shared->bytes);
+  ob_release(shared->base);
+  *shared = (struct ob_shared){0};
 }

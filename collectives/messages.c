@@ -1,4 +1,5 @@
-/* The places of messages, their way between ranks, and reading them. */
+/* The places of messages, their way between ranks, reading them, and what a rank knows by them: how
+ * the call ends. */
 #include "collectives/messages.h"
 
 #include "base/error.h"
@@ -315,4 +316,102 @@ bool ob_receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool 
 bool ob_receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return messages_receive(plan, plan->gather[chunk % plan->geometry.slots], chunk,
                           OB_MESSAGE_SERVER, wait);
+}
+
+/* --- What this rank knows ----------------------------------------------------------------------*/
+
+static bool is_set(const atomic_bool *flag) {
+  return atomic_load_explicit(flag, memory_order_relaxed);
+}
+
+void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
+  ob_outcome_add(&plan->flight->outcome, status);
+}
+
+void ob_steps_give_up(const struct onebit_plan *plan) {
+  const struct ob_comm_end *end = &plan->comm->end;
+  if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
+    ob_comm_health(plan->comm); /* the first error, not those that followed from it here */
+  ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
+  plan->state->broken = true;
+  plan->flight->step = plan->flight->stop;
+  /* A call on a stream fails there, and its communicator is the program's to abort. */
+  if (!plan->comm->transport->put)
+    ob_comm_give_up(plan->comm, plan->flight->outcome.error);
+  if (plan->host.shared.base)
+    ob_host_give_up(plan);
+}
+
+/* In a hierarchical plan a rank speaks for its host: the others hear of its neighbours from it. */
+unsigned ob_steps_flags(const struct onebit_plan *plan) {
+  bool heard = plan->host.ranks > 0;
+  unsigned flags = 0;
+  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))
+    flags |= OB_FLAG_NOT_FINITE;
+  if (plan->flight->outcome.status != ONEBIT_OK || (heard && plan->flight->failed_rank >= 0))
+    flags |= OB_FLAG_ERROR;
+  if (is_set(&plan->state->work.large) || (heard && plan->flight->large_heard))
+    flags |= OB_FLAG_LARGE;
+  if (plan->flight->outcome.status == ONEBIT_ERROR_MISMATCH)
+    flags |= OB_FLAG_MISMATCH;
+  flags |= heard ? plan->state->ladder.heard : (unsigned)plan->state->ladder.state.wish;
+  return flags;
+}
+
+void ob_steps_note_own(const struct onebit_plan *plan) {
+  if (is_set(&plan->state->work.not_finite) && plan->flight->not_finite_rank < 0)
+    plan->flight->not_finite_rank = plan->comm->rank;
+}
+
+/* --- How the call ends -------------------------------------------------------------------------*/
+
+/* Every worker's message is in, so no input can cause the call to be skipped any more. What a
+ * server makes of finite numbers that are not large is finite; dense messages do not say whether
+ * theirs are. Only a message damaged on its way is left to go wrong, and that the other ranks would
+ * not learn of anyway. */
+bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  struct ob_flight *flight = plan->flight;
+  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_LADDER_FLAGS;
+  flight->apply_early_ok = !flight->call.hold && !plan->geometry.dense && !flags &&
+                           flight->failed_rank < 0 && flight->not_finite_rank < 0 &&
+                           !flight->large_heard;
+  return true;
+}
+
+bool ob_steps_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  return !plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
+}
+
+bool ob_steps_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  return plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
+}
+
+static void tell_verdict(const struct onebit_plan *plan, onebit_status_t status) {
+  const char *hearsay = plan->host.ranks ? " or another that it has heard of" : "";
+  if (status == ONEBIT_SKIPPED)
+    ob_error(status, "skipped: a value on rank %d%s is not finite", plan->flight->not_finite_rank,
+             hearsay);
+  else
+    ob_error(status, "rank %d%s could not take part in the call", plan->flight->failed_rank,
+             hearsay);
+  ob_steps_fail(plan, status);
+}
+
+/* Every rank's flags are in: all ranks come to the same end. */
+bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)chunk, (void)wait;
+  ob_steps_note_own(plan);
+  onebit_status_t status = ob_call_verdict(plan->flight->outcome.status, plan->flight->failed_rank,
+                                           plan->flight->not_finite_rank);
+  if (plan->flight->outcome.status == ONEBIT_OK && status != ONEBIT_OK)
+    tell_verdict(plan, status);
+  if (plan->flight->outcome.status != ONEBIT_OK)
+    plan->flight->step = plan->flight->stop;
+  return true;
+}
+
+bool ob_steps_nothing(const struct onebit_plan *plan, size_t chunk, bool wait) {
+  (void)plan, (void)chunk, (void)wait;
+  return true;
 }

@@ -10,8 +10,8 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/process.h"
-#include "collectives/agree.h"
-#include "collectives/cost/step.h"
+#include "collectives/communicator.h"
+#include "collectives/cost/model.h"
 #include "onebit/collectives.h"
 
 enum { METHODS = ONEBIT_METHOD_LOCAL_STEPS + 1, EXCHANGES = ONEBIT_METHOD_ONE_BIT + 1 };

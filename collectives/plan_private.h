@@ -8,7 +8,7 @@
 #include "collectives/plan.h"
 #include "collectives/schedules/host.h"
 #include "collectives/schedules/schedule.h"
-#include "collectives/trace.h"
+#include "collectives/steps.h"
 #include "collectives/watch.h"
 
 struct ob_trace {

@@ -1,12 +1,21 @@
-/* Walking a plan's list of steps, and how a call ends. */
+/* Walks a plan's list of steps: the requests in flight, and when their steps begin and end. */
+#define _POSIX_C_SOURCE 200809L
 #include "collectives/steps.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
+#include "base/knobs.h"
+#include "base/lock.h"
+#include "base/memory.h"
+#include "base/process.h"
 #include "collectives/messages.h"
+#include "collectives/plan_private.h"
 
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk) {
   plan->steps[plan->step_count++] =
@@ -103,100 +112,249 @@ bool ob_steps_settled(const struct onebit_plan *plan, bool wait) {
   return !plan->executor->settled || plan->executor->settled(plan, wait);
 }
 
-/* --- What this rank knows ----------------------------------------------------------------------*/
+/* --- Requests in flight ------------------------------------------------------------------------*/
 
-static bool is_set(const atomic_bool *flag) {
-  return atomic_load_explicit(flag, memory_order_relaxed);
+/* A plan that a thread moves is marked as claimed; only an unclaimed plan leaves the list, so a
+ * thread that holds a claim can go on to the next one. */
+
+void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan) {
+  OB_LOCKED(&engine->lock);
+  plan->state->next = engine->first;
+  plan->state->claimed = false;
+  engine->first = plan;
+  pthread_cond_signal(&engine->work);
 }
 
-void ob_steps_fail(const struct onebit_plan *plan, onebit_status_t status) {
-  ob_outcome_add(&plan->flight->outcome, status);
+bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone) {
+  OB_LOCKED(&engine->lock);
+  bool got = !plan->state->claimed;
+  plan->state->claimed = true;
+  *alone = engine->first == plan && !plan->state->next;
+  return got;
 }
 
-void ob_steps_give_up(const struct onebit_plan *plan) {
-  const struct ob_comm_end *end = &plan->comm->end;
-  if (atomic_load(&end->set) && !strstr(onebit_last_error(), end->text))
-    ob_comm_health(plan->comm); /* the first error, not those that followed from it here */
-  ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
-  plan->state->broken = true;
-  plan->flight->step = plan->flight->stop;
-  /* A call on a stream fails there, and its communicator is the program's to abort. */
-  if (!plan->comm->transport->put)
-    ob_comm_give_up(plan->comm, plan->flight->outcome.error);
-  if (plan->host.shared.base)
-    ob_host_give_up(plan);
+void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan) {
+  OB_LOCKED(&engine->lock);
+  plan->state->claimed = false;
 }
 
-/* In a hierarchical plan a rank speaks for its host: the others hear of its neighbours from it. */
-unsigned ob_steps_flags(const struct onebit_plan *plan) {
-  bool heard = plan->host.ranks > 0;
-  unsigned flags = 0;
-  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))
-    flags |= OB_FLAG_NOT_FINITE;
-  if (plan->flight->outcome.status != ONEBIT_OK || (heard && plan->flight->failed_rank >= 0))
-    flags |= OB_FLAG_ERROR;
-  if (is_set(&plan->state->work.large) || (heard && plan->flight->large_heard))
-    flags |= OB_FLAG_LARGE;
-  if (plan->flight->outcome.status == ONEBIT_ERROR_MISMATCH)
-    flags |= OB_FLAG_MISMATCH;
-  flags |= heard ? plan->state->ladder.heard : (unsigned)plan->state->ladder.state.wish;
-  return flags;
+void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan) {
+  OB_LOCKED(&engine->lock);
+  const struct onebit_plan **link = &engine->first;
+  while (*link != plan)
+    link = &(*link)->state->next;
+  *link = plan->state->next;
+  plan->state->claimed = false;
 }
 
-void ob_steps_note_own(const struct onebit_plan *plan) {
-  if (is_set(&plan->state->work.not_finite) && plan->flight->not_finite_rank < 0)
-    plan->flight->not_finite_rank = plan->comm->rank;
+/* The first unclaimed plan from `plan` on, claimed; NULL if none. The lock is held. */
+static const struct onebit_plan *claim_from(const struct onebit_plan *plan) {
+  while (plan && plan->state->claimed)
+    plan = plan->state->next;
+  if (plan)
+    plan->state->claimed = true;
+  return plan;
 }
 
-/* --- How the call ends -------------------------------------------------------------------------*/
-
-/* Every worker's message is in, so no input can cause the call to be skipped any more. What a
- * server makes of finite numbers that are not large is finite; dense messages do not say whether
- * theirs are. Only a message damaged on its way is left to go wrong, and that the other ranks would
- * not learn of anyway. */
-bool ob_steps_check_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  (void)chunk, (void)wait;
-  struct ob_flight *flight = plan->flight;
-  const unsigned flags = ob_steps_flags(plan) & ~(unsigned)OB_LADDER_FLAGS;
-  flight->apply_early_ok = !flight->call.hold && !plan->geometry.dense && !flags &&
-                           flight->failed_rank < 0 && flight->not_finite_rank < 0 &&
-                           !flight->large_heard;
-  return true;
+static const struct onebit_plan *claim_next(struct ob_engine *engine,
+                                            const struct onebit_plan *held) {
+  OB_LOCKED(&engine->lock);
+  const struct onebit_plan *next = claim_from(held ? held->state->next : engine->first);
+  if (held)
+    held->state->claimed = false;
+  return next;
 }
 
-bool ob_steps_apply_early(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return !plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
+bool ob_engine_advance(struct ob_engine *engine) {
+  bool moved = false;
+  const struct onebit_plan *plan = NULL;
+  while ((plan = claim_next(engine, plan)))
+    moved |= ob_steps_walk(plan, false);
+  return moved;
 }
 
-bool ob_steps_apply_late(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  return plan->flight->apply_early_ok || plan->executor->run[OB_STEP_APPLY](plan, chunk, wait);
+/* A plan that another thread is moving is not at its end. The lock is held. */
+static bool has_unfinished(const struct ob_engine *engine) {
+  for (const struct onebit_plan *plan = engine->first; plan; plan = plan->state->next)
+    if (plan->state->claimed || plan->flight->step < plan->flight->stop)
+      return true;
+  return false;
 }
 
-static void tell_verdict(const struct onebit_plan *plan, onebit_status_t status) {
-  const char *hearsay = plan->host.ranks ? " or another that it has heard of" : "";
-  if (status == ONEBIT_SKIPPED)
-    ob_error(status, "skipped: a value on rank %d%s is not finite", plan->flight->not_finite_rank,
-             hearsay);
-  else
-    ob_error(status, "rank %d%s could not take part in the call", plan->flight->failed_rank,
-             hearsay);
-  ob_steps_fail(plan, status);
+bool ob_engine_busy(struct ob_engine *engine) {
+  OB_LOCKED(&engine->lock);
+  return has_unfinished(engine);
 }
 
-/* Every rank's flags are in: all ranks come to the same end. */
-bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  (void)chunk, (void)wait;
-  ob_steps_note_own(plan);
-  onebit_status_t status = ob_call_verdict(plan->flight->outcome.status, plan->flight->failed_rank,
-                                           plan->flight->not_finite_rank);
-  if (plan->flight->outcome.status == ONEBIT_OK && status != ONEBIT_OK)
-    tell_verdict(plan, status);
-  if (plan->flight->outcome.status != ONEBIT_OK)
-    plan->flight->step = plan->flight->stop;
-  return true;
+bool ob_engine_await(struct ob_engine *engine) {
+  OB_LOCKED(&engine->lock);
+  while (!engine->stop && !has_unfinished(engine))
+    pthread_cond_wait(&engine->work, &engine->lock);
+  return !engine->stop;
 }
 
-bool ob_steps_nothing(const struct onebit_plan *plan, size_t chunk, bool wait) {
-  (void)plan, (void)chunk, (void)wait;
-  return true;
+bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm) {
+  OB_LOCKED(&engine->lock);
+  const struct onebit_plan *plan = engine->first;
+  while (plan && plan->comm == comm && !plan->host.shared.base)
+    plan = plan->state->next;
+  return !plan;
+}
+
+/* --- The thread --------------------------------------------------------------------------------*/
+
+onebit_status_t ob_progress_wanted(bool *wanted) {
+  const char *text = ob_knob_text(OB_KNOB_PROGRESS);
+  *wanted = text && strcmp(text, "thread") == 0;
+  if (!text || *wanted || strcmp(text, "calls") == 0)
+    return ONEBIT_OK;
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s=%s: neither calls nor thread",
+                  ob_knob_label(OB_KNOB_PROGRESS), text);
+}
+
+/* With ONEBIT_PROGRESS=thread and a core to spare a computation need not call the library for its
+ * communication to go on. */
+static void *move_requests(void *argument) {
+  OB_CALL_SCOPE;
+  struct ob_engine *engine = argument;
+  for (unsigned idle = 0; ob_engine_await(engine);) {
+    idle = ob_engine_advance(engine) ? 0 : idle + 1;
+    if (idle)
+      ob_backoff(idle);
+  }
+  return NULL;
+}
+
+/* Keeps the begin and the end of threads apart: one that is told to stop has ended before another
+ * begins. */
+static pthread_mutex_t threads_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void set_stop(struct ob_engine *engine, bool stop) {
+  OB_LOCKED(&engine->lock);
+  engine->stop = stop;
+  pthread_cond_signal(&engine->work);
+}
+
+onebit_status_t ob_progress_begin(struct ob_engine *engine) {
+  int code = 0;
+  pthread_mutex_lock(&threads_lock);
+  if (engine->users == 0) {
+    set_stop(engine, false);
+    code = ob_memory_must_fail() ? EAGAIN
+                                 : pthread_create(&engine->thread, NULL, move_requests, engine);
+  }
+  engine->users += code == 0;
+  pthread_mutex_unlock(&threads_lock);
+  return code ? ob_error(ONEBIT_ERROR_MEMORY, "no thread for ONEBIT_PROGRESS=thread") : ONEBIT_OK;
+}
+
+void ob_progress_end(struct ob_engine *engine) {
+  OB_LOCKED(&threads_lock);
+  if (--engine->users == 0) {
+    set_stop(engine, true);
+    pthread_join(engine->thread, NULL);
+  }
+}
+
+/* --- Trace -------------------------------------------------------------------------------------*/
+
+static double processor_seconds(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* The time of the plan to which a step is added. */
+enum time { NONE, COMPRESS, APPLY };
+
+struct about {
+  const char *name;
+  enum time time;
+};
+
+static const struct about abouts[OB_STEP_KINDS] = {
+    [OB_STEP_HOST_PUT] = {"host put", COMPRESS},
+    [OB_STEP_HOST_BARRIER] = {"host barrier", NONE},
+    [OB_STEP_HOST_COMPRESS] = {"host compress", COMPRESS},
+    [OB_STEP_COMPRESS] = {"compress", COMPRESS},
+    [OB_STEP_COMPRESS_WHOLE] = {"compress whole", COMPRESS},
+    [OB_STEP_COMPRESS_SEGMENT] = {"compress segment", COMPRESS},
+    [OB_STEP_FINISH_WORKER] = {"finish worker", COMPRESS},
+    [OB_STEP_EXCHANGE] = {"exchange", NONE},
+    [OB_STEP_RECEIVE] = {"receive", NONE},
+    [OB_STEP_HOST_WAIT_FREE] = {"host wait free", NONE},
+    [OB_STEP_REDUCE] = {"reduce", COMPRESS},
+    [OB_STEP_FINISH_SERVER] = {"finish server", COMPRESS},
+    [OB_STEP_REDUCE_WHOLE] = {"reduce whole", COMPRESS},
+    [OB_STEP_GATHER] = {"gather", NONE},
+    [OB_STEP_COLLECT] = {"collect", NONE},
+    [OB_STEP_BEGIN_ROUND] = {"begin round", NONE},
+    [OB_STEP_END_ROUND] = {"end round", NONE},
+    [OB_STEP_HOST_PUBLISH] = {"host publish", NONE},
+    [OB_STEP_HOST_WAIT] = {"host wait", NONE},
+    [OB_STEP_CHECK_EARLY] = {"check early", NONE},
+    [OB_STEP_APPLY_EARLY] = {"apply early", APPLY},
+    [OB_STEP_HOST_APPLY_EARLY] = {"host apply early", APPLY},
+    [OB_STEP_DECIDE] = {"decide", NONE},
+    [OB_STEP_APPLY] = {"apply", APPLY},
+    [OB_STEP_APPLY_LATE] = {"apply late", APPLY},
+    [OB_STEP_HOST_APPLY_LATE] = {"host apply late", APPLY},
+    [OB_STEP_APPLY_WHOLE] = {"apply whole", APPLY},
+    [OB_STEP_APPLY_SEGMENT] = {"apply segment", APPLY},
+    [OB_STEP_COMMIT] = {"commit", APPLY},
+};
+
+const char *ob_step_name(unsigned kind) { return kind < OB_STEP_KINDS ? abouts[kind].name : NULL; }
+
+bool ob_step_computes(unsigned kind) { return kind < OB_STEP_KINDS && abouts[kind].time != NONE; }
+
+void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
+  plan->state->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
+}
+
+size_t ob_plan_traced(onebit_plan_t plan) { return plan->state->trace.count; }
+
+static void trace_begin(struct ob_trace *trace, const struct ob_step *step, double now) {
+  if (trace->count == trace->capacity || trace->open)
+    return;
+  trace->open = true;
+  trace->moments[trace->count] = (struct ob_moment){
+      .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
+}
+
+static void trace_end(struct ob_trace *trace, double now) {
+  if (!trace->open)
+    return;
+  struct ob_moment *moment = &trace->moments[trace->count++];
+  moment->end = now;
+  moment->processor = processor_seconds() - moment->processor;
+  trace->open = false;
+}
+
+void ob_plan_clock(onebit_plan_t plan) { plan->state->clocked = true; }
+
+struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
+  const struct ob_spent spent = plan->state->spent;
+  plan->state->spent = (struct ob_spent){0};
+  return spent;
+}
+
+static void trace_count(const struct onebit_plan *plan, const struct ob_step *step,
+                        double seconds) {
+  enum time time = abouts[step->kind].time;
+  if (time == COMPRESS)
+    plan->state->spent.compress += seconds;
+  else if (time == APPLY)
+    plan->state->spent.apply += seconds;
+}
+
+bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  double before = ob_seconds();
+  trace_begin(&plan->state->trace, step, before);
+  bool done = step->run(plan, step->chunk, wait);
+  double after = ob_seconds();
+  trace_count(plan, step, after - before);
+  if (done)
+    trace_end(&plan->state->trace, after);
+  return done;
 }

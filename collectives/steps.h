@@ -10,10 +10,12 @@
 #ifndef OB_COLLECTIVES_STEPS_H
 #define OB_COLLECTIVES_STEPS_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "onebit/plan.h"
 #include "onebit/status.h"
 
 struct onebit_plan;
@@ -66,7 +68,7 @@ struct ob_step {
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk);
 
 /* Runs steps until the list ends or one has to wait, which it may do for a moment with `wait`. A
- * wait that is too long ends the call here. The caller holds the plan's claim (engine.h). True if a
+ * wait that is too long ends the call here. The caller holds the plan's claim (below). True if a
  * step was run to its end. */
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait);
 
@@ -101,5 +103,86 @@ void ob_steps_hear(const struct onebit_plan *plan, int rank, unsigned flags, uin
  * flags, then the results that it computes, which are not its fault. Called before messages
  * leave. */
 void ob_steps_note_own(const struct onebit_plan *plan);
+
+/* --- Requests in flight ------------------------------------------------------------------------*/
+
+/*
+ * The requests in flight that depend on each other's progress: whoever waits for one moves all of
+ * them, or two ranks that wait in different order would wait for ever. MPI communicators of a
+ * process share one engine; every loopback rank has its own.
+ */
+
+struct onebit_comm;
+struct onebit_plan;
+
+struct ob_engine {
+  pthread_mutex_t lock;
+  const struct onebit_plan *first; /* plans in flight, linked by their `next` */
+  /* A thread that moves them, while `users` communicators want it. */
+  pthread_cond_t work;
+  pthread_t thread;
+  int users;
+  bool stop;
+};
+
+#define OB_ENGINE_INIT                                                                             \
+  { .lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER }
+
+void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan);
+
+/* Removes a plan that this thread has claimed. */
+void ob_engine_remove(struct ob_engine *engine, const struct onebit_plan *plan);
+
+/* Moves every plan in flight that no other thread is moving. True if any of them took a step. */
+bool ob_engine_advance(struct ob_engine *engine);
+
+/* True if any request is in flight and not yet at its end. */
+bool ob_engine_busy(struct ob_engine *engine);
+
+/* Waits until one is, or until the engine's thread is to stop: then false. */
+bool ob_engine_await(struct ob_engine *engine);
+
+/* True if all requests in flight wait for messages of this communicator, and for nothing else. */
+bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
+
+/* Claims the plan for this thread, to move it, and tells whether it is the only one in flight; the
+ * second releases the claim. Each takes the lock once: a small call is 0.4 microseconds in all. */
+bool ob_engine_claim(struct ob_engine *engine, const struct onebit_plan *plan, bool *alone);
+void ob_engine_free(struct ob_engine *engine, const struct onebit_plan *plan);
+
+/* Reads whether the environment asks for a thread. ONEBIT_ERROR_ARGUMENT for an unknown value. */
+onebit_status_t ob_progress_wanted(bool *wanted);
+
+/* Counts one more communicator that wants a thread to move the engine's requests; below, one less.
+ * The first starts the thread, the last ends it. ONEBIT_ERROR_MEMORY. */
+onebit_status_t ob_progress_begin(struct ob_engine *engine);
+void ob_progress_end(struct ob_engine *engine);
+
+/* --- A trace of one call: when each step began and ended, and what it took of the processor ----*/
+
+struct ob_moment {
+  unsigned kind; /* enum ob_step_kind */
+  uint32_t chunk;
+  double begin,
+      end; /* seconds of CLOCK_MONOTONIC; a step that waits begins when it is first tried */
+  double processor; /* seconds of this thread's processor time between the two */
+};
+
+/* A name of a kind of step; NULL past the last. */
+const char *ob_step_name(unsigned kind);
+
+/* True if such a step computes, and does not wait or send. */
+bool ob_step_computes(unsigned kind);
+
+/* From its next call on the plan notes its steps in moments[0 .. room - 1], each call from the
+ * start of the array; `moments` NULL: no more. The array must outlive the plan, or the next
+ * ob_plan_trace. */
+void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity);
+
+/* Steps noted of the latest call. */
+size_t ob_plan_traced(onebit_plan_t plan);
+
+/* Runs a step of a plan that is traced, or that counts what it spends. */
+bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait);
 
 #endif

@@ -17,7 +17,7 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/process.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "collectives/watch.h"
 #include "cuda/load.h"
 #include "cuda/nccl_state.h"

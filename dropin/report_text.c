@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "collectives/cost/saving.h"
+#include "collectives/cost/tuning.h"
 #include "dropin/elements.h"
 #include "dropin/preload.h"
 

@@ -13,7 +13,7 @@
  */
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
 /* Checks what this rank knows before any message. */

@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "collectives/watch.h"
 
 onebit_status_t ob_moving_create(struct ob_moving *moving, onebit_comm_t comm, const char *name) {

@@ -20,7 +20,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "collectives/plan.h"
 #include "onebit/adam.h"
 #include "onebit/optimizer.h"

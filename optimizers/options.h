@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "onebit/optimizer.h"
 
 enum ob_option_kind {

@@ -1,7 +1,7 @@
 /* The cost model: what must hold whatever the numbers are. */
 #include "base/process.h"
 #include "collectives/cost/model.h"
-#include "collectives/cost/saving.h"
+#include "collectives/cost/tuning.h"
 #include "tests/support.h"
 
 static struct ob_costs some_costs(void) {

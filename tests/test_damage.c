@@ -2,7 +2,7 @@
  * Messages that are damaged on their way: any bit of any message of a call. Some rank refuses, no
  * rank ends the next call well, and after onebit_plan_reset, or a checkpoint, all go on alike.
  */
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "collectives/plan_private.h"
 #include "tests/support_collectives.h"
 #include "tests/support_custom.h"

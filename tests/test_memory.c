@@ -56,7 +56,7 @@ Test(memory, comm_create_with_a_thread) {
   create_loopback(5);
 }
 
-/* Blocks of shared memory whose name begins with this process's number (collectives/shared.c). */
+/* Blocks of shared memory whose name begins with this process's number (collectives/hosts.c). */
 static int shared_blocks(void) {
   char mine[32];
   int count = 0;

@@ -1,5 +1,5 @@
 /* Shared memory by a name: blocks that a killed process leaves, and names of other objects. */
-#include "collectives/shared.h"
+#include "collectives/hosts.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

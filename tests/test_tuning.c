@@ -1,6 +1,5 @@
 /* The tuning file: what is written is read, and nothing that a file may hold does harm. */
 #include "collectives/cost/tuning.h"
-#include "collectives/cost/tuning_keys.h"
 #include "tests/support.h"
 #include "tests/support_irregular.h"
 

@@ -25,7 +25,7 @@ $(BUILD)/python/libonebit_python.so: $(LIBRARY) bindings/python/library.map
 	$(Q)$(call LINK_PYTHON,$(@F)) -Wl,--version-script=bindings/python/library.map -o $@ $(LIBRARY) \
 	  $(LIBRARY_LIBS)
 
-python-mpi: $(call objects,base/*_mpi.c collectives/transports/end_mpi.c \
+python-mpi: $(call objects,base/*_mpi.c collectives/transports/comm_mpi.c \
   collectives/transports/transport_mpi.c) $(PYTHON_LIBRARY) bindings/python/mpi.map
 	$(Q)mkdir -p $(BUILD)/python
 	$(Q)$(call LINK_PYTHON,libonebit_$(MPI_KIND).so) -Wl,--version-script=bindings/python/mpi.map \

@@ -1,72 +1,10 @@
-/* The cost model: default costs, the seconds and bytes of a call, and which schedule that makes. */
+/* The cost model: the seconds and bytes of a call, and which schedule that makes. */
 #include "collectives/cost/cost.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "base/process.h"
 #include "collectives/schedules/schedule.h"
-
-/* --- Defaults */
-
-struct codec_speed {
-  const char *name;
-  double compress, reduce, reduce_stream, apply;
-};
-
-/* Nanoseconds an element: onebit-bench codec -m 32M on one core of an AMD EPYC, medians of 5; a
- * line through the reductions of 2 and 8 streams. neon was not measured: twice avx2's, since its
- * vectors are half as long. The last serves codecs that are not here. */
-static const struct codec_speed speeds[] = {
-    {"avx512", 0.31, 0.13, 0.038, 0.14},
-    {"avx2", 0.30, 0.09, 0.058, 0.15},
-    {"neon", 0.60, 0.18, 0.116, 0.30},
-    {"scalar", 0.43, 0.36, 0.160, 0.16},
-};
-
-static const struct codec_speed *speed_of(const char *codec) {
-  size_t k = 0, last = sizeof speeds / sizeof speeds[0] - 1;
-  while (k < last && !(codec && strcmp(codec, speeds[k].name) == 0))
-    k++;
-  return &speeds[k];
-}
-
-void ob_costs_default(const char *codec, struct ob_costs *costs) {
-  const struct codec_speed *speed = speed_of(codec);
-  memset(costs, 0, sizeof *costs); /* padding too: the bytes are sent */
-  /* TCP carries 1448 bytes in 1538 on the wire; 50 microseconds are a kernel's and a switch's. */
-  costs->between = (struct ob_link){50e-6, 125e6 * 1448 / 1538, 4e-6, 0.3e-9};
-  /* A call of two ranks takes 1 to 2 microseconds in all, with two messages and a latency in it. */
-  costs->inside = (struct ob_link){1e-6, 5e9, 0.2e-6, 0.2e-9};
-  costs->compress = 1e-9 * speed->compress;
-  costs->reduce = 1e-9 * speed->reduce;
-  costs->reduce_stream = 1e-9 * speed->reduce_stream;
-  costs->apply = 1e-9 * speed->apply;
-  /* Eight bytes an element, and four, of a core's 40 GB/s. */
-  costs->load = costs->convert = 0.2e-9;
-  costs->add = 0.1e-9;
-  costs->call = 10e-6;
-  costs->exchange_efficiency = 0.9;
-  costs->codec_factor = 1;
-  costs->unhidden = 0.2;
-  costs->mpi_call = 10e-6;
-  costs->mpi_round = 60e-6;
-  /* These lie within the fits to Open MPI's ring over an emulated gigabit Ethernet with few cores:
-   * 0.6 to 0.8, and 1.5 to 8 ns. */
-  costs->mpi_efficiency = 0.7;
-  costs->mpi_byte = 2e-9;
-  strncpy(costs->codec, speed->name, sizeof costs->codec - 1);
-  strncpy(costs->source, "defaults: a gigabit Ethernet between hosts", sizeof costs->source - 1);
-}
-
-void ob_costs_of_one_machine(struct ob_costs *costs) {
-  size_t length = strlen(costs->source);
-  if (costs->hosts > 0)
-    return;
-  costs->cores_shared = ob_machine_processors();
-  snprintf(costs->source + length, sizeof costs->source - length, "; all hosts share %g cores",
-           costs->cores_shared);
-}
 
 /* --- Seconds and bytes */
 
@@ -268,4 +206,72 @@ void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *tas
   if (choice->chunk == 0)
     fall_back(costs, task, choice);
   cost_conclude(choice, costs, task->bits);
+}
+
+/* --- The measurements of whole calls -----------------------------------------------------------*/
+
+bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) {
+  size_t count = (size_t)curve->count;
+  if (count == OB_COST_POINTS || (count && bytes <= curve->point[count - 1].bytes))
+    return false;
+  curve->point[count].bytes = bytes;
+  curve->point[count].value = value;
+  curve->count++;
+  return true;
+}
+
+/* One scale for all leaves no overlap, and chunks do not matter: it is another kind of call. */
+static bool correction_applies(const struct ob_costs *costs, const struct ob_cost_task *task) {
+  return task->operation == ONEBIT_ALLREDUCE && task->block != ONEBIT_BLOCK_BUFFER &&
+         task->ranks_per_host > 0 && costs->hosts == task->hosts &&
+         costs->ranks_per_host == task->ranks_per_host;
+}
+
+static double cost_measured_bytes_of(const struct ob_cost_task *task) {
+  return (double)task->elements * (double)sizeof(float);
+}
+
+/* The logarithm to base 2, exact at powers of two and linear in between: the same on every machine,
+ * which a library's is not. */
+static double log2_linear(double bytes) {
+  double whole = 0;
+  for (; bytes >= 2; bytes /= 2)
+    whole++;
+  return whole + bytes - 1;
+}
+
+static double cost_measured_between(const struct ob_cost_curve *curve, size_t k, double bytes) {
+  double low = log2_linear(curve->point[k].bytes), high = log2_linear(curve->point[k + 1].bytes);
+  double part = (log2_linear(bytes) - low) / (high - low);
+  return curve->point[k].value + part * (curve->point[k + 1].value - curve->point[k].value);
+}
+
+double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *task,
+                      size_t candidate, bool *measured) {
+  const struct ob_cost_curve *curve = &costs->measured.factor[candidate];
+  size_t count = (size_t)curve->count, k = 0;
+  double bytes = cost_measured_bytes_of(task);
+  *measured = count && correction_applies(costs, task);
+  if (!*measured)
+    return 1;
+  if (bytes <= curve->point[0].bytes)
+    return curve->point[0].value;
+  while (k + 1 < count && bytes > curve->point[k + 1].bytes)
+    k++;
+  return k + 1 < count ? cost_measured_between(curve, k, bytes) : curve->point[k].value;
+}
+
+/* Below half of the smallest size the model knows as much: there is hardly more than a message. */
+size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
+                              size_t candidate) {
+  const struct ob_cost_candidate *which = &ob_cost_candidates[candidate];
+  const struct ob_cost_curve *curve = &costs->measured.chunk;
+  size_t count = (size_t)curve->count, k = 0;
+  double bytes = cost_measured_bytes_of(task);
+  if (which->schedule != ONEBIT_SCHEDULE_EXCHANGE || which->wire != ONEBIT_WIRE_BITS || !count ||
+      !correction_applies(costs, task) || bytes < curve->point[0].bytes / 2)
+    return 0;
+  while (k + 1 < count && bytes * bytes >= curve->point[k].bytes * curve->point[k + 1].bytes)
+    k++;
+  return (size_t)curve->point[k].value;
 }

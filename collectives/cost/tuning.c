@@ -1,4 +1,4 @@
-/* Reading a tuning file, which may hold anything. */
+/* Reads a tuning file, which may hold anything; and what compressing saves by it. */
 #define _POSIX_C_SOURCE 200809L
 #include "collectives/cost/tuning.h"
 
@@ -11,8 +11,7 @@
 
 #include "base/file.h"
 #include "base/knobs.h"
-#include "collectives/cost/tuning_keys.h"
-#include "collectives/cost/tuning_points.h"
+#include "collectives/cost/cost.h"
 #include "compression/codec.h"
 
 /* A line is a key and a host's name at most; a file has a line a host and some more. */
@@ -269,4 +268,21 @@ enum ob_tuning_state ob_tuning_find(struct ob_costs *costs) {
   const char *named = ob_knob_text(OB_KNOB_TUNING);
   return tuning_refuse(costs, &here, OB_TUNING_OFF, named ? "ONEBIT_TUNING" : "HOME",
                        named ? "names no file" : "is not set");
+}
+
+double ob_cost_part(int hosts, int ranks, size_t elements, size_t element_bytes, int bits) {
+  struct ob_costs costs;
+  struct ob_cost_choice choice;
+  const struct ob_cost_task task = {.operation = ONEBIT_ALLREDUCE,
+                                    .elements = elements,
+                                    .wire = ONEBIT_WIRE_BITS,
+                                    .bits = bits,
+                                    .hosts = hosts,
+                                    .ranks_per_host = ranks / hosts,
+                                    .ranks = ranks,
+                                    .max_ranks = ranks / hosts};
+  ob_tuning_find(&costs);
+  double dense = ob_cost_mpi_seconds(&costs, &task, element_bytes);
+  ob_cost_choose(&costs, &task, &choice);
+  return dense > 0 ? choice.seconds / dense : 1;
 }

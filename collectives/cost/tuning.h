@@ -17,6 +17,7 @@
 #ifndef OB_COLLECTIVES_TUNING_H
 #define OB_COLLECTIVES_TUNING_H
 
+#include <stddef.h>
 #include <stdio.h>
 
 #include "collectives/cost/cost.h"
@@ -73,5 +74,34 @@ bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
 /* A number as it is written in C, in the locale of the thread: false when `text` is not one, or
  * when it is not finite. */
 bool ob_tuning_number(const char *text, double *value);
+
+/* The time of a compressed allreduce of so many elements, as a part of MPI_Allreduce's, by the cost
+ * model with the tuning here, or its defaults: 0.25 is a quarter. More than 1: it takes longer.
+ * hosts: of the ranks, evenly. */
+double ob_cost_part(int hosts, int ranks, size_t elements, size_t element_bytes, int bits);
+
+/* --- The numbers of a tuning file: where each belongs, and what is sane ------------------------*/
+
+struct ob_tuning_key {
+  const char *name;
+  size_t offset; /* of a double in struct ob_costs */
+  double low, high;
+  const char *meaning; /* with the unit */
+};
+
+enum { OB_TUNING_KEYS = 29 };
+extern const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS];
+
+/* --- The lines of a tuning file that are of whole calls: correction and chunk ------------------*/
+
+#define OB_TUNING_WRONG_CAPACITY 160
+
+/* Parse the text after the key, and overwrite it; `wrong` gets the fault. */
+void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
+                               char wrong[OB_TUNING_WRONG_CAPACITY]);
+void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,
+                          char wrong[OB_TUNING_WRONG_CAPACITY]);
+
+void ob_tuning_write_points(FILE *file, const struct ob_cost_measured *measured);
 
 #endif

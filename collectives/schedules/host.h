@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "collectives/shared.h"
+#include "collectives/hosts.h"
 #include "collectives/steps.h"
 #include "compression/blocks.h"
 

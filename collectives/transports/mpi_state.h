@@ -1,4 +1,4 @@
-/* The state of a communicator over MPI, and its end (end_mpi.c). */
+/* The state of a communicator over MPI, between what makes it (comm_mpi.c) and what uses it. */
 #ifndef OB_COLLECTIVES_MPI_STATE_H
 #define OB_COLLECTIVES_MPI_STATE_H
 
@@ -20,24 +20,25 @@ struct ob_mpi_state {
   char out[OB_END_BYTES], in[OB_END_BYTES];
 };
 
-/* Create and destroy the state; on failure *state is NULL, and the MPI communicator is still the
- * caller's. */
-onebit_status_t ob_mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_state **state);
+/* The transport's `shrink` and `destroy`. */
+onebit_status_t ob_mpi_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
 void ob_mpi_state_destroy(onebit_comm_t comm);
 
-/* The transport's `health`, `abort` and `shrink`. */
-onebit_status_t ob_mpi_health(onebit_comm_t comm);
-void ob_mpi_abort(onebit_comm_t comm, const char *text);
-onebit_status_t ob_mpi_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
+/* True if MPI has user-level failure mitigation. */
+bool ob_mpi_has_ulfm(void);
 
-/* Returns the lowest rank that MPI knows to have failed; -1: none, or MPI does not find out. */
-int ob_mpi_failed_rank(onebit_comm_t comm);
-
-/* Waits for a request for the timeout of the environment at most, and then leaves it as it is.
- * `call` names it. */
-onebit_status_t ob_mpi_wait(MPI_Request *request, const char *call);
+/* True if all messages about the end have left, for which they have a moment. */
+bool ob_mpi_has_told(const struct ob_mpi_state *state, int size);
 
 onebit_status_t ob_mpi_error(const char *call, int code);
 bool ob_mpi_is_finalized(void);
+
+#define MPI_CHECK(name, call)                                                                      \
+  do {                                                                                             \
+    int mpi_check_code = (call);                                                                   \
+    if (mpi_check_code != MPI_SUCCESS)                                                             \
+      return ob_mpi_error(name, mpi_check_code);                                                   \
+  } while (0)
+#define MPI_TRY(call, arguments) MPI_CHECK(#call, call arguments)
 
 #endif

@@ -1,6 +1,6 @@
 /* Exchanges the hosts, costs and names of a new communicator in messages of its own. */
 #define _POSIX_C_SOURCE 200809L
-#include "collectives/transports/settle.h"
+#include "collectives/communicator.h"
 
 #include <string.h>
 #include <unistd.h>

@@ -1,13 +1,70 @@
-/* Rank 0's part of the rendezvous: it collects the ranks that join, reads their reports, and
- * answers them. */
+/* Serves the connections that others have made, and rank 0's part of the rendezvous. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "collectives/transports/sockets_rendezvous.h"
+
+/* --- Connections that have been made to this rank, until it is known whose they are ------------*/
+
+void ob_visitor_close(struct ob_visitor *visitor) {
+  ob_own_close(visitor->file);
+  visitor->file = -1;
+}
+
+/* A new connection replaces the oldest visitor. */
+static onebit_status_t accept_connections(struct ob_rendezvous *state) {
+  for (int file; (file = ob_net_accept(state->listener)) >= 0;) {
+    struct ob_visitor *visitor = &state->visitors[state->next_visitor++ % OB_VISITORS];
+    ob_visitor_close(visitor);
+    *visitor = (struct ob_visitor){.file = file};
+  }
+  return ob_net_is_absence(errno) ? ONEBIT_OK : ob_rendezvous_failed(state, "accept");
+}
+
+static bool is_other_version(const struct ob_visitor *visitor) {
+  return visitor->done >= 2 * sizeof(uint32_t) && visitor->greeting.version != OB_GREETING_VERSION;
+}
+
+/* A greeting of another version is complete as soon as its version is known. */
+bool ob_visitor_read_greeting(struct ob_rendezvous *state, struct ob_visitor *visitor) {
+  struct ob_greeting *greeting = &visitor->greeting;
+  if (visitor->done == sizeof *greeting)
+    return true;
+  ssize_t got = ob_net_recv(visitor->file, (char *)greeting + visitor->done,
+                            sizeof *greeting - visitor->done);
+  if (got < 0 && !ob_net_is_absence(errno))
+    state->refused = ob_rendezvous_failed(state, "recv");
+  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+    ob_visitor_close(visitor);
+    return false;
+  }
+  visitor->done += got > 0 ? (size_t)got : 0;
+  if (visitor->done >= sizeof greeting->magic && greeting->magic != OB_GREETING_MAGIC)
+    ob_visitor_close(visitor);
+  else if (visitor->done == sizeof *greeting && greeting->rank < 0)
+    ob_visitor_close(visitor);
+  return visitor->file >= 0 && (visitor->done == sizeof *greeting || is_other_version(visitor));
+}
+
+onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept *accept_one) {
+  OB_TRY(accept_connections(state));
+  for (int i = 0; i < OB_VISITORS; i++) {
+    struct ob_visitor *visitor = &state->visitors[i];
+    if (visitor->file < 0 || !ob_visitor_read_greeting(state, visitor))
+      continue;
+    if (!accept_one(state, visitor))
+      ob_visitor_close(visitor);
+  }
+  return ONEBIT_OK;
+}
+
+/* --- Rank 0 collects the ranks that join, reads their reports, and answers them ----------------*/
 
 /* Two jobs without names can only be told apart because a rank comes twice. The ranks of a job that
  * no launcher names start within this many seconds of each other. */
@@ -36,7 +93,7 @@ static void refuse_other_job(const struct ob_rendezvous *state, const struct ob_
              state->options->rendezvous, sockets_gather_name_of(named));
   else
     snprintf(text, sizeof text,
-             "rank 0 at %.80s is of another job, or is not told the same: there %s names the job, "
+             "rank 0 at %.72s is of another job, or is not told the same: there %s names the job, "
              "here %.31s (ONEBIT_JOB on all ranks names it)",
              state->options->rendezvous, sockets_gather_name_of(state->job.named),
              sockets_gather_name_of(named));
@@ -288,4 +345,58 @@ onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
   if (ob_net_getrandom(state->key, sizeof state->key) != 0)
     return ob_net_failed("getrandom");
   return send_table(state);
+}
+
+/* --- Late ranks --------------------------------------------------------------------------------*/
+
+/*
+ * Rank 0 keeps its port after all have joined. A job without an exact name (sockets_join.c) cannot
+ * tell its ranks from those of another job at the same port. Late ranks of the other job could join
+ * each other at a port that was given up; so the port is kept, and late ranks are refused.
+ */
+
+/* Warns of a late rank: another job's rank may have taken its place. */
+static void sockets_late_warn(struct ob_sockets *sockets) {
+  if (!sockets->warned)
+    ob_log(
+        OB_LOG_WARN, sockets->rank,
+        "sockets: a rank has come to this job's port when all %d had joined: if another job uses "
+        "the port, too, its ranks may be in this one (ONEBIT_JOB names a job)",
+        sockets->size);
+  sockets->warned = true;
+}
+
+/* Reads the greeting first: closing a connection with unread bytes discards the answer. */
+static void refuse_one(struct ob_sockets *sockets, int file) {
+  struct ob_answer answer = {.magic = OB_GREETING_MAGIC,
+                             .version = OB_GREETING_VERSION,
+                             .status = ONEBIT_ERROR_TRANSPORT,
+                             .streams = OB_ANSWER_FOR_NOW,
+                             .key = {sockets->key[0], sockets->key[1]}};
+  struct ob_greeting greeting = {0};
+  snprintf(answer.text, sizeof answer.text,
+           "all %d ranks of the job at this port are connected already: another job uses it, or "
+           "this rank was started again. Give each job another port, or a name of its own "
+           "(ONEBIT_JOB)",
+           sockets->size);
+  (void)!ob_net_recv(file, &greeting, sizeof greeting);
+  (void)!ob_send_all(file, &answer, sizeof answer);
+  ob_own_close(file);
+  if (greeting.magic == OB_GREETING_MAGIC &&
+      memcmp(greeting.key, sockets->key, sizeof sockets->key) != 0) /* for the next one */
+    sockets_late_warn(sockets);
+}
+
+void ob_sockets_refuse(struct ob_sockets *sockets) {
+  int file;
+  while ((file = ob_net_accept(sockets->listener)) >= 0)
+    refuse_one(sockets, file);
+}
+
+void ob_sockets_keep_listener(struct ob_sockets *sockets, int listener) {
+  struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = sockets};
+  if (ob_net_epoll_add(sockets->events, listener, &event) == 0)
+    sockets->listener = listener;
+  else
+    ob_own_close(listener);
 }

@@ -20,7 +20,7 @@
 #define OB_GREETING_MAGIC   0x4742314fu /* the bytes "O1BG" */
 #define OB_GREETING_VERSION 2
 
-/* --- A job: sockets_job.c ----------------------------------------------------------------------*/
+/* --- A job: sockets_join.c ---------------------------------------------------------------------*/
 
 struct ob_job {
   char named[32];   /* the source of its name: a variable, the secret; "": it has no name */
@@ -132,7 +132,7 @@ onebit_status_t ob_rendezvous_receive(struct ob_rendezvous *state, int file, voi
 /* Returns true if all bytes were sent at once, as a few are on a new connection. */
 bool ob_send_all(int file, const void *data, size_t bytes);
 
-/* sockets_accept.c: serves connections from others. Calls `accept_one` with each that has
+/* sockets_gather.c: serves connections from others. Calls `accept_one` with each that has
  * greeted, and again when more bytes have come. It takes the file, or returns true to wait for
  * more; otherwise the connection is closed. */
 typedef bool ob_visitor_accept(struct ob_rendezvous *state, struct ob_visitor *visitor);

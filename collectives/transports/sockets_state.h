@@ -14,10 +14,10 @@
 #include <stdint.h>
 
 #include "collectives/communicator.h"
-#include "collectives/transports/sockets_address.h"
+#include "collectives/transports/sockets_calls.h"
 #include "onebit/sockets.h"
 
-/* --- Messages in segments: sockets_segment.c ---------------------------------------------------*/
+/* --- Messages in segments ----------------------------------------------------------------------*/
 
 /* A message is cut so that every stream gets two segments of it, within these: the smaller one is
  * what a new connection may send at once (10 packets of 1460 bytes), the larger one is long enough

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
-#include "collectives/transports/settle.h"
 #include "onebit/custom.h"
 
 #define MIN_LARGEST_TAG 32767 /* as in MPI */

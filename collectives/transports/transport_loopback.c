@@ -5,14 +5,51 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
 #include "base/lock.h"
 #include "base/memory.h"
-#include "collectives/transports/loopback.h"
+#include "collectives/communicator.h"
+#include "collectives/watch.h"
+
+/* --- The group: the state that the ranks of a communicator, threads of one process, share ------*/
+
+struct parcel;
+
+struct mailbox {
+  struct parcel *sent, *wanted;
+};
+
+/* A rank's state in the group. */
+struct member {
+  struct mailbox mailbox;
+  int host;
+  bool gone;               /* its communicator was destroyed */
+  bool shrinks;            /* it has called onebit_comm_shrink */
+  onebit_comm_t successor; /* its communicator of the survivors, until it takes it */
+};
+
+struct group {
+  pthread_mutex_t lock;
+  pthread_cond_t met;
+  int size, members; /* communicators made, and not yet destroyed */
+  struct member *member;
+  char (*host_names)[OB_HOST_NAME_BYTES];
+  bool ended, shrunk; /* shrunk: the survivors' communicators were made, or could not be */
+  onebit_status_t shrink_status;
+  char end[OB_END_BYTES];
+};
+
+static struct timespec loopback_time_in(double seconds);
+static void loopback_destroy(onebit_comm_t comm);
+static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors);
+
+/* --- Batches -----------------------------------------------------------------------------------*/
 
 struct loopback_batch;
 
@@ -139,7 +176,8 @@ static int loopback_peer_awaited(struct ob_batch *base) {
   return first_awaited((struct loopback_batch *)base, false);
 }
 
-struct timespec ob_loopback_time_in(double seconds) {
+/* Returns the absolute time, for pthread_cond_timedwait on the group, in `seconds`, less than one. */
+static struct timespec loopback_time_in(double seconds) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   time.tv_nsec += (long)(seconds * 1e9); /* less than a second */
@@ -154,7 +192,7 @@ static onebit_status_t loopback_test(struct ob_batch *base, double seconds) {
   bool wait = seconds > 0;
   struct timespec until = {0};
   if (wait)
-    until = ob_loopback_time_in(seconds);
+    until = loopback_time_in(seconds);
   int gone = -1;
   OB_LOCKED(&group->lock);
   while (batch->open && !group->ended && (gone = first_awaited(batch, true)) < 0 && wait)
@@ -202,6 +240,186 @@ const struct ob_transport ob_transport_loopback = {
     .peer_awaited = loopback_peer_awaited,
     .health = loopback_health,
     .abort = loopback_abort_for_all,
-    .shrink = ob_loopback_shrink,
-    .destroy = ob_loopback_destroy,
+    .shrink = loopback_shrink,
+    .destroy = loopback_destroy,
 };
+
+/* --- Communicators: made, destroyed, and made anew of the remaining ranks ----------------------*/
+
+static void group_destroy(struct group *group) {
+  if (!group)
+    return;
+  pthread_mutex_destroy(&group->lock);
+  pthread_cond_destroy(&group->met);
+  ob_release(group->host_names);
+  ob_release(group->member);
+  ob_release(group);
+}
+
+static void loopback_destroy(onebit_comm_t comm) {
+  struct group *group = comm->state;
+  comm->host_names = NULL;
+  pthread_mutex_lock(&group->lock);
+  int left = --group->members;
+  group->member[comm->rank].gone = true;
+  pthread_cond_broadcast(&group->met);
+  pthread_mutex_unlock(&group->lock);
+  if (left == 0)
+    group_destroy(group);
+}
+
+static struct group *group_create(int size) {
+  struct group *group = ob_allocate(1, sizeof *group);
+  pthread_condattr_t monotonic;
+  if (!group)
+    return NULL;
+  pthread_mutex_init(&group->lock, NULL);
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&group->met, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  group->size = group->members = size;
+  group->member = ob_allocate((size_t)size, sizeof *group->member);
+  group->host_names = ob_allocate((size_t)size, sizeof *group->host_names);
+  if (group->member && group->host_names)
+    return group;
+  group_destroy(group);
+  return NULL;
+}
+
+/* Assigns consecutive ranks to hosts; the numbers of ranks differ by one at most. */
+static void assign_hosts(int *host_of, int size, int hosts) {
+  for (int rank = 0; rank < size; rank++)
+    host_of[rank] = (int)((int64_t)rank * hosts / size);
+}
+
+/* Names the hosts, which are imaginary. */
+static void name_hosts(struct group *group, const int *host_of) {
+  for (int rank = 0; rank < group->size; rank++) {
+    group->member[rank].host = host_of[rank];
+    snprintf(group->host_names[rank], OB_HOST_NAME_BYTES, "h%d", host_of[rank]);
+  }
+}
+
+static onebit_status_t create_members(struct group *group, const int *host_of, int size,
+                                      onebit_comm_t *comms) {
+  for (int rank = 0; rank < size; rank++) {
+    onebit_status_t status =
+        ob_comm_create(&ob_transport_loopback, rank, size, host_of, group, NULL, &comms[rank]);
+    if (status == ONEBIT_OK) {
+      comms[rank]->host_names = group->host_names;
+      ob_comm_log(comms[rank]);
+      continue;
+    }
+    for (int made = 0; made < rank; made++) {
+      comms[made]->host_names = NULL;
+      ob_comm_release(comms[made]);
+    }
+    memset(comms, 0, (size_t)size * sizeof *comms);
+    return status;
+  }
+  return ONEBIT_OK;
+}
+
+/* Makes a group of ranks and their communicators. */
+static onebit_status_t loopback_group_create(int size, const int *host_of, onebit_comm_t *comms) {
+  struct group *group = group_create(size);
+  if (!group)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
+  name_hosts(group, host_of);
+  onebit_status_t status = create_members(group, host_of, size, comms);
+  if (status != ONEBIT_OK)
+    group_destroy(group);
+  return status;
+}
+
+onebit_status_t onebit_comm_create_loopback_hosts(int size, int hosts, onebit_comm_t *comms) {
+  OB_CALL_SCOPE;
+  if (!comms)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "comms is NULL");
+  if (size < 1 || size > 4096)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "size is %d, not 1 to 4096", size);
+  if (hosts < 1 || hosts > size)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "hosts is %d, not 1 to size, %d", hosts, size);
+  memset(comms, 0, (size_t)size * sizeof *comms);
+  int *host_of = ob_allocate((size_t)size, sizeof *host_of);
+  if (!host_of)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %d loopback ranks", size);
+  assign_hosts(host_of, size, hosts);
+  onebit_status_t status = loopback_group_create(size, host_of, comms);
+  ob_release(host_of);
+  return status;
+}
+
+onebit_status_t onebit_comm_create_loopback(int size, onebit_comm_t *comms) {
+  OB_CALL_SCOPE;
+  return onebit_comm_create_loopback_hosts(size, 1, comms);
+}
+
+/* --- Survivors ---------------------------------------------------------------------------------*/
+
+static bool all_are_here(const struct group *group) {
+  for (int rank = 0; rank < group->size; rank++)
+    if (!group->member[rank].gone && !group->member[rank].shrinks)
+      return false;
+  return true;
+}
+
+/* Fills the lists of the ranks that called it; comms has an entry for each. */
+static int list_survivors(const struct group *group, int *host_of) {
+  int count = 0;
+  for (int rank = 0; rank < group->size; rank++)
+    if (group->member[rank].shrinks)
+      host_of[count++] = group->member[rank].host;
+  return count;
+}
+
+/* Called by the last of the remaining ranks; each rank then takes its own communicator. */
+static onebit_status_t make_successors(struct group *group) {
+  int *host_of = ob_allocate((size_t)group->size, sizeof *host_of);
+  onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);
+  onebit_status_t status = ONEBIT_ERROR_MEMORY;
+  if (host_of && comms)
+    status = loopback_group_create(list_survivors(group, host_of), host_of, comms);
+  for (int rank = 0, next = 0; status == ONEBIT_OK && rank < group->size; rank++)
+    if (group->member[rank].shrinks)
+      group->member[rank].successor = comms[next++];
+  ob_release(host_of);
+  ob_release(comms);
+  return status;
+}
+
+static void await_survivors(struct group *group, double timeout) {
+  struct ob_watch watch = {0};
+  while (!group->shrunk && !all_are_here(group) && watch.waited < timeout) {
+    struct timespec until = loopback_time_in(OB_WAIT_SLICE);
+    pthread_cond_timedwait(&group->met, &group->lock, &until);
+    ob_watch_count(&watch);
+  }
+  if (group->shrunk)
+    return;
+  group->shrink_status = make_successors(group);
+  group->shrunk = true;
+  pthread_cond_broadcast(&group->met);
+}
+
+/* Leaves out the ranks that have not called it within the timeout. */
+static onebit_status_t loopback_shrink(onebit_comm_t comm, onebit_comm_t *survivors) {
+  struct group *group = comm->state;
+  struct member *own = &group->member[comm->rank];
+  OB_LOCKED(&group->lock);
+  bool late = group->shrunk || own->shrinks;
+  if (!late) {
+    own->shrinks = true;
+    pthread_cond_broadcast(&group->met);
+    await_survivors(group, comm->timeout);
+    *survivors = own->successor;
+    own->successor = NULL;
+  }
+  onebit_status_t status = group->shrink_status;
+  if (late)
+    return ob_error(ONEBIT_ERROR_TRANSPORT,
+                    "loopback: the other ranks have gone on without this one");
+  return status == ONEBIT_OK ? status
+                             : ob_error(status, "no memory for the survivors' communicators");
+}

@@ -1,20 +1,20 @@
-/* Batches over MPI: nonblocking sends and receives on the library's own communicator. */
+/*
+ * Batches over MPI: nonblocking sends and receives on the library's own communicator, and how its
+ * ranks hear of its end. User-level failure mitigation is used where the MPI library has it at run
+ * time, since one build serves several versions of MPI.
+ */
 #ifdef ONEBIT_HAVE_MPI
-
-#include <limits.h>
+#define _POSIX_C_SOURCE 200809L
 #include <sched.h>
-#include <stdlib.h>
+#include <stdio.h>
+#include <time.h>
 
 #include "base/bound_mpi.h"
-#include "base/call_scope.h"
 #include "base/error.h"
-#include "base/memory.h"
+#include "base/lock.h"
 #include "base/process.h"
-#include "collectives/agree.h"
-#include "collectives/communicator.h"
-#include "collectives/cost/tuning.h"
 #include "collectives/transports/mpi_state.h"
-#include "onebit/mpi.h"
+#include "collectives/watch.h"
 
 /* A wait looks at the clock every LOOK_TRIES tries; after SPIN_TRIES, most of a millisecond, it
  * yields where MPI itself does not (MPI_Waitall may spin for ever); a cancelled message gets
@@ -22,6 +22,8 @@
 #define LOOK_TRIES     16
 #define SPIN_TRIES     4096
 #define CANCEL_SECONDS 0.1
+/* Seconds that messages about the end have to leave. */
+#define TELL_SECONDS 0.1
 
 struct mpi_batch {
   struct ob_batch base;
@@ -31,17 +33,146 @@ struct mpi_batch {
   int started;
 };
 
-/* Requests on different communicators may depend on each other, so those of a process move
- * together. */
-static struct ob_engine process_engine = OB_ENGINE_INIT;
+onebit_status_t ob_mpi_error(const char *call, int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int length;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS)
+    text[0] = '\0';
+  return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: %.200s", call, text);
+}
 
-#define MPI_CHECK(name, call)                                                                      \
-  do {                                                                                             \
-    int mpi_check_code = (call);                                                                   \
-    if (mpi_check_code != MPI_SUCCESS)                                                             \
-      return ob_mpi_error(name, mpi_check_code);                                                   \
-  } while (0)
-#define MPI_TRY(call, arguments) MPI_CHECK(#call, call arguments)
+bool ob_mpi_is_finalized(void) {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized;
+}
+
+/* --- User-level failure mitigation -------------------------------------------------------------*/
+
+/* MPICH's functions of these names end the job ("internal error"). */
+bool ob_mpi_has_ulfm(void) {
+#ifdef OPEN_MPI
+  return MPIX_Comm_revoke && MPIX_Comm_shrink && MPIX_Comm_failure_ack &&
+         MPIX_Comm_failure_get_acked;
+#else
+  return false;
+#endif
+}
+
+/* Returns the communicator's lowest rank in the group of failed ones. */
+static int lowest_of(MPI_Comm comm, int size, MPI_Group failed) {
+  MPI_Group all;
+  int lowest = -1, count = 0;
+  MPI_Group_size(failed, &count);
+  if (count == 0 || MPI_Comm_group(comm, &all) != MPI_SUCCESS)
+    return -1;
+  for (int rank = 0; rank < size && lowest < 0; rank++) {
+    int number = MPI_UNDEFINED;
+    MPI_Group_translate_ranks(all, 1, &rank, failed, &number);
+    lowest = number != MPI_UNDEFINED ? rank : -1;
+  }
+  MPI_Group_free(&all);
+  return lowest;
+}
+
+/* Returns the lowest rank that MPI knows to have failed; -1: none, or MPI does not find out. */
+static int mpi_failed_rank(onebit_comm_t comm) {
+  struct ob_mpi_state *state = comm->state;
+  MPI_Group failed;
+  if (!ob_mpi_has_ulfm() || MPIX_Comm_failure_ack(state->comm) != MPI_SUCCESS ||
+      MPIX_Comm_failure_get_acked(state->comm, &failed) != MPI_SUCCESS)
+    return -1;
+  int rank = lowest_of(state->comm, comm->size, failed);
+  MPI_Group_free(&failed);
+  return rank;
+}
+
+bool ob_mpi_has_told(const struct ob_mpi_state *state, int size) {
+  for (double until = ob_seconds() + TELL_SECONDS; ob_seconds() < until; sched_yield()) {
+    bool all = true;
+    for (int rank = 0; rank < size; rank++) {
+      int done = 1;
+      if (state->told[rank] != MPI_REQUEST_NULL &&
+          MPI_Test(&state->told[rank], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS)
+        all = all && done;
+    }
+    if (all)
+      return true;
+  }
+  return false;
+}
+
+/* --- The end -----------------------------------------------------------------------------------*/
+
+/* Tells all other ranks. With ULFM it also revokes the communicator, which ends waits inside MPI
+ * and receives nothing afterwards. The lock is held. */
+static void mpi_end_tell(onebit_comm_t comm) {
+  static const struct timespec time_to_hear = {.tv_nsec = (long)(3e9 * OB_WAIT_SLICE)};
+  struct ob_mpi_state *state = comm->state;
+  if (!atomic_exchange(&state->to_tell, false))
+    return;
+  for (int rank = 0; rank < comm->size; rank++)
+    if (rank != comm->rank && MPI_Isend(state->out, OB_END_BYTES, MPI_BYTE, rank, state->end_tag,
+                                        state->comm, &state->told[rank]) != MPI_SUCCESS)
+      state->told[rank] = MPI_REQUEST_NULL;
+  if (ob_mpi_has_ulfm()) {
+    ob_mpi_has_told(state, comm->size);
+    nanosleep(&time_to_hear, NULL);
+    MPIX_Comm_revoke(state->comm);
+  }
+}
+
+/* A thread that may not call MPI now leaves this to the one that does. */
+static void mpi_abort(onebit_comm_t comm, const char *text) {
+  struct ob_mpi_state *state = comm->state;
+  int main_thread = 0;
+  if (ob_mpi_is_finalized())
+    return;
+  OB_LOCKED(&state->lock);
+  snprintf(state->out, sizeof state->out, "%s", text);
+  atomic_store(&state->to_tell, true);
+  if (!state->multiple)
+    MPI_Is_thread_main(&main_thread);
+  if (state->multiple || (main_thread && !atomic_load(&state->inside)))
+    mpi_end_tell(comm);
+}
+
+static void hear_of_failed(onebit_comm_t comm) {
+  int rank = mpi_failed_rank(comm);
+  char text[OB_END_BYTES];
+  if (rank < 0)
+    return; /* waiting calls find their own error */
+  snprintf(text, sizeof text, "the process of rank %d%s%s has failed", rank,
+           *ob_comm_host_name(comm, rank) ? " on host " : "", ob_comm_host_name(comm, rank));
+  ob_comm_hear_end(comm, text);
+}
+
+static void mpi_end_look(onebit_comm_t comm) {
+  struct ob_mpi_state *state = comm->state;
+  MPI_Status status;
+  int found = 0;
+  mpi_end_tell(comm);
+  int code = MPI_Iprobe(MPI_ANY_SOURCE, state->end_tag, state->comm, &found, &status);
+  if (code == MPI_SUCCESS && found)
+    code = MPI_Recv(state->in, OB_END_BYTES, MPI_BYTE, status.MPI_SOURCE, state->end_tag,
+                    state->comm, MPI_STATUS_IGNORE);
+  state->in[OB_END_BYTES - 1] = '\0';
+  if (code == MPI_SUCCESS && found)
+    ob_comm_hear_end(comm, state->in);
+  else if (code != MPI_SUCCESS)
+    hear_of_failed(comm);
+}
+
+static onebit_status_t mpi_health(onebit_comm_t comm) {
+  struct ob_mpi_state *state = comm->state;
+  if (ob_mpi_is_finalized() || pthread_mutex_trylock(&state->lock) != 0)
+    return ONEBIT_OK; /* another thread looks */
+  mpi_end_look(comm);
+  pthread_mutex_unlock(&state->lock);
+  return ONEBIT_OK;
+}
+
+/* --- Batches -----------------------------------------------------------------------------------*/
 
 static struct ob_mpi_state *mpi_state_of(onebit_comm_t comm) { return comm->state; }
 
@@ -120,7 +251,7 @@ static int find_failed(const struct mpi_batch *batch, int *code) {
 
 static onebit_status_t batch_error(const struct mpi_batch *batch, int code) {
   onebit_comm_t comm = batch->base.comm;
-  int peer = find_failed(batch, &code), failed = ob_mpi_failed_rank(comm);
+  int peer = find_failed(batch, &code), failed = mpi_failed_rank(comm);
   onebit_status_t status = ob_mpi_error("MPI_Testall", code);
   if (failed >= 0)
     return ob_error(status, "the process of rank %d on host %s has failed: %.150s", failed,
@@ -218,187 +349,11 @@ const struct ob_transport ob_transport_mpi = {
     .test = mpi_test,
     .peer_awaited = mpi_peer_awaited,
     .progress = mpi_progress,
-    .health = ob_mpi_health,
-    .abort = ob_mpi_abort,
+    .health = mpi_health,
+    .abort = mpi_abort,
     .shrink = ob_mpi_shrink,
     .destroy = ob_mpi_state_destroy,
 };
-
-static onebit_status_t mpi_check_usable(MPI_Comm mpi) {
-  int initialized = 0, finalized = 0, inter = 0;
-  OB_TRY(ob_mpi_bind());
-  MPI_Initialized(&initialized);
-  MPI_Finalized(&finalized);
-  if (!initialized || finalized)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "MPI is not initialised, or already finalised");
-  if (mpi == MPI_COMM_NULL)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "mpi_comm is MPI_COMM_NULL");
-  MPI_TRY(MPI_Comm_test_inter, (mpi, &inter));
-  if (inter)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "mpi_comm is an inter-communicator");
-  return ob_launch_check(mpi);
-}
-
-/* Memory that MPI may still write to after a wait has timed out; then it is kept. */
-struct creation {
-  MPI_Comm mpi, host;
-  int first;
-  /* The numbers that ranks agree on: the status, the machine's number, and its negative. */
-  int own[3], minimum[3];
-  int *host_of;
-  struct ob_costs costs;
-};
-
-/* Finds every rank's host, named by the first of its ranks. MPI's split has no nonblocking form. */
-static onebit_status_t mpi_find_hosts(struct creation *creation, int rank) {
-  MPI_Request request;
-  creation->first = rank;
-  MPI_TRY(MPI_Comm_split_type,
-          (creation->mpi, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &creation->host));
-  MPI_TRY(MPI_Ibcast, (&creation->first, 1, MPI_INT, 0, creation->host, &request));
-  OB_TRY(ob_mpi_wait(&request, "creation of a communicator: hosts"));
-  MPI_Comm_free(&creation->host);
-  /* PMPI, since libonebit-mpi.so may replace MPI's collectives. */
-  MPI_CHECK("MPI_Iallgather", PMPI_Iallgather(&creation->first, 1, MPI_INT, creation->host_of, 1,
-                                              MPI_INT, creation->mpi, &request));
-  return ob_mpi_wait(&request, "creation of a communicator: hosts of all ranks");
-}
-
-/* Makes this rank's part; if any rank fails, the caller frees the duplicate. */
-static onebit_status_t mpi_create_local(MPI_Comm mpi, const int *host_of, onebit_comm_t *comm) {
-  int rank, size, found = 0, *largest = NULL;
-  MPI_TRY(MPI_Comm_rank, (mpi, &rank));
-  MPI_TRY(MPI_Comm_size, (mpi, &size));
-  struct ob_mpi_state *state;
-  OB_TRY(ob_mpi_state_create(mpi, size, &state));
-  onebit_status_t status =
-      ob_comm_create(&ob_transport_mpi, rank, size, host_of, state, &process_engine, comm);
-  if (status == ONEBIT_OK)
-    status = ob_comm_make_names(*comm);
-  if (status != ONEBIT_OK) {
-    ob_comm_release(*comm);
-    *comm = NULL;
-    ob_release(state->told);
-    ob_release(state);
-    return status;
-  }
-  bool known = MPI_Comm_get_attr(mpi, MPI_TAG_UB, &largest, &found) == MPI_SUCCESS && found;
-  state->end_tag = known ? *largest : 32767; /* the least that MPI guarantees */
-  (*comm)->largest_tag = state->end_tag - 1;
-  return ONEBIT_OK;
-}
-
-/* All ranks take the worst of their statuses, and find out if one machine has them all: then the
- * smallest number is also the largest. */
-static onebit_status_t mpi_agree(struct creation *creation, onebit_status_t mine) {
-  MPI_Request request;
-  creation->own[0] = mine;
-  MPI_CHECK("MPI_Iallreduce", PMPI_Iallreduce(creation->own, creation->minimum, 3, MPI_INT, MPI_MIN,
-                                              creation->mpi, &request));
-  OB_TRY(ob_mpi_wait(&request, "creation of a communicator: agreement"));
-  onebit_status_t worst = (onebit_status_t)creation->minimum[0];
-  if (mine == ONEBIT_OK && worst != ONEBIT_OK)
-    return ob_error(worst, "another rank reports %s", onebit_status_string(worst));
-  return mine;
-}
-
-/* True if all ranks are on one machine, which represents several hosts. */
-static bool mpi_on_one_machine(const struct creation *creation, int size) {
-  const int *minimum = creation->minimum, *host_of = creation->host_of;
-  int rank = 1;
-  while (rank < size && host_of[rank] == host_of[0])
-    rank++;
-  return minimum[1] > 0 && minimum[1] == -minimum[2] && rank < size;
-}
-
-/* All ranks choose schedules by the costs of rank 0, so that they choose the same. */
-static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int size) {
-  struct ob_costs *costs = &creation->costs;
-  MPI_Request request;
-  if (rank == 0)
-    ob_tuning_find(costs);
-  if (rank == 0 && mpi_on_one_machine(creation, size))
-    ob_costs_of_one_machine(costs);
-  MPI_TRY(MPI_Ibcast, (costs, (int)sizeof *costs, MPI_BYTE, 0, creation->mpi, &request));
-  return ob_mpi_wait(&request, "creation of a communicator: the costs of rank 0");
-}
-
-/* Collective on every rank: one without memory for the list takes part all the same. */
-static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
-  int rank, size;
-  onebit_status_t status = ONEBIT_OK;
-  MPI_TRY(MPI_Comm_rank, (creation->mpi, &rank));
-  MPI_TRY(MPI_Comm_size, (creation->mpi, &size));
-  creation->own[1] = (int)(ob_machine_number() % INT_MAX);
-  creation->own[2] = -creation->own[1];
-  creation->host_of = ob_allocate((size_t)size, sizeof *creation->host_of);
-  if (!creation->host_of)
-    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory for the hosts of %d ranks", size);
-  OB_TRY(mpi_agree(creation, status));
-  OB_TRY(mpi_find_hosts(creation, rank));
-  OB_TRY(mpi_find_costs(creation, rank, size));
-  status = wanted ? mpi_create_local(creation->mpi, creation->host_of, comm)
-                  : ob_error(ONEBIT_ERROR_ARGUMENT, "comm is NULL");
-  if (*comm)
-    (*comm)->costs = creation->costs;
-  OB_TRY(mpi_agree(creation, status));
-  return ob_agree_names(*comm, NULL);
-}
-
-/* Cleans up after a failure. Memory that MPI may still use stays, and so does its communicator. */
-static void mpi_abandon(struct creation *creation, onebit_comm_t comm, onebit_status_t status) {
-  bool stays = status == ONEBIT_ERROR_TRANSPORT;
-  if (comm && stays)
-    ob_comm_hear_end(comm, onebit_last_error());
-  if (comm)
-    onebit_comm_destroy(comm); /* with the duplicate */
-  else if (!stays)
-    MPI_Comm_free(&creation->mpi);
-  if (stays)
-    ob_memory_keep(creation->host_of);
-  else
-    ob_release(creation->host_of);
-}
-
-/* MPI_Comm_dup would run the program's attribute callbacks, for a communicator that the program
- * never made. MPI_Comm_split does not return while a rank is missing, so all of them come first. */
-static onebit_status_t duplicate_communicator(MPI_Comm mpi_comm, struct creation *creation) {
-  MPI_Request request;
-  int rank = 0;
-  MPI_TRY(MPI_Comm_rank, (mpi_comm, &rank));
-  MPI_TRY(MPI_Ibarrier, (mpi_comm, &request));
-  OB_TRY(ob_mpi_wait(&request, "creation of a communicator: its duplicate"));
-  MPI_TRY(MPI_Comm_split, (mpi_comm, 0, rank, &creation->mpi));
-  MPI_Comm_set_errhandler(creation->mpi, MPI_ERRORS_RETURN);
-  return ONEBIT_OK;
-}
-
-onebit_status_t onebit_comm_create_mpi(MPI_Comm mpi_comm, onebit_comm_t *result) {
-  OB_CALL_SCOPE;
-  if (result)
-    *result = NULL;
-  OB_TRY(mpi_check_usable(mpi_comm));
-  /* Too little memory to be treated as able to run out: the others could not be told. */
-  struct creation *creation = calloc(1, sizeof *creation);
-  if (!creation)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a communicator");
-  onebit_comm_t comm = NULL;
-  onebit_status_t status = duplicate_communicator(mpi_comm, creation);
-  bool duplicated = status == ONEBIT_OK;
-  if (duplicated)
-    status = mpi_create(creation, result != NULL, &comm);
-  if (status != ONEBIT_OK && duplicated)
-    mpi_abandon(creation, comm, status);
-  else
-    ob_release(creation->host_of);
-  if (status == ONEBIT_OK)
-    *result = comm;
-  if (status == ONEBIT_ERROR_TRANSPORT)
-    ob_memory_keep(creation);
-  else
-    free(creation);
-  return status;
-}
 
 #else
 typedef int ob_no_mpi_here; /* ISO C requires a declaration in every file */

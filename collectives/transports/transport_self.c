@@ -1,7 +1,6 @@
 /* One rank: there is nobody to send to, so every batch is empty and complete. */
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "collectives/agree.h"
 #include "collectives/communicator.h"
 
 static onebit_status_t self_begin(struct ob_batch *batch, int tag) {

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "base/memory.h"
-#include "collectives/transports/settle.h"
+#include "collectives/communicator.h"
 #include "collectives/transports/sockets_state.h"
 #include "collectives/watch.h"
 

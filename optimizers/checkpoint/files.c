@@ -26,7 +26,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/process.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
 /* --- The directory -----------------------------------------------------------------------------*/

@@ -19,7 +19,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/outer/move.h"
 #include "optimizers/outer/state.h"
 

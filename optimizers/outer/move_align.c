@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/outer/move.h"
 #include "optimizers/outer/state.h"
 

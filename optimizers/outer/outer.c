@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/outer/sites.h"
 
 /* --- Made --------------------------------------------------------------------------------------*/

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/outer/outer.h"
 
 /* A plan and the pieces that it is of; plan NULL: none are. */

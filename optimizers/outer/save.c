@@ -3,7 +3,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/sites.h"
 #include "optimizers/outer/state.h"

@@ -27,7 +27,7 @@
 #ifndef OB_OPTIMIZERS_OUTER_SITES_H
 #define OB_OPTIMIZERS_OUTER_SITES_H
 
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "optimizers/outer/outer.h"
 
 #define OB_SITES_MAX 64 /* a bit of ob_site_header.included each */

@@ -2,7 +2,7 @@
  * have are left out. */
 #include "tests/fuzz/costs.h"
 
-#include "collectives/cost/tuning_points.h"
+#include "collectives/cost/tuning.h"
 
 static void read_line(struct ob_cost_measured *measured, char *line) {
   static const char correction[] = "correction ", chunk[] = "chunk ";

@@ -1,8 +1,8 @@
-/* Fuzzes the proposals of an agreement (collectives/agree.h): the input gives those of all ranks
+/* Fuzzes the proposals of an agreement (collectives/communicator.h): the input gives those of all ranks
  * but this one. The comparison stays within their slots. */
 #include "base/error.h"
 #include "base/hash.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "tests/fuzz/fuzz.h"
 
 enum { RANKS = 4, TERMS = 3 };

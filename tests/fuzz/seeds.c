@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 
 #include "base/memory.h"
-#include "collectives/agree.h"
+#include "collectives/communicator.h"
 #include "collectives/cost/tuning.h"
 #include "compression/blocks.h"
 #include "compression/sparse.h"

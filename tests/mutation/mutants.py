@@ -121,14 +121,14 @@ MUTANTS = [
      "  if (stored->input.bytes == part->bytes && part->bytes >= sizeof header &&\n      header.checksum == part->checksum)",
      "  if (stored->input.bytes == part->bytes && part->bytes >= sizeof header)"),
     # What is decided
-    ("decision", "collectives/steps.c", "nonfinite optimizers damage",
+    ("decision", "collectives/messages.c", "nonfinite optimizers damage",
      "  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))",
      "  if (is_set(&plan->state->work.not_finite))",
      "the rank that met it says so in its result too, which all ranks of the other hosts read"),
     ("decision", MESSAGE, "nonfinite optimizers disagreement",
      "  return failed >= 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;",
      "  return failed > 0 ? ONEBIT_ERROR_PEER : not_finite >= 0 ? ONEBIT_SKIPPED : ONEBIT_OK;"),
-    ("decision", "collectives/steps.c", "nonfinite large",
+    ("decision", "collectives/messages.c", "nonfinite large",
      "                           flight->failed_rank < 0 && flight->not_finite_rank < 0 &&\n"
      "                           !flight->large_heard;",
      "                           flight->failed_rank < 0 && flight->not_finite_rank < 0;"),

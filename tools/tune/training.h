@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "collectives/cost/cost.h"
-#include "collectives/cost/step.h"
+#include "collectives/cost/model.h"
 
 enum tune_method {
   TUNE_DENSE,        /* MPI_Allreduce of float32 */

@@ -1,9 +1,47 @@
-/* Points of a tuning file: what was measured of whole calls, a line each. */
-#include "collectives/cost/tuning_points.h"
+/* The lines of a tuning file: keys with their numbers, points of whole calls, and writing them. The
+ * bounds of numbers are far outside of what machines do: they keep out what would make the model's
+ * arithmetic senseless, not what is slow. */
+#include "collectives/cost/tuning.h"
 
 #include <string.h>
 
-#include "collectives/cost/tuning.h"
+#define AT(field) offsetof(struct ob_costs, field)
+
+/* clang-format off */
+const struct ob_tuning_key ob_tuning_keys[OB_TUNING_KEYS] = {
+  {"hosts", AT(hosts), 1, 1e6, "hosts measured"},
+  {"ranks-per-host", AT(ranks_per_host), 0, 1e5, "ranks on each; 0: not the same on all"},
+  {"cores-per-host", AT(cores_per_host), 0, 1e5, "cores; 0: as many as ranks"},
+  {"cores-shared", AT(cores_shared), 0, 1e5, "cores that all hosts share; 0: none"},
+  {"between.latency", AT(between.latency), 0, 10, "seconds, one way"},
+  {"between.bandwidth", AT(between.bandwidth), 1, 1e13, "bytes/s of a host, each way"},
+  {"between.message", AT(between.message), 0, 1, "seconds of a core, a message"},
+  {"between.byte", AT(between.byte), 0, 1e-3, "seconds of a core, a byte"},
+  {"inside.latency", AT(inside.latency), 0, 10, "seconds, one way"},
+  {"inside.bandwidth", AT(inside.bandwidth), 1, 1e13, "bytes/s of a rank, each way"},
+  {"inside.message", AT(inside.message), 0, 1, "seconds of a core, a message"},
+  {"inside.byte", AT(inside.byte), 0, 1e-3, "seconds of a core, a byte"},
+  {"compress", AT(compress), 0, 1e-3, "seconds of a core, an element"},
+  {"reduce", AT(reduce), 0, 1e-3, "seconds of a core, an element"},
+  {"reduce-stream", AT(reduce_stream), 0, 1e-3, "seconds of a core, an element and stream"},
+  {"apply", AT(apply), 0, 1e-3, "seconds of a core, an element"},
+  {"load", AT(load), 0, 1e-3, "seconds of a core, a dense element"},
+  {"add", AT(add), 0, 1e-3, "seconds of a core, a dense element and stream"},
+  {"convert", AT(convert), 0, 1e-3, "seconds of a core, a dense element"},
+  {"call", AT(call), 0, 10, "seconds, a call"},
+  {"exchange-efficiency", AT(exchange_efficiency), 0.01, 2, "fitted: part of the bandwidth"},
+  {"codec-factor", AT(codec_factor), 0.1, 100, "fitted: in an exchange over alone"},
+  {"unhidden", AT(unhidden), 0, 1, "fitted: of the smaller of wire and cores"},
+  {"mpi.call", AT(mpi_call), 0, 10, "fitted: seconds, an MPI_Allreduce"},
+  {"mpi.round", AT(mpi_round), 0, 10, "fitted: seconds, each of its rounds"},
+  {"mpi.efficiency", AT(mpi_efficiency), 0.01, 2, "fitted: part of the bandwidth"},
+  {"mpi.byte", AT(mpi_byte), 0, 1e-3, "fitted: seconds of a core, a byte"},
+  {"oversubscribed", AT(oversubscribed), 0, 10, "fitted: seconds that a wait takes longer"},
+  {"residual", AT(residual), 0, 100, "of the fit: root mean square of log(predicted/measured)"},
+};
+/* clang-format on */
+
+/* --- Points: what was measured of whole calls, a line each -------------------------------------*/
 
 /* Buffers and messages from one element to more than any memory holds, and an int of elements. */
 #define MIN_BYTES 4.0
@@ -110,4 +148,22 @@ void ob_tuning_write_points(FILE *file, const struct ob_cost_measured *measured)
   for (size_t i = 0; i < (size_t)measured->chunk.count; i++)
     fprintf(file, "chunk %.0f %.0f\n", measured->chunk.point[i].bytes,
             measured->chunk.point[i].value);
+}
+
+/* --- Writing -----------------------------------------------------------------------------------*/
+
+bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
+                     const struct ob_tuning_origin *origin) {
+  fprintf(file, "onebit tuning %d\n", OB_TUNING_VERSION);
+  fprintf(file, "# Written by onebit-tune; ONEBIT_TUNING names another file, or none.\n");
+  fprintf(file, "date %s\nmpi %s\ncodec %s\n", origin->date, origin->mpi, costs->codec);
+  for (size_t k = 0; k < origin->host_count; k++)
+    fprintf(file, "host %s\n", origin->hosts[k]);
+  for (size_t k = 0; k < OB_TUNING_KEYS; k++) {
+    double value;
+    memcpy(&value, (const char *)costs + ob_tuning_keys[k].offset, sizeof value);
+    fprintf(file, "%s %.8e # %s\n", ob_tuning_keys[k].name, value, ob_tuning_keys[k].meaning);
+  }
+  ob_tuning_write_points(file, &costs->measured);
+  return fflush(file) == 0 && !ferror(file);
 }
