@@ -1,15 +1,202 @@
-/* The images of images.h. */
+/* The images of images.h: IDX files, drawn digits, and orders of images. */
 #include "examples/images.h"
 
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/digits.h"
-#include "examples/idx.h"
-#include "examples/random.h"
+#include "examples/numbers.h"
 
-static int refuse(char *words, const char *what, const char *why) {
+/* --- IDX files ---------------------------------------------------------------------------------*/
+
+typedef struct stream {
+  FILE *file;
+  const char *path;
+  char *words;
+} stream_t;
+
+static int idx_refuse(const stream_t *stream, const char *why) {
+  snprintf(stream->words, IDX_WORDS, "%.300s: %.200s", stream->path, why);
+  return -1;
+}
+
+enum { MOST_BYTES = 1 << 30 }; /* MNIST has 47 million */
+
+/* Refuses a file that ends before the elements `wanted`. */
+static int idx_refuse_end(const stream_t *stream, size_t came, size_t wanted) {
+  char why[200];
+  if (ferror(stream->file))
+    return idx_refuse(stream, strerror(errno));
+  snprintf(why, sizeof why, "is cut short: its header announces %zu bytes, %zu are there", wanted,
+           came);
+  return idx_refuse(stream, why);
+}
+
+static int read_header(stream_t *stream, idx_t *idx, size_t dimensions, size_t *bytes) {
+  unsigned char header[4 + 4 * IDX_DIMENSIONS] = {0};
+  char why[200];
+  const size_t wanted = 4 + 4 * dimensions, came = fread(header, 1, wanted, stream->file);
+  if (ferror(stream->file))
+    return idx_refuse(stream, strerror(errno));
+  if (header[0] == 0x1f && header[1] == 0x8b)
+    return idx_refuse(stream, "is compressed; gunzip it");
+  if (header[0] != 0 || header[1] != 0 || header[2] != 8 || header[3] != dimensions) {
+    snprintf(why, sizeof why,
+             "begins with %02x %02x %02x %02x, not 00 00 08 %02zx as unsigned bytes of %zu "
+             "dimensions do in IDX",
+             header[0], header[1], header[2], header[3], dimensions, dimensions);
+    return idx_refuse(stream, why);
+  }
+  if (came < wanted)
+    return idx_refuse(stream, "is cut short within its header");
+  *bytes = 1;
+  for (size_t d = 0; d < dimensions; d++) {
+    const unsigned char *at = header + 4 + 4 * d;
+    idx->size[d] = (size_t)at[0] << 24 | (size_t)at[1] << 16 | (size_t)at[2] << 8 | at[3];
+    if (idx->size[d] > 0 && *bytes > MOST_BYTES / idx->size[d])
+      return idx_refuse(stream, "its header announces more than a gigabyte");
+    *bytes *= idx->size[d];
+  }
+  return 0;
+}
+
+static int read_elements(stream_t *stream, idx_t *idx, size_t bytes) {
+  if (bytes > 0) {
+    idx->data = malloc(bytes);
+    if (!idx->data)
+      return idx_refuse(stream, "out of memory");
+    const size_t came = fread(idx->data, 1, bytes, stream->file);
+    if (came < bytes)
+      return idx_refuse_end(stream, came, bytes);
+  }
+  return fgetc(stream->file) == EOF
+             ? 0
+             : idx_refuse(stream, "has more bytes than its header announces");
+}
+
+int idx_read(idx_t *idx, const char *path, size_t dimensions, char words[IDX_WORDS]) {
+  stream_t stream = {.path = path, .words = words};
+  size_t bytes = 0;
+  *idx = (idx_t){{0}, NULL};
+  if (!(stream.file = fopen(path, "rb")))
+    return idx_refuse(&stream, strerror(errno));
+  int result = read_header(&stream, idx, dimensions, &bytes);
+  if (result == 0)
+    result = read_elements(&stream, idx, bytes);
+  fclose(stream.file);
+  if (result != 0)
+    idx_free(idx);
+  return result;
+}
+
+void idx_free(idx_t *idx) {
+  free(idx->data);
+  *idx = (idx_t){{0}, NULL};
+}
+
+/* --- Drawn digits ------------------------------------------------------------------------------*/
+
+enum { MOST_LINES = 16, GRID = 8 };
+
+typedef struct point {
+  float x, y; /* from 0 to 1, to the right and down */
+} point_t;
+
+typedef struct line {
+  point_t from, to;
+} line_t;
+
+/* The points of one stroke each, on a grid: to the right and down. */
+static const char *const glyphs[DIGITS] = {
+    "40 21 13 15 27 48 67 75 73 61 40", "32 40 48",    "12 21 40 61 63 45 18 68",
+    "11 40 61 63 44 65 67 48 17",       "58 50 15 75", "60 20 24 43 65 67 48 17",
+    "60 31 14 16 38 57 66 55 34 15",    "10 60 38",    "44 23 21 40 61 63 44 25 27 48 67 65 44",
+    "63 44 23 21 40 61 63 55 48",
+};
+
+static float between(float least, float most, uint64_t *random) {
+  return least + (most - least) * random_uniform(random);
+}
+
+/* Any linear map near a smaller copy in the middle: size, slant, a turn, a move. */
+typedef struct map {
+  float xx, xy, yx, yy, x, y;
+} map_t;
+
+static map_t draw_map(uint64_t *random) {
+  return (map_t){.xx = between(0.5f, 0.8f, random),
+                 .xy = between(-0.25f, 0.25f, random),
+                 .yx = between(-0.2f, 0.2f, random),
+                 .yy = between(0.55f, 0.8f, random),
+                 .x = between(0.4f, 0.6f, random),
+                 .y = between(0.4f, 0.6f, random)};
+}
+
+/* Maps a point of the grid, not quite to its place. */
+static point_t place(const map_t *map, const char *at, uint64_t *random) {
+  const float x = (float)(at[0] - '0') / GRID - 0.5f + between(-0.08f, 0.08f, random);
+  const float y = (float)(at[1] - '0') / GRID - 0.5f + between(-0.08f, 0.08f, random);
+  return (point_t){map->x + map->xx * x + map->xy * y, map->y + map->yx * x + map->yy * y};
+}
+
+/* Draws the digit's lines, and a stray one. */
+static size_t draw_lines(line_t lines[MOST_LINES], const char *glyph, uint64_t *random) {
+  const map_t map = draw_map(random);
+  size_t count = 0;
+  point_t from = place(&map, glyph, random);
+  for (const char *at = glyph + 2; *at == ' '; at += 3, count++) {
+    const point_t to = place(&map, at + 1, random);
+    lines[count] = (line_t){from, to};
+    from = to;
+  }
+  const point_t start = {random_uniform(random), random_uniform(random)};
+  const point_t end = {start.x + between(-0.25f, 0.25f, random),
+                       start.y + between(-0.25f, 0.25f, random)};
+  lines[count++] = (line_t){start, end};
+  return count;
+}
+
+static float squared_distance(const line_t *line, float x, float y) {
+  const float dx = line->to.x - line->from.x, dy = line->to.y - line->from.y;
+  const float px = x - line->from.x, py = y - line->from.y;
+  float along = (px * dx + py * dy) / (dx * dx + dy * dy + 1e-12f);
+  along = along < 0.0f ? 0.0f : along > 1.0f ? 1.0f : along;
+  const float ex = px - along * dx, ey = py - along * dy;
+  return ex * ex + ey * ey;
+}
+
+/* The ink at a point: full within the pen's radius, and fading over another pixel. */
+static float ink(const line_t *lines, size_t count, float x, float y, float radius, float pixel) {
+  float nearest = 4.0f;
+  for (size_t i = 0; i < count; i++) {
+    const float squared = squared_distance(&lines[i], x, y);
+    nearest = squared < nearest ? squared : nearest;
+  }
+  const float beyond = (sqrtf(nearest) - radius) / pixel;
+  return beyond < 0.0f ? 1.0f : beyond > 1.0f ? 0.0f : 1.0f - beyond;
+}
+
+void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random) {
+  line_t lines[MOST_LINES];
+  const size_t count = draw_lines(lines, glyphs[digit], random);
+  const float radius = between(0.02f, 0.06f, random), strength = between(0.5f, 0.9f, random);
+  const float noise = between(0.05f, 0.4f, random), step = 1.0f / (float)side;
+  const float hidden_x = random_uniform(random), hidden_y = random_uniform(random);
+  for (size_t i = 0; i < side * side; i++) {
+    const float x = ((float)(i % side) + 0.5f) * step, y = ((float)(i / side) + 0.5f) * step;
+    const int hidden = fabsf(x - hidden_x) < 0.12f && fabsf(y - hidden_y) < 0.12f;
+    float value = hidden ? 0.0f : strength * ink(lines, count, x, y, radius, step);
+    value += noise * between(-1.0f, 1.0f, random);
+    value = value < 0.0f ? 0.0f : value > 1.0f ? 1.0f : value;
+    pixel[i] = (unsigned char)(255.0f * value);
+  }
+}
+
+/* --- Images ------------------------------------------------------------------------------------*/
+
+static int images_refuse(char *words, const char *what, const char *why) {
   snprintf(words, IMAGE_WORDS, "%.500s: %.500s", what, why);
   return -1;
 }
@@ -21,15 +208,15 @@ static int check(const idx_t *pixels, const idx_t *labels, const char *images_pa
   if (pixels->size[0] != labels->size[0]) {
     snprintf(why, sizeof why, "%zu labels for %zu images in %.100s", labels->size[0],
              pixels->size[0], images_path);
-    return refuse(words, labels_path, why);
+    return images_refuse(words, labels_path, why);
   }
   if (pixels->size[0] < 2)
-    return refuse(words, images_path, "fewer than two images");
+    return images_refuse(words, images_path, "fewer than two images");
   if (pixels->size[1] >= IMAGE_LEAST && pixels->size[2] >= IMAGE_LEAST)
     return 0;
   snprintf(why, sizeof why, "images of %zu x %zu pixels; at least %d a side are needed",
            pixels->size[1], pixels->size[2], IMAGE_LEAST);
-  return refuse(words, images_path, why);
+  return images_refuse(words, images_path, why);
 }
 
 static size_t count_classes(const unsigned char *label, size_t count) {
@@ -73,7 +260,7 @@ int images_draw(images_t *images, size_t count, size_t side, char words[IMAGE_WO
                        .label = malloc(count)};
   if (!images->pixel || !images->label) {
     images_free(images);
-    return refuse(words, "drawn images", "out of memory");
+    return images_refuse(words, "drawn images", "out of memory");
   }
   for (size_t i = 0; i < count; i++) {
     uint64_t random = random_stream(0, 0, i);

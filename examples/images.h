@@ -1,6 +1,6 @@
 /*
  * Images to learn from: gray, all of one size, each with a label. They come from files in MNIST's
- * format, or are drawn (digits.h).
+ * format, or are drawn digits.
  */
 #ifndef EXAMPLES_IMAGES_H
 #define EXAMPLES_IMAGES_H
@@ -32,7 +32,32 @@ void images_split(images_t *images, size_t held_out);
 
 void images_free(images_t *images);
 
-/* Makes a random order of the numbers below count, by the state of random.h. */
+/* Makes a random order of the numbers below count, by the state of a generator. */
 void shuffle(uint32_t *order, size_t count, uint64_t *random);
+
+/* Files in MNIST's IDX format, not compressed, are an array of unsigned bytes of some dimensions.
+ * Two zero bytes, the type (8), the number of dimensions, the size of each as 32 bits with the
+ * highest byte first, and the elements, the last dimension's next to each other. */
+
+enum { IDX_DIMENSIONS = 3, IDX_WORDS = 512 };
+
+typedef struct idx {
+  size_t size[IDX_DIMENSIONS];
+  unsigned char *data; /* NULL where a size is 0 */
+} idx_t;
+
+/* Reads an array of 1 to 3 dimensions. Returns 0, or -1 with words that say what is wrong with the
+ * file. */
+int idx_read(idx_t *idx, const char *path, size_t dimensions, char words[IDX_WORDS]);
+void idx_free(idx_t *idx);
+
+/* Drawn digits are strokes of a pen, bent, moved and of any thickness, with a stray line, a hidden
+ * patch and noise, so that a small network reads most of them but not all. The same state gives the
+ * same image. */
+
+enum { DIGITS = 10 };
+
+/* Draws a digit: side x side pixels, 0 is the background. random: a generator (numbers.h). */
+void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random);
 
 #endif

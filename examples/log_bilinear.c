@@ -1,10 +1,10 @@
-/* The model of log_bilinear.h. Arrays are row-major; a row is a prediction. */
-#include "examples/log_bilinear.h"
+/* The log-bilinear model of model.h. Arrays are row-major; a row is a prediction. */
+#include "examples/model.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "examples/random.h"
+#include "examples/numbers.h"
 
 static const log_bilinear_t *of(const model_t *model) {
   return (const log_bilinear_t *)(const void *)model;

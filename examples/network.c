@@ -1,15 +1,14 @@
 /*
- * The network of network.h. Channels are the last dimension everywhere, so that every inner loop
+ * The network of model.h. Channels are the last dimension everywhere, so that every inner loop
  * runs over them; a convolution is a product of unfolded patches with the weights, by the matrix
- * product of transformer_math.h.
+ * product of model.c.
  */
-#include "examples/network.h"
+#include "examples/model.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "examples/random.h"
-#include "examples/vectorised.h"
+#include "examples/numbers.h"
 
 enum { KERNEL = 3, TAPS = KERNEL * KERNEL };
 

@@ -5,16 +5,14 @@ EXAMPLES  := $(TRAININGS) $(addprefix $(BUILD)/examples/,$(if $(is_darwin),,oute
                $(if $(has_mpi),adam allreduce custom method mpi_calls survive train_plain $(if $(has_nccl),stream)))
 
 # What trainings share, and what each has of its own.
-MODEL    := $(call objects,examples/model.c examples/transformer_math.c)
-TRAINING := $(MODEL) $(filter-out $(TRAININGS:=.o) %/train_plain.o,\
+MODEL    := $(call objects,examples/model.c)
+TRAINING := $(MODEL) $(filter-out $(TRAININGS:=.o) %/train_plain.o %/train_main.o,\
               $(call objects,tools/options.c examples/train_*.c))
-TEXT     := $(call objects,examples/text*.c examples/transformer.c)
-IMAGES   := $(call objects,examples/image*.c examples/idx.c examples/digits.c examples/network.c)
-WORDS    := $(call objects,examples/word*.c examples/text.c examples/log_bilinear.c)
-$(BUILD)/examples/train_text: $(TEXT)
+IMAGES   := $(call objects,examples/images.c examples/network.c)
+$(BUILD)/examples/train_text: $(call objects,examples/text.c examples/transformer.c)
 $(BUILD)/examples/train_images: $(IMAGES)
-$(BUILD)/examples/train_words: $(WORDS)
-$(TRAININGS): $(TRAINING)
+$(BUILD)/examples/train_words: $(call objects,examples/text.c examples/log_bilinear.c)
+$(TRAININGS): $(BUILD)/examples/train_main.o $(TRAINING)
 
 # All but the one that knows nothing of onebit.
 $(filter-out %/train_plain,$(EXAMPLES)): %: %.o $(STATIC) $(EMULATION_ARCHIVE)

@@ -1,7 +1,7 @@
 /*
  * Text to train on: files become one row of small numbers, the first nine tenths to learn from, the
- * rest held out. A character is a byte, so any UTF-8 text will do; the vocabulary is the bytes that
- * occur.
+ * rest held out. A character is a byte, so any UTF-8 text will do; the vocabulary is the bytes, or
+ * the words, that occur.
  */
 #ifndef EXAMPLES_TEXT_H
 #define EXAMPLES_TEXT_H
@@ -35,5 +35,21 @@ void text_sample(const text_t *text, size_t sequences, size_t length, uint64_t *
  * of the one before, so that every token but the first is predicted once. */
 size_t text_held_out(const text_t *text, size_t context);
 void text_held_out_window(const text_t *text, size_t context, size_t index, unsigned char *tokens);
+
+/* A word is a run of letters, digits, underscores and bytes beyond ASCII, so that any source code
+ * will do, too; other bytes that are no blanks are words of their own. */
+
+typedef struct words {
+  uint32_t *word; /* each below the vocabulary; 0: any word that is not in it */
+  size_t bytes;   /* of the text; the reader's to fill in */
+  size_t length;
+  size_t training; /* word[0 .. training) are to learn from: nine tenths */
+  size_t vocabulary;
+} words_t;
+
+/* Splits the text. The vocabulary is the `most` - 1 words that are met most often in what there is
+ * to learn from, numbered from 1 in that order, and 0. Returns 0, or -1 when memory is out. */
+int words_split(words_t *words, const text_t *text, size_t most);
+void words_free(words_t *words);
 
 #endif

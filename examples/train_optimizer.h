@@ -5,8 +5,43 @@
 #ifndef EXAMPLES_TRAIN_OPTIMIZER_H
 #define EXAMPLES_TRAIN_OPTIMIZER_H
 
-#include "examples/train_arrays.h"
-#include "examples/train_outer.h"
+#include "examples/train_task.h"
+
+/* The arrays that an optimizer sees, where they are not the model's own: parameters and gradients
+ * of 16 bits, and sums over micro-batches. The model itself computes in float32, with values that
+ * are those of the rounded parameters. */
+typedef struct train_arrays {
+  const train_task_t *task;
+  onebit_dtype_t parameter_dtype, gradient_dtype;
+  size_t micro_batches;
+  uint16_t **parameter, **gradient; /* of each tensor; NULL where they stay float32 */
+  float **sum;                      /* NULL with one micro-batch a step */
+} train_arrays_t;
+
+/* --outer: each rank trains by itself, with the optimizer's dense form, and every so many steps the
+ * ranks exchange their drift (onebit/outer.h). */
+typedef struct train_outer {
+  onebit_comm_t alone;   /* what the inner optimizer is made on: this rank; NULL: no --outer */
+  onebit_outer_t onebit; /* over the team's ranks */
+  const train_task_t *task;
+  const train_options_t *options;
+  size_t steps;
+} train_outer_t;
+
+/* Creates the outer step; the parameters are the same on all ranks. 0, or -1 after saying why. */
+int train_outer_create(train_outer_t *outer, const train_task_t *task,
+                       const train_options_t *options);
+void train_outer_destroy(train_outer_t *outer);
+
+/* Makes the outer step after a step of the inner optimizer. After the last one all ranks have the
+ * same parameters. Does nothing without --outer. */
+onebit_status_t train_outer_step(train_outer_t *outer);
+
+/* Reports with --outer-patience how often a site was left out. */
+void train_outer_report(const train_outer_t *outer, const team_t *team);
+
+/* Returns zeros without --outer. */
+onebit_outer_info_t train_outer_info(const train_outer_t *outer);
 
 typedef struct train_optimizer {
   form_t form; /* of --outer that of the inner optimizer, DENSE */
@@ -41,5 +76,8 @@ double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
 /* The bytes that this rank has sent for it so far. */
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer);
+
+/* Loads the state that was saved in a directory of checkpoints, and the parameters. */
+onebit_status_t train_optimizer_load(train_optimizer_t *optimizer, const char *directory);
 
 #endif

@@ -1,5 +1,5 @@
-/* The outer step of train_outer.h. */
-#include "examples/train_outer.h"
+/* The outer step of train_optimizer.h. */
+#include "examples/train_optimizer.h"
 
 #include <stdlib.h>
 

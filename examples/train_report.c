@@ -1,6 +1,6 @@
-/* The reports of train_report.h. */
+/* The reports of train_run.h. */
 #define _POSIX_C_SOURCE 200809L
-#include "examples/train_report.h"
+#include "examples/train_run.h"
 
 #include <inttypes.h>
 #include <math.h>

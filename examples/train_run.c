@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "examples/train_report.h"
-
 static double now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -114,10 +112,8 @@ static int resume(training_t *training) {
   char words[TRAIN_WORDS];
   if (!options->resume)
     return 0;
-  if (check(training->team, onebit_optimizer_load_files(optimizer->onebit, options->checkpoint),
-            "--resume") != 0)
+  if (check(training->team, train_optimizer_load(optimizer, options->checkpoint), "--resume") != 0)
     return -1;
-  train_arrays_refresh(&optimizer->arrays);
   const onebit_optimizer_info_t info = train_optimizer_info(optimizer);
   training->first = (size_t)(info.steps + info.skipped);
   snprintf(words, sizeof words, "--resume: %.300s is of step %zu, but the training has %zu steps",

@@ -1,5 +1,157 @@
-/* The tasks of train_task.h, as far as their kinds do not differ. */
+/*
+ * The ranks and tasks of train_task.h: processes of an MPI job or threads of this process, the few
+ * numbers that they exchange beside the gradients, and tasks as far as their kinds do not differ.
+ */
 #include "examples/train_task.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#ifdef ONEBIT_HAVE_MPI
+#include "onebit/mpi.h"
+#endif
+
+static const char *program_name = "training"; /* as team_run was told */
+
+void complain(const team_t *team, const char *words) {
+  if (team->rank == 0)
+    fprintf(stderr, "%s: %s\n", program_name, words);
+}
+
+int check(const team_t *team, onebit_status_t status, const char *what) {
+  if (status == ONEBIT_OK)
+    return 0;
+  if (team->rank == 0)
+    fprintf(stderr, "%s: %s: %s: %s\n", program_name, what, onebit_status_string(status),
+            onebit_last_error());
+  return -1;
+}
+
+static int team_create(team_t *team, onebit_comm_t comm) {
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.wire = ONEBIT_WIRE_DENSE;
+  *team = (team_t){
+      .comm = comm, .rank = (size_t)onebit_comm_rank(comm), .size = (size_t)onebit_comm_size(comm)};
+  return check(team, onebit_plan_create(comm, NUMBERS, &options, &team->plan), "plan");
+}
+
+int mean(const team_t *team, float numbers[NUMBERS], const char *what) {
+  return check(team, onebit_allreduce(numbers, numbers, team->plan), what);
+}
+
+int agree(const team_t *team, int well, const char *words) {
+  float numbers[NUMBERS] = {well ? 0.0f : 1.0f, team->rank == 0 && !well ? 1.0f : 0.0f};
+  if (mean(team, numbers, "agreement of the ranks") != 0)
+    return -1;
+  if (!well && (team->rank == 0 || numbers[1] == 0.0f))
+    fprintf(stderr, "%s: %s\n", program_name, words);
+  return numbers[0] == 0.0f ? 0 : -1;
+}
+
+/* True if the bits are the same on all ranks: only then is the mean of each bit, as +1 or -1, one
+ * of these. */
+int same(const team_t *team, uint64_t bits) {
+  float numbers[NUMBERS];
+  int unanimous = 1;
+  for (int b = 0; b < NUMBERS; b++)
+    numbers[b] = bits >> b & 1 ? 1.0f : -1.0f;
+  if (mean(team, numbers, "comparison of the ranks") != 0)
+    return 0;
+  for (int b = 0; b < NUMBERS; b++)
+    unanimous &= fabsf(numbers[b]) == 1.0f;
+  return unanimous;
+}
+
+static int run_body(onebit_comm_t comm, rank_body_t *body, const void *context) {
+  team_t team;
+  const int created = team_create(&team, comm);
+  const int status = created == 0 ? body(&team, context) : EXIT_FAILURE;
+  onebit_plan_destroy(team.plan);
+  onebit_comm_destroy(comm);
+  return status;
+}
+
+void give_up(const char *what, const char *why) {
+  fprintf(stderr, "%s: %s: %s\n", program_name, what, why);
+  exit(EXIT_FAILURE);
+}
+
+/* --- Ranks as threads --------------------------------------------------------------------------*/
+
+typedef struct rank_thread {
+  pthread_t thread;
+  onebit_comm_t comm;
+  rank_body_t *body;
+  const void *context;
+  int status;
+} rank_thread_t;
+
+static void *run_thread(void *argument) {
+  rank_thread_t *rank = argument;
+  rank->status = run_body(rank->comm, rank->body, rank->context);
+  return NULL;
+}
+
+static int run_threads(size_t size, rank_body_t *body, const void *context) {
+  onebit_comm_t *comms = calloc(size, sizeof *comms);
+  rank_thread_t *ranks = calloc(size, sizeof *ranks);
+  int status = 0;
+  if (!comms || !ranks)
+    give_up("--ranks", "out of memory");
+  if (onebit_comm_create_loopback((int)size, comms) != ONEBIT_OK)
+    give_up("--ranks", onebit_last_error());
+  for (size_t r = 0; r < size; r++) {
+    ranks[r] = (rank_thread_t){.comm = comms[r], .body = body, .context = context};
+    if (pthread_create(&ranks[r].thread, NULL, run_thread, &ranks[r]) != 0)
+      give_up("--ranks", "no more threads can be made");
+  }
+  for (size_t r = 0; r < size; r++) {
+    pthread_join(ranks[r].thread, NULL);
+    status = ranks[r].status > status ? ranks[r].status : status;
+  }
+  free(ranks);
+  free(comms);
+  return status;
+}
+
+/* --- Ranks as processes ------------------------------------------------------------------------*/
+
+#ifdef ONEBIT_HAVE_MPI
+static int run_process(rank_body_t *body, const void *context) {
+  onebit_comm_t comm;
+  int status = EXIT_FAILURE;
+  MPI_Init(NULL, NULL);
+  if (onebit_comm_create_mpi(MPI_COMM_WORLD, &comm) == ONEBIT_OK)
+    status = run_body(comm, body, context);
+  else
+    fprintf(stderr, "%s: MPI: %s\n", program_name, onebit_last_error());
+  MPI_Finalize();
+  return status;
+}
+#else
+static int run_process(rank_body_t *body, const void *context) {
+  return run_threads(1, body, context);
+}
+#endif
+
+/* --- Ranks as processes that somebody else has started -----------------------------------------*/
+
+static int run_over_sockets(rank_body_t *body, const void *context) {
+  onebit_comm_t comm;
+  if (onebit_comm_create_sockets(NULL, &comm) != ONEBIT_OK)
+    give_up("sockets", onebit_last_error());
+  return run_body(comm, body, context);
+}
+
+int team_run(const char *program, size_t threads, rank_body_t *body, const void *context) {
+  program_name = program;
+  if (threads == 0 && getenv("WORLD_SIZE") && getenv("MASTER_ADDR"))
+    return run_over_sockets(body, context);
+  return threads > 0 ? run_threads(threads, body, context) : run_process(body, context);
+}
+
+/* --- Tasks -------------------------------------------------------------------------------------*/
 
 enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,
                                     char **argv, char words[TRAIN_WORDS]) {

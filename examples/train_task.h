@@ -1,14 +1,64 @@
 /*
- * A training task: data and a model, behind a few calls. train_text, train_images and train_words
- * each have a kind of their own; optimizers (train_optimizer.h) and steps (train_run.h) see only
- * this.
+ * A training's ranks, and its task: data and a model, behind a few calls. train_text, train_images
+ * and train_words each have a kind of their own; optimizers (train_optimizer.h) and steps
+ * (train_run.h) see only this.
  */
 #ifndef EXAMPLES_TRAIN_TASK_H
 #define EXAMPLES_TRAIN_TASK_H
 
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
 #include "examples/model.h"
 #include "examples/train_options.h"
-#include "examples/train_team.h"
+#include "onebit/onebit.h"
+
+/* --- Ranks, and numbers that all of them learn -------------------------------------------------*/
+
+enum { NUMBERS = 64 };
+
+typedef struct team {
+  onebit_comm_t comm;
+  size_t rank, size;
+  onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
+  int quiet;          /* nothing is to be said */
+} team_t;
+
+/* The work of each rank; returns its exit status. */
+typedef int rank_body_t(team_t *team, const void *context);
+
+/* Runs the body on every rank: as many threads of this process as asked for; or for 0 the processes
+ * that torchrun, or the like, or MPI started, and in a build without MPI one rank. Where WORLD_SIZE
+ * and MASTER_ADDR are in the environment the processes talk over the library's sockets. Returns the
+ * exit status. The program's name stands before all complaints. */
+int team_run(const char *program, size_t threads, rank_body_t *body, const void *context);
+
+/* Prints on one rank for all. */
+#define say(team, ...) (speaks(team) ? (void)printf(__VA_ARGS__) : (void)0)
+
+static inline int speaks(const team_t *team) { return team->rank == 0 && !team->quiet; }
+
+void complain(const team_t *team, const char *words);
+
+/* Returns 0, or -1 after printing the library's message. */
+int check(const team_t *team, onebit_status_t status, const char *what);
+
+/* Says why and ends the process: for what cannot be agreed on, because other ranks may be waiting
+ * for this one. */
+void give_up(const char *what, const char *why);
+
+/* Replaces each number by its mean over the ranks. 0, or -1 after saying why. */
+int mean(const team_t *team, float numbers[NUMBERS], const char *what);
+
+/* 0 when every rank is well; else -1 on every rank, after rank 0 has said its words, or, if rank 0
+ * is well, each rank that is not. */
+int agree(const team_t *team, int well, const char *words);
+
+/* Returns 1 when all ranks have the same bits, else 0. */
+int same(const team_t *team, uint64_t bits);
+
+/* --- A task ------------------------------------------------------------------------------------*/
 
 typedef struct train_kind train_kind_t;
 
@@ -53,7 +103,7 @@ struct train_kind {
   void (*show)(const train_task_t *task);       /* on rank 0, when trained; may be NULL */
 };
 
-extern const train_kind_t text_kind, image_kind, word_kind;
+extern const train_kind_t train_kind; /* the program's */
 
 /* Reads a program's command line; with TOOL_WRONG words name the option at fault and its value. */
 enum tool_asked train_options_parse(const train_kind_t *kind, train_options_t *options, int argc,

@@ -8,6 +8,197 @@
  * them and updates the parameters, which stay equal on all ranks to the last bit. The dense form is
  * the same optimizer, never frozen. The same seed gives the same run.
  */
-#include "examples/train_run.h"
+#include <stdlib.h>
+#include <string.h>
 
-int main(int argc, char **argv) { return train_main(&text_kind, argc, argv); }
+#include "examples/model.h"
+#include "examples/numbers.h"
+#include "examples/text.h"
+#include "examples/train_task.h"
+
+/* --- Options -----------------------------------------------------------------------------------*/
+
+enum { INIT_GPT2, INIT_UNIT }; /* --init */
+
+#define AT(field) offsetof(train_options_t, field)
+
+static const char *const init_names[] = {"gpt2", "unit", NULL};
+/* clang-format off */
+static const struct tool_option rows[] = {
+    {"data", 0, TOOL_CALL, 0, "PATH",
+     "text to train on: a file, or all files of a directory; may be given again",
+     .read = train_read_path},
+    {"context", 0, TOOL_COUNT, AT(context), "N",
+     "bytes in a sequence, a sample", .low = 1, .high = 4096},
+    {"layers", 0, TOOL_COUNT, AT(layers), "N", "blocks of the transformer", .low = 1, .high = 1000},
+    {"width", 0, TOOL_COUNT, AT(width), "N", "its width", .low = 1, .high = 16384},
+    {"heads", 0, TOOL_COUNT, AT(heads), "N",
+     "attention heads; divides the width", .low = 1, .high = 16384},
+    {"init", 0, TOOL_CHOICE, AT(init), "gpt2|unit",
+     "first parameters: GPT-2's, of deviation 0.02, default, or those that keep\n"
+     "activations of variance 1", .names = init_names},
+    {"held-out", 0, TOOL_COUNT, AT(held_out), "N",
+     "bytes to look at, evenly spread, of the tenth that is held out; default 0:\n"
+     "all of it", .high = 1e15},
+    {"sample", 0, TOOL_COUNT, AT(sample), "N", "bytes of text to generate at the end", .high = 1e6},
+    {.kind = TOOL_ROWS, .rows = train_rows}};
+/* clang-format on */
+
+static const train_options_t defaults = {
+    TRAIN_OPTIONS_DEFAULTS, .steps = 400,  .batch = 8,   .weight_decay = 0.1f,
+    .epsilon = 1e-8f,       .layers = 5,   .width = 128, .heads = 4,
+    .context = 64,          .sample = 400,
+};
+
+/* The rates with which the dense forms end lowest, a factor of two apart, on Perl's library, with
+ * --width 64 and --layers 2 (docs/measured/rates.md); no comparison is made on it. */
+static const float learning_rates[METHODS] = {
+    [ADAM] = 2e-3f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1e-1f, [LION] = 1e-3f};
+
+static const struct tool tool = {.name = "train_text",
+                                 .usage = "train_text [OPTION]...",
+                                 .purpose =
+                                     "data-parallel training of a character-level transformer",
+                                 .options = rows,
+                                 .defaults = &defaults};
+
+static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
+  if (options->width % options->heads == 0)
+    return train_check_text(options, words);
+  snprintf(words, TRAIN_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
+           options->width);
+  return -1;
+}
+
+/* --- Data --------------------------------------------------------------------------------------*/
+
+static void unload(void *loaded) {
+  text_free(loaded);
+  free(loaded);
+}
+
+/* Loads a text that has a window to learn from and one to hold out. */
+static void *load(const train_options_t *options, char words[TRAIN_WORDS]) {
+  text_t *text = calloc(1, sizeof *text);
+  if (!text || text_load(text, options->data.path, options->data.count, words) != 0) {
+    free(text);
+    return NULL;
+  }
+  if (text->length / 10 > options->context)
+    return text;
+  snprintf(words, TRAIN_WORDS,
+           "--data: %zu bytes are too short for --context %zu: a tenth is held out, and each part "
+           "must be longer than the context",
+           text->length, options->context);
+  unload(text);
+  return NULL;
+}
+
+static uint64_t hash(const void *loaded) {
+  const text_t *text = loaded;
+  return train_hash(text->vocabulary, text->tokens, text->length);
+}
+
+static void describe(const team_t *team, const train_options_t *options, const void *loaded) {
+  const text_t *text = loaded;
+  (void)options;
+  say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size, text->length,
+      text->files, text->vocabulary);
+}
+
+/* --- Learning ----------------------------------------------------------------------------------*/
+
+static model_t *create(train_task_t *task) {
+  const train_options_t *options = task->options;
+  const text_t *text = task->data;
+  const transformer_shape_t shape = {.vocabulary = text->vocabulary,
+                                     .context = options->context,
+                                     .width = options->width,
+                                     .heads = options->heads,
+                                     .layers = options->layers,
+                                     .sequences = options->batch};
+  transformer_t *model = transformer_create(&shape);
+  if (!model)
+    return NULL;
+  (options->init == INIT_UNIT ? transformer_initialise_unit
+                              : transformer_initialise)(model, options->seed);
+  return &model->model;
+}
+
+static unsigned char *tokens_of(const train_task_t *task) {
+  return ((const transformer_t *)(const void *)task->model)->tokens;
+}
+
+/* Draws this rank's own sequences. */
+static void draw(train_task_t *task, size_t micro_batch) {
+  const train_options_t *options = task->options;
+  uint64_t random = random_stream(options->seed, 1 + train_sampling_rank(task), micro_batch);
+  text_sample(task->data, options->batch, options->context + 1, &random, tokens_of(task));
+}
+
+/* The number of windows of the held-out text that validation uses. */
+static size_t held_out(const train_task_t *task) {
+  const size_t context = task->options->context, most = task->options->held_out;
+  const size_t windows = text_held_out(task->data, context);
+  return most == 0 || most >= windows * context ? windows : (most + context - 1) / context;
+}
+
+static void hold(const train_task_t *task, size_t place, size_t window) {
+  const size_t context = task->options->context, all = text_held_out(task->data, context);
+  text_held_out_window(task->data, context, window * all / held_out(task),
+                       tokens_of(task) + place * (context + 1));
+}
+
+/* --- Showing what was learnt -------------------------------------------------------------------*/
+
+static size_t draw_token(const float *probabilities, size_t vocabulary, uint64_t *random) {
+  float left = random_uniform(random);
+  size_t token = 0;
+  while (token + 1 < vocabulary && left >= probabilities[token])
+    left -= probabilities[token++];
+  return token;
+}
+
+static void print_byte(unsigned char byte) { putchar(byte < ' ' && byte != '\n' ? '?' : byte); }
+
+/* Continues the first held-out window, byte by byte. */
+static void show(const train_task_t *task) {
+  const text_t *text = task->data;
+  const size_t context = task->options->context;
+  uint64_t random = random_stream(task->options->seed, 0, 1);
+  unsigned char *tokens = tokens_of(task);
+  if (task->options->sample == 0)
+    return;
+  text_held_out_window(text, context, 0, tokens);
+  printf("\nSample, going on from the held-out text\n----\n");
+  for (size_t i = 0; i < context; i++)
+    print_byte(text->bytes[tokens[i]]);
+  printf(" >>> ");
+  for (size_t i = 0; i < task->options->sample; i++) {
+    task->model->forward(task->model, 1);
+    const float *next = task->model->predicted + (context - 1) * text->vocabulary;
+    const size_t token = draw_token(next, text->vocabulary, &random);
+    print_byte(text->bytes[token]);
+    memmove(tokens, tokens + 1, context);
+    tokens[context - 1] = (unsigned char)token;
+  }
+  printf("\n----\n");
+}
+
+const train_kind_t train_kind = {.name = "text",
+                                 .samples = "tokens",
+                                 .held_out_name = "bytes of held-out text",
+                                 .smaller = "--batch, --context or --width",
+                                 .different = "--data: the ranks read different texts",
+                                 .tool = &tool,
+                                 .learning_rates = learning_rates,
+                                 .check = check_options,
+                                 .load = load,
+                                 .unload = unload,
+                                 .hash = hash,
+                                 .describe = describe,
+                                 .create = create,
+                                 .draw = draw,
+                                 .hold = hold,
+                                 .held_out = held_out,
+                                 .show = show};

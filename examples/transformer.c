@@ -1,14 +1,14 @@
 /*
- * The transformer of transformer.h. Arrays are row-major; a row is one position of one sequence.
- * The arithmetic is in transformer_math.h; here are attention, the blocks and the whole, each
+ * The transformer of model.h. Arrays are row-major; a row is one position of one sequence.
+ * The arithmetic is in model.c; here are attention, the blocks and the whole, each
  * forward and backward.
  */
-#include "examples/transformer.h"
+#include "examples/model.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "examples/random.h"
+#include "examples/numbers.h"
 
 /* A block's six tensors, and the values that its forward pass keeps for its backward pass. */
 struct transformer_layer {

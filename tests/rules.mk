@@ -67,11 +67,12 @@ $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(NCCL_PROGRAM_LIBS) -lm
 
 # What tests link of examples.
-$(addprefix $(BUILD)/tests/,test_training test_training_parts): $(TRAINING) $(IMAGES)
-$(BUILD)/tests/test_images: $(filter-out %/image_task.o %/network.o,$(IMAGES))
-$(BUILD)/tests/test_training_parts: $(WORDS) $(EXAMPLES)
+$(addprefix $(BUILD)/tests/,test_training test_training_parts): $(BUILD)/examples/train_images.o \
+  $(TRAINING) $(IMAGES)
+$(BUILD)/tests/test_images: $(BUILD)/examples/images.o
+$(BUILD)/tests/test_training_parts: $(EXAMPLES)
 $(BUILD)/tests/test_models: $(addprefix $(BUILD)/examples/,transformer.o network.o log_bilinear.o) $(MODEL)
-$(BUILD)/tests/test_words: $(BUILD)/examples/words.o
+$(BUILD)/tests/test_words: $(BUILD)/examples/text.o
 
 # The codecs take a minute to compile, whose lines tests/mutation/run breaks.
 $(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)

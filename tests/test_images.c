@@ -1,10 +1,8 @@
 /*
  * The data of examples/train_images: files in MNIST's format, and drawn digits.
  */
-#include "examples/digits.h"
-#include "examples/idx.h"
 #include "examples/images.h"
-#include "examples/random.h"
+#include "examples/numbers.h"
 #include "tests/support.h"
 
 /* --- Files -------------------------------------------------------------------------------------*/

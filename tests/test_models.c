@@ -2,10 +2,8 @@
  * The models of the trainings of examples/: gradients against finite differences, what the backward
  * pass tells, first values, and what a model may see; and their matrix product.
  */
-#include "examples/log_bilinear.h"
-#include "examples/network.h"
-#include "examples/random.h"
-#include "examples/transformer.h"
+#include "examples/model.h"
+#include "examples/numbers.h"
 #include "tests/support.h"
 
 /* --- The models, of sizes that no tile divides -------------------------------------------------*/

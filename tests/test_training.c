@@ -23,7 +23,7 @@ static int run_rank(team_t *team, const void *context) {
   const train_options_t *options = &outcome->options;
   training_t training = {.options = options, .team = team, .form = train_options_form(options)};
   team->quiet = 1;
-  const int result = train(&training, &image_kind, &outcome->images);
+  const int result = train(&training, &train_kind, &outcome->images);
   if (team->rank == 0)
     outcome->training = training;
   return result == 0 ? 0 : 1;
@@ -35,7 +35,7 @@ static void parse(train_options_t *options, const char *arguments) {
   int argc = 1;
   for (char *word; (word = strtok_r(rest, " ", &rest));)
     argv[argc++] = word;
-  cr_assert_eq(train_options_parse(&image_kind, options, argc, argv, words), TOOL_RUN, "%s", words);
+  cr_assert_eq(train_options_parse(&train_kind, options, argc, argv, words), TOOL_RUN, "%s", words);
   options->checkpoint = options->checkpoint ? strdup(options->checkpoint) : NULL;
   options->log = options->log ? strdup(options->log) : NULL;
   free(line);

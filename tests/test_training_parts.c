@@ -3,7 +3,7 @@
  * command lines, in words and as programs.
  */
 #include "compression/numerics.h"
-#include "examples/half.h"
+#include "examples/numbers.h"
 #include "examples/train_task.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
@@ -69,7 +69,7 @@ static enum tool_asked parse(const char *line, train_options_t *options, char wo
   char *argv[MOST_WORDS];
   const int argc = split(line, argv);
   words[0] = '\0';
-  return train_options_parse(&image_kind, options, argc, argv, words);
+  return train_options_parse(&train_kind, options, argc, argv, words);
 }
 
 Test(training_parts, options_that_are_wrong_are_named) {

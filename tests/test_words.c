@@ -1,7 +1,7 @@
 /*
  * The words of examples/train_words: a text becomes numbers, by how often each word is met.
  */
-#include "examples/words.h"
+#include "examples/text.h"
 #include "tests/support.h"
 
 /* The bytes are their own tokens. */
