@@ -1,9 +1,17 @@
-/* The collectives' cases, a part of them, over MPI: the same table and code as test_collectives.c.
- */
+/* Plans over MPI: the scenarios of the tests over loopback, and what only MPI has. */
+#include "base/memory.h"
 #include "collectives/communicator.h"
+#include "collectives/watch.h"
+#include "onebit/mpi.h"
 #include "tests/support_collectives.h"
+#include "tests/support_errors.h"
 #include "tests/support_ladder.h"
 #include "tests/support_mpi.h"
+#include "tests/support_requests.h"
+#include "tests/support_waits.h"
+
+/* The collectives' cases, a part of them, over MPI: the same table and code as test_collectives.c.
+ */
 
 /* Sets a cost of a second per message, with which small allgathers go in rounds on one host too. */
 static void in_rounds(onebit_comm_t comm, void *context) {
@@ -37,4 +45,297 @@ RankedTest(mpi_collectives, climb_and_descend) {
     check_case("schedule %d", (int)schedules[k]);
     on_mpi_ranks(MPI_COMM_WORLD, climb_on_rank, &climb);
   }
+}
+
+/*
+ * Nonblocking calls over MPI: the scenarios of test_requests.c on MPI_COMM_WORLD and on parts of
+ * it, and requests on several communicators that ranks wait for in different order.
+ */
+
+static void run_scenarios(MPI_Comm comm) {
+  int size, threads;
+  MPI_Comm_size(comm, &size);
+  MPI_Query_thread(&threads);
+  struct flight *flight = flight_prepare(size);
+  on_mpi_ranks(comm, waited_in_any_order, flight);
+  on_mpi_ranks(comm, started_in_any_order_and_tested, flight);
+  on_mpi_ranks(comm, moved_by_progress, flight);
+  on_mpi_ranks(comm, busy_plans_refuse, flight);
+  if (size > 1)
+    on_mpi_ranks(comm, late_rank_is_waited_for, flight);
+  if (threads == MPI_THREAD_MULTIPLE)
+    on_mpi_ranks(comm, threads_share_a_communicator, flight);
+  else
+    cr_log_warn("this MPI has no MPI_THREAD_MULTIPLE: threads are not tested");
+  flight_release(flight);
+}
+
+/* Half of the ranks, in the opposite order. The library keeps a duplicate: ours may go at once. */
+static onebit_comm_t make_half(int world_rank) {
+  MPI_Comm half;
+  onebit_comm_t comm = NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, -world_rank, &half);
+  CHECK_STATUS(onebit_comm_create_mpi(half, &comm), ONEBIT_OK);
+  MPI_Comm_free(&half);
+  return comm;
+}
+
+#define COUNT 3000
+#define TURNS 10
+
+/* One request on each of two communicators, waited for in the order that suits the rank: nobody may
+ * block on the one while another rank needs the other to move. */
+static void wait_across_communicators(int world_rank) {
+  onebit_comm_t comms[2] = {NULL, make_half(world_rank)};
+  onebit_plan_t plans[2];
+  float send[2][COUNT], receive[2][COUNT], wanted[COUNT];
+  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comms[0]), ONEBIT_OK);
+  check_case("across communicators");
+  for (int k = 0; k < 2; k++) {
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
+    options.chunk_size = 512;
+    CHECK_STATUS(onebit_plan_create(comms[k], COUNT, &options, &plans[k]), ONEBIT_OK);
+  }
+  for (int turn = 0; turn < TURNS; turn++) {
+    onebit_request_t requests[2] = {NULL, NULL};
+    for (int k = 0; k < 2; k++)
+      fill_input(send[k], ONEBIT_FLOAT32, COUNT, onebit_comm_rank(comms[k]), turn);
+    for (int i = 0; i < 2; i++) {
+      int k = (i + world_rank / 2) % 2;
+      CHECK_STATUS(onebit_iallreduce(send[k], receive[k], plans[k], &requests[k]), ONEBIT_OK);
+    }
+    for (int i = 0; i < 2; i++)
+      CHECK_STATUS(onebit_wait(&requests[(i + world_rank) % 2]), ONEBIT_OK);
+  }
+  for (int k = 0; k < 2; k++) {
+    onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
+    struct oracle *oracle = oracle_create(onebit_comm_size(comms[k]), COUNT, &options);
+    for (int turn = 0; turn < TURNS; turn++) {
+      const void **inputs = all_inputs(oracle->size, COUNT, ONEBIT_FLOAT32, turn);
+      oracle_call(oracle, inputs, wanted);
+      free_inputs(inputs, oracle->size);
+    }
+    CHECK_BITS("recvbuf", receive[k], wanted, COUNT, ONEBIT_FLOAT32);
+    check_errors(plans[k], oracle, onebit_comm_rank(comms[k]));
+    oracle_destroy(oracle);
+    CHECK_STATUS(onebit_plan_destroy(plans[k]), ONEBIT_OK);
+    onebit_comm_destroy(comms[k]);
+  }
+}
+
+RankedTest(mpi_requests, in_flight_on_any_communicator) {
+  run_scenarios(MPI_COMM_WORLD);
+  MPI_Comm half;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &half);
+  run_scenarios(half);
+  MPI_Comm_free(&half);
+  wait_across_communicators(rank);
+}
+
+/* Wrong arguments and disagreement over MPI: the scenarios of test_disagreement.c, and what only
+ * MPI has. */
+
+/* Not followed; must not survive a failing creation. */
+static char stale;
+static onebit_comm_t stale_comm(void) { return (onebit_comm_t)(void *)&stale; }
+
+static void check_wrong(onebit_status_t status, onebit_comm_t comm, const char *word) {
+  CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS(word);
+  CHECK(comm == NULL, "a failed creation left a communicator");
+}
+
+static void check_not_initialised(void) {
+  onebit_comm_t comm = stale_comm();
+  onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &comm);
+  check_wrong(status, comm, "MPI");
+}
+
+/* Two halves that know each other make an inter-communicator. */
+static void check_inter_communicator(int rank, int size) {
+  MPI_Comm half, between;
+  onebit_comm_t comm = stale_comm();
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+  if (size > 1) {
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 1, &between);
+    onebit_status_t status = onebit_comm_create_mpi(between, &comm);
+    check_wrong(status, comm, "inter");
+    MPI_Comm_free(&between);
+  }
+  MPI_Comm_free(&half);
+}
+
+/* The first, the second, ... allocation of a rank fails while a communicator is made: the others
+ * learn of it. */
+static void check_memory(int rank, int size) {
+  for (int culprit = 0; culprit < size; culprit++)
+    for (long n = 1, done = 0; !done; n++) {
+      onebit_comm_t comm = stale_comm();
+      check_case("allocation %ld of rank %d fails", n, culprit);
+      ob_memory_fail_at(rank == culprit ? n : 0);
+      onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_WORLD, &comm);
+      ob_memory_fail_at(0);
+      done = status == ONEBIT_OK;
+      if (!done)
+        CHECK_STATUS(status, ONEBIT_ERROR_MEMORY);
+      CHECK((comm == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
+      onebit_comm_destroy(comm);
+    }
+}
+
+Test(mpi_errors, reach_all_ranks) {
+  static rank_body *const scenarios[] = {
+      wrong_learning_rate_on_one_rank, mistakes_in_an_open_step,    destroyed_in_an_open_step,
+      wrong_buffers_on_one_rank,       wrong_operation_on_one_rank, wrong_plan_on_one_rank,
+      wrong_tensors_on_one_rank,       other_plan_on_one_rank,      other_adam_on_one_rank,
+      plan_here_and_optimizer_there,   other_threads_on_one_rank};
+  check_not_initialised();
+  int rank = mpi_begin(), size;
+  onebit_comm_t comm = stale_comm();
+  onebit_status_t status = onebit_comm_create_mpi(MPI_COMM_NULL, &comm);
+  check_wrong(status, comm, "MPI_COMM_NULL");
+  check_wrong(onebit_comm_create_mpi(MPI_COMM_WORLD, NULL), NULL, "comm");
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  check_inter_communicator(rank, size);
+  check_memory(rank, size);
+  for (size_t k = 0; size > 1 && k < sizeof scenarios / sizeof scenarios[0]; k++)
+    for (int guilty = 0; guilty < size; guilty++) {
+      struct culprit culprit = {.rank = guilty};
+      on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
+      culprit.clip_norm = 1.5; /* there is one exchange more */
+      if (k < 3)
+        on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
+    }
+  mpi_end();
+}
+
+/* --- ONEBIT_CONFIG */
+
+/* Makes a file that says when 1-bit Adam freezes, which only this process has. */
+static void write_config(char *path, int freeze_step) {
+  char text[128];
+  int file = mkstemp(path);
+  int length = snprintf(text, sizeof text,
+                        "{\"optimizer\": {\"type\": \"adam\", \"params\": {\"freeze_step\": %d}}}",
+                        freeze_step);
+  cr_assert(file >= 0 && write(file, text, (size_t)length) == length);
+  close(file);
+  setenv("ONEBIT_CONFIG", path, 1);
+}
+
+RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
+  onebit_comm_t comm = stale_comm();
+  if (rank == size - 1)
+    setenv("ONEBIT_CONFIG", "/nowhere/at.all", 1);
+  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_ERROR_FILE);
+  CHECK_WORDS(rank == size - 1 ? "ONEBIT_CONFIG=/nowhere/at.all: No such file" : "another rank");
+  CHECK(comm == NULL, "a communicator");
+}
+
+RankedTest(mpi_errors, files_that_differ_between_ranks) {
+  char path[] = "/tmp/onebit-config-XXXXXX";
+  float parameter = 1, gradient = 1;
+  onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
+  onebit_optimizer_t optimizer = NULL;
+  onebit_comm_t comm = NULL;
+  write_config(path, 3 + (rank == size - 1));
+  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer),
+               size > 1 ? ONEBIT_ERROR_MISMATCH : ONEBIT_OK);
+  if (size > 1)
+    CHECK_WORDS("freeze_step");
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
+  unlink(path);
+}
+
+/*
+ * Waits over MPI: a rank that the others miss, in each schedule; messages that come when the call
+ * has failed; and communicators that are destroyed after MPI_Finalize.
+ */
+
+static void all_meet(void) { MPI_Barrier(MPI_COMM_WORLD); }
+
+static void miss_a_rank(enum wait_fault fault) {
+  for (size_t k = 0; k < wait_cases_count; k++) {
+    if (wait_cases[k].hosts != wait_cases[k].size)
+      continue; /* all ranks of the test are on one host */
+    struct wait_run run = {
+        .test = &wait_cases[k], .fault = fault, .blocking = k % 2 == 0, .meet = all_meet};
+    on_mpi_ranks(MPI_COMM_WORLD, wait_on_rank, &run);
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+SeveralRanksTest(mpi_waits, a_missed_rank) {
+  miss_a_rank(WAIT_IS_AWAY);
+  miss_a_rank(WAIT_CALLS_ANOTHER);
+  miss_a_rank(WAIT_ABORTS);
+}
+
+/* --- Late messages -----------------------------------------------------------------------------*/
+
+#define TAG 7
+
+static struct ob_batch *begin(onebit_comm_t comm, void *data, size_t bytes, bool sends) {
+  struct ob_batch *batch = NULL;
+  CHECK_STATUS(ob_batch_create(comm, 1, &batch), ONEBIT_OK);
+  batch->sends = sends;
+  batch->receives = !sends;
+  *(sends ? batch->send : batch->receive) = (struct ob_endpoint){data, bytes, sends ? 0 : 1};
+  CHECK_STATUS(comm->transport->begin(batch, TAG), ONEBIT_OK);
+  return batch;
+}
+
+/* Rank 0 gives a receive up before rank 1 sends: the message goes to the next receive, and not to
+ * memory that is the program's again. */
+static void send_late(onebit_comm_t comm, void *context) {
+  size_t bytes = *(const size_t *)context;
+  bool sends = onebit_comm_rank(comm) == 1;
+  unsigned char *given_up = allocate(1, bytes), *message = allocate(1, bytes);
+  struct ob_batch *batch;
+  comm->timeout = 10;
+  if (!sends) {
+    batch = begin(comm, given_up, bytes, false);
+    CHECK_STATUS(comm->transport->test(batch, OB_WAIT_SLICE), ONEBIT_IN_PROGRESS);
+    CHECK(comm->transport->peer_awaited(batch) == 1, "awaited: %d",
+          comm->transport->peer_awaited(batch));
+    CHECK(ob_batch_destroy(batch), "the receive is still open");
+    fill_pattern(given_up, bytes);
+  } else {
+    memset(message, 5, bytes);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (onebit_comm_rank(comm) < 2) {
+    batch = begin(comm, message, bytes, sends);
+    CHECK_STATUS(ob_watch_batch(batch, "the next message"), ONEBIT_OK);
+    CHECK(ob_batch_destroy(batch), "the batch is still open");
+  }
+  CHECK(sends || pattern_holds(given_up, bytes), "a late message came to memory given back");
+  CHECK(onebit_comm_rank(comm) > 1 || message[bytes - 1] == 5, "the message is not there");
+  MPI_Barrier(MPI_COMM_WORLD);
+  free(given_up);
+  free(message);
+}
+
+SeveralRanksTest(mpi_waits, a_late_message) {
+  static const size_t sizes[] = {64, (size_t)1 << 20};
+  for (size_t k = 0; k < 2; k++)
+    on_mpi_ranks(MPI_COMM_WORLD, send_late, (void *)&sizes[k]);
+}
+
+/* --- After MPI_Finalize ------------------------------------------------------------------------*/
+
+Test(mpi_waits, destroyed_after_finalize) {
+  onebit_comm_t comm = NULL;
+  onebit_plan_t plan = NULL;
+  float values[3] = {1, 2, 3};
+  mpi_begin();
+  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_create(comm, 3, NULL, &plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_allreduce(values, values, plan), ONEBIT_OK);
+  MPI_Finalize();
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_comm_abort(comm), ONEBIT_OK);
+  onebit_comm_destroy(comm);
 }

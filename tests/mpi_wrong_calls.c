@@ -1,13 +1,15 @@
-/*
- * Wrong calls of onebit/mpi.h and onebit/mpi_calls.h on every rank: requests that are stale, of
- * another kind or never were any are MPI_ERR_REQUEST, with a message, and nobody is left waiting.
- * mpi_calls_arguments.c has how errors reach the communicator's handler.
- */
+/* Wrong calls of onebit/mpi.h and onebit/mpi_calls.h, and calls on which a rank never comes. */
 #include <limits.h>
 
+#include "dropin/mpi/queue.h"
 #include "onebit/mpi.h"
 #include "tests/support_calls.h"
 #include "tests/support_wrong_calls.h"
+
+/*
+ * Wrong calls of onebit/mpi.h and onebit/mpi_calls.h on every rank: requests that are stale, of
+ * another kind or never were any are MPI_ERR_REQUEST, with a message, and nobody is left waiting.
+ */
 
 enum { COUNT = 3000 };
 static float send[COUNT], receive[COUNT];
@@ -110,4 +112,173 @@ RankedTest(mpi_wrong_calls, are_errors_with_a_message) {
   cr_expect_eq(wrong_check_header("mpi"), 1);
   cr_expect_eq(wrong_check_header("mpi_calls"), 11);
   cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
+}
+
+/*
+ * Wrong arguments of the calls in onebit/mpi_calls.h: MPI's error class, the communicator's handler
+ * called once, a message that names the fault, and no rank left waiting.
+ */
+
+static int handled;
+
+static void note_error(MPI_Comm *comm, int *code, ...) {
+  (void)comm, (void)code;
+  handled++;
+}
+
+static void check_refused(int code, int wanted, const char *word) {
+  int class = MPI_SUCCESS;
+  MPI_Error_class(code, &class);
+  CHECK(class == wanted, "class %d, not %d", class, wanted);
+  CHECK_WORDS(word);
+  CHECK(handled == 1, "the handler was called %d times", handled);
+  handled = 0;
+}
+
+static void own_sum(void *from, void *to, int *count, MPI_Datatype *type) {
+  (void)from, (void)to, (void)count, (void)type;
+}
+
+static void refuse_arguments(MPI_Comm comm) {
+  float a[8] = {0}, b[64];
+  MPI_Op own;
+  MPI_Op_create(own_sum, 1, &own);
+  check_refused(ONEBIT_Allreduce(a, b, -1, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_COUNT, "-1");
+  check_refused(ONEBIT_Allreduce(a, MPI_IN_PLACE, 8, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_BUFFER,
+                "recvbuf");
+  check_refused(ONEBIT_Allreduce(a, b, 8, MPI_DATATYPE_NULL, MPI_SUM, comm), MPI_ERR_TYPE,
+                "datatype");
+  check_refused(ONEBIT_Allreduce(a, b, 8, MPI_FLOAT, MPI_OP_NULL, comm), MPI_ERR_OP, "op");
+  check_refused(ONEBIT_Reduce_scatter_block(a, b, 1, MPI_FLOAT, own, comm), MPI_ERR_OP, "op");
+  check_refused(ONEBIT_Forget(NULL, comm), MPI_ERR_BUFFER, "buffer");
+  CHECK(ONEBIT_Allreduce(NULL, NULL, 0, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS, "count 0");
+  MPI_Op_free(&own);
+}
+
+static void refuse_between_groups(int rank, MPI_Errhandler handler) {
+  MPI_Comm half, between;
+  float a[8] = {0}, b[8];
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+  if (size_of(MPI_COMM_WORLD) > 1) {
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 1, &between);
+    MPI_Comm_set_errhandler(between, handler);
+    check_refused(ONEBIT_Allreduce(a, b, 8, MPI_FLOAT, MPI_SUM, between), MPI_ERR_COMM, "inter");
+    MPI_Comm_free(&between);
+  }
+  MPI_Comm_free(&half);
+}
+
+/* A refusal that some rank notices leaves no rank waiting for another. */
+static void refuse_other_counts(MPI_Comm comm, int rank) {
+  float a[8] = {0}, b[8];
+  if (size_of(comm) > 1)
+    check_refused(ONEBIT_Allreduce(a, b, rank ? 8 : 7, MPI_FLOAT, MPI_SUM, comm), MPI_ERR_COUNT,
+                  "differs between ranks");
+}
+
+/* A rank's environment is wrong: every rank has an error, and the next call is well. */
+static void refuse_environments(int rank, MPI_Errhandler handler) {
+  static const char *const wrong[][2] = {{"ONEBIT_CODEC", "abacus"}, {"ONEBIT_PROGRESS", "none"}};
+  static float a[COUNT], b[COUNT];
+  for (size_t k = 0; size_of(MPI_COMM_WORLD) > 1 && k < 2; k++) {
+    MPI_Comm comm = duplicate();
+    MPI_Comm_set_errhandler(comm, handler);
+    check_case("%s=%s", wrong[k][0], wrong[k][1]);
+    if (rank == 0)
+      setenv(wrong[k][0], wrong[k][1], 1);
+    int code = ONEBIT_Allreduce(a, b, COUNT, MPI_FLOAT, MPI_SUM, comm);
+    check_refused(code, MPI_ERR_OTHER, rank == 0 ? wrong[k][1] : "rank");
+    unsetenv(wrong[k][0]);
+    MPI_Comm_free(&comm);
+    comm = duplicate();
+    CHECK(ONEBIT_Allreduce(a, b, COUNT, MPI_FLOAT, MPI_SUM, comm) == MPI_SUCCESS, "it is well");
+    MPI_Comm_free(&comm);
+  }
+}
+
+/* MPI's own reductions know nothing of a mean. */
+static void averages_are_not_mpis(void) {
+  float mine = 1, result = 1;
+  MPI_Allreduce(&mine, &result, 1, MPI_FLOAT, ONEBIT_AVG, MPI_COMM_WORLD);
+  CHECK(size_of(MPI_COMM_WORLD) == 1 || isnan(result), "a mean of %g", (double)result);
+}
+
+Test(mpi_calls_arguments, are_refused_where_they_are_wrong) {
+  float a = 0, b;
+  MPI_Errhandler handler;
+  CHECK(ONEBIT_Allreduce(&a, &b, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD) == MPI_ERR_OTHER,
+        "without MPI");
+  CHECK_WORDS("not initialised");
+  CHECK(ONEBIT_AVG == MPI_OP_NULL && ONEBIT_FLOAT16_TYPE == MPI_DATATYPE_NULL, "without MPI");
+  int rank = mpi_begin();
+  MPI_Comm comm = duplicate();
+  MPI_Comm_create_errhandler(note_error, &handler);
+  MPI_Comm_set_errhandler(comm, handler);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
+  refuse_arguments(comm);
+  check_refused(ONEBIT_Allreduce(&a, &b, 1, MPI_FLOAT, MPI_SUM, MPI_COMM_NULL), MPI_ERR_COMM,
+                "MPI_COMM_NULL");
+  refuse_between_groups(rank, handler);
+  refuse_other_counts(comm, rank);
+  refuse_environments(rank, handler);
+  averages_are_not_mpis();
+  MPI_Errhandler_free(&handler);
+  MPI_Comm_free(&comm);
+  mpi_end();
+}
+
+/* Calls of onebit/mpi_calls.h on which one rank never comes: the others get an error that names it,
+ * after ONEBIT_TIMEOUT. */
+
+static int sum(MPI_Comm comm, const float *from, float *to, int count) {
+  return ONEBIT_Allreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm);
+}
+
+/* Waits as dense calls do. */
+static int wait_dense(MPI_Comm comm, const float *from, float *to, int count) {
+  MPI_Request request;
+  MPI_Iallreduce(from, to, count, MPI_FLOAT, MPI_SUM, comm, &request);
+  return ob_wait_moving(comm, &request, "a dense call");
+}
+
+typedef int calling(MPI_Comm comm, const float *from, float *to, int count);
+
+/* The last rank comes when the others have their errors: it gets one as well. */
+static void miss_the_last(calling *call, bool late_fails) {
+  int rank = rank_of(MPI_COMM_WORLD), last = size_of(MPI_COMM_WORLD) - 1;
+  MPI_Comm comm = duplicate();
+  float *from = allocate(2 * COUNT, sizeof *from), *to = allocate(2 * COUNT, sizeof *to);
+  char name[48];
+  snprintf(name, sizeof name, "waited 0.3 s for rank %d", last);
+  for (int k = 0; k < 2; k++) {
+    fill_exact(from, ONEBIT_FLOAT32, COUNT, rank, k);
+    CHECK(sum(comm, from, to, COUNT) == MPI_SUCCESS, "%s", onebit_last_error());
+    CHECK_EXACT("before", to, COUNT, last + 1, k);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  for (int other = 0; rank == last && other < last; other++)
+    MPI_Recv(NULL, 0, MPI_BYTE, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  const int code = call(comm, from, to, COUNT + 1);
+  if (rank != last) {
+    CHECK(code == MPI_ERR_OTHER, "code %d", code);
+    CHECK_WORDS(rank == 0 || last < 2 ? name : "rank");
+    MPI_Send(NULL, 0, MPI_BYTE, last, 0, MPI_COMM_WORLD);
+  }
+  CHECK(rank != last || !late_fails || code != MPI_SUCCESS, "it finds all well");
+  MPI_Barrier(MPI_COMM_WORLD); /* so that the last rank has heard of it */
+  CHECK(sum(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
+  MPI_Barrier(MPI_COMM_WORLD);
+  /* The buffers and the communicator are MPI's until it ends. */
+}
+
+RankedTest(mpi_calls_waits, an_agreement_on_which_a_rank_never_comes) {
+  setenv("ONEBIT_TIMEOUT", "0.3", 1);
+  if (size_of(MPI_COMM_WORLD) > 1)
+    miss_the_last(sum, true);
+}
+
+RankedTest(mpi_calls_waits, a_dense_call_on_which_a_rank_never_comes) {
+  setenv("ONEBIT_TIMEOUT", "0.3", 1);
+  if (size_of(MPI_COMM_WORLD) > 1)
+    miss_the_last(wait_dense, false);
 }

@@ -1,5 +1,5 @@
 /*
- * A missing rank, for test_waits.c and mpi_waits.c: each kind of absence in each schedule.
+ * A missing rank, over loopback and over MPI: each kind of absence in each schedule.
  */
 #ifndef ONEBIT_TESTS_SUPPORT_WAITS_H
 #define ONEBIT_TESTS_SUPPORT_WAITS_H
