@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "cuda/bucket.h"
 #include "onebit/cuda.h"
-#include "optimizers/metrics.h"
+#include "optimizers/optimizer.h"
 
 /* --- The two streams ---------------------------------------------------------------------------*/
 

@@ -1,6 +1,4 @@
 /* Checks an optimizer's options and tensors. */
-#include "optimizers/arguments.h"
-
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "optimizers/optimizer.h"
 
 /* --- Options -----------------------------------------------------------------------------------*/
 

@@ -1,8 +1,6 @@
 /* Buckets: which tensors are exchanged together, their plans, and where their pieces lie. */
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/bucket_memory.h"
-#include "optimizers/fused.h"
 #include "optimizers/optimizer.h"
 
 /* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
@@ -66,6 +64,78 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
     optimizer->buckets[tensor->bucket].uncompressed = ob_is_uncompressed(optimizer, &tensors[t]);
   }
   return ONEBIT_OK;
+}
+
+/* --- Profile deepspeed's one buffer of several tensors
+ *
+ * They follow each other, then comes padding, and each rank serves an equal share of all. Pieces
+ * end where a tensor or a share does. The padding is a piece of no tensor, or several: it takes
+ * part in scales and has residuals. */
+
+struct fused {
+  size_t total, pieces; /* elements without padding */
+  /* By piece: elements, those of them that are no padding, which tensor it is of (tensor_count: of
+   * none), and how far into it the piece begins. */
+  size_t *counts, *real, *tensor, *offset;
+  size_t *segment_pieces; /* as in struct ob_plan_shape */
+};
+
+/* Adds a tensor, or the padding, where the last one ended: element `at` of the buffer. */
+static void fused_add(struct fused *cut, size_t segment, size_t at, size_t tensor, size_t count,
+                      bool real) {
+  for (size_t done = 0; done < count;) {
+    size_t capacity = segment - (at + done) % segment, left = count - done, k = cut->pieces++;
+    cut->counts[k] = left < capacity ? left : capacity;
+    cut->real[k] = real ? cut->counts[k] : 0;
+    cut->tensor[k] = tensor;
+    cut->offset[k] = done;
+    done += cut->counts[k];
+    if (left >= capacity)
+      cut->segment_pieces[(at + done) / segment] = cut->pieces;
+  }
+}
+
+static bool is_in(const struct onebit_optimizer *optimizer, size_t tensor, size_t bucket) {
+  return optimizer->tensors[tensor].bucket == bucket;
+}
+
+/* Every piece ends a tensor, the padding or a share. */
+static bool fused_allocate(struct fused *cut, size_t tensors, size_t ranks) {
+  size_t max = tensors + 1 + ranks;
+  cut->counts = ob_allocate(max, sizeof(size_t));
+  cut->real = ob_allocate(max, sizeof(size_t));
+  cut->tensor = ob_allocate(max, sizeof(size_t));
+  cut->offset = ob_allocate(max, sizeof(size_t));
+  cut->segment_pieces = ob_allocate(ranks + 1, sizeof(size_t));
+  return cut->counts && cut->real && cut->tensor && cut->offset && cut->segment_pieces;
+}
+
+/* The tensors of this bucket. After a failure the cut is safe to release. */
+static onebit_status_t fused_cut(const struct onebit_optimizer *optimizer, size_t bucket,
+                                 struct fused *cut) {
+  size_t ranks = (size_t)optimizer->comm->size, tensors = optimizer->tensor_count;
+  *cut = (struct fused){0};
+  if (!fused_allocate(cut, tensors, ranks))
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to cut %zu tensors", tensors);
+  for (size_t t = 0; t < tensors; t++)
+    if (is_in(optimizer, t, bucket))
+      cut->total += optimizer->tensors[t].count;
+  size_t padded = ob_plan_padded(ranks, cut->total), segment = padded / ranks, at = 0;
+  for (size_t t = 0; t < tensors; t++)
+    if (is_in(optimizer, t, bucket)) {
+      fused_add(cut, segment, at, t, optimizer->tensors[t].count, true);
+      at += optimizer->tensors[t].count;
+    }
+  fused_add(cut, segment, at, tensors, padded - at, false);
+  return ONEBIT_OK;
+}
+
+static void fused_release(struct fused *cut) {
+  ob_release(cut->counts);
+  ob_release(cut->real);
+  ob_release(cut->tensor);
+  ob_release(cut->offset);
+  ob_release(cut->segment_pieces);
 }
 
 /* --- Where pieces lie */
@@ -245,7 +315,7 @@ static onebit_status_t create_padded(onebit_optimizer_t optimizer, size_t t,
 }
 
 static void locate_fused(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
-                         const onebit_tensor_t *tensors, const struct ob_fused *cut) {
+                         const onebit_tensor_t *tensors, const struct fused *cut) {
   for (size_t k = 0; k < cut->pieces; k++)
     if (cut->real[k])
       locate_piece(optimizer, bucket, k, tensors, cut->tensor[k], cut->offset[k]);
@@ -259,15 +329,15 @@ static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
                                     const struct ob_plan_shape *shape) {
   struct ob_bucket *bucket = &optimizer->buckets[u];
   struct ob_plan_shape own = *shape;
-  struct ob_fused cut;
-  onebit_status_t status = ob_fused_cut(optimizer, u, &cut);
+  struct fused cut;
+  onebit_status_t status = fused_cut(optimizer, u, &cut);
   own.pieces = cut.pieces;
   own.counts = cut.counts;
   own.segment_pieces = cut.segment_pieces;
   status = buckets_create_plans(optimizer, bucket, status, &own, cut.real, cut.total);
   if (status == ONEBIT_OK)
     locate_fused(optimizer, bucket, tensors, &cut);
-  ob_fused_release(&cut);
+  fused_release(&cut);
   return status == ONEBIT_OK ? buckets_complete(optimizer, bucket) : status;
 }
 

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "optimizers/sections.h"
+#include "optimizers/state.h"
 
 /* The number of steps over which the variance must have settled: 1 / (1 - beta2), rounded up. 1e-6
  * is subtracted so that rounding of a quotient such as 1 / (1 - 0.999) does not add a step. */

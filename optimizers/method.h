@@ -7,18 +7,117 @@
 #ifndef OB_OPTIMIZERS_METHOD_H
 #define OB_OPTIMIZERS_METHOD_H
 
+#include <stddef.h>
+
+#include "base/knobs.h"
+#include "collectives/communicator.h"
 #include "collectives/plan.h"
 #include "onebit/adam.h"
 #include "onebit/statistics.h"
 #include "optimizers/methods/lamb_tensor.h"
-#include "optimizers/options.h"
 
 struct onebit_optimizer;
+struct ob_method;
 struct ob_recipe;
 struct ob_bucket;
 
 /* The form in which a step sends gradients. */
 enum ob_exchange { OB_EXCHANGE_DENSE, OB_EXCHANGE_BITS, OB_EXCHANGE_NONE };
+
+/* --- Options, as rows of a table: what one is called, where it is in the caller's struct and where
+ * its number goes, the default for which zero stands, and what it may be. Defaults, checks and what
+ * all ranks must have given alike are walks over the rows. */
+
+enum ob_option_kind {
+  OB_OPTION_REAL,     /* double, checked by the method */
+  OB_OPTION_FRACTION, /* double between 0 and 1 */
+  OB_OPTION_POSITIVE, /* double that is positive as a float; 0 only without a default */
+  OB_OPTION_COUNT,    /* size_t */
+  OB_OPTION_FLAG,     /* int: zero or not */
+  OB_OPTION_CHOICE    /* an enum, from 0 to `most`; most 0: checked where plans are made */
+};
+
+struct ob_option {
+  const char *name, *term; /* the term says of a double that its bits are compared */
+  enum ob_option_kind kind;
+  size_t from, to; /* bytes: in the caller's struct, in struct ob_moments; the types are the same */
+  double fallback;
+  int max;
+  const char *type; /* of a choice */
+};
+
+/* Rows of the struct OPTIONS, which the file that has them defines: its field, and where that goes
+ * in struct ob_moments. */
+/* clang-format off */
+#define OB_DEVICES(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
+#define OB_DOUBLE(kind, field, to, fallback) \
+  {#field, #field " (as bits)", kind, OB_DEVICES(field, to), fallback, 0, NULL}
+#define OB_REAL(field, to, fallback)     OB_DOUBLE(OB_OPTION_REAL, field, to, fallback)
+#define OB_FRACTION(field, to, fallback) OB_DOUBLE(OB_OPTION_FRACTION, field, to, fallback)
+#define OB_POSITIVE(field, to, fallback) OB_DOUBLE(OB_OPTION_POSITIVE, field, to, fallback)
+#define OB_COUNT(field) {#field, #field, OB_OPTION_COUNT, OB_DEVICES(field, field), 0, 0, NULL}
+#define OB_FLAG(field)  {#field, #field, OB_OPTION_FLAG, OB_DEVICES(field, field), 0, 0, NULL}
+#define OB_CHOICE(field, max, type) \
+  {#field, #field, OB_OPTION_CHOICE, OB_DEVICES(field, field), 0, max, type}
+
+/* The rows that several optimizers have. */
+#define OB_ADAM_OPTIONS \
+  OB_FRACTION(beta1, beta1, 0.9), OB_FRACTION(beta2, beta2, 0.999), \
+  OB_POSITIVE(epsilon, epsilon, 1e-8)
+#define OB_FREEZE_OPTIONS \
+  OB_COUNT(freeze_step), OB_FRACTION(freeze_threshold, freeze_threshold, 0.96), \
+  OB_FLAG(no_bias_correction)
+/* clang-format on */
+
+/* --- Options in the file of ONEBIT_CONFIG: its section `optimizer`, with the type and the names of
+ * DeepSpeed's or of this library's, and gradient_clipping. It counts where the program leaves an
+ * option zero. */
+
+struct ob_option_file {
+  const struct ob_json_value *type, *params; /* NULL: it says nothing */
+  const char *method;                        /* the type's; NULL: there is no section */
+  bool deepspeeds;                           /* the type is one of DeepSpeed's */
+  bool deepspeed_profile;                    /* the optimizer has its profile */
+};
+
+/* From a struct, or NULL for all defaults; what is wrong is ONEBIT_ERROR_ARGUMENT with the option's
+ * name and value. */
+onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
+                                const struct ob_option_file *file, void *to);
+/* The options that all optimizers have, except threads and device. */
+enum { OB_COMMON_OPTIONS = 19 };
+extern const struct ob_option ob_common_options[];
+/* The terms on which all ranks must agree. */
+void ob_options_terms(const struct ob_option *rows, size_t count, const void *to,
+                      struct ob_term *terms);
+
+/* Single checks, and the default of a number. */
+onebit_status_t ob_check_fraction(const char *name, double value);
+onebit_status_t ob_check_positive(const char *name, double value);
+/* Unless 0 < min <= max. */
+onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max);
+double ob_given_or(double value, double fallback);
+
+/* Reads the section, which is of one type of optimizer, and checks that type.
+ * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
+onebit_status_t ob_option_file_open(struct ob_option_file *file);
+
+/* The same for an optimizer of this method, with its keys checked. Of a section of another type
+ * nothing is left. */
+onebit_status_t ob_option_file_for(const struct ob_method *method, struct ob_option_file *file);
+
+/* The value of an option; NULL: there is none. */
+const struct ob_json_value *ob_option_in_file(const struct ob_option_file *file,
+                                              const struct ob_option *row);
+
+/* The value as a number, and whether it is one of that kind. */
+onebit_status_t ob_option_number(const struct ob_option_file *file, const struct ob_option *row,
+                                 const struct ob_json_value *value, double *number);
+
+/* Warns of what is without effect for an optimizer of this method, once a process. */
+void ob_option_file_warn(const struct ob_method *method, int rank);
+
+/* --- Methods */
 
 /* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
  * loaded lies in least .. most. */
@@ -73,7 +172,7 @@ struct ob_method {
   bool begins_frozen; /* its state may be frozen at step 0, also where options ask for a warm-up */
   bool fused;         /* profile deepspeed compresses all tensors in one buffer */
   bool lamb;          /* optimizer->own is a struct ob_lamb */
-  bool sharded;       /* a bucket has only the state of this rank's shard (shards.c) */
+  bool sharded;       /* a bucket has only the state of this rank's shard (adam.c) */
   bool moments;       /* buckets' plans keep moments of this rank's own gradients */
   /* The warm-up exchanges divided gradients in warmup_bits (efficient_adam.c); its variances are
    * released at its end. */
@@ -143,7 +242,9 @@ enum { OB_METHOD_COUNT = OB_METHODS(OB_METHOD_COUNTED) };
 #undef OB_METHOD_COUNTED
 /* The place of a method among the rows; OB_METHOD_COUNT: there is none of that name. */
 size_t ob_method_number(const char *name);
-extern const struct ob_method *const ob_methods[]; /* methods/methods.c */
+#define OB_METHOD_LISTED(name) &ob_method_##name,
+static const struct ob_method *const ob_methods[] = {OB_METHODS(OB_METHOD_LISTED) NULL};
+#undef OB_METHOD_LISTED
 
 /* The findings of a create call before anything is made. */
 struct ob_recipe {

@@ -9,10 +9,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "optimizers/arguments.h"
-#include "optimizers/config.h"
-#include "optimizers/metrics.h"
-#include "optimizers/sections.h"
+#include "optimizers/state.h"
 
 /* --- Options -----------------------------------------------------------------------------------*/
 

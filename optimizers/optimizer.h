@@ -147,11 +147,20 @@ struct ob_optimizer_executor {
 
 extern const struct ob_optimizer_executor ob_optimizer_executor_host;
 
-/* lamb.c: by the executor, or on the host. */
+/* 1-bit LAMB and other optimizers with trust ratios (lamb.c): optimizer->own is a struct ob_lamb,
+ * and the method says so. By the executor, or on the host. */
 onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                             enum ob_lamb_stage stage);
 onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 enum ob_lamb_stage stage);
+/* A step of dense LAMB on mean gradients. */
+onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+/* Makes recipe->own, with the recipe's limits. */
+onebit_status_t ob_lamb_make_own(struct ob_recipe *recipe, size_t ntensors);
+/* Members of a method. */
+onebit_status_t ob_lamb_tell(const struct onebit_optimizer *optimizer, size_t tensor,
+                             onebit_tensor_statistics_t *statistics);
+size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]);
 
 #ifdef ONEBIT_HAVE_CUDA
 extern const struct ob_optimizer_executor ob_optimizer_executor_cuda;
@@ -239,7 +248,7 @@ void ob_optimizer_abandon_plans(struct onebit_optimizer *optimizer); /* the firs
 onebit_status_t ob_optimizer_agree(struct onebit_optimizer *optimizer, onebit_comm_t comm,
                                    onebit_status_t status);
 
-void ob_part_release(struct ob_part *part); /* checkpoint/merge.c; NULL is fine */
+void ob_part_release(struct ob_part *part); /* checkpoint/part.c; NULL is fine */
 
 /* Fails where there are no buckets, after a move that has failed. */
 static inline onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
@@ -256,6 +265,24 @@ static inline void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, si
   optimizer->own_bytes += count * size;
   return ob_allocate(count, size);
 }
+
+/* Arguments (arguments.c), each ONEBIT_OK or a status with its error message: the options that all
+ * optimizers have; whether this method can be compressed as its options ask, in so many bits. */
+onebit_status_t ob_check_common(const onebit_optimizer_options_t *options);
+onebit_status_t ob_check_recipe(const struct ob_recipe *recipe, int bits, int max_bits);
+/* An array of a tensor: `name` is "parameter" or "gradient"; and all tensors, whose arrays may not
+ * overlap. ONEBIT_ERROR_MEMORY too. */
+onebit_status_t ob_check_array(const struct ob_optimizer_executor *executor, const char *name,
+                               size_t tensor, const void *array, onebit_dtype_t dtype);
+onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
+                                 const onebit_tensor_t *tensors, size_t count);
+
+/* Everything of a bucket but its plans, which are there already (bucket.c). ONEBIT_ERROR_MEMORY:
+ * then some of it may be there. Master values, from parameters that are placed. */
+onebit_status_t ob_bucket_allocate(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
+onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
+                                       struct ob_bucket *bucket);
 
 /* Buckets (buckets.c): groups the tensors, which makes room for them; makes each bucket and its
  * plans, which is collective; gives them back. */
@@ -303,30 +330,18 @@ static inline onebit_status_t ob_step_outcome(const struct onebit_optimizer *opt
 /* True if ranks exchange nothing in the step being made. */
 bool ob_optimizer_sends_nothing(const struct onebit_optimizer *optimizer);
 
-onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
-                                        float learning_rate);
-
-/* Factors, weight decays, beta1 and tag (constants.c): what waits comes into force, where it may.
+/* Factors, weight decays, beta1 and tag (terms.c): what waits comes into force, where it may.
  * What the ranks must agree on in a call of the step being made: a rate, of that name and those. */
 onebit_status_t ob_constants_apply(struct onebit_optimizer *optimizer);
 void ob_constants_agree(const struct onebit_optimizer *optimizer, float rate, const char *name,
                         struct ob_call *call);
 
-/* A new step, of which nothing is ready. Its factor of gradients, once: with clipping, when all
- * are there. A bucket's exchange begins; it ends, or is on its stream. */
-void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate);
-onebit_status_t ob_step_weigh(struct onebit_optimizer *optimizer);
-void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
-void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
-
-/* Steps in parts (ready.c), with a stream or without: opens one; a tensor is ready. What is open
- * is behind the caller's stream from now on, where it is on one. Notes a mistake unless all calls
- * of the open step are of one form. */
+/* Steps in parts, with a stream or without: opens one; a tensor is ready. Notes a mistake unless
+ * all calls of the open step are of one form. */
 onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learning_rate,
                                       bool streamed);
 onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tensor, bool streamed,
                                       void *stream);
-onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream);
 onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool streamed);
 
 /* Counts a step that was made; the stage follows. */
@@ -354,7 +369,7 @@ void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
 /* Drops results of the step that are held, without applying them. */
 void ob_step_revoke(struct onebit_optimizer *optimizer);
 
-/* Sets step.gradient_factor, by which gradients of the step are multiplied (weigh.c). Collective if
+/* Sets step.gradient_factor, by which gradients of the step are multiplied (terms.c). Collective if
  * there is clipping, and then `status` is this rank's status so far, with the latest error
  * message. */
 onebit_status_t ob_optimizer_weigh(struct onebit_optimizer *optimizer, onebit_status_t status);
@@ -385,7 +400,19 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer);
 /* After a step, made or skipped: the loss scale follows. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);
 
-/* --- What methods are made of (passes.c) */
+/* --- Metrics of a training (report.c): where ONEBIT_METRICS names a file, a row each
+ * ONEBIT_METRICS_EVERY steps */
+
+/* Opens the file where this rank writes one; optimizer->metrics is NULL where it does not.
+ * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE, ONEBIT_ERROR_MEMORY. */
+onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer);
+/* A call of step has ended with that status: writes a row where one is due. One that failed is no
+ * step, and its error message stays. What cannot be written is warned of, once, and the metrics
+ * end. */
+void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
+void ob_metrics_close(onebit_optimizer_t optimizer);
+
+/* --- What methods are made of (bucket.c) */
 
 /* The factors of step number `step`, the first being 1, but for what is one a piece. */
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);
@@ -449,10 +476,5 @@ onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
 
 /* Returns the sum of the variances that this rank keeps, from the latest pass. */
 onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
-
-/* --- 1-bit Adam whose state is sharded (shards.c) */
-
-/* Makes it the recipe's method, or fails: it is not possible with all options. */
-onebit_status_t ob_shards_choose(struct ob_recipe *recipe);
 
 #endif

@@ -1,11 +1,165 @@
-/* The information of an optimizer for its user: its form, and statistics for tuning. */
-#include "onebit/statistics.h"
-
+/* The information of an optimizer for its user: its form, norms of its state, and statistics for
+ * tuning. */
 #include <math.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "optimizers/norms.h"
+#include "base/memory.h"
+#include "onebit/statistics.h"
+#include "optimizers/state.h"
+
+/* --- Norms of the state in a part of a bucket, as squares, which add up. They read the state once;
+ * on a device, a part at a time. */
+
+/* Blocks first .. end - 1 of a bucket's layout, with the padding in them or without. */
+struct span {
+  size_t first, end;
+  bool padding;
+};
+
+enum norm {
+  NORM_PARAMETERS, /* or their master values */
+  NORM_MOMENTUM,   /* what the ranks share of it, or of what is exchanged in its place */
+  NORM_RESIDUAL,   /* of what this rank sends */
+  NORM_SIGNAL      /* of the latest exchange of bits, where this rank has a residual */
+};
+
+/* The span of a bucket: all of it, or the elements in tensors. */
+static struct span span_of_bucket(const struct ob_bucket *bucket, bool padding) {
+  return (struct span){0, ob_plan_layout(bucket->bits)->blocks, padding};
+}
+
+static struct span span_of_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
+  const struct ob_tensor *of = &optimizer->tensors[tensor];
+  return (struct span){of->first_block, of->end_block, false};
+}
+
+/* A walk over sections of one bucket. */
+struct look {
+  const struct onebit_optimizer *optimizer;
+  struct ob_section section, variance;
+  struct span span;
+  struct ob_reader reader;
+  float *values;  /* two times OB_CHUNK */
+  double divisor; /* of what is stored */
+  double squares;
+  size_t beyond;
+};
+
+/* Returns the elements of a run that count. A piece of no tensor is padding; so may be the end of
+ * others. */
+static struct ob_run counted_run(const struct look *look, const struct ob_run *run) {
+  const struct ob_bucket *bucket = look->section.bucket;
+  bool none = bucket->tensor_of[run->piece] == look->optimizer->tensor_count;
+  size_t valid = none ? 0 : ob_plan_layout(bucket->bits)->piece[run->piece].valid;
+  size_t left = run->offset < valid ? valid - run->offset : 0;
+  bool all = look->span.padding || left > run->count;
+  return (struct ob_run){run->piece, run->offset, all ? run->count : left};
+}
+
+/* Returns the factor of the piece's momentum in messages. Padding has none. */
+static float scaling_of(const struct look *look, const struct ob_run *run) {
+  const struct ob_bucket *bucket = look->section.bucket;
+  bool travels = look->section.content >= OB_CONTENT_RESIDUAL;
+  return travels && bucket->scalings[run->piece] != 0 ? bucket->scalings[run->piece] : 1;
+}
+
+static onebit_status_t add_squares(struct look *look, const struct ob_run *all) {
+  const struct ob_run run = counted_run(look, all);
+  double divisor = look->divisor * (double)scaling_of(look, all), sum = 0;
+  if (run.count)
+    OB_TRY(ob_section_read(&look->reader, &look->section, &run, look->values));
+  for (size_t i = 0; i < run.count; i++)
+    sum += (double)look->values[i] * (double)look->values[i];
+  look->squares += sum / (divisor * divisor);
+  return ONEBIT_OK;
+}
+
+/* Elements that make a step of more than ONEBIT_STEP_BOUND: what is exchanged is the step, or the
+ * momentum, and then the variance is the reciprocals of the denominators. */
+static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
+  const struct ob_run run = counted_run(look, all);
+  const struct onebit_optimizer *optimizer = look->optimizer;
+  const bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
+  float *more = look->values + OB_CHUNK;
+  const float factor = ob_factors_of(optimizer, optimizer->steps).adam.momentum_factor;
+  if (run.count)
+    OB_TRY(ob_section_read(&look->reader, &look->section, &run, look->values));
+  if (run.count && !step)
+    OB_TRY(ob_section_read(&look->reader, &look->variance, &run, more));
+  for (size_t i = 0; i < run.count; i++) {
+    float size = fabsf(look->values[i]) / scaling_of(look, all) * factor;
+    look->beyond += (step ? size : more[i] * size) > ONEBIT_STEP_BOUND;
+  }
+  return ONEBIT_OK;
+}
+
+/* At the blocks of the span that the section has. */
+static onebit_status_t norms_look_at(struct look *look,
+                                     onebit_status_t (*body)(struct look *look,
+                                                             const struct ob_run *run)) {
+  size_t first = look->span.first, end = look->span.end;
+  first = first > look->section.first ? first : look->section.first;
+  end = end < look->section.end ? end : look->section.end;
+  if (first >= end)
+    return ONEBIT_OK;
+  onebit_status_t status = ob_reader_create(&look->reader, look->optimizer);
+  look->values = ob_allocate(2 * OB_CHUNK, sizeof *look->values);
+  if (status == ONEBIT_OK && !look->values)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to read the state");
+  const struct ob_layout *layout = ob_plan_layout(look->section.plan);
+  for (struct ob_run run = {0}; status == ONEBIT_OK && ob_next_run(layout, first, end, &run);)
+    status = body(look, &run);
+  ob_reader_destroy(&look->reader);
+  ob_release(look->values);
+  return status;
+}
+
+/* Adds squares. As a compensated value the momentum is stored times beta1 from the freeze on. If
+ * only the servers know the mean, the signal is this rank's own message. */
+static onebit_status_t norms_add_squares(const struct onebit_optimizer *optimizer,
+                                         const struct ob_bucket *bucket, enum norm norm,
+                                         struct span span, double *squares) {
+  static const enum ob_saved sections[] = {OB_SAVED_PARAMETERS, OB_SAVED_MOMENTUM, OB_SAVED_WORKER,
+                                           OB_SAVED_WORKER};
+  const struct ob_method *method = optimizer->method;
+  enum ob_stage stage = ob_stage_of(optimizer);
+  if (norm >= NORM_RESIDUAL && method->momentum && stage != OB_STAGE_SENT)
+    return ONEBIT_OK; /* the future residual is the momentum */
+  struct look look = {.optimizer = optimizer,
+                      .section = ob_section_of(bucket, stage, sections[norm]),
+                      .span = span,
+                      .divisor = 1};
+  if (norm == NORM_SIGNAL)
+    look.section.content = method->sharded || method->serve_rule != OB_SERVE_MEAN
+                               ? OB_CONTENT_SENT
+                               : OB_CONTENT_MESSAGES;
+  if (norm == NORM_MOMENTUM && method->momentum && !bucket->uncompressed &&
+      stage == OB_STAGE_FROZEN)
+    look.divisor = (double)(float)optimizer->moments.beta1;
+  OB_TRY(norms_look_at(&look, add_squares));
+  *squares += look.squares;
+  return ONEBIT_OK;
+}
+
+/* Counts the elements whose latest step was beyond ONEBIT_STEP_BOUND, and so was made as long as
+ * that: of 1-bit Adam and LAMB on bits, and 0 else. */
+static onebit_status_t norms_count_bounded(const struct onebit_optimizer *optimizer,
+                                           const struct ob_bucket *bucket, struct span span,
+                                           size_t *beyond) {
+  enum ob_stage stage = ob_stage_of(optimizer);
+  *beyond = 0;
+  if (stage != OB_STAGE_SENT || bucket->uncompressed || !bucket->arrays[OB_VARIANCE] ||
+      isinf(ob_step_bound(optimizer)))
+    return ONEBIT_OK;
+  struct look look = {.optimizer = optimizer,
+                      .section = ob_section_of(bucket, stage, OB_SAVED_MOMENTUM),
+                      .variance = ob_section_of(bucket, stage, OB_SAVED_VARIANCE),
+                      .span = span};
+  OB_TRY(norms_look_at(&look, add_beyond));
+  *beyond = look.beyond;
+  return ONEBIT_OK;
+}
 
 /* --- Form and cost */
 
@@ -14,10 +168,10 @@ static onebit_status_t statistics_add_norms(const struct onebit_optimizer *optim
   double momentum = 0, error = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
-    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_MOMENTUM, ob_span_of_bucket(bucket, false),
-                          &momentum));
-    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, ob_span_of_bucket(bucket, true),
-                          &error));
+    OB_TRY(norms_add_squares(optimizer, bucket, NORM_MOMENTUM, span_of_bucket(bucket, false),
+                             &momentum));
+    OB_TRY(
+        norms_add_squares(optimizer, bucket, NORM_RESIDUAL, span_of_bucket(bucket, true), &error));
   }
   info->momentum_norm = sqrt(momentum);
   info->residual_norm = sqrt(error);
@@ -107,10 +261,10 @@ static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, 
   double error = 0, signal = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     const struct ob_bucket *bucket = &optimizer->buckets[u];
-    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, ob_span_of_bucket(bucket, false),
-                          &error));
-    OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_SIGNAL, ob_span_of_bucket(bucket, false),
-                          &signal));
+    OB_TRY(
+        norms_add_squares(optimizer, bucket, NORM_RESIDUAL, span_of_bucket(bucket, false), &error));
+    OB_TRY(
+        norms_add_squares(optimizer, bucket, NORM_SIGNAL, span_of_bucket(bucket, false), &signal));
   }
   *ratio = statistics_ratio_of(error, signal);
   return ONEBIT_OK;
@@ -140,10 +294,10 @@ onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
 static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, size_t tensor,
                                     double *error, double *ratio) {
   const struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
-  struct ob_span span = ob_span_of_tensor(optimizer, tensor);
+  struct span span = span_of_tensor(optimizer, tensor);
   double squares = 0, signal = 0;
-  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_RESIDUAL, span, &squares));
-  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_SIGNAL, span, &signal));
+  OB_TRY(norms_add_squares(optimizer, bucket, NORM_RESIDUAL, span, &squares));
+  OB_TRY(norms_add_squares(optimizer, bucket, NORM_SIGNAL, span, &signal));
   *error = sqrt(squares);
   *ratio = statistics_ratio_of(squares, signal);
   return ONEBIT_OK;
@@ -167,9 +321,9 @@ onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimi
     told.moves = ob_ladder_keep(bucket->bits).moves;
   }
   double parameters = 0, momentum = 0;
-  struct ob_span span = ob_span_of_tensor(optimizer, tensor);
-  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_PARAMETERS, span, &parameters));
-  OB_TRY(ob_add_squares(optimizer, bucket, OB_NORM_MOMENTUM, span, &momentum));
+  struct span span = span_of_tensor(optimizer, tensor);
+  OB_TRY(norms_add_squares(optimizer, bucket, NORM_PARAMETERS, span, &parameters));
+  OB_TRY(norms_add_squares(optimizer, bucket, NORM_MOMENTUM, span, &momentum));
   OB_TRY(tensor_ratio(optimizer, tensor, &told.residual_norm, &told.residual_ratio));
   told.parameter_norm = sqrt(parameters);
   told.momentum_norm = sqrt(momentum);
@@ -200,8 +354,8 @@ static onebit_status_t find_worst(const struct onebit_optimizer *optimizer, stru
     const struct ob_tensor *tensor = &optimizer->tensors[t];
     OB_TRY(tensor_ratio(optimizer, t, &norm, &ratio));
     keep_worse(error, t, ratio);
-    OB_TRY(ob_count_bounded(optimizer, &optimizer->buckets[tensor->bucket],
-                            ob_span_of_tensor(optimizer, t), &beyond));
+    OB_TRY(norms_count_bounded(optimizer, &optimizer->buckets[tensor->bucket],
+                               span_of_tensor(optimizer, t), &beyond));
     keep_worse(bounded, t, tensor->count ? (double)beyond / (double)tensor->count : 0);
   }
   return ONEBIT_OK;

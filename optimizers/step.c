@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/process.h"
-#include "optimizers/metrics.h"
+#include "optimizers/optimizer.h"
 
 /* A residual may only change when all buckets' exchanges have ended. */
 static struct ob_call dense_call(const struct onebit_optimizer *optimizer,
@@ -52,7 +52,8 @@ static onebit_status_t step_prepare(struct onebit_optimizer *optimizer, struct o
   return status;
 }
 
-void ob_step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+/* Begins a bucket's exchange. */
+static void step_start(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_step_state *step = &optimizer->step;
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   if (!bucket->uncompressed && optimizer->method->prepare)
@@ -91,7 +92,8 @@ static void step_count_times(struct onebit_optimizer *optimizer, double seconds)
   optimizer->times.network += network > 0 ? network : 0;
 }
 
-void ob_step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+/* Ends a bucket's exchange, or puts it on its stream. */
+static void step_end_exchange(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   bucket->ended = true;
@@ -105,11 +107,11 @@ static onebit_status_t step_exchange(struct onebit_optimizer *optimizer) {
   for (size_t u = optimizer->bucket_count; u-- > 0;) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     if (!bucket->started && ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE)
-      ob_step_start(optimizer, bucket);
+      step_start(optimizer, bucket);
   }
   for (size_t u = optimizer->bucket_count; u-- > 0;)
     if (optimizer->buckets[u].started && !optimizer->buckets[u].ended)
-      ob_step_end_exchange(optimizer, &optimizer->buckets[u]);
+      step_end_exchange(optimizer, &optimizer->buckets[u]);
   step->open = false;
   step_count_times(optimizer, ob_seconds() - began);
   return ob_outcome_tell(&step->outcome);
@@ -141,7 +143,8 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
   return optimizer->squares ? ob_plan_accept(optimizer->squares) : ONEBIT_OK;
 }
 
-void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
+/* Begins a new step, of which nothing is ready. */
+static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = optimizer->rate ? 0 : learning_rate,
                                            .exchange = optimizer->method->exchange(optimizer)};
   ob_step_note(optimizer, ob_constants_apply(optimizer));
@@ -158,13 +161,14 @@ void ob_step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   ob_step_note(optimizer, step_check_refused(optimizer));
 }
 
-onebit_status_t ob_step_weigh(onebit_optimizer_t optimizer) {
+/* Finds the factor of gradients, once: with clipping, when all are there. */
+static onebit_status_t step_weigh(onebit_optimizer_t optimizer) {
   optimizer->step.weighed = true;
   return ob_optimizer_weigh(optimizer, ob_outcome_tell(&optimizer->step.outcome));
 }
 
-onebit_status_t ob_optimizer_check_rate(const struct onebit_optimizer *optimizer,
-                                        float learning_rate) {
+static onebit_status_t step_check_rate(const struct onebit_optimizer *optimizer,
+                                       float learning_rate) {
   if (!optimizer->rate && (!(learning_rate >= 0) || isinf(learning_rate)))
     return ob_error(ONEBIT_ERROR_ARGUMENT, "learning_rate is %g, not a finite number from 0 on",
                     (double)learning_rate);
@@ -179,7 +183,8 @@ onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool stre
                                optimizer->step.streamed ? "" : "out"));
 }
 
-onebit_status_t ob_step_follow(struct onebit_optimizer *optimizer, void *stream) {
+/* Puts what is open behind the caller's stream from now on, where it is on one. */
+static onebit_status_t step_follow(struct onebit_optimizer *optimizer, void *stream) {
   if (!optimizer->step.on_stream || !optimizer->executor->follow)
     return ONEBIT_OK;
   return optimizer->executor->follow(optimizer, stream);
@@ -257,11 +262,11 @@ static void step_open_step(onebit_optimizer_t optimizer, float learning_rate, bo
                            void *stream) {
   if (optimizer->step.open) {
     ob_step_note(optimizer, check_same_rate(optimizer, learning_rate));
-    ob_step_note(optimizer, ob_step_follow(optimizer, stream));
+    ob_step_note(optimizer, step_follow(optimizer, stream));
     return;
   }
-  ob_step_begin(optimizer, learning_rate);
-  ob_step_note(optimizer, ob_optimizer_check_rate(optimizer, learning_rate));
+  step_begin(optimizer, learning_rate);
+  ob_step_note(optimizer, step_check_rate(optimizer, learning_rate));
   optimizer->step.on_stream = on_stream;
   optimizer->step.stream = stream;
 }
@@ -273,7 +278,7 @@ static onebit_status_t make_step(onebit_optimizer_t optimizer, float learning_ra
   step_open_step(optimizer, learning_rate, on_stream, stream);
   step_compare(optimizer);
   if (!optimizer->step.weighed)
-    ob_step_note(optimizer, ob_step_weigh(optimizer));
+    ob_step_note(optimizer, step_weigh(optimizer));
   onebit_status_t status = step_exchange(optimizer);
   /* A step that sends nothing counts on the other ranks, even if it failed here. */
   if (status != ONEBIT_OK && !ob_optimizer_sends_nothing(optimizer))
@@ -327,6 +332,115 @@ void ob_optimizer_abandon(onebit_optimizer_t optimizer) {
                ob_error(ONEBIT_ERROR_ARGUMENT, "the optimizer is destroyed while a step is open"));
   step_compare(optimizer);
   if (!optimizer->step.weighed)
-    ob_step_note(optimizer, ob_step_weigh(optimizer));
+    ob_step_note(optimizer, step_weigh(optimizer));
   step_exchange(optimizer);
+}
+
+/* --- In parts: opened, and told which gradients are final, so that a bucket is exchanged while the
+ * backward pass goes on.
+ *
+ * A transport that puts messages on streams matches them by their order alone. There buckets leave
+ * in one order on all ranks, that of a step in one go, however their tensors become ready: a bucket
+ * leaves when it is full and those that come before it have left. */
+
+static onebit_status_t ready_open_step(struct onebit_optimizer *optimizer, float learning_rate,
+                                       bool streamed) {
+  step_begin(optimizer, learning_rate);
+  optimizer->step.on_stream = streamed || optimizer->deferred;
+  if (optimizer->options.clip_norm == 0)
+    OB_TRY(step_weigh(optimizer));
+  optimizer->step.open = true;
+  optimizer->step.streamed = streamed;
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_optimizer_begin_on(onebit_optimizer_t optimizer, float learning_rate,
+                                      bool streamed) {
+  if (optimizer->step.open)
+    return ob_step_note(optimizer,
+                        ob_error(ONEBIT_ERROR_ARGUMENT,
+                                 "a step is open, with learning_rate %g: onebit_optimizer_step "
+                                 "ends it",
+                                 (double)optimizer->step.learning_rate));
+  OB_TRY(ob_optimizer_check_held(optimizer));
+  OB_TRY(step_check_rate(optimizer, learning_rate));
+  double began = ob_seconds();
+  if (ob_optimizer_must_catch_up(optimizer))
+    OB_TRY(ob_optimizer_catch_up(optimizer));
+  onebit_status_t status = ready_open_step(optimizer, learning_rate, streamed);
+  optimizer->times.all += ob_seconds() - began;
+  return status;
+}
+
+onebit_status_t onebit_optimizer_begin(onebit_optimizer_t optimizer, float learning_rate) {
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  return ob_optimizer_begin_on(optimizer, learning_rate, false);
+}
+
+static onebit_status_t ready_check_tensor(const struct onebit_optimizer *optimizer, size_t tensor) {
+  if (tensor >= optimizer->tensor_count)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
+                    optimizer->tensor_count);
+  if (optimizer->tensors[tensor].ready)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor %zu is ready a second time in one step", tensor);
+  return ONEBIT_OK;
+}
+
+/* Clipping wants all gradients before the first can leave; and the last bucket waits for step. */
+static bool may_start(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+  return optimizer->options.clip_norm == 0 && bucket->waiting == 0 && !bucket->started &&
+         optimizer->step.started + 1 < optimizer->step.senders;
+}
+
+static bool bucket_sends(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+  return ob_bucket_exchange(optimizer, bucket) != OB_EXCHANGE_NONE;
+}
+
+/* Starts the buckets that are full, from the last on, up to one that is not. If no host drives the
+ * transport, all of the exchange is put on the stream at once. */
+static void start_in_order(struct onebit_optimizer *optimizer) {
+  for (size_t u = optimizer->bucket_count; u-- > 0;) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    if (bucket->started || !bucket_sends(optimizer, bucket))
+      continue;
+    if (!may_start(optimizer, bucket))
+      return;
+    step_start(optimizer, bucket);
+    if (bucket->started && optimizer->comm->transport->put)
+      step_end_exchange(optimizer, bucket);
+  }
+}
+
+static void note_ready(struct onebit_optimizer *optimizer, size_t tensor) {
+  struct ob_bucket *bucket = &optimizer->buckets[optimizer->tensors[tensor].bucket];
+  optimizer->tensors[tensor].ready = true;
+  if (!optimizer->tensors[tensor].count || --bucket->waiting > 0)
+    return;
+  if (optimizer->deferred)
+    start_in_order(optimizer);
+  else if (bucket_sends(optimizer, bucket) && may_start(optimizer, bucket))
+    step_start(optimizer, bucket);
+}
+
+onebit_status_t ob_optimizer_ready_on(onebit_optimizer_t optimizer, size_t tensor, bool streamed,
+                                      void *stream) {
+  if (!optimizer->step.open)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "tensor %zu is ready, but no step is open: onebit_optimizer_begin opens one",
+                    tensor);
+  OB_TRY(ob_step_check_form(optimizer, streamed));
+  OB_TRY(ob_step_note(optimizer, ready_check_tensor(optimizer, tensor)));
+  double began = ob_seconds();
+  onebit_status_t status = ob_step_note(optimizer, step_follow(optimizer, stream));
+  note_ready(optimizer, tensor);
+  ob_engine_advance(optimizer->comm->engine);
+  double seconds = ob_seconds() - began;
+  optimizer->step.ready += seconds;
+  optimizer->times.all += seconds;
+  return status;
+}
+
+onebit_status_t onebit_optimizer_ready(onebit_optimizer_t optimizer, size_t tensor) {
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  return ob_optimizer_ready_on(optimizer, tensor, false, NULL);
 }

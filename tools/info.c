@@ -18,7 +18,7 @@
 #include "compression/codec.h"
 #include "dropin/rules.h"
 #include "onebit/onebit.h"
-#include "optimizers/config.h"
+#include "optimizers/method.h"
 #include "tools/options.h"
 
 #ifdef ONEBIT_HAVE_MPI

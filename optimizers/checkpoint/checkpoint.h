@@ -1,6 +1,6 @@
 /*
  * Checkpoints, inside. docs/checkpoints.md is the format, this is the code of it, on top of the
- * list of sections (optimizers/sections.h):
+ * list of sections (optimizers/state.h):
  *
  *   map.c                  which element is where in the optimizer
  *   part.c                 a part: its header and its list of sections, checked
@@ -21,7 +21,7 @@
 
 #include "optimizers/checkpoint/manifest.h"
 #include "optimizers/checkpoint/system.h"
-#include "optimizers/sections.h"
+#include "optimizers/state.h"
 
 /* --- The format */
 

@@ -312,14 +312,6 @@ static onebit_status_t merge_run(struct ob_merge *merge, onebit_status_t status)
   return ob_agree(merge->moving.comm, status, NULL, 0);
 }
 
-void ob_part_release(struct ob_part *part) {
-  if (!part)
-    return;
-  ob_release((void *)part->source.memory);
-  ob_part_close(part);
-  ob_release(part);
-}
-
 /* Memory of messages that could not be taken back stays. */
 static void keep_messages(struct ob_merge *merge) {
   ob_memory_keep(merge->fronts);

@@ -200,6 +200,14 @@ void ob_part_close(struct ob_part *part) {
   ob_release(part->sound);
 }
 
+void ob_part_release(struct ob_part *part) {
+  if (!part)
+    return;
+  ob_release((void *)part->source.memory);
+  ob_part_close(part);
+  ob_release(part);
+}
+
 /* --- Looking into it ---------------------------------------------------------------------------*/
 
 const struct ob_part_section *ob_part_from(const struct ob_part *part, enum ob_saved what,

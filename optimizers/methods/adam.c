@@ -1,9 +1,317 @@
-/* The functions of 1-bit Adam alone. */
-#include "onebit/adam.h"
+/*
+ * The functions of 1-bit Adam alone, and of 1-bit Adam whose state is sharded. Of the latter
+ * gradients go to the server of each share, and what it makes of their mean comes back to all:
+ *
+ *                    in                          the server                      back
+ *   warm-up,         dense reduce-scatter        Adam on its share               parameters, dense
+ *   uncompressed
+ *   STEP             reduce-scatter of bits      momentum, and the step          steps, in bits
+ *   PARAMETERS       likewise                    momentum; moves its share       parameters, dense
+ *
+ * After the exchange in, all ranks know that every gradient is sound, and nothing is left to spoil
+ * the step: those in bits are in -1 .. 1, parameters travel as they are. So the server changes its
+ * state before the way back begins, and there is nothing to take back.
+ *
+ * Why steps are bounded. An optimizer that is not sharded gets its momentum as bits: every element
+ * of it is as large as its block's scale. Here the server adds up exactly, while the gradients of
+ * large elements come late, as residuals; with a variance that no longer follows, that resonates.
+ * Adam's own steps are hardly larger than 1, so that much is left to them.
+ */
+#include <float.h>
+#include <math.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/memory.h"
+#include "base/process.h"
+#include "onebit/adam.h"
 #include "optimizers/optimizer.h"
+
+/* --- Sharded -----------------------------------------------------------------------------------*/
+
+/* --- The sum of the variances, for a freeze that is found from it: each rank tells all the others
+ * that of its share. A double as floats, exactly: three of its mantissa, one of its exponent. */
+
+enum { PARTS = 4 };
+
+struct own {
+  onebit_plan_t sums; /* NULL: nobody asks */
+  float part[PARTS], *parts;
+  double variance;
+  double passed; /* seconds of this step's passes */
+};
+
+static void shards_split(double value, float parts[PARTS]) {
+  int exponent;
+  double remainder = frexp(value, &exponent);
+  for (int k = 0; k < PARTS - 1; k++) {
+    parts[k] = (float)remainder;
+    remainder -= (double)parts[k];
+  }
+  parts[PARTS - 1] = (float)exponent;
+}
+
+static double shards_join(const float parts[PARTS]) {
+  return ldexp((double)parts[0] + (double)parts[1] + (double)parts[2], (int)parts[3]);
+}
+
+static onebit_status_t shards_create(struct onebit_optimizer *optimizer) {
+  size_t ranks = (size_t)optimizer->comm->size;
+  struct own *own = ob_optimizer_allocate(optimizer, 1, sizeof *own);
+  optimizer->own = own;
+  if (own)
+    own->parts = ob_optimizer_allocate(optimizer, ranks * PARTS, sizeof *own->parts);
+  onebit_status_t status = own && own->parts
+                               ? ONEBIT_OK
+                               : ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu sums", ranks);
+  OB_TRY(ob_agree(optimizer->comm, status, NULL, 0));
+  if (optimizer->moments.freeze_step != ONEBIT_FREEZE_AUTOMATIC)
+    return ONEBIT_OK;
+  return ob_plan_create_numbers(optimizer->comm, ONEBIT_OK, ONEBIT_ALLGATHER, ONEBIT_DEVICE_HOST,
+                                PARTS, &optimizer->refused, &own->sums);
+}
+
+static void shards_destroy(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  if (!own)
+    return;
+  onebit_plan_destroy(own->sums);
+  ob_release(own->parts);
+}
+
+static onebit_plan_t sums(const struct onebit_optimizer *optimizer) {
+  const struct own *own = optimizer->own;
+  return own->sums;
+}
+
+static double variance(const struct onebit_optimizer *optimizer) {
+  const struct own *own = optimizer->own;
+  return own->variance;
+}
+
+/* --- Plans */
+
+static bool sends_steps(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
+  return optimizer->moments.shards == ONEBIT_SHARDS_STEP && !bucket->uncompressed;
+}
+
+/* Returns the shape of servers' messages: float32 steps that are compressed, parameters in their
+ * own type. */
+static struct ob_plan_shape shape_back(const struct ob_plan_shape *in, onebit_dtype_t dtype) {
+  struct ob_plan_shape back = *in;
+  back.options.operation = ONEBIT_ALLGATHER;
+  back.options.dtype = back.output_dtype = dtype;
+  return back;
+}
+
+static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                             const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
+                             size_t count) {
+  struct ob_plan_shape in = *bits, dense_in = *dense;
+  in.of_segments = dense_in.of_segments = true;
+  in.momentum = in.from_servers = false;
+  in.options.operation = dense_in.options.operation = ONEBIT_REDUCE_SCATTER;
+  struct ob_plan_shape steps = shape_back(&in, ONEBIT_FLOAT32);
+  struct ob_plan_shape parameters = shape_back(&dense_in, optimizer->options.parameter_dtype);
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &in, count, &bucket->bits));
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &dense_in, count, &bucket->dense));
+  if (sends_steps(optimizer, bucket))
+    OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &steps, count, &bucket->steps_back));
+  OB_TRY(ob_plan_create(optimizer->comm, ONEBIT_OK, &parameters, count, &bucket->parameters_back));
+  ob_plan_clock(bucket->parameters_back);
+  if (bucket->steps_back)
+    ob_plan_clock(bucket->steps_back);
+  return ONEBIT_OK;
+}
+
+/* --- A step */
+
+/* Gradients, with the error of what was sent of them. */
+static void shards_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                        struct ob_call *call) {
+  (void)bucket;
+  call->hold = optimizer->bucket_count > 1;
+}
+
+static void pass_shard(struct ob_bucket *bucket, const struct ob_pass_sink *sink) {
+  const struct ob_message_shape segment = {.first = bucket->first_block, .blocks = bucket->blocks};
+  ob_pass_blocks(ob_plan_work(bucket->bits), NULL, NULL, &segment, sink);
+}
+
+static void shards_pass(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                        enum ob_pass_kind kind) {
+  struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, kind, optimizer->steps + 1);
+  struct own *own = optimizer->own;
+  double began = ob_seconds();
+  pass_shard(bucket, &sink);
+  own->passed += ob_seconds() - began;
+}
+
+/* Starts a call of the way back; true if it has to be waited for. */
+static bool shards_start(struct onebit_optimizer *optimizer, onebit_plan_t plan,
+                         struct ob_call *call) {
+  ob_constants_agree(optimizer, optimizer->step.learning_rate, "learning_rate", call);
+  onebit_status_t status = ob_plan_start(plan, ob_step_outcome(optimizer), call);
+  ob_step_note(optimizer, status);
+  ob_engine_advance(optimizer->comm->engine);
+  return status == ONEBIT_OK;
+}
+
+/* Sends m^ / (sqrt(v^) + eps), with no factor left to apply. */
+static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  shards_pass(optimizer, bucket, OB_PASS_SHARD);
+  bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_APPLY_STEP, optimizer->steps + 1);
+  bucket->sink.factors.adam.momentum_factor = 1;
+  struct ob_call call = {.source = {.factor = 1, .weight = 1},
+                         .sink = &bucket->sink,
+                         .shard = bucket->arrays[OB_SCRATCH]};
+  bucket->started = shards_start(optimizer, bucket->steps_back, &call);
+}
+
+/* From where they lie, and to where they lie. */
+static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+  bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
+  shards_pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
+  struct ob_call call = {
+      .source = {.inputs = (const void *const *)bucket->copies, .factor = 1, .weight = 1},
+      .outputs = bucket->copies};
+  bucket->started = shards_start(optimizer, bucket->parameters_back, &call);
+}
+
+static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
+                               const struct ob_bucket *bucket) {
+  bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
+  return bits && bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
+}
+
+/* While the freeze is looked for. */
+static bool send_sum(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  if (!own->sums || optimizer->frozen_at)
+    return false;
+  ob_step_note(optimizer, ob_freeze_sum(optimizer, &own->variance));
+  shards_split(fmin(own->variance, DBL_MAX), own->part);
+  struct ob_call call = ob_plan_call(own->sums, own->part, own->parts);
+  return shards_start(optimizer, own->sums, &call);
+}
+
+static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_t plan) {
+  bool bits = ob_plan_in_bits(plan);
+  optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += ob_plan_wire_bytes(plan);
+  return ob_step_note(optimizer, ob_plan_test(plan, true));
+}
+
+/* In the order of the ranks, so that all come to the same one. */
+static void gather_sums(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  wait_for(optimizer, own->sums);
+  own->variance = 0;
+  for (int r = 0; r < optimizer->comm->size; r++)
+    own->variance += shards_join(own->parts + (size_t)r * PARTS);
+}
+
+/* Subtracts from the update's seconds, which count everything since the way back began, the time of
+ * codecs and messages, as step.c does. */
+static void shards_count_times(struct onebit_optimizer *optimizer, double seconds) {
+  const struct own *own = optimizer->own;
+  struct ob_spent spent = {0};
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct ob_spent its = ob_plan_read_spent(plan_back(optimizer, &optimizer->buckets[u]));
+    spent.compress += its.compress;
+    spent.apply += its.apply;
+  }
+  double network = seconds - own->passed - spent.compress - spent.apply;
+  network = network > 0 ? network : 0;
+  optimizer->times.compress += spent.compress;
+  optimizer->times.network += network;
+  optimizer->times.update -= spent.compress + network;
+}
+
+static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
+  struct own *own = optimizer->own;
+  OB_TRY(ob_buckets_apply(optimizer));
+  double began = ob_seconds();
+  own->passed = 0;
+  for (size_t u = optimizer->bucket_count; u-- > 0;) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    if (plan_back(optimizer, bucket) == bucket->steps_back)
+      send_steps(optimizer, bucket);
+    else
+      send_parameters(optimizer, bucket);
+  }
+  if (send_sum(optimizer))
+    gather_sums(optimizer);
+  for (size_t u = optimizer->bucket_count; u-- > 0;)
+    if (optimizer->buckets[u].started)
+      wait_for(optimizer, plan_back(optimizer, &optimizer->buckets[u]));
+  shards_count_times(optimizer, ob_seconds() - began);
+  return ob_step_outcome(optimizer);
+}
+
+/* The variance becomes a reciprocal; the momentum stays what it is: it is no residual here. */
+static onebit_status_t shards_advance(struct onebit_optimizer *optimizer) {
+  bool due;
+  OB_TRY(ob_freeze_is_due(optimizer, &due));
+  if (!due)
+    return ONEBIT_OK;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    struct ob_bucket *bucket = &optimizer->buckets[u];
+    struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, OB_PASS_FREEZE, optimizer->steps);
+    sink.factors.adam.beta1 = 1;
+    if (!bucket->uncompressed)
+      pass_shard(bucket, &sink);
+  }
+  optimizer->frozen_at = optimizer->steps;
+  return ONEBIT_OK;
+}
+
+static const struct ob_method with_shards = {.name = "adam",
+                                             .sharded = true,
+                                             .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
+                                                       OB_MASK(OB_SCRATCH),
+                                             .create = shards_create,
+                                             .plans = plans,
+                                             .sums = sums,
+                                             .variance = variance,
+                                             .exchange = ob_freeze_exchange,
+                                             .call = shards_call,
+                                             .update = shards_update,
+                                             .advance = shards_advance,
+                                             .destroy = shards_destroy};
+
+/* Makes it the recipe's method, or fails: it is not possible with all options. */
+static onebit_status_t shards_choose(struct ob_recipe *recipe) {
+  const onebit_optimizer_options_t *common = &recipe->common;
+  int shards = (int)recipe->moments.shards;
+  recipe->method = &with_shards;
+  if (recipe->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "exchange is ONEBIT_ADAM_EXCHANGE_STEP, shards is %d, which says what is "
+                    "exchanged: leave exchange 0",
+                    shards);
+  if (recipe->moments.shards == ONEBIT_SHARDS_STEP && common->parameter_dtype != ONEBIT_FLOAT32)
+    return ob_error(ONEBIT_ERROR_ARGUMENT,
+                    "shards is ONEBIT_SHARDS_STEP, parameter_dtype is %d: every rank adds steps to "
+                    "parameters, which must be ONEBIT_FLOAT32",
+                    (int)common->parameter_dtype);
+  if (common->profile == ONEBIT_PROFILE_DEEPSPEED)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "profile is ONEBIT_PROFILE_DEEPSPEED, shards is %d: DeepSpeed has no such "
+                    "1-bit Adam",
+                    shards);
+  if (common->schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "schedule is ONEBIT_SCHEDULE_HIERARCHICAL, shards is %d: shards have the "
+                    "exchange only",
+                    shards);
+  if (common->device != ONEBIT_DEVICE_HOST)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is %d, shards is %d: shards are for memory of the host",
+                    (int)common->device, shards);
+  return ONEBIT_OK;
+}
+
+/* --- All ranks have all ------------------------------------------------------------------------*/
 
 static bool adam_sends_step(const struct onebit_optimizer *optimizer) {
   return optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
@@ -50,7 +358,7 @@ static const struct ob_option options_of[] = {
 
 static onebit_status_t adam_resolve(struct ob_recipe *recipe, size_t ntensors) {
   (void)ntensors;
-  return recipe->moments.shards == ONEBIT_SHARDS_NONE ? ONEBIT_OK : ob_shards_choose(recipe);
+  return recipe->moments.shards == ONEBIT_SHARDS_NONE ? ONEBIT_OK : shards_choose(recipe);
 }
 
 const struct ob_method ob_method_adam = {.name = "adam",

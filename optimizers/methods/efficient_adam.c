@@ -17,8 +17,7 @@
 
 #include "base/call_scope.h"
 #include "base/error.h"
-#include "optimizers/methods/lamb.h"
-#include "optimizers/sections.h"
+#include "optimizers/state.h"
 
 /* --- Steps of the warm-up */
 

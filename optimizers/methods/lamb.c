@@ -17,7 +17,7 @@
 #include "base/call_scope.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/methods/lamb.h"
+#include "optimizers/optimizer.h"
 
 /* --- The numbers of tensors, on the host */
 

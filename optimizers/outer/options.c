@@ -1,6 +1,5 @@
 /* Options of the outer step. */
 
-#include "optimizers/options.h"
 #include "base/error.h"
 #include "optimizers/outer/outer.h"
 

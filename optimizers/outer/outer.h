@@ -25,7 +25,7 @@
 
 #include "collectives/plan.h"
 #include "onebit/outer.h"
-#include "optimizers/sections.h"
+#include "optimizers/state.h"
 
 struct ob_fragment;
 

@@ -10,9 +10,9 @@ TEMPLATE = "compression/codec_template.h > " + CODECS
 REDUCE = "compression/codec_compress.h > " + CODECS
 CHECKSUM = "compression/codec_compress.h > " + CODECS
 LEVELS = ("compression/levels.h > compression/codec_scalar.c compression/blocks.c "
-          "compression/residual.c tests/test_codec.c")
-NUMERICS = ("compression/numerics.h > compression/blocks.c compression/apply.c "
-            "compression/residual.c compression/sparse.c optimizers/sections.c "
+          "compression/measure.c tests/test_codec.c")
+NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
+            "compression/residual.c compression/sparse.c optimizers/state.c "
             "optimizers/checkpoint/messages.c optimizers/outer/update.c tests/test_codec.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
            "collectives/steps.c collectives/ladder.c collectives/schedules/schedule.c "
@@ -140,7 +140,7 @@ MUTANTS = [
      "  double reduce = costs->reduce + costs->reduce_stream;"),
     ("decision", "collectives/cost/cost.c", "cost tuning",
      "  given = task->chunk ? task->chunk : given / width;", "  given = task->chunk ? task->chunk : given;"),
-    ("decision", "optimizers/weigh.c", "clipping",
+    ("decision", "optimizers/terms.c", "clipping",
      "  if (norm > optimizer->options.clip_norm)", "  if (norm > 2 * optimizer->options.clip_norm)"),
     ("decision", "optimizers/freeze.c", "loss_scale",
      "  optimizer->good_steps = skipped ? 0 : optimizer->good_steps + made;",
@@ -180,12 +180,12 @@ MUTANTS = [
     ("shard", "collectives/schedules/schedule.c", "collectives/three_ranks shards",
      "  geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks;",
      "  geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks - (geometry->layout.blocks > 1);"),
-    ("shard", "optimizers/methods/shards.c", "shards shards_costs",
+    ("shard", "optimizers/methods/adam.c", "shards shards_costs",
      "    own->variance += shards_join(own->parts + (size_t)r * PARTS);",
      "    own->variance = shards_join(own->parts + (size_t)r * PARTS);"),
-    ("shard", "optimizers/methods/shards.c", "shards",
+    ("shard", "optimizers/methods/adam.c", "shards",
      "    remainder -= (double)parts[k];", "    remainder = 0;"),
-    ("shard", "optimizers/methods/shards.c", "shards",
+    ("shard", "optimizers/methods/adam.c", "shards",
      "  bucket->sink.factors.adam.momentum_factor = 1;", "  (void)0;"),
     # Waiting
     ("timeout", "collectives/watch.c", "waits",

@@ -1,5 +1,5 @@
 /* The list of an optimizer's sections, and how their elements are read and written. */
-#include "optimizers/sections.h"
+#include "optimizers/state.h"
 
 #include "base/error.h"
 #include "base/memory.h"
