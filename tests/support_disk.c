@@ -5,7 +5,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "optimizers/checkpoint/system.h"
+#include "optimizers/checkpoint/directory.h"
 #include "tests/support.h"
 
 enum { EVENTS = 256, OPEN_FILES = 64, PATH = 256 };

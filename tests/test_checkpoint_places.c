@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 #include "optimizers/checkpoint/checkpoint.h"
-#include "optimizers/checkpoint/system.h"
+#include "optimizers/checkpoint/directory.h"
 #include "tests/support_disk.h"
 #include "tests/support_irregular.h"
 #include "tests/support_parts.h"

@@ -2,16 +2,13 @@
  * Checkpoints, inside. docs/checkpoints.md is the format, this is the code of it, on top of the
  * list of sections (optimizers/state.h):
  *
- *   map.c                  which element is where in the optimizer
  *   part.c                 a part: its header and its list of sections, checked
- *   write.c                a part written
- *   save.c                 the state of an object to a part
- *   optimizer.c            an optimizer's, and the calls that save and load it
+ *   save.c                 which element is where; the state of an object to a part
+ *   optimizer.c            an optimizer's state, and the calls that save it
  *   parts.c                what the parts of all ranks have of some elements
  *   restore.c, messages.c  and that into an optimizer; momentum that was sent
- *   load.c                 parts to an optimizer
  *   merge.c, merge_pieces.c    what several ranks have, over a communicator, to one part
- *   manifest.c, files.c, system.c    all that in a directory
+ *   files.c, directory.c   all that in a directory
  *
  * Everything is told in elements: of all tensors, one after the other in the order of their list.
  * What fills tensors up in profile deepspeed has numbers of its own.
@@ -19,8 +16,7 @@
 #ifndef OB_OPTIMIZERS_CHECKPOINT_H
 #define OB_OPTIMIZERS_CHECKPOINT_H
 
-#include "optimizers/checkpoint/manifest.h"
-#include "optimizers/checkpoint/system.h"
+#include "optimizers/checkpoint/directory.h"
 #include "optimizers/state.h"
 
 /* --- The format */
@@ -93,7 +89,7 @@ uint64_t ob_checksum_end(const struct ob_checksum *sum);
 uint64_t ob_section_bytes(uint32_t what, uint64_t count);
 uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space);
 
-/* --- Where elements are (map.c) */
+/* --- Where elements are (save.c) */
 
 /* Elements of a section. */
 struct ob_range {
@@ -111,11 +107,6 @@ struct ob_map {
 
 onebit_status_t ob_map_create(struct ob_map *map, const struct ob_state *state);
 void ob_map_destroy(struct ob_map *map);
-
-/* All stretches in the order of a space's elements; that with this element. */
-const struct ob_stretch *ob_map_list(const struct ob_map *map, enum ob_space space);
-const struct ob_stretch *ob_map_find(const struct ob_map *map, enum ob_space space,
-                                     uint64_t element);
 
 /* --- A part (part.c) */
 
@@ -192,7 +183,7 @@ struct ob_sink {
   void *context;
 };
 
-/* Writes it (write.c). Then header.checksum is known too. */
+/* Writes it. Then header.checksum is known too. */
 onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink);
 
 /* Saves into memory of the caller; NULL: only returns the number of bytes. */
@@ -242,13 +233,6 @@ struct ob_sources {
   int count;
 };
 
-onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *sources);
-void ob_parts_close(struct ob_parts *parts);
-
-/* Fails unless they are all parts of one checkpoint; which one that is. */
-onebit_status_t ob_parts_together(const struct ob_parts *parts);
-uint64_t ob_parts_identity(const struct ob_parts *parts);
-
 /* Fails unless they fit together, and this optimizer. */
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
@@ -257,7 +241,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
  * only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
-/* --- Loading (load.c) */
+/* --- Loading (parts.c, files.c) */
 
 /* The functions by which an object is loaded. */
 struct ob_load {
@@ -296,9 +280,6 @@ struct ob_loading {
 /* Elements of the bucket that is being restored; what is not known of padding is 0. */
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
                                 const struct ob_run *run, float *values);
-
-/* Everything (restore.c). */
-onebit_status_t ob_restore(struct ob_loading *loading);
 
 /* Converts momentum that was sent to messages again; the rounding error of a run is added to its
  * residual (messages.c). */

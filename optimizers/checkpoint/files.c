@@ -75,7 +75,7 @@ struct files {
   struct ob_directory directory;
   int lock; /* rank 0's file; -1: none */
   uint64_t generation;
-  char name[OB_PART_NAME]; /* of this rank's part */
+  char name[OB_FILE_NAME]; /* of this rank's part */
   struct ob_manifest manifest;
   bool published;
 };
@@ -185,7 +185,7 @@ static onebit_status_t look_at_part(struct files *files, int rank) {
   struct ob_manifest_part *part = &files->manifest.parts[rank];
   struct ob_part_header header;
   struct ob_stored stored = {.input.number = -1};
-  char name[OB_PART_NAME];
+  char name[OB_FILE_NAME];
   ob_part_name(name, files->generation, rank);
   onebit_status_t status = open_stored(&files->directory, name, &stored, &header);
   ob_stored_close(&stored);
@@ -216,7 +216,7 @@ static onebit_status_t files_publish(struct files *files) {
 
 /* Removes the parts of a new generation that has failed. */
 static void remove_parts(const struct files *files) {
-  char name[OB_PART_NAME];
+  char name[OB_FILE_NAME];
   ob_file_remove(&files->directory, OB_MANIFEST_NEW);
   for (int rank = 0; rank < files->state->comm->size; rank++) {
     ob_part_name(name, files->generation, rank);
@@ -305,7 +305,7 @@ static onebit_status_t open_part(struct opened *opened, int rank) {
   const char *directory = opened->directory.path;
   struct ob_stored *stored = &opened->parts[rank];
   struct ob_part_header header;
-  char name[OB_PART_NAME];
+  char name[OB_FILE_NAME];
   ob_part_name(name, opened->manifest.generation, rank);
   OB_TRY(open_stored(&opened->directory, name, stored, &header));
   if (rank >= OPEN_PARTS)

@@ -224,3 +224,10 @@ onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *
   OB_CALL_SCOPE;
   return checkpoint_optimizer_save(optimizer, true, memory, capacity, bytes);
 }
+
+onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  const onebit_status_t status = ob_checkpoint_idle(optimizer);
+  const struct ob_state state = ob_optimizer_state(optimizer);
+  return ob_state_save_files(&state, status, directory);
+}

@@ -1,5 +1,5 @@
 /* The parts of all ranks, perhaps of another number of ranks than now: checks that they fit
- * together, and reads elements from them. */
+ * together, reads elements from them, and loads an object from them, which is collective. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "collectives/communicator.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
 static struct ob_part_source parts_source_of(const struct ob_sources *sources, int k) {
@@ -16,7 +17,7 @@ static struct ob_part_source parts_source_of(const struct ob_sources *sources, i
   return (struct ob_part_source){.memory = sources->memory[k], .bytes = sources->bytes[k]};
 }
 
-onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *sources) {
+static onebit_status_t parts_open(struct ob_parts *parts, const struct ob_sources *sources) {
   const int count = sources->count;
   *parts = (struct ob_parts){.own = -1};
   if (!sources->files && (!sources->memory || !sources->bytes))
@@ -36,7 +37,7 @@ onebit_status_t ob_parts_open(struct ob_parts *parts, const struct ob_sources *s
   return ONEBIT_OK;
 }
 
-void ob_parts_close(struct ob_parts *parts) {
+static void parts_close(struct ob_parts *parts) {
   for (int k = 0; k < parts->count; k++)
     ob_part_close(&parts->list[k]);
   ob_release(parts->list);
@@ -65,7 +66,8 @@ static onebit_status_t check_alike(const struct ob_part *part, const struct ob_p
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_parts_together(const struct ob_parts *parts) {
+/* Fails unless they are all parts of one checkpoint. */
+static onebit_status_t parts_check_together(const struct ob_parts *parts) {
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
     if (part->header.ranks != (uint32_t)parts->count)
@@ -79,7 +81,8 @@ onebit_status_t ob_parts_together(const struct ob_parts *parts) {
   return ONEBIT_OK;
 }
 
-uint64_t ob_parts_identity(const struct ob_parts *parts) {
+/* Returns which checkpoint that is. */
+static uint64_t parts_identity(const struct ob_parts *parts) {
   struct ob_checksum sum = ob_checksum_begin();
   for (int k = 0; k < parts->count; k++)
     ob_checksum_add(&sum, &parts->list[k].header.checksum, sizeof(uint64_t));
@@ -201,7 +204,7 @@ static bool same_ranks(const struct ob_parts *parts, const struct onebit_optimiz
 
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map) {
-  OB_TRY(ob_parts_together(parts));
+  OB_TRY(parts_check_together(parts));
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
     OB_TRY(parts_check_kind(part, optimizer));
@@ -305,4 +308,39 @@ onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *ran
   const bool own = ob_saved_own(range->what, parts->list[0].header.apart);
   return own && parts->own >= 0 ? parts_read_own(parts, range, values)
                                 : read_mean(parts, range, values);
+}
+
+/* --- An object loaded --------------------------------------------------------------------------*/
+
+/* Checks all that can be checked without a change. */
+static onebit_status_t parts_look_through(const struct ob_load *load, onebit_status_t status,
+                                          struct ob_parts *parts,
+                                          const struct ob_sources *sources) {
+  OB_TRY(status);
+  OB_TRY(parts_open(parts, sources));
+  OB_TRY(parts_check_together(parts));
+  return load->restore(load->object, parts, true);
+}
+
+onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
+                              const struct ob_sources *sources) {
+  struct ob_parts parts = {0};
+  status = parts_look_through(load, status, &parts, sources);
+  const struct ob_term terms[] = {
+      {"count", (uint64_t)parts.count},
+      {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? parts_identity(&parts) : 0},
+      load->term,
+  };
+  status = ob_agree(load->comm, status, terms, 2 + (load->term.name != NULL));
+  if (load->agreed)
+    status = load->agreed(load->object, status);
+  if (status == ONEBIT_OK) {
+    status = load->restore(load->object, &parts, false);
+    if (status == ONEBIT_ERROR_FILE)
+      status = ob_error(status, "%s; part of the state has been loaded", onebit_last_error());
+    status = ob_agree(load->comm, status, NULL, 0);
+  }
+  load->close(load->object);
+  parts_close(&parts);
+  return status;
 }

@@ -1,8 +1,12 @@
-/* From parts into the state of an optimizer, first without changing anything. */
+/* From parts into the state of an optimizer, first without changing anything; and the calls that
+ * load one. */
 #include <math.h>
 #include <string.h>
 
+#include "base/call_scope.h"
 #include "base/error.h"
+#include "base/memory.h"
+#include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
 onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
@@ -264,7 +268,7 @@ static enum ob_stage restore_stage_of(const struct ob_loading *loading) {
 }
 
 /* Numbers come first: what is done with momentum may ask for them. */
-onebit_status_t ob_restore(struct ob_loading *loading) {
+static onebit_status_t restore_all(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts->list[loading->parts->own >= 0 ? loading->parts->own : 0];
   loading->stage = restore_stage_of(loading);
@@ -286,4 +290,103 @@ onebit_status_t ob_restore(struct ob_loading *loading) {
   set_ladders(loading);
   OB_TRY(ob_buckets_fit_arrays(optimizer, false));
   return optimizer->executor->restored ? optimizer->executor->restored(optimizer) : ONEBIT_OK;
+}
+
+/* --- The calls ---------------------------------------------------------------------------------*/
+
+static onebit_status_t restore_allocate(struct ob_loading *loading) {
+  const struct onebit_optimizer *optimizer = loading->optimizer;
+  size_t scales = 0;
+  for (size_t u = 0; u < optimizer->bucket_count; u++) {
+    const struct onebit_plan *plan = optimizer->buckets[u].bits;
+    size_t wanted = ob_plan_geometry(plan)->one_scale ? ob_plan_geometry(plan)->segments
+                                                      : ob_plan_layout(plan)->blocks;
+    scales = wanted > scales ? wanted : scales;
+  }
+  loading->values = ob_allocate(2 * OB_CHUNK, sizeof(float));
+  loading->scales = ob_allocate(scales, sizeof(float));
+  if (!loading->values || !loading->scales)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to load an optimizer");
+  loading->more = loading->values + OB_CHUNK;
+  return ob_reader_create(&loading->reader, optimizer);
+}
+
+static onebit_status_t restore_prepare(struct ob_loading *loading, struct ob_parts *parts) {
+  const struct ob_state state = ob_optimizer_state(loading->optimizer);
+  loading->parts = parts;
+  OB_TRY(ob_map_create(&loading->map, &state));
+  return restore_allocate(loading);
+}
+
+static onebit_status_t restore_restore(void *object, struct ob_parts *parts, bool dry) {
+  struct ob_loading *loading = object;
+  if (dry) {
+    OB_TRY(restore_prepare(loading, parts));
+    OB_TRY(ob_parts_check(parts, loading->optimizer, &loading->map));
+  }
+  loading->dry = dry;
+  return restore_all(loading);
+}
+
+static void close_loading(void *object) {
+  struct ob_loading *loading = object;
+  ob_map_destroy(&loading->map);
+  ob_reader_destroy(&loading->reader);
+  ob_release(loading->values);
+  ob_release(loading->scales);
+  *loading = (struct ob_loading){.optimizer = loading->optimizer};
+}
+
+static onebit_status_t restore_part(struct ob_loading *loading, struct ob_parts *parts) {
+  const struct ob_part_header *header = &parts->list[0].header;
+  parts->sums = ob_allocate(OB_CHUNK, sizeof *parts->sums);
+  parts->counts = ob_allocate(OB_CHUNK, sizeof *parts->counts);
+  if (!parts->sums || !parts->counts)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to restore an optimizer");
+  OB_TRY(restore_prepare(loading, parts));
+  parts->same_padding = header->ranks == (uint32_t)loading->optimizer->comm->size &&
+                        header->padding == loading->map.total[OB_PADDING];
+  return restore_all(loading);
+}
+
+onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part) {
+  struct ob_loading loading = {.optimizer = optimizer};
+  struct ob_parts parts = {.list = part, .count = 1};
+  onebit_status_t status = restore_part(&loading, &parts);
+  ob_release(parts.sums);
+  ob_release(parts.counts);
+  close_loading(&loading);
+  return status;
+}
+
+static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_checkpoint_idle(optimizer));
+  if (optimizer->deferred && !optimizer->executor->restored)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "optimizer is on a device that counts its steps: they cannot be set");
+  return ONEBIT_OK;
+}
+
+static onebit_status_t restore_from(onebit_optimizer_t optimizer, const struct ob_sources *sources,
+                                    const char *directory) {
+  struct ob_loading loading = {.optimizer = optimizer};
+  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  const struct ob_load load = {.object = &loading,
+                               .comm = optimizer->comm,
+                               .restore = restore_restore,
+                               .close = close_loading};
+  const onebit_status_t status = check_ready(optimizer);
+  return sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
+}
+
+onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,
+                                      const size_t *bytes, int count) {
+  OB_CALL_SCOPE;
+  const struct ob_sources sources = {.memory = parts, .bytes = bytes, .count = count};
+  return restore_from(optimizer, &sources, NULL);
+}
+
+onebit_status_t onebit_optimizer_load_files(onebit_optimizer_t optimizer, const char *directory) {
+  OB_CALL_SCOPE;
+  return restore_from(optimizer, NULL, directory);
 }

@@ -1,9 +1,65 @@
-/* The state of an object to a part. */
+/* The state of an object to a part, which is written: its sections, and then its front, which has
+ * their checksums. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
+
+/* --- Where elements are ------------------------------------------------------------------------*/
+
+/* Orders pieces by their first element. Of several that begin with the same number all but the last
+ * are empty. */
+static int by_element(const void *a, const void *b) {
+  const struct ob_stretch *x = a, *y = b;
+  const int e = OB_ELEMENTS;
+  int order = (x->first[e] > y->first[e]) - (x->first[e] < y->first[e]);
+  return order ? order : (x->count[e] > 0) - (y->count[e] > 0);
+}
+
+onebit_status_t ob_map_create(struct ob_map *map, const struct ob_state *state) {
+  const size_t count = state->list_stretches(state->object, NULL);
+  *map = (struct ob_map){.all = ob_allocate(count, sizeof *map->all),
+                         .sorted = ob_allocate(count, sizeof *map->sorted),
+                         .count = count};
+  if (!map->all || !map->sorted)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu pieces", count);
+  state->list_stretches(state->object, map->all);
+  for (size_t k = 0; k < count; k++) {
+    map->all[k].first[OB_PADDING] = map->total[OB_PADDING];
+    for (int space = 0; space < OB_SPACES; space++)
+      map->total[space] += map->all[k].count[space];
+    map->sorted[k] = map->all[k];
+  }
+  qsort(map->sorted, count, sizeof *map->sorted, by_element);
+  return ONEBIT_OK;
+}
+
+void ob_map_destroy(struct ob_map *map) {
+  ob_release(map->all);
+  ob_release(map->sorted);
+}
+
+/* Returns all stretches in the order of a space's elements. */
+static const struct ob_stretch *map_list(const struct ob_map *map, enum ob_space space) {
+  return space == OB_ELEMENTS ? map->sorted : map->all;
+}
+
+/* Returns the stretch that has this element. */
+static const struct ob_stretch *map_find(const struct ob_map *map, enum ob_space space,
+                                         uint64_t element) {
+  const struct ob_stretch *list = map_list(map, space);
+  size_t low = 0, high = map->count;
+  while (high - low > 1) {
+    size_t middle = low + (high - low) / 2;
+    if (list[middle].first[space] <= element)
+      low = middle;
+    else
+      high = middle;
+  }
+  return &list[low];
+}
 
 /* --- Which sections there are ------------------------------------------------------------------*/
 
@@ -56,7 +112,7 @@ static void add_elements(struct ob_saving *saving, enum ob_saved what, enum ob_s
     high = checkpoint_save_fraction(total, saving->header.rank + 1, saving->header.ranks);
   }
   for (size_t k = 0; total && k < saving->map.count; k++)
-    add_stretch(saving, what, space, &ob_map_list(&saving->map, space)[k], low, high);
+    add_stretch(saving, what, space, &map_list(&saving->map, space)[k], low, high);
 }
 
 static onebit_status_t list_sections(struct ob_saving *saving) {
@@ -140,7 +196,7 @@ static onebit_status_t checkpoint_save_read_elements(struct ob_saving *saving,
                                                      uint64_t first, size_t count, float *values) {
   const enum ob_space space = (enum ob_space)section->space;
   for (size_t some; count; count -= some, first += some, values += some) {
-    const struct ob_stretch *stretch = ob_map_find(&saving->map, space, first);
+    const struct ob_stretch *stretch = map_find(&saving->map, space, first);
     const size_t before = (size_t)(first - stretch->first[space]);
     some = stretch->count[space] - before < count ? stretch->count[space] - before : count;
     struct ob_run run = {stretch->piece, before, some};
@@ -160,6 +216,60 @@ onebit_status_t ob_saving_read(struct ob_saving *saving, const struct ob_part_se
     memcpy((uint64_t *)values + i,
            state->number(state->object, (enum ob_saved)section->what, first + i), sizeof(uint64_t));
   return ONEBIT_OK;
+}
+
+/* --- Writing -----------------------------------------------------------------------------------*/
+
+/* `buffer`: OB_CHUNK floats, doubles or whole numbers. */
+static onebit_status_t write_section(struct ob_saving *saving, const struct ob_sink *sink,
+                                     struct ob_part_section *section, uint64_t *buffer) {
+  struct ob_checksum sum = ob_checksum_begin();
+  uint64_t offset = section->offset;
+  for (uint64_t at = 0; at < section->count; at += OB_CHUNK) {
+    size_t left = (size_t)(section->count - at), count = left < OB_CHUNK ? left : OB_CHUNK;
+    size_t bytes = (size_t)ob_section_bytes(section->what, count);
+    buffer[bytes / 8 - 1] = 0; /* what fills up */
+    OB_TRY(ob_saving_read(saving, section, section->first + at, count, buffer));
+    ob_checksum_add(&sum, buffer, bytes);
+    OB_TRY(sink->put(sink->context, offset, buffer, bytes));
+    offset += bytes;
+  }
+  section->checksum = ob_checksum_end(&sum);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t write_front(struct ob_saving *saving, const struct ob_sink *sink) {
+  struct ob_part_header *header = &saving->header;
+  unsigned char *front = ob_allocate(1, (size_t)header->front);
+  if (!front)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of sections");
+  unsigned char *at = front + sizeof *header;
+  if (header->tensors)
+    memcpy(at, saving->tensors, (size_t)header->tensors * sizeof *saving->tensors);
+  at += header->tensors * sizeof *saving->tensors;
+  memcpy(at, saving->sections, (size_t)header->sections * sizeof *saving->sections);
+  header->checksum = 0;
+  memcpy(front, header, sizeof *header);
+  struct ob_checksum sum = ob_checksum_begin();
+  ob_checksum_add(&sum, front, (size_t)header->front);
+  header->checksum = ob_checksum_end(&sum);
+  memcpy(front, header, sizeof *header);
+  onebit_status_t status = sink->put(sink->context, 0, front, (size_t)header->front);
+  ob_release(front);
+  return status;
+}
+
+onebit_status_t ob_saving_write(struct ob_saving *saving, const struct ob_sink *sink) {
+  onebit_status_t status = ONEBIT_OK;
+  uint64_t *buffer = ob_allocate(OB_CHUNK, sizeof *buffer);
+  if (!buffer)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory to write a checkpoint");
+  for (uint64_t i = 0; status == ONEBIT_OK && i < saving->header.sections; i++)
+    status = write_section(saving, sink, &saving->sections[i], buffer);
+  if (status == ONEBIT_OK)
+    status = write_front(saving, sink);
+  ob_release(buffer);
+  return status;
 }
 
 /* --- To memory ---------------------------------------------------------------------------------*/

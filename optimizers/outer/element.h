@@ -1,6 +1,6 @@
 /*
  * The arithmetic of one element of the outer step, written once: for the passes of the host
- * (update.c) and for the kernels (cuda/outer.cu). float32 throughout, one rounding an operation; so
+ * (step.c) and for the kernels (cuda/outer.cu). float32 throughout, one rounding an operation; so
  * with the same mean drift all ranks come to the same consensus, to the bit.
  */
 #ifndef OB_OPTIMIZERS_OUTER_ELEMENT_H

@@ -5,7 +5,6 @@
  *               residuals are exported, and what was made on the old communicator is given back
  *   agree       the outer steps are of one kind; who has made most exchanges is the source
  *   align       who differs gets consensus and outer momentum of the source, fragment by fragment
- *               (move_align.c)
  *   attach      fragments are made on the new communicator, residuals imported
  *
  * Between detach and attach the outer step is detached: what fails leaves it so, and the next call
@@ -20,8 +19,119 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/communicator.h"
-#include "optimizers/outer/move.h"
-#include "optimizers/outer/state.h"
+#include "optimizers/moving.h"
+#include "optimizers/outer/sites.h"
+
+/* --- Aligned: who has what, and the latest for all ---------------------------------------------*/
+
+struct rejoining {
+  struct onebit_outer *outer;
+  struct ob_moving ranks; /* its comm NULL: this rank is not among them */
+  float *message;
+};
+
+enum { MESSAGE = 1 << 20 }; /* floats at a time */
+
+/* Sends values from the source to all whose number in the latest agreement differs from its own. */
+static onebit_status_t rejoining_pass_on(struct rejoining *moving, float *values, size_t count) {
+  struct ob_moving *ranks = &moving->ranks;
+  for (int rank = 0; rank < ranks->comm->size; rank++)
+    ranks->wants[rank] = ranks->noted[rank] != ranks->noted[ranks->source];
+  for (size_t some; count; values += some, count -= some) {
+    some = count < MESSAGE ? count : MESSAGE;
+    memcpy(moving->message, values, some * sizeof *values);
+    OB_TRY(ob_moving_broadcast(ranks, ranks->source, moving->message, some * sizeof *values));
+    if (ranks->wants[ranks->comm->rank])
+      memcpy(values, moving->message, some * sizeof *values);
+  }
+  return ONEBIT_OK;
+}
+
+/* Returns a fingerprint of the fragment's arrays before the drift, which all ranks have alike. */
+static uint64_t move_align_fingerprint(const struct ob_fragment *fragment) {
+  const struct ob_codec *codec = fragment->outer->codec;
+  uint64_t sums = 0;
+  for (int k = 0; k < OB_OUTER_DRIFT; k++)
+    if (fragment->array[k])
+      sums = sums << 32 | codec->checksum(fragment->array[k], fragment->count);
+  return sums;
+}
+
+/* A rank that was behind begins at the consensus: its drift so far was in the exchange whose end it
+ * did not see. */
+static onebit_status_t align_fragment(struct rejoining *moving, struct ob_fragment *fragment) {
+  struct ob_moving *ranks = &moving->ranks;
+  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, move_align_fingerprint(fragment)));
+  const uint64_t wanted = ranks->noted[ranks->source];
+  const bool behind = ranks->noted[ranks->comm->rank] != wanted;
+  onebit_status_t status = ONEBIT_OK;
+  for (int k = 0; status == ONEBIT_OK && k < OB_OUTER_DRIFT; k++)
+    if (fragment->array[k])
+      status = rejoining_pass_on(moving, fragment->array[k], fragment->count);
+  if (status != ONEBIT_OK) {
+    ob_comm_give_up(ranks->comm, onebit_last_error());
+    return status;
+  }
+  if (move_align_fingerprint(fragment) != wanted)
+    status = ob_error(ONEBIT_ERROR_MESSAGE, "from rank %d: fragment %zu is not what it has",
+                      ranks->source, fragment->number);
+  if (!behind || status != ONEBIT_OK)
+    return ob_agree(ranks->comm, status, NULL, 0);
+  fragment->keeps = false;
+  fragment->stage = OB_FRAGMENT_IDLE;
+  ob_fragment_set(fragment, 1);
+  fragment->weight = 0;
+  for (int k = 0; k < 2; k++)
+    memset(fragment->held[k], 0, fragment->count * sizeof(float));
+  return ob_agree(ranks->comm, ONEBIT_OK, NULL, 0);
+}
+
+static size_t next_fragment(const struct onebit_outer *outer) {
+  size_t next = 0;
+  while (outer->fragments[next].begin_step <= outer->position % outer->options.local_steps)
+    next++;
+  return next;
+}
+
+/* Counts, and which fragment is next. */
+static onebit_status_t align_counts(struct rejoining *moving) {
+  struct onebit_outer *outer = moving->outer;
+  struct ob_moving *ranks = &moving->ranks;
+  const bool holder = ranks->holder[ranks->comm->rank];
+  uint64_t *counts[] = {&outer->started, &outer->exchanges, &outer->skipped, &outer->steps};
+  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, next_fragment(outer)));
+  const size_t next = (size_t)ranks->noted[ranks->source];
+  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, outer->options.local_steps));
+  const size_t round = (size_t)ranks->noted[ranks->source];
+  OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, outer->position % outer->options.local_steps));
+  const size_t position = (size_t)ranks->noted[ranks->source];
+  if (!outer->options.weighted || !holder || next_fragment(outer) != next)
+    outer->position = ob_outer_position(outer, position, round);
+  for (size_t k = 0; k < 4; k++) {
+    OB_TRY(ob_moving_learn(ranks, ONEBIT_OK, *counts[k]));
+    if (counts[k] != &outer->steps || !outer->options.weighted || !holder)
+      *counts[k] = ranks->noted[ranks->source];
+  }
+  return ONEBIT_OK;
+}
+
+/* Chooses the source; who differs from it gets consensus, outer momentum and counts. A rank of the
+ * same run is behind by no more than the fragments whose exchange was cut short. */
+static onebit_status_t rejoining_align(struct rejoining *moving) {
+  struct onebit_outer *outer = moving->outer;
+  struct ob_moving *ranks = &moving->ranks;
+  onebit_status_t status = ob_moving_create(ranks, ranks->comm, "onebit_outer_move");
+  moving->message = ob_allocate(outer->count < MESSAGE ? outer->count : MESSAGE, sizeof(float));
+  if (status == ONEBIT_OK && !moving->message)
+    status = ob_error(ONEBIT_ERROR_MEMORY, "no memory to move an outer step");
+  if (status == ONEBIT_OK)
+    status = ob_outer_to_host(outer);
+  OB_TRY(ob_moving_learn(ranks, status, outer->exchanges));
+  ob_moving_choose_source(ranks, outer->options.fragments);
+  for (size_t f = 0; f < outer->options.fragments; f++)
+    OB_TRY(align_fragment(moving, &outer->fragments[f]));
+  return align_counts(moving);
+}
 
 enum { WORKER, SERVER };
 
@@ -87,7 +197,7 @@ static void extract_runs(float *from, const struct ob_outer_run *runs, size_t co
  * the ranks, since it was part of their mean. If new ranks without residuals have joined, the
  * others' residuals get a larger weight, so that the mean stays. The server's place then has the
  * growth of the message. */
-static void join_held(const struct ob_rejoining *moving, struct ob_fragment *fragment) {
+static void join_held(const struct rejoining *moving, struct ob_fragment *fragment) {
   const float ranks = (float)moving->ranks.comm->size;
   const float factor = ranks / (float)moving->ranks.holders;
   float *worker = fragment->held[WORKER], *server = fragment->held[SERVER];
@@ -100,8 +210,7 @@ static void join_held(const struct ob_rejoining *moving, struct ob_fragment *fra
 }
 
 /* The drift is scratch: nothing is in flight. */
-static onebit_status_t import_held(const struct ob_rejoining *moving,
-                                   struct ob_fragment *fragment) {
+static onebit_status_t import_held(const struct rejoining *moving, struct ob_fragment *fragment) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
   struct ob_outer_run *runs = fragment->outer->runs;
   size_t count = exchange->runs(fragment, OB_SAVED_SERVER, runs);
@@ -129,19 +238,19 @@ static void follow_growth(struct ob_fragment *fragment) {
 }
 
 /* Copies the state of the site's rank 0. */
-static onebit_status_t copy_rank_0(struct ob_rejoining *inside, struct ob_fragment *fragment) {
+static onebit_status_t copy_rank_0(struct rejoining *inside, struct ob_fragment *fragment) {
   float *const arrays[] = {fragment->drift, fragment->held[SERVER]};
   const struct ob_codec *codec = fragment->outer->codec;
   for (int k = 0; k < 2; k++) {
     OB_TRY(ob_moving_learn(&inside->ranks, ONEBIT_OK, codec->checksum(arrays[k], fragment->count)));
-    OB_TRY(ob_rejoining_pass_on(inside, arrays[k], fragment->count));
+    OB_TRY(rejoining_pass_on(inside, arrays[k], fragment->count));
   }
   return ONEBIT_OK;
 }
 
 /* `inside`: the site, where there are sites; then the moving's communicator is NULL but on rank 0
  * of it. */
-static onebit_status_t import_all(const struct ob_rejoining *moving, struct ob_rejoining *inside) {
+static onebit_status_t import_all(const struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   for (size_t f = 0; f < outer->options.fragments; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];
@@ -164,7 +273,7 @@ static onebit_status_t outer_move_build(struct onebit_outer *outer) {
   return status;
 }
 
-static onebit_status_t outer_move_attach(struct ob_rejoining *moving) {
+static onebit_status_t outer_move_attach(struct rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_comm_t before = outer->comm;
   outer->comm = ob_comm_keep(moving->ranks.comm);
@@ -181,7 +290,7 @@ static onebit_status_t outer_move_attach(struct ob_rejoining *moving) {
 
 /* Groups of which some site had sent drifts that were in no round that it applied: they are sent
  * again, by all, since a server waits for all. */
-static onebit_status_t resend_drifts(struct ob_rejoining *moving, struct ob_rejoining *inside) {
+static onebit_status_t resend_drifts(struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   bool skipped = false;
   for (size_t g = 0; g < outer->groups; g++) {
@@ -202,12 +311,12 @@ static onebit_status_t resend_drifts(struct ob_rejoining *moving, struct ob_rejo
   return ONEBIT_OK;
 }
 
-static onebit_status_t attach_site(struct ob_rejoining *moving, struct ob_rejoining *inside) {
+static onebit_status_t attach_site(struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
-  onebit_status_t status = moving->ranks.comm ? ob_rejoining_align(moving) : ONEBIT_OK;
+  onebit_status_t status = moving->ranks.comm ? rejoining_align(moving) : ONEBIT_OK;
   status = ob_agree(outer->comm, status, NULL, 0);
   if (status == ONEBIT_OK)
-    status = ob_rejoining_align(inside);
+    status = rejoining_align(inside);
   OB_TRY(ob_sites_agree(outer->comm, moving->ranks.comm, status, NULL, 0));
   OB_TRY(ob_outer_build(outer));
   status = import_all(moving, inside);
@@ -216,26 +325,26 @@ static onebit_status_t attach_site(struct ob_rejoining *moving, struct ob_rejoin
   return resend_drifts(moving, inside);
 }
 
-static void outer_move_close(struct ob_rejoining *moving) {
+static void outer_move_close(struct rejoining *moving) {
   if (ob_moving_destroy(&moving->ranks))
     ob_release(moving->message);
   else
     ob_memory_keep(moving->message);
 }
 
-static onebit_status_t outer_move_run(struct ob_rejoining *moving) {
+static onebit_status_t outer_move_run(struct rejoining *moving) {
   struct onebit_outer *outer = moving->outer;
   onebit_status_t status = ob_outer_detach(outer);
   if (outer->sites)
     status = ob_sites_regroup(outer, moving->ranks.comm, status);
   OB_TRY(ob_outer_agree(outer, moving->ranks.comm, status));
   if (outer->sites) {
-    struct ob_rejoining inside = {.outer = outer, .ranks.comm = outer->comm};
+    struct rejoining inside = {.outer = outer, .ranks.comm = outer->comm};
     status = attach_site(moving, &inside);
     outer_move_close(&inside);
     return status;
   }
-  status = ob_rejoining_align(moving);
+  status = rejoining_align(moving);
   const onebit_status_t sent = ob_outer_from_host(outer, true);
   OB_TRY(status);
   OB_TRY(ob_agree(moving->ranks.comm, sent, NULL, 0));
@@ -243,7 +352,7 @@ static onebit_status_t outer_move_run(struct ob_rejoining *moving) {
 }
 
 onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) {
-  struct ob_rejoining moving = {.outer = outer, .ranks.comm = comm ? ob_comm_keep(comm) : NULL};
+  struct rejoining moving = {.outer = outer, .ranks.comm = comm ? ob_comm_keep(comm) : NULL};
   if (outer->latest)
     ob_comm_drop(outer->latest);
   outer->latest = comm;

@@ -47,6 +47,19 @@ static onebit_status_t outer_check_tensor(const struct onebit_outer *outer,
   return tensor->count ? check_memory(outer, t, tensor->parameter) : ONEBIT_OK;
 }
 
+static onebit_status_t outer_choose_executor(struct onebit_outer *outer) {
+  const onebit_device_t device = outer->options.device;
+  outer->executor = device == ONEBIT_DEVICE_HOST ? &ob_outer_executor_host : NULL;
+#ifdef ONEBIT_HAVE_CUDA
+  if (device == ONEBIT_DEVICE_CUDA)
+    outer->executor = &ob_outer_executor_cuda;
+#endif
+  if (!outer->executor)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "device is ONEBIT_DEVICE_CUDA: this library was built without CUDA");
+  return ONEBIT_OK;
+}
+
 static onebit_status_t keep_tensors(struct onebit_outer *outer, const onebit_tensor_t *tensors,
                                     size_t ntensors) {
   if (ntensors && !tensors)
@@ -92,7 +105,7 @@ static onebit_status_t outer_prepare(struct onebit_outer *outer, const onebit_te
     OB_TRY(ob_sites_resolve(outer, sites));
   OB_TRY(ob_outer_shape(outer, outer->options.bits == ONEBIT_OUTER_DENSE, &shape));
   OB_TRY(ob_codec_choose(&outer->codec));
-  OB_TRY(ob_outer_choose_executor(outer));
+  OB_TRY(outer_choose_executor(outer));
   OB_TRY(keep_tensors(outer, tensors, ntensors));
   OB_TRY(ob_fragments_create(outer));
   if (outer->executor->create)

@@ -1,21 +1,16 @@
 /*
  * The outer step, inside:
  *
- *   options.c     options and their defaults
+ *   options.c     options and their defaults; asked
  *   outer.c       made, and ended
- *   info.c        asked
- *   fragments.c   which elements are exchanged together, and the memory of all
+ *   fragments.c   which elements are exchanged together, the memory of all, the host's copies
  *   element.h     the arithmetic of an element, for the host and for devices
- *   update.c      the passes over a fragment, on the host (struct ob_outer_executor)
- *   executor.c    which executor; and the host's copy of what is on a device
  *   plans.c       how a drift is exchanged: by plans of this library (struct ob_outer_exchange)
  *   sparse.c      or in sparse messages, which every rank gets of all
- *   step.c        when an exchange begins, and when it is applied
+ *   step.c        when an exchange begins, and when it is applied; the passes on the host
  *   save.c        a part of a checkpoint (optimizers/checkpoint/checkpoint.h) of it
  *   load.c        and from the parts of all ranks
- *   load_check.c  whether a part fits
  *   move.c        onto another communicator
- *   move_align.c  the latest consensus for all ranks of it
  *   sites.h       or all that is different among sites
  */
 #ifndef OB_OPTIMIZERS_OUTER_H
@@ -25,7 +20,7 @@
 
 #include "collectives/plan.h"
 #include "onebit/outer.h"
-#include "optimizers/state.h"
+#include "optimizers/checkpoint/checkpoint.h"
 
 struct ob_fragment;
 
@@ -198,8 +193,6 @@ onebit_status_t ob_outer_resolve(const onebit_outer_options_t *given, onebit_out
 /* Returns the arguments of a fragment's plan, without the pieces. */
 onebit_status_t ob_outer_shape(const struct onebit_outer *outer, bool dense,
                                struct ob_plan_shape *shape);
-/* The fewest bits that a rule with that momentum bears. */
-int ob_outer_bits_for(onebit_outer_rule_t rule, double momentum);
 
 /* Fragments and their memory, from the tensors. Local. */
 onebit_status_t ob_fragments_create(struct onebit_outer *outer);
@@ -214,8 +207,6 @@ static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_
 /* Into so many fragments, while it is detached. Without memory nothing is changed. */
 onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts);
 
-/* Chooses the executor, which the options name. Errors: ONEBIT_ERROR_UNSUPPORTED. */
-onebit_status_t ob_outer_choose_executor(struct onebit_outer *outer);
 /* Between memory of the executor and of the host; to zero. */
 onebit_status_t ob_outer_copy(const struct onebit_outer *outer, void *to, const void *from,
                               size_t bytes);
@@ -269,5 +260,55 @@ void ob_outer_release_held(struct onebit_outer *outer);
  * this rank has none of it. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values);
+
+/* --- The state of an outer step, as its checkpoints have it: a part of kind "outer"
+ * (optimizers/checkpoint/checkpoint.h). Elements are numbered through all tensors; a fragment is
+ * the elements from its first one on. */
+
+#define OB_OUTER_KIND "outer"
+#define OB_SITES_KIND "outer-sites" /* a site's: its ranks save and load by themselves */
+
+static inline const char *ob_outer_kind(const struct onebit_outer *outer) {
+  return outer->sites ? OB_SITES_KIND : OB_OUTER_KIND;
+}
+
+/* Without sites an exchange is one of the first three; among sites the first, or OB_OUTER_SENT, a
+ * drift that is sent again. */
+enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
+
+/* The numbers of a part: this rank's. */
+struct ob_fragment_numbers {
+  uint64_t count, state, remaining; /* remaining: local steps until it is applied */
+  uint64_t finite;
+  double weight, sent_weight, squares;
+  uint64_t keeps; /* whether the residual is in the parameters */
+};
+
+struct ob_outer_numbers {
+  uint64_t steps, position, local_steps;
+  struct ob_fragment_numbers fragment[];
+};
+
+/* Returns the number of these numbers, of 8 bytes. */
+static inline size_t ob_outer_number_count(const struct onebit_outer *outer) {
+  return (sizeof(struct ob_outer_numbers) +
+          outer->options.fragments * sizeof(struct ob_fragment_numbers)) /
+         sizeof(uint64_t);
+}
+
+/* Ends what is in flight, and applies nothing. Collective. Fails where an exchange has: but not
+ * where all ranks skip it. */
+onebit_status_t ob_outer_settle(struct onebit_outer *outer);
+
+/* Returns this outer step's position in its round if another is at `position` of a round of `round`
+ * steps: the same fragment is next, after the same part of the steps between it and the one
+ * before. */
+size_t ob_outer_position(const struct onebit_outer *outer, size_t position, size_t round);
+
+/* Frees the plans and communicators of exchanges; residuals are held. May be called again.
+ * Local. */
+onebit_status_t ob_outer_detach(struct onebit_outer *outer);
+/* onebit_outer_move. */
+onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm);
 
 #endif

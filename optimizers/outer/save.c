@@ -6,11 +6,10 @@
 #include "collectives/communicator.h"
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/sites.h"
-#include "optimizers/outer/state.h"
 
 /* --- What is in flight -------------------------------------------------------------------------*/
 
-onebit_status_t ob_outer_agree_started(struct onebit_outer *outer, onebit_status_t status) {
+static onebit_status_t save_agree_started(struct onebit_outer *outer, onebit_status_t status) {
   const struct ob_term term = {"how many exchanges have begun", outer->started};
   return ob_agree(outer->comm, status, &term, 1);
 }
@@ -156,6 +155,11 @@ static struct ob_run find_run(struct outer_state *own, const struct ob_fragment 
   return (struct ob_run){.offset = first - piece->at, .count = end - first};
 }
 
+/* True if fragment->drift is a mean that is not applied yet. */
+static bool is_received(const struct ob_fragment *fragment) {
+  return fragment->stage == OB_FRAGMENT_ENDED && fragment->outcome.status == ONEBIT_OK;
+}
+
 static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_saved what,
                                        const struct ob_stretch *stretch) {
   struct outer_state *own = saving->state->object;
@@ -163,7 +167,7 @@ static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_s
   const struct ob_outer_piece *piece = &fragment->piece[stretch->piece];
   if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
     return find_run(own, fragment, what, piece);
-  const bool there = what != OB_SAVED_DRIFT || ob_outer_received(fragment);
+  const bool there = what != OB_SAVED_DRIFT || is_received(fragment);
   return (struct ob_run){.count = there ? piece->count : 0};
 }
 
@@ -224,7 +228,7 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
 onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *directory) {
   OB_CALL_SCOPE;
   OB_TRY(outer_save_check(outer));
-  OB_TRY(ob_outer_agree_started(outer, ONEBIT_OK));
+  OB_TRY(save_agree_started(outer, ONEBIT_OK));
   onebit_status_t status = ob_outer_settle(outer);
   if (status == ONEBIT_OK)
     status = outer_save_check_whole(outer);

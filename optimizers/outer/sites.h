@@ -1,13 +1,12 @@
 /*
  * The outer step among sites (onebit/outer.h, onebit_outer_create_sites), inside:
  *
- *   sites.c           made, and ended
- *   sites_info.c      asked
+ *   sites.c           made, asked, and ended
  *   sites_message.c   a shard, and what a message of it has
  *   sites_round.c     the arithmetic of drifts and rounds
- *   sites_serve.c     the shards that this site serves: their rounds, and what others get of them
+ *   sites_serve.c     when drifts are sent and rounds applied; the shards that this site serves:
+ *                     their rounds, and what others get of them
  *   sites_wait.c      what rank 0 of a site waits for, and what its ranks apply
- *   sites_step.c      when drifts are sent, and when rounds are applied
  *
  * Each of the caller's fragments is cut into as many shards as there are sites; they are a group,
  * which is exchanged together. Shard s of a group is served by site s, which alone decides which
@@ -159,11 +158,9 @@ struct ob_sites {
 
 _Static_assert(sizeof(struct ob_site_header) == 64, "docs/wire-format.md");
 
-/* --- sites_info.c */
+/* --- sites.c */
 
 extern const struct ob_outer_exchange ob_outer_sites;
-
-/* --- sites.c */
 
 /* Collective over the site: outer->sites, with which site this is and how many there are. `outer`
  * may be NULL where `status` is not ONEBIT_OK. */
@@ -182,7 +179,6 @@ void ob_sites_detach(struct onebit_outer *outer);
 onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t between,
                                  onebit_status_t status);
 void ob_sites_destroy(struct onebit_outer *outer);
-void ob_sites_destroy_shard(struct ob_fragment *fragment);
 
 static inline struct ob_shard *ob_shard_of(const struct ob_site_group *group, int site) {
   return group->sites->outer->fragments[group->first + (size_t)site].state;
@@ -255,7 +251,7 @@ void ob_sites_fail(struct ob_sites *sites, onebit_status_t status);
  * them. Collective over the site. */
 onebit_status_t ob_sites_exchange(struct ob_sites *sites, struct ob_site_group *only);
 
-/* --- sites_step.c */
+/* --- When drifts are sent, and rounds applied (sites_serve.c) */
 
 onebit_status_t ob_sites_step(struct ob_sites *sites);
 onebit_status_t ob_sites_synchronize(struct ob_sites *sites);

@@ -1,5 +1,5 @@
 /* Fuzzes manifests of checkpoints: the library writes an accepted one in the same way again. */
-#include "optimizers/checkpoint/manifest.h"
+#include "optimizers/checkpoint/directory.h"
 
 #include <inttypes.h>
 #include <stdio.h>

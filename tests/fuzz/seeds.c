@@ -16,7 +16,7 @@
 #include "collectives/cost/tuning.h"
 #include "compression/blocks.h"
 #include "compression/sparse.h"
-#include "optimizers/checkpoint/manifest.h"
+#include "optimizers/checkpoint/directory.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/optimizers.h"
 

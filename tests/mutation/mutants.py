@@ -13,7 +13,7 @@ LEVELS = ("compression/levels.h > compression/codec_scalar.c compression/blocks.
           "compression/measure.c tests/test_codec.c")
 NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
             "compression/residual.c compression/sparse.c optimizers/state.c "
-            "optimizers/checkpoint/messages.c optimizers/outer/update.c tests/test_codec.c")
+            "optimizers/checkpoint/messages.c optimizers/outer/step.c tests/test_codec.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
            "collectives/steps.c collectives/ladder.c collectives/schedules/schedule.c "
            "tests/test_message.c")
@@ -221,9 +221,9 @@ MUTANTS = [
      "  if (half)\n    copy_block(step, b, block, thread);",
      "  if (half && block->count > 1)\n    copy_block(step, b, block, thread);"),
     # 0/1 Adam's policy
-    ("zero-one", "optimizers/methods/zero_one_schedule.c", "zero_one_schedule zero_one_alone",
+    ("zero-one", "optimizers/methods/zero_one_adam.c", "zero_one_schedule zero_one_alone",
      "    period.interval *= 2;", "    period.interval += 1;"),
-    ("zero-one", "optimizers/methods/zero_one_schedule.c", "zero_one_schedule zero_one_alone",
+    ("zero-one", "optimizers/methods/zero_one_adam.c", "zero_one_schedule zero_one_alone",
      "  if (doublings > 63 || schedule->local_step_clipper >> doublings == 0)",
      "  if (doublings > 63)"),
     ("zero-one", "optimizers/methods/zero_one_adam.c", "zero_one zero_one_alone",
