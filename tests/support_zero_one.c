@@ -81,6 +81,20 @@ static void keep_norms(struct zero_one_moment *moment, const struct oracle_zero_
   }
 }
 
+/* True if ranks have made a step by themselves since they last exchanged. Where nothing is
+ * compressed there is nothing of their own in it. */
+static bool is_apart(const struct zero_one_run *run, const struct oracle_zero_one *oracle,
+                     int call) {
+  const uint64_t before = call ? run->moments[call - 1].exchanges[ORACLE_NOTHING] : 0;
+  const bool made = call ? oracle->steps > run->moments[call - 1].steps : oracle->steps > 0;
+  bool compressed = false;
+  for (size_t k = 0; k < oracle->tensors; k++)
+    compressed |= !oracle->uncompressed[k] && oracle->count[k] > 0;
+  if (!made)
+    return call && run->moments[call - 1].apart;
+  return compressed && oracle->ranks > 1 && oracle->exchanges[ORACLE_NOTHING] > before;
+}
+
 static void keep_moment(struct zero_one_run *run, const struct oracle_zero_one *oracle, int call) {
   struct zero_one_moment *moment = &run->moments[call];
   size_t all = (size_t)oracle->ranks * run->total;
@@ -91,6 +105,7 @@ static void keep_moment(struct zero_one_run *run, const struct oracle_zero_one *
   moment->freeze_step = oracle->freeze_step;
   moment->local = oracle->clock.local;
   moment->together = oracle_zero_one_together(oracle);
+  moment->apart = is_apart(run, oracle, call);
   for (int k = 0; k < 3; k++)
     moment->exchanges[k] = oracle->exchanges[k];
   keep_norms(moment, oracle);
@@ -163,6 +178,7 @@ static void check_info(const struct zero_one_run *run, onebit_optimizer_t optimi
     CHECK(info.exchanges[k] == wanted->exchanges[k], "call %d: %llu exchanges of kind %d, not %llu",
           call, (unsigned long long)info.exchanges[k], k, (unsigned long long)wanted->exchanges[k]);
   CHECK(!info.synchronized || wanted->together, "call %d: ranks differ, and info denies it", call);
+  CHECK(info.synchronized == !wanted->apart, "call %d: info says %d", call, info.synchronized);
   CHECK(near(info.momentum_norm, wanted->momentum_norm[rank]), "call %d: momentum norm %g, not %g",
         call, info.momentum_norm, wanted->momentum_norm[rank]);
   CHECK(near(info.residual_norm, wanted->residual_norm[rank]), "call %d: error norm %g, not %g",

@@ -28,7 +28,7 @@ struct zero_one_moment {
   float *parameters;                     /* [size][total] */
   double *momentum_norm, *residual_norm; /* [size] */
   uint64_t steps, skipped, freeze_step, exchanges[3];
-  bool local, together;
+  bool local, together, apart;
 };
 
 struct zero_one_run {

@@ -294,10 +294,18 @@ static onebit_status_t zero_one_adam_freeze(struct onebit_optimizer *optimizer) 
   return ONEBIT_OK;
 }
 
+/* True if local steps move something: uncompressed tensors are exchanged in every step. */
+static bool moves_alone(const struct onebit_optimizer *optimizer) {
+  for (size_t u = 0; u < optimizer->bucket_count; u++)
+    if (!optimizer->buckets[u].uncompressed && optimizer->buckets[u].filled > 0)
+      return optimizer->comm->size > 1;
+  return false;
+}
+
 static void count_rates(struct onebit_optimizer *optimizer) {
   struct zero_one *own = own_of(optimizer);
   bool met = optimizer->step.exchange == OB_EXCHANGE_BITS;
-  own->apart = !met && optimizer->comm->size > 1;
+  own->apart = !met && moves_alone(optimizer);
   own->rates = met ? 0 : own->rates + rate_of(optimizer);
   own->corrected_rates =
       met ? 0 : own->corrected_rates + corrected_rate(optimizer, optimizer->steps);
