@@ -276,9 +276,8 @@ BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
 $(BUILD)/onebit-info: $(BUILD)/tools/info.o $(RULES)
-DOCTOR := $(filter-out $(only_mpi),$(call objects,tools/doctor/*.c tools/median.c \
-            tools/cluster_mpi.c))
-TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c)) $(DOCTOR)
+TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c tools/doctor/*.c \
+           tools/cluster_mpi.c))
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
 $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 
@@ -287,9 +286,8 @@ $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_rules: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
 $(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
-$(BUILD)/tests/test_tune: $(TUNED)
+$(BUILD)/tests/test_tune $(BUILD)/tests/test_doctor: $(TUNED)
 $(BUILD)/tests/test_relay: $(BUILD)/tools/relay/network.o
-$(BUILD)/tests/test_doctor: $(filter-out %_mpi.o,$(DOCTOR))
 
 ifneq ($(has_fortran),)
 include bindings/fortran/rules.mk

@@ -1,7 +1,7 @@
 /* The findings of onebit-tune --doctor from measured figures: no MPI, no network, no clock. */
 #include "tests/support.h"
 #include "tools/doctor/doctor.h"
-#include "tools/median.h"
+#include "tools/tune/tune.h"
 
 /* --- A cluster to find fault with --------------------------------------------------------------*/
 
@@ -84,9 +84,9 @@ Test(doctor, outliers_are_far_and_beyond_noise) {
 
 Test(doctor, medians) {
   double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2};
-  cr_expect_eq(tool_median(odd, 3), 2);
-  cr_expect_eq(tool_median(even, 4), 2.5);
-  cr_expect_eq(tool_median(even, 0), 0);
+  cr_expect_eq(tune_median(odd, 3), 2);
+  cr_expect_eq(tune_median(even, 4), 2.5);
+  cr_expect_eq(tune_median(even, 0), 0);
 }
 
 Test(doctor, subnets_are_those_that_join_all_hosts) {

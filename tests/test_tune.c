@@ -3,10 +3,8 @@
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
 #include "tests/support_program.h"
-#include "tools/tune/card.h"
-#include "tools/tune/training.h"
+#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
-#include "tools/tune/whole.h"
 
 static void begin(void) { setenv("ONEBIT_TUNING", "none", 1); }
 TestSuite(tune, .init = begin, .timeout = 60);

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "base/process.h"
-#include "tools/median.h"
+#include "tools/tune/tune.h"
 
 void tool_cluster_find(struct tool_cluster *cluster) {
   MPI_Comm_dup(MPI_COMM_WORLD, &cluster->all);
@@ -59,6 +59,6 @@ double tool_go_round(MPI_Comm comm, int next, int before, bool first, double sec
     samples[count++ % MAX_SAMPLES] = 1e6 * (now - last);
     last = now;
   }
-  *median = tool_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
+  *median = tune_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
   return 1e6 * (last - start) / count;
 }

@@ -13,7 +13,7 @@
 #include "base/process.h"
 #include "tools/cluster_mpi.h"
 #include "tools/doctor/doctor.h"
-#include "tools/median.h"
+#include "tools/tune/tune.h"
 
 enum { FINDINGS = 1, TAG = 1 };
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "tools/doctor/doctor.h"
-#include "tools/median.h"
+#include "tools/tune/tune.h"
 
 bool doctor_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask) {
   return one->netmask == netmask && ((one->address ^ address) & netmask) == 0;
@@ -84,7 +84,7 @@ int doctor_host_cpus(const struct doctor_facts *facts, int host) {
 /* Sorts the values. The better of the two middle values: when half of the hosts are slow, they are
  * the fault, and when two numbers differ, the spread of the good half is the noise. */
 static double find_good_median(double *values, int count, bool low_is_bad) {
-  tool_median(values, count); /* sorts them */
+  tune_median(values, count); /* sorts them */
   return values[low_is_bad ? count / 2 : (count - 1) / 2];
 }
 

@@ -7,8 +7,8 @@
 #include "base/process.h"
 #include "onebit/mpi.h"
 #include "onebit/onebit.h"
-#include "tools/median.h"
 #include "tools/tune/run_mpi.h"
+#include "tools/tune/tune.h"
 
 /* The turns in which points are measured, for the best median of each: a disturbance of the machine
  * lasts for longer than the calls of a point. */
@@ -97,7 +97,7 @@ static bool run_contest(struct contest *contest, double seconds, int min_calls) 
   }
   for (size_t k = 0; k < contest->count; k++)
     contest->point[k].measured =
-        fmin(contest->point[k].measured, tool_median(contest->times[k], calls));
+        fmin(contest->point[k].measured, tune_median(contest->times[k], calls));
   return true;
 }
 

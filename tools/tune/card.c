@@ -1,5 +1,5 @@
 /* Predicts the time of a step on GPUs. */
-#include "tools/tune/card.h"
+#include "tools/tune/model.h"
 
 #include <math.h>
 

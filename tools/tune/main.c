@@ -4,7 +4,7 @@
 
 #include "tools/doctor/doctor.h"
 #include "tools/options.h"
-#include "tools/tune/card.h"
+#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
 #ifdef ONEBIT_HAVE_MPI

@@ -1,11 +1,11 @@
-/* onebit-tune --predict: what compression would bring to a training run. */
+/* onebit-tune --predict: what compression would bring to a training run, by the step and by the
+ * whole run. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "onebit/efficient_adam.h"
-#include "tools/tune/training.h"
+#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
 /* Sets the costs without a tuning file: a byte costs MPI what it costs the library, once sent and
@@ -17,7 +17,7 @@ static void reach_link(struct ob_costs *costs) {
   costs->mpi_byte = 2 * costs->between.byte;
 }
 
-bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs) {
+static bool predict_load_costs(const struct tune_options *options, struct ob_costs *costs) {
   static const struct ob_tuning_here anywhere = {NULL, NULL};
   char found[OB_TUNING_PATH_CAPACITY];
   const char *path = options->tuning ? options->tuning : ob_tuning_path(found) ? found : "none";
@@ -52,25 +52,27 @@ bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs)
   return true;
 }
 
-void tune_rate_text(double bytes_a_second, char text[24]) {
-  double bits = 8 * bytes_a_second, unit = bits < 1e9 ? 1e6 : bits < 1e12 ? 1e9 : 1e12;
-  if (isinf(bits))
-    snprintf(text, 24, "none: always");
-  else if (bits == 0)
-    snprintf(text, 24, "none: never");
-  else
-    snprintf(text, 24, "%.3g %cbit/s", bits / unit, unit == 1e6 ? 'M' : unit == 1e9 ? 'G' : 'T');
+static struct ob_json predict_begin_json(const struct ob_costs *costs) {
+  struct ob_json json = {.file = stdout, .spaced = true};
+  ob_json_begin(&json, NULL, '{');
+  ob_json_string(&json, "costs", costs->source);
+  return json;
+}
+
+/* Ends the list of rows and the object that it is in. */
+static void predict_end_json(struct ob_json *json) {
+  ob_json_end(json, ']');
+  ob_json_end(json, '}');
+  putchar('\n');
 }
 
 static void predict_print_assumptions(const struct ob_costs *costs,
                                       const struct tune_training *training) {
   const struct tune_policy policy = tune_policy(training, TUNE_ZERO_ONE);
   const struct tune_exchange dense = tune_exchange(costs, training, TUNE_DENSE);
-  char rate[24], latency[24];
-  tune_rate_text(costs->between.bandwidth, rate);
-  tune_time_text(costs->between.latency, latency);
-  printf("# Costs: %s\n# Link of a host: %s of payload each way, latency %s.", costs->source, rate,
-         latency);
+  printf("# Costs: %s\n# Link of a host: %s of payload each way, latency %s.", costs->source,
+         TUNE_WORDS(TUNE_RATE, costs->between.bandwidth),
+         TUNE_WORDS(TUNE_TIME, costs->between.latency));
   if (costs->cores_per_host > 0)
     printf(" %g cores a host.\n", costs->cores_per_host);
   else
@@ -104,28 +106,41 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       100 * (OB_STEP_WORTH - 1));
 }
 
-static void print_methods(const struct ob_costs *costs, const struct tune_training *training) {
-  printf("\n%-20s%12s%12s%12s%14s%10s%12s%10s%15s\n", "method", "exchange", "link's rate", "step",
-         "bytes a host", "speed-up", "overlapped", "speed-up", "pays below");
+static const struct tune_column step_columns[] = {
+    {-20, "method", "method", TUNE_NAME},
+    {12, "exchange", "exchange_s", TUNE_TIME},
+    {12, "link's rate", "link_s", TUNE_TIME},
+    {12, "step", "step_s", TUNE_TIME},
+    {14, "bytes a host", "host_bytes", TUNE_BYTES},
+    {10, "speed-up", NULL, TUNE_RATIO},
+    {12, "overlapped", "overlapped_step_s", TUNE_TIME},
+    {10, "speed-up", NULL, TUNE_RATIO},
+    {15, "pays below", "break_even_bits_per_s", TUNE_RATE},
+    {0}};
+
+/* Prints a row for each method, or writes it. */
+static void list_methods(const struct ob_costs *costs, const struct tune_training *training,
+                         struct ob_json *json) {
   for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
-    if (m == TUNE_HIERARCHICAL && training->ranks_per_host == 1)
-      continue; /* as flat */
-    struct tune_exchange exchange = tune_exchange(costs, training, m);
-    double step = tune_step_seconds(costs, training, m, false);
-    double hidden = tune_step_seconds(costs, training, m, true);
-    char exchange_text[24], link_text[24], step_text[24], hidden_text[24], bytes[24],
-        rate[24] = "-";
-    tune_time_text(exchange.seconds, exchange_text);
-    tune_time_text(exchange.host_bytes / costs->between.bandwidth, link_text);
-    tune_time_text(step, step_text);
-    tune_time_text(hidden, hidden_text);
-    tune_bytes_text(exchange.host_bytes, bytes);
-    if (m != TUNE_DENSE)
-      tune_rate_text(tune_break_even(costs, training, m), rate);
-    printf("%-20s%12s%12s%12s%14s%10.2f%12s%10.2f%15s\n", tune_method_names[m], exchange_text,
-           link_text, step_text, bytes,
-           tune_step_seconds(costs, training, TUNE_DENSE, false) / step, hidden_text,
-           tune_step_seconds(costs, training, TUNE_DENSE, true) / hidden, rate);
+    const struct tune_exchange exchange = tune_exchange(costs, training, m);
+    double step[2], dense[2];
+    for (int overlap = 0; overlap < 2; overlap++) {
+      step[overlap] = tune_step_seconds(costs, training, m, overlap);
+      dense[overlap] = tune_step_seconds(costs, training, TUNE_DENSE, overlap);
+    }
+    const char *const texts[] = {tune_method_names[m]};
+    const double values[] = {exchange.seconds,
+                             exchange.host_bytes / costs->between.bandwidth,
+                             step[0],
+                             round(exchange.host_bytes),
+                             dense[0] / step[0],
+                             step[1],
+                             dense[1] / step[1],
+                             m == TUNE_DENSE ? NAN : tune_break_even(costs, training, m)};
+    if (json)
+      tune_write_row(json, step_columns, texts, values);
+    else if (m != TUNE_HIERARCHICAL || training->ranks_per_host > 1) /* else as flat */
+      tune_print_row(step_columns, texts, values, "\n");
   }
 }
 
@@ -148,53 +163,191 @@ static void print_scales(const struct ob_costs *costs, struct tune_training trai
          "every host's\n# link at full rate, and the same computation on each rank.\n");
 }
 
-static void predict_print_json(const struct ob_costs *costs, const struct tune_training *training) {
-  struct ob_json json = {.file = stdout, .spaced = true};
-  ob_json_begin(&json, NULL, '{');
-  ob_json_string(&json, "costs", costs->source);
-  ob_json_begin(&json, "methods", '[');
-  for (enum tune_method m = 0; m < TUNE_METHODS; m++) {
-    struct tune_exchange exchange = tune_exchange(costs, training, m);
-    double even = m == TUNE_DENSE ? NAN : tune_break_even(costs, training, m);
-    ob_json_begin(&json, NULL, '{');
-    ob_json_string(&json, "method", tune_method_names[m]);
-    ob_json_real(&json, "exchange_s", exchange.seconds);
-    ob_json_real(&json, "link_s", exchange.host_bytes / costs->between.bandwidth);
-    ob_json_real(&json, "step_s", tune_step_seconds(costs, training, m, false));
-    ob_json_real(&json, "overlapped_step_s", tune_step_seconds(costs, training, m, true));
-    ob_json_integer(&json, "host_bytes", (uint64_t)round(exchange.host_bytes));
-    ob_json_real(&json, "break_even_bits_per_s", 8 * even);
-    ob_json_end(&json, '}');
+static int predict_steps(const struct tune_options *options, const struct tune_training *training,
+                         const struct ob_costs *costs) {
+  if (options->json) {
+    struct ob_json json = predict_begin_json(costs);
+    ob_json_begin(&json, "methods", '[');
+    list_methods(costs, training, &json);
+    predict_end_json(&json);
+    return TUNE_OK;
   }
-  ob_json_end(&json, ']');
-  ob_json_end(&json, '}');
-  putchar('\n');
+  printf("# onebit-tune --predict: %.4g parameters, %d host%s x %d rank%s, %.4g s of computation a "
+         "step\n",
+         training->parameters, TUNE_COUNTED(training->hosts),
+         TUNE_COUNTED(training->ranks_per_host), training->compute);
+  predict_print_assumptions(costs, training);
+  printf("\n");
+  tune_print_headings(step_columns, "\n");
+  list_methods(costs, training, NULL);
+  print_scales(costs, *training);
+  return TUNE_OK;
+}
+/* --- A whole run over a slow network -----------------------------------------------------------*/
+
+/* The links, in bits a second, if none are given. */
+static const double slow_links[] = {1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10};
+
+const char *const tune_width_names[] = {"1", "2", "4", "8", "float32", "sparse", NULL};
+static const int widths[] = {1, 2, 4, 8, TUNE_FLOAT32, TUNE_SPARSE};
+
+static const char *width_name(int bits) {
+  size_t k = 0;
+  while (widths[k] != bits)
+    k++;
+  return tune_width_names[k];
+}
+
+struct whole_ways {
+  struct tune_way way[TUNE_WAYS + 2]; /* and two to compare with */
+  size_t count;                       /* to choose from */
+  size_t others;                      /* behind them */
+};
+
+/* Adds float32 and SparseLoCo with their authors' settings, and the given H if there is one. */
+static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways) {
+  const int local_steps = wanted->local_steps > 0 ? wanted->local_steps : 30;
+  ways->way[ways->count + ways->others++] =
+      (struct tune_way){"outer step", TUNE_FLOAT32, TUNE_FLOAT32, 0, local_steps, 1, 0};
+  ways->way[ways->count + ways->others++] =
+      (struct tune_way){"outer, SparseLoCo", TUNE_SPARSE, TUNE_SPARSE, 0, local_steps, 1, 0};
+}
+
+static void print_whole_head(const struct tune_options *options, const struct ob_costs *costs) {
+  printf("# onebit-tune --predict --whole-run: %.4g parameters, %d host%s x %d rank%s, %.4g steps "
+         "of\n#   %.4g s: %s without a network. Latency one way: %s.\n",
+         options->parameters, TUNE_COUNTED(options->hosts), TUNE_COUNTED(options->ranks_per_host),
+         options->steps, options->compute,
+         TUNE_WORDS(TUNE_DURATION, options->steps * options->compute),
+         TUNE_WORDS(TUNE_TIME, costs->between.latency));
+  printf("# Costs: %s\n", costs->source);
+  printf(
+      "# Each step: %.0f %% of the computation hides the exchange; %d steps are Efficient-Adam's "
+      "warm-up,\n#   in 8 bits. Outer step: every H steps F fragments of the drift, each applied "
+      "`delay` steps after\n#   its exchange began. bytes: out of a host, as many come in.\n"
+      "# Chosen: the way that changes training least of those within %.0f %% of no network, else "
+      "the fastest.\n",
+      100 * OB_STEP_HIDING, ONEBIT_WARMUP_STEPS, 100 * (TUNE_NEAR - 1));
+}
+
+static const struct tune_column link_columns[] = {{-12, "link", NULL, TUNE_RATE},
+                                                  {12, "dense", NULL, TUNE_DURATION},
+                                                  {16, "Efficient-Adam", NULL, TUNE_DURATION},
+                                                  {0}};
+static const struct tune_column way_columns[] = {{-23, "way", "way", TUNE_NAME},
+                                                 {5, "H", "local_steps", TUNE_COUNT},
+                                                 {9, "bits", "bits", TUNE_NAME},
+                                                 {4, "F", "fragments", TUNE_COUNT},
+                                                 {7, "delay", "delay", TUNE_COUNT},
+                                                 {12, "exchange", "exchange_s", TUNE_TIME},
+                                                 {12, "bytes", "host_bytes", TUNE_BYTES},
+                                                 {12, "run", "run_s", TUNE_DURATION},
+                                                 {12, "no network", NULL, TUNE_TIMES},
+                                                 {0, NULL, "waiting_s", TUNE_TIME},
+                                                 {0}};
+
+/* Prints what a run takes in a way, or writes it. */
+static void list_way(const struct ob_costs *costs, const struct tune_training *training,
+                     const struct tune_way *way, struct ob_json *json, const char *mark) {
+  const struct tune_whole whole = tune_whole(costs, training, way);
+  const char *const texts[] = {way->name, width_name(way->bits)};
+  const double values[] = {way->local_steps,
+                           way->fragments,
+                           way->delay,
+                           whole.exchange,
+                           whole.host_bytes,
+                           whole.seconds,
+                           whole.seconds / (training->steps * training->compute),
+                           whole.waiting};
+  if (json)
+    tune_write_row(json, way_columns, texts, values);
+  else
+    tune_print_row(way_columns, texts, values, mark);
+}
+
+static void print_ways(const struct ob_costs *costs, const struct tune_training *training,
+                       const struct whole_ways *ways) {
+  const size_t chosen = tune_choose(costs, training, ways->way, ways->count);
+  printf("\n# Link of a host: %s of payload each way\n",
+         TUNE_WORDS(TUNE_RATE, costs->between.bandwidth));
+  tune_print_headings(way_columns, "\n");
+  for (size_t k = 0; k < ways->count + ways->others; k++)
+    list_way(costs, training, &ways->way[k], NULL,
+             k == chosen        ? "  <- chosen\n"
+             : k == ways->count ? "  to compare\n"
+                                : "\n");
+}
+
+/* Prints what to choose at each of the usual links. */
+static void print_links(const struct ob_costs *costs, const struct tune_training *training,
+                        const struct whole_ways *ways) {
+  printf("\n");
+  tune_print_headings(link_columns, "   ");
+  tune_print_headings(way_columns, "\n");
+  for (size_t k = 0; k < sizeof slow_links / sizeof slow_links[0]; k++) {
+    struct ob_costs there = *costs;
+    there.between.bandwidth = slow_links[k] / 8 * TUNE_PAYLOAD;
+    const double values[] = {slow_links[k] / 8, tune_whole(&there, training, &ways->way[0]).seconds,
+                             tune_whole(&there, training, &ways->way[1]).seconds};
+    tune_print_row(link_columns, NULL, values, "   ");
+    list_way(&there, training, &ways->way[tune_choose(&there, training, ways->way, ways->count)],
+             NULL, "\n");
+  }
+}
+
+static void write_ways(const struct ob_costs *costs, const struct tune_training *training,
+                       const struct whole_ways *ways) {
+  struct ob_json json = predict_begin_json(costs);
+  ob_json_real(&json, "payload_bits_per_s", 8 * costs->between.bandwidth);
+  ob_json_integer(&json, "chosen", tune_choose(costs, training, ways->way, ways->count));
+  ob_json_begin(&json, "ways", '[');
+  for (size_t k = 0; k < ways->count + ways->others; k++)
+    list_way(costs, training, &ways->way[k], &json, "");
+  predict_end_json(&json);
+}
+
+/* Fills in the ways to train. False after complaining that the request is impossible. */
+static bool fill_ways(const struct tune_wanted *wanted, struct whole_ways *ways) {
+  ways->count = tune_ways(wanted, ways->way);
+  for (size_t k = 0; k < ways->count; k++)
+    if (tune_way_error(&ways->way[k])) {
+      tune_complain("%s", tune_way_error(&ways->way[k]));
+      return false;
+    }
+  add_others(wanted, ways);
+  return true;
+}
+
+static int predict_whole(const struct tune_options *options, const struct tune_training *training,
+                         const struct ob_costs *costs) {
+  struct whole_ways ways = {.count = 0};
+  const struct tune_wanted wanted = {.local_steps = options->local_steps,
+                                     .bits = options->bits >= 0 ? widths[options->bits] : -1,
+                                     .fragments = options->fragments,
+                                     .delay = options->delay};
+  if (!fill_ways(&wanted, &ways))
+    return TUNE_USAGE;
+  if (options->json) {
+    write_ways(costs, training, &ways);
+    return TUNE_OK;
+  }
+  print_whole_head(options, costs);
+  (options->bandwidth > 0 ? print_ways : print_links)(costs, training, &ways);
+  return TUNE_OK;
 }
 
 int tune_predict(const struct tune_options *options) {
-  if (options->device == TUNE_CUDA)
-    return tune_predict_card(options);
-  if (options->whole)
-    return tune_predict_whole(options);
-  struct ob_costs costs;
   const struct tune_training training = {.parameters = options->parameters,
                                          .compute = options->compute,
                                          .steps = fmax(1, floor(options->steps)),
                                          .warm_up = options->warm_up,
                                          .hosts = options->hosts,
                                          .ranks_per_host = options->ranks_per_host};
-  if (!tune_load_costs(options, &costs))
+  struct ob_costs costs;
+  if (options->device == TUNE_CUDA)
+    return tune_predict_card(options, &training);
+  if (!predict_load_costs(options, &costs))
     return TUNE_FAILED;
-  if (options->json) {
-    predict_print_json(&costs, &training);
-    return TUNE_OK;
-  }
-  printf("# onebit-tune --predict: %.4g parameters, %d host%s x %d rank%s, %.4g s of computation a "
-         "step\n",
-         training.parameters, training.hosts, training.hosts == 1 ? "" : "s",
-         training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s", training.compute);
-  predict_print_assumptions(&costs, &training);
-  print_methods(&costs, &training);
-  print_scales(&costs, training);
-  return TUNE_OK;
+  return options->whole ? predict_whole(options, &training, &costs)
+                        : predict_steps(options, &training, &costs);
 }

@@ -2,8 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/json.h"
-#include "tools/tune/card.h"
+#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
 /* Links of hosts where none is given: 10, 25 and 100 Gbit/s. */
@@ -15,18 +14,14 @@ struct network {
   struct tune_training training;
 };
 
-static size_t networks_of(const struct tune_options *options, struct network *networks) {
+static size_t networks_of(const struct tune_options *options, const struct tune_training *training,
+                          struct network *networks) {
   struct network first = {.card = {.copy = options->copy,
                                    .launch = options->launch,
                                    .group = options->group,
                                    .inside = options->inside,
                                    .latency = options->latency},
-                          .training = {.parameters = options->parameters,
-                                       .compute = options->compute,
-                                       .steps = options->steps,
-                                       .warm_up = options->warm_up,
-                                       .hosts = options->hosts,
-                                       .ranks_per_host = options->ranks_per_host}};
+                          .training = *training};
   size_t count = 0;
   if (!(options->latency > 0))
     first.card.latency = tune_card_default.latency;
@@ -44,16 +39,14 @@ static size_t networks_of(const struct tune_options *options, struct network *ne
 
 static void predict_card_print_assumptions(const struct network *network) {
   const struct tune_card *card = &network->card;
-  char launch[24], group[24], latency[24];
-  tune_time_text(card->launch, launch);
-  tune_time_text(card->group, group);
-  tune_time_text(card->latency, latency);
   printf("# Counted from the source, not measured: bytes of the kernels (cuda/), launches, NCCL "
          "groups.\n"
          "# A GPU: a copy moves %.3g TB/s, a kernel takes %s at least, an NCCL group %s.\n"
          "# In a host %.3g GB/s from each GPU to the others, each way; between hosts %s more a "
          "group.\n",
-         1e-12 * card->copy, launch, group, 1e-9 * card->inside, latency);
+         1e-12 * card->copy, TUNE_WORDS(TUNE_TIME, card->launch),
+         TUNE_WORDS(TUNE_TIME, card->group), 1e-9 * card->inside,
+         TUNE_WORDS(TUNE_TIME, card->latency));
   printf(
       "# Dense: ncclAllReduce at the rate of its links, between hosts 2(H-1)/H of the buffer "
       "and no more,\n#   and a fused Adam; float16: gradients are.\n"
@@ -94,7 +87,6 @@ static double worth_below(struct network network) {
 
 static void print_verdict(const struct network *network) {
   double apart = gain(network, false), overlapped = gain(network, true);
-  char rate[24];
   printf("# Compression %s: %.2fx the steps of the better dense method, overlapped %.2fx.\n",
          overlapped >= OB_STEP_WORTH ? "pays"
          : apart >= OB_STEP_WORTH    ? "pays only where nothing overlaps with the computation"
@@ -105,58 +97,66 @@ static void print_verdict(const struct network *network) {
            "messages save.\n# The gain is between hosts.\n");
     return;
   }
-  tune_rate_text(worth_below(*network), rate);
   printf("# Overlapped, it brings %.0f %% or more on links below: %s.\n", 100 * (OB_STEP_WORTH - 1),
-         rate);
+         TUNE_WORDS(TUNE_RATE, worth_below(*network)));
+}
+
+static const struct tune_column card_columns[] = {
+    {-19, "method", "method", TUNE_NAME},
+    {10, "kernels", "kernels_s", TUNE_TIME},
+    {10, "messages", "messages_s", TUNE_TIME},
+    {10, "step", "step_s", TUNE_TIME},
+    {12, "bytes/host", "host_bytes", TUNE_BYTES},
+    {10, "launches", NULL, TUNE_COUNT},
+    {9, "speed-up", NULL, TUNE_RATIO},
+    {12, "overlapped", "overlapped_step_s", TUNE_TIME},
+    {9, "speed-up", NULL, TUNE_RATIO},
+    {0, NULL, "launches", TUNE_COUNT},
+    {0, NULL, "groups", TUNE_COUNT},
+    {0}};
+
+/* Prints a row for each method, or writes it. */
+static void list_updates(const struct network *network, struct ob_json *json) {
+  const struct tune_card *card = &network->card;
+  const struct tune_training *training = &network->training;
+  for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++) {
+    const struct tune_update update = tune_card_update(card, training, m);
+    double step[2], dense[2];
+    for (int overlap = 0; overlap < 2; overlap++) {
+      step[overlap] = tune_card_step(card, training, m, overlap);
+      dense[overlap] = tune_card_step(card, training, TUNE_DENSE, overlap);
+    }
+    const char *const texts[] = {tune_method_names[m]};
+    const double values[] = {update.kernels,
+                             update.messages,
+                             step[0],
+                             update.host_bytes,
+                             update.launches + update.groups,
+                             dense[0] / step[0],
+                             step[1],
+                             dense[1] / step[1],
+                             update.launches,
+                             update.groups};
+    if (json)
+      tune_write_row(json, card_columns, texts, values);
+    else
+      tune_print_row(card_columns, texts, values, "\n");
+  }
 }
 
 static void print_network(const struct network *network) {
   const struct tune_training *training = &network->training;
-  char rate[24];
-  tune_rate_text(network->card.link, rate);
   if (training->hosts == 1)
-    printf("\n# One host, %d GPU%s\n", training->ranks_per_host,
-           training->ranks_per_host == 1 ? "" : "s");
+    printf("\n# One host, %d GPU%s\n", TUNE_COUNTED(training->ranks_per_host));
   else
     printf("\n# %d hosts x %d, links of %s of payload each way\n", training->hosts,
-           training->ranks_per_host, rate);
-  printf("%-19s%10s%10s%10s%12s%10s%9s%12s%9s\n", "method", "kernels", "messages", "step",
-         "bytes/host", "launches", "speed-up", "overlapped", "speed-up");
-  for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++) {
-    const struct tune_update update = tune_card_update(&network->card, training, m);
-    const double step = tune_card_step(&network->card, training, m, false);
-    const double hidden = tune_card_step(&network->card, training, m, true);
-    char text[4][24], bytes[24];
-    const double seconds[] = {update.kernels, update.messages, step, hidden};
-    for (int k = 0; k < 4; k++)
-      tune_time_text(seconds[k], text[k]);
-    tune_bytes_text(update.host_bytes, bytes);
-    printf("%-19s%10s%10s%10s%12s%10.0f%9.2f%12s%9.2f\n", tune_method_names[m], text[0], text[1],
-           text[2], bytes, update.launches + update.groups,
-           tune_card_step(&network->card, training, TUNE_DENSE, false) / step, text[3],
-           tune_card_step(&network->card, training, TUNE_DENSE, true) / hidden);
-  }
+           training->ranks_per_host, TUNE_WORDS(TUNE_RATE, network->card.link));
+  tune_print_headings(card_columns, "\n");
+  list_updates(network, NULL);
   print_verdict(network);
 }
 
-static void method_as_json(struct ob_json *json, const struct network *network,
-                           enum tune_method method) {
-  const struct tune_card *card = &network->card;
-  const struct tune_training *training = &network->training;
-  const struct tune_update update = tune_card_update(card, training, method);
-  ob_json_begin(json, NULL, '{');
-  ob_json_string(json, "method", tune_method_names[method]);
-  ob_json_real(json, "kernels_s", update.kernels);
-  ob_json_real(json, "messages_s", update.messages);
-  ob_json_real(json, "step_s", tune_card_step(card, training, method, false));
-  ob_json_real(json, "overlapped_step_s", tune_card_step(card, training, method, true));
-  ob_json_real(json, "host_bytes", update.host_bytes);
-  ob_json_real(json, "launches", update.launches);
-  ob_json_real(json, "groups", update.groups);
-  ob_json_end(json, '}');
-}
-
-static void predict_card_print_json(const struct network *networks, size_t count) {
+static void write_networks(const struct network *networks, size_t count) {
   struct ob_json json = {.file = stdout, .spaced = true};
   ob_json_begin(&json, NULL, '{');
   ob_json_begin(&json, "networks", '[');
@@ -165,8 +165,7 @@ static void predict_card_print_json(const struct network *networks, size_t count
     ob_json_integer(&json, "hosts", (uint64_t)network->training.hosts);
     ob_json_real(&json, "payload_bits_per_s", 8 * network->card.link);
     ob_json_begin(&json, "methods", '[');
-    for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++)
-      method_as_json(&json, network, m);
+    list_updates(network, &json);
     ob_json_end(&json, ']');
     ob_json_end(&json, '}');
   }
@@ -175,17 +174,17 @@ static void predict_card_print_json(const struct network *networks, size_t count
   putchar('\n');
 }
 
-int tune_predict_card(const struct tune_options *options) {
+int tune_predict_card(const struct tune_options *options, const struct tune_training *training) {
   struct network networks[1 + USUAL_LINKS];
-  size_t count = networks_of(options, networks);
+  size_t count = networks_of(options, training, networks);
   if (options->json) {
-    predict_card_print_json(networks, count);
+    write_networks(networks, count);
     return TUNE_OK;
   }
   printf("# onebit-tune --predict --device cuda: %.4g parameters, %d host%s x %d GPU%s, %.4g s of "
          "computation a step\n",
-         options->parameters, options->hosts, options->hosts == 1 ? "" : "s",
-         options->ranks_per_host, options->ranks_per_host == 1 ? "" : "s", options->compute);
+         options->parameters, TUNE_COUNTED(options->hosts), TUNE_COUNTED(options->ranks_per_host),
+         options->compute);
   predict_card_print_assumptions(&networks[0]);
   for (size_t k = 0; k < count; k++)
     print_network(&networks[k]);

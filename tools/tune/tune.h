@@ -3,9 +3,8 @@
  * plans will decide and why; or predicts what compression would bring to a training run.
  *
  * run_mpi.c finds the hosts of the ranks, and measures links and the codec; calls_mpi.c measures
- * whole calls, fit.c brings the model near to them; report.c prints and writes. training.c knows
- * what a step of training costs, predict.c prints that; card.c and predict_card.c are the same for
- * GPUs, whole.c and predict_whole.c for a whole run over a slow network.
+ * whole calls; results.c fits the model to them, prints and writes. model.c and card.c know what
+ * training takes on hosts and on GPUs, predict.c and predict_card.c print that, by text.c.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
@@ -13,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/json.h"
 #include "collectives/cost/tuning.h"
 
 /* Exit statuses: done; something failed; the command line is wrong. */
@@ -37,13 +37,44 @@ extern const char *const tune_width_names[];
 
 enum { TUNE_HOST, TUNE_CUDA };
 
+/* A number, and the plural's ending: for "%d rank%s". */
+#define TUNE_COUNTED(number) (number), (number) == 1 ? "" : "s"
+
 /* Prints "onebit-tune: " and a line to stderr. */
 void tune_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Write texts: "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; bytes a second as "941 Mbit/s". */
-void tune_bytes_text(double bytes, char text[24]);
-void tune_time_text(double seconds, char text[24]);
-void tune_rate_text(double bytes_a_second, char text[24]);
+/* Sorts the values and returns the median. The median of no values is 0. */
+double tune_median(double *values, int count);
+
+/* Writes a value with its unit: "64 KiB", "1.5 MiB"; "36 us", "1.20 s"; "3.4 h"; bytes a second as
+ * "941 Mbit/s"; "-" where there is none (NAN). TUNE_WORDS has memory until its block ends. */
+enum tune_unit {
+  TUNE_NAME, /* no value: a text */
+  TUNE_BYTES,
+  TUNE_TIME,
+  TUNE_DURATION,
+  TUNE_RATE,
+  TUNE_COUNT,
+  TUNE_RATIO,
+  TUNE_TIMES
+};
+enum { TUNE_TEXT = 24 };
+const char *tune_text(enum tune_unit unit, double value, char text[TUNE_TEXT]);
+#define TUNE_WORDS(unit, value) tune_text(unit, value, (char[TUNE_TEXT]){0})
+
+/* A row is printed for people or written as JSON; columns end with one of zeros. A column without a
+ * width is not printed, one without a key is not written. `texts` has those of the columns of kind
+ * TUNE_NAME, `values` of the others, each in their order; `end` is printed behind the row. */
+struct tune_column {
+  int width; /* negative: the text begins at the left */
+  const char *heading, *key;
+  enum tune_unit unit;
+};
+void tune_print_headings(const struct tune_column *columns, const char *end);
+void tune_print_row(const struct tune_column *columns, const char *const *texts,
+                    const double *values, const char *end);
+void tune_write_row(struct ob_json *json, const struct tune_column *columns,
+                    const char *const *texts, const double *values);
 
 /* A call that was measured, or would be: its kind, its time, and the model's time. */
 struct tune_point {
@@ -73,14 +104,10 @@ void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_ta
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin);
 
-/* Loads costs from the tuning file, and the command line's of the network. False after complaining
- * of a file that the command line names. */
-bool tune_load_costs(const struct tune_options *options, struct ob_costs *costs);
-
 /* Run the program's modes, and return an exit status; run: everything of an mpirun. */
 int tune_predict(const struct tune_options *options);
-int tune_predict_card(const struct tune_options *options);
-int tune_predict_whole(const struct tune_options *options);
+struct tune_training;
+int tune_predict_card(const struct tune_options *options, const struct tune_training *training);
 int tune_run(const struct tune_options *options);
 
 #endif
