@@ -1,9 +1,9 @@
 /*
  * onebit-tune --doctor: finds out whether MPI uses the network that it should use.
  *
- * Measuring and judging are apart. doctor_mpi.c measures among ranks, host.c this host, tcp.c plain
- * TCP; they fill in a struct doctor_facts. judge.c makes findings of it, with facts.c, and report.c
- * prints, which needs neither MPI nor the machine.
+ * Measuring and judging are apart. doctor_mpi.c measures among ranks, host.c this host and plain
+ * TCP; they fill in a struct doctor_facts. judge.c makes findings of it, and report.c prints, which
+ * needs neither MPI nor the machine.
  */
 #ifndef TOOLS_DOCTOR_H
 #define TOOLS_DOCTOR_H
@@ -22,19 +22,11 @@ int doctor_run(void);
 enum {
   DOCTOR_INTERFACES = 8, /* with an IPv4 address, the loopback left out; further ones are ignored */
   DOCTOR_SUBNETS = 4,    /* that all hosts share; further ones are ignored */
-  DOCTOR_CPU_TEXT = 16,  /* 1,024 CPUs, as cpu_set_t */
-  DOCTOR_STREAMS = 4,
-  DOCTOR_ADDRESS = 20, /* bytes of "10.77.0.0/24" */
+  DOCTOR_ADDRESS = 20,   /* bytes of "10.77.0.0/24" */
   DOCTOR_MAX_FINDINGS = 24
 };
 
 /* --- Facts. Rates are Gbit/s, times microseconds; 0: not measured. */
-
-struct doctor_rank {
-  int host;                       /* index into the hosts */
-  int yields;                     /* the MPI library, when idle: 1 yes, 0 no, -1 it does not say */
-  uint64_t cpus[DOCTOR_CPU_TEXT]; /* a bit for each that the rank may use */
-};
 
 struct doctor_interface {
   char name[16];             /* IF_NAMESIZE */
@@ -48,26 +40,26 @@ struct doctor_interface {
 struct doctor_host {
   char name[64], loopback[16]; /* the latter: 127.x that /etc/hosts gives its name, or "" */
   int ranks, cpus_online, interface_count;
+  int usable; /* CPUs, by its ranks */
   struct doctor_interface interfaces[DOCTOR_INTERFACES];
   double local_hop; /* from rank to rank of the host while a message goes round all of them */
   double others;    /* CPUs that other programs use while the doctor's ranks sleep */
   double stolen;    /* the part of its CPUs' time that the hypervisor took */
   int lost_periods; /* in which the limit of its container stopped ranks */
   double clock;     /* seconds that it is ahead of host 0 */
-  double tcp[DOCTOR_SUBNETS]; /* plain TCP in one stream, from host number ^ 1 */
+  double tcp[DOCTOR_SUBNETS]; /* plain TCP, from host number ^ 1 */
 };
 
-/* A subnet in which every host has an address; rates of plain TCP, between the fastest pair of
- * hosts. */
+/* A subnet in which every host has an address. */
 struct doctor_subnet {
   uint32_t network, netmask;
-  double one_stream, four_streams;
+  double tcp; /* plain TCP, between the fastest pair of hosts */
 };
 
 struct doctor_facts {
   char library[64];
   int rank_count, host_count, subnet_count;
-  struct doctor_rank *ranks;
+  int yields; /* the MPI library, when idle: 1 yes, 0 no, -1 it does not say */
   struct doctor_host *hosts;
   struct doctor_subnet subnets[DOCTOR_SUBNETS];
   uint64_t bulk; /* bytes that each host sent to the next one while the counters were read */
@@ -80,14 +72,11 @@ void doctor_find_subnets(struct doctor_facts *facts);
 /* The host's interface in a subnet; NULL: it has none that is up. */
 const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
                                                    int subnet);
-bool doctor_in_network(const struct doctor_interface *one, uint32_t address, uint32_t netmask);
 /* The part of the traffic that took a subnet on a host, or with host -1 on all hosts; 0 where the
  * counters did not see the bulk transfer, as with RDMA. */
 double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
 /* The subnet that carried most of the traffic; -1: none. */
 int doctor_used_subnet(const struct doctor_facts *facts);
-int doctor_count_cpus(const uint64_t *cpus);
-int doctor_host_cpus(const struct doctor_facts *facts, int host); /* that its ranks may use */
 /* True if a value lies below (rates) or above (times) the others of its kind by the given ratio of
  * the median, and by more than noise. Zeros are left out; false among fewer than three. */
 bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad);
@@ -111,32 +100,28 @@ struct doctor_finding {
     DOCTOR_MPI_SLOW,        /* it is far below plain TCP of the same pair */
     DOCTOR_FIREWALL,
     DOCTOR_MTU,
-    DOCTOR_LINK_SPEED, /* plain TCP is far below the links */
-    DOCTOR_STREAMS_HELP,
+    DOCTOR_LINK_SPEED,    /* plain TCP is far below the links */
     DOCTOR_BRIDGE,        /* interfaces of several hosts have the same address */
     DOCTOR_LOOPBACK_NAME, /* 127.0.1.1 in /etc/hosts */
     DOCTOR_CLOCK
   } kind;
   int host; /* -1: all */
   char seen[320];
-  const char *why, *advice;
-  bool sure; /* measuring again cannot change it */
 };
 
 struct doctor_diagnosis {
   int count, more; /* findings; those beyond the room are counted in `more` alone */
   struct doctor_finding findings[DOCTOR_MAX_FINDINGS];
-  bool set_yield, set_binding, set_streams; /* what the settings are to say */
-  int set_subnet;                           /* index, -1: leave the interface alone */
+  int set_subnet; /* the one to use alone; -1: leave the interface as it is */
 };
 
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis);
 
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts);
-void doctor_print_findings(FILE *file, const struct doctor_diagnosis *diagnosis);
-/* Prints lines to paste for MPI, UCX and NCCL; nothing without findings that ask for settings. */
-void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
+void doctor_print_findings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis);
+/* True if measuring again cannot change the finding. */
+bool doctor_is_sure(const struct doctor_finding *finding);
 /* "10.77.0.0/24" */
 const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]);
 
@@ -149,7 +134,6 @@ struct doctor_load {
 };
 
 void doctor_read_load(struct doctor_load *load);
-void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]);
 void doctor_read_host(struct doctor_host *host); /* name, CPUs, interfaces with their counters */
 /* Finds the first address 127.x that a line of /etc/hosts gives a name; "": none. */
 void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]);
@@ -157,11 +141,11 @@ void doctor_find_loopback(FILE *hosts, const char *name, char loopback[16]);
 void doctor_subtract(const struct doctor_host *before, struct doctor_host *after);
 
 /* Measure plain TCP. doctor_listen makes a listening socket on a free port of an address, *port;
- * -1: it cannot. Then one host sends for some tenths of a second on several connections from its
- * address to the other's, which receives, and gets Gbit/s, 0 when there is no connection. Each
- * gives up after some seconds. */
+ * -1: it cannot. Then one host sends for some tenths of a second from its address to the other's,
+ * which receives, and gets Gbit/s, 0 when there is no connection. Each gives up after some
+ * seconds. */
 int doctor_listen(uint32_t address, uint16_t *port);
-void doctor_send(uint32_t own, uint32_t address, uint16_t port, int streams);
-double doctor_receive(int listener, int streams); /* closes the listener */
+void doctor_send(uint32_t own, uint32_t address, uint16_t port);
+double doctor_receive(int listener); /* closes the listener */
 
 #endif

@@ -1,9 +1,10 @@
 /* onebit-tune --doctor: measures among ranks, judges, measures suspicious results again, and
  * reports. The leaders, one rank a host, measure between hosts; the first of them has the
  * results. */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* sched_getaffinity */
 #include <math.h>
 #include <mpi.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,20 +67,28 @@ static void name_library(void) {
   snprintf(facts.library, sizeof facts.library, "%.63s", name);
 }
 
+/* Counts the CPUs that the ranks of this host may use together; 0: more than a set has. */
+static int count_usable(void) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  MPI_Allreduce(MPI_IN_PLACE, &set, sizeof set, MPI_BYTE, MPI_BOR, team.local);
+  return CPU_COUNT(&set);
+}
+
 static void doctor_gather(void) {
-  struct doctor_rank rank = {.host = team.host, .yields = library_yields()};
   struct doctor_host host;
   int hosts = facts.host_count = team.hosts;
+  const size_t pairs = (size_t)hosts * (size_t)hosts;
   facts.rank_count = team.size;
-  facts.ranks = doctor_allocate((size_t)team.size, sizeof *facts.ranks);
+  facts.yields = library_yields(); /* the launcher gives all ranks the same */
   facts.hosts = doctor_allocate((size_t)hosts, sizeof *facts.hosts);
-  facts.bandwidth = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
-  facts.round_trip = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.round_trip);
+  facts.bandwidth = doctor_allocate(pairs, sizeof *facts.bandwidth);
+  facts.round_trip = doctor_allocate(pairs, sizeof *facts.round_trip);
   name_library();
-  doctor_read_cpus(rank.cpus);
-  MPI_Allgather(&rank, sizeof rank, MPI_BYTE, facts.ranks, sizeof rank, MPI_BYTE, team.all);
   doctor_read_host(&host);
   host.ranks = team.local_size;
+  host.usable = count_usable();
   host.others = NAN;
   doctor_read_load(&first_load);
   doctor_subtract(&host, &host); /* nothing is transferred yet */
@@ -249,35 +258,29 @@ static void measure_pairs(void) {
 
 /* Measures with sockets. Returns the receiver's rate; 0 on the sender and where no connection is
  * made. */
-static double socket_rate(int subnet, int streams, int peer) {
+static double socket_rate(int subnet, int peer) {
   uint32_t own = doctor_interface_in(&facts, team.host, subnet)->address;
   uint16_t port = 0;
   if (team.host < peer) {
     MPI_Recv(&port, 1, MPI_UINT16_T, peer, TAG, team.leaders, MPI_STATUS_IGNORE);
     if (port)
-      doctor_send(own, doctor_interface_in(&facts, peer, subnet)->address, port, streams);
+      doctor_send(own, doctor_interface_in(&facts, peer, subnet)->address, port);
     return 0;
   }
   int listener = doctor_listen(own, &port);
   MPI_Send(&port, 1, MPI_UINT16_T, peer, TAG, team.leaders);
-  return port ? doctor_receive(listener, streams) : 0;
+  return port ? doctor_receive(listener) : 0;
 }
 
 static void measure_subnets(void) {
-  int steps = facts.host_count < 2 || !is_leader() ? 0 : facts.subnet_count * 2;
-  for (int step = 0; step < steps; step++) {
-    struct doctor_subnet *subnet = &facts.subnets[step / 2];
-    int peer = team.host ^ 1, streams = step % 2 ? DOCTOR_STREAMS : 1;
-    double rate = 0, best;
-    if (streams > 1 && subnet->one_stream <= 0) /* no connection: not again two seconds for each */
-      continue;
-    if (peer < facts.host_count)
-      rate = socket_rate(step / 2, streams, peer);
+  const int peer = team.host ^ 1,
+            count = is_leader() && facts.host_count > 1 ? facts.subnet_count : 0;
+  for (int s = 0; s < count; s++) {
+    double rate = peer < facts.host_count ? socket_rate(s, peer) : 0;
     tool_wait_asleep(team.leaders);
-    if (streams == 1)
-      keep_faster(&facts.hosts[team.host].tcp[step / 2], rate);
-    MPI_Allreduce(&rate, &best, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
-    keep_faster(streams > 1 ? &subnet->four_streams : &subnet->one_stream, best);
+    keep_faster(&facts.hosts[team.host].tcp[s], rate);
+    MPI_Allreduce(MPI_IN_PLACE, &rate, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
+    keep_faster(&facts.subnets[s].tcp, rate);
   }
   tool_wait_asleep(team.all);
 }
@@ -331,7 +334,7 @@ enum { ATTEMPTS = 3 };
 
 static bool is_doubtful(const struct doctor_diagnosis *diagnosis) {
   for (int i = 0; i < diagnosis->count; i++)
-    if (!diagnosis->findings[i].sure)
+    if (!doctor_is_sure(&diagnosis->findings[i]))
       return true;
   return false;
 }
@@ -359,14 +362,12 @@ int doctor_run(void) {
   begin_step(NULL);
   if (team.rank == 0) {
     doctor_print_facts(stdout, &facts);
-    doctor_print_findings(stdout, &diagnosis);
-    doctor_print_settings(stdout, &facts, &diagnosis);
+    doctor_print_findings(stdout, &facts, &diagnosis);
     fflush(stdout);
   }
   status = diagnosis.count > 0 ? FINDINGS : 0;
   MPI_Bcast(&status, 1, MPI_INT, 0, team.all);
   tool_cluster_free(&team);
-  free(facts.ranks);
   free(facts.hosts);
   free(facts.bandwidth);
   free(facts.round_trip);

@@ -1,24 +1,17 @@
-/* Reads what the kernel says of this host: processors, interfaces, its name; Linux. */
-#define _GNU_SOURCE /* sched_getaffinity */
+/* Reads what the kernel says of this host, processors, interfaces and its name, and measures what
+ * plain TCP carries to another one; Linux. */
+#define _GNU_SOURCE /* accept4 */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <linux/if.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/process.h"
 #include "tools/doctor/doctor.h"
-
-_Static_assert(sizeof(cpu_set_t) == DOCTOR_CPU_TEXT * sizeof(uint64_t), "a bit for a bit");
-
-void doctor_read_cpus(uint64_t cpus[DOCTOR_CPU_TEXT]) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof set, &set); /* fails for more CPUs than the set has: none is known */
-  memcpy(cpus, &set, sizeof set);
-}
 
 /* Reads into `value` what a line of a file has by a format with one place; false: there is none. */
 static bool doctor_host_read_value(const char *path, const char *format, void *value) {
@@ -127,4 +120,74 @@ void doctor_subtract(const struct doctor_host *before, struct doctor_host *after
         then = before->interfaces[k].sent;
     now->sent -= then;
   }
+}
+
+/* --- Plain TCP ---------------------------------------------------------------------------------*/
+
+#define SEND_SECONDS  0.3
+#define RECEIVE_LIMIT 10.0 /* what is in the kernel's buffers drains at 10 Mbit/s in four */
+enum {
+  CONNECT_LIMIT = 2, /* seconds, after which a connection that a firewall drops is given up */
+  PIECE = 256 << 10  /* what one call moves at most: a few of the kernel's buffers */
+};
+
+static struct sockaddr_in tcp_address(uint32_t address, uint16_t port) {
+  return (struct sockaddr_in){
+      .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(address)};
+}
+
+/* Opens a socket at an address of this host; connect, accept and what follow give up in time. */
+static int open_socket(uint32_t own) {
+  struct sockaddr_in address = tcp_address(own, 0);
+  struct timeval sending = {.tv_sec = CONNECT_LIMIT}, receiving = {.tv_sec = CONNECT_LIMIT + 1};
+  int end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (end >= 0 && (setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &sending, sizeof sending) != 0 ||
+                   setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &receiving, sizeof receiving) != 0 ||
+                   bind(end, (struct sockaddr *)&address, sizeof address) != 0)) {
+    close(end);
+    end = -1;
+  }
+  return end;
+}
+
+int doctor_listen(uint32_t address, uint16_t *port) {
+  struct sockaddr_in bound;
+  socklen_t length = sizeof bound;
+  int listener = open_socket(address);
+  if (listener >= 0 && (listen(listener, 1) != 0 ||
+                        getsockname(listener, (struct sockaddr *)&bound, &length) != 0)) {
+    close(listener);
+    listener = -1;
+  }
+  *port = listener >= 0 ? ntohs(bound.sin_port) : 0;
+  return listener;
+}
+
+void doctor_send(uint32_t own, uint32_t address, uint16_t port) {
+  static const char piece[PIECE];
+  struct sockaddr_in peer = tcp_address(address, port);
+  int end = open_socket(own);
+  bool open = end >= 0 && connect(end, (struct sockaddr *)&peer, sizeof peer) == 0;
+  double deadline = ob_seconds() + SEND_SECONDS;
+  while (open && ob_seconds() < deadline)
+    open = send(end, piece, PIECE, MSG_NOSIGNAL) > 0;
+  if (end >= 0)
+    close(end);
+}
+
+/* Receives. The clock starts with the first bytes, which are not counted, and stops with the
+ * last. The connection has the listener's limits, as Linux copies them. */
+double doctor_receive(int listener) {
+  static char piece[PIECE];
+  int end = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  double deadline = ob_seconds() + RECEIVE_LIMIT, start = 0, last = 0, bytes = 0;
+  for (ssize_t got; end >= 0 && last < deadline && (got = recv(end, piece, PIECE, 0)) > 0;) {
+    last = ob_seconds();
+    bytes += start > 0 ? (double)got : 0;
+    start = start > 0 ? start : last;
+  }
+  if (end >= 0)
+    close(end);
+  close(listener);
+  return last > start && start > 0 ? 8e-9 * bytes / (last - start) : 0;
 }

@@ -1,7 +1,6 @@
-/* Prints the doctor's report: tables of measurements, findings, and settings to paste. */
-#include <string.h>
-
+/* Prints the doctor's report: tables of measurements, and findings. */
 #include "tools/doctor/doctor.h"
+#include "tools/tune/tune.h"
 
 const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]) {
   snprintf(text, DOCTOR_ADDRESS, "%u.%u.%u.%u/%d", address >> 24, address >> 16 & 255,
@@ -26,7 +25,7 @@ static void print_hosts(FILE *file, const struct doctor_facts *facts) {
       "host", "ranks", "CPUs", "usable", "others", "hop");
   for (int h = 0; h < shown(facts); h++)
     fprintf(file, "  %-16s %6d %6d %6d %6.1f %9.1f\n", facts->hosts[h].name, facts->hosts[h].ranks,
-            facts->hosts[h].cpus_online, doctor_host_cpus(facts, h), facts->hosts[h].others,
+            facts->hosts[h].cpus_online, facts->hosts[h].usable, facts->hosts[h].others,
             facts->hosts[h].local_hop);
 }
 
@@ -49,15 +48,15 @@ static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
 static void print_subnets(FILE *file, const struct doctor_facts *facts) {
   char network[DOCTOR_ADDRESS];
   fprintf(file,
-          "\nSubnets that all hosts share; plain TCP in Gbit/s, the fastest pair of hosts\n"
-          "  %-20s %9s %9s  of MPI's traffic\n",
-          "subnet", "1 stream", "4 streams");
+          "\nSubnets that all hosts share; plain TCP in one stream, the fastest pair of hosts\n"
+          "  %-20s %9s  of MPI's traffic\n",
+          "subnet", "Gbit/s");
   for (int s = 0; s < facts->subnet_count; s++) {
     const struct doctor_subnet *subnet = &facts->subnets[s];
-    fprintf(file, "  %-20s %9.2f %9.2f  %.0f %%%s\n",
-            doctor_network(subnet->network, subnet->netmask, network), subnet->one_stream,
-            subnet->four_streams, 100 * doctor_part_of(facts, -1, s),
-            subnet->one_stream > 0 ? "" : "  no connection: a firewall?");
+    fprintf(file, "  %-20s %9.2f  %.0f %%%s\n",
+            doctor_network(subnet->network, subnet->netmask, network), subnet->tcp,
+            100 * doctor_part_of(facts, -1, s),
+            subnet->tcp > 0 ? "" : "  no connection: a firewall?");
   }
   if (doctor_used_subnet(facts) < 0)
     fprintf(file, "  MPI's traffic took none of them: the kernel did not count it (RDMA), or the "
@@ -79,14 +78,14 @@ static void print_matrix(FILE *file, const struct doctor_facts *facts, const cha
 
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts) {
   static const char *const answers[] = {"the library does not say", "no", "yes"};
-  fprintf(file, "%d rank%s on %d host%s; %s; ranks yield when idle: %s\n", facts->rank_count,
-          facts->rank_count == 1 ? "" : "s", facts->host_count, facts->host_count == 1 ? "" : "s",
-          facts->library, answers[facts->ranks[0].yields + 1]);
+  fprintf(file, "%d rank%s on %d host%s; %s; ranks yield when idle: %s\n",
+          TUNE_COUNTED(facts->rank_count), TUNE_COUNTED(facts->host_count), facts->library,
+          answers[facts->yields + 1]);
   print_hosts(file, facts);
   print_interfaces(file, facts);
   if (facts->host_count < 2) {
     fprintf(file, "\nOne host: which interface carries the traffic, the speed of the network, slow "
-                  "hosts, streams\nand MTUs cannot be measured. Start ranks on two hosts or more "
+                  "hosts\nand MTUs cannot be measured. Start ranks on two hosts or more "
                   "for that.\n");
     return;
   }
@@ -97,58 +96,93 @@ void doctor_print_facts(FILE *file, const struct doctor_facts *facts) {
     fprintf(file, "  ... and %d more hosts\n", facts->host_count - TABLE_HOSTS);
 }
 
-void doctor_print_findings(FILE *file, const struct doctor_diagnosis *diagnosis) {
-  int all = diagnosis->count + diagnosis->more;
+/* --- Findings ----------------------------------------------------------------------------------*/
+
+/* clang-format off */
+static const struct {
+  const char *why, *advice;
+  bool sure; /* no time is in it: measuring again cannot change it */
+} texts[] = {
+    [DOCTOR_BUSY] = {"times measure the processors, not the network: no host is judged by them",
+        "end the other programs, or give ranks cores of their own; then again", false},
+    [DOCTOR_STOLEN] = {"ranks are stopped at any moment: no host is judged by times",
+        "a container's cpu.max, or another instance type; then again", false},
+    [DOCTOR_SPINNING] = {"ranks that wait keep the processors from those that have work",
+        "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", false},
+    [DOCTOR_SAME_CPU] = {"they take turns on it while other CPUs are idle",
+        "mpirun --bind-to none, or bind every rank to a core of its own", true},
+    [DOCTOR_DOWN] = {"a subnet that not all hosts have carries no exchange",
+        "its cable, or there: ip link set dev INTERFACE up", true},
+    [DOCTOR_DUPLEX] = {"a link that cannot send while it receives loses packets under load",
+        "negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on", true},
+    [DOCTOR_NEGOTIATED] = {"every exchange waits for the slowest link",
+        "its cable and switch port: ethtool INTERFACE there", true},
+    [DOCTOR_SLOW_HOST] = {"every exchange waits for the slowest host",
+        "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
+        false},
+    [DOCTOR_SLOW_PAIR] = {"exchanges that use this way wait for it",
+        "the way between these two: links (ethtool on both), switches, cables, routing", false},
+    [DOCTOR_LATE_HOST] = {"small messages wait for it",
+        "its way to the others (switches, routing), power saving or load on it", false},
+    [DOCTOR_WRONG_INTERFACE] = {"every exchange takes as long as the slower one needs",
+        "let MPI use the faster one alone", false},
+    [DOCTOR_ODD_INTERFACE] = {"its way to the others is another one, and may be a slower one",
+        "name the interface, the same on every host; its routes if it is named: ip route there",
+        false},
+    [DOCTOR_MPI_SLOW] = {"the network carries more than MPI sends over it",
+        "what MPI takes: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a VPN",
+        false},
+    [DOCTOR_FIREWALL] = {"MPI's own ports may be open, but others that programs choose are not",
+        "open the ports between the hosts", false},
+    [DOCTOR_MTU] = {"packets larger than the other side takes are lost silently",
+        "ip link set dev INTERFACE mtu MTU there, as on the others", true},
+    [DOCTOR_LINK_SPEED] = {"something between the hosts, or on them, holds the traffic back",
+        "errors in ethtool -S, other traffic, a slower switch; iperf3 -P 4: several streams",
+        false},
+    [DOCTOR_BRIDGE] = {"a library may take it for a network of all hosts, and wait for ever",
+        "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME", true},
+    [DOCTOR_LOOPBACK_NAME] =
+        {"gloo and MPICH look the name up, and others then connect to themselves",
+        "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE", true},
+    [DOCTOR_CLOCK] = {"files, certificates and logs of several hosts contradict each other",
+        "chronyc or ntpd there", true},
+};
+/* clang-format on */
+
+bool doctor_is_sure(const struct doctor_finding *finding) { return texts[finding->kind].sure; }
+
+/* Prints how MPI and NCCL are kept to a subnet. */
+static void print_setting(FILE *file, const struct doctor_facts *facts, int subnet) {
+  const struct doctor_subnet *in = &facts->subnets[subnet];
+  const char *name = doctor_interface_in(facts, 0, subnet)->name;
+  char text[DOCTOR_ADDRESS];
+  doctor_network(in->network, in->netmask, text);
+  fprintf(file,
+          "         Open MPI: mpirun --mca btl_tcp_if_include %s --mca oob_tcp_if_include %s\n"
+          "         else, where %s is its name: HYDRA_IFACE=%s FI_TCP_IFACE=%s (MPICH),\n"
+          "         UCX_NET_DEVICES=%s UCX_TLS=tcp,self,sm, NCCL_SOCKET_IFNAME==%s "
+          "NCCL_IB_DISABLE=1\n",
+          text, text, name, name, name, name, name);
+}
+
+void doctor_print_findings(FILE *file, const struct doctor_facts *facts,
+                           const struct doctor_diagnosis *diagnosis) {
+  const int all = diagnosis->count + diagnosis->more;
+  int subnet = diagnosis->set_subnet;
   if (all == 0)
     fprintf(file, "\nNo findings.\n");
   else
-    fprintf(file, "\n%d finding%s\n", all, all == 1 ? "" : "s");
-  for (int i = 0; i < diagnosis->count; i++)
-    fprintf(file, "%2d. %s\n    why: %s\n    do:  %s\n", i + 1, diagnosis->findings[i].seen,
-            diagnosis->findings[i].why, diagnosis->findings[i].advice);
+    fprintf(file, "\n%d finding%s\n", TUNE_COUNTED(all));
+  for (int i = 0; i < diagnosis->count; i++) {
+    const struct doctor_finding *finding = &diagnosis->findings[i];
+    fprintf(file, "%2d. %s\n    why: %s\n    do:  %s\n", i + 1, finding->seen,
+            texts[finding->kind].why, texts[finding->kind].advice);
+    if (subnet >= 0 &&
+        (finding->kind == DOCTOR_WRONG_INTERFACE || finding->kind == DOCTOR_ODD_INTERFACE)) {
+      print_setting(file, facts, subnet);
+      subnet = -1;
+    }
+  }
   if (diagnosis->more)
     fprintf(file, "    ... and %d more\n", diagnosis->more);
-}
-
-/* --- Settings ----------------------------------------------------------------------------------*/
-
-/* Lists the interface's names, with commas where hosts differ. */
-static void list_names(const struct doctor_facts *facts, int subnet, char *names, size_t size) {
-  const char *before = "";
-  names[0] = '\0';
-  for (int h = 0; subnet >= 0 && h < facts->host_count; h++) {
-    const char *name = doctor_interface_in(facts, h, subnet)->name;
-    const size_t used = strlen(names);
-    if (strcmp(name, before) != 0 && !strstr(names, name))
-      snprintf(names + used, size - used, "%s%s", used ? "," : "", name);
-    before = name;
-  }
-}
-
-void doctor_print_settings(FILE *file, const struct doctor_facts *facts,
-                           const struct doctor_diagnosis *diagnosis) {
-  char names[256], network[DOCTOR_ADDRESS];
-  const int subnet = diagnosis->set_subnet;
-  if (subnet < 0 && !diagnosis->set_yield && !diagnosis->set_binding && !diagnosis->set_streams)
-    return;
-  list_names(facts, subnet, names, sizeof names);
-  fprintf(file, "\nSettings\n  Open MPI: mpirun");
-  if (subnet >= 0) {
-    const struct doctor_subnet *in = &facts->subnets[subnet];
-    const char *include =
-        strchr(names, ',') ? doctor_network(in->network, in->netmask, network) : names;
-    fprintf(file, " --mca btl_tcp_if_include %s --mca oob_tcp_if_include %s", include, include);
-  }
-  fprintf(file, "%s%s%s ...; for srun export OMPI_MCA_NAME=VALUE\n",
-          diagnosis->set_yield ? " --mca mpi_yield_when_idle 1" : "",
-          diagnosis->set_streams ? " --mca btl_tcp_links 4" : "",
-          diagnosis->set_binding ? " --bind-to none" : "");
-  if (subnet >= 0)
-    fprintf(file,
-            "  MPICH: export HYDRA_IFACE=%s FI_TCP_IFACE=%s\n"
-            "  where UCX carries MPI: export UCX_NET_DEVICES=%s UCX_TLS=tcp,self,sm\n"
-            "  NCCL on the same hosts: export NCCL_SOCKET_IFNAME==%s NCCL_IB_DISABLE=1\n",
-            names, names, names, names);
-  if (diagnosis->set_streams)
-    fprintf(file, "  NCCL: export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=1\n");
 }
