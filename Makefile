@@ -276,8 +276,7 @@ BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c
              $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
 $(BUILD)/onebit-info: $(BUILD)/tools/info.o $(RULES)
-TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c tools/doctor/*.c \
-           tools/cluster_mpi.c))
+TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c tools/doctor/*.c))
 $(BUILD)/onebit-tune: $(BUILD)/tools/tune/main.o $(TUNED)
 $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 

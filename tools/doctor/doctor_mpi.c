@@ -12,13 +12,12 @@
 #include <unistd.h>
 
 #include "base/process.h"
-#include "tools/cluster_mpi.h"
 #include "tools/doctor/doctor.h"
-#include "tools/tune/tune.h"
+#include "tools/tune/run_mpi.h"
 
 enum { FINDINGS = 1, TAG = 1 };
 
-static struct tool_cluster team;
+static struct tune_cluster team;
 static struct doctor_facts facts;
 static struct doctor_load first_load; /* when the doctor began */
 
@@ -105,7 +104,7 @@ static void doctor_gather(void) {
 static void measure_load(void) {
   const struct timespec nap = {.tv_nsec = 300000000};
   struct doctor_load before, after;
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
   if (is_leader()) {
     struct doctor_host *own = &facts.hosts[team.host];
     doctor_read_load(&before);
@@ -116,7 +115,7 @@ static void measure_load(void) {
                   (own->cpus_online * (after.seconds - first_load.seconds));
     own->lost_periods = after.lost_periods - first_load.lost_periods;
   }
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
 }
 
 static double read_clock(void) {
@@ -135,7 +134,7 @@ static void measure_clocks(void) {
                  TAG, team.leaders, MPI_STATUS_IGNORE);
     facts.hosts[team.host].clock = team.host ? start - theirs : 0;
   }
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
 }
 
 /* A quarter of a second is long against a scheduler's time slice (some milliseconds), so that the
@@ -145,12 +144,12 @@ static void measure_clocks(void) {
 static void measure_local_hops(void) {
   double median, hop = 0;
   const int rank = team.local_rank, size = team.local_size;
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
   if (size > 1)
-    hop = tool_go_round(team.local, (rank + 1) % size, (rank + size - 1) % size, rank == 0, 0.25,
+    hop = tune_go_round(team.local, (rank + 1) % size, (rank + size - 1) % size, rank == 0, 0.25,
                         &median) /
           size;
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
   if (is_leader())
     keep_sooner(&facts.hosts[team.host].local_hop, hop);
 }
@@ -166,7 +165,7 @@ static void send_around(int pieces) {
   for (int i = 0; i < pieces; i++)
     MPI_Sendrecv(out, BYTES, MPI_BYTE, (team.host + 1) % hosts, TAG, in, BYTES, MPI_BYTE,
                  (team.host + hosts - 1) % hosts, TAG, team.leaders, MPI_STATUS_IGNORE);
-  tool_wait_asleep(team.leaders);
+  tune_wait_asleep(team.leaders);
 }
 
 static void measure_carrier(void) {
@@ -183,7 +182,7 @@ static void measure_carrier(void) {
     memcpy(own->interfaces, after.interfaces, sizeof own->interfaces);
     facts.bulk = (uint64_t)BULK_PIECES * BYTES;
   }
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
 }
 
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
@@ -217,7 +216,7 @@ static void measure_pair(int peer) {
   bool first = team.host < peer;
   int at = team.host * facts.host_count + peer;
   double median;
-  tool_go_round(team.leaders, peer, peer, first, LATENCY_SECONDS, &median);
+  tune_go_round(team.leaders, peer, peer, first, LATENCY_SECONDS, &median);
   if (first)
     keep_sooner(&facts.round_trip[at], median);
   for (int turn = 0; turn < 2; turn++) {
@@ -243,7 +242,7 @@ static void measure_pairs(void) {
       int peer = (round - team.host + hosts) % hosts;
       if (peer != team.host)
         measure_pair(peer);
-      tool_wait_asleep(team.leaders);
+      tune_wait_asleep(team.leaders);
     }
     gather_rows(facts.bandwidth);
     gather_rows(facts.round_trip);
@@ -251,7 +250,7 @@ static void measure_pairs(void) {
       for (int b = 0; b < a; b++)
         facts.round_trip[a * hosts + b] = facts.round_trip[b * hosts + a];
   }
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
 }
 
 /* --- Plain TCP ---------------------------------------------------------------------------------*/
@@ -277,12 +276,12 @@ static void measure_subnets(void) {
             count = is_leader() && facts.host_count > 1 ? facts.subnet_count : 0;
   for (int s = 0; s < count; s++) {
     double rate = peer < facts.host_count ? socket_rate(s, peer) : 0;
-    tool_wait_asleep(team.leaders);
+    tune_wait_asleep(team.leaders);
     keep_faster(&facts.hosts[team.host].tcp[s], rate);
     MPI_Allreduce(MPI_IN_PLACE, &rate, 1, MPI_DOUBLE, MPI_MAX, team.leaders);
     keep_faster(&facts.subnets[s].tcp, rate);
   }
-  tool_wait_asleep(team.all);
+  tune_wait_asleep(team.all);
 }
 
 /* --- A hang is a finding, too ------------------------------------------------------------------*/
@@ -344,7 +343,7 @@ int doctor_run(void) {
   double start = ob_seconds();
   int again = 1, status;
   begin_step("who is where");
-  tool_cluster_find(&team);
+  tune_cluster_find(&team);
   doctor_gather();
   for (int attempt = 0; attempt < ATTEMPTS && again; attempt++) {
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
@@ -367,7 +366,7 @@ int doctor_run(void) {
   }
   status = diagnosis.count > 0 ? FINDINGS : 0;
   MPI_Bcast(&status, 1, MPI_INT, 0, team.all);
-  tool_cluster_free(&team);
+  tune_cluster_free(&team);
   free(facts.hosts);
   free(facts.bandwidth);
   free(facts.round_trip);

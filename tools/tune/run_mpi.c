@@ -14,6 +14,64 @@
 #include "base/process.h"
 #include "compression/codec.h"
 
+/* --- The hosts of mpirun's ranks ---------------------------------------------------------------*/
+
+void tune_cluster_find(struct tune_cluster *cluster) {
+  MPI_Comm_dup(MPI_COMM_WORLD, &cluster->all);
+  MPI_Comm_rank(cluster->all, &cluster->rank);
+  MPI_Comm_size(cluster->all, &cluster->size);
+  MPI_Comm_split_type(cluster->all, MPI_COMM_TYPE_SHARED, cluster->rank, MPI_INFO_NULL,
+                      &cluster->local);
+  MPI_Comm_rank(cluster->local, &cluster->local_rank);
+  MPI_Comm_size(cluster->local, &cluster->local_size);
+  MPI_Comm_split(cluster->all, cluster->local_rank == 0 ? 0 : MPI_UNDEFINED, cluster->rank,
+                 &cluster->leaders);
+  if (cluster->leaders != MPI_COMM_NULL)
+    MPI_Comm_rank(cluster->leaders, &cluster->host);
+  MPI_Bcast(&cluster->host, 1, MPI_INT, 0, cluster->local);
+  cluster->hosts = cluster->host + 1;
+  MPI_Allreduce(MPI_IN_PLACE, &cluster->hosts, 1, MPI_INT, MPI_MAX, cluster->all);
+}
+
+void tune_cluster_free(struct tune_cluster *cluster) {
+  if (cluster->leaders != MPI_COMM_NULL)
+    MPI_Comm_free(&cluster->leaders);
+  MPI_Comm_free(&cluster->local);
+  MPI_Comm_free(&cluster->all);
+}
+
+void tune_wait_asleep(MPI_Comm comm) {
+  const struct timespec moment = {.tv_nsec = 500000};
+  MPI_Request request;
+  int done = 0;
+  MPI_Ibarrier(comm, &request);
+  for (MPI_Test(&request, &done, MPI_STATUS_IGNORE); !done;
+       MPI_Test(&request, &done, MPI_STATUS_IGNORE))
+    nanosleep(&moment, NULL);
+}
+
+enum { MAX_SAMPLES = 512 };
+
+double tune_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,
+                     double *median) {
+  double samples[MAX_SAMPLES], start = ob_seconds(), last = start;
+  int go = 1, count = 0;
+  while (go) {
+    if (first) {
+      go = last - start < seconds;
+      MPI_Send(&go, 1, MPI_INT, next, 0, comm);
+    }
+    MPI_Recv(&go, 1, MPI_INT, before, 0, comm, MPI_STATUS_IGNORE);
+    if (!first)
+      MPI_Send(&go, 1, MPI_INT, next, 0, comm);
+    double now = ob_seconds();
+    samples[count++ % MAX_SAMPLES] = 1e6 * (now - last);
+    last = now;
+  }
+  *median = tune_median(samples, count < MAX_SAMPLES ? count : MAX_SAMPLES);
+  return 1e6 * (last - start) / count;
+}
+
 double tune_largest(double value) {
   MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return value;
@@ -109,10 +167,10 @@ static void time_passes(const struct arrays *arrays, bool quick, double seconds[
 
 /* Times passes on the ranks with `asked` while the others sleep. Seconds an element, of rank 0. */
 static void time_some(const struct arrays *arrays, bool asked, bool quick, double seconds[PASSES]) {
-  tool_wait_asleep(MPI_COMM_WORLD);
+  tune_wait_asleep(MPI_COMM_WORLD);
   if (asked)
     time_passes(arrays, quick, seconds);
-  tool_wait_asleep(MPI_COMM_WORLD);
+  tune_wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
 
@@ -236,10 +294,10 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
   if (flow.size < 2)
     return;
   if (flow.rank < 2) {
-    tool_go_round(comm, 1 - flow.rank, 1 - flow.rank, flow.rank == 0, LATENCY_SECONDS, &median);
+    tune_go_round(comm, 1 - flow.rank, 1 - flow.rank, flow.rank == 0, LATENCY_SECONDS, &median);
     link->latency = 1e-6 * median / 2;
   }
-  tool_wait_asleep(comm);
+  tune_wait_asleep(comm);
   /* Each was sent, and another received, on a core that may be shared. */
   link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
@@ -256,10 +314,10 @@ static void measure_links(struct tune_run *run) {
   measure_link(run->team.local, &run->costs.inside, sharing, run->options->quick);
   if (run->cluster.max_ranks > 1) /* on the same core a byte is copied twice, once by each side */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
-  tool_wait_asleep(MPI_COMM_WORLD);
+  tune_wait_asleep(MPI_COMM_WORLD);
   if (run->team.leaders != MPI_COMM_NULL)
     measure_link(run->team.leaders, &run->costs.between, sharing, run->options->quick);
-  tool_wait_asleep(MPI_COMM_WORLD);
+  tune_wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(&run->costs, sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
@@ -358,11 +416,11 @@ int tune_run(const struct tune_options *options) {
   struct tune_run run = {.options = options};
   struct tune_points points = {.count = 0};
   char path[OB_TUNING_PATH_CAPACITY] = "";
-  tool_cluster_find(&run.team);
+  tune_cluster_find(&run.team);
   find_cluster(&run);
   bool well = tune_all_well(run.team.rank != 0 || find_path(options, path)) &&
               run_mpi_measure(&run, &points) && report_results(&run, path, &points);
   well = tune_all_well(well);
-  tool_cluster_free(&run.team);
+  tune_cluster_free(&run.team);
   return well ? TUNE_OK : TUNE_FAILED;
 }
