@@ -100,8 +100,6 @@ Test(relay, a_full_queue_loses_what_comes) {
   make(2, 1e6);
   network.queue = 2000;
   cr_expect_eq(received_of(10), 3); /* one leaves, two wait */
-  cr_expect_eq(network.links[1].dropped, 7);
-  cr_expect_eq(network.links[1].received, 3);
 }
 
 Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
@@ -111,7 +109,6 @@ Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
     network.loss = 0.1;
     network.seed = i < 2 ? 7 : 8;
     received[i] = received_of(10000);
-    cr_expect_eq(network.links[1].lost, 10000 - received[i]);
     relay_network_destroy(&network);
   }
   cr_expect_eq(received[0], received[1]);
@@ -130,8 +127,6 @@ Test(relay, a_host_that_has_vanished_sends_and_receives_nothing) {
   send(0, 2, 1 * MS);
   expect(13 * MS, 0, 2);
   expect_none();
-  cr_expect_eq(network.links[1].missing, 2);
-  cr_expect_eq(network.links[0].missing, 1);
   network.links[1].vanished = false;
   send(0, 1, 20 * MS);
   expect(32 * MS, 0, 1);

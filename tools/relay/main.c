@@ -1,7 +1,6 @@
 /*
  * onebit-relay: packets between network namespaces, over the TUN device that each of them gets,
- * through links with a rate, a delay and losses (network.h). What tools/netlab uses where the
- * kernel has no netem.
+ * through links with a rate, a delay and losses (network.h): those of tools/netlab.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -70,7 +69,6 @@ static const struct tool tool = {
         "  rate N RATE           of the link of the N-th host\n"
         "  vanish N, return N    nothing comes from it and goes to it any more, or again\n"
         "  down N, up N          the same, and the host sees it, as it sees a pulled cable\n"
-        "  count                 packets of each host so far, a line each, before the ok\n"
         "Needs root. What it models: a packet waits until those before it have left the sender's\n"
         "link at its rate, needs the delay, is lost by chance, and waits for the receiver's link;\n"
         "each way of a link has a queue. No jitter, no losses in bursts, nothing out of order.\n",
@@ -162,24 +160,10 @@ static void set_carrier(const struct relay *relay, int host, int carrier) {
   ioctl(relay->files[host].fd, TUNSETCARRIER, &carrier);
 }
 
-static void count(const struct relay_network *network) {
-  for (int host = 0; host < network->hosts; host++) {
-    const struct relay_link *link = &network->links[host];
-    printf("%d sent %llu received %llu lost %llu dropped %llu missing %llu\n", host + 1,
-           (unsigned long long)link->sent, (unsigned long long)link->received,
-           (unsigned long long)link->lost, (unsigned long long)link->dropped,
-           (unsigned long long)link->missing);
-  }
-}
-
 /* Runs a command. Returns NULL, or the fault. */
 static const char *run_command(struct relay *relay, const char *line) {
   char verb[16] = "", rate[32] = "";
   int host = 0, read = sscanf(line, "%15s %d %31s", verb, &host, rate);
-  if (read == 1 && strcmp(verb, "count") == 0) {
-    count(&relay->network);
-    return NULL;
-  }
   if (read < 2 || host < 1 || host > relay->network.hosts)
     return "no command, or no such host";
   struct relay_link *link = &relay->network.links[host - 1];

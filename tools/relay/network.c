@@ -65,18 +65,13 @@ static bool pass_link(const struct relay_network *network, double rate, uint64_t
 
 void relay_network_send(struct relay_network *network, int from, int to, const void *data,
                         size_t bytes, uint64_t now) {
-  struct relay_link *source = &network->links[from], *target = &network->links[to];
-  struct relay_packet *packet = malloc(sizeof *packet + bytes);
-  source->sent++;
-  if (!packet || source->vanished) {
-    target->missing++;
-    free(packet);
+  struct relay_link *source = &network->links[from];
+  struct relay_packet *packet = source->vanished ? NULL : malloc(sizeof *packet + bytes);
+  if (!packet)
     return;
-  }
   *packet = (struct relay_packet){.time = now, .from = from, .to = to, .bytes = bytes};
   memcpy(packet->data, data, bytes);
   if (!pass_link(network, source->bytes_per_second, &source->up_free, packet)) {
-    target->dropped++;
     free(packet);
     return;
   }
@@ -102,14 +97,11 @@ static int earliest(const struct relay_network *network, bool leaving) {
 /* Delivers a packet to the host's link at the far end of its way, where it waits. */
 static void deliver_packet(struct relay_network *network, struct relay_packet *packet) {
   struct relay_link *target = &network->links[packet->to];
-  if (draw(network) < network->loss)
-    target->lost++;
-  else if (pass_link(network, target->bytes_per_second, &target->down_free, packet)) {
+  if (draw(network) >= network->loss &&
+      pass_link(network, target->bytes_per_second, &target->down_free, packet))
     push_packet(&target->leaving, packet);
-    return;
-  } else
-    target->dropped++;
-  free(packet);
+  else
+    free(packet);
 }
 
 struct relay_packet *relay_network_receive(struct relay_network *network, uint64_t now) {
@@ -124,11 +116,8 @@ struct relay_packet *relay_network_receive(struct relay_network *network, uint64
     if (target->leaving.first->time > now)
       break;
     struct relay_packet *packet = pop_packet(&target->leaving);
-    if (!target->vanished) {
-      target->received++;
+    if (!target->vanished)
       return packet;
-    }
-    target->missing++;
     free(packet);
   }
   return NULL;

@@ -36,13 +36,11 @@ struct relay_queue {
 };
 
 struct relay_link {
-  double bytes_per_second;         /* 0: not limited */
-  uint64_t up_free, down_free;     /* when the last packet so far will have left */
-  struct relay_queue flying;       /* sent by this host, in the order of their arrival */
-  struct relay_queue leaving;      /* to this host, in the order of their arrival */
-  bool vanished;                   /* nothing goes out or comes in */
-  uint64_t sent, received;         /* packets */
-  uint64_t lost, dropped, missing; /* of those to this host: by chance, by queues, vanished */
+  double bytes_per_second;     /* 0: not limited */
+  uint64_t up_free, down_free; /* when the last packet so far will have left */
+  struct relay_queue flying;   /* sent by this host, in the order of their arrival */
+  struct relay_queue leaving;  /* to this host, in the order of their arrival */
+  bool vanished;               /* nothing goes out or comes in */
 };
 
 struct relay_network {
