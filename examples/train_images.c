@@ -45,7 +45,7 @@ static const train_options_t defaults = {
 };
 
 /* The rates with which the dense forms end lowest, a factor of two apart, on MNIST's 10,000 test
- * digits (docs/measured/rates.md); no comparison is made on these. */
+ * digits (docs/measured/trainings.md); no comparison is made on these. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 8e-3f, [EFFICIENT_LAMB] = 5e-3f, [LAMB] = 5e-3f, [MOMENTUM] = 8e-2f, [LION] = 5e-4f};
 

@@ -83,7 +83,7 @@ const struct tool_option train_rows[] = {
      "micro-batches in a step", .low = 1, .high = 65536},
     {"learning-rate", 0, TOOL_FLOAT, AT(learning_rate), "X",
      "its highest value; default the best of the dense form on data that serve for\n"
-     "nothing else (docs/measured/rates.md)", .high = 10},
+     "nothing else (docs/measured/trainings.md)", .high = 10},
     {"rise", 0, TOOL_COUNT, AT(rise), "N",
      "steps over which it rises from zero; default a tenth of the steps", .low = 1, .high = 1e9},
     {"decay", 0, TOOL_CHOICE, AT(decay), "NAME",

@@ -51,7 +51,7 @@ static const train_options_t defaults = {
 };
 
 /* The rates with which the dense forms end lowest, a factor of two apart, on Perl's library, with
- * --width 64 and --layers 2 (docs/measured/rates.md); no comparison is made on it. */
+ * --width 64 and --layers 2 (docs/measured/trainings.md); no comparison is made on it. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 2e-3f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 1e-1f, [LION] = 1e-3f};
 

@@ -42,7 +42,7 @@ static const train_options_t defaults = {
 };
 
 /* The dense forms end lowest with these, of rates a factor of two apart, on Perl's library
- * (docs/measured/rates.md); no comparison is made on it. */
+ * (docs/measured/trainings.md); no comparison is made on it. */
 static const float learning_rates[METHODS] = {
     [ADAM] = 4e-2f, [EFFICIENT_LAMB] = 2e-2f, [LAMB] = 2e-2f, [MOMENTUM] = 0.5f, [LION] = 4e-3f};
 

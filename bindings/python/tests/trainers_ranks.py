@@ -1,6 +1,6 @@
-"""Released trainers, as their users write them, with what docs/accelerate.md and docs/lightning.md
-add: the programs of those, and stops in the warm-up and after it, after which they resume by their own
-checkpoints. test_torch_resume.py runs it as torch_resume_ranks.py."""
+"""Released trainers, as their users write them: the programs of docs/python-trainers.md, and stops in
+the warm-up and after it, after which they resume by their own checkpoints. test_torch_resume.py runs it
+as torch_resume_ranks.py."""
 
 import os
 import pathlib
@@ -143,8 +143,8 @@ def lightning(rank, size):
         module = Module()
         return {"lightning": lightning, "module": module}, module.network
 
-    documented("lightning.md", "lightning.Trainer", names)
-    documented("lightning.md", "lightning.Fabric", lambda: prepared(lightning=lightning))
+    documented("python-trainers.md", "lightning.Trainer", names)
+    documented("python-trainers.md", "lightning.Fabric", lambda: prepared(lightning=lightning))
     resumes(rank, train)
 
 
@@ -198,7 +198,7 @@ def transformers(rank, size):
         return {"transformers": transformers, "model": model, "arguments": arguments,
                 "examples": examples}, model.network  # fmt: skip
 
-    documented("accelerate.md", "transformers.Trainer", names)
+    documented("python-trainers.md", "transformers.Trainer", names)
     resumes(rank, train)
 
 
@@ -206,7 +206,7 @@ def accelerate(rank, size):
     import accelerate
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    documented("accelerate.md", "accelerate.Accelerator", lambda: prepared(accelerate=accelerate))
+    documented("python-trainers.md", "accelerate.Accelerator", lambda: prepared(accelerate=accelerate))
 
 
 if __name__ == "__main__":
