@@ -4,7 +4,7 @@
  *
  * run_mpi.c finds the hosts of the ranks, and measures links and the codec; calls_mpi.c measures
  * whole calls; results.c fits the model to them, prints and writes. model.c and card.c know what
- * training takes on hosts and on GPUs, predict.c and predict_card.c print that, by text.c.
+ * training takes on hosts and on GPUs; predict.c and card.c print that, by text.c.
  */
 #ifndef TOOLS_TUNE_H
 #define TOOLS_TUNE_H
