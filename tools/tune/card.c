@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "base/knobs.h"
-#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
 #define BLOCK ((double)OB_DEFAULT_BLOCK)
@@ -181,22 +180,15 @@ struct network {
   struct tune_training training;
 };
 
-static size_t networks_of(const struct tune_options *options, const struct tune_training *training,
-                          struct network *networks) {
-  struct network first = {.card = {.copy = options->copy,
-                                   .launch = options->launch,
-                                   .group = options->group,
-                                   .inside = options->inside,
-                                   .latency = options->latency},
-                          .training = *training};
+static size_t networks_of(const struct tune_options *options, struct network *networks) {
+  const struct network first = {options->card, options->training};
+  const int hosts = first.training.hosts;
   size_t count = 0;
-  if (!(options->latency > 0))
-    first.card.latency = tune_card_default.latency;
-  if (options->hosts == 1 || options->ranks_per_host > 1) { /* for comparison, if not all */
+  if (hosts == 1 || first.training.ranks_per_host > 1) { /* for comparison, if not all */
     networks[count] = first;
     networks[count++].training.hosts = 1;
   }
-  for (size_t k = 0; options->hosts > 1 && k < (options->bandwidth > 0 ? 1 : USUAL_LINKS); k++) {
+  for (size_t k = 0; hosts > 1 && k < (options->bandwidth > 0 ? 1 : USUAL_LINKS); k++) {
     networks[count] = first;
     networks[count++].card.link =
         TUNE_PAYLOAD * (options->bandwidth > 0 ? options->bandwidth : usual_links[k]);
@@ -341,17 +333,18 @@ static void write_networks(const struct network *networks, size_t count) {
   putchar('\n');
 }
 
-int tune_predict_card(const struct tune_options *options, const struct tune_training *training) {
+int tune_predict_card(const struct tune_options *options) {
+  const struct tune_training *training = &options->training;
   struct network networks[1 + USUAL_LINKS];
-  size_t count = networks_of(options, training, networks);
+  size_t count = networks_of(options, networks);
   if (options->json) {
     write_networks(networks, count);
     return TUNE_OK;
   }
   printf("# onebit-tune --predict --device cuda: %.4g parameters, %d host%s x %d GPU%s, %.4g s of "
          "computation a step\n",
-         options->parameters, TUNE_COUNTED(options->hosts), TUNE_COUNTED(options->ranks_per_host),
-         options->compute);
+         training->parameters, TUNE_COUNTED(training->hosts),
+         TUNE_COUNTED(training->ranks_per_host), training->compute);
   card_print_assumptions(&networks[0]);
   for (size_t k = 0; k < count; k++)
     print_network(&networks[k]);

@@ -4,7 +4,6 @@
 
 #include "tools/doctor/doctor.h"
 #include "tools/options.h"
-#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
 #ifdef ONEBIT_HAVE_MPI
@@ -37,25 +36,25 @@ static const struct tool_option rows[] = {
          "bits, beside\nwhat its bytes take at the rate of the link, and on which links that "
          "pays."},
     {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
-    {"parameters", 0, TOOL_REAL, AT(parameters), "N", "of the model: 340M, 1.5G", .low = 1,
+    {"parameters", 0, TOOL_REAL, AT(training.parameters), "N", "of the model: 340M, 1.5G", .low = 1,
      .high = 1e14},
-    {"hosts", 0, TOOL_INTEGER, AT(hosts), "N", "with --ranks-per-host N (default 1)", .low = 1,
-     .high = 1e6},
-    {"compute", 0, TOOL_SECONDS, AT(compute), "SECONDS",
+    {"hosts", 0, TOOL_INTEGER, AT(training.hosts), "N", "with --ranks-per-host N (default 1)",
+     .low = 1, .high = 1e6},
+    {"compute", 0, TOOL_SECONDS, AT(training.compute), "SECONDS",
      "of a step without its exchange: 0.250, 250ms", .high = 1e6},
-    {"ranks-per-host", 0, TOOL_INTEGER, AT(ranks_per_host), "N", "ranks on each host; default 1",
-     .low = 1, .high = 1e4},
+    {"ranks-per-host", 0, TOOL_INTEGER, AT(training.ranks_per_host), "N",
+     "ranks on each host; default 1", .low = 1, .high = 1e4},
     {"bandwidth", 0, TOOL_RATE, AT(bandwidth), "RATE",
      "of a host's link: 1gbit, 300mbit; default: the tuning file's", .low = 1e3, .high = 1e13},
     {"latency", 0, TOOL_SECONDS, AT(latency), "SECONDS",
      "one way: 50us; default: the tuning file's", .high = 10},
     {"cores", 0, TOOL_REAL, AT(cores), "N", "of a host; default: the tuning file's", .low = 0.01,
      .high = 1e5},
-    {"steps", 0, TOOL_REAL, AT(steps), "N",
+    {"steps", 0, TOOL_REAL, AT(training.steps), "N",
      "of the whole run, which has the warm-up in it; default 100000", .low = 1, .high = 1e12},
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
      .help = "the tuning file, of whatever machine; 'none': the defaults"},
-    {"warm-up", 0, TOOL_REAL, AT(warm_up), "SHARE",
+    {"warm-up", 0, TOOL_REAL, AT(training.warm_up), "SHARE",
      "of the steps, before 1-bit Adam compresses; default 0.15, as published for\nBERT-Large",
      .high = 1},
     {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
@@ -66,14 +65,14 @@ static const struct tool_option rows[] = {
              "least, or else the fastest. Without\n--bandwidth, for links of 10 Mbit/s to 10 "
              "Gbit/s."},
     {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "of the whole run, warm-up included"},
-    {"local-steps", 0, TOOL_INTEGER, AT(local_steps), "H",
+    {"local-steps", 0, TOOL_INTEGER, AT(wanted.local_steps), "H",
      "between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6},
-    {"bits", 0, TOOL_CHOICE, AT(bits), "NAME",
+    {"bits", 0, TOOL_CHOICE, AT(wanted.bits), "NAME",
      "of the outer step: 1, 2, 4, 8, float32 or sparse (SparseLoCo's messages);\ndefault: 4 and 1",
      .names = tune_width_names},
-    {"fragments", 0, TOOL_INTEGER, AT(fragments), "F", "of the outer step; default: 1 and 4",
+    {"fragments", 0, TOOL_INTEGER, AT(wanted.fragments), "F", "of the outer step; default: 1 and 4",
      .low = 1, .high = 1e6},
-    {"delay", 0, TOOL_INTEGER, AT(delay), "N",
+    {"delay", 0, TOOL_INTEGER, AT(wanted.delay), "N",
      "steps until a fragment is applied; default: 0 and H/F", .high = 1e6},
     {.kind = TOOL_HEADING,
      .help =
@@ -83,14 +82,14 @@ static const struct tool_option rows[] = {
          "not for "
          "them."},
     {"device", 0, TOOL_CHOICE, AT(device), "NAME", "host or cuda; default host", .names = devices},
-    {"copy-rate", 0, TOOL_REAL, AT(copy), "N",
+    {"copy-rate", 0, TOOL_REAL, AT(card.copy), "N",
      "bytes a second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18},
-    {"nvlink-rate", 0, TOOL_REAL, AT(inside), "N",
+    {"nvlink-rate", 0, TOOL_REAL, AT(card.inside), "N",
      "bytes a second of a GPU to those of its host, each way; default 450G", .low = 1e6,
      .high = 1e18},
-    {"launch-time", 0, TOOL_SECONDS, AT(launch), "SECONDS", "of the smallest kernel; default 2.5us",
-     .high = 1},
-    {"group-time", 0, TOOL_SECONDS, AT(group), "SECONDS",
+    {"launch-time", 0, TOOL_SECONDS, AT(card.launch), "SECONDS",
+     "of the smallest kernel; default 2.5us", .high = 1},
+    {"group-time", 0, TOOL_SECONDS, AT(card.group), "SECONDS",
      "of an NCCL group inside a host; default 10us; between hosts --latency comes\nto it, default "
      "30us",
      .high = 1},
@@ -109,47 +108,43 @@ static const struct tool tool = {
     .notes = "Exit status: 0; 1 when measuring or writing failed, or the doctor has findings; 2 "
              "for a wrong\ncommand line."};
 
-static bool has_card(const struct tune_options *options) {
-  return options->copy > 0 || options->inside > 0 || options->launch >= 0 || options->group >= 0;
-}
-
-static bool has_outer(const struct tune_options *options) {
-  return options->local_steps > 0 || options->bits >= 0 || options->fragments > 0 ||
-         options->delay >= 0;
-}
-
-/* The fault in options of the whole run, as text; NULL: none. */
-static const char *tune_check_whole(const struct tune_options *options) {
-  if (!options->whole)
-    return has_outer(options) ? "--local-steps, --bits, --fragments and --delay are for --whole-run"
-                              : NULL;
-  return options->device == TUNE_CUDA ? "--whole-run is not for --device cuda"
-         : !isnan(options->warm_up)   ? "--warm-up is 1-bit Adam's, which --whole-run leaves out"
-                                      : NULL;
-}
-
 /* The fault in options that are right each alone, as text; NULL: none. */
 static const char *tune_check(const struct tune_options *options) {
-  bool measures = options->output || options->dry_run || options->quick;
-  bool asks = options->parameters > 0 || options->hosts > 0 || !isnan(options->compute) ||
-              options->bandwidth > 0 || options->json || options->device || has_card(options) ||
-              options->whole || !isnan(options->warm_up);
-  if (options->doctor && (options->predict || measures || asks))
-    return "--doctor takes no other option";
-  if (!options->predict)
-    return asks ? "--parameters, --hosts, --compute, --bandwidth, --device, --whole-run and --json "
-                  "are for --predict"
-                : NULL;
-  if (options->device == TUNE_CUDA && (options->tuning || options->cores > 0))
-    return "--tuning and --cores are not for --device cuda";
-  if (options->device == TUNE_HOST && has_card(options))
-    return "--copy-rate, --nvlink-rate, --launch-time and --group-time are for --device cuda";
-  return measures                   ? "--predict measures and writes nothing: leave out --output, "
-                                      "--dry-run and --quick"
-         : options->parameters == 0 ? "--predict needs --parameters"
-         : options->hosts == 0      ? "--predict needs --hosts"
-         : isnan(options->compute)  ? "--predict needs --compute"
-                                    : tune_check_whole(options);
+  const struct tune_training *training = &options->training;
+  const struct tune_card *card = &options->card;
+  const struct tune_wanted *wanted = &options->wanted;
+  const bool measures = options->output || options->dry_run || options->quick;
+  const bool has_card = card->copy > 0 || card->inside > 0 || card->launch >= 0 || card->group >= 0;
+  const bool has_outer =
+      wanted->local_steps > 0 || wanted->bits >= 0 || wanted->fragments > 0 || wanted->delay >= 0;
+  const bool has_warm_up = !isnan(training->warm_up), cuda = options->device == TUNE_CUDA;
+  const bool asks = training->parameters > 0 || training->hosts > 0 || !isnan(training->compute) ||
+                    options->bandwidth > 0 || options->json || cuda || has_card || options->whole ||
+                    has_warm_up;
+  const struct {
+    bool wrong;
+    const char *why;
+  } rules[] = {
+      {options->doctor && (options->predict || measures || asks), "--doctor takes no other option"},
+      {!options->predict && asks, "--parameters, --hosts, --compute, --bandwidth, --device, "
+                                  "--whole-run and --json are for --predict"},
+      {cuda && (options->tuning || options->cores > 0),
+       "--tuning and --cores are not for --device cuda"},
+      {!cuda && has_card,
+       "--copy-rate, --nvlink-rate, --launch-time and --group-time are for --device cuda"},
+      {options->predict && measures,
+       "--predict measures and writes nothing: leave out --output, --dry-run and --quick"},
+      {options->predict && training->parameters == 0, "--predict needs --parameters"},
+      {options->predict && training->hosts == 0, "--predict needs --hosts"},
+      {options->predict && isnan(training->compute), "--predict needs --compute"},
+      {options->predict && !options->whole && has_outer,
+       "--local-steps, --bits, --fragments and --delay are for --whole-run"},
+      {options->whole && cuda, "--whole-run is not for --device cuda"},
+      {options->whole && has_warm_up, "--warm-up is 1-bit Adam's, which --whole-run leaves out"}};
+  for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
+    if (rules[k].wrong)
+      return rules[k].why;
+  return NULL;
 }
 
 #ifdef ONEBIT_HAVE_MPI
@@ -171,23 +166,22 @@ static int tune_measure(const struct tune_options *options) {
 
 /* Fills in what the command line leaves out; for a card, an H200's values. */
 static void fill_in(struct tune_options *options) {
-  const struct tune_card *card = &tune_card_default;
-  options->copy = options->copy > 0 ? options->copy : card->copy;
-  options->inside = options->inside > 0 ? options->inside : card->inside;
-  options->launch = options->launch >= 0 ? options->launch : card->launch;
-  options->group = options->group >= 0 ? options->group : card->group;
-  options->warm_up = isnan(options->warm_up) ? TUNE_WARM_UP : options->warm_up;
+  struct tune_card *card = &options->card;
+  card->copy = card->copy > 0 ? card->copy : tune_card_default.copy;
+  card->inside = card->inside > 0 ? card->inside : tune_card_default.inside;
+  card->launch = card->launch >= 0 ? card->launch : tune_card_default.launch;
+  card->group = card->group >= 0 ? card->group : tune_card_default.group;
+  card->latency = options->latency > 0 ? options->latency : tune_card_default.latency;
+  if (isnan(options->training.warm_up))
+    options->training.warm_up = TUNE_WARM_UP;
+  options->training.steps = floor(options->training.steps);
 }
 
 int main(int argc, char **argv) {
-  struct tune_options options = {.compute = NAN,
-                                 .ranks_per_host = 1,
-                                 .steps = 100000,
-                                 .launch = NAN,
-                                 .group = NAN,
-                                 .bits = -1,
-                                 .delay = -1,
-                                 .warm_up = NAN};
+  struct tune_options options = {
+      .training = {.compute = NAN, .ranks_per_host = 1, .steps = 100000, .warm_up = NAN},
+      .card = {.launch = NAN, .group = NAN},
+      .wanted = {.bits = -1, .delay = -1}};
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
   if (asked != TOOL_RUN)

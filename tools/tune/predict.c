@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "onebit/efficient_adam.h"
-#include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 
 /* Sets the costs without a tuning file: a byte costs MPI what it costs the library, once sent and
@@ -163,8 +162,8 @@ static void print_scales(const struct ob_costs *costs, struct tune_training trai
          "every host's\n# link at full rate, and the same computation on each rank.\n");
 }
 
-static int predict_steps(const struct tune_options *options, const struct tune_training *training,
-                         const struct ob_costs *costs) {
+static int predict_steps(const struct tune_options *options, const struct ob_costs *costs) {
+  const struct tune_training *training = &options->training;
   if (options->json) {
     struct ob_json json = predict_begin_json(costs);
     ob_json_begin(&json, "methods", '[');
@@ -213,12 +212,12 @@ static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways
       (struct tune_way){"outer, SparseLoCo", TUNE_SPARSE, TUNE_SPARSE, 0, local_steps, 1, 0};
 }
 
-static void print_whole_head(const struct tune_options *options, const struct ob_costs *costs) {
+static void print_whole_head(const struct tune_training *training, const struct ob_costs *costs) {
   printf("# onebit-tune --predict --whole-run: %.4g parameters, %d host%s x %d rank%s, %.4g steps "
          "of\n#   %.4g s: %s without a network. Latency one way: %s.\n",
-         options->parameters, TUNE_COUNTED(options->hosts), TUNE_COUNTED(options->ranks_per_host),
-         options->steps, options->compute,
-         TUNE_WORDS(TUNE_DURATION, options->steps * options->compute),
+         training->parameters, TUNE_COUNTED(training->hosts),
+         TUNE_COUNTED(training->ranks_per_host), training->steps, training->compute,
+         TUNE_WORDS(TUNE_DURATION, training->steps * training->compute),
          TUNE_WORDS(TUNE_TIME, costs->between.latency));
   printf("# Costs: %s\n", costs->source);
   printf(
@@ -318,36 +317,27 @@ static bool fill_ways(const struct tune_wanted *wanted, struct whole_ways *ways)
   return true;
 }
 
-static int predict_whole(const struct tune_options *options, const struct tune_training *training,
-                         const struct ob_costs *costs) {
+static int predict_whole(const struct tune_options *options, const struct ob_costs *costs) {
+  const struct tune_training *training = &options->training;
   struct whole_ways ways = {.count = 0};
-  const struct tune_wanted wanted = {.local_steps = options->local_steps,
-                                     .bits = options->bits >= 0 ? widths[options->bits] : -1,
-                                     .fragments = options->fragments,
-                                     .delay = options->delay};
+  struct tune_wanted wanted = options->wanted;
+  wanted.bits = wanted.bits >= 0 ? widths[wanted.bits] : -1;
   if (!fill_ways(&wanted, &ways))
     return TUNE_USAGE;
   if (options->json) {
     write_ways(costs, training, &ways);
     return TUNE_OK;
   }
-  print_whole_head(options, costs);
+  print_whole_head(training, costs);
   (options->bandwidth > 0 ? print_ways : print_links)(costs, training, &ways);
   return TUNE_OK;
 }
 
 int tune_predict(const struct tune_options *options) {
-  const struct tune_training training = {.parameters = options->parameters,
-                                         .compute = options->compute,
-                                         .steps = fmax(1, floor(options->steps)),
-                                         .warm_up = options->warm_up,
-                                         .hosts = options->hosts,
-                                         .ranks_per_host = options->ranks_per_host};
   struct ob_costs costs;
   if (options->device == TUNE_CUDA)
-    return tune_predict_card(options, &training);
+    return tune_predict_card(options);
   if (!predict_load_costs(options, &costs))
     return TUNE_FAILED;
-  return options->whole ? predict_whole(options, &training, &costs)
-                        : predict_steps(options, &training, &costs);
+  return (options->whole ? predict_whole : predict_steps)(options, &costs);
 }

@@ -14,6 +14,7 @@
 
 #include "base/json.h"
 #include "collectives/cost/tuning.h"
+#include "tools/tune/model.h"
 
 /* Exit statuses: done; something failed; the command line is wrong. */
 enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
@@ -21,15 +22,13 @@ enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 struct tune_options {
   bool doctor, predict, whole, dry_run, quick, json;
   const char *output, *tuning; /* NULL: where the environment says */
-  /* Options of --predict; 0 where the command line gives none, but NAN for `compute`. */
-  double parameters, compute, bandwidth, latency, cores, steps;
-  int hosts, ranks_per_host;
-  int device;                         /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
-  double copy, launch, group, inside; /* of struct tune_card */
-  /* Members of struct tune_wanted; 0, and -1 for bits and delay, where the command line gives none.
-   * `bits` is a place in tune_widths. */
-  int local_steps, bits, fragments, delay;
-  double warm_up; /* share of the steps, or TUNE_WARM_UP */
+  /* Options of --predict; 0 where the command line gives none, but NAN for `compute`, `warm_up`,
+   * `launch` and `group`, and -1 for `delay` and `bits`, which is a place in tune_width_names. */
+  struct tune_training training;
+  double bandwidth, latency, cores;
+  int device; /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
+  struct tune_card card;
+  struct tune_wanted wanted;
 };
 
 /* The values of --bits: "1", "2", "4", "8", "float32", "sparse". */
@@ -106,8 +105,7 @@ bool tune_write(const char *path, const struct ob_costs *costs,
 
 /* Run the program's modes, and return an exit status; run: everything of an mpirun. */
 int tune_predict(const struct tune_options *options);
-struct tune_training;
-int tune_predict_card(const struct tune_options *options, const struct tune_training *training);
+int tune_predict_card(const struct tune_options *options);
 int tune_run(const struct tune_options *options);
 
 #endif
