@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "dropin/reason.h"
+#include "dropin/counters.h"
 #include "onebit/plan.h"
 #include "onebit/status.h"
 

@@ -1,4 +1,4 @@
-/* Applies rules to calls, and loads them. dropin/rules_parse.c reads their lines. */
+/* Reads the lines of rules, words with blanks between them, and applies rules to calls. */
 #define _POSIX_C_SOURCE 200809L
 #include "dropin/rules.h"
 
@@ -10,6 +10,281 @@
 #include "base/hash.h"
 #include "base/knobs.h"
 #include "dropin/elements.h"
+
+struct word {
+  const char *at;
+  size_t length;
+};
+
+struct reader {
+  const char *name;
+  const char *at, *end;
+  int line;
+  struct ob_rules *rules;
+};
+
+/* The bytes of a wrong word that are shown; words may be anything that a file holds. */
+enum { SHOWN = 40 };
+
+static onebit_status_t refuse_word(const struct reader *reader, struct word word, const char *why) {
+  char shown[SHOWN + 1];
+  size_t length = word.length < SHOWN ? word.length : SHOWN;
+  for (size_t i = 0; i < length; i++)
+    shown[i] = (char)(word.at[i] > ' ' && word.at[i] <= '~' ? word.at[i] : '?');
+  shown[length] = '\0';
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: '%s': %s", reader->name, reader->line, shown, why);
+}
+
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+static bool ends_line(char c) { return c == '\n' || c == ';' || c == '#'; }
+
+/* The next word of the line; false at its end, which is not passed. */
+static bool next_word(struct reader *reader, struct word *word) {
+  while (reader->at < reader->end && is_blank(*reader->at))
+    reader->at++;
+  word->at = reader->at;
+  while (reader->at < reader->end && !is_blank(*reader->at) && !ends_line(*reader->at))
+    reader->at++;
+  word->length = (size_t)(reader->at - word->at);
+  return word->length > 0;
+}
+
+/* Goes to the beginning of the next line: a comment ends with the text's line. */
+static void rules_parse_next_line(struct reader *reader) {
+  if (reader->at < reader->end && *reader->at == '#')
+    while (reader->at < reader->end && *reader->at != '\n')
+      reader->at++;
+  if (reader->at < reader->end)
+    reader->line += *reader->at++ == '\n';
+}
+
+static bool word_is(struct word word, const char *text) {
+  return strlen(text) == word.length && !memcmp(text, word.at, word.length);
+}
+
+/* A whole number with K, M or G behind it, as powers of 1024. */
+static bool rules_parse_number_of(struct word word, uint64_t *number) {
+  static const char suffixes[] = "KMG";
+  size_t digits = 0;
+  *number = 0;
+  for (; digits < word.length && word.at[digits] >= '0' && word.at[digits] <= '9'; digits++) {
+    if (*number > (UINT64_MAX >> 31) / 10) /* so that a suffix still fits */
+      return false;
+    *number = *number * 10 + (uint64_t)(word.at[digits] - '0');
+  }
+  if (!digits || word.length - digits > 1)
+    return false;
+  if (word.length == digits)
+    return true;
+  const char *suffix = memchr(suffixes, word.at[digits], sizeof suffixes - 1);
+  if (suffix)
+    *number <<= 10 * (suffix - suffixes + 1);
+  return suffix;
+}
+
+/* ---- Conditions: KEY<SIGN>NUMBER ---- */
+
+static const struct {
+  const char *name;
+  enum ob_rule_key key;
+} keys[] = {{"bytes", OB_RULE_BYTES}, {"count", OB_RULE_COUNT}, {"comm-size", OB_RULE_COMM_SIZE}};
+
+static const char condition_message[] =
+    "neither an operation, a type, bits=, nor bytes, count or comm-size with a sign and a number";
+static const char bits_message[] = "bits are 1, 2, 4 or 8, a range as 1..8, or auto";
+static const char number_message[] = "a sign (= != < <= > >=) needs a whole number after it, which "
+                                     "may end in K, M or G";
+
+static void narrow_range(struct ob_rule_range *range, struct word sign, uint64_t number) {
+  if (word_is(sign, "!=")) {
+    range->except = number;
+    range->excepts = true;
+  }
+  bool none = (word_is(sign, "<") && number == 0) || (word_is(sign, ">") && number == UINT64_MAX);
+  uint64_t low = word_is(sign, ">=") || word_is(sign, "=") ? number
+                 : word_is(sign, ">")                      ? number + 1
+                                                           : 0;
+  uint64_t high = word_is(sign, "<=") || word_is(sign, "=") ? number
+                  : word_is(sign, "<")                      ? number - 1
+                                                            : UINT64_MAX;
+  if (none) {
+    low = UINT64_MAX;
+    high = 0;
+  }
+  range->low = low > range->low ? low : range->low;
+  range->high = high < range->high ? high : range->high;
+}
+
+static bool is_sign(struct word sign) {
+  return word_is(sign, "=") || word_is(sign, "!=") || word_is(sign, "<") || word_is(sign, "<=") ||
+         word_is(sign, ">") || word_is(sign, ">=");
+}
+
+static onebit_status_t parse_condition(const struct reader *reader, struct word word,
+                                       struct ob_rule *rule) {
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    size_t length = strlen(keys[i].name);
+    if (word.length <= length || memcmp(word.at, keys[i].name, length) != 0)
+      continue;
+    struct word sign = {word.at + length, 0};
+    while (length + sign.length < word.length && strchr("=!<>", sign.at[sign.length]) &&
+           sign.at[sign.length])
+      sign.length++;
+    struct word digits = {sign.at + sign.length, word.length - length - sign.length};
+    uint64_t number;
+    if (!sign.length)
+      break;
+    if (!is_sign(sign) || !rules_parse_number_of(digits, &number))
+      return refuse_word(reader, word, number_message);
+    struct ob_rule_range *range = &rule->range[keys[i].key];
+    if (word_is(sign, "!=") && range->excepts)
+      return refuse_word(reader, word, "a rule can leave out one value only; give another rule");
+    narrow_range(range, sign, number);
+    return ONEBIT_OK;
+  }
+  return refuse_word(reader, word, condition_message);
+}
+
+/* ---- Operations and types: lists of names with commas ---- */
+
+struct name {
+  const char *name;
+  unsigned bits;
+};
+
+static const struct name operations[] = {
+    {"allreduce", 1U << ONEBIT_ALLREDUCE},
+    {"allgather", 1U << ONEBIT_ALLGATHER},
+    {"reduce-scatter", 1U << ONEBIT_REDUCE_SCATTER},
+    {"all", 1U << ONEBIT_ALLREDUCE | 1U << ONEBIT_ALLGATHER | 1U << ONEBIT_REDUCE_SCATTER}};
+static const struct name dtypes[] = {{"float", 1U << ONEBIT_FLOAT32},
+                                     {"bfloat16", 1U << ONEBIT_BFLOAT16},
+                                     {"half", 1U << ONEBIT_FLOAT16},
+                                     {"double", 1U << OB_DOUBLE}};
+
+/* The bits of a list of names; 0 where one is not in the table. */
+static unsigned rules_parse_bits_of(struct word list, const struct name *table, size_t rows) {
+  unsigned bits = 0;
+  const char *end = list.at + list.length;
+  for (const char *at = list.at; at <= end; at++) {
+    const char *comma = memchr(at, ',', (size_t)(end - at));
+    struct word one = {at, (size_t)((comma ? comma : end) - at)};
+    unsigned found = 0;
+    for (size_t i = 0; i < rows; i++)
+      found |= word_is(one, table[i].name) ? table[i].bits : 0;
+    if (!found)
+      return 0;
+    bits |= found;
+    at += one.length;
+  }
+  return bits;
+}
+
+/* Parses a word that says how calls are compressed, and not which. *was: the word is one. */
+static onebit_status_t parse_way(const struct reader *reader, struct word word,
+                                 struct ob_rule *rule, bool *was) {
+  static const char prefix[] = "bits=";
+  const size_t length = sizeof prefix - 1;
+  *was = word.length > length && !memcmp(word.at, prefix, length);
+  if (!*was)
+    return ONEBIT_OK;
+  if (!rule->compress)
+    return refuse_word(reader, word, "a rule that passes calls on takes no bits");
+  if (!ob_bits_parse(word.at + length, word.length - length, &rule->bits))
+    return refuse_word(reader, word, bits_message);
+  return ONEBIT_OK;
+}
+
+static onebit_status_t parse_rule(struct reader *reader, struct word first, bool compress) {
+  struct ob_rules *rules = reader->rules;
+  if (rules->rules == OB_MAX_RULES)
+    return refuse_word(reader, first, "there are more than 64 rules");
+  struct ob_rule rule = {.compress = compress};
+  for (size_t key = 0; key < OB_RULE_KEYS; key++)
+    rule.range[key].high = UINT64_MAX;
+  for (struct word word; next_word(reader, &word);) {
+    unsigned operation =
+        rules_parse_bits_of(word, operations, sizeof operations / sizeof operations[0]);
+    unsigned dtype = rules_parse_bits_of(word, dtypes, sizeof dtypes / sizeof dtypes[0]);
+    rule.operations |= operation;
+    rule.dtypes |= dtype;
+    bool was = operation || dtype;
+    if (!was)
+      OB_TRY(parse_way(reader, word, &rule, &was));
+    if (!was)
+      OB_TRY(parse_condition(reader, word, &rule));
+  }
+  if (!rule.operations)
+    return refuse_word(reader, first,
+                       "names no operation: allreduce, reduce-scatter, allgather or all");
+  if (!rule.dtypes)
+    rule.dtypes = ~0U;
+  rules->rule[rules->rules++] = rule;
+  return ONEBIT_OK;
+}
+
+/* ---- Lines ---- */
+
+static onebit_status_t parse_number(struct reader *reader, struct word first, uint64_t low,
+                                    uint64_t high, const char *expected, uint64_t *number) {
+  struct word word, more;
+  if (!next_word(reader, &word))
+    return refuse_word(reader, first, "needs a number after it");
+  if (!rules_parse_number_of(word, number) || *number < low || *number > high)
+    return refuse_word(reader, word, expected);
+  if (next_word(reader, &more))
+    return refuse_word(reader, more, "takes one number only");
+  return ONEBIT_OK;
+}
+
+/* The range of the warm-up. One step could not show a step's period. */
+enum { MIN_WARMUP = 2, MAX_WARMUP = 1000000 };
+
+static onebit_status_t parse_bits(struct reader *reader, struct word first) {
+  struct word word, more;
+  if (!next_word(reader, &word))
+    return refuse_word(reader, first, "needs a number after it");
+  if (!ob_bits_parse(word.at, word.length, &reader->rules->bits))
+    return refuse_word(reader, word, bits_message);
+  return next_word(reader, &more) ? refuse_word(reader, more, "takes one word only") : ONEBIT_OK;
+}
+
+static onebit_status_t parse_line(struct reader *reader, struct word first) {
+  uint64_t number;
+  if (word_is(first, "compress") || word_is(first, "pass"))
+    return parse_rule(reader, first, word_is(first, "compress"));
+  if (word_is(first, "least")) {
+    OB_TRY(parse_number(reader, first, 0, SIZE_MAX / 2, "expected an integer, e.g. 64K", &number));
+    reader->rules->min_bytes = (size_t)number;
+    return ONEBIT_OK;
+  }
+  if (word_is(first, "warmup")) {
+    OB_TRY(parse_number(reader, first, MIN_WARMUP, MAX_WARMUP,
+                        "expected an integer from 2 to 1000000", &number));
+    reader->rules->warmup = (unsigned)number;
+    return ONEBIT_OK;
+  }
+  if (word_is(first, "bits"))
+    return parse_bits(reader, first);
+  return refuse_word(reader, first, "a line begins with compress, pass, bits, least or warmup");
+}
+
+onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length,
+                               struct ob_rules *rules) {
+  struct reader reader = {name, text, text + length, 1, rules};
+  memset(rules, 0, sizeof *rules);
+  rules->min_bytes = OB_RULES_MIN_BYTES;
+  rules->warmup = OB_RULES_WARMUP;
+  while (reader.at < reader.end) {
+    struct word first;
+    if (next_word(&reader, &first))
+      OB_TRY(parse_line(&reader, first));
+    rules_parse_next_line(&reader);
+  }
+  return ONEBIT_OK;
+}
+
+/* ---- Applying them to calls ---- */
 
 /* The meaning of `bytes` in a rule: the bytes that a rank gives to such a call. */
 static uint64_t rules_bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,

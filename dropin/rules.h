@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "base/knobs.h"
-#include "dropin/reason.h"
+#include "dropin/counters.h"
 #include "onebit/plan.h"
 #include "onebit/status.h"
 

@@ -1,7 +1,7 @@
 /* Wrong calls of onebit/mpi.h and onebit/mpi_calls.h, and calls on which a rank never comes. */
 #include <limits.h>
 
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/exchange.h"
 #include "onebit/mpi.h"
 #include "tests/support_calls.h"
 #include "tests/support_wrong_calls.h"

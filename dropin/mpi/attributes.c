@@ -6,9 +6,8 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "base/memory.h"
-#include "dropin/mpi/attached.h"
-#include "dropin/mpi/calls.h"
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/communicator.h"
+#include "dropin/mpi/exchange.h"
 
 /* The attribute of one communicator; its address is the attribute's value. */
 struct holder {

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "base/bound_mpi.h"
-#include "dropin/reason.h"
+#include "dropin/counters.h"
 #include "onebit/onebit.h"
 
 /* Returns the code of an MPI call, or of one that gives such codes, unless it is MPI_SUCCESS. */

@@ -1,13 +1,18 @@
-/* The blocking calls of onebit/mpi_calls.h. */
+/*
+ * The calls and requests of onebit/mpi_calls.h. A request holds an operation of an exchange, or
+ * MPI's own request where a call is dense from its beginning.
+ */
+
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/lock.h"
 #include "dropin/elements.h"
-#include "dropin/mpi/attached.h"
-#include "dropin/mpi/calls.h"
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/communicator.h"
+#include "dropin/mpi/exchange.h"
+#include "onebit/counters.h"
 #include "onebit/mpi_calls.h"
 
 /* Repetitions of its calls that a program which asked for compression makes before the ranks follow
@@ -16,22 +21,27 @@
 
 /* ---- Errors ---- */
 
-int ob_call_failed(MPI_Comm comm, int code, const char *format, ...) {
+/* Reports the failure of an exchange, with the library's message: MPI_COMM_NULL stands for
+ * MPI_COMM_WORLD. Returns the code. */
+static int call_exchange_failed(MPI_Comm comm, int code) {
+  PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
+  return code;
+}
+
+/* Reports an error of the call through the communicator's error handler. Returns the code. */
+static int __attribute__((format(printf, 3, 4)))
+call_failed(MPI_Comm comm, int code, const char *format, ...) {
   char message[200];
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(message, sizeof message, format, arguments);
   va_end(arguments);
   ob_error(ONEBIT_ERROR_ARGUMENT, "%s", message);
-  return ob_call_exchange_failed(comm, code);
+  return call_exchange_failed(comm, code);
 }
 
-int ob_call_exchange_failed(MPI_Comm comm, int code) {
-  PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
-  return code;
-}
-
-int ob_call_begin_mpi(void) {
+/* Returns MPI_ERR_OTHER, without a handler, unless MPI is initialised and not yet finalised. */
+static int call_begin_mpi(void) {
   if (ob_mpi_is_running())
     return MPI_SUCCESS;
   if (ob_mpi_bind() == ONEBIT_OK)
@@ -43,22 +53,22 @@ int ob_call_begin_mpi(void) {
 
 static int check_comm(MPI_Comm comm) {
   int inter = 0;
-  OB_TRY_MPI(ob_call_begin_mpi());
+  OB_TRY_MPI(call_begin_mpi());
   if (comm == MPI_COMM_NULL)
-    return ob_call_failed(comm, MPI_ERR_COMM, "comm is MPI_COMM_NULL");
+    return call_failed(comm, MPI_ERR_COMM, "comm is MPI_COMM_NULL");
   OB_TRY_MPI(PMPI_Comm_test_inter(comm, &inter));
-  return inter ? ob_call_failed(comm, MPI_ERR_COMM, "comm is an inter-communicator") : MPI_SUCCESS;
+  return inter ? call_failed(comm, MPI_ERR_COMM, "comm is an inter-communicator") : MPI_SUCCESS;
 }
 
 static int mpi_calls_check_buffers(const struct ob_mpi_call *call) {
   if (call->count == 0)
     return MPI_SUCCESS;
   if (!call->sendbuf)
-    return ob_call_failed(call->comm, MPI_ERR_BUFFER, "sendbuf is NULL");
+    return call_failed(call->comm, MPI_ERR_BUFFER, "sendbuf is NULL");
   if (!call->recvbuf)
-    return ob_call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is NULL");
+    return call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is NULL");
   if (call->recvbuf == MPI_IN_PLACE)
-    return ob_call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is MPI_IN_PLACE");
+    return call_failed(call->comm, MPI_ERR_BUFFER, "recvbuf is MPI_IN_PLACE");
   return MPI_SUCCESS;
 }
 
@@ -70,19 +80,22 @@ static int mpi_calls_check_kind(const struct ob_mpi_call *call) {
     reason = OB_REASON_TYPE;
   switch (reason) {
   case OB_REASON_TYPE:
-    return ob_call_failed(call->comm, MPI_ERR_TYPE,
-                          "datatype: the type is not float, bfloat16 or half");
+    return call_failed(call->comm, MPI_ERR_TYPE,
+                       "datatype: the type is not float, bfloat16 or half");
   case OB_REASON_OPERATION:
-    return ob_call_failed(call->comm, MPI_ERR_OP, "op: %s", ob_reason_text(OB_REASON_OPERATION));
+    return call_failed(call->comm, MPI_ERR_OP, "op: %s",
+                       onebit_counters_reason(OB_REASON_OPERATION));
   default:
     return mpi_calls_check_buffers(call);
   }
 }
 
-int ob_call_check(struct ob_mpi_call *call, int count) {
+/* Checks that the call can be compressed and that its arguments are right, and sets its count to
+ * the program's. Reports errors. */
+static int call_check(struct ob_mpi_call *call, int count) {
   OB_TRY_MPI(check_comm(call->comm));
   if (count < 0)
-    return ob_call_failed(call->comm, MPI_ERR_COUNT, "count is %d", count);
+    return call_failed(call->comm, MPI_ERR_COUNT, "count is %d", count);
   call->count = (size_t)count;
   return mpi_calls_check_kind(call);
 }
@@ -95,11 +108,13 @@ static int check_failure(MPI_Comm comm) {
   onebit_status_t status = ob_attached_failure(comm);
   if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
     return MPI_SUCCESS;
-  return ob_call_exchange_failed(comm, MPI_ERR_OTHER);
+  return call_exchange_failed(comm, MPI_ERR_OTHER);
 }
 
-/* MPI has reported its own errors, when it made the call. */
-int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, bool *withdraw) {
+/* Finds the exchange of a checked call, or NULL for a dense call. Errors have been reported: MPI
+ * has reported its own, when it made the call. */
+static int call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange,
+                     bool *withdraw) {
   struct ob_attached *attached = ob_attached_of(call->comm, REPEATS);
   int code = MPI_SUCCESS;
   *exchange = NULL;
@@ -107,7 +122,7 @@ int ob_call_find(const struct ob_mpi_call *call, struct ob_exchange **exchange, 
     return check_failure(call->comm);
   *exchange = ob_attached_agree(attached, call, withdraw, &code);
   bool own = code == MPI_ERR_COUNT || code == MPI_ERR_OTHER;
-  return own ? ob_call_exchange_failed(call->comm, code) : code;
+  return own ? call_exchange_failed(call->comm, code) : code;
 }
 
 /* Makes a call dense without blocking the queue, as all ranks do, whatever else each has in
@@ -121,62 +136,62 @@ static int mpi_calls_run_dense(const struct ob_mpi_call *call) {
   return ob_mpi_call_end(call, size);
 }
 
-int ob_call_run(const struct ob_mpi_call *call) {
+/* Makes a checked call, blocking. Errors have been reported. */
+static int call_run(const struct ob_mpi_call *call) {
   struct ob_exchange *exchange;
   bool withdraw;
   if (call->count == 0)
     return MPI_SUCCESS;
-  OB_TRY_MPI(ob_call_find(call, &exchange, &withdraw));
+  OB_TRY_MPI(call_find(call, &exchange, &withdraw));
   if (!exchange)
     return mpi_calls_run_dense(call);
   int code = ob_exchange_run(exchange, call, withdraw);
-  return code == MPI_SUCCESS ? code : ob_call_exchange_failed(call->comm, code);
+  return code == MPI_SUCCESS ? code : call_exchange_failed(call->comm, code);
 }
 
 int ONEBIT_Allreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                      MPI_Op op, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
-  OB_TRY_MPI(ob_call_check(&call, count));
-  return ob_call_run(&call);
+  OB_TRY_MPI(call_check(&call, count));
+  return call_run(&call);
 }
 
 int ONEBIT_Reduce_scatter_block(const void *sendbuf, void *recvbuf, int recvcount,
                                 MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_REDUCE_SCATTER, comm, sendbuf, recvbuf, 0, datatype, op};
-  OB_TRY_MPI(ob_call_check(&call, recvcount));
-  return ob_call_run(&call);
+  OB_TRY_MPI(call_check(&call, recvcount));
+  return call_run(&call);
 }
 
 int ONEBIT_Allgather(const void *sendbuf, int sendcount, MPI_Datatype sendtype, void *recvbuf,
                      int recvcount, MPI_Datatype recvtype, MPI_Comm comm) {
   OB_CALL_SCOPE;
   struct ob_mpi_call call = {ONEBIT_ALLGATHER, comm, sendbuf, recvbuf, 0, recvtype, MPI_OP_NULL};
-  OB_TRY_MPI(ob_call_check(&call, recvcount));
+  OB_TRY_MPI(call_check(&call, recvcount));
   if (sendbuf != MPI_IN_PLACE && sendcount != recvcount)
-    return ob_call_failed(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount,
-                          recvcount);
+    return call_failed(comm, MPI_ERR_COUNT, "sendcount is %d, recvcount %d", sendcount, recvcount);
   if (sendbuf != MPI_IN_PLACE && sendtype != recvtype)
-    return ob_call_failed(comm, MPI_ERR_TYPE, "sendtype is not recvtype");
-  return ob_call_run(&call);
+    return call_failed(comm, MPI_ERR_TYPE, "sendtype is not recvtype");
+  return call_run(&call);
 }
 
 int ONEBIT_Forget(const void *buffer, MPI_Comm comm) {
   OB_CALL_SCOPE;
   OB_TRY_MPI(check_comm(comm));
   if (!buffer)
-    return ob_call_failed(comm, MPI_ERR_BUFFER, "buffer is NULL");
+    return call_failed(comm, MPI_ERR_BUFFER, "buffer is NULL");
   struct ob_attached *attached = ob_attached_known(comm);
   if (attached && ob_attached_forget(attached, buffer) != ONEBIT_OK)
-    return ob_call_failed(comm, MPI_ERR_REQUEST, "a call on the buffer is in flight");
+    return call_failed(comm, MPI_ERR_REQUEST, "a call on the buffer is in flight");
   return MPI_SUCCESS;
 }
 
 /* ---- Handles ---- */
 
 static bool watch_finalize(void) {
-  if (ob_call_begin_mpi() != MPI_SUCCESS)
+  if (call_begin_mpi() != MPI_SUCCESS)
     return false;
   ob_attached_watch_finalize();
   return true;
@@ -191,3 +206,242 @@ MPI_Datatype ONEBIT_Type_float16(void) {
 }
 
 MPI_Op ONEBIT_Op_average(void) { return watch_finalize() ? ob_mpi_average() : MPI_OP_NULL; }
+
+/* ---- Requests ---- */
+
+struct onebit_mpi_request {
+  struct onebit_mpi_request *next, *previous; /* of this process */
+  struct ob_mpi_call call; /* its communicator is MPI_COMM_NULL once that has been freed */
+  int size;
+  bool persistent, active;
+  struct ob_operation *operation;
+  MPI_Request dense;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static ONEBIT_Request requests;
+
+/* ---- Their list ---- */
+
+static void requests_add(ONEBIT_Request request) {
+  OB_LOCKED(&lock);
+  request->next = requests;
+  if (requests)
+    requests->previous = request;
+  requests = request;
+}
+
+static void requests_release(ONEBIT_Request *handle) {
+  ONEBIT_Request request = *handle;
+  pthread_mutex_lock(&lock);
+  if (request->next)
+    request->next->previous = request->previous;
+  if (request->previous)
+    request->previous->next = request->next;
+  else
+    requests = request->next;
+  pthread_mutex_unlock(&lock);
+  ob_handle_release(request);
+  *handle = ONEBIT_REQUEST_NULL;
+}
+
+void ob_requests_orphan(MPI_Comm comm) {
+  OB_LOCKED(&lock);
+  for (ONEBIT_Request request = requests; request; request = request->next)
+    if (request->call.comm == comm)
+      request->call.comm = MPI_COMM_NULL;
+}
+
+static MPI_Comm comm_of(ONEBIT_Request request) {
+  OB_LOCKED(&lock);
+  return request->call.comm;
+}
+
+/* Checks a handle that a program gives as a request, before it is dereferenced. */
+static int check_handle(ONEBIT_Request request) {
+  if (ob_handle_check(request, OB_HANDLE_MPI_REQUEST, "request") == ONEBIT_OK)
+    return MPI_SUCCESS;
+  return call_exchange_failed(MPI_COMM_NULL, MPI_ERR_REQUEST);
+}
+
+/* ---- Beginning ---- */
+
+static int requests_check(struct ob_mpi_call *call, int count, ONEBIT_Request *request) {
+  OB_TRY_MPI(call_begin_mpi());
+  if (!request)
+    return call_failed(call->comm, MPI_ERR_REQUEST, "request is NULL");
+  *request = ONEBIT_REQUEST_NULL;
+  return call_check(call, count);
+}
+
+static ONEBIT_Request requests_make(const struct ob_mpi_call *call, bool persistent) {
+  ONEBIT_Request request = ob_handle_create(OB_HANDLE_MPI_REQUEST, sizeof *request);
+  if (!request)
+    return NULL;
+  *request = (struct onebit_mpi_request){
+      .call = *call, .persistent = persistent, .dense = MPI_REQUEST_NULL};
+  requests_add(request);
+  return request;
+}
+
+static int requests_begin(ONEBIT_Request request) {
+  const struct ob_mpi_call *call = &request->call;
+  struct ob_exchange *exchange;
+  bool withdraw;
+  request->active = true;
+  if (call->count == 0)
+    return MPI_SUCCESS;
+  int code = call_find(call, &exchange, &withdraw);
+  if (code == MPI_SUCCESS)
+    code = PMPI_Comm_size(call->comm, &request->size);
+  if (code == MPI_SUCCESS && !exchange)
+    code = ob_mpi_call_begin(call, &request->dense);
+  else if (code == MPI_SUCCESS) {
+    code = ob_exchange_begin(exchange, call, withdraw, &request->operation);
+    if (code != MPI_SUCCESS)
+      call_exchange_failed(call->comm, code);
+  }
+  request->active = code == MPI_SUCCESS;
+  return code;
+}
+
+/* Without memory for a request the call is made all the same, since the other ranks make it. */
+int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                      MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
+  OB_CALL_SCOPE;
+  struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
+  OB_TRY_MPI(requests_check(&call, count, request));
+  *request = requests_make(&call, false);
+  if (!*request) {
+    OB_TRY_MPI(call_run(&call));
+    return call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+  }
+  int code = requests_begin(*request);
+  if (code != MPI_SUCCESS)
+    requests_release(request);
+  return code;
+}
+
+int ONEBIT_Allreduce_init(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
+                          MPI_Op op, MPI_Comm comm, MPI_Info info, ONEBIT_Request *request) {
+  OB_CALL_SCOPE;
+  struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm, sendbuf, recvbuf, 0, datatype, op};
+  (void)info;
+  OB_TRY_MPI(requests_check(&call, count, request));
+  *request = requests_make(&call, true);
+  return *request ? MPI_SUCCESS : call_failed(comm, MPI_ERR_NO_MEM, "no memory for a request");
+}
+
+int ONEBIT_Start(ONEBIT_Request *request) {
+  OB_CALL_SCOPE;
+  OB_TRY_MPI(call_begin_mpi());
+  OB_TRY_MPI(check_handle(request ? *request : ONEBIT_REQUEST_NULL));
+  MPI_Comm comm = comm_of(*request);
+  if (!(*request)->persistent)
+    return call_failed(comm, MPI_ERR_REQUEST, "request is not persistent");
+  if ((*request)->active)
+    return call_failed(comm, MPI_ERR_REQUEST, "request is active");
+  if (comm == MPI_COMM_NULL)
+    return call_failed(comm, MPI_ERR_COMM, "the request's communicator has been freed");
+  return requests_begin(*request);
+}
+
+/* ---- Ending ---- */
+
+static void set_empty(MPI_Status *status, int code) {
+  if (status == MPI_STATUS_IGNORE)
+    return;
+  status->MPI_SOURCE = MPI_ANY_SOURCE;
+  status->MPI_TAG = MPI_ANY_TAG;
+  status->MPI_ERROR = code;
+  PMPI_Status_set_elements(status, MPI_BYTE, 0);
+  PMPI_Status_set_cancelled(status, 0);
+}
+
+static void requests_end(ONEBIT_Request *request) {
+  (*request)->active = false;
+  if (!(*request)->persistent)
+    requests_release(request);
+}
+
+/* Finishes what the request holds, without a call of the error handler. */
+static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
+  int code, flag = 1;
+  if (request->operation) {
+    code = wait ? ob_operation_wait(&request->operation)
+                : ob_operation_test(&request->operation, done);
+    *done |= wait;
+    return code == MPI_SUCCESS ? code : call_exchange_failed(comm_of(request), code);
+  }
+  *done = true;
+  if (request->dense == MPI_REQUEST_NULL)
+    return MPI_SUCCESS;
+  ob_queues_move();
+  code = wait ? ob_wait_moving(request->call.comm, &request->dense, "ONEBIT_Wait")
+              : PMPI_Test(&request->dense, &flag, MPI_STATUS_IGNORE);
+  *done = code != MPI_SUCCESS || flag;
+  return code == MPI_SUCCESS && flag ? ob_mpi_call_end(&request->call, request->size) : code;
+}
+
+static int poll_request(ONEBIT_Request *request, bool wait, bool *done, MPI_Status *status) {
+  int code = *request ? check_handle(*request) : MPI_SUCCESS;
+  *done = true;
+  if (code == MPI_SUCCESS && *request && (*request)->active) {
+    code = requests_finish(*request, wait, done);
+    if (*done)
+      requests_end(request);
+  }
+  if (*done)
+    set_empty(status, code);
+  return code;
+}
+
+static int requests_check_request(const ONEBIT_Request *request) {
+  OB_TRY_MPI(call_begin_mpi());
+  return request ? MPI_SUCCESS : call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "request is NULL");
+}
+
+int ONEBIT_Wait(ONEBIT_Request *request, MPI_Status *status) {
+  OB_CALL_SCOPE;
+  bool done;
+  OB_TRY_MPI(requests_check_request(request));
+  return poll_request(request, true, &done, status);
+}
+
+int ONEBIT_Test(ONEBIT_Request *request, int *flag, MPI_Status *status) {
+  OB_CALL_SCOPE;
+  bool done;
+  OB_TRY_MPI(requests_check_request(request));
+  if (!flag)
+    return call_failed(MPI_COMM_NULL, MPI_ERR_ARG, "flag is NULL");
+  int code = poll_request(request, false, &done, status);
+  *flag = done;
+  return code;
+}
+
+int ONEBIT_Waitall(int count, ONEBIT_Request *array, MPI_Status *statuses) {
+  OB_CALL_SCOPE;
+  int worst = MPI_SUCCESS;
+  OB_TRY_MPI(call_begin_mpi());
+  if (count < 0)
+    return call_failed(MPI_COMM_NULL, MPI_ERR_COUNT, "count is %d", count);
+  if (count > 0 && !array)
+    return call_failed(MPI_COMM_NULL, MPI_ERR_REQUEST, "requests is NULL");
+  for (int i = 0; i < count; i++) {
+    bool done;
+    MPI_Status *status = statuses == MPI_STATUSES_IGNORE ? MPI_STATUS_IGNORE : &statuses[i];
+    if (poll_request(&array[i], true, &done, status) != MPI_SUCCESS)
+      worst = MPI_ERR_IN_STATUS;
+  }
+  return worst;
+}
+
+int ONEBIT_Request_free(ONEBIT_Request *request) {
+  OB_CALL_SCOPE;
+  OB_TRY_MPI(requests_check_request(request));
+  OB_TRY_MPI(check_handle(*request));
+  if ((*request)->active)
+    return call_failed(comm_of(*request), MPI_ERR_REQUEST, "request is active");
+  requests_release(request);
+  return MPI_SUCCESS;
+}

@@ -4,11 +4,10 @@
  * found and given up. Each rank notes beside it which buffers it last gave for each tensor.
  */
 
+#include "dropin/mpi/communicator.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "dropin/mpi/attached.h"
-#include "dropin/mpi/queue.h"
-#include "dropin/mpi/shadow.h"
+#include "dropin/mpi/exchange.h"
 
 #define MAX_TENSORS   OB_MAX_POSITIONS
 #define NO_TENSOR     (-1)

@@ -12,10 +12,11 @@
 
 #include "dropin/counters.h"
 #include "dropin/loops.h"
+#include "dropin/mpi/call.h"
 #include "dropin/mpi/exchange.h"
 
 struct ob_attached;
-struct ob_shadow; /* dropin/mpi/shadow.h */
+struct ob_shadow;
 
 /* Finds or makes the state. Collective the first time, where `repeats` counts (ob_loops_create).
  * NULL where the ranks found that they can not make it, and for inter-communicators and single
@@ -60,5 +61,62 @@ typedef void ob_attached_visitor(const struct ob_exchange *exchange, const struc
                                  void *context);
 void ob_attached_visit(const struct ob_attached *attached, ob_attached_visitor *visit,
                        void *context);
+
+/* ---- Inside the folder: attributes.c attaches what communicator.c creates ---- */
+
+/* Creates the state of a communicator. Collective: all ranks fail, or none. */
+onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_attached **attached);
+
+/* Destroys it after the calls in flight. Collective. */
+void ob_attached_destroy(struct ob_attached *attached);
+
+/* The communicator's state, or NULL where there is none yet or can be none. Local. */
+struct ob_attached *ob_attached_known(MPI_Comm comm);
+
+/* The status with which making one has failed, so that there can be none; ONEBIT_OK where nobody
+ * has tried. Local. */
+onebit_status_t ob_attached_failure(MPI_Comm comm);
+
+/* Registers a call by MPI_Finalize that frees everything. Local. */
+void ob_attached_watch_finalize(void);
+
+/* Makes requests on a communicator that is being freed report their errors elsewhere (calls.c). */
+void ob_requests_orphan(MPI_Comm comm);
+
+/*
+ * ---- Shadows (shadow.c) ----
+ *
+ * Now and then a part of a compressed sum is also computed exactly, and both are compared. With
+ * error feedback a sum differs from the exact one by the rounding error of the call before. Where
+ * that is much of the sum itself, since the call before was much larger, the sum is no gradient
+ * that is averaged over steps, and the tensor is exact from then on, on all ranks.
+ */
+
+/* The shadow of a tensor. All zero at first; the same on all ranks but for the input. */
+struct ob_shadow {
+  uint64_t calls;           /* compressed blocking ones */
+  unsigned offences, since; /* shadows beyond the bound, and since the last of them */
+  bool refused;             /* it is exact from now on */
+  size_t first;             /* element of the part that is compared, where the call has a shadow */
+  double *input;            /* of that part; ob_shadow_bytes */
+  double norm;              /* square, of a part of the latest nonblocking call's input */
+};
+
+/* Bytes for the input of a tensor's shadow. */
+size_t ob_shadow_bytes(const struct ob_mpi_call *call);
+
+/* Called before a compressed blocking call. True if it has a shadow, which all ranks find alike;
+ * its input is then kept. */
+bool ob_shadow_begin(struct ob_shadow *shadow, const struct ob_mpi_call *call);
+
+/* Called after that call. Collective. tensor: its number for messages; bits: of an element in the
+ * call, 0 where the tensor may have more, and so is not judged. */
+void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int tensor, int bits,
+                   struct ob_record *record);
+
+/* Called before a nonblocking call, which has no shadow. True if this rank's input is so much
+ * smaller than the one before that the error of that one would be much of the sum. Then the rank
+ * withdraws. */
+bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call);
 
 #endif

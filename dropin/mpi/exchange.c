@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "dropin/counters.h"
 #include "dropin/elements.h"
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/exchange.h"
 
 onebit_status_t ob_mpi_failed(const char *call, int code) {
   char message[MPI_MAX_ERROR_STRING] = "";

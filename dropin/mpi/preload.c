@@ -1,4 +1,7 @@
-/* The beginning and the end of a preloaded program: what all ranks settle, and what is reported. */
+/*
+ * The beginning and the end of a preloaded program: whether all ranks have the library, what they
+ * settle, and what is reported.
+ */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include "dropin/mpi/preload.h"
 
@@ -6,14 +9,233 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/bound_mpi.h"
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/knobs.h"
 #include "base/process.h"
-#include "dropin/mpi/preload_flights.h"
-#include "dropin/mpi/preload_presence.h"
+#include "dropin/preload.h"
+
+/*
+ * ---- Whether all ranks have the library ----
+ *
+ * They find that out without a message and without a collective: a rank that has none would match
+ * it with a call of the program's. In MPI_Init each rank publishes in MPI's name service, which is
+ * the launcher's, that it has the library. Rank 0 looks for all others, and publishes what it has
+ * found; the others wait for that.
+ */
+enum presence_found { PRESENCE_UNKNOWN, PRESENCE_SOME, PRESENCE_ALL };
+
+struct presence {
+  enum presence_found found; /* UNKNOWN: there is no name service */
+  int missing;               /* with SOME: a rank that has no library */
+  bool speaks;               /* this is the first rank that has it: it says what is wrong */
+};
+
+enum {
+  NAME_BYTES = 64,
+  VALUE_BYTES = MPI_MAX_PORT_NAME > 1024 ? MPI_MAX_PORT_NAME : 1024, /* any library's fit */
+  OWN_BYTES = 32,
+  /* Attempts to find a rank, which may be on its way out of MPI_Init, on a machine with other
+   * work. */
+  ATTEMPTS = 250,
+  ANSWER_ATTEMPTS = 1500,
+  PAUSE = 20000, /* microseconds */
+  ANSWER = -1    /* in place of a rank: what rank 0 has found */
+};
+
+static struct {
+  int rank;
+  uint64_t job;
+  bool published, answered;
+  char value[OWN_BYTES], answer[OWN_BYTES];
+} presence;
+
+/* Error handlers that are replaced meanwhile: by default errors go to that of MPI_COMM_WORLD, or in
+ * MPI 4 of MPI_COMM_SELF, which ends the program, but a missing name is no error here. */
+struct handlers {
+  MPI_Errhandler world, self;
+};
+
+static struct handlers hold_errors(void) {
+  struct handlers handlers;
+  PMPI_Comm_get_errhandler(MPI_COMM_WORLD, &handlers.world);
+  PMPI_Comm_get_errhandler(MPI_COMM_SELF, &handlers.self);
+  PMPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  PMPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  return handlers;
+}
+
+static void release_errors(struct handlers *handlers) {
+  PMPI_Comm_set_errhandler(MPI_COMM_WORLD, handlers->world);
+  PMPI_Comm_set_errhandler(MPI_COMM_SELF, handlers->self);
+  PMPI_Errhandler_free(&handlers->world);
+  PMPI_Errhandler_free(&handlers->self);
+}
+
+/* ---- Names: of a rank, and of what rank 0 has found ---- */
+
+static const char *presence_name_of(int rank) {
+  static char name[NAME_BYTES];
+  snprintf(name, NAME_BYTES, "onebit-%016llx-%d", (unsigned long long)presence.job, rank);
+  return name;
+}
+
+static bool presence_look_up(int rank, int attempts, char value[VALUE_BYTES]) {
+  for (int attempt = 1;; attempt++) {
+    memset(value, 0, VALUE_BYTES);
+    if (PMPI_Lookup_name(presence_name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS && value[0])
+      return true;
+    if (attempt >= attempts)
+      return false;
+    usleep(PAUSE);
+  }
+}
+
+/* Publishes this rank's value, and withdraws what an earlier program of the job has left. */
+static bool presence_publish(int rank, const char *value) {
+  char found[VALUE_BYTES];
+  for (int attempt = 0; attempt < 2; attempt++) {
+    if (PMPI_Publish_name(presence_name_of(rank), MPI_INFO_NULL, value) == MPI_SUCCESS &&
+        presence_look_up(rank, 1, found) && !strcmp(found, value))
+      return true;
+    PMPI_Unpublish_name(presence_name_of(rank), MPI_INFO_NULL, value);
+  }
+  return false;
+}
+
+/* Hashes what ranks of one job have in common, and their number: jobs may share a name service. */
+static uint64_t hash_of_job(int size) {
+  static const char *const variables[] = {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID",
+                                          "PBS_JOBID", "LSB_JOBID"};
+  uint64_t hash = ob_hash(OB_HASH_START, &size, sizeof size);
+  for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+    const char *text = getenv(variables[i]);
+    if (text)
+      hash = ob_hash(hash, text, strlen(text) + 1);
+  }
+  return hash;
+}
+
+/* True for ranks that a program has started: they share their parents' name service, and their
+ * numbers, and without a name of the job they could be taken for those. */
+static bool is_unnamed_child(void) {
+  MPI_Comm parent = MPI_COMM_NULL;
+  PMPI_Comm_get_parent(&parent);
+  return parent != MPI_COMM_NULL && !getenv("PMIX_NAMESPACE");
+}
+
+/* ---- Looking ---- */
+
+static int presence_first_missing(int size) {
+  char value[VALUE_BYTES];
+  int rank = 1;
+  while (rank < size && presence_look_up(rank, ATTEMPTS, value))
+    rank++;
+  return rank;
+}
+
+/* The first rank that has no library, or the number of ranks. */
+static int missing_rank(int size) {
+  char value[VALUE_BYTES];
+  if (presence.rank != 0)
+    return presence_look_up(0, ATTEMPTS, value) && presence_look_up(ANSWER, ANSWER_ATTEMPTS, value)
+               ? atoi(value)
+               : 0;
+  int missing = presence_first_missing(size);
+  snprintf(presence.answer, sizeof presence.answer, "%d", missing);
+  presence.answered = presence_publish(ANSWER, presence.answer);
+  return missing;
+}
+
+/* True for the first rank that is there: it finds none before itself. */
+static bool is_first(void) {
+  char value[VALUE_BYTES];
+  int rank = 0;
+  while (rank < presence.rank && !presence_look_up(rank, 1, value))
+    rank++;
+  return rank == presence.rank;
+}
+
+/* Looks for the ranks of MPI_COMM_WORLD, once, from MPI_Init. Waits five seconds for a missing
+ * rank. */
+static struct presence presence_find(int rank, int size) {
+  struct presence result = {.found = PRESENCE_UNKNOWN, .speaks = rank == 0};
+  presence.rank = rank;
+  presence.job = hash_of_job(size);
+  snprintf(presence.value, sizeof presence.value, "%ld", (long)getpid());
+  if (is_unnamed_child())
+    return result;
+  struct handlers handlers = hold_errors();
+  presence.published = presence_publish(rank, presence.value);
+  if (presence.published) {
+    result.missing = missing_rank(size);
+    result.found = result.missing == size ? PRESENCE_ALL : PRESENCE_SOME;
+    result.speaks = rank == 0 || (result.missing == 0 && is_first());
+  }
+  release_errors(&handlers);
+  return result;
+}
+
+/* Withdraws what this rank has published. Local. */
+static void presence_end(void) {
+  struct handlers handlers = hold_errors();
+  if (presence.published)
+    PMPI_Unpublish_name(presence_name_of(presence.rank), MPI_INFO_NULL, presence.value);
+  if (presence.answered)
+    PMPI_Unpublish_name(presence_name_of(ANSWER), MPI_INFO_NULL, presence.answer);
+  presence.published = presence.answered = false;
+  release_errors(&handlers);
+}
+
+/* ---- The report ---- */
+
+/* Gathers the counters of this rank, or of all ranks together. */
+static void preload_report_gather(struct ob_report *report, bool all) {
+  const onebit_counters_t *own = &report->own;
+  uint64_t sums[3] = {own->compressed, own->bytes_sent, own->bytes_dense};
+  double saved = own->seconds_saved, largest[2] = {own->seconds, ob_report_max_residual_ratio()};
+  PMPI_Comm_size(MPI_COMM_WORLD, &report->ranks);
+  if (all) {
+    PMPI_Allreduce(MPI_IN_PLACE, sums, 3, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    PMPI_Allreduce(MPI_IN_PLACE, &saved, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    PMPI_Allreduce(MPI_IN_PLACE, largest, 2, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  }
+  report->compressed = sums[0];
+  report->bytes_sent = sums[1];
+  report->bytes_dense = sums[2];
+  report->seconds_saved = all ? saved / report->ranks : saved;
+  report->seconds = largest[0];
+  report->max_residual_ratio = largest[1];
+}
+
+/* Counts hosts by the launcher's number of ranks on each host, where they are as many
+ * everywhere. */
+static int count_hosts(int ranks) {
+  const char *text = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  int local = atoi(text ? text : (text = getenv("MPI_LOCALNRANKS")) ? text : "0");
+  return local > 0 && ranks % local == 0 ? ranks / local : 0;
+}
+
+/* Prints the report: of all ranks, collective over MPI_COMM_WORLD, or of this one. True if any of
+ * them has compressed anything. */
+static bool preload_report_end(bool all, bool prints) {
+  struct ob_report report = {.own_only = !all,
+                             .calls = "in blocking calls",
+                             .span = "from MPI_Init to MPI_Finalize",
+                             .own = {.size = sizeof report.own}};
+  onebit_counters_get(&report.own);
+  preload_report_gather(&report, all);
+  report.hosts = count_hosts(report.ranks);
+  if (prints)
+    ob_report_print(&report);
+  return report.compressed > 0;
+}
+
+/* ---- Settling ---- */
 
 enum { MESSAGE_BYTES = 512 };
 
@@ -89,14 +311,12 @@ static void mpi_preload_agree(int rank, int size, char message[MESSAGE_BYTES]) {
 
 /* Finds out whether every rank has the library: only the name service can tell; without one
  * ONEBIT_EVERY_RANK=1 says that the launcher has given it to all. */
-static bool has_every_rank(int size, const struct ob_presence *presence,
-                           char message[MESSAGE_BYTES]) {
-  if (size == 1 || presence->found == OB_PRESENCE_ALL ||
-      (presence->found == OB_PRESENCE_UNKNOWN && every_rank))
+static bool has_every_rank(int size, const struct presence *ranks, char message[MESSAGE_BYTES]) {
+  if (size == 1 || ranks->found == PRESENCE_ALL || (ranks->found == PRESENCE_UNKNOWN && every_rank))
     return true;
-  if (presence->found == OB_PRESENCE_SOME)
+  if (ranks->found == PRESENCE_SOME)
     snprintf(message, MESSAGE_BYTES, "rank %d of MPI_COMM_WORLD has no libonebit-mpi.so before MPI",
-             presence->missing);
+             ranks->missing);
   else if (!message[0])
     snprintf(
         message, MESSAGE_BYTES,
@@ -115,16 +335,16 @@ static void mpi_preload_settle(void) {
   PMPI_Comm_size(MPI_COMM_WORLD, &size);
   ob_counters_start(ob_seconds());
   ob_preload_judge_exit(went_well);
-  struct ob_presence presence = ob_presence_find(rank, size);
+  struct presence ranks = presence_find(rank, size);
   if (find_settings() != ONEBIT_OK || ob_launch_check(MPI_COMM_WORLD) != ONEBIT_OK)
     snprintf(message, sizeof message, "%s", onebit_last_error());
-  ob_preload.trusted = has_every_rank(size, &presence, message);
-  speaks = presence.speaks;
+  ob_preload.trusted = has_every_rank(size, &ranks, message);
+  speaks = ranks.speaks;
   if (ob_preload.trusted)
     mpi_preload_agree(rank, size, message);
   ob_preload_refuse(message[0] ? message : NULL);
   if (speaks)
-    ob_preload_report_start(size);
+    ob_report_start(size, ob_mpi_version(), "MPI_Allreduce of float or double sums");
   if (message[0] && ob_preload.required)
     PMPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   if (!message[0])
@@ -136,9 +356,9 @@ static void mpi_preload_end(void) {
   OB_CALL_SCOPE;
   ob_preload_close();
   ob_flights_finish();
-  bool compressed = ob_preload_report_end(ob_preload.trusted, speaks);
+  bool compressed = preload_report_end(ob_preload.trusted, speaks);
   failed = !compressed && ob_preload.required && speaks;
-  ob_presence_end();
+  presence_end();
 }
 
 /* ---- MPI's beginning and end ---- */

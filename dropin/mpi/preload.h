@@ -23,11 +23,6 @@ __typeof__(*PMPI_Reduce_scatter_block) MPI_Reduce_scatter_block;
 int ob_preload_call(const struct ob_mpi_call *call);
 int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request);
 
-/* Prints the line at the start, on one rank; and the report: of all ranks, collective over
- * MPI_COMM_WORLD, or of this one. True if any of them has compressed anything. */
-void ob_preload_report_start(int size);
-bool ob_preload_report_end(bool all, bool prints);
-
 /* A decided call. Where exchange is NULL it is passed on, for `reason`. */
 struct ob_preload_decision {
   struct ob_exchange *exchange;
@@ -54,5 +49,14 @@ void ob_preload_note(onebit_operation_t operation, size_t count, MPI_Comm comm);
 
 /* Notes a compressed call in the record, from its exchange as it was then. */
 void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally);
+
+/* ---- Nonblocking calls (preload_flights.c) ---- */
+
+/* Waits until all have ended, and stops moving. */
+void ob_flights_finish(void);
+
+/* Keeps flights from being moved under this thread, which moves them itself, until the release. */
+void ob_flights_hold(void);
+void ob_flights_release(void);
 
 #endif

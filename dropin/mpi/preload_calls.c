@@ -5,10 +5,9 @@
 #include "base/call_scope.h"
 #include "base/process.h"
 #include "dropin/elements.h"
-#include "dropin/mpi/attached.h"
-#include "dropin/mpi/preload_flights.h"
-#include "dropin/mpi/shadow.h"
-#include "dropin/report.h"
+#include "dropin/mpi/communicator.h"
+#include "dropin/mpi/preload.h"
+#include "dropin/preload.h"
 
 /* The number of a handle, which is a pointer or a number. */
 static uint64_t preload_calls_number_of(const void *handle, size_t bytes) {

@@ -1,13 +1,58 @@
-/* Moves nonblocking calls while the program is elsewhere. */
+/*
+ * Nonblocking calls of a preloaded program. MPI promises that they move whenever the program is in
+ * any call of MPI, also one that has nothing to do with them; a program may count on it (one rank
+ * receives what another sends only after its MPI_Wait). So it would not do to move them in
+ * MPI_Wait and MPI_Test only:
+ *
+ *  - Open MPI lets those who know it take part in its progress (opal_progress_register, which its
+ *    own nonblocking collectives use): every call of MPI that waits moves ours.
+ *  - Elsewhere a thread moves them, which needs MPI_THREAD_MULTIPLE.
+ *  - Without either, nonblocking calls are passed on.
+ *
+ * What the program holds is a request of MPI's own, a generalized one, so that no wait and no test
+ * needs a wrapper.
+ */
 #define _GNU_SOURCE /* usleep */
-#include "dropin/mpi/preload_flights.h"
+#include "dropin/mpi/preload.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/call_scope.h"
 #include "base/lock.h"
+#include "base/memory.h"
+#include "dropin/mpi/communicator.h"
+
+/* An exchange in flight, and what the record will learn of it. */
+struct ob_flight {
+  struct ob_flight *next;
+  MPI_Request request; /* the program's */
+  struct ob_operation *operation;
+  struct ob_record *record;
+  struct ob_tally tally;
+  int code;
+};
+
+/* Moves a flight; true when it is done, with the MPI error code in code. Not blocking. Without an
+ * operation, for want of memory, the call was made when it began. */
+static bool flight_test(struct ob_flight *flight) {
+  bool compressed = true;
+  if (flight->operation) {
+    ob_queues_move();
+    if (!ob_operation_ended(flight->operation, &compressed))
+      return false;
+    flight->code = ob_operation_wait(&flight->operation);
+  }
+  if (compressed) {
+    ob_record_compressed(flight->record, OB_NOT_TIMED);
+    ob_preload_sent(flight->record, &flight->tally);
+  } else {
+    ob_record_pass(flight->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
+  }
+  return true;
+}
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ob_flight *flights; /* in the order of their beginning */
@@ -22,7 +67,7 @@ static struct ob_flight *preload_flights_move_all(void) {
   struct ob_flight *done = NULL, **last = &done;
   for (struct ob_flight **at = &flights; *at;) {
     struct ob_flight *flight = *at;
-    if (!ob_flight_test(flight)) {
+    if (!flight_test(flight)) {
       at = &flight->next;
       continue;
     }
@@ -142,13 +187,16 @@ static void leave_progress(void) {
 static bool moves;
 static void preload_flights_begin(void) { moves = join_progress() || begin_thread(); }
 
-bool ob_flights_move(void) {
+/* True if flights can be moved. Local; the same on all ranks of a job. Begins what it needs when
+ * first asked. */
+static bool flights_move(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, preload_flights_begin);
   return moves;
 }
 
-void ob_flights_add(struct ob_flight *flight) {
+/* Adds a flight, which is moved from now on until it has ended. */
+static void flights_add(struct ob_flight *flight) {
   ob_flights_hold(); /* nobody moves in this thread while it has the lock */
   pthread_mutex_lock(&lock);
   struct ob_flight **at = &flights;
@@ -181,4 +229,74 @@ void ob_flights_finish(void) {
     move_flights();
   end_thread();
   leave_progress();
+}
+
+/* ---- MPI_Iallreduce ---- */
+
+/* Fills in the status of a generalized request for MPI. */
+static int query(void *state, MPI_Status *status) {
+  const struct ob_flight *flight = state;
+  PMPI_Status_set_elements(status, MPI_BYTE, 0);
+  PMPI_Status_set_cancelled(status, 0);
+  status->MPI_SOURCE = MPI_UNDEFINED;
+  status->MPI_TAG = MPI_UNDEFINED;
+  return flight->code;
+}
+
+static int give_back(void *state) {
+  ob_release(state);
+  return MPI_SUCCESS;
+}
+
+static int cancel(void *state, int complete) { /* no collective can be */
+  (void)state, (void)complete;
+  return MPI_SUCCESS;
+}
+
+static int preload_requests_compressed(const struct ob_mpi_call *what,
+                                       const struct ob_preload_decision *decision,
+                                       MPI_Request *request) {
+  struct ob_flight *flight = ob_allocate(1, sizeof *flight);
+  if (!flight || PMPI_Grequest_start(query, give_back, cancel, flight, request) != MPI_SUCCESS) {
+    ob_release(flight);
+    *request = MPI_REQUEST_NULL; /* it has ended already */
+    return ob_exchange_run(decision->exchange, what, false);
+  }
+  flight->request = *request;
+  flight->record = decision->record;
+  ob_flights_hold();
+  int code = ob_exchange_begin(decision->exchange, what, ob_shadow_is_quiet(decision->shadow, what),
+                               &flight->operation);
+  flight->tally = *ob_exchange_tally(decision->exchange);
+  ob_flights_release();
+  if (code == MPI_SUCCESS)
+    flights_add(flight);
+  return code;
+}
+
+int ob_preload_begin(const struct ob_mpi_call *call, MPI_Request *request) {
+  struct ob_preload_decision decision = {.reason = OB_REASON_REFUSED};
+  bool decides = !ob_preload_is_wrong(call) && flights_move();
+  OB_TRY_MPI(decides ? ob_preload_decide(call, &decision) : MPI_SUCCESS);
+  if (decision.exchange)
+    return preload_requests_compressed(call, &decision, request);
+  ob_record_pass(decision.record, decision.reason, OB_NOT_TIMED);
+  if (call->count > INT_MAX)
+    return PMPI_Iallreduce_c(call->sendbuf, call->recvbuf, (MPI_Count)call->count, call->datatype,
+                             call->op, call->comm, request);
+  return PMPI_Iallreduce(call->sendbuf, call->recvbuf, (int)call->count, call->datatype, call->op,
+                         call->comm, request);
+}
+
+OB_PRELOAD_VISIBLE int MPI_Iallreduce(const void *sendbuf, void *recvbuf, int count,
+                                      MPI_Datatype datatype, MPI_Op op, MPI_Comm comm,
+                                      MPI_Request *request) {
+  bool small = ob_preload_small(ONEBIT_ALLREDUCE, (size_t)count);
+  if (small)
+    ob_preload_note(ONEBIT_ALLREDUCE, (size_t)count, comm);
+  if (small || count < 0 || !request)
+    return PMPI_Iallreduce(sendbuf, recvbuf, count, datatype, op, comm, request);
+  const struct ob_mpi_call call = {ONEBIT_ALLREDUCE, comm,     sendbuf, recvbuf,
+                                   (size_t)count,    datatype, op};
+  return ob_preload_begin(&call, request);
 }

@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/exchange.h"
 #include "onebit/mpi.h"
 
 pthread_mutex_t ob_queues_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,5 +1,5 @@
 /* Compares parts of sums, compressed and exact. */
-#include "dropin/mpi/shadow.h"
+#include "dropin/mpi/communicator.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 #include "base/hash.h"
 #include "dropin/elements.h"
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/exchange.h"
 
 /* Each of a tensor's first FIRST_SHADOWS calls has a shadow, then one of every BETWEEN calls:
  * another one each time, so that no rhythm of the program's hides from them. */

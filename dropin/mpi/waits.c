@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "collectives/watch.h"
-#include "dropin/mpi/queue.h"
+#include "dropin/mpi/exchange.h"
 
 /* Time for the answer: a rank that waits here needs a turn of its loop, on a busy processor a few
  * more. */

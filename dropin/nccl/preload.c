@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "base/process.h"
 #include "dropin/elements.h"
-#include "dropin/report.h"
 
 /* ---- The start ---- */
 
