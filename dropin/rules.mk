@@ -24,11 +24,11 @@ $(BUILD)/libonebit-mpi.so: $(PRELOADED) $(PRELOAD_OBJECTS) dropin/mpi/preload.ma
 # three there, and its calls of NCCL would end in the wrappers: here they are renamed to functions
 # that look NCCL up. What it would abort is the program's.
 NCCL_WRAPPED := $(addprefix nccl,GetErrorString GetLastError $(filter-out CommAbort, \
-  $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/next.h)))
+  $(shell sed -n 's/^  X.\([A-Za-z]*\),.*/\1/p' dropin/nccl/preload.h)))
 EMULATED_LIBS := $(EMULATION_SHARED) -Wl,-rpath,$(abspath $(dir $(EMULATION_SHARED)))
 RUNTIME_LIBS := $(if $(is_emulated),$(EMULATED_LIBS),-L$(CUDA_LIBRARY) -lcudart_static)
 $(BUILD)/onebit-inside-nccl.o: $(filter-out %_mpi.o $(BUILD)/dropin/mpi/%,$(LIBRARY)) \
-  dropin/nccl/next.h dropin/rules.mk
+  dropin/nccl/preload.h dropin/rules.mk
 	$(call say,LD)
 	$(Q)$(CC) -r -nostdlib -o $@ $(filter %.o,$^)
 	$(Q)$(OBJCOPY) $(foreach call,$(NCCL_WRAPPED),--redefine-sym $(call)=ob_next_$(call)) \

@@ -20,12 +20,86 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <pthread.h>
+#include <stdbool.h>
 
+#include "base/nccl_releases.h"
 #include "cuda/enter.h"
 #include "dropin/loops.h"
-#include "dropin/nccl/next.h"
 #include "dropin/preload.h"
 #include "onebit/onebit.h"
+
+/*
+ * ---- NCCL's own functions (preload.c) ----
+ *
+ * ob_next_ncclX is the next ncclX in the order of libraries. libonebit-nccl.so is also preloaded
+ * into processes without NCCL, and into those that load theirs later (Python's modules), so it is
+ * not linked with NCCL.
+ */
+
+/* X(name, parameters, arguments) for all functions that the library calls. A missing one gives
+ * ncclInternalError. */
+#define OB_NCCL_FUNCTIONS(X)                                                                       \
+  X(CommInitRank, (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank),                      \
+    (comm, nranks, id, rank))                                                                      \
+  X(CommInitRankConfig,                                                                            \
+    (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t *config),              \
+    (comm, nranks, id, rank, config))                                                              \
+  X(CommInitRankScalable,                                                                          \
+    (ncclComm_t * comm, int nranks, int rank, int ids, ncclUniqueId *id, ncclConfig_t *config),    \
+    (comm, nranks, rank, ids, id, config))                                                         \
+  X(CommInitAll, (ncclComm_t * comms, int ndev, const int *devices), (comms, ndev, devices))       \
+  X(CommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config),   \
+    (comm, color, key, newcomm, config))                                                           \
+  X(CommShrink,                                                                                    \
+    (ncclComm_t comm, int *excluded, int count, ncclComm_t *newcomm, ncclConfig_t *config,         \
+     int flags),                                                                                   \
+    (comm, excluded, count, newcomm, config, flags))                                               \
+  X(CommRevoke, (ncclComm_t comm, int flags), (comm, flags))                                       \
+  X(CommFinalize, (ncclComm_t comm), (comm))                                                       \
+  X(CommDestroy, (ncclComm_t comm), (comm))                                                        \
+  X(CommAbort, (ncclComm_t comm), (comm))                                                          \
+  X(CommGetAsyncError, (ncclComm_t comm, ncclResult_t * result), (comm, result))                   \
+  X(CommCount, (const ncclComm_t comm, int *count), (comm, count))                                 \
+  X(CommCuDevice, (const ncclComm_t comm, int *device), (comm, device))                            \
+  X(CommUserRank, (const ncclComm_t comm, int *rank), (comm, rank))                                \
+  X(GetVersion, (int *version), (version))                                                         \
+  X(GroupStart, (void), ())                                                                        \
+  X(GroupEnd, (void), ())                                                                          \
+  X(Send,                                                                                          \
+    (const void *buffer, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,         \
+     cudaStream_t stream),                                                                         \
+    (buffer, count, datatype, peer, comm, stream))                                                 \
+  X(Recv,                                                                                          \
+    (void *buffer, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,               \
+     cudaStream_t stream),                                                                         \
+    (buffer, count, datatype, peer, comm, stream))                                                 \
+  X(AllReduce,                                                                                     \
+    (const void *sendbuf, void *recvbuf, size_t count, ncclDataType_t datatype, ncclRedOp_t op,    \
+     ncclComm_t comm, cudaStream_t stream),                                                        \
+    (sendbuf, recvbuf, count, datatype, op, comm, stream))                                         \
+  X(ReduceScatter,                                                                                 \
+    (const void *sendbuf, void *recvbuf, size_t count, ncclDataType_t datatype, ncclRedOp_t op,    \
+     ncclComm_t comm, cudaStream_t stream),                                                        \
+    (sendbuf, recvbuf, count, datatype, op, comm, stream))                                         \
+  X(AllGather,                                                                                     \
+    (const void *sendbuf, void *recvbuf, size_t count, ncclDataType_t datatype, ncclComm_t comm,   \
+     cudaStream_t stream),                                                                         \
+    (sendbuf, recvbuf, count, datatype, comm, stream))
+
+#define OB_NCCL_DECLARE(name, parameters, arguments) ncclResult_t ob_next_nccl##name parameters;
+OB_NCCL_FUNCTIONS(OB_NCCL_DECLARE)
+#undef OB_NCCL_DECLARE
+
+/* NCCL's header declares them without saying that they have no parameters. */
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);
+
+/* The library's ncclCommAbort (dropin/rules.mk). */
+ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm);
+
+/* The two functions that return text. */
+const char *ob_next_ncclGetErrorString(ncclResult_t result);
+const char *ob_next_ncclGetLastError(ncclComm_t comm);
 
 /* A collective as the program called it. */
 struct ob_nccl_call {
@@ -51,7 +125,7 @@ enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_k
 /* The call by NCCL. */
 ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call);
 
-/* ---- Agreements (agree.c) ---- */
+/* ---- Communicators, and agreements of their ranks (comm.c) ---- */
 
 /* The most numbers in one message. */
 #define OB_MAX_AGREED 128
@@ -62,11 +136,6 @@ struct ob_agreement {
   cudaEvent_t done;
   int64_t *on_device, *on_host; /* the latter pinned */
 };
-
-bool ob_agreement_create(struct ob_agreement *agreement);
-void ob_agreement_destroy(struct ob_agreement *agreement);
-
-/* ---- Communicators (comm.c) ---- */
 
 /* A call in a loop that the ranks follow: a plan, and this rank's buffers. */
 struct ob_nccl_tensor {
@@ -133,17 +202,10 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count);
 /* Replaces this rank's values by the largest of all ranks'. Not while the thread has a group open.
  * False: NCCL or the device has failed. */
 bool ob_nccl_largest(struct ob_nccl_comm *comm, int64_t *values, int count);
-/* Does the same in parts: the one in the middle may be in a group, and the last one waits. */
-bool ob_nccl_ask_begin(struct ob_nccl_comm *comm, const int64_t *values, int count,
-                       cudaStream_t stream);
-bool ob_nccl_ask_send(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
-bool ob_nccl_ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream);
+/* Waits until what is recorded as the agreement's event has come, and reads `count` values. */
 bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 
 /* ---- Tensors (tensor.c) ---- */
-
-/* Agreement for the loops: the largest values of a communicator's ranks. */
-bool ob_nccl_agree_on_loop(void *comm, int64_t *values, int count);
 
 /* The decision on a call, the same on all ranks of its communicator. */
 struct ob_nccl_decision {
@@ -169,7 +231,7 @@ void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream);
 /* Destroys all tensors. Local. */
 void ob_nccl_tensors_destroy(struct ob_nccl_comm *comm);
 
-/* ---- How much is kept (residual.c) ---- */
+/* ---- Measurements (measure.c): how much is kept, and how long calls take ---- */
 
 /* Creates a sample of a tensor that has its plan; NULL where there is nothing to look at, or no
  * memory. */
@@ -178,11 +240,6 @@ void ob_nccl_sample_destroy(struct ob_nccl_sample *sample);
 
 /* Takes a part of the result behind the tensor's 1st, 2nd, 4th, 8th ... call. */
 void ob_nccl_sample_start(struct ob_nccl_tensor *tensor, cudaStream_t stream);
-/* Compares that part with the residual, which is copied to the host, once the latest call is
- * through. */
-void ob_nccl_sample_look(struct ob_nccl_tensor *tensor);
-
-/* ---- Times (time.c) ---- */
 
 /* Times a call on its stream: NULL where too many are in flight, which is fine for the end. Times
  * that have come since are put down first. The tensor is NULL for a dense call, whose record has

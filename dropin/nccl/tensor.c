@@ -10,10 +10,6 @@
 
 #define FAILED_TENSOR (-1) /* of the loops' numbers */
 
-bool ob_nccl_agree_on_loop(void *comm, int64_t *values, int count) {
-  return ob_nccl_largest(comm, values, count);
-}
-
 static void tensor_destroy(struct ob_nccl_tensor *tensor) {
   if (tensor) {
     ob_nccl_count_replays(tensor);
