@@ -1,8 +1,15 @@
-/* The public calls on streams. */
+/*
+ * The public calls on streams, the work that a program puts between them, and their outcome, which
+ * the host reads afterwards.
+ */
+#include <sched.h>
+
 #include "base/call_scope.h"
 #include "base/error.h"
+#include "base/memory.h"
 #include "collectives/plan_private.h"
 #include "cuda/device.h"
+#include "cuda/stream.h"
 #include "onebit/cuda.h"
 
 onebit_status_t onebit_allreduce_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
@@ -44,4 +51,172 @@ onebit_status_t onebit_plan_get_calls(onebit_plan_t plan, uint64_t *made, uint64
   *made = plan->device->seen->outcome.calls;
   *skipped = plan->device->seen->outcome.skipped;
   return ONEBIT_OK;
+}
+
+/* ---- Between calls: work that follows the last call, and that the next one follows ---- */
+
+/* Elements of a result. */
+static size_t result_count(const struct onebit_plan *plan) {
+  size_t parts = plan->options.operation == ONEBIT_ALLGATHER ? (size_t)plan->comm->size : 1;
+  return plan->count * parts;
+}
+
+static onebit_status_t check_plan(const struct onebit_plan *plan) {
+  OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
+  if (plan->state->in_flight)
+    return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
+  if (plan->options.device != ONEBIT_DEVICE_CUDA)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "the plan is on the host");
+  if (plan->executor != &ob_executor_stream)
+    return ob_error(ONEBIT_ERROR_UNSUPPORTED,
+                    "over %s the host runs the call, and has its outcome at once",
+                    plan->comm->transport->name);
+  if (plan->state->broken)
+    return ob_error(ONEBIT_ERROR_TRANSPORT, "the plan's transport has failed before");
+  return ONEBIT_OK;
+}
+
+/* Calls on two streams follow each other. What is captured has no place in time yet. */
+static onebit_status_t between_follow(const struct onebit_plan *plan, cudaStream_t stream,
+                                      bool capturing) {
+  if (capturing)
+    return ONEBIT_OK;
+  OB_TRY(ob_device_check_stream(plan, stream));
+  OB_TRY_CUDA(cudaStreamWaitEvent(stream, plan->device->last, 0));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t between_lead(const struct onebit_plan *plan, cudaStream_t stream,
+                                    bool capturing) {
+  if (!capturing)
+    OB_TRY_CUDA(cudaEventRecord(plan->device->last, stream));
+  return ONEBIT_OK;
+}
+
+onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream_t stream) {
+  OB_CALL_SCOPE;
+  OB_TRY(check_plan(plan));
+  OB_ON_DEVICE(plan->device->number);
+  bool capturing = ob_cuda_is_capturing(stream);
+  if (plan->options.wire == ONEBIT_WIRE_DENSE)
+    return ONEBIT_OK;
+  OB_TRY(between_follow(plan, stream, capturing));
+  OB_TRY_CUDA(ob_cuda_forget(plan->device->kernel, stream));
+  return between_lead(plan, stream, capturing);
+}
+
+onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
+                                           cudaStream_t stream) {
+  OB_CALL_SCOPE;
+  OB_TRY(check_plan(plan));
+  if (result_count(plan) == 0)
+    return ONEBIT_OK;
+  if (!recvbuf)
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "recvbuf is NULL");
+  OB_ON_DEVICE(plan->device->number);
+  bool capturing = ob_cuda_is_capturing(stream);
+  OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
+  OB_TRY(between_follow(plan, stream, capturing));
+  OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
+                            result_count(plan), factor, stream));
+  return between_lead(plan, stream, capturing);
+}
+
+/* ---- The outcome of calls ---- */
+
+/* Reports the outcome to the caller that waits for this call, or keeps it for
+ * onebit_plan_synchronize. */
+static void stream_outcome_tell(const struct onebit_plan *plan, onebit_status_t status) {
+  if (plan->state->in_flight && !plan->flight->call.on_stream)
+    ob_steps_fail(plan, status);
+  else
+    ob_outcome_add(&plan->state->outcome, status);
+}
+
+static void note_outcome(const struct onebit_plan *plan, const struct ob_cuda_outcome *outcome) {
+  onebit_status_t status = (onebit_status_t)outcome->status;
+  int rank = ob_stream_origin(plan, outcome->origin);
+  const char *name =
+      plan->flight->call.agreed_name ? plan->flight->call.agreed_name : "an argument";
+  if (status == ONEBIT_SKIPPED)
+    ob_error(status, "skipped: a value on rank %d is not finite", rank);
+  else if (status == ONEBIT_ERROR_PEER)
+    ob_error(status, "rank %d could not take part in the call", rank);
+  else if (status == ONEBIT_ERROR_ARGUMENT)
+    ob_error(status, "%s in memory of the device is %g, not a finite number from 0 on", name,
+             (double)ob_float_of(outcome->agreed));
+  else if (status == ONEBIT_ERROR_MISMATCH && plan->flight->call.agreed_whole)
+    ob_error(status, "from rank %d: %s differs between ranks: there it is %08x", rank, name,
+             (unsigned)outcome->agreed);
+  else if (status == ONEBIT_ERROR_MISMATCH)
+    ob_error(status, "from rank %d: %s differs between ranks: there it is %.9g", rank, name,
+             (double)ob_float_of(outcome->agreed));
+  else
+    ob_error(status, "from rank %d: a damaged or foreign message", rank);
+  *plan->refused |= status == ONEBIT_ERROR_MESSAGE;
+  stream_outcome_tell(plan, status);
+}
+
+static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  plan->device->seen->outcome.status = ONEBIT_OK;
+  return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
+}
+
+/* The stream has come to the end, so the host can look: its view of the plan is the device's. */
+static void stream_outcome_look(const struct onebit_plan *plan) {
+  struct ob_device *device = plan->device;
+  onebit_status_t status = ONEBIT_OK;
+  plan->state->worker.now = plan->state->server.now = (int)device->seen->now;
+  if (device->seen->outcome.status == ONEBIT_OK)
+    return;
+  note_outcome(plan, &device->seen->outcome);
+  status = forget_outcome(plan);
+  if (status != ONEBIT_OK)
+    ob_outcome_add(&plan->state->outcome, status);
+}
+
+static void stream_outcome_give_up(const struct onebit_plan *plan, onebit_status_t status) {
+  plan->state->broken = true;
+  stream_outcome_tell(plan, status);
+}
+
+/* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
+bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
+  OB_ON_DEVICE(plan->device->number);
+  onebit_status_t status = ONEBIT_OK;
+  cudaError_t error = cudaErrorNotReady;
+  while (!plan->state->broken && status == ONEBIT_OK && error == cudaErrorNotReady) {
+    error = cudaEventQuery(plan->device->last);
+    if (error == cudaErrorNotReady)
+      status = ob_comm_health(plan->comm);
+    if (error == cudaErrorNotReady && status == ONEBIT_OK)
+      status = ob_steps_watch(plan);
+    if (!wait)
+      break;
+    if (error == cudaErrorNotReady)
+      sched_yield();
+  }
+  if (error == cudaErrorNotReady)
+    cudaGetLastError();
+  else if (error != cudaSuccess)
+    status = ob_cuda_error(error, "waiting for the device");
+  if (error == cudaSuccess)
+    plan->flight->watch = (struct ob_watch){0};
+  if (status != ONEBIT_OK)
+    stream_outcome_give_up(plan, status);
+  else if (error == cudaSuccess)
+    stream_outcome_look(plan);
+  return error != cudaErrorNotReady || plan->state->broken;
+}
+
+onebit_status_t ob_stream_imported(const struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  uint32_t flags = plan->state->server_large ? OB_FLAG_LARGE : 0;
+  return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);
+}
+
+onebit_status_t ob_stream_accept(const struct onebit_plan *plan) {
+  struct ob_cuda_state *state = plan->device->kernel.state;
+  return ob_memory_cuda.clear(&state->refused, sizeof state->refused);
 }

@@ -1,5 +1,5 @@
 /*
- * Dense messages: inputs to float32, the mean of messages, and back.
+ * Dense messages: inputs to float32, the mean of messages, and back; and the same inside a host.
  *
  * Bytes an element: load 4 read and 4 written (16 bits: 2 and 4), convert 4 read and 4 written (4
  * and 2), mean of N members 4 N read and 4 written. Values lie behind a header of 40 bytes, so they
@@ -7,7 +7,76 @@
  * of which are 32 bytes in flight a thread, and of reading, which is a third of the bytes, 40 warps
  * have 40 KiB.
  */
-#include "cuda/mean.cuh"
+#include "cuda/location.cuh"
+
+/* --- The mean of messages, one a member, in their order: for a server, and inside a host */
+
+/* Values lie behind a header of 40 bytes, so accesses are of 8: four of a member, and those of four
+ * members before the first addition, are 128 bytes a thread in flight. */
+constexpr unsigned mean_pairs = 4, mean_elements = mean_pairs * 2 * OB_LANES, members_at_once = 4;
+
+/* The sum of the members' values, those of 16 bits times their factor, of the lane's pairs from
+ * `first` on: of those before `end`. Past the last member it is loaded again: that costs less than
+ * to ask. */
+template <onebit_dtype_t dtype>
+static __device__ inline void sum_pairs(const struct ob_cuda_plan &plan,
+                                        const struct senders &senders,
+                                        const struct location &location, float factor,
+                                        unsigned first, unsigned end,
+                                        float (&total)[mean_pairs][2]) {
+  const unsigned members = (unsigned)plan.geometry.members;
+  OB_UNROLL
+  for (unsigned i = 0; i < mean_pairs * 2; i++)
+    total[i / 2][i % 2] = -0.0f; /* what leaves the first term as it is, be it -0 */
+  for (unsigned member = 0; member < members; member += members_at_once) {
+    float term[members_at_once][mean_pairs][2] = {};
+    OB_UNROLL
+    for (unsigned s = 0; s < members_at_once; s++) {
+      unsigned char *message = sent_by(plan, senders, min(member + s, members - 1));
+      const struct ob_view view = view_of(message, location);
+      const size_t at = location.word * OB_LANES;
+      const void *values = dtype == ONEBIT_FLOAT32 ? (const void *)(view.values + at)
+                                                   : (const void *)(view.halves + at);
+      OB_UNROLL
+      for (unsigned k = 0; k < mean_pairs; k++)
+        if (first + k * 2 * OB_LANES < end)
+          load_some<dtype, true>(values, first + k * 2 * OB_LANES, end, true, term[s][k]);
+    }
+    OB_UNROLL
+    for (unsigned i = 0; i < members_at_once * mean_pairs * 2; i++) {
+      const unsigned s = i / (mean_pairs * 2), k = i / 2 % mean_pairs;
+      if (member + s < members)
+        total[k][i % 2] += dtype == ONEBIT_FLOAT32 ? term[s][k][i % 2] : factor * term[s][k][i % 2];
+    }
+  }
+}
+
+/* The block's mean to `values`, where those of its message begin; of messages of this type. Its sum
+ * of squares says whether its values are finite, and the squares that an optimizer makes of them:
+ * it is used for nothing else, so its order is free. */
+template <onebit_dtype_t dtype>
+static __device__ inline void write_mean(const struct ob_cuda_plan &plan,
+                                         const struct senders &senders,
+                                         const struct location &location, float factor,
+                                         float weight, float *values) {
+  float *out = values + location.word * OB_LANES;
+  const unsigned end = whole_words((unsigned)location.block.count);
+  float lane = 0;
+  for (unsigned first = 2 * lane_number(); first < end; first += mean_elements) {
+    float mean[mean_pairs][2];
+    sum_pairs<dtype>(plan, senders, location, factor, first, end, mean);
+    OB_UNROLL
+    for (unsigned k = 0; k < mean_pairs && first + k * 2 * OB_LANES < end; k++) {
+      mean[k][0] *= weight;
+      mean[k][1] *= weight;
+      lane += mean[k][0] * mean[k][0] + mean[k][1] * mean[k][1];
+      store_some<ONEBIT_FLOAT32, true>(out, first + k * 2 * OB_LANES, end, true, mean[k]);
+    }
+  }
+  const float sum = sum_lanes(lane);
+  if (lane_number() == 0 && !ob_is_finite(sum))
+    note(plan.state, OB_FLAG_NOT_FINITE);
+}
 
 constexpr unsigned pairs_a_tile = 8; /* that a lane has */
 
@@ -119,4 +188,106 @@ cudaError_t ob_cuda_convert(struct ob_cuda_plan plan, struct ob_cuda_pieces outp
   return launch(KERNEL_OF(plan.output_dtype, convert_kernel), plan.max_blocks,
                 is_mean_of_all(plan) ? 1 : plan.geometry.members, stream, of_chunk(plan, chunk),
                 outputs, is_mean_of_all(plan));
+}
+
+/*
+ * ---- Inside a host ----
+ *
+ * The kernels of a hierarchical plan inside its host: the mean of the ranks' inputs, from the dense
+ * messages in which they have sent them to each other. Inputs of 16 bits travel as they are.
+ *
+ * Bytes an element, L ranks on the host: 4 read and 4 written, then 4 L read and 4 written; of 16
+ * bits 2 and 2, then 2 L and 4.
+ */
+
+/* --- Inputs */
+
+/* The lane's four from `first` on, zeros from `valid` on. */
+static __device__ inline void load_four(const uint16_t *input, unsigned first, unsigned valid,
+                                        bool aligned, uint32_t (&raw)[2]) {
+  if (aligned && first + 4 <= valid)
+    return load_raw(input + first, raw);
+  OB_UNROLL
+  for (unsigned j = 0; j < 4; j++)
+    raw[j / 2] |= (first + j < valid ? (uint32_t)input[first + j] : 0) << j % 2 * 16;
+}
+
+/* Copies what the lane has of a tile. Returns whether it counts as finite. */
+template <onebit_dtype_t dtype>
+static __device__ inline bool put_tile(const uint16_t *input, const struct ob_block &block,
+                                       unsigned first, bool aligned, float factor,
+                                       uint16_t *values) {
+  const unsigned end = whole_words((unsigned)block.count);
+  const unsigned valid = input ? (unsigned)block.valid : 0; /* without input: zeros */
+  uint32_t raw[fours_a_tile][2] = {};
+  bool finite = true;
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++)
+    load_four(input, first + four_at(k), valid, aligned, raw[k]);
+  OB_UNROLL
+  for (unsigned k = 0; k < fours_a_tile; k++) {
+    float four[4];
+    unpack<dtype>(raw[k], four);
+    OB_UNROLL
+    for (unsigned j = 0; j < 4; j++)
+      finite = finite && ob_is_finite(factor * four[j]);
+    if (first + four_at(k) < end)
+      store_raw(values + first + four_at(k), raw[k]);
+  }
+  return finite;
+}
+
+/* grid.y is the segment that the message is about. */
+template <onebit_dtype_t dtype>
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+    put_kernel(const __grid_constant__ struct ob_cuda_plan window,
+               const __grid_constant__ struct ob_cuda_source source) {
+  struct location location;
+  if (!find_location(window, segment_of(window, blockIdx.y), &location))
+    return;
+  const struct ob_view out = view_of(sent_to(window, 0, blockIdx.y), location);
+  const uint16_t *input =
+      (const uint16_t *)piece_of(source.inputs, 0, location.block, sizeof *input);
+  const bool aligned = is_aligned(input, 4 * sizeof *input);
+  uint16_t *values = out.halves + location.word * OB_LANES;
+  bool finite = true;
+  for (unsigned first = 0; first < location.block.count; first += tile_elements)
+    finite =
+        put_tile<dtype>(input, location.block, first, aligned, source.factor, values) && finite;
+  if (!finite)
+    note(window.state, OB_FLAG_NOT_FINITE);
+}
+
+cudaError_t ob_cuda_host_put(struct ob_cuda_plan window, struct ob_cuda_source source, size_t chunk,
+                             cudaStream_t stream) {
+  if (!window.geometry.half)
+    return ob_cuda_load(window, source, chunk, stream);
+  return launch(
+      window.dtype == ONEBIT_BFLOAT16 ? put_kernel<ONEBIT_BFLOAT16> : put_kernel<ONEBIT_FLOAT16>,
+      window.max_blocks, window.geometry.members, stream, of_chunk(window, chunk), source);
+}
+
+/* --- Their mean */
+
+/* grid.y is the member of the group whose share it is. */
+template <onebit_dtype_t dtype>
+static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
+    host_mean_kernel(const __grid_constant__ struct ob_cuda_plan host, size_t apart, float factor,
+                     float weight, float *values, size_t step) {
+  struct location location;
+  if (!find_location(host, segment_of(host, host.geometry.member) + blockIdx.y, &location))
+    return;
+  struct senders senders = senders_of(host, 0);
+  senders.own += blockIdx.y * apart;
+  senders.before += blockIdx.y * apart;
+  senders.after += blockIdx.y * apart;
+  write_mean<dtype>(host, senders, location, factor, weight, values + blockIdx.y * step);
+}
+
+cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t members, float *values,
+                              size_t step, size_t chunk, cudaStream_t stream) {
+  const onebit_dtype_t dtype = host.geometry.half ? host.dtype : ONEBIT_FLOAT32;
+  return launch(KERNEL_OF(dtype, host_mean_kernel), host.max_blocks, members, stream,
+                of_chunk(host, chunk), host.geometry.peer_stride / members, factor,
+                (float)(1.0 / (double)host.geometry.members), values, step);
 }

@@ -25,7 +25,6 @@
 
 #include "compression/codec.h"
 #include "cuda/kernels.h"
-#include "cuda/load.h"
 
 /* Arrays in registers need every index known when compiling. */
 #ifdef __CUDACC__

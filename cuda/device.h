@@ -21,7 +21,7 @@ struct ob_staging {
 /* Chunks of inputs in a host's window: one being added up, one on its way. */
 #define OB_WINDOW_CHUNKS 2
 
-/* The device's state where ranks of a host share memory (staged_host.c). */
+/* The device's state where ranks of a host share memory (staging.c). */
 struct ob_staged_host {
   size_t registered;                   /* blocks of shared memory that copies are made from */
   size_t applied;                      /* chunks of the call whose results are being applied */
@@ -37,11 +37,11 @@ struct ob_device_host {
   /* Kernels' plans of the window, as this rank fills it and as it adds it up, and of all ranks'
    * results. */
   struct ob_cuda_plan window, host, results;
-  struct ob_batch *batch; /* stream_host.c */
+  struct ob_batch *batch; /* stream_messages.c */
   struct ob_staged_host staged;
 };
 
-/* Messages beside kernels (overlap.h); without a stream there is one chunk only. */
+/* Messages beside kernels (stream.h); without a stream there is one chunk only. */
 struct ob_overlap {
   cudaStream_t stream;  /* for messages, the communicator's */
   cudaEvent_t computed; /* the kernels before the next message */
@@ -108,7 +108,7 @@ bool ob_cuda_is_capturing(cudaStream_t stream);
 /* Fails unless the plan's device can be given work on this stream. */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 
-/* The executors' chunks (chunks.c). */
+/* The executors' chunks (device.c). */
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements);
 
 /* cudaErrorNotReady until the event has come; with `wait`, waits for it. */

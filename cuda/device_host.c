@@ -1,7 +1,7 @@
 /*
  * The inside of a host in a hierarchical plan on a device: the window of the ranks' inputs, and
  * what kernels do with it. How inputs and results come from one rank of the host to another is the
- * executor's: in messages (stream_host.c), or through memory that the ranks share (staged_host.c).
+ * executor's: in messages (stream_messages.c), or through memory that the ranks share (staging.c).
  */
 #include "base/error.h"
 #include "base/memory.h"

@@ -330,6 +330,16 @@ cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream);
 cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
                           size_t count, float factor, cudaStream_t stream);
 
+/* --- Modules of kernels (memory.c) */
+
+/* Adds the module that a kernel is of: each file of kernels does so before main (cuda/device.cuh).
+ */
+void ob_cuda_add_module(const void *kernel);
+
+/* Loads the kernels of all modules on the current device. Local; errors: ONEBIT_ERROR_UNSUPPORTED
+ * (the device runs none of the code that the library was built with). */
+onebit_status_t ob_cuda_load_kernels(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,7 +9,7 @@
  */
 #include "cuda/headers.cuh"
 #include "cuda/levels.cuh"
-#include "cuda/parts.cuh"
+#include "cuda/location.cuh"
 
 /* --- Compressing */
 

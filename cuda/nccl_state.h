@@ -24,7 +24,7 @@ struct nccl_state {
 
 static inline struct nccl_state *state_of(onebit_comm_t comm) { return comm->state; }
 
-/* The transport's abort, and the last use of a state (nccl_abort.c). */
+/* The transport's abort, and the last use of a state (nccl_state.c). */
 void ob_nccl_abort(onebit_comm_t comm, const char *text);
 void ob_nccl_state_release(struct nccl_state *state);
 

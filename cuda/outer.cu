@@ -11,7 +11,7 @@
  */
 #include <type_traits>
 
-#include "cuda/checksum.cuh"
+#include "cuda/headers.cuh"
 #include "cuda/location.cuh"
 
 constexpr unsigned words_at_once = 8, group_elements = words_at_once * OB_LANES;

@@ -15,7 +15,7 @@
  * A share is then so small a part of the elements that compressing takes most of the time anyway.
  */
 #include "cuda/headers.cuh"
-#include "cuda/parts.cuh"
+#include "cuda/location.cuh"
 
 /* The number of members: few are one group, all of whose words are loaded before the first is used;
  * some are groups, of eight where registers allow it; many are not all known at once. */

@@ -43,7 +43,7 @@ void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
 /* Takes over the device's errors and flags, as they were when it sent this state. */
 void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen);
 
-/* The inside of a host (staged_host.c), in memory that its ranks share. Nothing where the plan is
+/* The inside of a host (staging.c), in memory that its ranks share. Nothing where the plan is
  * not hierarchical. The blocks are attached: copies are made from them and to them. */
 onebit_status_t ob_staged_host_create(struct onebit_plan *plan);
 onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan);

@@ -1,7 +1,7 @@
 /*
  * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
  * stream, kernels and messages, in the order of the plan's list (of several chunks the messages on
- * one beside it: overlap.h), and no host takes part: headers are stamped and judged on the device
+ * one beside it: stream.h), and no host takes part: headers are stamped and judged on the device
  * (headers.cu), which also decides whether the call ends well. So the host learns only afterwards,
  * from the last copy of the state.
  *
@@ -15,7 +15,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
-#include "cuda/overlap.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 

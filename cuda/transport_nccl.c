@@ -19,7 +19,6 @@
 #include "base/process.h"
 #include "collectives/communicator.h"
 #include "collectives/watch.h"
-#include "cuda/load.h"
 #include "cuda/nccl_state.h"
 
 /* Messages of the host: sent from `memory`, and received behind that; `there` has the endpoints of

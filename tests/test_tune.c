@@ -296,7 +296,7 @@ Test(tune, kernels_take_what_their_bytes_take) {
   cr_expect_float_eq(dense, 28, 1e-9, "%g", dense);
 }
 
-/* Chunks are counted as cuda/chunks.c cuts them, 7 kernels in each, or 4. */
+/* Chunks are counted as cuda/device.c cuts them, 7 kernels in each, or 4. */
 Test(tune, small_tensors_cost_launches) {
   struct tune_card card = some_card(0);
   struct tune_training host = {.parameters = 1000, .hosts = 1, .ranks_per_host = 8};

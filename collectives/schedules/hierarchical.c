@@ -12,7 +12,7 @@
  * keep in step. Applying results early takes the flags of the host's other ranks, who have received
  * from other workers: all have given them when the first chunk is here.
  *
- * Over shared memory host.c has the steps, on a stream cuda/stream_host.c.
+ * Over shared memory host.c has the steps, on a stream cuda/stream_messages.c.
  *
  * Limits: all hosts have as many ranks; a scale a block, since a rank has a part of the buffer
  * only.

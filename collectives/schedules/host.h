@@ -1,7 +1,7 @@
 /*
  * The part of a hierarchical plan that happens inside a host. Its L ranks add up their inputs in
  * shared memory, each for one part of the elements, and see each other's results there. (GPUs that
- * send each other messages do not: cuda/stream_host.c.)
+ * send each other messages do not: cuda/stream_messages.c.)
  *
  * Every rank has a block: counters, a window of its inputs, in their own type, and the results that
  * it collects from the other hosts. A counter only grows, by one a chunk, over all calls of the
