@@ -19,11 +19,11 @@
  *   apply (step)            12.13 (8.13)   lamb         28      zero-one         20.13
  *   step (its norms)        8.13 (4.13)    lion         20
  *   adam                    28             lamb move    12      zero-one local   24
- *   frozen, share move      24             lamb freeze  20      zero-one meet    24
+ *   frozen                  24             lamb freeze  20      zero-one meet    24
  *   divided                 28             divisors      8      variances         4
  *   freeze, freeze step     16             lamb fresh   16.25   zero-one met     20.13
  *   sgd                     20             lamb frozen  32      zero-one freeze  12
- *   sgd freeze              8              share        12      squares, power   4
+ *   sgd freeze              8                                   squares, power   4
  *
  * 0/1 Adam in profile deepspeed reads and writes what was moved, too. Where parameters have master
  * values, a pass that writes them writes 2 more. The ceiling is the
@@ -50,7 +50,6 @@ constexpr unsigned count_at_once(enum ob_pass_kind kind) {
   case OB_PASS_ZERO_ONE:
   case OB_PASS_ZERO_ONE_LOCAL:
   case OB_PASS_ZERO_ONE_STORE:
-  case OB_PASS_SHARD_MOVE:
     return 4;
   default:
     return 8;
@@ -367,9 +366,17 @@ static __global__ void __launch_bounds__(threads_a_block, blocks_at_once)
 
 using pass_function = void(struct ob_cuda_plan, struct ob_cuda_pass);
 
+/* Shards of state are for memory of the host (optimizers/methods/shards.c): no kernel. */
+template <enum ob_pass_kind kind> static constexpr pass_function *kernel_or_none() {
+  if constexpr (kind == OB_PASS_SHARD || kind == OB_PASS_SHARD_MOVE)
+    return NULL;
+  else
+    return pass_kernel<kind>;
+}
+
 template <size_t... kind>
 static pass_function *kernel_of(enum ob_pass_kind wanted, std::index_sequence<kind...>) {
-  static pass_function *const kernels[] = {pass_kernel<(enum ob_pass_kind)kind>...};
+  static pass_function *const kernels[] = {kernel_or_none<(enum ob_pass_kind)kind>()...};
   return kernels[wanted];
 }
 
