@@ -2,8 +2,6 @@
  * Runs the threads of a CTA as fibers, which wait for each other in barriers and warp collectives.
  * The last one to arrive computes everybody's result.
  */
-#include "block.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +12,7 @@
 #include <vector>
 
 #include "emulation_device.h"
-#include "fiber.h"
+#include "inside.h"
 
 __thread uint3 threadIdx, blockIdx;
 __thread dim3 blockDim, gridDim;

@@ -2,12 +2,10 @@
  * Capture: work on a stream becomes nodes of a graph instead, also on streams that it reaches by
  * events. The nodes of a launched graph are operations that only the graph's own order binds.
  */
-#include "capture.h"
-
 #include <algorithm>
 #include <set>
 
-#include "device.h"
+#include "inside.h"
 
 struct CUgraph_st {
   std::vector<emulation::graph_node> nodes;

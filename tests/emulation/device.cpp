@@ -1,8 +1,6 @@
 /*
  * Devices, errors, counters, and failures on demand.
  */
-#include "device.h"
-
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,11 +9,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "block.h"
-#include "capture.h"
 #include "cuda_runtime.h"
-#include "memory.h"
-#include "operations.h"
+#include "inside.h"
 
 namespace emulation {
 

@@ -2,14 +2,12 @@
  * Fibers. The switch is written in assembly for x86-64 and 64-bit ARM: swapcontext() makes a system
  * call for the signal mask, which would cost more than the rest of the emulation.
  */
-#include "fiber.h"
-
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "emulation_device.h"
-#include "sanitizers.h"
+#include "inside.h"
 
 #if EMULATION_ASAN
 #include <sanitizer/asan_interface.h>

@@ -3,8 +3,6 @@
  * past the end, or after the free, is found. With AddressSanitizer, which finds more, malloc and
  * free are used directly.
  */
-#include "memory.h"
-
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +13,8 @@
 #include <memory>
 #include <vector>
 
-#include "capture.h"
-#include "device.h"
 #include "emulation_device.h"
-#include "sanitizers.h"
+#include "inside.h"
 
 namespace emulation {
 

@@ -2,12 +2,16 @@
  * NCCL's interface: groups, and calls that become operations on streams.
  */
 #include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
 #include <utility>
 
-#include "capture.h"
-#include "device.h"
-#include "memory.h"
-#include "nccl_communicators.h"
+#include "compression/numerics.h"
+#include "cuda_runtime.h"
+#include "emulation_device.h"
+#include "inside.h"
+#include "nccl_meeting.h"
 
 namespace emulation {
 
@@ -165,4 +169,228 @@ ncclResult_t ncclGroupEnd(void) {
   }
   ncclResult_t code = flush();
   return code ? code : made;
+}
+
+/*
+ * ---- Reductions ----
+ *
+ * NCCL's reductions. NCCL rounds in an order of its own; this code adds in the order of the ranks,
+ * 16-bit floats in float32.
+ */
+
+namespace emulation {
+
+namespace {
+
+/* Reads and writes an element, and names the type of its arithmetic. */
+template <typename T> struct element {
+  using number = T;
+  static T load(const void *from, size_t i) { return static_cast<const T *>(from)[i]; }
+  static void store(void *to, size_t i, T value) { static_cast<T *>(to)[i] = value; }
+};
+template <onebit_dtype_t dtype> struct narrow {
+  using number = float;
+  static float load(const void *from, size_t i) { return ob_load(from, i, dtype); }
+  static void store(void *to, size_t i, float value) { ob_store(to, i, dtype, value); }
+};
+
+template <typename T> T combine(T a, T b, ncclRedOp_t reduction) {
+  switch (reduction) {
+  case ncclProd:
+    return static_cast<T>(a * b);
+  case ncclMax:
+    return std::max(a, b);
+  case ncclMin:
+    return std::min(a, b);
+  default:
+    return static_cast<T>(a + b);
+  }
+}
+
+template <typename Element>
+void reduce_as(void *to, const std::vector<const void *> &from, size_t count,
+               ncclRedOp_t reduction) {
+  using number = typename Element::number;
+  for (size_t i = 0; i < count; i++) {
+    number value = Element::load(from[0], i);
+    for (size_t rank = 1; rank < from.size(); rank++)
+      value = combine(value, Element::load(from[rank], i), reduction);
+    if (reduction == ncclAvg)
+      value = static_cast<number>(value / static_cast<number>(from.size()));
+    Element::store(to, i, value);
+  }
+}
+
+} // namespace
+
+size_t size_of(ncclDataType_t type) {
+  switch (type) {
+  case ncclInt8:
+  case ncclUint8:
+    return 1;
+  case ncclFloat16:
+  case ncclBfloat16:
+    return 2;
+  case ncclInt32:
+  case ncclUint32:
+  case ncclFloat32:
+    return 4;
+  default:
+    return 8;
+  }
+}
+
+void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclDataType_t type,
+            ncclRedOp_t reduction) {
+  switch (type) {
+  case ncclInt8:
+    return reduce_as<element<int8_t>>(to, from, count, reduction);
+  case ncclUint8:
+    return reduce_as<element<uint8_t>>(to, from, count, reduction);
+  case ncclInt32:
+    return reduce_as<element<int32_t>>(to, from, count, reduction);
+  case ncclUint32:
+    return reduce_as<element<uint32_t>>(to, from, count, reduction);
+  case ncclInt64:
+    return reduce_as<element<int64_t>>(to, from, count, reduction);
+  case ncclUint64:
+    return reduce_as<element<uint64_t>>(to, from, count, reduction);
+  case ncclFloat16:
+    return reduce_as<narrow<ONEBIT_FLOAT16>>(to, from, count, reduction);
+  case ncclBfloat16:
+    return reduce_as<narrow<ONEBIT_BFLOAT16>>(to, from, count, reduction);
+  case ncclFloat32:
+    return reduce_as<element<float>>(to, from, count, reduction);
+  case ncclFloat64:
+    return reduce_as<element<double>>(to, from, count, reduction);
+  }
+}
+
+} // namespace emulation
+
+/*
+ * ---- Windows ----
+ *
+ * NCCL's memory, and windows, which newer versions have.
+ */
+
+struct ncclWindow_vidmem {
+  ncclComm_t comm;
+  void *memory;
+};
+
+namespace emulation {
+
+namespace {
+
+std::map<void *, size_t> &allocated() {
+  static std::map<void *, size_t> all;
+  return all;
+}
+std::set<ncclWindow_t> &windows() {
+  static std::set<ncclWindow_t> all;
+  return all;
+}
+std::atomic<long> registrations;
+
+bool is_free_for_one(void *memory, size_t size) {
+  auto found = allocated().find(memory);
+  return found != allocated().end() && size && size <= found->second;
+}
+
+/* Records this rank's call and waits for the others'. */
+bool all_agree(lock &held, ncclComm &comm, size_t size) {
+  clique &ranks = *comm.ranks;
+  long number = comm.registrations++;
+  std::shared_ptr<registration> &entry = ranks.registrations[number];
+  if (!entry)
+    entry = std::make_shared<registration>();
+  std::shared_ptr<registration> here = entry;
+  here->differs |= here->present && here->size != size;
+  here->size = size;
+  if (++here->present == ranks.ranks.size()) {
+    ranks.registrations.erase(number);
+    wake_others();
+  }
+  while (here->present < ranks.ranks.size() && !comm.error)
+    wait_for_others(held, "the other ranks in ncclCommWindowRegister");
+  return here->present == ranks.ranks.size() && !here->differs;
+}
+
+} // namespace
+
+void must_be_there(int version, const char *function) {
+  int loaded = 0;
+  ncclGetVersion(&loaded);
+  if (loaded < version)
+    fatal("NCCL %d has no %s", loaded, function);
+}
+
+void close_windows(ncclComm_t comm, bool abort) {
+  for (auto at = windows().begin(); at != windows().end();) {
+    ncclWindow_t window = *at;
+    if (window->comm != comm) {
+      ++at;
+      continue;
+    }
+    if (!abort)
+      fatal("ncclCommDestroy of a communicator that has windows");
+    at = windows().erase(at);
+    delete window;
+  }
+}
+
+} // namespace emulation
+
+using namespace emulation;
+
+ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
+  must_be_there(21900, "ncclMemAlloc");
+  if (cudaMalloc(ptr, size))
+    return refuse(ncclUnhandledCudaError, "cudaMalloc failed");
+  lock held(guard());
+  allocated()[*ptr] = size;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclMemFree(void *ptr) {
+  {
+    lock held(guard());
+    for (ncclWindow_t window : windows())
+      if (window->memory == ptr)
+        fatal("ncclMemFree gives back the memory of a window");
+    allocated().erase(ptr);
+  }
+  return cudaFree(ptr) ? refuse(ncclUnhandledCudaError, "cudaFree failed") : ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void *buff, size_t size, ncclWindow_t *win,
+                                    int winFlags) {
+  must_be_there(22700, "ncclCommWindowRegister");
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || !win || (winFlags & ~NCCL_WIN_COLL_SYMMETRIC) || !is_free_for_one(buff, size))
+    return refuse(ncclInvalidArgument, "no such communicator, or no memory of ncclMemAlloc");
+  if (comm->error || !all_agree(held, *comm, size))
+    return refuse(comm->error ? comm->error : ncclInvalidArgument, "not alike on all ranks");
+  *win = new ncclWindow_vidmem{handle, buff};
+  windows().insert(*win);
+  registrations++;
+  return answer(*comm);
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t win) {
+  must_be_there(22700, "ncclCommWindowDeregister");
+  lock held(guard());
+  comm_ptr comm = find_comm(handle);
+  if (!comm || !windows().count(win) || win->comm != handle)
+    return refuse(ncclInvalidArgument, "no such communicator or window");
+  windows().erase(win);
+  delete win;
+  return ncclSuccess;
+}
+
+struct emulation_nccl_counters emulation_nccl_counts(void) {
+  lock held(guard());
+  return {registrations, static_cast<long>(windows().size())};
 }

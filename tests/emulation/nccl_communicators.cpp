@@ -1,8 +1,6 @@
 /*
  * NCCL's interface: communicators, from creation to destruction.
  */
-#include "nccl_communicators.h"
-
 #include <stdio.h>
 
 #include <algorithm>
@@ -11,10 +9,10 @@
 #include <thread>
 #include <utility>
 
-#include "capture.h"
 #include "cuda_runtime.h"
-#include "device.h"
 #include "emulation_device.h"
+#include "inside.h"
+#include "nccl_meeting.h"
 
 namespace emulation {
 

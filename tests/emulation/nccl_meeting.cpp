@@ -2,14 +2,13 @@
  * Matches transfers. Nothing here blocks: an operation posts its transfers, and the last rank to
  * come moves the bytes and finishes the others' operations.
  */
-#include "nccl_meeting.h"
-
 #include <string.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "device.h"
+#include "inside.h"
+#include "nccl_meeting.h"
 
 namespace emulation {
 

@@ -1,16 +1,14 @@
 /*
  * The queues of streams, and the choice of the operation that runs next.
  */
-#include "operations.h"
-
+#include <algorithm>
+#include <condition_variable>
 #include <stdlib.h>
 #include <string.h>
-
-#include <condition_variable>
 #include <unordered_set>
 
 #include "emulation_device.h"
-#include "memory.h"
+#include "inside.h"
 
 namespace emulation {
 
@@ -167,3 +165,252 @@ void synchronise_device(lock &held, int device, const char *whom) {
 }
 
 } // namespace emulation
+
+/*
+ * ---- Streams and events ----
+ *
+ * Streams and events.
+ */
+
+namespace emulation {
+
+namespace {
+
+/* The streams: first the default stream of each device. */
+std::vector<stream_ptr> &streams() {
+  static std::vector<stream_ptr> all = [] {
+    std::vector<stream_ptr> defaults;
+    for (int device = 0; device < MAX_DEVICES; device++)
+      defaults.push_back(std::make_shared<CUstream_st>(device, true, true));
+    return defaults;
+  }();
+  return all;
+}
+
+std::vector<cudaEvent_t> &events() {
+  static std::vector<cudaEvent_t> all;
+  return all;
+}
+
+CUevent_st *find_event(cudaEvent_t handle) {
+  bool known = std::find(events().begin(), events().end(), handle) != events().end();
+  return known ? handle : nullptr;
+}
+
+/* Forgets streams that have no handle any more, and nothing left to do. */
+void forget_destroyed() {
+  auto is_over = [](const stream_ptr &stream) {
+    return stream->destroyed && stream->queue.empty();
+  };
+  streams().erase(std::remove_if(streams().begin(), streams().end(), is_over), streams().end());
+}
+
+cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
+  if (!handle || flags > cudaStreamNonBlocking)
+    return cudaErrorInvalidValue;
+  lock held(guard());
+  forget_destroyed();
+  bool blocking = !(flags & cudaStreamNonBlocking);
+  streams().push_back(std::make_shared<CUstream_st>(use_device(), blocking));
+  *handle = streams().back().get();
+  return cudaSuccess;
+}
+
+/* Returns at once: the stream's operations still run when a thread waits for them, or for the
+ * device. */
+cudaError_t destroy_stream(cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream || stream->is_default)
+    return cudaErrorInvalidResourceHandle;
+  if (cudaError_t refused = refuse_capturing(*stream))
+    return refused;
+  stream->destroyed = true;
+  return cudaSuccess;
+}
+
+/* Returns the stream's last operation; for the default stream, a marker after all work of the
+ * blocking streams. */
+operation_ptr last_of(lock &held, const stream_ptr &stream) {
+  return stream->is_default ? enqueue(held, stream, plain([] {})) : stream->last;
+}
+
+cudaError_t wait_for_stream(cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (cudaError_t refused = refuse_capturing(*stream))
+    return refused;
+  count(counted::synchronisations);
+  complete(held, last_of(held, stream));
+  check_memory();
+  return cudaSuccess;
+}
+
+/* Runs one operation, so that polling ends. */
+cudaError_t poll(lock &held, const operation_ptr &wanted) {
+  if (is_done(wanted))
+    return cudaSuccess;
+  advance(held, wanted);
+  return cudaErrorNotReady;
+}
+
+cudaError_t query_stream(cudaStream_t handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  if (!stream)
+    return cudaErrorInvalidResourceHandle;
+  if (cudaError_t refused = refuse_capturing(*stream))
+    return refused;
+  if (!stream->is_default)
+    return poll(held, stream->last);
+  for (const stream_ptr &other : streams_of(stream->device))
+    if (other->blocking && !is_done(other->last))
+      return poll(held, other->last);
+  return cudaSuccess;
+}
+
+cudaError_t make_wait(cudaStream_t handle, cudaEvent_t event_handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(handle);
+  CUevent_st *event = find_event(event_handle);
+  if (!stream || !event)
+    return cudaErrorInvalidResourceHandle;
+  count(counted::events);
+  if (event->captured || stream->capturing)
+    return wait_in_capture(stream, *event);
+  if (!is_done(event->recorded))
+    enqueue(held, stream, plain([] {}), {event->recorded});
+  return cudaSuccess;
+}
+
+cudaError_t record(cudaEvent_t handle, cudaStream_t stream_handle) {
+  lock held(guard());
+  stream_ptr stream = find_stream(stream_handle);
+  CUevent_st *event = find_event(handle);
+  if (!stream || !event || stream->device != event->device)
+    return cudaErrorInvalidResourceHandle;
+  count(counted::events);
+  if (stream->capturing)
+    return record_in_capture(*event, stream);
+  event->captured = nullptr;
+  event->recorded = enqueue(held, stream, plain([] {}));
+  return cudaSuccess;
+}
+
+cudaError_t use_event(cudaEvent_t handle, bool wait) {
+  lock held(guard());
+  CUevent_st *event = find_event(handle);
+  use_device();
+  if (!event)
+    return cudaErrorInvalidResourceHandle;
+  if (event->captured)
+    return event->captured->invalid = true, cudaErrorCapturedEvent;
+  if (cudaError_t refused = refuse_in_capture())
+    return refused;
+  if (!wait)
+    return poll(held, event->recorded);
+  count(counted::synchronisations);
+  complete(held, event->recorded);
+  check_memory();
+  return cudaSuccess;
+}
+
+cudaError_t elapsed(float *milliseconds, cudaEvent_t first, cudaEvent_t second) {
+  lock held(guard());
+  CUevent_st *start = find_event(first), *end = find_event(second);
+  if (!start || !end || (start->flags | end->flags) & cudaEventDisableTiming || !start->recorded ||
+      !end->recorded)
+    return cudaErrorInvalidResourceHandle;
+  if (!is_done(start->recorded) || !is_done(end->recorded))
+    return cudaErrorNotReady;
+  std::chrono::duration<float, std::milli> between = end->recorded->ended - start->recorded->ended;
+  *milliseconds = between.count();
+  return cudaSuccess;
+}
+
+} // namespace
+
+stream_ptr find_stream(cudaStream_t handle) {
+  if (!handle || handle == cudaStreamLegacy)
+    return streams()[static_cast<size_t>(use_device())];
+  for (const stream_ptr &stream : streams())
+    if (stream.get() == handle && !stream->destroyed)
+      return stream;
+  return nullptr;
+}
+
+std::vector<stream_ptr> streams_of(int device) {
+  std::vector<stream_ptr> found;
+  for (const stream_ptr &stream : streams())
+    if (stream->device == device)
+      found.push_back(stream);
+  return found;
+}
+
+} // namespace emulation
+
+using namespace emulation;
+
+cudaError_t cudaStreamCreate(cudaStream_t *pStream) {
+  return result(create_stream(pStream, cudaStreamDefault));
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags) {
+  return result(create_stream(pStream, flags));
+}
+/* Priorities are only a hint: work runs as late as possible whatever they are. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream, unsigned int flags, int) {
+  return result(create_stream(pStream, flags));
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
+  *leastPriority = 0;
+  *greatestPriority = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return result(destroy_stream(stream)); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return result(wait_for_stream(stream)); }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return result(query_stream(stream)); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  return result(make_wait(stream, event));
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *userData) {
+  lock held(guard());
+  stream_ptr found = find_stream(stream);
+  if (!found || !fn)
+    return result(found ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
+  return result(submit(held, found, plain([=] { fn(userData); })));
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
+  if (!event || flags & ~(cudaEventBlockingSync | cudaEventDisableTiming))
+    return result(cudaErrorInvalidValue);
+  lock held(guard());
+  *event = new CUevent_st{current_device(), flags, nullptr, nullptr, {}};
+  events().push_back(*event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return result(record(event, stream));
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) { return result(use_event(event, false)); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return result(use_event(event, true)); }
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+  return result(elapsed(ms, start, end));
+}
+
+/* Destroys an event; an operation that waits for it holds the event's operation itself. */
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  lock held(guard());
+  if (!find_event(event))
+    return result(cudaErrorInvalidResourceHandle);
+  events().erase(std::find(events().begin(), events().end(), event));
+  delete event;
+  return cudaSuccess;
+}

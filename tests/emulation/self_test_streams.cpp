@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "emulation.h"
-#include "sanitizers.h"
+#include "inside.h"
 #include "self_test.h"
 
 namespace {

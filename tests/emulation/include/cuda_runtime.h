@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "emulation_device.h"
-#include "vector_functions.h"
 
 namespace emulation {
 /* Enqueues a grid; each CUDA thread calls `thread` once. */

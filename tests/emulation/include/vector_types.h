@@ -27,6 +27,12 @@ struct dim3 {
   constexpr dim3(uint3 from) : x(from.x), y(from.y), z(from.z) {}
   constexpr operator uint3() const { return uint3{x, y, z}; }
 };
+
+static inline uint2 make_uint2(unsigned x, unsigned y) { return uint2{x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return uint4{x, y, z, w};
+}
+static inline float4 make_float4(float x, float y, float z, float w) { return float4{x, y, z, w}; }
 #else
 typedef struct dim3 {
   unsigned int x, y, z;

@@ -1,0 +1,308 @@
+/* What the files of the emulated device know of each other. */
+#ifndef EMULATION_INSIDE_H
+#define EMULATION_INSIDE_H
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stddef.h>
+#include <thread>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+#include "emulation.h"
+#include "vector_types.h"
+
+/*
+ * ---- Sanitizers ----
+ *
+ * Finds the sanitizers that this is compiled with, which gcc and clang announce differently.
+ */
+
+#ifndef __has_feature
+#define __has_feature(name) 0
+#endif
+
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define EMULATION_ASAN 1
+#else
+#define EMULATION_ASAN 0
+#endif
+
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define EMULATION_TSAN 1
+#else
+#define EMULATION_TSAN 0
+#endif
+
+/*
+ * ---- Operations ----
+ *
+ * Work on streams, as a graph of operations that is run as late as possible: when the host waits.
+ * One mutex guards all of it; it is not held while an operation runs.
+ */
+
+struct ncclComm;
+
+namespace emulation {
+
+struct operation;
+struct capture;
+using operation_ptr = std::shared_ptr<operation>;
+using stream_ptr = std::shared_ptr<CUstream_st>;
+using lock = std::unique_lock<std::mutex>;
+
+/* The work of an operation. A graph keeps it to do it again. */
+struct work {
+  /* Called without the lock. Returns false if it has only begun; finish() is then called later. */
+  std::function<bool(const operation_ptr &)> start;
+  /* Called with the lock: `enqueued` when it enters a queue; `needs` once it has begun, to list the
+   * operations that another rank must run before it can end, as far as they are known. */
+  std::function<void(const operation_ptr &)> enqueued;
+  std::function<std::vector<operation_ptr>(const operation &)> needs;
+  /* The communicator that a graph with this in it holds, or none. */
+  const ncclComm *comm = nullptr;
+};
+
+/* Makes work that is done when the function returns. */
+work plain(std::function<void()> function);
+
+struct operation {
+  work what;
+  stream_ptr stream; /* none: it is done, or a node of a graph that was launched */
+  std::vector<operation_ptr> after;
+  enum { queued, running, done } state = queued;
+  std::chrono::steady_clock::time_point ended;
+};
+
+} // namespace emulation
+
+struct CUstream_st {
+  CUstream_st(int on, bool blocks, bool as_default = false)
+      : device(on), blocking(blocks), is_default(as_default) {}
+
+  const int device;
+  const bool blocking; /* orders itself with the device's default stream */
+  const bool is_default;
+  bool destroyed = false; /* no handle any more: what it holds still runs */
+  std::deque<emulation::operation_ptr> queue;
+  emulation::operation_ptr last;
+  std::shared_ptr<emulation::capture> capturing;
+  std::vector<size_t> capture_tail; /* the nodes that the next one comes after */
+};
+
+struct CUevent_st {
+  int device;
+  unsigned flags;
+  emulation::operation_ptr recorded;
+  std::shared_ptr<emulation::capture> captured; /* recorded in this capture, at these nodes */
+  std::vector<size_t> capture_nodes;
+};
+
+namespace emulation {
+
+std::mutex &guard();
+
+/* Enqueues the work after all that the kind of the stream demands, and after `after`. */
+operation_ptr enqueue(lock &held, const stream_ptr &stream, work what,
+                      std::vector<operation_ptr> after = {});
+/* Adds an operation without a stream, for graphs. */
+operation_ptr add_node(work what, std::vector<operation_ptr> after);
+
+/* Runs every operation that `wanted` needs, and `wanted`. NULL is done already. If nothing can run,
+ * the message says that the host waits for `whom`. */
+void complete(lock &held, const operation_ptr &wanted,
+              const char *whom = "an operation of another thread or rank");
+/* Runs one operation that `wanted` needs, if one can run. */
+bool advance(lock &held, const operation_ptr &wanted);
+bool is_done(const operation_ptr &wanted);
+/* Finishes an operation that start() said is not over yet. */
+void finish(const operation_ptr &begun);
+/* Wakes all threads that sleep in wait_for_others(). */
+void wake_others();
+/* Sleeps until some operation has ended. Ends the process after EMULATED_TIMEOUT. */
+void wait_for_others(lock &held, const char *whom);
+
+/* Returns the stream of a handle, or none. */
+stream_ptr find_stream(cudaStream_t handle);
+std::vector<stream_ptr> streams_of(int device);
+void synchronise_device(lock &held, int device,
+                        const char *whom = "an operation of another thread or rank");
+
+/* The value of an environment variable. */
+long setting(const char *name, long otherwise);
+
+} // namespace emulation
+
+/*
+ * ---- Capture ----
+ *
+ * Stream capture and graphs.
+ */
+
+namespace emulation {
+
+struct graph_node {
+  work what;
+  std::vector<size_t> after;
+};
+
+struct capture {
+  stream_ptr origin;
+  std::vector<stream_ptr> streams;
+  std::vector<graph_node> nodes;
+  cudaStreamCaptureMode mode;
+  std::thread::id owner;
+  bool invalid = false;
+};
+
+/* Enqueues the work after the stream's and `after`, or adds a node to the stream's capture. All
+ * work on streams passes here. The caller holds the lock. */
+cudaError_t submit(lock &held, const stream_ptr &stream, work what,
+                   operation_ptr *submitted = nullptr, const operation_ptr &after = nullptr);
+
+/* True if a graph, or its launched work, has calls on a communicator: NCCL waits for the graph's
+ * end before it ends the communicator. The caller holds the lock. */
+bool is_in_graph(const ncclComm *comm);
+
+/* For calls that wait on a stream: an error, and the end of its capture. */
+cudaError_t refuse_capturing(CUstream_st &stream);
+
+/* Record and wait for events in a capture. */
+cudaError_t record_in_capture(CUevent_st &event, const stream_ptr &stream);
+cudaError_t wait_in_capture(const stream_ptr &stream, const CUevent_st &event);
+
+} // namespace emulation
+
+/*
+ * ---- Devices ----
+ *
+ * Devices, errors and counters.
+ */
+
+namespace emulation {
+
+constexpr int MAX_DEVICES = 64;
+
+int current_device();
+/* Returns the current device after making its context, as most calls do. */
+int use_device();
+
+/* Stores an error for cudaGetLastError and returns it; returns success unchanged. */
+cudaError_t result(cudaError_t error);
+
+enum class counted {
+  kernels,
+  copies,
+  memsets,
+  synchronisations,
+  allocations,
+  groups,
+  events,
+  sent_bytes,
+  kinds
+};
+void count(counted what, long times = 1);
+
+/* True if emulation_only_count is on; and then, true if so many bytes are left as they are. */
+bool only_counts();
+bool leaves(size_t bytes);
+
+/* True if this allocation (launch) is the one that a test makes fail. */
+bool allocation_fails();
+bool launch_fails();
+
+/* Refuses a call that would wait for, or change, what a capture must not see: an error, and the end
+ * of that capture. With the lock. */
+cudaError_t refuse_in_capture();
+
+} // namespace emulation
+
+/*
+ * ---- Memory ----
+ *
+ * Device memory and pinned host memory: the allocations and their devices.
+ */
+
+namespace emulation {
+
+constexpr size_t DEVICE_MEMORY = size_t{4} << 30; /* of one device */
+
+/* True if a kernel may touch these bytes. With the lock. */
+bool device_can_touch(const void *pointer, size_t size);
+
+/* Ends the process if bytes next to an allocation were overwritten. The caller holds the lock. */
+void check_memory();
+
+/* Makes device memory accessible to the host while one of these lives; EMULATED_PROTECT makes it
+ * inaccessible otherwise. */
+struct device_access {
+  device_access();
+  ~device_access();
+};
+
+} // namespace emulation
+
+/*
+ * ---- Blocks ----
+ *
+ * Runs a grid at once, on the calling OS thread.
+ */
+
+namespace emulation {
+void run_grid(dim3 grid, dim3 block, const std::function<void()> &thread);
+}
+
+/*
+ * ---- Fibers ----
+ *
+ * Fibers: stacks that one OS thread switches between.
+ */
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#include <ucontext.h>
+
+#endif
+
+namespace emulation {
+
+/* An execution context: an OS thread's own stack, or a fiber's. */
+struct context {
+#if defined(__x86_64__) || defined(__aarch64__)
+  void *stack_pointer = nullptr;
+#else
+  ucontext_t registers;
+#endif
+  /* The sanitizers track stacks and need these. */
+  const void *bottom = nullptr;
+  size_t size = 0;
+  void *fake_stack = nullptr;
+  void *thread_state = nullptr;
+};
+
+/* Calls entry(argument) on its own stack at the first switch to it. entry never returns. */
+class fiber : public context {
+public:
+  fiber(void (*entry)(void *), void *argument);
+  ~fiber();
+  fiber(const fiber &) = delete;
+  fiber &operator=(const fiber &) = delete;
+
+  void begin(context &caller); /* the first thing that entry does */
+
+private:
+  void *mapping_;
+};
+
+/* Stops `from`, the running context, and continues `to`. */
+void switch_context(context &from, context &to);
+
+/* Registers the OS thread's own stack with the sanitizers; called before the first switch away from
+ * it. */
+void adopt_thread(context &own);
+
+} // namespace emulation
+
+#endif
