@@ -56,8 +56,8 @@ $(SEEDS): %: %.o $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
 fuzzers: $(FUZZERS) $(SEEDS)
-$(BUILD)/tests/preload/program: $(addprefix $(BUILD)/tests/preload/program_,manners.o requests.o)
-$(BUILD)/tests/preload/streams: $(addprefix $(BUILD)/tests/preload/,solvers.o trainers.o)
+$(BUILD)/tests/preload/program: $(BUILD)/tests/preload/program_cases.o
+$(BUILD)/tests/preload/streams: $(BUILD)/tests/preload/trainers.o
 $(UNLINKED): %: %.o
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(MPI_LIBS) -lm -ldl

@@ -16,7 +16,7 @@ extern _Thread_local cudaStream_t stream;
 extern _Thread_local float *host; /* pinned, COUNT + 1 */
 extern int size;
 
-/* --- nccl_values.c: checks that end the process */
+/* --- nccl_program.c: checks that end the process */
 
 void fail(const char *what, int step, int i, double is, double wanted);
 void check_cuda(cudaError_t error, const char *call);
