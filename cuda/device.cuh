@@ -188,7 +188,7 @@ static __device__ inline void put_raw(void *to, const uint32_t (&raw)[2]) {
 template <onebit_dtype_t dtype> constexpr unsigned size_of = dtype == ONEBIT_FLOAT32 ? 4 : 2;
 
 /* From 16 bits to float32, by one instruction. It gives the bits of numerics.h's functions for all
- * numbers and infinities (tests/gpu/test_conversions.c), and of any NaN the one that the hardware's
+ * numbers and infinities (tests/gpu/test_between.c), and of any NaN the one that the hardware's
  * arithmetic gives too: payloads of NaNs are promised nowhere. */
 template <onebit_dtype_t dtype> static __device__ inline float widened(uint16_t value) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : __half2float(__ushort_as_half(value));

@@ -46,7 +46,7 @@ void *gpu_allocate(size_t count, size_t size);
 /* Copies between host and device, either way: complete at return, for every stream. */
 bool gpu_copy(void *to, const void *from, size_t bytes);
 
-/* ---- Checks (harness_checks.c); from any thread ---- */
+/* ---- Checks (harness.c); from any thread ---- */
 
 /* Notes a failure, with a message in printf's format, if the condition does not hold; returns the
  * condition. */

@@ -6,7 +6,6 @@
 
 /* ---- Checks, of the test that runs ---- */
 
-void checks_begin(void);
 size_t checks_failed(void);
 const char *checks_skipped(void); /* the reason for a skip, or NULL */
 

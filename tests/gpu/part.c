@@ -1,5 +1,5 @@
 /* One rank's part in an exchange. */
-#include "tests/gpu/part.h"
+#include "tests/gpu/plans.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,11 +1,82 @@
 /*
- * Cases of plans, and ranks that run them: over loopback, where the ranks are threads and the host
- * walks the steps, and over NCCL, where the device does.
+ * Plans on devices: one rank's part in an exchange, cases of plans, and ranks that run them.
  */
 #ifndef ONEBIT_TESTS_GPU_PLANS_H
 #define ONEBIT_TESTS_GPU_PLANS_H
 
-#include "tests/gpu/part.h"
+#include "onebit/cuda.h"
+#include "tests/gpu/harness.h"
+
+/*
+ * ---- A rank's part (part.c) ----
+ *
+ * One rank's part in an exchange: a plan, on a device or on the host, and buffers where the plan
+ * is. The expected result of a device is the host's result of the same input, in every bit.
+ */
+struct plan_case {
+  size_t count;
+  onebit_plan_options_t options; /* `device` is set by the creator of the plan */
+  size_t offset;                 /* elements between an aligned address and the buffers */
+  bool in_place;
+  uint32_t salt;
+  float magnitude; /* what inputs are multiplied with; 0 is 1 */
+};
+
+struct part {
+  struct plan_case what;
+  onebit_plan_t plan;
+  int rank, size;
+  bool device;
+  void *in, *out;        /* the buffers, where the plan is */
+  void *sent, *received; /* copies of them on the host, in pinned memory */
+  size_t sent_bytes, received_bytes;
+  void *memory[2]; /* what the buffers lie in */
+  onebit_plan_info_t info;
+};
+
+/* Makes plan and buffers, and gives them back. On a device: the one that is current. False: it
+ * cannot, which is noted. */
+bool part_create(struct part *part, onebit_comm_t comm, const struct plan_case *what, bool device);
+void part_destroy(struct part *part);
+
+/* Writes the input of a step to part->sent, and copies it to the plan's memory, on the stream if
+ * one is given. With `spoilt` one value is not-a-number. */
+void part_make(struct part *part, unsigned step, bool spoilt);
+void part_load(struct part *part);
+void part_load_on(struct part *part, cudaStream_t stream);
+
+/* Copies the result to part->received. */
+void part_fetch(struct part *part);
+void part_fetch_on(struct part *part, cudaStream_t stream);
+
+/* The plan's operation: at once; on a stream; and that with the plan's synchronize behind it. */
+onebit_status_t part_call(struct part *part);
+onebit_status_t part_start(struct part *part, onebit_request_t *request);
+onebit_status_t part_put(struct part *part, cudaStream_t stream);
+onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream);
+
+/* The effects of a call, as numbers to compare: bits of result and input, and residuals. */
+struct traces {
+  uint64_t result, input, worker, server;
+};
+struct traces part_traces(struct part *part);
+bool traces_equal(const struct traces *a, const struct traces *b);
+
+/* Gives the plan `factor` times its residuals. */
+void part_scale_errors(struct part *part, float factor);
+
+/* Returns a number for the fields of the info that are equal in two plans of the same case. */
+uint64_t part_account(const struct part *part);
+
+/* A number for so many bytes. */
+uint64_t digest(const void *bytes, size_t count);
+
+/*
+ * ---- Cases (plans.c) ----
+ *
+ * Cases of plans, and ranks that run them: over loopback, where the ranks are threads and the host
+ * walks the steps, and over NCCL, where the device does.
+ */
 
 /* The product of all options; case `index` of it. */
 /* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
@@ -39,5 +110,34 @@ void plan_ranks_both(int size, gpu_rank_body *body, void *context);
 ncclComm_t ranks_nccl_comm(void);
 void ranks_nccl_gone(void);
 #endif
+
+/*
+ * ---- Hosts (plans.c) ----
+ *
+ * Ranks on hosts that they are told of: over loopback on the processor, and then over NCCL on
+ * devices, which would find all ranks of a machine on one.
+ */
+
+enum { HOSTS_MOST_RANKS = 6 };
+
+struct hosts_split {
+  int hosts, each;
+  bool in_turns; /* ranks go to the hosts in turns; else a host's ranks follow each other */
+};
+
+/* Two hosts of two and three, in order and in turns, three of two; a rank each; all on one. */
+#define HOSTS_SPLITS 6
+extern const struct hosts_split hosts_splits[HOSTS_SPLITS];
+
+/* The place of a plan, and the transport of its messages. */
+enum hosts_place { ON_PROCESSOR, STAGED, OVER_NCCL };
+
+typedef void hosts_body(const struct gpu_rank *self, const struct hosts_split *split,
+                        enum hosts_place place, void *context);
+
+/* Runs the body on all ranks: on the processor over loopback, on the device over loopback, and over
+ * NCCL, with the rank's self->comm. Later runs find in a gpu_area the data that the first left
+ * there. */
+void hosts_run(const struct hosts_split *split, hosts_body *body, void *context);
 
 #endif

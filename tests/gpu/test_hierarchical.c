@@ -10,8 +10,7 @@
 #include <string.h>
 
 #include "compression/numerics.h"
-#include "tests/gpu/hosts.h"
-#include "tests/gpu/part.h"
+#include "tests/gpu/plans.h"
 
 #ifdef ONEBIT_EMULATED_CUDA
 #include <emulation.h>

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/gpu/hosts.h"
 #include "tests/gpu/plans.h"
 
 enum { CALLS = 5, MOST_SIZE = 5 };

@@ -81,7 +81,7 @@ int training_attempts(const struct training_case *what);
 float training_rate(int attempt);
 const onebit_optimizer_options_t *training_options(const struct training_case *what);
 
-/* --- A learner (training_learner.c) */
+/* --- A learner (training_runs.c) */
 
 /* Collective: false, and noted, when the optimizer cannot be made. `device` false: on the host. */
 bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,

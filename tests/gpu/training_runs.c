@@ -1,11 +1,203 @@
-/* Tables of trainings, of optimizers and of outer steps, over each transport. */
+/* Learners, and tables of their trainings over each transport. */
 #define _GNU_SOURCE
+#include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "collectives/communicator.h"
+#include "compression/numerics.h"
+#include "onebit/checkpoint.h"
 #include "tests/gpu/plans.h"
 #include "tests/gpu/training.h"
+
+/* --- A learner */
+
+static const struct {
+  size_t count;
+  float weight_decay, factor;
+} tensors[TRAINING_TENSORS] = {{1, 0.0f, 0.0f},    {7, 0.01f, 0.5f}, {33, 0.0f, 2.0f},
+                               {2049, 0.1f, 1.0f}, {0, 0.3f, 0.0f},  {5000, 0.0f, 0.0f}};
+
+enum { PLAIN = 2, MISSING = 3 }; /* tensors that traits are about */
+
+#define SKEW 1 /* elements: parameters are not aligned to 16 bytes */
+
+/* --- Values */
+
+/* In (-1, 1), the same in every run; some are zero, and of different size in different places. */
+static float drawn(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t x = (a * 7919u + b * 104729u + c) * 2654435761u;
+  x = (x ^ x >> 15) * 2246822519u;
+  x ^= x >> 13;
+  float value = (float)(x >> 8) * 0x1p-23f - 1.0f;
+  return x % 43 == 0 ? 0.0f : value * (c / 1000 % 3 == 1 ? 1e-3f : 1.0f);
+}
+
+static float scale_of(const struct learner *learner) {
+  double scale = 1;
+  if (training_options(learner->what)->initial_loss_scale > 0 &&
+      !(learner->what->traits & WITHOUT_SCALE))
+    CHECK_STATUS(onebit_optimizer_get_loss_scale(learner->optimizer, &scale), ONEBIT_OK);
+  return (float)scale;
+}
+
+/* On two streams nothing else may put the steps in order: then gradients stay the same. Each
+ * element is stored once: a copy of the same gradients to the device may still be reading them. */
+static void fill_gradients(const struct learner *learner, int attempt, void *gradients) {
+  const uint32_t time = learner->what->form == TWO_STREAMS ? 0 : (uint32_t)attempt;
+  const onebit_dtype_t dtype = learner->gradient_dtype;
+  const float scale = scale_of(learner);
+  const bool poisoned = learner->what->poison >> attempt & 1 && learner->rank == learner->size - 1;
+  for (size_t i = 0; i < TRAINING_ELEMENTS; i++) {
+    const float value = drawn((uint32_t)learner->rank + 1, time, (uint32_t)i);
+    const float ordinary = i % 13 == 5 ? 0.0f : value * scale;
+    ob_store(gradients, i, dtype, poisoned && i == 1234 ? NAN : ordinary);
+  }
+}
+
+/* --- Memory */
+
+static size_t gradient_bytes(const struct learner *learner) {
+  return TRAINING_ELEMENTS * ob_dtype_size(learner->gradient_dtype);
+}
+
+size_t learner_parameter_bytes(const struct learner *learner) {
+  return TRAINING_ELEMENTS * ob_dtype_size(learner->parameter_dtype);
+}
+
+static char *take_pinned(size_t bytes) {
+  char *memory = NULL;
+  CHECK_CUDA(cudaMallocHost((void **)&memory, bytes));
+  return memory;
+}
+
+static bool take_memory(struct learner *learner) {
+  const size_t each = TRAINING_ELEMENTS * sizeof(float), all = each * TRAINING_MOST;
+  const size_t bytes = (SKEW + 2 * TRAINING_ELEMENTS) * sizeof(float);
+  if (!learner->device) {
+    learner->memory = gpu_allocate(bytes, 1);
+    learner->sent = gpu_allocate(all, 1);
+    learner->fetched = gpu_allocate(all, 1);
+    return true;
+  }
+  learner->sent = take_pinned(all);
+  learner->fetched = take_pinned(all);
+  return CHECK_CUDA(cudaMalloc((void **)&learner->memory, bytes)) &&
+         CHECK_CUDA(cudaStreamCreateWithFlags(&learner->streams[0], cudaStreamNonBlocking)) &&
+         CHECK_CUDA(cudaStreamCreateWithFlags(&learner->streams[1], cudaStreamNonBlocking)) &&
+         learner->sent && learner->fetched;
+}
+
+static void place_tensors(struct learner *learner) {
+  const size_t parameter = ob_dtype_size(learner->parameter_dtype);
+  const size_t gradient = ob_dtype_size(learner->gradient_dtype);
+  learner->parameters = learner->memory + SKEW * parameter;
+  learner->gradients = learner->memory + (SKEW + TRAINING_ELEMENTS) * sizeof(float);
+  for (size_t k = 0, first = 0; k < TRAINING_TENSORS; first += tensors[k++].count)
+    learner->tensors[k] = (onebit_tensor_t){
+        .parameter = tensors[k].count ? learner->parameters + first * parameter : NULL,
+        .gradient = tensors[k].count ? learner->gradients + first * gradient : NULL,
+        .count = tensors[k].count,
+        .weight_decay = tensors[k].weight_decay,
+        .learning_rate_factor = tensors[k].factor,
+        .uncompressed = learner->what->traits & TABLES ? ONEBIT_TABLE : 0,
+    };
+  if (learner->what->traits & PLAIN_TENSOR)
+    learner->tensors[PLAIN].uncompressed = 1;
+}
+
+static void move(const struct learner *learner, void *to, const void *from, size_t bytes,
+                 cudaStream_t stream) {
+  if (learner->device)
+    CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+  else
+    memcpy(to, from, bytes);
+}
+
+static void draw_parameters(struct learner *learner, uint32_t salt) {
+  for (size_t i = 0; i < TRAINING_ELEMENTS; i++)
+    ob_store(learner->fetched, i, learner->parameter_dtype, drawn(0, salt, (uint32_t)i));
+  move(learner, learner->parameters, learner->fetched, learner_parameter_bytes(learner),
+       learner->streams[0]);
+  if (learner->device)
+    CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));
+}
+
+/* --- The optimizer */
+
+static onebit_status_t create(struct learner *learner) {
+  const struct any_case *what = &learner->what->optimizer;
+  struct any_options options = any_options_of(what->method, what->options);
+  any_common(&options)->device = learner->device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
+  any_common(&options)->threads = 1;
+  return any_create(&options, learner->comm, learner->tensors, TRAINING_TENSORS,
+                    &learner->optimizer);
+}
+
+bool learner_open(struct learner *learner, const struct training_case *what, onebit_comm_t comm,
+                  int rank, int size, bool device) {
+  const onebit_optimizer_options_t *options = training_options(what);
+  *learner = (struct learner){.what = what,
+                              .comm = comm,
+                              .rank = rank,
+                              .size = size,
+                              .device = device,
+                              .gradient_dtype = options->gradient_dtype,
+                              .parameter_dtype = options->parameter_dtype};
+  if (!take_memory(learner))
+    exit(2); /* the other ranks would wait for this one */
+  place_tensors(learner);
+  draw_parameters(learner, 99);
+  return CHECK_STATUS(create(learner), ONEBIT_OK);
+}
+
+bool learner_replace(struct learner *learner, const char *directory) {
+  bool saved = CHECK_STATUS(onebit_optimizer_save_files(learner->optimizer, directory), ONEBIT_OK);
+  onebit_optimizer_destroy(learner->optimizer);
+  learner->optimizer = NULL;
+  draw_parameters(learner, 77);
+  return saved && CHECK_STATUS(create(learner), ONEBIT_OK) &&
+         CHECK_STATUS(onebit_optimizer_load_files(learner->optimizer, directory), ONEBIT_OK);
+}
+
+void learner_close(struct learner *learner) {
+  onebit_optimizer_destroy(learner->optimizer);
+  if (!learner->device) {
+    free(learner->memory);
+    free(learner->sent);
+    free(learner->fetched);
+    return;
+  }
+  CHECK_CUDA(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaStreamDestroy(learner->streams[0]));
+  CHECK_CUDA(cudaStreamDestroy(learner->streams[1]));
+  CHECK_CUDA(cudaFree(learner->memory));
+  CHECK_CUDA(cudaFreeHost(learner->sent));
+  CHECK_CUDA(cudaFreeHost(learner->fetched));
+}
+
+void learner_send_gradients(struct learner *learner, int attempt, cudaStream_t stream) {
+  char *sent = learner->sent + (size_t)attempt * TRAINING_ELEMENTS * sizeof(float);
+  fill_gradients(learner, attempt, sent);
+  move(learner, learner->gradients, sent, gradient_bytes(learner), stream);
+  if (learner->what->traits & NO_GRADIENT && learner->rank % 2)
+    CHECK_STATUS(
+        onebit_optimizer_set_gradient(learner->optimizer, MISSING,
+                                      attempt % 3 == 1 ? NULL : learner->tensors[MISSING].gradient),
+        ONEBIT_OK);
+}
+
+char *learner_fetched(const struct learner *learner, int attempt) {
+  return learner->fetched + (size_t)attempt * TRAINING_ELEMENTS * sizeof(float);
+}
+
+void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream) {
+  move(learner, learner_fetched(learner, attempt), learner->parameters,
+       learner_parameter_bytes(learner), stream);
+}
+
+/* --- Tables of trainings, of optimizers and of outer steps, over each transport */
 
 #ifdef ONEBIT_HAVE_NCCL
 #include "onebit/nccl.h"
