@@ -9,7 +9,6 @@
 #include "base/memory.h"
 #include "collectives/plan_private.h"
 #include "cuda/device.h"
-#include "cuda/stream.h"
 #include "onebit/cuda.h"
 
 onebit_status_t onebit_allreduce_stream(const void *sendbuf, void *recvbuf, onebit_plan_t plan,

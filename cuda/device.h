@@ -41,7 +41,7 @@ struct ob_device_host {
   struct ob_staged_host staged;
 };
 
-/* Messages beside kernels (stream.h); without a stream there is one chunk only. */
+/* Messages beside kernels (below); without a stream there is one chunk only. */
 struct ob_overlap {
   cudaStream_t stream;  /* for messages, the communicator's */
   cudaEvent_t computed; /* the kernels before the next message */
@@ -147,5 +147,140 @@ cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaSt
 
 /* Applies a result that is a mean of members' messages. */
 cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream);
+
+/*
+ * ---- Staged plans (staging.c, staged.c) ----
+ *
+ * The staging of a plan on a device (staged.c): what it is made of, and its copies.
+ */
+
+/* With the plan's part on the device, where messages then have mirrors. */
+onebit_status_t ob_staging_create(struct onebit_plan *plan);
+void ob_staging_destroy(struct onebit_plan *plan);
+
+/* Marks all that was computed so far as the source of the next sends. */
+onebit_status_t ob_staging_computed(struct ob_staging *staging);
+
+/* To the host: a chunk of the messages to all servers; of this rank's result; the state, after
+ * which comes the event of `index`, for all that was sent before. */
+onebit_status_t ob_staging_send_outgoing(const struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t index);
+
+/* From the host, before what is computed next: a chunk of the workers' messages; of all results. */
+onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk);
+onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk);
+
+/* Around a copy from the host, on staging->in: it waits for what was computed, where memory that it
+ * writes may be in use; and what is computed next waits for it. */
+onebit_status_t ob_staging_in_follows(struct ob_staging *staging);
+onebit_status_t ob_staging_compute_follows(struct ob_staging *staging);
+
+/* Rows between the host and the device, at once where they are not too far apart for that. */
+struct ob_rows {
+  unsigned char *memory;
+  size_t pitch;
+};
+cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows to,
+                                 struct ob_rows from, size_t bytes, size_t count, bool down);
+
+/* True if a query or a wait is over. An error ends the waiting too, and fails the call. */
+bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error);
+
+/* From here on this rank only tells the others that it cannot take part. */
+void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
+
+/* Takes over the device's errors and flags, as they were when it sent this state. */
+void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen);
+
+/* The inside of a host (staging.c), in memory that its ranks share. Nothing where the plan is
+ * not hierarchical. The blocks are attached: copies are made from them and to them. */
+onebit_status_t ob_staged_host_create(struct onebit_plan *plan);
+onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan);
+void ob_staged_host_destroy(const struct onebit_plan *plan);
+
+/* At the beginning of a call. */
+void ob_staged_host_begin(const struct onebit_plan *plan);
+
+/* Its steps (collectives/steps.h). */
+ob_step_run ob_staged_host_put, ob_staged_host_barrier;
+
+/* A chunk of the host's inputs, compressed, once they are on the device. */
+onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t chunk);
+
+/* A chunk of everyone's results to the device. */
+onebit_status_t ob_staged_host_bring_results(const struct onebit_plan *plan, size_t chunk);
+
+/* Returns the place of this rank's result of the call in flight, among the host's messages or the
+ * device's. */
+unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob_geometry *geometry,
+                                 size_t chunk);
+
+/*
+ * ---- Plans on streams (stream.c, stream_messages.c, calls.c) ----
+ *
+ * The steps among the members of a group are in stream.c, those among the ranks of a host in
+ * stream_messages.c.
+ */
+
+/* Returns the contents of this rank's headers, and of the headers that are expected. */
+struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind);
+
+/* Stamps the messages of a chunk, unless the kernel that made them does (ob_cuda_can_seal). When
+ * that fails, it is tried again with a stamp that says so: the others wait for the message. */
+void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                    size_t chunk, enum ob_message_kind kind);
+
+/* The messages of a chunk have come. The kernel that reads them may also open them. Other steps
+ * that need their flags open those that are not open yet. */
+void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                    size_t chunk, enum ob_message_kind kind);
+void ob_stream_open(const struct onebit_plan *plan);
+
+/* Decides how the call goes on after a step with this status. False: the step has to wait. */
+bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status);
+
+/* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
+ * Nothing where the plan is not hierarchical. */
+onebit_status_t ob_stream_host_create(struct onebit_plan *plan);
+void ob_stream_host_destroy(const struct onebit_plan *plan);
+
+/* Its steps (collectives/steps.h). */
+ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
+
+/* Rows of the executor (calls.c): whether the last call is over, and then its outcome is
+ * told; the host has changed residuals, and may have found large values; ob_plan_accept. */
+bool ob_stream_settled(const struct onebit_plan *plan, bool wait);
+onebit_status_t ob_stream_imported(const struct onebit_plan *plan);
+onebit_status_t ob_stream_accept(const struct onebit_plan *plan);
+
+/* The rank that a state's origin stands for. */
+int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
+
+/*
+ * ---- Messages beside kernels (stream_messages.c) ----
+ *
+ * Messages beside kernels: a plan of several chunks over a transport that puts messages on streams
+ * (NCCL) puts them on a stream of the communicator's. A message follows all kernels that were put
+ * before it; kernels follow messages only where they read them, so that chunk i + 1 is compressed
+ * while chunk i travels.
+ *
+ *   stream of the call   C0 . C1 . C2 ...  r0 R0 . r1 R1 . ...
+ *   messages             .  E0 . E1 . E2 ...     . G0 .  G1 ...
+ *
+ * In a graph the same events are a fork and a join. A plan of one chunk has nothing to overlap:
+ * its messages go on the stream of the call.
+ */
+
+onebit_status_t ob_overlap_create(struct onebit_plan *plan);
+void ob_overlap_destroy(const struct onebit_plan *plan);
+
+/* Enqueues a batch about a chunk, which begins after the kernels enqueued so far. Errors: the
+ * transport's. */
+onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *batch,
+                               size_t chunk);
+
+/* Makes the next work on the call's stream follow the latest batch of a chunk. */
+onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk);
 
 #endif

@@ -43,7 +43,7 @@ struct ob_cuda_state {
   uint32_t stop;           /* the call does not end well: nothing is applied */
   uint32_t refused;        /* a message was: as struct onebit_plan has it */
   float worker_scale, server_scale; /* of this call, where there is one scale */
-  /* The fields below serve calls whose end the host does not check (headers.cu). */
+  /* The fields below serve calls whose end the host does not check (state.cu). */
   uint32_t sequence;
   int32_t status;                         /* onebit_status_t: why the call does not end well */
   int32_t origin;                         /* who the status is about: ob_cuda_plan's origin */

@@ -1,7 +1,7 @@
 /*
- * What the library asks of the CUDA runtime and its driver: memory of a device and pinned memory of
- * the host, whose memory a pointer leads to, the device that is current, and kernels that are
- * loaded before they are launched.
+ * The runtime and the driver of CUDA, as the library asks them: memory of a device and pinned
+ * memory of the host, whose memory a pointer leads to, which device is current, and kernels that
+ * are loaded before they are launched.
  */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>

@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 #include "collectives/messages.h"
-#include "cuda/staging.h"
+#include "cuda/device.h"
 
 /* --- Around a call -----------------------------------------------------------------------------*/
 

@@ -1,6 +1,6 @@
 /* The staging of a plan on a device: streams, events, and the copies between the device's messages
  * and the pinned ones of the host. staged.c has the picture. */
-#include "cuda/staging.h"
+#include "cuda/device.h"
 
 #include "base/error.h"
 #include "base/memory.h"

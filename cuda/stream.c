@@ -1,8 +1,8 @@
 /*
  * A plan on a device whose transport moves memory of the device. All steps of a call are put on a
  * stream, kernels and messages, in the order of the plan's list (of several chunks the messages on
- * one beside it: stream.h), and no host takes part: headers are stamped and judged on the device
- * (headers.cu), which also decides whether the call ends well. So the host learns only afterwards,
+ * one beside it: device.h), and no host takes part: headers are stamped and judged on the device
+ * (state.cu), which also decides whether the call ends well. So the host learns only afterwards,
  * from the last copy of the state.
  *
  * Where the transport is the host's to drive (a CUDA-aware MPI), the host waits for the device at
@@ -11,10 +11,10 @@
  * A rank that cannot take part puts the same messages on the stream, stamped so. Where it is the
  * stream that is wrong, a stream of the plan's own serves.
  */
-#include "cuda/stream.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
+#include "cuda/device.h"
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 

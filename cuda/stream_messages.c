@@ -1,9 +1,9 @@
-/* Messages of calls on streams: beside the kernels (stream.h has the picture), and inside a
+/* Messages of calls on streams: beside the kernels (device.h has the picture), and inside a
  * host. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "collectives/messages.h"
-#include "cuda/stream.h"
+#include "cuda/device.h"
 
 /* ---- Beside kernels ---- */
 
@@ -84,7 +84,7 @@ onebit_status_t ob_overlap_join(const struct onebit_plan *plan, size_t chunk) {
  * nobody speaks for its host.
  *
  * A chunk of a neighbour's inputs is sealed at once, so its first message says all that they say.
- * Kernels follow each other on the stream, and messages each other beside it (stream.h): nobody
+ * Kernels follow each other on the stream, and messages each other beside it (device.h): nobody
  * waits until memory is free, since a step that reads a message comes before what overwrites it.
  */
 
