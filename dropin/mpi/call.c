@@ -6,7 +6,7 @@
 #include "base/call_scope.h"
 #include "base/lock.h"
 #include "dropin/elements.h"
-#include "dropin/mpi/call.h"
+#include "dropin/mpi/exchange.h"
 
 /* ---- Handles of our own ---- */
 

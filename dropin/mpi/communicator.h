@@ -12,7 +12,6 @@
 
 #include "dropin/counters.h"
 #include "dropin/loops.h"
-#include "dropin/mpi/call.h"
 #include "dropin/mpi/exchange.h"
 
 struct ob_attached;
