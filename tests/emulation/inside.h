@@ -1,4 +1,5 @@
-/* What the files of the emulated device know of each other. */
+/* The inner interface of the emulated device: operations, captures, devices, memory, blocks,
+ * fibers. */
 #ifndef EMULATION_INSIDE_H
 #define EMULATION_INSIDE_H
 
@@ -13,7 +14,6 @@
 
 #include "cuda_runtime_api.h"
 #include "emulation.h"
-#include "vector_types.h"
 
 /*
  * ---- Sanitizers ----

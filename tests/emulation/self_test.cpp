@@ -3,7 +3,6 @@
  * `N passed, N failed`.
  */
 #include <atomic>
-#include <chrono>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
@@ -100,18 +99,11 @@ template <void (*kernel)(float *)> void run_on_memory() {
   cudaDeviceSynchronize();
 }
 
-__global__ void many_collectives(unsigned *out) {
-  unsigned value = threadIdx.x;
-  for (int i = 0; i < 50; i++)
-    value += __shfl_xor_sync(~0u, value, 1);
-  out[threadIdx.x] = value;
-}
-
 } // namespace
 
-void test_threads() { test_exited_lanes(); }
+static void test_threads() { test_exited_lanes(); }
 
-void test_order() {
+static void test_order() {
   unsigned *forward = pinned<unsigned>(128), *backward = pinned<unsigned>(128),
            *shuffled = pinned<unsigned>(128), *again = pinned<unsigned>(128),
            *stale = pinned<unsigned>(1);
@@ -131,7 +123,7 @@ void test_order() {
     EXPECT(cudaFreeHost(memory) == cudaSuccess);
 }
 
-void test_misuse() {
+static void test_misuse() {
   EXPECT(aborts_with(run<some_threads_at_barrier>, "reached by only part of the CTA"));
   EXPECT(aborts_with(run<two_collectives>, "divergent warp"));
   EXPECT(aborts_with(run<two_masks>, "divergent warp"));
@@ -140,20 +132,6 @@ void test_misuse() {
   EXPECT(aborts_with(run_on_memory<misaligned>, "misaligned"));
   EXPECT(aborts_with(run_on_memory<beyond>,
                      EMULATION_ASAN ? "heap-buffer-overflow" : "out of bounds"));
-}
-
-void test_speed() {
-  unsigned *out = pinned<unsigned>(128);
-  auto best = std::chrono::microseconds::max();
-  for (int i = 0; i < 20; i++) {
-    auto start = std::chrono::steady_clock::now();
-    launch(nullptr, 1, 128, many_collectives, out);
-    cudaDeviceSynchronize();
-    best = std::min(best, std::chrono::duration_cast<std::chrono::microseconds>(
-                              std::chrono::steady_clock::now() - start));
-  }
-  printf("128 threads and 50 collectives: %ld us\n", (long)best.count());
-  EXPECT(cudaFreeHost(out) == cudaSuccess);
 }
 
 /*
@@ -304,7 +282,7 @@ void abort_twice() {
 
 } // namespace
 
-void test_driver() {
+static void test_driver() {
   late_copy();
   late_copy_on_a_stream();
   destroyed_stream();
@@ -369,7 +347,6 @@ int main() {
   unsetenv("EMULATED_ORDER");
   test_order();
   test_misuse();
-  test_speed();
   test_streams();
   test_eager();
   test_memory();

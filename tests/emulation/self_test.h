@@ -32,16 +32,11 @@ template <typename T> T *pinned(size_t count) {
   return memory;
 }
 
-void test_threads();
-void test_order();
-void test_misuse();
-void test_speed();
 void test_streams();
 void test_eager();
 void test_memory();
 void test_capture();
 void test_nccl();
 void test_communicators();
-void test_driver();
 
 #endif

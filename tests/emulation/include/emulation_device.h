@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "vector_types.h"
+#include "cuda_runtime_api.h"
 
 #define __global__
 #define __device__
