@@ -1,7 +1,7 @@
 /*
  * Plans on a CUDA device over MPI: the bits of the host's, also when only the odd ranks have a
- * device; optimizers make their exchanges by plans (tests/gpu/test_optimizers.c). Without CUDA in the
- * library, or a device on this machine, nothing is tested.
+ * device; optimizers make their exchanges by plans (tests/gpu/test_optimizers.c). Without CUDA in
+ * the library, or a device on this machine, nothing is tested.
  */
 #include "tests/support_mpi.h"
 

@@ -1,4 +1,4 @@
-/* What the tests of kernels compare: memory twice, and scenes in it. */
+/* The memory that tests of kernels compare, twice, and the scenes in it. */
 #ifndef ONEBIT_TESTS_GPU_SCENE_H
 #define ONEBIT_TESTS_GPU_SCENE_H
 
