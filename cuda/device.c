@@ -222,7 +222,7 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan) {
   return source;
 }
 
-struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan) {
+static struct ob_cuda_pieces device_outputs(const struct onebit_plan *plan) {
   const struct ob_call *call = &plan->flight->call;
   bool gathered = plan->options.operation == ONEBIT_ALLGATHER;
   size_t count = gathered ? plan->geometry.members : plan->geometry.layout.pieces;
@@ -257,15 +257,15 @@ cudaError_t ob_device_apply(const struct onebit_plan *plan, size_t chunk, cudaSt
   if (plan->flight->call.sink)
     return ob_cuda_apply(*kernel, ob_device_pass(plan->flight->call.sink), chunk, stream);
   if (plan->geometry.dense)
-    return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
-  return ob_cuda_store(*kernel, ob_device_outputs(plan), chunk, stream);
+    return ob_cuda_convert(*kernel, device_outputs(plan), chunk, stream);
+  return ob_cuda_store(*kernel, device_outputs(plan), chunk, stream);
 }
 
 cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cudaStream_t stream) {
   const struct ob_cuda_plan *kernel = &plan->device->kernel;
   if (plan->geometry.dense)
-    return ob_cuda_convert(*kernel, ob_device_outputs(plan), chunk, stream);
-  return ob_cuda_sum(*kernel, ob_device_outputs(plan), chunk, stream);
+    return ob_cuda_convert(*kernel, device_outputs(plan), chunk, stream);
+  return ob_cuda_sum(*kernel, device_outputs(plan), chunk, stream);
 }
 
 /*

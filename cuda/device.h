@@ -118,7 +118,6 @@ static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
 
 /* The buffers of the call in flight. */
 struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
-struct ob_cuda_pieces ob_device_outputs(const struct onebit_plan *plan);
 
 /* Returns the kernels' description of an optimizer's pass (optimizer.c). */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
@@ -171,19 +170,6 @@ onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t ind
 onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk);
 
-/* Around a copy from the host, on staging->in: it waits for what was computed, where memory that it
- * writes may be in use; and what is computed next waits for it. */
-onebit_status_t ob_staging_in_follows(struct ob_staging *staging);
-onebit_status_t ob_staging_compute_follows(struct ob_staging *staging);
-
-/* Rows between the host and the device, at once where they are not too far apart for that. */
-struct ob_rows {
-  unsigned char *memory;
-  size_t pitch;
-};
-cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows to,
-                                 struct ob_rows from, size_t bytes, size_t count, bool down);
-
 /* True if a query or a wait is over. An error ends the waiting too, and fails the call. */
 bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error);
 
@@ -193,11 +179,9 @@ void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
 /* Takes over the device's errors and flags, as they were when it sent this state. */
 void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen);
 
-/* The inside of a host (staging.c), in memory that its ranks share. Nothing where the plan is
- * not hierarchical. The blocks are attached: copies are made from them and to them. */
-onebit_status_t ob_staged_host_create(struct onebit_plan *plan);
+/* The inside of a host, in memory that its ranks share, whose blocks are attached: copies are made
+ * from them and to them. Nothing where the plan is not hierarchical. */
 onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan);
-void ob_staged_host_destroy(const struct onebit_plan *plan);
 
 /* At the beginning of a call. */
 void ob_staged_host_begin(const struct onebit_plan *plan);
@@ -207,9 +191,6 @@ ob_step_run ob_staged_host_put, ob_staged_host_barrier;
 
 /* A chunk of the host's inputs, compressed, once they are on the device. */
 onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t chunk);
-
-/* A chunk of everyone's results to the device. */
-onebit_status_t ob_staged_host_bring_results(const struct onebit_plan *plan, size_t chunk);
 
 /* Returns the place of this rank's result of the call in flight, among the host's messages or the
  * device's. */
@@ -222,9 +203,6 @@ unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob
  * The steps among the members of a group are in stream.c, those among the ranks of a host in
  * stream_messages.c.
  */
-
-/* Returns the contents of this rank's headers, and of the headers that are expected. */
-struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind);
 
 /* Stamps the messages of a chunk, unless the kernel that made them does (ob_cuda_can_seal). When
  * that fails, it is tried again with a stamp that says so: the others wait for the message. */

@@ -70,12 +70,13 @@ void ob_nccl_abort(onebit_comm_t comm, const char *text) {
  * windows: memory that is registered for messages, which NCCL moves without copies of its own.
  */
 
-int ob_nccl_version(void) {
+#if NCCL_VERSION_CODE >= 22700
+
+/* The version of the loaded NCCL; 0: unknown. */
+static int nccl_version(void) {
   int version = 0;
   return ncclGetVersion(&version) == ncclSuccess ? version : 0;
 }
-
-#if NCCL_VERSION_CODE >= 22700
 
 struct nccl_window {
   struct ob_window window;
@@ -88,7 +89,7 @@ struct nccl_window {
 
 static bool are_there(void) {
   return ncclMemAlloc && ncclMemFree && ncclCommWindowRegister && ncclCommWindowDeregister &&
-         ob_nccl_version() >= 22700;
+         nccl_version() >= 22700;
 }
 
 static onebit_status_t newer_out_of_memory(size_t bytes) {

@@ -49,8 +49,6 @@ onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const ch
 #pragma weak ncclCommWindowRegister
 #pragma weak ncclCommWindowDeregister
 #endif
-/* The version of the loaded NCCL; 0: unknown. */
-int ob_nccl_version(void);
 
 /* The transport's windows. */
 onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window);

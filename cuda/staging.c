@@ -6,65 +6,6 @@
 #include "base/memory.h"
 #include "collectives/messages.h"
 
-/* --- Made and given back -----------------------------------------------------------------------*/
-
-static onebit_status_t staging_create_streams(struct ob_staging *staging) {
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->compute, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->out, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->in, cudaStreamNonBlocking));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->computed, cudaEventDisableTiming));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->copied_in, cudaEventDisableTiming));
-  return ONEBIT_OK;
-}
-
-static onebit_status_t create_ready(const struct onebit_plan *plan) {
-  struct ob_staging *staging = &plan->device->staging;
-  staging->ready = ob_allocate(plan->geometry.slots + 1, sizeof *staging->ready);
-  staging->seen = ob_memory_pinned.allocate(plan->geometry.slots + 1, sizeof *staging->seen);
-  if (!staging->ready || !staging->seen)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way",
-                    plan->geometry.slots);
-  for (size_t i = 0; i <= plan->geometry.slots; i++)
-    OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->ready[i], cudaEventDisableTiming));
-  return ONEBIT_OK;
-}
-
-onebit_status_t ob_staging_create(struct onebit_plan *plan) {
-  OB_TRY(ob_device_create(plan, true));
-  OB_TRY(staging_create_streams(&plan->device->staging));
-  OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->started, cudaEventDisableTiming));
-  OB_TRY(create_ready(plan));
-  return ob_staged_host_create(plan);
-}
-
-static void destroy_event(cudaEvent_t event) {
-  if (event)
-    cudaEventDestroy(event);
-}
-
-static void destroy_stream(cudaStream_t stream) {
-  if (!stream)
-    return;
-  cudaStreamSynchronize(stream); /* the memory that it uses is freed next */
-  cudaStreamDestroy(stream);
-}
-
-void ob_staging_destroy(struct onebit_plan *plan) {
-  struct ob_staging *staging = &plan->device->staging;
-  destroy_stream(staging->out);
-  destroy_stream(staging->in);
-  destroy_stream(staging->compute);
-  for (size_t i = 0; staging->ready && i <= plan->geometry.slots; i++)
-    destroy_event(staging->ready[i]);
-  destroy_event(plan->device->started);
-  destroy_event(staging->computed);
-  destroy_event(staging->copied_in);
-  ob_release(staging->ready);
-  ob_memory_pinned.release(staging->seen);
-  ob_staged_host_destroy(plan);
-  ob_device_destroy(plan, true);
-}
-
 /* --- Copies ------------------------------------------------------------------------------------*/
 
 /* The bytes of one slot for all members lie peer_stride apart. */
@@ -87,13 +28,15 @@ onebit_status_t ob_staging_computed(struct ob_staging *staging) {
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_staging_compute_follows(struct ob_staging *staging) {
+static onebit_status_t staging_compute_follows(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->copied_in, staging->in));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->compute, staging->copied_in, 0));
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_staging_in_follows(struct ob_staging *staging) {
+/* Around a copy from the host, on staging->in: it waits for what was computed, where memory that
+ * it writes may be in use; and what is computed next waits for it. */
+static onebit_status_t staging_in_follows(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
   return ONEBIT_OK;
@@ -101,11 +44,17 @@ onebit_status_t ob_staging_in_follows(struct ob_staging *staging) {
 
 /* In a window the slot may still be read by kernels of two chunks ago. */
 static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
-  return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : ob_staging_in_follows(staging);
+  return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : staging_in_follows(staging);
 }
 
-cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows to,
-                                 struct ob_rows from, size_t bytes, size_t count, bool down) {
+/* Rows between the host and the device, at once where they are not too far apart for that. */
+struct rows {
+  unsigned char *memory;
+  size_t pitch;
+};
+
+static cudaError_t staging_copy_rows(const struct onebit_plan *plan, struct rows to,
+                                     struct rows from, size_t bytes, size_t count, bool down) {
   const struct ob_staging *staging = &plan->device->staging;
   enum cudaMemcpyKind kind = down ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
   cudaStream_t stream = down ? staging->in : staging->out;
@@ -124,9 +73,9 @@ cudaError_t ob_staging_copy_rows(const struct onebit_plan *plan, struct ob_rows 
 static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
                               unsigned char *from, size_t chunk, bool down) {
   const struct ob_geometry *geometry = &plan->geometry;
-  struct ob_rows rows[] = {{staging_slot_of(plan, to, chunk), geometry->peer_stride},
-                           {staging_slot_of(plan, from, chunk), geometry->peer_stride}};
-  return ob_staging_copy_rows(plan, rows[0], rows[1], geometry->stride, geometry->members, down);
+  struct rows rows[] = {{staging_slot_of(plan, to, chunk), geometry->peer_stride},
+                        {staging_slot_of(plan, from, chunk), geometry->peer_stride}};
+  return staging_copy_rows(plan, rows[0], rows[1], geometry->stride, geometry->members, down);
 }
 
 /* One message, or the beginning of it. */
@@ -155,31 +104,6 @@ onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t ch
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk) {
-  struct ob_staging *staging = &plan->device->staging;
-  int next = !plan->state->result_now;
-  if (plan->host.ranks)
-    return ob_staged_host_bring_results(plan, chunk);
-  OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.geometry.results[next],
-                         plan->geometry.results[next], chunk, true));
-  return ob_staging_compute_follows(staging);
-}
-
-/* This rank's own never left the device, but with one scale its header, where
- * that scale is, was stamped here. */
-onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk) {
-  struct ob_staging *staging = &plan->device->staging;
-  const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;
-  OB_TRY(in_follows(plan, staging));
-  OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, true));
-  if (plan->state->work.one_scale)
-    OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
-                             ob_message_at(host, host->outgoing, host->member, chunk),
-                             sizeof(struct ob_header), true));
-  return ob_staging_compute_follows(staging);
-}
-
 /*
  * ---- The inside of a host ----
  *
@@ -201,7 +125,7 @@ static struct ob_staged_host *staged_of(const struct onebit_plan *plan) {
 
 /* --- Made and given back -----------------------------------------------------------------------*/
 
-onebit_status_t ob_staged_host_create(struct onebit_plan *plan) {
+static onebit_status_t staged_host_create(struct onebit_plan *plan) {
   struct ob_staged_host *staged = staged_of(plan);
   if (!plan->host.ranks)
     return ONEBIT_OK;
@@ -222,7 +146,7 @@ onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan) {
   return ONEBIT_OK;
 }
 
-void ob_staged_host_destroy(const struct onebit_plan *plan) {
+static void staged_host_destroy(const struct onebit_plan *plan) {
   struct ob_staged_host *staged = staged_of(plan);
   while (staged->registered > 0)
     cudaHostUnregister(plan->host.shared.base[--staged->registered]);
@@ -242,35 +166,36 @@ static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *th
   const struct ob_geometry *window = &plan->device->host.window.geometry;
   size_t bytes = ob_plan_longest_message(plan) * (window->half ? sizeof(uint16_t) : sizeof(float));
   there += chunk % window->slots * window->stride + sizeof(struct ob_header);
-  struct ob_rows here = {ob_host_window(plan, rank, segment, chunk), plan->host.segment_bytes},
-                 device = {there, window->peer_stride};
-  return ob_staging_copy_rows(plan, down ? device : here, down ? here : device, bytes, count, down);
+  struct rows here = {ob_host_window(plan, rank, segment, chunk), plan->host.segment_bytes},
+              device = {there, window->peer_stride};
+  return staging_copy_rows(plan, down ? device : here, down ? here : device, bytes, count, down);
 }
 
 static onebit_status_t bring_inputs(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_device_host *host = &plan->device->host;
   size_t members = plan->geometry.members;
-  OB_TRY(ob_staging_in_follows(&plan->device->staging)); /* two chunks ago they lay there too */
+  OB_TRY(staging_in_follows(&plan->device->staging)); /* two chunks ago they lay there too */
   for (size_t rank = 0; rank < plan->host.ranks; rank++)
     if (rank != plan->host.local_rank)
       OB_TRY_CUDA(copy_values(plan,
                               host->incoming + rank * members * host->window.geometry.peer_stride,
                               rank, plan->geometry.first_segment, members, chunk, true));
-  return ob_staging_compute_follows(&plan->device->staging);
+  return staging_compute_follows(&plan->device->staging);
 }
 
-/* A rank's results lie next to each other, in its block and on the device. */
-onebit_status_t ob_staged_host_bring_results(const struct onebit_plan *plan, size_t chunk) {
+/* A chunk of everyone's results to the device. A rank's results lie next to each other, in its
+ * block and on the device. */
+static onebit_status_t staged_host_bring_results(const struct onebit_plan *plan, size_t chunk) {
   const struct ob_geometry *all = &plan->device->host.results.geometry;
   struct ob_staging *staging = &plan->device->staging;
   int next = !plan->state->result_now;
-  OB_TRY(ob_staging_in_follows(staging));
+  OB_TRY(staging_in_follows(staging));
   for (size_t segment = 0; segment < all->segments; segment += plan->geometry.members)
-    OB_TRY_CUDA(ob_staging_copy_rows(
-        plan, (struct ob_rows){ob_result_at(all, next, segment, chunk), all->peer_stride},
-        (struct ob_rows){ob_host_result(plan, next, segment, chunk), all->peer_stride}, all->stride,
+    OB_TRY_CUDA(staging_copy_rows(
+        plan, (struct rows){ob_result_at(all, next, segment, chunk), all->peer_stride},
+        (struct rows){ob_host_result(plan, next, segment, chunk), all->peer_stride}, all->stride,
         plan->geometry.members, true));
-  return ob_staging_compute_follows(staging);
+  return staging_compute_follows(staging);
 }
 
 /* --- Steps -------------------------------------------------------------------------------------*/
@@ -325,4 +250,90 @@ onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t c
   OB_TRY(bring_inputs(plan, chunk));
   OB_TRY_CUDA(ob_device_host_compress(plan, chunk, plan->device->staging.compute));
   return ONEBIT_OK;
+}
+
+/* --- What comes from the host */
+
+onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  int next = !plan->state->result_now;
+  if (plan->host.ranks)
+    return staged_host_bring_results(plan, chunk);
+  OB_TRY(in_follows(plan, staging));
+  OB_TRY_CUDA(copy_slots(plan, plan->device->kernel.geometry.results[next],
+                         plan->geometry.results[next], chunk, true));
+  return staging_compute_follows(staging);
+}
+
+/* This rank's own never left the device, but with one scale its header, where
+ * that scale is, was stamped here. */
+onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk) {
+  struct ob_staging *staging = &plan->device->staging;
+  const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;
+  OB_TRY(in_follows(plan, staging));
+  OB_TRY_CUDA(copy_slots(plan, device->incoming, host->incoming, chunk, true));
+  if (plan->state->work.one_scale)
+    OB_TRY_CUDA(copy_message(plan, ob_message_at(device, device->outgoing, device->member, chunk),
+                             ob_message_at(host, host->outgoing, host->member, chunk),
+                             sizeof(struct ob_header), true));
+  return staging_compute_follows(staging);
+}
+
+/* --- The staging, made and given back */
+
+static onebit_status_t staging_create_streams(struct ob_staging *staging) {
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->compute, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->out, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaStreamCreateWithFlags(&staging->in, cudaStreamNonBlocking));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->computed, cudaEventDisableTiming));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->copied_in, cudaEventDisableTiming));
+  return ONEBIT_OK;
+}
+
+static onebit_status_t create_ready(const struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  staging->ready = ob_allocate(plan->geometry.slots + 1, sizeof *staging->ready);
+  staging->seen = ob_memory_pinned.allocate(plan->geometry.slots + 1, sizeof *staging->seen);
+  if (!staging->ready || !staging->seen)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for %zu messages on their way",
+                    plan->geometry.slots);
+  for (size_t i = 0; i <= plan->geometry.slots; i++)
+    OB_TRY_CUDA(cudaEventCreateWithFlags(&staging->ready[i], cudaEventDisableTiming));
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_staging_create(struct onebit_plan *plan) {
+  OB_TRY(ob_device_create(plan, true));
+  OB_TRY(staging_create_streams(&plan->device->staging));
+  OB_TRY_CUDA(cudaEventCreateWithFlags(&plan->device->started, cudaEventDisableTiming));
+  OB_TRY(create_ready(plan));
+  return staged_host_create(plan);
+}
+
+static void destroy_event(cudaEvent_t event) {
+  if (event)
+    cudaEventDestroy(event);
+}
+
+static void destroy_stream(cudaStream_t stream) {
+  if (!stream)
+    return;
+  cudaStreamSynchronize(stream); /* the memory that it uses is freed next */
+  cudaStreamDestroy(stream);
+}
+
+void ob_staging_destroy(struct onebit_plan *plan) {
+  struct ob_staging *staging = &plan->device->staging;
+  destroy_stream(staging->out);
+  destroy_stream(staging->in);
+  destroy_stream(staging->compute);
+  for (size_t i = 0; staging->ready && i <= plan->geometry.slots; i++)
+    destroy_event(staging->ready[i]);
+  destroy_event(plan->device->started);
+  destroy_event(staging->computed);
+  destroy_event(staging->copied_in);
+  ob_release(staging->ready);
+  ob_memory_pinned.release(staging->seen);
+  staged_host_destroy(plan);
+  ob_device_destroy(plan, true);
 }

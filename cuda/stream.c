@@ -104,7 +104,9 @@ static onebit_status_t stream_publish(const struct onebit_plan *plan) {
 
 /* --- Steps -------------------------------------------------------------------------------------*/
 
-struct ob_cuda_stamp ob_stream_stamp(const struct onebit_plan *plan, enum ob_message_kind kind) {
+/* Returns the contents of this rank's headers, and of the headers that are expected. */
+static struct ob_cuda_stamp stream_stamp(const struct onebit_plan *plan,
+                                         enum ob_message_kind kind) {
   return (struct ob_cuda_stamp){.kind = kind,
                                 .agreed = plan->flight->call.agreed,
                                 .rate = plan->flight->call.rate,
@@ -119,10 +121,10 @@ void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *m
   cudaStream_t stream = stream_of(plan);
   if (messages->seals && plan->flight->outcome.status == ONEBIT_OK)
     return;
-  cudaError_t error = ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
+  cudaError_t error = ob_cuda_seal(*messages, stream_stamp(plan, kind), chunk, stream);
   if (error != cudaSuccess) {
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
-    ob_cuda_seal(*messages, ob_stream_stamp(plan, kind), chunk, stream);
+    ob_cuda_seal(*messages, stream_stamp(plan, kind), chunk, stream);
   }
   plan->device->has_sealed = true;
 }
@@ -130,7 +132,7 @@ void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *m
 static onebit_status_t stream_open_messages(const struct onebit_plan *plan, bool decides) {
   struct ob_device *device = plan->device;
   const struct ob_cuda_plan *messages = device->unopened;
-  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, device->unopened_kind);
+  struct ob_cuda_stamp stamp = stream_stamp(plan, device->unopened_kind);
   stamp.decides = decides;
   device->unopened = NULL;
   OB_TRY_CUDA(ob_cuda_open(*messages, stamp, device->unopened_chunk, stream_of(plan)));
@@ -265,7 +267,7 @@ static bool compress_with(const struct onebit_plan *plan, size_t chunk,
   enum ob_message_kind kind = plan->geometry.whole ? OB_MESSAGE_SERVER : OB_MESSAGE_WORKER;
   ob_stream_open(plan);
   plan->device->kernel.opens = false;
-  plan->device->kernel.stamp = ob_stream_stamp(plan, kind);
+  plan->device->kernel.stamp = stream_stamp(plan, kind);
   return plan->flight->outcome.status != ONEBIT_OK ||
          launched_sealing(plan, launch(plan, chunk, stream_of(plan)));
 }
@@ -295,7 +297,7 @@ static bool stream_reduce(const struct onebit_plan *plan, size_t chunk, bool wai
   if (!device->kernel.opens)
     ob_stream_open(plan);
   device->unopened = NULL;
-  device->kernel.stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
+  device->kernel.stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
   return LAUNCHED(plan, ob_device_reduce(plan, chunk, stream_of(plan)));
 }
 
@@ -322,7 +324,7 @@ static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wai
     return true;
   if (status < ONEBIT_OK)
     ob_steps_fail(plan, status);
-  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
+  struct ob_cuda_stamp stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
   return note_launch(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
 }
 
@@ -331,7 +333,7 @@ static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wai
  */
 static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
-  struct ob_cuda_stamp stamp = ob_stream_stamp(plan, OB_MESSAGE_SERVER);
+  struct ob_cuda_stamp stamp = stream_stamp(plan, OB_MESSAGE_SERVER);
   cudaError_t error = ob_cuda_conclude(*kernel, stamp, !plan->geometry.dense,
                                        plan->options.no_error_feedback, stream_of(plan));
   if (error != cudaSuccess)
