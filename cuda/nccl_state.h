@@ -28,16 +28,6 @@ static inline struct nccl_state *state_of(onebit_comm_t comm) { return comm->sta
 void ob_nccl_abort(onebit_comm_t comm, const char *text);
 void ob_nccl_state_release(struct nccl_state *state);
 
-onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t result,
-                              const char *call);
-
-#define NCCL_TRY(state, call)                                                                      \
-  do {                                                                                             \
-    ncclResult_t try_result = (call);                                                              \
-    if (try_result != ncclSuccess && try_result != ncclInProgress)                                 \
-      return ob_nccl_error(state, try_result, #call);                                              \
-  } while (0)
-
 /* A communicator that does not block may have only started what a call is to do: waits until it is
  * done, and gives NCCL's result. ONEBIT_ERROR_TRANSPORT: that took longer than ONEBIT_TIMEOUT. */
 onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const char *what);

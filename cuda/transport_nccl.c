@@ -31,11 +31,18 @@ struct nccl_batch {
   bool is_there; /* what was received is still to be given to the caller */
 };
 
-onebit_status_t ob_nccl_error(const struct nccl_state *state, ncclResult_t result,
-                              const char *call) {
+static onebit_status_t nccl_error(const struct nccl_state *state, ncclResult_t result,
+                                  const char *call) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: %s (%s): %.150s", ncclGetErrorString(result), call,
                   state->aborted ? "" : ncclGetLastError(state->comm));
 }
+
+#define NCCL_TRY(state, call)                                                                      \
+  do {                                                                                             \
+    ncclResult_t try_result = (call);                                                              \
+    if (try_result != ncclSuccess && try_result != ncclInProgress)                                 \
+      return nccl_error(state, try_result, #call);                                                 \
+  } while (0)
 
 static onebit_status_t aborted_error(void) {
   return ob_error(ONEBIT_ERROR_TRANSPORT, "NCCL: the communicator was aborted");
@@ -72,7 +79,7 @@ onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const ch
     sched_yield();
   }
   if (result != ncclSuccess && result != ncclInProgress)
-    return ob_nccl_error(state, result, what);
+    return nccl_error(state, result, what);
   return ONEBIT_OK;
 }
 
