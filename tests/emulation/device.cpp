@@ -23,8 +23,6 @@ std::atomic<bool> only_counting;
 std::atomic<long> allocations_left, launches_left;
 std::atomic<bool> contexts[MAX_DEVICES];
 
-constexpr int PROCESSORS = 4;
-
 /* "9.0" as 90. */
 int capability() {
   const char *text = getenv("EMULATED_CAPABILITY");
@@ -254,67 +252,18 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int number) {
     return result(cudaErrorInvalidDevice);
   *prop = {};
   snprintf(prop->name, sizeof prop->name, "Emulated device %d", number);
-  prop->uuid.bytes[15] = static_cast<char>(number + 1);
   prop->totalGlobalMem = DEVICE_MEMORY;
-  prop->sharedMemPerBlock = 48 << 10;
-  prop->regsPerBlock = 64 << 10;
-  prop->warpSize = 32;
-  prop->maxThreadsPerBlock = 1024;
-  const int block[] = {1024, 1024, 64}, grid[] = {0x7fffffff, 65535, 65535};
-  memcpy(prop->maxThreadsDim, block, sizeof block);
-  memcpy(prop->maxGridSize, grid, sizeof grid);
   prop->major = capability() / 10;
   prop->minor = capability() % 10;
-  prop->multiProcessorCount = PROCESSORS;
-  prop->canMapHostMemory = prop->concurrentKernels = prop->unifiedAddressing = 1;
-  prop->pciBusID = number + 1;
-  prop->asyncEngineCount = 2;
-  prop->memoryBusWidth = 5120;
-  prop->l2CacheSize = 4 << 20;
-  prop->maxThreadsPerMultiProcessor = 2048;
   return cudaSuccess;
 }
 
 static int attribute(enum cudaDeviceAttr attr) {
   switch (attr) {
-  case cudaDevAttrMaxThreadsPerBlock:
-  case cudaDevAttrMaxBlockDimX:
-  case cudaDevAttrMaxBlockDimY:
-    return 1024;
-  case cudaDevAttrMaxBlockDimZ:
-    return 64;
-  case cudaDevAttrMaxGridDimX:
-    return 0x7fffffff;
-  case cudaDevAttrMaxGridDimY:
-  case cudaDevAttrMaxGridDimZ:
-    return 65535;
-  case cudaDevAttrMaxSharedMemoryPerBlock:
-    return 48 << 10;
-  case cudaDevAttrWarpSize:
-    return 32;
   case cudaDevAttrMaxPitch:
     return static_cast<int>(setting("EMULATED_PITCH", INT_MAX));
-  case cudaDevAttrClockRate:
-    return 1980000;
-  case cudaDevAttrMultiProcessorCount:
-    return PROCESSORS;
-  case cudaDevAttrIntegrated:
-    return 0;
-  case cudaDevAttrConcurrentKernels:
-  case cudaDevAttrUnifiedAddressing:
-    return 1;
-  case cudaDevAttrMemoryClockRate:
-    return 2619000;
-  case cudaDevAttrGlobalMemoryBusWidth:
-    return 5120;
-  case cudaDevAttrL2CacheSize:
-    return 4 << 20;
-  case cudaDevAttrMaxThreadsPerMultiProcessor:
-    return 2048;
   case cudaDevAttrComputeCapabilityMajor:
     return capability() / 10;
-  case cudaDevAttrComputeCapabilityMinor:
-    return capability() % 10;
   }
   return -1;
 }

@@ -77,7 +77,7 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream_handle, const transfer &
     return refuse(ncclInvalidArgument, "the stream belongs to another device");
   if (what.peer < 0 || static_cast<size_t>(what.peer) >= ranks)
     return refuse(ncclInvalidArgument, "no such peer");
-  if (what.type < ncclInt8 || what.type > ncclBfloat16 || what.reduction > ncclAvg)
+  if (what.type < ncclUint8 || what.type > ncclBfloat16 || what.reduction > ncclAvg)
     return refuse(ncclInvalidArgument, "no such data type or reduction");
   if (!memory_is_right(what, ranks))
     return refuse(ncclInvalidArgument, "a buffer is not memory of a device, or too small");
@@ -195,16 +195,7 @@ template <onebit_dtype_t dtype> struct narrow {
 };
 
 template <typename T> T combine(T a, T b, ncclRedOp_t reduction) {
-  switch (reduction) {
-  case ncclProd:
-    return static_cast<T>(a * b);
-  case ncclMax:
-    return std::max(a, b);
-  case ncclMin:
-    return std::min(a, b);
-  default:
-    return static_cast<T>(a + b);
-  }
+  return reduction == ncclMax ? std::max(a, b) : static_cast<T>(a + b);
 }
 
 template <typename Element>
@@ -225,14 +216,12 @@ void reduce_as(void *to, const std::vector<const void *> &from, size_t count,
 
 size_t size_of(ncclDataType_t type) {
   switch (type) {
-  case ncclInt8:
   case ncclUint8:
     return 1;
   case ncclFloat16:
   case ncclBfloat16:
     return 2;
   case ncclInt32:
-  case ncclUint32:
   case ncclFloat32:
     return 4;
   default:
@@ -243,26 +232,18 @@ size_t size_of(ncclDataType_t type) {
 void reduce(void *to, const std::vector<const void *> &from, size_t count, ncclDataType_t type,
             ncclRedOp_t reduction) {
   switch (type) {
-  case ncclInt8:
-    return reduce_as<element<int8_t>>(to, from, count, reduction);
   case ncclUint8:
     return reduce_as<element<uint8_t>>(to, from, count, reduction);
   case ncclInt32:
     return reduce_as<element<int32_t>>(to, from, count, reduction);
-  case ncclUint32:
-    return reduce_as<element<uint32_t>>(to, from, count, reduction);
   case ncclInt64:
     return reduce_as<element<int64_t>>(to, from, count, reduction);
-  case ncclUint64:
-    return reduce_as<element<uint64_t>>(to, from, count, reduction);
   case ncclFloat16:
     return reduce_as<narrow<ONEBIT_FLOAT16>>(to, from, count, reduction);
   case ncclBfloat16:
     return reduce_as<narrow<ONEBIT_BFLOAT16>>(to, from, count, reduction);
   case ncclFloat32:
     return reduce_as<element<float>>(to, from, count, reduction);
-  case ncclFloat64:
-    return reduce_as<element<double>>(to, from, count, reduction);
   }
 }
 

@@ -110,29 +110,7 @@ enum cudaStreamCaptureMode {
   cudaStreamCaptureModeRelaxed = 2
 };
 
-enum cudaDeviceAttr {
-  cudaDevAttrMaxThreadsPerBlock = 1,
-  cudaDevAttrMaxBlockDimX = 2,
-  cudaDevAttrMaxBlockDimY = 3,
-  cudaDevAttrMaxBlockDimZ = 4,
-  cudaDevAttrMaxGridDimX = 5,
-  cudaDevAttrMaxGridDimY = 6,
-  cudaDevAttrMaxGridDimZ = 7,
-  cudaDevAttrMaxSharedMemoryPerBlock = 8,
-  cudaDevAttrWarpSize = 10,
-  cudaDevAttrMaxPitch = 11,
-  cudaDevAttrClockRate = 13,
-  cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrIntegrated = 18,
-  cudaDevAttrConcurrentKernels = 31,
-  cudaDevAttrMemoryClockRate = 36,
-  cudaDevAttrGlobalMemoryBusWidth = 37,
-  cudaDevAttrL2CacheSize = 38,
-  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
-  cudaDevAttrUnifiedAddressing = 41,
-  cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76
-};
+enum cudaDeviceAttr { cudaDevAttrMaxPitch = 11, cudaDevAttrComputeCapabilityMajor = 75 };
 
 #define cudaHostRegisterPortable   0x01
 #define cudaHostAllocDefault       0x00
@@ -158,13 +136,8 @@ typedef struct CUgraph_st *cudaGraph_t;
 typedef struct CUgraphNode_st *cudaGraphNode_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 typedef void(CUDART_CB *cudaHostFn_t)(void *userData);
-typedef struct cudaUUID_t {
-  char bytes[16];
-} cudaUUID_t;
-
 /* Attributes of a launch; one of them has an effect. */
 typedef enum cudaLaunchAttributeID {
-  cudaLaunchAttributeIgnore = 0,
   cudaLaunchAttributeProgrammaticStreamSerialization = 6
 } cudaLaunchAttributeID;
 
@@ -207,29 +180,9 @@ struct cudaFuncAttributes {
 
 struct cudaDeviceProp {
   char name[256];
-  cudaUUID_t uuid;
   size_t totalGlobalMem;
-  size_t sharedMemPerBlock;
-  int regsPerBlock;
-  int warpSize;
-  int maxThreadsPerBlock;
-  int maxThreadsDim[3];
-  int maxGridSize[3];
   int major;
   int minor;
-  int multiProcessorCount;
-  int integrated;
-  int canMapHostMemory;
-  int concurrentKernels;
-  int ECCEnabled;
-  int pciBusID;
-  int pciDeviceID;
-  int pciDomainID;
-  int asyncEngineCount;
-  int unifiedAddressing;
-  int memoryBusWidth;
-  int l2CacheSize;
-  int maxThreadsPerMultiProcessor;
 };
 
 /* --- Functions */
