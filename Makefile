@@ -272,8 +272,7 @@ link = $(Q)mkdir -p $(@D); $(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(LINKED)
 $(BUILD)/onebit-%: $(STATIC)
 	$(call say,LD)
 	$(link) $(LIBS)
-BENCHED := $(filter-out $(only_cuda) $(only_nccl),$(call objects,bench/bench_*.c)) \
-             $(if $(filter-out 0,$(CUDA)),$(call objects_cu,bench/*.cu))
+BENCHED := $(filter-out $(only_cuda),$(call objects,bench/bench_*.c))
 $(BUILD)/onebit-bench: $(BUILD)/bench/bench.o $(BENCHED)
 $(BUILD)/onebit-info: $(BUILD)/tools/info.o $(RULES)
 TUNED := $(filter-out %/main.o $(only_mpi),$(call objects,tools/tune/*.c tools/doctor/*.c))
@@ -284,8 +283,8 @@ $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_rules: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
-$(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_fused.o
-$(BUILD)/tests/test_tune $(BUILD)/tests/test_doctor: $(TUNED)
+$(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_loops.o
+$(BUILD)/tests/test_tune: $(TUNED)
 $(BUILD)/tests/test_relay: $(BUILD)/tools/relay/network.o
 
 ifneq ($(has_fortran),)

@@ -2,11 +2,10 @@
  * onebit-bench: the speed of the collectives, the codecs and the optimizers' local work.
  *
  * The harness is written once: options (bench_options.c), ranks that are MPI processes
- * (bench_mpi.c), threads or processes (bench_team.c) or a launcher's processes over sockets
- * (bench_sockets.c), the loop that times entries by turns (bench_measure.c) in memory of the host
- * or of a device, and rows as text, JSON or CSV (bench_print.c). A benchmark is a row of
- * bench_table that says what to time. It reports, it does not assert: only -c, which looks at
- * results and not at times, can make it fail.
+ * (bench_mpi.c), threads, processes or a launcher's processes over sockets (bench_team.c), the loop
+ * that times entries by turns (bench_measure.c) in memory of the host or of a device, and rows as
+ * text, JSON or CSV (bench_table.c). A benchmark is a row of bench_table that says what to time. It
+ * reports, it does not assert: only -c, which looks at results and not at times, can make it fail.
  */
 #ifndef BENCH_BENCH_H
 #define BENCH_BENCH_H
@@ -244,12 +243,6 @@ extern const struct bench_space bench_space_host, bench_space_cuda;
 int bench_space_fill(const struct bench_space *space, void *to, size_t count, onebit_dtype_t dtype,
                      uint64_t seed);
 
-/* The operations that a call puts on a stream. */
-struct bench_counts {
-  bool known;
-  size_t kernels, copies, synchronisations;
-};
-
 /* An entry that is timed. */
 typedef int bench_timed(const struct bench_entry *entry); /* an exit status */
 struct bench_entry {
@@ -260,8 +253,7 @@ struct bench_entry {
   size_t streams;                /* whose messages it takes; 0: it takes none */
   double bytes;                  /* that it must move */
   bool waits;                    /* `run` waits for the result: the host's clock times it */
-  struct bench_counts counts;
-  void *graph; /* of a device: what is replayed; `release` gives it back */
+  void *graph;                   /* of a device: what is replayed; `release` gives it back */
   void (*release)(struct bench_entry *entry);
   double *times; /* one a round, seconds; of several ranks, the slowest one's */
   struct bench_statistics time;
@@ -328,9 +320,5 @@ void bench_number(struct bench_table *table, const char *key, const char *head, 
 void bench_time(struct bench_table *table, const char *key, const char *head, int width, int digits,
                 double seconds);
 void bench_bool(struct bench_table *table, const char *key, const bool *value); /* NULL: null */
-void bench_counts_fields(struct bench_table *table, const struct bench_counts *counts, bool text);
-
-/* Options of a 1-bit Adam that freezes after its first step. */
-onebit_adam_options_t bench_adam_options(const struct bench_options *options);
 
 #endif

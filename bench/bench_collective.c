@@ -44,7 +44,7 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
 
 struct bench_way *bench_case_add(struct bench_case *test, const char *name, bench_timed *run) {
   struct bench_way *way = &test->ways[test->rounds.count];
-  *way = (struct bench_way){.test = test, .error = NAN, .computing = NAN, .right = true};
+  *way = (struct bench_way){.test = test, .computing = NAN, .right = true};
   bench_rounds_entry(&test->rounds, name, run, way);
   return way;
 }
@@ -271,18 +271,15 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   BENCH_TRY(test->calls->judge(test, &right));
   if (test->options->rate > 0)
     BENCH_TRY(bench_limits(test));
-  if (job->team->rank == 0) {
+  if (job->team->rank == 0)
     collective_report(job->table, test);
-    if (job->last && test->calls->close)
-      test->calls->close(job, test);
-  }
   return right ? BENCH_OK : BENCH_FAILED;
 }
 
 /* --- All sizes */
 
-static const struct bench_calls blocking = {collective_add_ways, bench_measure_ways,    NULL,
-                                            bench_case_judge,    bench_collective_note, NULL},
+static const struct bench_calls blocking = {collective_add_ways, bench_measure_ways, NULL,
+                                            bench_case_judge, bench_collective_note},
                                 nonblocking = {.add = collective_add_ways,
                                                .measure = bench_measure_sides};
 

@@ -40,7 +40,6 @@ struct bench_way {
   const struct bench_algorithm *algorithm; /* NULL: it is a plan */
   onebit_plan_t plan;                      /* NULL as well: the library refused */
   char refusal[256];                       /* its message */
-  double error;                            /* relative, of one call; not a number: nobody asked */
   double computing; /* seconds that a call's arithmetic takes of all cores, with --rate */
   bool right;
   bool half; /* NCCL's, of bfloat16 */
@@ -50,12 +49,10 @@ struct bench_way {
 struct bench_calls {
   int (*add)(struct bench_case *test); /* the ways */
   int (*measure)(struct bench_job *job, struct bench_case *test);
-  /* Steps of bench_measure_ways: after the rounds, or NULL; for -c; above the rows; below the last
-   * row. */
+  /* Steps of bench_measure_ways: after the rounds, or NULL; for -c; above the rows. */
   int (*settle)(struct bench_case *test);
   int (*judge)(struct bench_case *test, bool *right);
   void (*note)(struct bench_job *job, const struct bench_case *test);
-  void (*close)(struct bench_job *job, const struct bench_case *test);
 };
 
 /* The buffers of one size, and the ways of a collective on them. */
@@ -101,11 +98,7 @@ void bench_case_count(struct bench_job *job, const struct bench_case *test,
  * must be the same to the bit. *right, and the exit status, are the same on all ranks. */
 int bench_case_check(struct bench_case *test, bool *right);
 
-/* Makes one call with zero residuals: *error = |result - exact| / |exact| of rank 0's result, on
- * rank 0; elsewhere, and without memory, not a number. */
-int bench_case_error(struct bench_case *test, double *error);
-
-/* Does both for every plan of the case, as the options ask. */
+/* Does so for every plan of the case, with -c. */
 int bench_case_judge(struct bench_case *test, bool *right);
 
 /* Measures way->computing of every plan; below, the seconds that so many bytes take a link. */

@@ -1,9 +1,17 @@
-/* The collectives with -d cuda: the call, on a stream, in a graph, and what is dense. */
+/* The collectives with -d cuda: the call, on a stream, in a graph, and what is dense; ranks that
+ * talk over NCCL, and NCCL's own collectives. */
+#define _DEFAULT_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "bench/bench_cuda.h"
 #include "compression/numerics.h"
 #include "onebit/cuda.h"
+#ifdef ONEBIT_HAVE_NCCL
+#include "base/nccl_releases.h"
+#include "onebit/nccl.h"
+#endif
 
 static onebit_status_t (*const stream_calls[])(const void *, void *, onebit_plan_t,
                                                cudaStream_t) = {
@@ -11,6 +19,105 @@ static onebit_status_t (*const stream_calls[])(const void *, void *, onebit_plan
     [ONEBIT_ALLGATHER] = onebit_allgather_stream,
     [ONEBIT_REDUCE_SCATTER] = onebit_reduce_scatter_stream,
 };
+
+#ifdef ONEBIT_HAVE_NCCL
+/* --- NCCL */
+
+static int nccl_failed(ncclResult_t result, const char *what) {
+  bench_complain("%s: NCCL: %s", what, ncclGetErrorString(result));
+  return BENCH_FAILED;
+}
+
+/* Makes each rank a host of its own where ranks outnumber a machine's GPUs: NCCL refuses two ranks
+ * of one host on one GPU, and lets a process say which host it is on. Where there is no other
+ * machine they talk over its own sockets, as between hosts on an Ethernet. Variables that the user
+ * has set stay. */
+static void name_own_host(const struct bench_case *like) {
+  char host[32];
+  snprintf(host, sizeof host, "rank%d", like->team->rank);
+  setenv("NCCL_HOSTID", host, 0);
+  if (like->device->ranks < like->team->size)
+    return;
+  setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  setenv("NCCL_IB_DISABLE", "1", 0);
+  setenv("NCCL_NET", "Socket", 0);
+}
+
+/* Sends rank 0's id to all, by a sum: the others have zeros. */
+static void send_id(struct bench_team *team, ncclUniqueId *id) {
+  double bytes[sizeof *id];
+  for (size_t k = 0; k < sizeof *id; k++)
+    bytes[k] = team->rank == 0 ? (double)(unsigned char)id->internal[k] : 0;
+  team->kind->combine(team, bytes, sizeof *id, true);
+  for (size_t k = 0; k < sizeof *id; k++)
+    id->internal[k] = (char)(unsigned char)bytes[k];
+}
+
+static int bench_nccl_create_comm(struct bench_case *like, ncclUniqueId id, onebit_comm_t *comm) {
+  BENCH_TRY_CUDA(cudaSetDevice(like->device->number));
+  ncclResult_t result = ncclCommInitRank(&like->nccl, like->team->size, id, like->team->rank);
+  if (result != ncclSuccess)
+    return nccl_failed(result, "ncclCommInitRank");
+  return bench_status(onebit_comm_create_nccl(like->nccl, comm), "onebit_comm_create_nccl");
+}
+
+/* Makes a communicator over NCCL of the ranks of a case. Collective; returns an exit status. */
+static int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm) {
+  struct bench_team *team = like->team;
+  ncclUniqueId id = {{0}};
+  int devices = 0;
+  BENCH_TRY_CUDA(cudaGetDeviceCount(&devices));
+  if (like->device->ranks > devices && !BENCH_EMULATED)
+    name_own_host(like);
+  ncclResult_t result = team->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
+  if (!bench_team_agree(team, result == ncclSuccess))
+    return result == ncclSuccess ? BENCH_FAILED : nccl_failed(result, "ncclGetUniqueId");
+  send_id(team, &id);
+  int status = bench_nccl_create_comm(like, id, comm);
+  return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
+}
+
+static void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm) {
+  onebit_comm_destroy(comm);
+  if (nccl)
+    ncclCommDestroy(nccl);
+}
+
+/* Runs NCCL's collective in float32, or where the way says so in bfloat16. */
+static int bench_nccl_run(const struct bench_entry *entry) {
+  const struct bench_way *way = entry->context;
+  const struct bench_case *test = way->test;
+  ncclDataType_t type = way->half ? ncclBfloat16 : ncclFloat32;
+  const void *send = way->half ? test->half_send : test->dense_send;
+  void *receive = test->dense_receive;
+  cudaStream_t stream = test->device->stream;
+  ncclResult_t result = ncclInvalidArgument;
+  switch (test->collective->operation) {
+  case ONEBIT_ALLREDUCE:
+    result = ncclAllReduce(send, receive, test->count, type, ncclSum, test->nccl, stream);
+    break;
+  case ONEBIT_ALLGATHER:
+    result = ncclAllGather(send, receive, test->count, type, test->nccl, stream);
+    break;
+  case ONEBIT_REDUCE_SCATTER:
+    result = ncclReduceScatter(send, receive, test->count, type, ncclSum, test->nccl, stream);
+    break;
+  }
+  return result == ncclSuccess ? BENCH_OK : nccl_failed(result, entry->name);
+}
+
+/* Adds ways of float32 and of bfloat16. */
+static void bench_nccl_add(struct bench_case *test) {
+  static const char *const names[] = {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter"};
+  char name[48];
+  for (int half = 0; half < 2; half++) {
+    snprintf(name, sizeof name, "%s %s", names[test->collective->operation],
+             half ? "bfloat16" : "float32");
+    bench_case_add(test, name, bench_nccl_run)->half = half;
+  }
+}
+
+#endif
 
 /* --- Ways */
 
@@ -56,8 +163,7 @@ static int cuda_add_ways(struct bench_case *test) {
   if (test->nccl || test->team->size == 1) { /* messages by way of the host cannot be captured */
     BENCH_TRY(bench_entry_capture(&test->rounds, STREAM));
     test->ways[STREAM + 1] = test->ways[STREAM];
-  } else
-    BENCH_TRY(bench_entry_count(&test->rounds, &test->rounds.entries[STREAM]));
+  }
   test->plan_count = test->rounds.count;
   if (options->no_dense)
     return BENCH_OK;
@@ -161,37 +267,8 @@ static void cuda_note(struct bench_job *job, const struct bench_case *test) {
              test->collective->gathers ? "part" : "send buffer");
 }
 
-/* The number of exchanges of messages between all ranks, each of them one of NCCL's groups. */
-static size_t collectives(const struct onebit_plan *plan) {
-  size_t rounds = 0;
-  if (plan->geometry.members == 1)
-    return 0;
-  if (plan->schedule != &ob_schedule_doubling)
-    return (plan->geometry.whole ? 1 : 2) * plan->geometry.chunks;
-  while ((size_t)1 << rounds < plan->geometry.members)
-    rounds++;
-  return rounds;
-}
-
-/* Ends the table of compressed allreduces whose ranks all exchange bits, after the last size. */
-static void close_table(struct bench_job *job, const struct bench_case *test) {
-  const struct onebit_plan *plan = test->plan;
-  double n = (double)plan->geometry.members, block = (double)plan->geometry.layout.block;
-  double element = (double)ob_dtype_size(plan->options.dtype), bytes = 2 * element + 8 + 12 / block;
-  if (plan->options.operation != ONEBIT_ALLREDUCE || plan->options.wire == ONEBIT_WIRE_DENSE ||
-      plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
-    return;
-  if (plan->geometry.whole) /* compress, and store the sum of everyone's message */
-    bytes += (n + 1) / 8 + 4 * n / block;
-  else /* compress, reduce a share, store */
-    bytes += 2.0 / 8 + 4 / block + (8 + (n + 1) / 8 + 4 * (n + 3) / block) / n;
-  bench_note(job->table, "on a stream: %zu collectives, %.2f bytes an element", collectives(plan),
-             bytes);
-  bench_note_deepspeed(job->table);
-}
-
-static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways, settle,
-                                              cuda_judge,    cuda_note,          close_table};
+static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways, settle, cuda_judge,
+                                              cuda_note};
 
 /* --- The ranks */
 

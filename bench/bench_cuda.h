@@ -3,7 +3,7 @@
  *
  * Whatever is measured is an entry that puts work on a stream, and is timed by events
  * (bench_device_cuda.c). bench_kernels_cuda.c has the kernels and what they work on,
- * bench_collective_cuda.c the collectives, bench_nccl.c NCCL's.
+ * bench_collective_cuda.c the collectives, NCCL's too.
  */
 #ifndef BENCH_CUDA_H
 #define BENCH_CUDA_H
@@ -11,7 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "bench/bench_collective.h"
-#include "bench/bench_sheet.h"
+#include "bench/bench_passes.h"
 #include "cuda/kernels.h"
 
 #define BENCH_TRY_CUDA(call)                                                                       \
@@ -54,13 +54,9 @@ void bench_device_note(struct bench_job *job);
 
 /* --- What a call puts on a stream */
 
-/* Adds an entry that replays as a graph what entry `of` puts on a stream; the nodes of the graph
- * are the counts of both: an entry that can be captured has no host waiting in it. Returns an exit
+/* Adds an entry that replays as a graph what entry `of` puts on a stream. Returns an exit
  * status. */
 int bench_entry_capture(struct bench_rounds *rounds, size_t of);
-/* Counts the operations of an entry that cannot be captured, where the device is emulated and
- * counts itself. */
-int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry);
 
 /* --- The kernels, as passes over arrays in memory of the device */
 
@@ -71,17 +67,7 @@ void bench_kernels_destroy(struct bench_kernels *kernels);
 cudaStream_t bench_kernels_stream(const struct bench_passes *passes);
 extern const struct bench_list bench_codec_kernels, bench_adam_kernels, bench_optimizer_kernels;
 
-/* Prints a row of PyTorch's fused Adam, or a note of why there is none; and a note about
- * DeepSpeed. */
+/* Prints a row of PyTorch's fused Adam, or a note of why there is none. */
 void bench_torch(const struct bench_sheet *sheet);
-void bench_note_deepspeed(struct bench_table *table);
-
-/* --- NCCL's collectives (bench_nccl.c) */
-
-/* Makes a communicator over NCCL of the ranks of a case. Collective; returns an exit status. */
-int bench_nccl_create(struct bench_case *like, onebit_comm_t *comm);
-void bench_nccl_destroy(struct ncclComm *nccl, onebit_comm_t comm);
-/* Adds ways of float32 and of bfloat16. */
-void bench_nccl_add(struct bench_case *test);
 
 #endif

@@ -1,10 +1,7 @@
-/* Opens the device of a rank, and counts what calls put on its stream. */
+/* Opens the device of a rank, and replays what calls put on its stream. */
 #include "bench/bench_cuda.h"
 #include "collectives/communicator.h"
 #include "cuda/device.h"
-#ifdef ONEBIT_EMULATED_CUDA
-#include <emulation.h>
-#endif
 
 int bench_cuda_failed(cudaError_t error, const char *what) {
   bench_complain("%s: CUDA: %s", what, cudaGetErrorString(error));
@@ -80,69 +77,6 @@ const struct bench_space bench_space_cuda = {&ob_memory_cuda, cuda_device_start,
 
 /* --- What a call puts on a stream */
 
-#ifdef ONEBIT_EMULATED_CUDA
-
-static void synchronise_ranks(struct bench_team *team) {
-  if (team)
-    team->kind->barrier(team);
-}
-
-/* Counts the operations of all ranks that are threads of this process, by the emulated device's
- * counters. */
-int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry) {
-  struct bench_team *team = rounds->team;
-  size_t ranks = team ? (size_t)team->size : 1;
-  synchronise_ranks(team);
-  if (!team || team->rank == 0)
-    emulation_reset_counts();
-  synchronise_ranks(team);
-  BENCH_TRY(entry->run(entry));
-  synchronise_ranks(team);
-  size_t waits = (size_t)emulation_counts().synchronisations;
-  synchronise_ranks(team);
-  BENCH_TRY_CUDA(cudaStreamSynchronize(rounds->device->stream));
-  synchronise_ranks(team);
-  struct emulation_counters ran = emulation_counts();
-  synchronise_ranks(team);
-  entry->counts = (struct bench_counts){.known = true,
-                                        .kernels = (size_t)ran.kernels / ranks,
-                                        .copies = (size_t)(ran.copies + ran.memsets) / ranks,
-                                        .synchronisations = waits / ranks};
-  return BENCH_OK;
-}
-
-static int count_graph(cudaGraph_t graph, struct bench_rounds *rounds, struct bench_entry *entry) {
-  (void)graph;
-  return bench_entry_count(rounds, entry);
-}
-
-#else
-
-int bench_entry_count(struct bench_rounds *rounds, struct bench_entry *entry) {
-  (void)rounds, (void)entry;
-  return BENCH_OK;
-}
-
-/* Counts a graph's nodes. A call in which the host waits could not have been captured. */
-static int count_graph(cudaGraph_t graph, struct bench_rounds *rounds, struct bench_entry *entry) {
-  size_t count = 0;
-  (void)rounds;
-  BENCH_TRY_CUDA(cudaGraphGetNodes(graph, NULL, &count));
-  cudaGraphNode_t *nodes = ob_allocate(count, sizeof(cudaGraphNode_t));
-  cudaError_t error = nodes ? cudaGraphGetNodes(graph, nodes, &count) : cudaErrorMemoryAllocation;
-  entry->counts = (struct bench_counts){.known = true};
-  for (size_t k = 0; error == cudaSuccess && k < count; k++) {
-    enum cudaGraphNodeType type;
-    error = cudaGraphNodeGetType(nodes[k], &type);
-    entry->counts.kernels += type == cudaGraphNodeTypeKernel;
-    entry->counts.copies += type == cudaGraphNodeTypeMemcpy || type == cudaGraphNodeTypeMemset;
-  }
-  ob_release(nodes);
-  return error == cudaSuccess ? BENCH_OK : bench_cuda_failed(error, "cudaGraphGetNodes");
-}
-
-#endif
-
 static int replay(const struct bench_entry *entry) {
   const struct bench_device *device = entry->context;
   BENCH_TRY_CUDA(cudaGraphLaunch(entry->graph, device->stream));
@@ -171,15 +105,11 @@ int bench_entry_capture(struct bench_rounds *rounds, size_t of) {
   BENCH_TRY_CUDA(cudaStreamSynchronize(device->stream));
   BENCH_TRY(capture(device, entry, &graph));
   cudaError_t error = cudaGraphInstantiate(&ready, graph, 0);
-  int status = error == cudaSuccess ? count_graph(graph, rounds, entry)
-                                    : bench_cuda_failed(error, "cudaGraphInstantiate");
   cudaGraphDestroy(graph);
-  if (error == cudaSuccess) {
-    struct bench_entry *again = bench_rounds_entry(rounds, "  in a graph", replay, device);
-    again->graph = ready;
-    again->release = release_graph;
-    again->counts = entry->counts;
-    again->counts.synchronisations = 0;
-  }
-  return status;
+  if (error != cudaSuccess)
+    return bench_cuda_failed(error, "cudaGraphInstantiate");
+  struct bench_entry *again = bench_rounds_entry(rounds, "  in a graph", replay, device);
+  again->graph = ready;
+  again->release = release_graph;
+  return BENCH_OK;
 }

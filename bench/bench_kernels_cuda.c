@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/bench_copy.h"
 #include "bench/bench_cuda.h"
 #include "cuda/device.h"
 #include "onebit/optimizer.h"
@@ -131,7 +130,6 @@ KERNEL(convert, k->dense[0]->geometry.chunks,
                        s))
 
 KERNEL(over, 1, ob_cuda_pass_over(p->plan->device->kernel, pass_of(p, e->pass), s))
-KERNEL(loop, 1, bench_copy_loop(p->arrays[BENCH_OUTPUT], p->input, p->count * sizeof(float), s))
 KERNEL(copy_memory, 1,
        cudaMemcpyAsync(p->arrays[BENCH_OUTPUT], p->input, p->count * sizeof(float),
                        cudaMemcpyDeviceToDevice, s))
@@ -141,7 +139,6 @@ KERNEL(copy_memory, 1,
  * and so does memory that is written; a scale is 4 bytes a block, and a sum two of these. */
 static const struct bench_pass
     copy = {"cudaMemcpyAsync", copy_memory, .floats = 2},
-    copy_loop = {"copy loop", loop, .floats = 2},
     kernel_compress = {"compress", compress, .floats = 3, .bits = 1, .scales = 3},
     kernel_momentum = {"compress with momentum", compress, .floats = 3, .bits = 2, .scales = 4,
                        .momentum = true},
@@ -182,15 +179,15 @@ static const struct bench_pass
     squares_float16 = {"squares float16", over, .dtype = ONEBIT_FLOAT16, .floats = 0.5,
                        .kinds = {OB_PASS_SQUARES}};
 
-const struct bench_list bench_codec_kernels = {NULL, 2, 0, 0,
-    {&copy, &copy_loop, &kernel_compress, &kernel_momentum, &kernel_bfloat16, &kernel_float16,
+const struct bench_list bench_codec_kernels = {NULL, true, 0, 0,
+    {&copy, &kernel_compress, &kernel_momentum, &kernel_bfloat16, &kernel_float16,
      &kernel_reduce, &kernel_store, &kernel_sum, &kernel_apply, &kernel_adam, &kernel_load,
      &load_bfloat16, &load_float16, &kernel_mean, &kernel_convert}};
-const struct bench_list bench_adam_kernels = {NULL, 2, 1, 2,
-    {&copy, &copy_loop, &kernel_adam, &bench_step, &kernel_momentum, &kernel_apply,
+const struct bench_list bench_adam_kernels = {NULL, true, 1, 2,
+    {&copy, &kernel_adam, &bench_step, &kernel_momentum, &kernel_apply,
      &kernel_reduce}};
-const struct bench_list bench_optimizer_kernels = {NULL, 2, 0, 0,
-    {&copy, &copy_loop, &kernel_adam, &compress_step, &compress_normalized, &apply_step, &sgd,
+const struct bench_list bench_optimizer_kernels = {NULL, true, 0, 0,
+    {&copy, &kernel_adam, &compress_step, &compress_normalized, &apply_step, &sgd,
      &lion, &lamb, &lamb_move, &lamb_fresh, &zero_one, &zero_one_local, &zero_one_meet,
      &zero_one_met, &squares, &squares_float16}};
 /* clang-format on */
@@ -347,11 +344,6 @@ static void say_without(const struct bench_job *job, const char *why) {
     bench_complain("PyTorch's fused Adam: %s", why);
 }
 
-void bench_note_deepspeed(struct bench_table *table) {
-  bench_note(table, "DeepSpeed's 1-bit allreduce, by the source of its backend over NCCL: 35 "
-                    "kernels, 2 host waits, 4 collectives, about 180 bytes an element");
-}
-
 /* Prints torch's numbers: seconds (median, minimum, maximum), or a message that begins with a
  * letter. The script belongs to the sources: no part of what is installed. */
 void bench_torch(const struct bench_sheet *sheet) {
@@ -360,7 +352,6 @@ void bench_torch(const struct bench_sheet *sheet) {
   struct bench_entry torch = {.name = "PyTorch's fused Adam",
                               .bytes = 28 * (double)sheet->passes->count};
   struct bench_statistics *time = &torch.time;
-  bench_note_deepspeed(sheet->job->table);
   if (BENCH_EMULATED) {
     say_without(sheet->job, "not beside an emulated device");
     return;

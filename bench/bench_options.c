@@ -150,7 +150,7 @@ static const struct tool_option rows[] = {
     {"warmup", 'x', TOOL_COUNT, AT(warmups), "N", "iterations before them that are not timed",
      .high = INT_MAX},
     {"full", 'f', TOOL_FLAG, AT(full), NULL,
-     "all columns: the spread too, and the error of a call", .low = 0},
+     "all columns: the spread too", .low = 0},
     {"validation", 'c', TOOL_FLAG, AT(check), NULL,
      "check the results; exit status 1 if one is wrong", .groups = BENCH_RANKED},
     {"num-test-calls", 't', TOOL_COUNT, AT(tests), "N",

@@ -62,8 +62,7 @@ int bench_run_compress(const struct bench_entry *entry) {
       .moment = {f->beta2, f->one_minus_beta2, f->epsilon, .now = 0.0625f, .before = 0.1875f}};
   for (int copy = 0; copy < 2; copy++)
     residual->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
-  passes->work.stream =
-      !residual->changed && !pass->in_place && passes->plan->state->work.stream != pass->otherwise;
+  passes->work.stream = !residual->changed && !pass->in_place && passes->plan->state->work.stream;
   passes_compress(passes, &source, residual);
   residual->moments[0] = residual->moments[1] = NULL;
   return BENCH_OK;
@@ -158,7 +157,7 @@ int bench_run_apply(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Runs loops over arrays; copies. */
+/* Runs loops over arrays. */
 #define LOOP(name, call)                                                                           \
   static int name(const struct bench_entry *entry) {                                               \
     struct bench_passes *passes = entry->context;                                                  \
@@ -174,8 +173,6 @@ LOOP(run_scale, bench_scale_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
 LOOP(run_scale_apart,
      bench_scale_apart_loop(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], 0.5f, passes->count))
 LOOP(run_write, bench_write_loop(arrays[BENCH_OUTPUT], 0.5f, passes->count))
-LOOP(run_memcpy,
-     memcpy(arrays[BENCH_OUTPUT], arrays[BENCH_GRADIENT], passes->count * sizeof(float)))
 
 /* The bytes that must move: memory that is read counts once and so does memory that is written.
  * Memory that a processor reads only because a cached store will write there does not count: it is
@@ -188,14 +185,11 @@ const struct bench_pass
     bench_scale = {"scale", run_scale, .floats = 2},
     bench_scale_apart = {"scale, second array", run_scale_apart, .floats = 2},
     bench_write = {"write", run_write, .floats = 1},
-    bench_memcpy = {"memcpy", run_memcpy, .floats = 2},
     /* input and residual in; residual and bit out */
     bench_compress = {"compress", bench_run_compress, .inputs = 1, .floats = 2, .bits = 1,
                       .like = &bench_triad_apart},
     bench_compress_in_place = {"compress in place", bench_run_compress, .inputs = 1, .floats = 2,
                                .bits = 1, .like = &bench_triad, .in_place = true},
-    bench_compress_other = {"compress, other stores", bench_run_compress, .inputs = 1, .floats = 2,
-                            .bits = 1, .otherwise = true},
     /* the momentum's bit in, besides */
     bench_compress_momentum = {"compress momentum", bench_run_compress, .inputs = 1, .floats = 2,
                                .bits = 2, .like = &bench_triad_apart, .momentum = true},
@@ -412,8 +406,5 @@ void bench_rounds_prepare(struct bench_rounds *rounds, const struct bench_option
       entry->context = passes;
     if (entry->pass)
       entry->bytes = bench_pass_bytes(passes, entry->pass, entry->streams);
-    if (entry->pass && entry->pass->otherwise)
-      snprintf(entry->name, sizeof entry->name, "compress, %s",
-               passes->plan->state->work.stream ? "cached" : "streaming");
   }
 }

@@ -1,14 +1,34 @@
 /*
  * The library's sweeps over memory, each timed alone: on the blocks, the messages and the choices
- * of a plan of one rank, through the same functions that its steps call, and a triad loop and
- * memcpy beside them. On a device they are kernels (bench_kernels_cuda.c).
+ * of a plan of one rank, through the same functions that its steps call, and a triad loop beside
+ * them. On a device they are kernels (bench_kernels_cuda.c).
  */
 #ifndef BENCH_PASSES_H
 #define BENCH_PASSES_H
 
 #include "bench/bench.h"
-#include "bench/bench_fused.h"
 #include "collectives/plan_private.h"
+
+/* What a dense optimizer's loop works on. */
+struct bench_fused {
+  const struct ob_adam_factors *factors;
+  const struct ob_lion_factors *lion;
+  float learning_rate, weight_decay;
+  size_t count;
+  const float *gradient;
+  float *parameter, *momentum, *variance;
+  float *update;   /* LAMB's */
+  double norms[2]; /* LAMB's, squared: parameters, updates */
+};
+
+/* Moves 28 bytes a parameter. */
+void bench_fused_adam(struct bench_fused *fused);
+/* Move 28, and 12. */
+void bench_fused_lamb(struct bench_fused *fused);
+void bench_fused_lamb_move(struct bench_fused *fused);
+/* 20. */
+void bench_fused_momentum(struct bench_fused *fused);
+void bench_fused_lion(struct bench_fused *fused);
 
 /* Arrays of float32: those of kernels, of all passes, and the additional ones of optimizers. */
 enum bench_array {
@@ -64,13 +84,12 @@ struct bench_pass {
   void (*fused[2])(struct bench_fused *fused);
   /* For bench_run_compress and _reduce. */
   bool momentum, reciprocals, moments, in_place;
-  bool otherwise; /* stores that are streaming where the plan's are cached, and the reverse */
   enum ob_serve_rule serve_rule;
 };
 
 extern const struct bench_pass bench_triad, bench_triad_apart, bench_scale, bench_scale_apart,
-    bench_write, bench_memcpy, bench_compress, bench_compress_momentum, bench_compress_in_place,
-    bench_compress_other, bench_reduce, bench_store, bench_apply, bench_adam, bench_step;
+    bench_write, bench_compress, bench_compress_momentum, bench_compress_in_place, bench_reduce,
+    bench_store, bench_apply, bench_adam, bench_step;
 
 /* Creates the passes. Returns an exit status; `passes` is safe to destroy in any case. streams: the
  * most in any pass. */
@@ -112,5 +131,46 @@ void bench_scale_loop(float *a, float s, size_t count);
 void bench_scale_apart_loop(float *to, const float *a, float s, size_t count);
 void bench_write_loop(float *to, float s, size_t count);
 const char *bench_triad_width(void);
+
+/* --- A sheet: passes, and steps made of them, timed by turns, with a row for each: the bytes that
+ * it must move, and its ratio to baselines of the same round. codec, adam and optimizers are sheets
+ * (bench_steps.c), on the host and on a device. */
+
+/* The entries of a sheet. A copy, if it has one, with whose bytes a second all are compared: the
+ * triad loop, or on a device the copy of its memory. Dense steps: the better one's time is a unit.
+ * Other passes: the last `parts` before a reduction are those of a step. Reductions: one for each
+ * number of streams; a rank does a P-th of it. */
+struct bench_list {
+  const char *name; /* of the step, or NULL */
+  bool copy;
+  size_t dense, parts;
+  const struct bench_pass *passes[20];
+};
+
+struct bench_sheet {
+  struct bench_job *job;
+  struct bench_passes *passes;
+  const struct bench_list *list;
+  struct bench_rounds rounds;
+  size_t reduce; /* the first reduction */
+  double *sums;
+};
+
+/* Makes entries of all of the list, to be timed by bench_rounds_measure. Returns an exit status; a
+ * sheet is to be destroyed in any case. */
+int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
+                       const struct bench_list *list, struct bench_sheet *sheet);
+void bench_sheet_destroy(struct bench_sheet *sheet);
+
+/* Prints notes: of the benchmark, before the first size, and of the arrays. */
+void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const char *columns);
+void bench_sheet_heads(const struct bench_sheet *sheet);
+/* The dense step whose time is the unit. */
+const struct bench_entry *bench_sheet_dense(const struct bench_sheet *sheet);
+/* Prints a row of an entry, or of one that was measured elsewhere and has no times by round. */
+void bench_sheet_row(const struct bench_sheet *sheet, const struct bench_entry *entry);
+/* Makes the sum of the parts and, where `reduce` is not NULL, of a P-th of that reduction. */
+void bench_sheet_sum(const struct bench_sheet *sheet, const char *name,
+                     const struct bench_entry *reduce);
 
 #endif

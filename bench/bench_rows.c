@@ -1,7 +1,9 @@
-/* Prints rows of the collectives: OSU's columns first, then ours. */
+/* Prints rows of the collectives, OSU's columns first, then ours; and measures what a call cannot
+ * be faster than. */
 #include <math.h>
 
 #include "bench/bench_collective.h"
+#include "collectives/steps.h"
 
 double bench_algbw(const struct bench_case *test, double seconds) {
   size_t larger = test->send_count > test->receive_count ? test->send_count : test->receive_count;
@@ -12,6 +14,58 @@ double bench_busbw(const struct bench_case *test, double seconds) {
   double ranks = test->team->size;
   double rounds = test->collective->operation == ONEBIT_ALLREDUCE ? 2 : 1;
   return bench_algbw(test, seconds) * rounds * (ranks - 1) / ranks;
+}
+
+/* --- Lower bounds of a call's time: its bytes at the rate of the links, and its arithmetic on the
+ * cores that all ranks have together. */
+
+/* Calls of which the least arithmetic counts. */
+#define CALLS 5
+
+static double sum_computing(const struct ob_moment *moments, size_t count) {
+  double seconds = 0;
+  for (size_t i = 0; i < count; i++)
+    if (ob_step_computes(moments[i].kind))
+      seconds += moments[i].processor;
+  return seconds;
+}
+
+/* Measures the processor seconds of all ranks, by the core. */
+static int limits_measure(struct bench_way *way, struct ob_moment *moments, size_t capacity) {
+  const struct bench_case *test = way->test;
+  double least = INFINITY, cores = test->options->cores ? test->options->cores : test->team->size;
+  for (int k = 0; k < CALLS; k++) {
+    ob_plan_trace(way->plan, moments, capacity);
+    test->team->kind->barrier(test->team);
+    onebit_status_t status = test->collective->call(test->send, test->receive, way->plan);
+    double seconds = sum_computing(moments, ob_plan_traced(way->plan));
+    ob_plan_trace(way->plan, NULL, 0);
+    BENCH_TRY(bench_status(status, test->collective->name));
+    least = seconds < least ? seconds : least;
+  }
+  test->team->kind->combine(test->team, &least, 1, true);
+  way->computing = least / cores;
+  return BENCH_OK;
+}
+
+int bench_limits(struct bench_case *test) {
+  for (size_t k = 0; k < test->plan_count; k++) {
+    struct bench_way *way = &test->ways[k];
+    if (!way->plan)
+      continue; /* on all ranks alike */
+    size_t capacity = 16 * bench_plan_info(way->plan).chunks + 64;
+    struct ob_moment *moments = ob_allocate(capacity, sizeof *moments);
+    bool have = bench_team_agree(test->team, moments != NULL);
+    int status = have ? limits_measure(way, moments, capacity) : BENCH_FAILED;
+    ob_release(moments);
+    BENCH_TRY(status);
+  }
+  return BENCH_OK;
+}
+
+/* TCP carries 1448 bytes in 1538 on the wire. */
+double bench_wire_seconds(const struct bench_options *options, double bytes) {
+  return bytes / (options->rate * 1448 / 1538);
 }
 
 /* --- Above them */
@@ -126,9 +180,6 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
                  options->link ? row->time->link_bytes : NAN);
   bench_number(table, "algbw_gbs", "algbw(GB/s)", 13, 3, bench_algbw(test, seconds));
   bench_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
-  if (!test->device)
-    bench_number(table, "relative_error", head(options->full || options->check, "Rel. error"), 12,
-                 -3, row->way->error);
 }
 
 /* Puts the limits. Ranks of a host share its link; those of a single host are as if each had
@@ -184,7 +235,6 @@ static void put_device(struct bench_table *table, const struct bench_row *row) {
     speedup =
         bench_ratio(row->dense->times, row->time->times, rounds->rounds, rounds->scratch).median;
   bench_number(table, "speedup", "Speed-up", 10, 2, speedup);
-  bench_counts_fields(table, &row->time->counts, true);
 }
 
 static void rows_fields(struct bench_table *table, const void *context) {

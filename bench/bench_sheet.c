@@ -1,5 +1,5 @@
 /* Prints passes over memory, and steps made of them, as rows. */
-#include "bench/bench_sheet.h"
+#include "bench/bench_passes.h"
 
 #include <math.h>
 #include <string.h>
@@ -102,7 +102,7 @@ void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const
     bench_note(job->table,
                "%zu elements (%zu bytes as float32), %zu rounds of %zu launches each, "
                "timed by events\n# GB/s: what it must move. of copy: bytes a second, "
-               "against the better of the two copies in the same round, median",
+               "against cudaMemcpyAsync in the same round, median",
                passes->count, bytes, rounds, sheet->rounds.repeats);
     return;
   }
@@ -140,7 +140,7 @@ static const struct bench_entry *best_of(const struct bench_sheet *sheet, size_t
 }
 
 const struct bench_entry *bench_sheet_dense(const struct bench_sheet *sheet) {
-  return best_of(sheet, sheet->list->copies, sheet->list->dense);
+  return best_of(sheet, sheet->list->copy, sheet->list->dense);
 }
 
 /* Puts the ratio a / b: the median over rounds, or where one has no rounds the ratio of medians. */
@@ -181,17 +181,14 @@ static void put_loop(struct bench_table *table, const struct bench_sheet *sheet,
 static void put_comparisons(struct bench_table *table, const struct row *row) {
   const struct bench_sheet *sheet = row->sheet;
   const struct bench_entry *own = row->entry, *copy = sheet->rounds.entries;
-  if (sheet->job->device) {
-    copy = best_of(sheet, 0, sheet->list->copies);
-    put_ratio(table, sheet, "copy", copy, own, own->bytes / copy->bytes);
-  } else
-    for (size_t k = 0; k < sheet->list->copies; k++, copy++)
-      put_ratio(table, sheet, copy->name, copy, own, own->bytes / copy->bytes);
-  if (sheet->list->copies && !sheet->job->device)
+  bool device = sheet->job->device != NULL;
+  if (sheet->list->copy)
+    put_ratio(table, sheet, device ? "copy" : copy->name, copy, own, own->bytes / copy->bytes);
+  if (sheet->list->copy && !device)
     put_loop(table, sheet, own);
   if (sheet->list->dense)
     put_ratio(table, sheet, "dense", own, bench_sheet_dense(sheet), 1);
-  else if (sheet->job->device)
+  else if (device)
     bench_number(table, "of_dense", NULL, 0, 0, NAN);
 }
 
@@ -212,8 +209,6 @@ static void sheet_fields(struct bench_table *table, const void *context) {
   bench_time(table, "median_us", "Median(ms)", 12, 4, seconds);
   bench_time(table, "minimum_us", "Min(ms)", 12, 4, entry->time.minimum);
   bench_time(table, "maximum_us", "Max(ms)", 12, 4, entry->time.maximum);
-  if (sheet->job->device)
-    bench_counts_fields(table, &entry->counts, sheet->list->parts > 0);
   bench_number(table, "gelements_per_s", "Gelements/s", 13, 3, 1e-9 * elements / seconds);
   bench_number(table, "bytes_per_element", "B/element", 11, 2, entry->bytes / elements);
   bench_number(table, "gbs", "GB/s", 10, 2, 1e-9 * entry->bytes / seconds);

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bench/bench_sheet.h"
+#include "bench/bench_passes.h"
 #include "optimizers/optimizer.h"
 #ifdef ONEBIT_HAVE_CUDA
 #include "bench/bench_cuda.h"
@@ -89,35 +89,34 @@ static const struct bench_pass
 /* --- Lists: copies, dense steps, parts; the reduction is behind the parts */
 
 static const struct bench_list steps[] = {
-    {"Efficient-Adam", 0, 2, 2,
+    {"Efficient-Adam", false, 2, 2,
      {&fused_adam, &bench_adam, &compress_normalized, &apply_step, &bench_reduce}},
-    {"1-bit Adam", 0, 2, 2,
+    {"1-bit Adam", false, 2, 2,
      {&fused_adam, &bench_adam, &bench_compress_momentum, &bench_apply, &bench_reduce}},
-    {"1-bit Adam, steps", 0, 2, 2,
+    {"1-bit Adam, steps", false, 2, 2,
      {&fused_adam, &bench_adam, &compress_step, &apply_step, &bench_reduce}},
-    {"1-bit LAMB", 0, 2, 3,
+    {"1-bit LAMB", false, 2, 3,
      {&fused_lamb, &lamb, &bench_compress_momentum, &lamb_fresh, &bench_apply, &bench_reduce}},
-    {"0/1 Adam, bits", 0, 2, 2,
+    {"0/1 Adam, bits", false, 2, 2,
      {&fused_adam, &bench_adam, &bench_compress, &zero_one, &bench_reduce}},
-    {"0/1 Adam, local step", 0, 2, 2, {&fused_adam, &bench_adam, &squares, &local}},
-    {"0/1 Adam, synchronisation", 0, 2, 3,
+    {"0/1 Adam, local step", false, 2, 2, {&fused_adam, &bench_adam, &squares, &local}},
+    {"0/1 Adam, synchronisation", false, 2, 3,
      {&fused_adam, &bench_adam, &to_store, &bench_compress, &met, &bench_reduce}},
-    {"1-bit momentum SGD", 0, 2, 2,
+    {"1-bit momentum SGD", false, 2, 2,
      {&fused_momentum, &momentum, &bench_compress_momentum, &apply_step, &bench_reduce}},
-    {"Lion", 0, 2, 2, {&fused_lion, &lion, &compress_lion, &apply_step, &reduce_lion}},
+    {"Lion", false, 2, 2, {&fused_lion, &lion, &compress_lion, &apply_step, &reduce_lion}},
 };
 
-static const struct bench_list adam_list = {NULL, 0, 2, 2,
+static const struct bench_list adam_list = {NULL, false, 2, 2,
     {&fused_adam, &bench_adam, &bench_step, &bench_compress_momentum, &bench_apply,
      &bench_reduce}};
 
 /* The codec's list. The plain loops show what memory allows to passes like compress, reduce and
- * store, with a second array for residuals and in place. The last two are alternatives to the
- * planned stores. */
-static const struct bench_list codec_list = {NULL, 1, 0, 0,
+ * store, with a second array for residuals and in place. */
+static const struct bench_list codec_list = {NULL, true, 0, 0,
     {&bench_triad, &bench_triad_apart, &bench_scale, &bench_scale_apart, &bench_write,
-     &bench_memcpy, &bench_compress, &bench_compress_momentum, &bench_reduce, &bench_store,
-     &bench_apply, &bench_adam, &bench_compress_other, &bench_compress_in_place}};
+     &bench_compress, &bench_compress_momentum, &bench_compress_in_place, &bench_reduce,
+     &bench_store, &bench_apply}};
 /* clang-format on */
 
 /* --- Rows */
@@ -201,12 +200,24 @@ static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
 
 /* --- adam */
 
+/* Options of a 1-bit Adam that freezes after its first step. */
+static onebit_adam_options_t adam_options(const struct bench_options *options) {
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  adam.freeze_step = 1;
+  adam.common.device = options->device;
+  adam.common.scale = options->scale;
+  adam.common.block_size = options->block_size;
+  adam.common.chunk_size = options->chunk_size;
+  adam.common.threads = options->threads;
+  return adam;
+}
+
 /* Creates an optimizer in its compressed stage: one step was made, and the host knows. */
 static onebit_status_t create_optimizer(struct bench_job *job, struct bench_passes *passes) {
   onebit_tensor_t tensor = {.parameter = passes->stepped,
                             .gradient = passes->arrays[BENCH_GRADIENT],
                             .count = passes->count};
-  onebit_adam_options_t adam = bench_adam_options(job->options);
+  onebit_adam_options_t adam = adam_options(job->options);
   onebit_status_t status = onebit_adam_create(passes->comm, &tensor, 1, &adam, &passes->optimizer);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_step(passes->optimizer, passes->learning_rate);

@@ -1,5 +1,6 @@
-/* Ranks that are threads of this process, or processes that it starts. They share memory that holds
- * a part of every rank's numbers. */
+/* Ranks without MPI: threads of this process, or processes that it starts, which share memory that
+ * holds a part of every rank's numbers; or a launcher's processes, such as torchrun's, which talk
+ * over the library's own connections. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -12,13 +13,27 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
+#include "collectives/communicator.h"
+#include "collectives/watch.h"
 
 #define PART ((size_t)4096) /* numbers that are combined at a time */
 
-/* The shared part of one rank, the first of which is rank 0's. */
+/* Combines the parts of all ranks. */
+static void team_reduce(const struct bench_team *team, const double *all, size_t part, bool sum,
+                        double *values) {
+  for (size_t i = 0; i < part; i++) {
+    double result = all[i];
+    for (int rank = 1; rank < team->size; rank++) {
+      double value = all[(size_t)rank * PART + i];
+      result = sum ? result + value : value > result ? value : result;
+    }
+    values[i] = result;
+  }
+}
+
+/* The shared part of one rank, the first of which is rank 0's; behind them are the numbers. */
 struct member {
   pthread_barrier_t barrier; /* rank 0's */
-  double values[PART];
   struct bench_team team;
   bench_body *body;
   const void *context;
@@ -34,19 +49,12 @@ static void team_barrier(struct bench_team *team) {
 }
 
 static void team_combine(struct bench_team *team, double *values, size_t count, bool sum) {
-  struct member *members = team->state;
+  double *all = (double *)((struct member *)team->state + team->size);
   for (size_t first = 0; first < count; first += PART) {
     size_t part = count - first < PART ? count - first : PART;
-    memcpy(members[team->rank].values, values + first, part * sizeof *values);
+    memcpy(all + (size_t)team->rank * PART, values + first, part * sizeof *all);
     team_barrier(team);
-    for (size_t i = 0; i < part; i++) {
-      double result = members[0].values[i];
-      for (int rank = 1; rank < team->size; rank++) {
-        double value = members[rank].values[i];
-        result = sum ? result + value : value > result ? value : result;
-      }
-      values[first + i] = result;
-    }
+    team_reduce(team, all, part, sum, values + first);
     team_barrier(team);
   }
 }
@@ -57,7 +65,7 @@ static const struct bench_team_kind kind = {.barrier = team_barrier, .combine = 
 static int run_members(int ranks, bench_body *body, const void *context,
                        int (*run)(struct member *members, int ranks)) {
   pthread_barrierattr_t shared;
-  size_t bytes = (size_t)ranks * sizeof(struct member);
+  size_t bytes = (size_t)ranks * (sizeof(struct member) + PART * sizeof(double));
   struct member *members =
       mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (members == MAP_FAILED)
@@ -177,4 +185,64 @@ static int run_processes(struct member *members, int ranks) {
 
 int bench_team_run_processes(int ranks, bench_body *body, const void *context) {
   return run_members(ranks, body, context, run_processes);
+}
+
+/* --- Processes that a launcher has started */
+
+/* Ends the process after a failure: a team that is not complete would wait for ever. */
+static void require_ok(onebit_status_t status, const char *what) {
+  if (bench_status(status, what) != BENCH_OK)
+    exit(BENCH_FAILED);
+}
+
+static void bench_sockets_barrier(struct bench_team *team) {
+  require_ok(ob_agree(team->comm, ONEBIT_OK, NULL, 0), "barrier");
+}
+
+/* Exchanges each rank's numbers: the team's state has PART of them for every rank. */
+static void exchange(struct bench_team *team, size_t count) {
+  struct ob_batch *batch = team->comm->control;
+  double *all = team->state, *mine = all + (size_t)team->rank * PART;
+  size_t bytes = count * sizeof *all;
+  batch->sends = batch->receives = 0;
+  for (int peer = 0; peer < team->size; peer++) {
+    if (peer == team->rank)
+      continue;
+    batch->send[batch->sends++] = (struct ob_endpoint){mine, bytes, peer};
+    batch->receive[batch->receives++] =
+        (struct ob_endpoint){all + (size_t)peer * PART, bytes, peer};
+  }
+  if (batch->sends == 0)
+    return;
+  require_ok(team->comm->transport->begin(batch, 0), "exchange of numbers");
+  require_ok(ob_watch_batch(batch, "exchange of numbers"), "exchange of numbers");
+}
+
+static void bench_sockets_combine(struct bench_team *team, double *values, size_t count, bool sum) {
+  double *all = team->state;
+  for (size_t first = 0; first < count; first += PART) {
+    size_t part = count - first < PART ? count - first : PART;
+    memcpy(all + (size_t)team->rank * PART, values + first, part * sizeof *all);
+    exchange(team, part);
+    team_reduce(team, all, part, sum, values + first);
+  }
+}
+
+static const struct bench_team_kind sockets_kind = {.barrier = bench_sockets_barrier,
+                                                    .combine = bench_sockets_combine};
+
+int bench_sockets_run(int connections, bench_body *body, const void *context) {
+  onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
+  struct bench_team team = {.kind = &sockets_kind};
+  options.streams = connections;
+  BENCH_TRY(
+      bench_status(onebit_comm_create_sockets(&options, &team.comm), "onebit_comm_create_sockets"));
+  team.rank = onebit_comm_rank(team.comm);
+  team.size = onebit_comm_size(team.comm);
+  team.state = malloc((size_t)team.size * PART * sizeof(double));
+  int status =
+      team.state ? body(&team, context) : bench_no_memory("ranks' numbers", (size_t)team.size);
+  onebit_comm_destroy(team.comm);
+  free(team.state);
+  return status;
 }

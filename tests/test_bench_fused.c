@@ -3,7 +3,7 @@
  * library's warm-up makes of the same numbers, in every bit; LAMB's norms are added up in another
  * order.
  */
-#include "bench/bench_fused.h"
+#include "bench/bench_passes.h"
 #include "compression/codec.h"
 #include "tests/support.h"
 
