@@ -159,8 +159,6 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
   onebit_efficient_adam_options_t adam = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)optimizer->options->beta2;
   adam.epsilon = (double)optimizer->options->epsilon;
-  adam.gain = (double)optimizer->options->gain;
-  adam.warmup_steps = optimizer->options->warmup;
   adam.trust_ratio = optimizer->options->method == EFFICIENT_LAMB;
   adam.common = common_options(optimizer);
   return onebit_efficient_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors,
@@ -191,16 +189,18 @@ static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_te
                             &optimizer->onebit);
 }
 
+static size_t at_least_one(size_t steps) { return steps > 0 ? steps : 1; }
+
 static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
                                             const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_zero_one_adam_options_t adam = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
   adam.epsilon = (double)options->epsilon;
-  adam.variance_freeze_step = options->variance_freeze;
-  adam.variance_update_scaler = options->variance_scaler;
+  adam.variance_freeze_step = at_least_one(options->steps / 2);
+  adam.variance_update_scaler = at_least_one(options->steps / 100);
   adam.local_step_scaler = options->local_scaler;
-  adam.local_step_clipper = options->local_clipper;
+  adam.local_step_clipper = 4;
   adam.common = common_options(optimizer);
   return onebit_zero_one_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors,
                                      &adam, &optimizer->onebit);

@@ -1,7 +1,6 @@
 /* The options of train_options.h. */
 #include "examples/train_options.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,8 +12,6 @@
 
 static const char *const optimizer_names[] = {
     "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion", NULL};
-static const char *const method_names[] = {"given", "auto", NULL};
-static const char *const decay_names[] = {"linear", "inverse-root", "none", NULL};
 static const char *const hard_names[] = {"none", "idle", "same", NULL};
 static const char *const exchange_names[] = {"momentum", "step", NULL};
 static const char *const shards_names[] = {"none", "step", "parameters", NULL};
@@ -85,11 +82,8 @@ const struct tool_option train_rows[] = {
      "its highest value; default the best of the dense form on data that serve for\n"
      "nothing else (docs/measured/trainings.md)", .high = 10},
     {"rise", 0, TOOL_COUNT, AT(rise), "N",
-     "steps over which it rises from zero; default a tenth of the steps", .low = 1, .high = 1e9},
-    {"decay", 0, TOOL_CHOICE, AT(decay), "NAME",
-     "linear, inverse-root, none: how it falls after that; default linear", .names = decay_names},
-    {"last-rate", 0, TOOL_FLOAT, AT(last_rate), "X",
-     "where the linear fall ends, as a part of the highest value", .high = 1},
+     "steps over which it rises from zero, to fall to a tenth at the end; default a\n"
+     "tenth of the steps", .low = 1, .high = 1e9},
     {"seed", 0, TOOL_COUNT, AT(seed), "N",
      "of the first parameters, the batches, the sample", .high = 1e15},
     {"zero-steps", 0, TOOL_COUNT, AT(zero_steps), "N",
@@ -106,25 +100,13 @@ const struct tool_option train_rows[] = {
     {"ranks", 0, TOOL_COUNT, AT(ranks), "N",
      "ranks as threads of this process, instead of MPI's processes", .low = 1, .high = 1024},
     {.kind = TOOL_HEADING, .help = "Optimizer:"},
-    {"method", 0, TOOL_CHOICE, AT(automatic), "NAME",
-     "given, auto: dense, 8 bits, one bit, or local steps with an outer step, by\n"
-     "the time of exchanges and of a gradient (onebit/method.h), for efficient-adam\n"
-     "and efficient-lamb; default as the other options give it", .names = method_names},
     {"freeze-step", 0, TOOL_CALL, 0, "N|auto",
      "of adam, lamb and momentum only: dense steps at first; auto, of the first\n"
      "two: until the variance is steady; default a fifth of the steps, of momentum\n"
      "0", .read = read_freeze_step},
-    {"variance-freeze-step", 0, TOOL_COUNT, AT(variance_freeze), "N",
-     "0/1 Adam: steps with a variance that lives; default half of the steps",
-     .low = 1, .high = 1e9},
-    {"variance-update-scaler", 0, TOOL_COUNT, AT(variance_scaler), "N",
-     "0/1 Adam: updates of the variance after which they become half as frequent;\n"
-     "default a hundredth of the steps", .low = 1, .high = 1e9},
     {"local-step-scaler", 0, TOOL_COUNT, AT(local_scaler), "N",
      "0/1 Adam: steps after which the ranks synchronise half as often; default a\n"
      "tenth of the steps", .low = 1, .high = 1e9},
-    {"local-step-clipper", 0, TOOL_COUNT, AT(local_clipper), "N",
-     "0/1 Adam: most steps from one synchronisation to the next; default 4", .low = 1, .high = 1e9},
     {"exchange", 0, TOOL_CHOICE, AT(exchange), "momentum|step",
      "of --optimizer adam only: what one bit an element stands for; default\n"
      "momentum", .names = exchange_names},
@@ -135,8 +117,6 @@ const struct tool_option train_rows[] = {
      "how slowly the variance forgets", .low = 0.1, .high = 0.999999},
     {"epsilon", 0, TOOL_FLOAT, AT(epsilon), "X",
      "added to the root of the variance: what counts as no gradient", .low = 1e-12, .high = 1},
-    {"gain", 0, TOOL_FLOAT, AT(gain), "X",
-     "efficient-adam: what normalised gradients are multiplied by; default 1", .high = 1e6},
     {"momentum", 0, TOOL_FLOAT, AT(momentum), "X",
      "of momentum SGD", .low = 0.01, .high = 0.999999},
     {"weight-decay", 0, TOOL_FLOAT, AT(weight_decay), "X", "of the matrices", .high = 10},
@@ -170,10 +150,6 @@ const struct tool_option train_rows[] = {
     {"outer-bits", 0, TOOL_CHOICE, AT(outer_bits), "auto|1|2|4|8|32|sparse",
      "bits an element of an exchange, 32: float32, sparse: SparseLoCo's messages;\n"
      "default auto: what the rule bears", .names = outer_bits_names},
-    {"outer-rate", 0, TOOL_FLOAT, AT(outer_rate), "X",
-     "learning rate of the outer rule; default 1, of nesterov 0.7", .high = 10},
-    {"outer-momentum", 0, TOOL_FLOAT, AT(outer_momentum), "X",
-     "its momentum; default 0.5, of nesterov 0.9", .high = 0.999999},
     {"outer-fragments", 0, TOOL_COUNT, AT(outer_fragments), "N",
      "parts that are exchanged at different steps; default 1", .low = 1, .high = 1e9},
     {"outer-delay", 0, TOOL_COUNT, AT(outer_delay), "N",
@@ -237,10 +213,7 @@ void train_options_complete(train_options_t *options, const float learning_rates
     options->freeze = 0;
   complete(&options->rise, steps / 10 + 1);
   complete(&options->freeze, steps / 5);
-  complete(&options->variance_freeze, steps / 2);
-  complete(&options->variance_scaler, steps / 100);
   complete(&options->local_scaler, steps / 10);
-  complete(&options->local_clipper, 4);
 }
 
 form_t train_options_form(const train_options_t *options) {
@@ -248,8 +221,7 @@ form_t train_options_form(const train_options_t *options) {
 }
 
 int train_options_check(const train_options_t *options, char words[TRAIN_WORDS]) {
-  const bool has_outer = options->outer_rule || options->outer_bits || options->outer_rate > 0.0f ||
-                         options->outer_momentum > 0.0f || options->outer_fragments ||
+  const bool has_outer = options->outer_rule || options->outer_bits || options->outer_fragments ||
                          options->outer_delay || options->outer_mixing > 0.0f ||
                          options->outer_patience > 0.0f;
   const bool is_adam = options->method == ADAM, checkpoint = options->checkpoint != NULL;
@@ -265,11 +237,6 @@ int train_options_check(const train_options_t *options, char words[TRAIN_WORDS])
       {options->outer && (options->dense || checkpoint || options->parameters ||
                           options->loss_scale > 0.0f || options->shards),
        "outer", "", "not with dense, checkpoint, parameters, loss-scale or shards"},
-      {options->automatic && (options->dense || options->outer || options->resume ||
-                              options->bits || options->max_bits),
-       "method", "auto", "not with dense, outer, resume, bits or max-bits"},
-      {options->automatic && options->method != EFFICIENT_ADAM && options->method != EFFICIENT_LAMB,
-       "method", "auto", "is for efficient-adam and efficient-lamb only"},
       {options->exchange && !is_adam, "exchange", "", "is for --optimizer adam only"},
       {options->shards && !is_adam, "shards", "", "is for --optimizer adam only"},
       {options->exchange && options->shards, "exchange", "step",
@@ -319,17 +286,13 @@ size_t train_last_step(const train_options_t *options) {
   return stop_at > 0 && stop_at < options->steps ? stop_at : options->steps;
 }
 
-/* Computes the rate from lines and a square root, no cosine: all ranks must find the same bits,
- * which two C libraries might not give. */
+/* Computes the rate from lines, no cosine: all ranks must find the same bits, which two C libraries
+ * might not give. */
 float train_learning_rate(const train_options_t *options, size_t step) {
   const float peak = options->learning_rate;
   const size_t rise = options->rise;
   if (step < rise)
     return peak * (float)(step + 1) / (float)rise;
-  if (options->decay == DECAY_NONE)
-    return peak;
-  if (options->decay == DECAY_INVERSE_ROOT)
-    return peak * sqrtf((float)rise / (float)(step + 1));
-  const float fall = 1.0f - options->last_rate;
+  const float fall = 1.0f - 0.1f;
   return peak * (1.0f - fall * (float)(step - rise) / (float)(options->steps - rise));
 }

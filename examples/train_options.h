@@ -25,8 +25,7 @@ typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 
 #define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
 
-enum { HARD_NONE, HARD_IDLE, HARD_SAME };              /* --hard */
-enum { DECAY_LINEAR, DECAY_INVERSE_ROOT, DECAY_NONE }; /* --decay */
+enum { HARD_NONE, HARD_IDLE, HARD_SAME }; /* --hard */
 
 enum { MOST_PATHS = 64, TRAIN_WORDS = 1100 /* bytes of a message */ };
 
@@ -41,9 +40,7 @@ typedef struct paths {
 
 /* The options of all trainings. */
 typedef struct train_options {
-  int method;    /* a method_t */
-  int automatic; /* --method auto; what it chooses is in warmup, outer and the form */
-  size_t warmup; /* Efficient-Adam's; 0: the library's */
+  int method; /* a method_t */
   bool dense, compare;
   bool no_error_feedback;
   size_t steps, seed;
@@ -56,12 +53,10 @@ typedef struct train_options {
 
   float learning_rate; /* its highest value */
   size_t rise;         /* steps until then */
-  int decay;
-  float last_rate; /* where DECAY_LINEAR ends, as a part of the highest */
 
-  size_t freeze; /* dense steps at first, or FREEZE_AUTOMATIC */
-  size_t variance_freeze, variance_scaler, local_scaler, local_clipper; /* 0/1 Adam's */
-  float beta2, epsilon, gain, momentum, weight_decay, clip_norm;
+  size_t freeze;       /* dense steps at first, or FREEZE_AUTOMATIC */
+  size_t local_scaler; /* 0/1 Adam's */
+  float beta2, epsilon, momentum, weight_decay, clip_norm;
   int exchange;                                /* an onebit_adam_exchange_t, less 1 */
   int shards;                                  /* an onebit_shards_t */
   int scale;                                   /* an onebit_scale_t */
@@ -71,7 +66,7 @@ typedef struct train_options {
   size_t outer;                                /* local steps; 0: none */
   int outer_rule;                              /* an onebit_outer_rule_t */
   int outer_bits;                              /* the place of the word among the choices */
-  float outer_rate, outer_momentum, outer_mixing;
+  float outer_mixing;
   float outer_patience; /* seconds; 0: ranks are no sites */
   size_t outer_fragments, outer_delay;
   int parameters, gradients; /* onebit_dtype_t */
@@ -92,7 +87,6 @@ typedef struct train_options {
   size_t width, context;
   size_t layers, heads; /* of train_text */
   int init;
-  size_t sample;     /* bytes of text to generate at the end */
   size_t vocabulary; /* of train_words */
   bool no_table;
   const char *images, *labels; /* of train_images; NULL: drawn digits */
@@ -103,9 +97,8 @@ typedef struct train_options {
 
 /* The initial members of a program's own defaults. */
 #define TRAIN_OPTIONS_DEFAULTS                                                                     \
-  .seed = 1, .accumulate = 1, .learning_rate = REAL_UNSET, .rise = COUNT_UNSET, .last_rate = 0.1f, \
-  .freeze = COUNT_UNSET, .variance_freeze = COUNT_UNSET, .variance_scaler = COUNT_UNSET,           \
-  .local_scaler = COUNT_UNSET, .local_clipper = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,     \
+  .seed = 1, .accumulate = 1, .learning_rate = REAL_UNSET, .rise = COUNT_UNSET,                    \
+  .freeze = COUNT_UNSET, .local_scaler = COUNT_UNSET, .beta2 = 0.99f, .momentum = 0.9f,            \
   .loss_scale_interval = 2000, .report_every = 20
 
 /* The rows that all programs have, behind their own; and what reads a path of --data. */

@@ -8,8 +8,6 @@ static onebit_outer_options_t options_of(const train_options_t *options) {
   onebit_outer_options_t outer = ONEBIT_OUTER_OPTIONS_INIT;
   outer.local_steps = options->outer;
   outer.rule = (onebit_outer_rule_t)options->outer_rule;
-  outer.learning_rate = (double)options->outer_rate;
-  outer.momentum = (double)options->outer_momentum;
   outer.bits = bits[options->outer_bits];
   outer.fragments = options->outer_fragments;
   outer.delay = options->outer_delay;

@@ -272,8 +272,6 @@ void report_end(const training_t *training) {
       print_compression(training);
     if (!training->options->compare)
       print_sum(training);
-    if (training->task.kind->show)
-      training->task.kind->show(&training->task);
   }
   if (training->options->json)
     print_json(training);

@@ -100,7 +100,6 @@ struct train_kind {
   void (*draw)(train_task_t *task, size_t micro_batch);
   void (*hold)(const train_task_t *task, size_t place, size_t sample);
   size_t (*held_out)(const train_task_t *task); /* so many samples */
-  void (*show)(const train_task_t *task);       /* on rank 0, when trained; may be NULL */
 };
 
 extern const train_kind_t train_kind; /* the program's */

@@ -40,14 +40,13 @@ static const struct tool_option rows[] = {
     {"held-out", 0, TOOL_COUNT, AT(held_out), "N",
      "bytes to look at, evenly spread, of the tenth that is held out; default 0:\n"
      "all of it", .high = 1e15},
-    {"sample", 0, TOOL_COUNT, AT(sample), "N", "bytes of text to generate at the end", .high = 1e6},
     {.kind = TOOL_ROWS, .rows = train_rows}};
 /* clang-format on */
 
 static const train_options_t defaults = {
-    TRAIN_OPTIONS_DEFAULTS, .steps = 400,  .batch = 8,   .weight_decay = 0.1f,
-    .epsilon = 1e-8f,       .layers = 5,   .width = 128, .heads = 4,
-    .context = 64,          .sample = 400,
+    TRAIN_OPTIONS_DEFAULTS, .steps = 400,     .batch = 8,
+    .weight_decay = 0.1f,   .epsilon = 1e-8f, .layers = 5,
+    .width = 128,           .heads = 4,       .context = 64,
 };
 
 /* The rates with which the dense forms end lowest, a factor of two apart, on Perl's library, with
@@ -149,42 +148,6 @@ static void hold(const train_task_t *task, size_t place, size_t window) {
                        tokens_of(task) + place * (context + 1));
 }
 
-/* --- Showing what was learnt -------------------------------------------------------------------*/
-
-static size_t draw_token(const float *probabilities, size_t vocabulary, uint64_t *random) {
-  float left = random_uniform(random);
-  size_t token = 0;
-  while (token + 1 < vocabulary && left >= probabilities[token])
-    left -= probabilities[token++];
-  return token;
-}
-
-static void print_byte(unsigned char byte) { putchar(byte < ' ' && byte != '\n' ? '?' : byte); }
-
-/* Continues the first held-out window, byte by byte. */
-static void show(const train_task_t *task) {
-  const text_t *text = task->data;
-  const size_t context = task->options->context;
-  uint64_t random = random_stream(task->options->seed, 0, 1);
-  unsigned char *tokens = tokens_of(task);
-  if (task->options->sample == 0)
-    return;
-  text_held_out_window(text, context, 0, tokens);
-  printf("\nSample, going on from the held-out text\n----\n");
-  for (size_t i = 0; i < context; i++)
-    print_byte(text->bytes[tokens[i]]);
-  printf(" >>> ");
-  for (size_t i = 0; i < task->options->sample; i++) {
-    task->model->forward(task->model, 1);
-    const float *next = task->model->predicted + (context - 1) * text->vocabulary;
-    const size_t token = draw_token(next, text->vocabulary, &random);
-    print_byte(text->bytes[token]);
-    memmove(tokens, tokens + 1, context);
-    tokens[context - 1] = (unsigned char)token;
-  }
-  printf("\n----\n");
-}
-
 const train_kind_t train_kind = {.name = "text",
                                  .samples = "tokens",
                                  .held_out_name = "bytes of held-out text",
@@ -200,5 +163,4 @@ const train_kind_t train_kind = {.name = "text",
                                  .create = create,
                                  .draw = draw,
                                  .hold = hold,
-                                 .held_out = held_out,
-                                 .show = show};
+                                 .held_out = held_out};

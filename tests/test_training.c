@@ -111,21 +111,6 @@ Test(training, outer_steps_learn) {
   }
 }
 
-/* On links that are modelled. */
-Test(training, method_is_chosen) {
-  static const struct {
-    const char *link;
-    form_t form;
-  } rows[] = {{"", DENSE}, {"--link 0.2", COMPRESSED}, {"--link 0.005", OUTER}};
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const training_t training =
-        train_on(RANKS, "--batch 4 --steps 1 --step-seconds 1 --method auto %s", rows[i].link);
-    cr_expect(training.form == rows[i].form && !training.chosen.outer == (training.form != OUTER),
-              "%s: form %d, %zu local steps", rows[i].link, (int)training.form,
-              training.chosen.outer);
-  }
-}
-
 /* Momentum SGD is linear: the mean of steps is the step of the mean. */
 /* In time, sites are ranks. */
 Test(training, sites_learn_as_ranks_do) {
@@ -282,8 +267,8 @@ static void only_what_must_matters(const char *method) {
   const char *const alike[] = {"--bucket-size 300", "--loss-scale 4096 --loss-scale-interval 5",
                                "--validate-every 7 --report-every 3"};
   const char *const unlike[] = {"--seed 2",        "--no-error-feedback", "--weight-decay 0",
-                                "--clip-norm 0.5", "--dense-below 100",   "--decay none",
-                                "--rise 20",       "--epsilon 1e-8"};
+                                "--clip-norm 0.5", "--dense-below 100",   "--rise 20",
+                                "--epsilon 1e-8"};
   for (size_t i = 0; i < sizeof alike / sizeof *alike; i++) {
     const training_t other = train_on(RANKS, "%s %s", run, alike[i]);
     same_end(&plain, &other, alike[i]);

@@ -32,22 +32,17 @@ Test(training_parts, sixteen_bits_are_those_of_the_library) {
 
 /* --- Schedules ---------------------------------------------------------------------------------*/
 
-static float rate(int decay, size_t step) {
-  const train_options_t options = {
-      .steps = 100, .learning_rate = 2.0f, .rise = 20, .decay = decay, .last_rate = 0.25f};
+static float rate(size_t step) {
+  const train_options_t options = {.steps = 100, .learning_rate = 2.0f, .rise = 20};
   return train_learning_rate(&options, step);
 }
 
 Test(training_parts, learning_rates_rise_and_fall) {
-  for (int decay = DECAY_LINEAR; decay <= DECAY_NONE; decay++) {
-    cr_expect_float_eq(rate(decay, 0), 0.1f, 1e-6);
-    cr_expect_float_eq(rate(decay, 19), 2.0f, 1e-6);
-  }
-  cr_expect_float_eq(rate(DECAY_LINEAR, 20), 2.0f, 1e-6);
-  cr_expect_float_eq(rate(DECAY_LINEAR, 60), 1.25f, 1e-6);
-  cr_expect_float_eq(rate(DECAY_LINEAR, 99), 0.5f + 1.5f / 80.0f, 1e-6);
-  cr_expect_float_eq(rate(DECAY_INVERSE_ROOT, 79), 1.0f, 1e-6);
-  cr_expect_float_eq(rate(DECAY_NONE, 99), 2.0f, 1e-6);
+  cr_expect_float_eq(rate(0), 0.1f, 1e-6);
+  cr_expect_float_eq(rate(19), 2.0f, 1e-6);
+  cr_expect_float_eq(rate(20), 2.0f, 1e-6);
+  cr_expect_float_eq(rate(60), 1.1f, 1e-6);
+  cr_expect_float_eq(rate(99), 0.2f + 1.8f / 80.0f, 1e-6);
 }
 
 /* --- Command lines -----------------------------------------------------------------------------*/
@@ -104,8 +99,6 @@ Test(training_parts, options_that_are_wrong_are_named) {
       {"--outer-patience 3", "--outer: missing"},
       {"--outer 3 --outer-bits 3", "--outer-bits=3: expected auto, 1, 2, 4, 8, 32 or sparse"},
       {"--outer 3 --dense", "--outer: not with dense"},
-      {"--method auto --dense", "--method auto: not with dense"},
-      {"--method auto --optimizer adam", "--method auto: is for efficient-adam"},
       {"--images x", "--labels: missing"},
       {"--labels x", "--images: missing"},
       {"--side 9", "--side=9: expected an integer from 10 to 256"},
@@ -160,10 +153,9 @@ Test(training_parts, programs_say_what_came_of_it) {
   expect_said(said, " of float32 in every step");
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
-                 "--sample 20 --optimizer momentum --compare %s",
+                 "--optimizer momentum --compare %s",
                  small);
   expect_said(said, "dense SGD, ");
-  expect_said(said, "Sample, going on from the held-out text");
   expect_said(said, "validation loss   ");
   expect_said(said, "* of 1-bit SGD in its compressed stage, after 3 steps of warm-up");
   said = program(0,
@@ -173,7 +165,7 @@ Test(training_parts, programs_say_what_came_of_it) {
   cr_expect_eq(strncmp(said, "{\"training\":\"text\"", 18), 0, "%s", said);
   said = program(0,
                  "examples/train_text --data README.md --width 16 --layers 1 --context 8 "
-                 "--held-out 50 --sample 0 %s",
+                 "--held-out 50 %s",
                  small);
   expect_said(said, " over 56 bytes of held-out text");
   said = program(0, "examples/train_words --data README.md --width 8 --vocabulary 100 --json %s",
