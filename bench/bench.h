@@ -1,8 +1,8 @@
 /*
  * onebit-bench: the speed of the collectives, the codecs and the optimizers' local work.
  *
- * The harness is written once: options (bench_options.c), ranks that are MPI processes
- * (bench_mpi.c), threads, processes or a launcher's processes over sockets (bench_team.c), the loop
+ * The harness is written once: options (bench_options.c), ranks that are MPI processes (bench.c),
+ * threads, processes or a launcher's processes over sockets (bench_team.c), the loop
  * that times entries by turns (bench_measure.c) in memory of the host or of a device, and rows as
  * text, JSON or CSV (bench_table.c). A benchmark is a row of bench_table that says what to time. It
  * reports, it does not assert: only -c, which looks at results and not at times, can make it fail.
@@ -185,6 +185,7 @@ struct bench_team {
   void *state;
   const struct bench_algorithm *algorithms;
   size_t algorithm_count; /* 0 where there is no dense collective */
+  const char *library;    /* that has it */
 };
 
 /* True on all ranks if `well` is true on all of them. */
@@ -198,15 +199,6 @@ int bench_team_run_processes(int ranks, bench_body *body, const void *context);
 
 /* Runs the body over sockets on the ranks that RANK and WORLD_SIZE of the environment describe. */
 int bench_sockets_run(int connections, bench_body *body, const void *context);
-
-#ifdef ONEBIT_HAVE_MPI
-/* MPI_Init, and the number of ranks that mpirun gave; then the body on these; then MPI_Finalize. */
-void bench_mpi_begin(int *argc, char ***argv, const struct bench_options *options, int *rank,
-                     int *size);
-int bench_mpi_run(bench_body *body, const void *context);
-void bench_mpi_end(void);
-const char *bench_mpi_library(void);
-#endif
 
 /* --- Measuring */
 

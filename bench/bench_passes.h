@@ -9,7 +9,7 @@
 #include "bench/bench.h"
 #include "collectives/plan_private.h"
 
-/* What a dense optimizer's loop works on. */
+/* A dense optimizer's loop works on these arrays. */
 struct bench_fused {
   const struct ob_adam_factors *factors;
   const struct ob_lion_factors *lion;

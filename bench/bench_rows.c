@@ -85,15 +85,13 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
   bench_note(table, "%d ranks over %s, codec %s, %s, one %s scale for %s", test->team->size,
              info.transport, info.codec, bench_dtypes[test->options->dtype],
              bench_scales[test->options->scale], setting(info.block_size, text));
-#ifdef ONEBIT_HAVE_MPI
   if (test->dense_receive)
     bench_note(table, "Dense: %s of float32 by %s, %s",
                job->benchmark->kind & BENCH_NONBLOCKING ? test->collective->nonblocking_dense_name
                                                         : test->collective->dense_name,
-               bench_mpi_library(),
+               test->team->library,
                test->team->algorithm_count > 1 ? "the best of its algorithms"
                                                : "its own choice of algorithm");
-#endif
   bench_note(
       table,
       "Size: bytes of a rank's %s as float32. Times: of the slowest rank in each iteration;\n"
