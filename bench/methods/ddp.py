@@ -1,8 +1,9 @@
-"""DistributedDataParallel as it is, and with torch's hooks that halve what is sent."""
+"""DistributedDataParallel as it is, and with torch's hooks: half precision, and PowerSGD after 10 steps
+in float32."""
 
 import functools
 
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -13,8 +14,20 @@ def make(hook, model, optimizer, short):
     return model, optimizer, None
 
 
+def make_power(rank, model, optimizer, short):
+    # The hook makes several exchanges a bucket, over gloo in any order of buckets: of one they have one.
+    model = DistributedDataParallel(model, bucket_cap_mb=1 << 20)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=short(10)
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model, optimizer, None
+
+
 METHODS = {
     "DDP, float32": functools.partial(make, None),
     "DDP, fp16 hook": functools.partial(make, default_hooks.fp16_compress_hook),
     "DDP, bf16 hook": functools.partial(make, default_hooks.bf16_compress_hook),
+    "PowerSGD, rank 2": functools.partial(make_power, 2),
+    "PowerSGD, rank 8": functools.partial(make_power, 8),
 }
