@@ -1,14 +1,20 @@
-"""DiLoCo in float32 as its paper has it (arXiv 2311.08105): AdamW inside, an outer step with Nesterov
-momentum 0.9 and rate 0.7 every 20 steps."""
+"""DiLoCo every 20 steps: in float32 as its paper has it (arXiv 2311.08105), AdamW inside and an outer
+step with Nesterov momentum; and onebit's, with that outer step in 4 bits, and the plain mean in one."""
+
+import functools
 
 import torch
 import torch.distributed as dist
 
+import onebit.torch
 
-def make(model, optimizer, short):
+NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def make_dense(model, optimizer, short):
     parameters, every, steps = list(model.parameters()), short(20), 0
     agreed = [one.detach().clone().requires_grad_() for one in parameters]
-    outer = torch.optim.SGD(agreed, lr=0.7, momentum=0.9, nesterov=True)
+    outer = NESTEROV(agreed)
 
     @torch.no_grad()
     def exchange(*_):
@@ -29,4 +35,13 @@ def make(model, optimizer, short):
     return model, optimizer, None
 
 
-METHODS = {"DiLoCo, float32": make}
+def make(outer, model, optimizer, short):
+    if outer is not None:
+        outer = outer([torch.zeros(1, requires_grad=True)])
+    local = onebit.torch.DiLoCo(model, optimizer, sync_every=short(20), outer=outer)
+    local.__enter__()
+    return model, optimizer, local.close
+
+
+METHODS = {"DiLoCo, float32": make_dense, "onebit DiLoCo, 4 bits": functools.partial(make, NESTEROV),
+           "onebit DiLoCo, mean, 1 bit": functools.partial(make, None)}  # fmt: skip
