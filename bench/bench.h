@@ -245,9 +245,7 @@ struct bench_entry {
   size_t streams;                /* whose messages it takes; 0: it takes none */
   double bytes;                  /* that it must move */
   bool waits;                    /* `run` waits for the result: the host's clock times it */
-  void *graph;                   /* of a device: what is replayed; `release` gives it back */
-  void (*release)(struct bench_entry *entry);
-  double *times; /* one a round, seconds; of several ranks, the slowest one's */
+  double *times;                 /* one a round, seconds; of several ranks, the slowest one's */
   struct bench_statistics time;
   double wire_bytes, link_bytes; /* of one call: the most that a rank, a host's interface sent */
 };

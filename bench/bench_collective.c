@@ -220,10 +220,9 @@ static const struct bench_entry *quickest(const struct bench_case *test, size_t 
   return best;
 }
 
-/* A device's dense entry: the first of NCCL's, or the library's own. */
+/* A device's dense entry: the first of NCCL's. */
 static const struct bench_entry *dense_on_device(const struct bench_case *test) {
-  size_t dense = test->plan_count + (test->ways[test->plan_count].plan && test->nccl);
-  return dense < test->rounds.count ? &test->rounds.entries[dense] : NULL;
+  return test->plan_count < test->rounds.count ? &test->rounds.entries[test->plan_count] : NULL;
 }
 
 /* Makes row k, whose times are zeros before the rounds are measured. */

@@ -33,7 +33,7 @@ struct bench_collective {
 extern const struct bench_collective bench_collectives[]; /* by onebit_operation_t */
 
 /* A plan, or a dense algorithm, which take turns. Entry k of the rounds is way k's, and has it as
- * its context unless it is a graph. */
+ * its context. */
 struct bench_way {
   struct bench_case *test;
   struct bench_variant variant;            /* what was asked of the plan */

@@ -1,17 +1,89 @@
-/* The collectives with -d cuda: the call, on a stream, in a graph, and what is dense; ranks that
- * talk over NCCL, and NCCL's own collectives. */
+/* The device of a rank with -d cuda, and the collectives there: the call, the same on a stream, and
+ * NCCL's own where ranks talk over NCCL. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench/bench_cuda.h"
+#include "collectives/communicator.h"
 #include "compression/numerics.h"
+#include "cuda/device.h"
 #include "onebit/cuda.h"
 #ifdef ONEBIT_HAVE_NCCL
 #include "base/nccl_releases.h"
 #include "onebit/nccl.h"
 #endif
+
+int bench_cuda_failed(cudaError_t error, const char *what) {
+  bench_complain("%s: CUDA: %s", what, cudaGetErrorString(error));
+  return BENCH_FAILED;
+}
+
+static int open_device(struct bench_device *device, int place) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    if (place == 0)
+      bench_complain("-d cuda: %s",
+                     error == cudaSuccess ? "there is no device" : cudaGetErrorString(error));
+    return BENCH_FAILED;
+  }
+  device->number = place % count;
+  BENCH_TRY_CUDA(cudaSetDevice(device->number));
+  BENCH_TRY_CUDA(cudaGetDeviceProperties(&device->properties, device->number));
+  BENCH_TRY_CUDA(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
+  BENCH_TRY_CUDA(cudaEventCreate(&device->started));
+  BENCH_TRY_CUDA(cudaEventCreate(&device->ended));
+  return BENCH_OK;
+}
+
+/* Opens a device. Ranks with communicators of their own are processes of this machine. */
+int bench_device_open(struct bench_team *team, struct bench_device *device) {
+  *device = (struct bench_device){.number = -1, .ranks = 1};
+  if (!team)
+    return open_device(device, 0);
+  bool own = team->comm->size != team->size;
+  device->ranks = own ? team->size : team->comm->hosts.here;
+  int status = open_device(device, own ? team->rank : team->comm->hosts.local_rank);
+  return bench_team_agree(team, status == BENCH_OK) ? BENCH_OK : BENCH_FAILED;
+}
+
+void bench_device_close(struct bench_device *device) {
+  if (device->stream)
+    cudaStreamDestroy(device->stream);
+  if (device->started)
+    cudaEventDestroy(device->started);
+  if (device->ended)
+    cudaEventDestroy(device->ended);
+}
+
+void bench_device_note(struct bench_job *job) {
+  const struct cudaDeviceProp *properties = &job->device->properties;
+  bench_note(job->table, "onebit-bench %s -d cuda, version %s%s", job->benchmark->name,
+             onebit_version(),
+             BENCH_EMULATED ? ": an EMULATED device, whose times mean nothing" : "");
+  bench_note(job->table, "%s, compute capability %d.%d, %.1f GiB", properties->name,
+             properties->major, properties->minor,
+             (double)properties->totalGlobalMem / (double)((size_t)1 << 30));
+}
+
+static int cuda_device_start(struct bench_device *device, double *seconds) {
+  (void)seconds;
+  BENCH_TRY_CUDA(cudaEventRecord(device->started, device->stream));
+  return BENCH_OK;
+}
+
+static int cuda_device_stop(struct bench_device *device, double *seconds) {
+  float milliseconds;
+  BENCH_TRY_CUDA(cudaEventRecord(device->ended, device->stream));
+  BENCH_TRY_CUDA(cudaEventSynchronize(device->ended));
+  BENCH_TRY_CUDA(cudaEventElapsedTime(&milliseconds, device->started, device->ended));
+  *seconds = 1e-3 * (double)milliseconds;
+  return BENCH_OK;
+}
+
+const struct bench_space bench_space_cuda = {&ob_memory_cuda, cuda_device_start, cuda_device_stop};
 
 static onebit_status_t (*const stream_calls[])(const void *, void *, onebit_plan_t,
                                                cudaStream_t) = {
@@ -133,47 +205,19 @@ static int run_stream(const struct bench_entry *entry) {
                       entry->name);
 }
 
-static int cuda_run_dense(const struct bench_entry *entry) {
-  const struct bench_way *way = entry->context;
-  const struct bench_case *test = way->test;
-  return bench_status(onebit_allreduce_stream(test->dense_send, test->dense_receive, way->plan,
-                                              test->device->stream),
-                      entry->name);
-}
-
-static onebit_status_t create_plan(struct bench_case *test, onebit_dtype_t dtype,
-                                   struct bench_variant variant, struct bench_way *way) {
-  onebit_plan_options_t options = bench_case_options(test, variant, ONEBIT_DEVICE_CUDA);
-  options.dtype = dtype;
-  return onebit_plan_create(test->comm, test->count, &options, &way->plan);
-}
-
-enum { CALL, STREAM };
-
-/* Adds the calls of a plan, and for an allreduce the dense ones: the library's, and NCCL's own. */
+/* Adds the calls of a plan, and NCCL's own. */
 static int cuda_add_ways(struct bench_case *test) {
-  const struct bench_options *options = test->options;
-  struct bench_variant dense = {.schedule = options->variant.schedule, .wire = ONEBIT_WIRE_DENSE};
+  onebit_plan_options_t options =
+      bench_case_options(test, test->options->variant, ONEBIT_DEVICE_CUDA);
   struct bench_way *way = bench_case_add(test, "call", run_call);
-  test->rounds.entries[CALL].waits = true;
-  BENCH_TRY(
-      bench_status(create_plan(test, options->dtype, options->variant, way), "onebit_plan_create"));
+  test->rounds.entries[0].waits = true;
+  BENCH_TRY(bench_status(onebit_plan_create(test->comm, test->count, &options, &way->plan),
+                         "onebit_plan_create"));
   test->plan = way->plan;
   bench_case_add(test, "on a stream", run_stream)->plan = test->plan;
-  if (test->nccl || test->team->size == 1) { /* messages by way of the host cannot be captured */
-    BENCH_TRY(bench_entry_capture(&test->rounds, STREAM));
-    test->ways[STREAM + 1] = test->ways[STREAM];
-  }
   test->plan_count = test->rounds.count;
-  if (options->no_dense)
-    return BENCH_OK;
-  if (test->collective->operation == ONEBIT_ALLREDUCE &&
-      options->variant.wire != ONEBIT_WIRE_DENSE) {
-    way = bench_case_add(test, "dense wire, on a stream", cuda_run_dense);
-    BENCH_TRY(bench_status(create_plan(test, ONEBIT_FLOAT32, dense, way), "onebit_plan_create"));
-  }
 #ifdef ONEBIT_HAVE_NCCL
-  if (test->nccl)
+  if (test->nccl && !test->options->no_dense)
     bench_nccl_add(test);
 #endif
   return BENCH_OK;

@@ -1,9 +1,9 @@
 /*
  * onebit-bench -d cuda: what its files share. They are in builds with CUDA only.
  *
- * Whatever is measured is an entry that puts work on a stream, and is timed by events
- * (bench_device_cuda.c). bench_kernels_cuda.c has the kernels and what they work on,
- * bench_collective_cuda.c the collectives, NCCL's too.
+ * Whatever is measured is an entry that puts work on a stream, and is timed by events.
+ * bench_kernels_cuda.c has the kernels and what they work on; bench_collective_cuda.c the device,
+ * its events, and the collectives, NCCL's too.
  */
 #ifndef BENCH_CUDA_H
 #define BENCH_CUDA_H
@@ -51,12 +51,6 @@ void bench_device_close(struct bench_device *device);
 
 /* Prints notes: the device, and that an emulated one's times mean nothing. */
 void bench_device_note(struct bench_job *job);
-
-/* --- What a call puts on a stream */
-
-/* Adds an entry that replays as a graph what entry `of` puts on a stream. Returns an exit
- * status. */
-int bench_entry_capture(struct bench_rounds *rounds, size_t of);
 
 /* --- The kernels, as passes over arrays in memory of the device */
 

@@ -296,9 +296,4 @@ int bench_rounds_measure(struct bench_rounds *rounds) {
   return BENCH_OK;
 }
 
-void bench_rounds_destroy(struct bench_rounds *rounds) {
-  for (size_t k = 0; k < rounds->count; k++)
-    if (rounds->entries[k].release)
-      rounds->entries[k].release(&rounds->entries[k]);
-  ob_release(rounds->memory);
-}
+void bench_rounds_destroy(struct bench_rounds *rounds) { ob_release(rounds->memory); }

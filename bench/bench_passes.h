@@ -74,8 +74,8 @@ struct bench_pass {
   struct {
     double floats, bits, scales;
   } each;
-  bool streams;  /* it takes other ranks' messages */
-  bool captured; /* it is a whole step, on a device in a graph too */
+  bool streams; /* it takes other ranks' messages */
+  bool whole_step;
   /* For bench_run_pass and _apply; for plain loops the form of the variance, and the array that is
    * scratch. */
   enum ob_pass_kind kinds[2]; /* the second one OB_PASS_SQUARES: there is one */

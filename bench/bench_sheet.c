@@ -23,7 +23,7 @@ static bool is_of_one_bit(const struct bench_sheet *sheet, const struct bench_pa
 }
 #endif
 
-/* Adds the list's passes; a step that is put on a stream is also replayed as a graph. */
+/* Adds the list's passes. */
 static int sheet_add_all(struct bench_sheet *sheet) {
   struct bench_rounds *rounds = &sheet->rounds;
   const struct bench_options *options = sheet->job->options;
@@ -39,12 +39,6 @@ static int sheet_add_all(struct bench_sheet *sheet) {
       sheet->reduce = rounds->count;
     for (size_t k = 0; k < ((*pass)->streams ? options->stream_count : 1); k++)
       bench_rounds_add(rounds, *pass, (*pass)->streams ? options->streams[k] : 0);
-#ifdef ONEBIT_HAVE_CUDA
-    if ((*pass)->captured && sheet->job->device) {
-      rounds->entries[rounds->count - 1].context = sheet->passes;
-      BENCH_TRY(bench_entry_capture(rounds, rounds->count - 1));
-    }
-#endif
   }
   if (!sheet->reduce)
     sheet->reduce = rounds->count;
@@ -59,7 +53,7 @@ static void set_bytes_of_step(struct bench_sheet *sheet) {
   for (size_t k = part; k < sheet->reduce; k++)
     bytes += entries[k].bytes;
   for (size_t k = 0; k < part; k++)
-    if (!entries[k].pass || entries[k].pass->captured)
+    if (entries[k].pass->whole_step)
       entries[k].bytes = bytes;
 }
 

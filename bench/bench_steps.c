@@ -51,7 +51,7 @@ static int steps_run_step(const struct bench_entry *entry) {
 }
 
 /* clang-format off */
-const struct bench_pass bench_step = {"1-bit step, one rank", steps_run_step, .captured = true};
+const struct bench_pass bench_step = {"1-bit step, one rank", steps_run_step, .whole_step = true};
 
 /* In a dense step the mean gradient is what the exchange has left in scratch, which LAMB's update
  * replaces. */

@@ -209,7 +209,7 @@ Test(bench_rows, json_of_kernels) {
   const char *said = program(0, "onebit-bench codec -d cuda -m64K -i3 -x0 --json 2>/dev/null");
   cr_expect_eq(objects(said, fields), 1 + 4 + 4 + 1 + 4 + 2 + 3 + 4 + 1);
   said = program(0, "onebit-bench adam -d cuda -m64K -i3 -x0 --json --streams 2 2>/dev/null");
-  cr_expect_eq(objects(said, fields), 1 + 1 + 2 + 2 + 1 + 1);
+  cr_expect_eq(objects(said, fields), 1 + 1 + 1 + 2 + 1 + 1);
   said = program(0, "onebit-bench optimizers -d cuda -m64K -i3 -x0 --json 2>/dev/null");
   cr_expect_eq(objects(said, fields), 1 + 15);
 }
@@ -232,13 +232,13 @@ static void check_device(const char *subcommand, const char *ranks, size_t rows,
 }
 
 Test(bench_rows, results_on_a_device_are_the_host_s) {
-  check_device("allreduce", "--ranks 1", 4, 3);
-  check_device("allreduce", "--ranks 3", 3, 2);
+  check_device("allreduce", "--ranks 1", 2, 2);
+  check_device("allreduce", "--ranks 3", 2, 2);
   check_device("allgather", "--ranks 2 --dtype bfloat16", 2, 2);
 #ifdef ONEBIT_HAVE_NCCL
-  check_device("allreduce", "--nccl-ranks 3", 6, 3);
-  check_device("allgather", "--nccl-ranks 2", 5, 3);
-  check_device("reduce-scatter", "--nccl-ranks 3 --no-dense", 3, 3);
+  check_device("allreduce", "--nccl-ranks 3", 4, 2);
+  check_device("allgather", "--nccl-ranks 2", 4, 2);
+  check_device("reduce-scatter", "--nccl-ranks 3 --no-dense", 2, 2);
 #endif
 }
 
