@@ -259,7 +259,7 @@ struct job {
   struct bench_options options;
 };
 
-static int run_job(struct bench_team *team, const void *context) {
+static int bench_run_body(struct bench_team *team, const void *context) {
   const struct job *job = context;
   return bench_run_on(job->benchmark, &job->options, team);
 }
@@ -269,11 +269,11 @@ static int run_job(struct bench_team *team, const void *context) {
 static int run_own_ranks(const struct job *job) {
   int ranks = job->options.ranks ? job->options.ranks : DEFAULT_THREAD_RANKS;
   if (!job->options.nccl_ranks)
-    return bench_team_run_threads(ranks, run_job, job);
+    return bench_team_run_threads(ranks, bench_run_body, job);
 #ifdef ONEBIT_EMULATED_CUDA
-  return bench_team_run_threads(job->options.nccl_ranks, run_job, job);
+  return bench_team_run_threads(job->options.nccl_ranks, bench_run_body, job);
 #else
-  return bench_team_run_processes(job->options.nccl_ranks, run_job, job);
+  return bench_team_run_processes(job->options.nccl_ranks, bench_run_body, job);
 #endif
 }
 
@@ -283,7 +283,7 @@ static int bench_run_job(const struct job *job, enum tool_asked asked, const cha
   if (asked != TOOL_RUN)
     return bench_options_answer(job->benchmark, asked, error, rank == 0);
   if (!(job->benchmark->kind & BENCH_RANKED))
-    return run_job(NULL, job);
+    return bench_run_body(NULL, job);
   if (size > 1 && job->options.ranks) {
     if (rank == 0)
       bench_complain("--ranks %d: threads need a single process, but mpirun started %d",
@@ -291,10 +291,10 @@ static int bench_run_job(const struct job *job, enum tool_asked asked, const cha
     return BENCH_USAGE;
   }
   if (job->options.sockets)
-    return bench_sockets_run(job->options.connections, run_job, job);
+    return bench_sockets_run(job->options.connections, bench_run_body, job);
 #ifdef ONEBIT_HAVE_MPI
   if (mpi && !job->options.ranks)
-    return bench_mpi_run(run_job, job);
+    return bench_mpi_run(bench_run_body, job);
 #endif
   (void)mpi;
   return run_own_ranks(job);

@@ -116,7 +116,7 @@ static bool equal_on_all(struct bench_case *test) {
   return values[0] == -values[1] && values[2] == -values[3];
 }
 
-static int check(struct bench_case *test, struct terms *terms, double *scratch, bool *right) {
+static int check_case(struct bench_case *test, struct terms *terms, double *scratch, bool *right) {
   onebit_plan_export_residual(test->plan, terms->worker[0], terms->server[0]);
   BENCH_TRY(bench_status(test->collective->call(test->send, test->receive, test->plan),
                          test->collective->name));
@@ -132,7 +132,7 @@ int bench_case_check(struct bench_case *test, bool *right) {
   struct terms terms;
   double *scratch = ob_allocate(2 * PART, sizeof(double));
   bool well = create_terms(test, &terms) && scratch;
-  int status = bench_team_agree(test->team, well) ? check(test, &terms, scratch, right)
+  int status = bench_team_agree(test->team, well) ? check_case(test, &terms, scratch, right)
                                                   : bench_no_memory("parts of residuals", 4);
   ob_release(scratch);
   for (int k = 0; k < 2; k++) {

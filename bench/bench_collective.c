@@ -49,7 +49,7 @@ struct bench_way *bench_case_add(struct bench_case *test, const char *name, benc
   return way;
 }
 
-static int run_plan(const struct bench_entry *entry) {
+static int collective_run_plan(const struct bench_entry *entry) {
   const struct bench_way *way = entry->context;
   const struct bench_case *test = way->test;
   return bench_status(test->collective->call(test->send, test->receive, way->plan),
@@ -72,7 +72,7 @@ static int add_plan(struct bench_case *test, struct bench_variant variant) {
     snprintf(chunk, sizeof chunk, ":%zu", variant.chunk_size);
   snprintf(name, sizeof name, "%s%s%s", bench_schedules[variant.schedule],
            variant.wire == ONEBIT_WIRE_DENSE ? ":dense" : "", chunk);
-  struct bench_way *way = bench_case_add(test, name, run_plan);
+  struct bench_way *way = bench_case_add(test, name, collective_run_plan);
   onebit_plan_options_t options = bench_case_options(test, variant, ONEBIT_DEVICE_HOST);
   onebit_status_t status = onebit_plan_create(test->comm, test->count, &options, &way->plan);
   bool refused = status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_UNSUPPORTED;
@@ -226,7 +226,7 @@ static const struct bench_entry *dense_on_device(const struct bench_case *test) 
 }
 
 /* Makes row k, whose times are zeros before the rounds are measured. */
-static struct bench_row row_of(const struct bench_case *test, size_t k) {
+static struct bench_row collective_row_of(const struct bench_case *test, size_t k) {
   const struct bench_rounds *rounds = &test->rounds;
   const struct bench_entry *best =
       test->options->compare_count ? quickest(test, 0, test->plan_count) : NULL;
@@ -247,14 +247,14 @@ static struct bench_row row_of(const struct bench_case *test, size_t k) {
 static void collective_report(struct bench_table *table, const struct bench_case *test) {
   bool all = test->device || (test->options->compare_count && table->format == BENCH_TEXT);
   for (size_t k = 0; k < (all ? test->rounds.count : test->plan_count); k++) {
-    struct bench_row row = row_of(test, k);
+    struct bench_row row = collective_row_of(test, k);
     bench_collective_row(table, &row);
   }
 }
 
 /* Prints what stands above the rows, before the first of them is measured. */
 static void announce(struct bench_job *job, const struct bench_case *test) {
-  struct bench_row row = row_of(test, 0);
+  struct bench_row row = collective_row_of(test, 0);
   test->calls->note(job, test);
   bench_collective_heads(job->table, &row);
 }
@@ -282,8 +282,9 @@ static const struct bench_calls blocking = {collective_add_ways, bench_measure_w
                                 nonblocking = {.add = collective_add_ways,
                                                .measure = bench_measure_sides};
 
-static struct bench_case begin(struct bench_team *team, const struct bench_options *options,
-                               const struct bench_collective *collective) {
+static struct bench_case collective_begin(struct bench_team *team,
+                                          const struct bench_options *options,
+                                          const struct bench_collective *collective) {
   return (struct bench_case){.team = team,
                              .options = options,
                              .collective = collective,
@@ -296,7 +297,7 @@ static struct bench_case begin(struct bench_team *team, const struct bench_optio
 int bench_case_create(struct bench_team *team, const struct bench_options *options,
                       const struct bench_collective *collective, size_t bytes,
                       struct bench_case *test) {
-  *test = begin(team, options, collective);
+  *test = collective_begin(team, options, collective);
   return set_up(test, bytes);
 }
 
@@ -305,7 +306,7 @@ struct bench_case bench_case_begin(struct bench_job *job) {
   while (strcmp(row->name, job->benchmark->name) != 0 &&
          strcmp(row->nonblocking_name, job->benchmark->name) != 0)
     row++;
-  return begin(job->team, job->options, row);
+  return collective_begin(job->team, job->options, row);
 }
 
 /* Checks that dense counts fit: MPI's are an int, and so are the places in an allgather's receive

@@ -263,8 +263,8 @@ static onebit_status_t kernels_fill_messages(const struct onebit_plan *plan,
   return status;
 }
 
-static onebit_status_t fill_residual(const struct ob_cuda_residual *residual,
-                                     const struct bench_passes *passes, bool one_scale) {
+static onebit_status_t kernels_fill_residual(const struct ob_cuda_residual *residual,
+                                             const struct bench_passes *passes, bool one_scale) {
   onebit_status_t status = ONEBIT_OK;
   size_t scales = one_scale ? 1 : residual->blocks;
   for (int k = 0; k < 2 && status == ONEBIT_OK; k++) {
@@ -284,8 +284,8 @@ static onebit_status_t kernels_fill(struct bench_passes *passes) {
   for (int k = 0; k < 2 * DTYPES && status == ONEBIT_OK; k++) {
     const struct onebit_plan *plan = kernels->bits[k / 2];
     const struct ob_cuda_plan *kernel = &plan->device->kernel;
-    status = fill_residual(k % 2 ? &kernel->server : &kernel->worker, passes,
-                           plan->state->work.one_scale);
+    status = kernels_fill_residual(k % 2 ? &kernel->server : &kernel->worker, passes,
+                                   plan->state->work.one_scale);
   }
   if (status == ONEBIT_OK)
     status = kernels_fill_messages(passes->plan, passes->messages, passes->streams);

@@ -9,14 +9,14 @@
 #include "bench/bench.h"
 #include "compression/numerics.h"
 
-static int compare(const void *a, const void *b) {
+static int compare_samples(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
 struct bench_statistics bench_statistics(double *samples, size_t count) {
   double sum = 0;
-  qsort(samples, count, sizeof *samples, compare);
+  qsort(samples, count, sizeof *samples, compare_samples);
   for (size_t i = 0; i < count; i++)
     sum += samples[i];
   return (struct bench_statistics){
@@ -156,7 +156,7 @@ int bench_space_fill(const struct bench_space *space, void *to, size_t count, on
 #define FIRST_SECONDS    5
 #define MAX_SECONDS      60
 
-static void print_progress(const struct bench_progress *progress, const char *entry, double part,
+static void progress_print(const struct bench_progress *progress, const char *entry, double part,
                            double seconds) {
   double left = part > 0 ? seconds * (1 - part) / part : NAN;
   fprintf(stderr, "%sonebit-bench: %s: %s", progress->terminal ? "\r\033[K" : "", progress->what,
@@ -179,7 +179,7 @@ void bench_progress_show(struct bench_progress *progress, const char *entry, dou
     progress->next = progress->terminal ? TERMINAL_SECONDS : FIRST_SECONDS;
   if (since < progress->next)
     return;
-  print_progress(progress, entry, part, seconds);
+  progress_print(progress, entry, part, seconds);
   progress->shown = true;
   progress->next = since + (progress->terminal ? TERMINAL_SECONDS : fmin(since, MAX_SECONDS));
 }
@@ -233,7 +233,7 @@ static int time_entry(const struct bench_rounds *rounds, struct bench_entry *ent
 /* Changes the order each round, the same on all ranks: the state that an entry finds (a network's
  * buffers full or empty, memory in the cache) must not always be what the same other entry has
  * left. */
-static void shuffle(size_t *order, size_t count, uint64_t *state) {
+static void rounds_shuffle(size_t *order, size_t count, uint64_t *state) {
   for (size_t k = count; k > 1; k--) {
     *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
     size_t other = (size_t)(*state >> 33) % k, residual = order[k - 1];
@@ -251,7 +251,7 @@ static int time_entries(struct bench_rounds *rounds) {
   for (size_t k = 0; k < rounds->count; k++)
     order[k] = k;
   for (size_t r = 0; r < all; r++) {
-    shuffle(order, rounds->count, &state);
+    rounds_shuffle(order, rounds->count, &state);
     for (size_t k = 0; k < rounds->count; k++) {
       struct bench_entry *entry = &rounds->entries[order[k]];
       bench_progress_show(rounds->progress, entry->name,

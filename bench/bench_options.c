@@ -63,7 +63,7 @@ static reading read_link(void *values, const char *value) {
 }
 
 /* The library checks the block size when the plan is made. */
-static reading read_block_size(void *values, const char *value) {
+static reading options_read_block_size(void *values, const char *value) {
   struct bench_options *options = values;
   const char *end = tool_read_integer(value, true, &options->block_size);
   if (strcmp(value, "buffer") == 0)
@@ -159,7 +159,7 @@ static const struct tool_option rows[] = {
     {"device", 'd', TOOL_CHOICE, AT(device), "NAME", "where the buffers are: host or cuda",
      .names = devices},
     {"block-size", 0, TOOL_CALL, 0, "N", "elements that share a scale, or buffer: all of them",
-     .read = read_block_size},
+     .read = options_read_block_size},
     {"scale", 0, TOOL_CHOICE, AT(scale), "NAME", "rms, mean-absolute or largest",
      .names = bench_scales},
     {"bits", 0, TOOL_INTEGER, AT(bits), "N", "bits an element: 1, 2, 4 or 8", .low = 1},

@@ -94,9 +94,9 @@ static onebit_status_t overlap_start(struct side *side) {
   return test->collective->start(test->send, test->receive, test->plan, &side->request);
 }
 
-static onebit_status_t look(struct side *side) { return onebit_test(&side->request); }
+static onebit_status_t overlap_look(struct side *side) { return onebit_test(&side->request); }
 
-static onebit_status_t finish(struct side *side) { return onebit_wait(&side->request); }
+static onebit_status_t overlap_finish(struct side *side) { return onebit_wait(&side->request); }
 
 static onebit_status_t overlap_start_dense(struct side *side) {
   struct bench_case *test = side->test;
@@ -138,11 +138,12 @@ static int time_sides(struct bench_case *test, struct bench_rounds *rounds, stru
 }
 
 int bench_measure_sides(struct bench_job *job, struct bench_case *test) {
-  struct side sides[] = {{.test = test, .start = overlap_start, .look = look, .finish = finish},
-                         {.test = test,
-                          .start = overlap_start_dense,
-                          .look = look_dense,
-                          .finish = overlap_finish_dense}};
+  struct side sides[] = {
+      {.test = test, .start = overlap_start, .look = overlap_look, .finish = overlap_finish},
+      {.test = test,
+       .start = overlap_start_dense,
+       .look = look_dense,
+       .finish = overlap_finish_dense}};
   size_t count = test->dense_receive ? 2 : 1;
   struct bench_rounds rounds = {.repeats = 1, .team = test->team};
   const struct bench_entry *dense = count > 1 ? &rounds.entries[STRIDE] : NULL;

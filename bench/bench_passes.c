@@ -89,7 +89,7 @@ int bench_run_reduce(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-static int run_store(const struct bench_entry *entry) {
+static int passes_run_store(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   void *output = passes->arrays[BENCH_OUTPUT];
   passes->work.stream = passes->plan->state->work.stream;
@@ -197,7 +197,7 @@ const struct bench_pass
     bench_reduce = {"reduce", bench_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
                     .like = &bench_scale_apart, .streams = true},
     /* a bit in, a value of the dtype out */
-    bench_store = {"store", run_store, .inputs = 1, .bits = 1, .like = &bench_write},
+    bench_store = {"store", passes_run_store, .inputs = 1, .bits = 1, .like = &bench_write},
     bench_apply = {"adam apply", bench_run_apply, .kinds = {OB_PASS_APPLY}, .frozen = true,
                    .like = &bench_triad},
     /* The dense step, on blocks, as the library's warm-up does it. */

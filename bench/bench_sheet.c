@@ -124,8 +124,8 @@ struct row {
 };
 
 /* The quicker one of some entries. */
-static const struct bench_entry *best_of(const struct bench_sheet *sheet, size_t first,
-                                         size_t count) {
+static const struct bench_entry *sheet_best_of(const struct bench_sheet *sheet, size_t first,
+                                               size_t count) {
   const struct bench_entry *best = &sheet->rounds.entries[first];
   for (size_t k = first; k < first + count; k++)
     if (sheet->rounds.entries[k].time.median < best->time.median)
@@ -134,7 +134,7 @@ static const struct bench_entry *best_of(const struct bench_sheet *sheet, size_t
 }
 
 const struct bench_entry *bench_sheet_dense(const struct bench_sheet *sheet) {
-  return best_of(sheet, sheet->list->copy, sheet->list->dense);
+  return sheet_best_of(sheet, sheet->list->copy, sheet->list->dense);
 }
 
 /* Puts the ratio a / b: the median over rounds, or where one has no rounds the ratio of medians. */

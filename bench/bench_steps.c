@@ -201,7 +201,7 @@ static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
 /* --- adam */
 
 /* Options of a 1-bit Adam that freezes after its first step. */
-static onebit_adam_options_t adam_options(const struct bench_options *options) {
+static onebit_adam_options_t steps_adam_options(const struct bench_options *options) {
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.freeze_step = 1;
   adam.common.device = options->device;
@@ -213,11 +213,11 @@ static onebit_adam_options_t adam_options(const struct bench_options *options) {
 }
 
 /* Creates an optimizer in its compressed stage: one step was made, and the host knows. */
-static onebit_status_t create_optimizer(struct bench_job *job, struct bench_passes *passes) {
+static onebit_status_t steps_create_optimizer(struct bench_job *job, struct bench_passes *passes) {
   onebit_tensor_t tensor = {.parameter = passes->stepped,
                             .gradient = passes->arrays[BENCH_GRADIENT],
                             .count = passes->count};
-  onebit_adam_options_t adam = adam_options(job->options);
+  onebit_adam_options_t adam = steps_adam_options(job->options);
   onebit_status_t status = onebit_adam_create(passes->comm, &tensor, 1, &adam, &passes->optimizer);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_step(passes->optimizer, passes->learning_rate);
@@ -233,7 +233,7 @@ static int measure_adam(struct bench_job *job, struct bench_passes *passes) {
   if (!passes->stepped)
     return bench_no_memory("parameters", passes->count);
   BENCH_TRY(bench_space_fill(passes->space, passes->stepped, passes->count, ONEBIT_FLOAT32, 2));
-  BENCH_TRY(bench_status(create_optimizer(job, passes), "onebit_adam_create"));
+  BENCH_TRY(bench_status(steps_create_optimizer(job, passes), "onebit_adam_create"));
 #ifdef ONEBIT_HAVE_CUDA
   if (job->device)
     return measure_list(job, passes, &bench_adam_kernels);

@@ -90,7 +90,7 @@ int bench_each_size(struct bench_job *job, bench_size *measure, void *context) {
 
 /* --- Rows */
 
-static void print_line(struct bench_table *table, bench_fields *fields, const void *row) {
+static void table_print_line(struct bench_table *table, bench_fields *fields, const void *row) {
   table->fields = 0;
   table->json = (struct ob_json){.file = stdout};
   if (table->format == BENCH_JSON)
@@ -109,7 +109,7 @@ static void print_line(struct bench_table *table, bench_fields *fields, const vo
 void bench_print_heads(struct bench_table *table, bench_fields *fields, const void *row) {
   table->heads = !table->headed && table->format != BENCH_JSON;
   if (table->heads)
-    print_line(table, fields, row);
+    table_print_line(table, fields, row);
   table->heads = false;
   table->headed = true;
   fflush(stdout);
@@ -117,7 +117,7 @@ void bench_print_heads(struct bench_table *table, bench_fields *fields, const vo
 
 void bench_print_row(struct bench_table *table, bench_fields *fields, const void *row) {
   bench_print_heads(table, fields, row);
-  print_line(table, fields, row);
+  table_print_line(table, fields, row);
   fflush(stdout);
 }
 

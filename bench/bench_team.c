@@ -86,7 +86,7 @@ static int run_members(int ranks, bench_body *body, const void *context,
 
 /* --- Threads */
 
-static void *run_thread(void *argument) {
+static void *bench_run_thread(void *argument) {
   struct member *member = argument;
   member->status = member->body(&member->team, member->context);
   return NULL;
@@ -94,7 +94,7 @@ static void *run_thread(void *argument) {
 
 /* Runs ranks as threads, rank 0 as the calling one. The others all start or the program ends: a
  * team that is not complete would wait for ever. */
-static int run_threads(struct member *members, int ranks) {
+static int bench_run_threads(struct member *members, int ranks) {
   onebit_comm_t *comms = calloc((size_t)ranks, sizeof(onebit_comm_t));
   int worst =
       comms ? bench_status(onebit_comm_create_loopback(ranks, comms), "onebit_comm_create_loopback")
@@ -102,8 +102,9 @@ static int run_threads(struct member *members, int ranks) {
   for (int rank = ranks - 1; worst == BENCH_OK && rank >= 0; rank--) {
     members[rank].team.comm = comms[rank];
     if (rank == 0)
-      run_thread(&members[0]);
-    else if (pthread_create(&members[rank].id.thread, NULL, run_thread, &members[rank]) != 0) {
+      bench_run_thread(&members[0]);
+    else if (pthread_create(&members[rank].id.thread, NULL, bench_run_thread, &members[rank]) !=
+             0) {
       bench_complain("--ranks %d: no thread for rank %d", ranks, rank);
       exit(BENCH_FAILED);
     }
@@ -121,13 +122,13 @@ static int run_threads(struct member *members, int ranks) {
 }
 
 int bench_team_run_threads(int ranks, bench_body *body, const void *context) {
-  return run_members(ranks, body, context, run_threads);
+  return run_members(ranks, body, context, bench_run_threads);
 }
 
 /* --- Processes */
 
 /* Runs in the process of a rank, which must not outlive its parent. */
-static int run_process(struct member *member) {
+static int bench_run_process(struct member *member) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   int status = bench_status(onebit_comm_create_self(&member->team.comm), "onebit_comm_create_self");
   if (status == BENCH_OK)
@@ -170,7 +171,7 @@ static int run_processes(struct member *members, int ranks) {
   for (int rank = 0; rank < ranks; rank++) {
     pid_t process = fork();
     if (process == 0)
-      _exit(run_process(&members[rank]));
+      _exit(bench_run_process(&members[rank]));
     members[rank].id.process = process;
     if (process < 0) {
       bench_complain("--nccl-ranks %d: no process for rank %d", ranks, rank);
@@ -200,7 +201,7 @@ static void bench_sockets_barrier(struct bench_team *team) {
 }
 
 /* Exchanges each rank's numbers: the team's state has PART of them for every rank. */
-static void exchange(struct bench_team *team, size_t count) {
+static void team_exchange(struct bench_team *team, size_t count) {
   struct ob_batch *batch = team->comm->control;
   double *all = team->state, *mine = all + (size_t)team->rank * PART;
   size_t bytes = count * sizeof *all;
@@ -223,7 +224,7 @@ static void bench_sockets_combine(struct bench_team *team, double *values, size_
   for (size_t first = 0; first < count; first += PART) {
     size_t part = count - first < PART ? count - first : PART;
     memcpy(all + (size_t)team->rank * PART, values + first, part * sizeof *all);
-    exchange(team, part);
+    team_exchange(team, part);
     team_reduce(team, all, part, sum, values + first);
   }
 }

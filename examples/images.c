@@ -116,7 +116,7 @@ static const char *const glyphs[DIGITS] = {
     "63 44 23 21 40 61 63 55 48",
 };
 
-static float between(float least, float most, uint64_t *random) {
+static float digit_between(float least, float most, uint64_t *random) {
   return least + (most - least) * random_uniform(random);
 }
 
@@ -126,18 +126,18 @@ typedef struct map {
 } map_t;
 
 static map_t draw_map(uint64_t *random) {
-  return (map_t){.xx = between(0.5f, 0.8f, random),
-                 .xy = between(-0.25f, 0.25f, random),
-                 .yx = between(-0.2f, 0.2f, random),
-                 .yy = between(0.55f, 0.8f, random),
-                 .x = between(0.4f, 0.6f, random),
-                 .y = between(0.4f, 0.6f, random)};
+  return (map_t){.xx = digit_between(0.5f, 0.8f, random),
+                 .xy = digit_between(-0.25f, 0.25f, random),
+                 .yx = digit_between(-0.2f, 0.2f, random),
+                 .yy = digit_between(0.55f, 0.8f, random),
+                 .x = digit_between(0.4f, 0.6f, random),
+                 .y = digit_between(0.4f, 0.6f, random)};
 }
 
 /* Maps a point of the grid, not quite to its place. */
 static point_t place(const map_t *map, const char *at, uint64_t *random) {
-  const float x = (float)(at[0] - '0') / GRID - 0.5f + between(-0.08f, 0.08f, random);
-  const float y = (float)(at[1] - '0') / GRID - 0.5f + between(-0.08f, 0.08f, random);
+  const float x = (float)(at[0] - '0') / GRID - 0.5f + digit_between(-0.08f, 0.08f, random);
+  const float y = (float)(at[1] - '0') / GRID - 0.5f + digit_between(-0.08f, 0.08f, random);
   return (point_t){map->x + map->xx * x + map->xy * y, map->y + map->yx * x + map->yy * y};
 }
 
@@ -152,8 +152,8 @@ static size_t draw_lines(line_t lines[MOST_LINES], const char *glyph, uint64_t *
     from = to;
   }
   const point_t start = {random_uniform(random), random_uniform(random)};
-  const point_t end = {start.x + between(-0.25f, 0.25f, random),
-                       start.y + between(-0.25f, 0.25f, random)};
+  const point_t end = {start.x + digit_between(-0.25f, 0.25f, random),
+                       start.y + digit_between(-0.25f, 0.25f, random)};
   lines[count++] = (line_t){start, end};
   return count;
 }
@@ -181,14 +181,15 @@ static float ink(const line_t *lines, size_t count, float x, float y, float radi
 void digit_draw(unsigned char *pixel, size_t side, unsigned digit, uint64_t *random) {
   line_t lines[MOST_LINES];
   const size_t count = draw_lines(lines, glyphs[digit], random);
-  const float radius = between(0.02f, 0.06f, random), strength = between(0.5f, 0.9f, random);
-  const float noise = between(0.05f, 0.4f, random), step = 1.0f / (float)side;
+  const float radius = digit_between(0.02f, 0.06f, random),
+              strength = digit_between(0.5f, 0.9f, random);
+  const float noise = digit_between(0.05f, 0.4f, random), step = 1.0f / (float)side;
   const float hidden_x = random_uniform(random), hidden_y = random_uniform(random);
   for (size_t i = 0; i < side * side; i++) {
     const float x = ((float)(i % side) + 0.5f) * step, y = ((float)(i / side) + 0.5f) * step;
     const int hidden = fabsf(x - hidden_x) < 0.12f && fabsf(y - hidden_y) < 0.12f;
     float value = hidden ? 0.0f : strength * ink(lines, count, x, y, radius, step);
-    value += noise * between(-1.0f, 1.0f, random);
+    value += noise * digit_between(-1.0f, 1.0f, random);
     value = value < 0.0f ? 0.0f : value > 1.0f ? 1.0f : value;
     pixel[i] = (unsigned char)(255.0f * value);
   }
@@ -202,8 +203,8 @@ static int images_refuse(char *words, const char *what, const char *why) {
 }
 
 /* Checks that the two files belong together. */
-static int check(const idx_t *pixels, const idx_t *labels, const char *images_path,
-                 const char *labels_path, char *words) {
+static int images_check(const idx_t *pixels, const idx_t *labels, const char *images_path,
+                        const char *labels_path, char *words) {
   char why[200];
   if (pixels->size[0] != labels->size[0]) {
     snprintf(why, sizeof why, "%zu labels for %zu images in %.100s", labels->size[0],
@@ -234,7 +235,7 @@ int images_load(images_t *images, const char *images_path, const char *labels_pa
   if (result == 0)
     result = idx_read(&labels, labels_path, 1, words);
   if (result == 0)
-    result = check(&pixels, &labels, images_path, labels_path, words);
+    result = images_check(&pixels, &labels, images_path, labels_path, words);
   if (result != 0) {
     idx_free(&pixels);
     idx_free(&labels);
@@ -291,7 +292,7 @@ void shuffle(uint32_t *order, size_t count, uint64_t *random) {
   }
 }
 
-static void swap(unsigned char *a, unsigned char *b, size_t count) {
+static void images_swap(unsigned char *a, unsigned char *b, size_t count) {
   for (size_t i = 0; i < count; i++) {
     const unsigned char byte = a[i];
     a[i] = b[i];
@@ -304,8 +305,8 @@ void images_split(images_t *images, size_t held_out) {
   uint64_t random = random_stream(0, 1, 0);
   for (size_t i = images->count; i-- > 1;) {
     const size_t j = partner(i, &random);
-    swap(images->pixel + i * size, images->pixel + j * size, size);
-    swap(images->label + i, images->label + j, 1);
+    images_swap(images->pixel + i * size, images->pixel + j * size, size);
+    images_swap(images->label + i, images->label + j, 1);
   }
   images->training = images->count - held_out;
 }

@@ -6,7 +6,7 @@
 
 #include "examples/numbers.h"
 
-static const log_bilinear_t *of(const model_t *model) {
+static const log_bilinear_t *log_bilinear_of(const model_t *model) {
   return (const log_bilinear_t *)(const void *)model;
 }
 
@@ -26,7 +26,7 @@ static void gather(const log_bilinear_t *own, size_t samples) {
 }
 
 static void log_bilinear_forward(model_t *model, size_t samples) {
-  const log_bilinear_t *own = of(model);
+  const log_bilinear_t *own = log_bilinear_of(model);
   const tensor_t *tensors = model->tensors;
   const size_t width = own->shape.width, vocabulary = own->shape.vocabulary;
   gather(own, samples);
@@ -54,7 +54,7 @@ static void spread(const log_bilinear_t *own, size_t samples) {
 }
 
 static void log_bilinear_backward(model_t *model, size_t samples) {
-  const log_bilinear_t *own = of(model);
+  const log_bilinear_t *own = log_bilinear_of(model);
   const size_t width = own->shape.width, vocabulary = own->shape.vocabulary;
   const tensor_t *tensors = model->tensors, *bias = &tensors[WORD_BIAS];
   const float *d_next = model_loss_backward(model, samples);

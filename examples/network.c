@@ -35,14 +35,16 @@ static size_t out_size(const struct convolution *c) {
   return c->out_rows * c->out_columns * c->filters;
 }
 
-static const network_t *of(const model_t *model) { return (const network_t *)(const void *)model; }
+static const network_t *network_of(const model_t *model) {
+  return (const network_t *)(const void *)model;
+}
 
 static const tensor_t *weights_at(const network_t *network, size_t place) {
   return &network->model.tensors[place];
 }
 
 /* Tells that the gradients of weights and their bias are final. */
-static void report_ready(const network_t *network, size_t weights) {
+static void network_report_ready(const network_t *network, size_t weights) {
   model_report_ready(&network->model, weights_at(network, weights + 1));
   model_report_ready(&network->model, weights_at(network, weights));
 }
@@ -75,7 +77,7 @@ VECTORISED static void fold(const struct convolution *c, float *restrict d_in) {
 
 /* --- The largest of four -----------------------------------------------------------------------*/
 
-static inline float larger(float a, float b) { return a > b ? a : b; }
+static inline float network_larger(float a, float b) { return a > b ? a : b; }
 
 /* max(x, 0), but not-a-number stays one. */
 static inline float rectify(float x) { return x < 0.0f ? 0.0f : x; }
@@ -88,8 +90,8 @@ VECTORISED static void pool(const struct convolution *c, const float *restrict s
     for (size_t x = 0; x < c->out_columns; x++, out += n) {
       const float *at = sums + 2 * y * row + 2 * x * n;
       for (size_t f = 0; f < n; f++) {
-        const float largest =
-            larger(larger(at[f], at[n + f]), larger(at[row + f], at[row + n + f]));
+        const float largest = network_larger(network_larger(at[f], at[n + f]),
+                                             network_larger(at[row + f], at[row + n + f]));
         out[f] = rectify(largest + bias[f]);
       }
     }
@@ -106,7 +108,8 @@ VECTORISED static void pool_backward(const struct convolution *c, const float *r
       const float *a = sums + 2 * y * row + 2 * x * n, *b = a + row;
       float *da = d_sums + 2 * y * row + 2 * x * n, *db = da + row;
       for (size_t f = 0; f < n; f++) {
-        const float largest = larger(larger(a[f], a[n + f]), larger(b[f], b[n + f]));
+        const float largest =
+            network_larger(network_larger(a[f], a[n + f]), network_larger(b[f], b[n + f]));
         const float d = rectify_backward(d_out[f], out[f]);
         const int first = a[f] == largest, second = !first & (a[n + f] == largest);
         const int third = !(first | second) & (b[f] == largest);
@@ -153,7 +156,7 @@ static void convolve_backward(const network_t *network, const struct convolution
              transposed(weights->value, c->filters), positions, c->filters, patch, REPLACE);
     fold(c, d_in + i * in_size(c));
   }
-  report_ready(network, c->tensor);
+  network_report_ready(network, c->tensor);
 }
 
 /* --- Dense layers ------------------------------------------------------------------------------*/
@@ -173,13 +176,13 @@ static void dense_backward(const network_t *network, size_t tensor, const float 
   for (size_t i = 0; i < images; i++)
     for (size_t j = 0; j < out; j++)
       bias->gradient[j] += dy[i * out + j];
-  report_ready(network, tensor);
+  network_report_ready(network, tensor);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/
 
 static void network_forward(model_t *model, size_t images) {
-  const network_t *network = of(model);
+  const network_t *network = network_of(model);
   const struct convolution *first = &network->convolutions[0], *second = first + 1;
   const size_t flat = out_size(second), hidden = network->shape.hidden;
   convolve(network, first, network->pixels, images);
@@ -193,7 +196,7 @@ static void network_forward(model_t *model, size_t images) {
 }
 
 static void network_backward(model_t *model, size_t images) {
-  const network_t *network = of(model);
+  const network_t *network = network_of(model);
   const struct convolution *first = &network->convolutions[0], *second = first + 1;
   const size_t flat = out_size(second), hidden = network->shape.hidden;
   dense_backward(network, HEAD, network->hidden, network->d_hidden,
@@ -208,7 +211,7 @@ static void network_backward(model_t *model, size_t images) {
 
 /* --- Memory and first values -------------------------------------------------------------------*/
 
-static void create_layer(network_t *network, size_t weights, size_t in, size_t out) {
+static void network_create_layer(network_t *network, size_t weights, size_t in, size_t out) {
   model_tensor(&network->model, weights, in * out, 1);
   model_tensor(&network->model, weights + 1, out, 0);
 }
@@ -221,7 +224,7 @@ static void create_convolution(network_t *network, struct convolution *c, struct
   c->sum_columns = c->columns - KERNEL + 1;
   c->out_rows = c->sum_rows / 2;
   c->out_columns = c->sum_columns / 2;
-  create_layer(network, c->tensor, patch_size(c), c->filters);
+  network_create_layer(network, c->tensor, patch_size(c), c->filters);
   c->patches = model_floats(model, sum_positions(c) * patch_size(c));
   c->d_patches = model_floats(model, sum_positions(c) * patch_size(c));
   c->sums = model_floats(model, images * sum_positions(c) * c->filters);
@@ -245,8 +248,8 @@ static void create_layers(network_t *network) {
                                           .channels = shape->channels,
                                           .filters = 2 * shape->channels,
                                           .tensor = SECOND});
-  create_layer(network, DENSE, out_size(second), shape->hidden);
-  create_layer(network, HEAD, shape->hidden, shape->classes);
+  network_create_layer(network, DENSE, out_size(second), shape->hidden);
+  network_create_layer(network, HEAD, shape->hidden, shape->classes);
 }
 
 network_t *network_create(const network_shape_t *shape) {

@@ -26,7 +26,7 @@ typedef struct reader {
   char *words;
 } reader_t;
 
-static int refuse(const reader_t *reader, const char *path, const char *why) {
+static int text_refuse(const reader_t *reader, const char *path, const char *why) {
   snprintf(reader->words, TEXT_WORDS, "%.400s: %.100s", path, why);
   return -1;
 }
@@ -38,39 +38,39 @@ static int was_read(const reader_t *reader, const struct stat *status) {
   return 0;
 }
 
-static int append(reader_t *reader, const char *path, FILE *file, size_t size) {
+static int text_append(reader_t *reader, const char *path, FILE *file, size_t size) {
   text_t *text = reader->text;
   unsigned char *tokens = realloc(text->tokens, text->length + size);
   if (!tokens)
-    return refuse(reader, path, "out of memory");
+    return text_refuse(reader, path, "out of memory");
   text->tokens = tokens;
   if (fread(tokens + text->length, 1, size, file) != size)
-    return refuse(reader, path,
-                  ferror(file) ? strerror(errno) : "became shorter while it was read");
+    return text_refuse(reader, path,
+                       ferror(file) ? strerror(errno) : "became shorter while it was read");
   text->length += size;
   return 0;
 }
 
-static int read_file(reader_t *reader, const char *path, const struct stat *status) {
+static int text_read_file(reader_t *reader, const char *path, const struct stat *status) {
   if (was_read(reader, status))
     return 0;
   if (status->st_size == 0)
-    return refuse(reader, path, "the file is empty");
+    return text_refuse(reader, path, "the file is empty");
   identity_t *seen = realloc(reader->seen, (reader->text->files + 1) * sizeof *seen);
   if (!seen)
-    return refuse(reader, path, "out of memory");
+    return text_refuse(reader, path, "out of memory");
   reader->seen = seen;
   seen[reader->text->files++] = (identity_t){status->st_dev, status->st_ino};
   FILE *file = fopen(path, "rb");
   if (!file)
-    return refuse(reader, path, strerror(errno));
-  const int result = append(reader, path, file, (size_t)status->st_size);
+    return text_refuse(reader, path, strerror(errno));
+  const int result = text_append(reader, path, file, (size_t)status->st_size);
   fclose(file);
   return result;
 }
 
 /* Compares names, not by alphasort: its order depends on the locale. */
-static int by_name(const struct dirent **a, const struct dirent **b) {
+static int text_by_name(const struct dirent **a, const struct dirent **b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
@@ -79,11 +79,11 @@ static int read_entry(reader_t *reader, const char *directory, const char *name)
   const size_t size = strlen(directory) + strlen(name) + 2;
   char *path = malloc(size);
   if (!path)
-    return refuse(reader, directory, "out of memory");
+    return text_refuse(reader, directory, "out of memory");
   snprintf(path, size, "%s/%s", directory, name);
   int result = 0;
   if (stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0)
-    result = read_file(reader, path, &status);
+    result = text_read_file(reader, path, &status);
   free(path);
   return result;
 }
@@ -91,10 +91,10 @@ static int read_entry(reader_t *reader, const char *directory, const char *name)
 static int read_directory(reader_t *reader, const char *path) {
   struct dirent **entries;
   const size_t files = reader->text->files;
-  const int count = scandir(path, &entries, NULL, by_name);
+  const int count = scandir(path, &entries, NULL, text_by_name);
   int result = 0;
   if (count < 0)
-    return refuse(reader, path, strerror(errno));
+    return text_refuse(reader, path, strerror(errno));
   for (int i = 0; i < count; i++) {
     if (result == 0)
       result = read_entry(reader, path, entries[i]->d_name);
@@ -102,19 +102,20 @@ static int read_directory(reader_t *reader, const char *path) {
   }
   free(entries);
   if (result == 0 && reader->text->files == files)
-    return refuse(reader, path, "no file with text in this directory that was not read before");
+    return text_refuse(reader, path,
+                       "no file with text in this directory that was not read before");
   return result;
 }
 
 static int read_path(reader_t *reader, const char *path) {
   struct stat status;
   if (stat(path, &status) != 0)
-    return refuse(reader, path, strerror(errno));
+    return text_refuse(reader, path, strerror(errno));
   if (S_ISDIR(status.st_mode))
     return read_directory(reader, path);
   if (S_ISREG(status.st_mode))
-    return read_file(reader, path, &status);
-  return refuse(reader, path, "neither a file nor a directory");
+    return text_read_file(reader, path, &status);
+  return text_refuse(reader, path, "neither a file nor a directory");
 }
 
 /* Bytes become tokens, numbered in the order of the bytes. */
@@ -189,12 +190,14 @@ static int is_letter(const text_t *text, size_t at) {
   return byte >= 128 || byte == '_' || isalnum(byte);
 }
 
-static int is_blank(const text_t *text, size_t at) { return text->bytes[text->tokens[at]] <= ' '; }
+static int words_is_blank(const text_t *text, size_t at) {
+  return text->bytes[text->tokens[at]] <= ' ';
+}
 
 /* The next word from *start on: its length, or 0 when there is none. */
-static size_t next_word(const text_t *text, size_t *start) {
+static size_t words_next(const text_t *text, size_t *start) {
   size_t end;
-  while (*start < text->length && is_blank(text, *start))
+  while (*start < text->length && words_is_blank(text, *start))
     ++*start;
   for (end = *start; end < text->length && is_letter(text, end);)
     end++;
@@ -203,13 +206,13 @@ static size_t next_word(const text_t *text, size_t *start) {
 
 static size_t count_words(const text_t *text) {
   size_t count = 0, start = 0;
-  for (size_t length; (length = next_word(text, &start)) > 0; start += length)
+  for (size_t length; (length = words_next(text, &start)) > 0; start += length)
     count++;
   return count;
 }
 
 /* The place of a word among the different ones, where it comes to be if it is new. */
-static size_t find(index_t *index, size_t start, size_t length) {
+static size_t words_find(index_t *index, size_t start, size_t length) {
   const unsigned char *word = index->text->tokens + start;
   uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
   for (size_t i = 0; i < length; i++)
@@ -247,10 +250,10 @@ static void number_words(words_t *words, index_t *index, size_t most, uint32_t *
     words->word[i] = numbers[words->word[i]];
 }
 
-static void split(words_t *words, index_t *index) {
+static void words_split_text(words_t *words, index_t *index) {
   size_t start = 0, count = 0;
-  for (size_t length; (length = next_word(index->text, &start)) > 0; start += length)
-    words->word[count++] = (uint32_t)find(index, start, length);
+  for (size_t length; (length = words_next(index->text, &start)) > 0; start += length)
+    words->word[count++] = (uint32_t)words_find(index, start, length);
 }
 
 int words_split(words_t *words, const text_t *text, size_t most) {
@@ -265,7 +268,7 @@ int words_split(words_t *words, const text_t *text, size_t most) {
   uint32_t *numbers = malloc((length + 1) * sizeof *numbers);
   const int well = index.slots && index.entries && words->word && numbers;
   if (well) {
-    split(words, &index);
+    words_split_text(words, &index);
     number_words(words, &index, most, numbers);
   } else
     words_free(words);

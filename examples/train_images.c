@@ -56,7 +56,7 @@ static const struct tool tool = {.name = "train_images",
                                  .options = rows,
                                  .defaults = &defaults};
 
-static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
+static int image_task_check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
   if (!options->images == !options->labels)
     return 0;
   snprintf(words, TRAIN_WORDS, "--%s: missing; images and labels come in a file each",
@@ -66,12 +66,12 @@ static int check_options(const train_options_t *options, char words[TRAIN_WORDS]
 
 /* --- Data --------------------------------------------------------------------------------------*/
 
-static void unload(void *loaded) {
+static void image_task_unload(void *loaded) {
   images_free(loaded);
   free(loaded);
 }
 
-static void *load(const train_options_t *options, char words[TRAIN_WORDS]) {
+static void *image_task_load(const train_options_t *options, char words[TRAIN_WORDS]) {
   images_t *images = calloc(1, sizeof *images);
   if (!images ||
       (options->images ? images_load(images, options->images, options->labels, words)
@@ -87,18 +87,19 @@ static void *load(const train_options_t *options, char words[TRAIN_WORDS]) {
   }
   snprintf(words, TRAIN_WORDS, "--held-out %zu: leaves nothing of %zu images to learn from",
            held_out, images->count);
-  unload(images);
+  image_task_unload(images);
   return NULL;
 }
 
-static uint64_t hash(const void *loaded) {
+static uint64_t image_task_hash(const void *loaded) {
   const images_t *images = loaded;
   const uint64_t pixels =
       train_hash(images->rows, images->pixel, images->count * images->rows * images->columns);
   return train_hash(pixels, images->label, images->count);
 }
 
-static void describe(const team_t *team, const train_options_t *options, const void *loaded) {
+static void image_task_describe(const team_t *team, const train_options_t *options,
+                                const void *loaded) {
   const images_t *images = loaded;
   say(team, "%zu ranks; %zu %s of %zu x %zu pixels, %zu of them held out, %zu classes\n",
       team->size, images->count, options->images ? "images" : "drawn digits", images->rows,
@@ -107,7 +108,7 @@ static void describe(const team_t *team, const train_options_t *options, const v
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-static model_t *create(train_task_t *task) {
+static model_t *image_task_create(train_task_t *task) {
   const images_t *images = task->data;
   const train_options_t *options = task->options;
   const network_shape_t shape = {.rows = images->rows,
@@ -125,7 +126,7 @@ static model_t *create(train_task_t *task) {
 }
 
 /* Puts an image into a place of the batch, its pixels of about mean 0 and deviation 1 for MNIST. */
-static void take(const train_task_t *task, size_t place, size_t image) {
+static void image_task_take(const train_task_t *task, size_t place, size_t image) {
   const network_t *network = (const network_t *)(const void *)task->model;
   const images_t *images = task->data;
   const size_t size = images->rows * images->columns;
@@ -149,20 +150,20 @@ static size_t image_of(train_task_t *task, size_t sample) {
   return task->order[sample % training];
 }
 
-static void draw(train_task_t *task, size_t micro_batch) {
+static void image_task_draw(train_task_t *task, size_t micro_batch) {
   const size_t batch = task->options->batch;
   const size_t first = (micro_batch * task->team->size + train_sampling_rank(task)) * batch;
   for (size_t i = 0; i < batch; i++)
-    take(task, i, image_of(task, first + i));
+    image_task_take(task, i, image_of(task, first + i));
 }
 
-static size_t held_out(const train_task_t *task) {
+static size_t image_task_held_out(const train_task_t *task) {
   const images_t *images = task->data;
   return images->count - images->training;
 }
 
-static void hold(const train_task_t *task, size_t place, size_t image) {
-  take(task, place, ((const images_t *)task->data)->training + image);
+static void image_task_hold(const train_task_t *task, size_t place, size_t image) {
+  image_task_take(task, place, ((const images_t *)task->data)->training + image);
 }
 
 const train_kind_t train_kind = {.name = "images",
@@ -173,12 +174,12 @@ const train_kind_t train_kind = {.name = "images",
                                  .classifies = 1,
                                  .tool = &tool,
                                  .learning_rates = learning_rates,
-                                 .check = check_options,
-                                 .load = load,
-                                 .unload = unload,
-                                 .hash = hash,
-                                 .describe = describe,
-                                 .create = create,
-                                 .draw = draw,
-                                 .hold = hold,
-                                 .held_out = held_out};
+                                 .check = image_task_check_options,
+                                 .load = image_task_load,
+                                 .unload = image_task_unload,
+                                 .hash = image_task_hash,
+                                 .describe = image_task_describe,
+                                 .create = image_task_create,
+                                 .draw = image_task_draw,
+                                 .hold = image_task_hold,
+                                 .held_out = image_task_held_out};

@@ -8,25 +8,26 @@
 
 /* --- Arrays ------------------------------------------------------------------------------------*/
 
-VECTORISED static void narrow_bfloat16(uint16_t *restrict to, const float *restrict from,
-                                       float factor, size_t count) {
+VECTORISED static void train_narrow_bfloat16(uint16_t *restrict to, const float *restrict from,
+                                             float factor, size_t count) {
   for (size_t i = 0; i < count; i++)
     to[i] = to_bfloat16(from[i] * factor);
 }
 
-VECTORISED static void narrow_float16(uint16_t *restrict to, const float *restrict from,
-                                      float factor, size_t count) {
+VECTORISED static void train_narrow_float16(uint16_t *restrict to, const float *restrict from,
+                                            float factor, size_t count) {
   for (size_t i = 0; i < count; i++)
     to[i] = to_float16(from[i] * factor);
 }
 
 static void narrow(onebit_dtype_t dtype, uint16_t *to, const float *from, float factor,
                    size_t count) {
-  (dtype == ONEBIT_BFLOAT16 ? narrow_bfloat16 : narrow_float16)(to, from, factor, count);
+  (dtype == ONEBIT_BFLOAT16 ? train_narrow_bfloat16 : train_narrow_float16)(to, from, factor,
+                                                                            count);
 }
 
-static void widen(onebit_dtype_t dtype, float *restrict to, const uint16_t *restrict from,
-                  size_t count) {
+static void train_widen(onebit_dtype_t dtype, float *restrict to, const uint16_t *restrict from,
+                        size_t count) {
   for (size_t i = 0; i < count; i++)
     to[i] = dtype == ONEBIT_BFLOAT16 ? from_bfloat16(from[i]) : from_float16(from[i]);
 }
@@ -103,8 +104,8 @@ static const void *train_arrays_gradient(const train_arrays_t *arrays, size_t te
 /* Gives the model the parameters of a step. */
 static void train_arrays_refresh(const train_arrays_t *arrays) {
   for (size_t t = 0; arrays->parameter && t < arrays->task->model->ntensors; t++)
-    widen(arrays->parameter_dtype, arrays->task->model->tensors[t].value, arrays->parameter[t],
-          arrays->task->model->tensors[t].count);
+    train_widen(arrays->parameter_dtype, arrays->task->model->tensors[t].value,
+                arrays->parameter[t], arrays->task->model->tensors[t].count);
 }
 
 /* Takes over the model's gradient of a tensor, of one micro-batch (0 is the first). The last one's
@@ -154,8 +155,8 @@ static size_t freeze_step(const train_optimizer_t *optimizer) {
   return freeze == FREEZE_AUTOMATIC ? ONEBIT_FREEZE_AUTOMATIC : freeze;
 }
 
-static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
-                                             const onebit_tensor_t *tensors) {
+static onebit_status_t train_create_efficient_adam(train_optimizer_t *optimizer,
+                                                   const onebit_tensor_t *tensors) {
   onebit_efficient_adam_options_t adam = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)optimizer->options->beta2;
   adam.epsilon = (double)optimizer->options->epsilon;
@@ -165,7 +166,8 @@ static onebit_status_t create_efficient_adam(train_optimizer_t *optimizer,
                                       &adam, &optimizer->onebit);
 }
 
-static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
+static onebit_status_t train_create_adam(train_optimizer_t *optimizer,
+                                         const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
@@ -178,7 +180,8 @@ static onebit_status_t create_adam(train_optimizer_t *optimizer, const onebit_te
                             &optimizer->onebit);
 }
 
-static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
+static onebit_status_t train_create_lamb(train_optimizer_t *optimizer,
+                                         const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_lamb_options_t lamb = ONEBIT_LAMB_OPTIONS_INIT;
   lamb.beta2 = (double)options->beta2;
@@ -191,8 +194,8 @@ static onebit_status_t create_lamb(train_optimizer_t *optimizer, const onebit_te
 
 static size_t at_least_one(size_t steps) { return steps > 0 ? steps : 1; }
 
-static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
-                                            const onebit_tensor_t *tensors) {
+static onebit_status_t train_create_zero_one_adam(train_optimizer_t *optimizer,
+                                                  const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_zero_one_adam_options_t adam = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)options->beta2;
@@ -206,8 +209,8 @@ static onebit_status_t create_zero_one_adam(train_optimizer_t *optimizer,
                                      &adam, &optimizer->onebit);
 }
 
-static onebit_status_t create_momentum(train_optimizer_t *optimizer,
-                                       const onebit_tensor_t *tensors) {
+static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
+                                             const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
   momentum.momentum = (double)options->momentum;
@@ -218,7 +221,8 @@ static onebit_status_t create_momentum(train_optimizer_t *optimizer,
 }
 
 /* Creates Lion. Its dense form is that of tensors that stay uncompressed. */
-static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_tensor_t *tensors) {
+static onebit_status_t train_create_lion(train_optimizer_t *optimizer,
+                                         const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
   lion.beta2 = (double)options->beta2;
@@ -234,18 +238,18 @@ static onebit_status_t create_lion(train_optimizer_t *optimizer, const onebit_te
 static onebit_status_t create_of_method(train_optimizer_t *optimizer,
                                         const onebit_tensor_t *tensors) {
   static onebit_status_t (*const create[METHODS])(train_optimizer_t *, const onebit_tensor_t *) = {
-      [EFFICIENT_ADAM] = create_efficient_adam,
-      [ADAM] = create_adam,
-      [EFFICIENT_LAMB] = create_efficient_adam,
-      [LAMB] = create_lamb,
-      [ZERO_ONE_ADAM] = create_zero_one_adam,
-      [MOMENTUM] = create_momentum,
-      [LION] = create_lion};
+      [EFFICIENT_ADAM] = train_create_efficient_adam,
+      [ADAM] = train_create_adam,
+      [EFFICIENT_LAMB] = train_create_efficient_adam,
+      [LAMB] = train_create_lamb,
+      [ZERO_ONE_ADAM] = train_create_zero_one_adam,
+      [MOMENTUM] = train_create_momentum,
+      [LION] = train_create_lion};
   const int method = optimizer->options->method;
   if ((method == ZERO_ONE_ADAM || method == EFFICIENT_ADAM) && optimizer->form == DENSE)
-    return create_adam(optimizer, tensors);
+    return train_create_adam(optimizer, tensors);
   if (method == EFFICIENT_LAMB && optimizer->form == DENSE)
-    return create_lamb(optimizer, tensors);
+    return train_create_lamb(optimizer, tensors);
   return create[method](optimizer, tensors);
 }
 
@@ -273,18 +277,18 @@ static onebit_status_t create_onebit(train_optimizer_t *optimizer) {
 
 /* --- Either ------------------------------------------------------------------------------------*/
 
-static void note(train_optimizer_t *optimizer, onebit_status_t status) {
+static void train_note_status(train_optimizer_t *optimizer, onebit_status_t status) {
   if (optimizer->status == ONEBIT_OK)
     optimizer->status = status;
 }
 
 /* Tells the optimizer that the backward pass has finished a tensor. */
-static void report_ready(void *context, size_t tensor) {
+static void train_report_ready(void *context, size_t tensor) {
   train_optimizer_t *optimizer = context;
   const size_t micro_batch = optimizer->micro_batch;
   train_arrays_take(&optimizer->arrays, tensor, micro_batch, optimizer->loss_scale);
   if (micro_batch + 1 == optimizer->options->accumulate)
-    note(optimizer, onebit_optimizer_ready(optimizer->onebit, tensor));
+    train_note_status(optimizer, onebit_optimizer_ready(optimizer->onebit, tensor));
 }
 
 int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task_t *task,
@@ -306,7 +310,7 @@ int train_optimizer_create(train_optimizer_t *optimizer, form_t form, train_task
     return -1;
   optimizer->in_parts = options->bucket_size > 0;
   if (optimizer->in_parts) {
-    task->model->ready = report_ready;
+    task->model->ready = train_report_ready;
     task->model->ready_context = optimizer;
   }
   return 0;
@@ -324,10 +328,10 @@ onebit_status_t train_optimizer_begin(train_optimizer_t *optimizer, float learni
   double loss_scale = 1.0;
   optimizer->status = ONEBIT_OK;
   if (optimizer->options->loss_scale > 0.0f)
-    note(optimizer, onebit_optimizer_get_loss_scale(optimizer->onebit, &loss_scale));
+    train_note_status(optimizer, onebit_optimizer_get_loss_scale(optimizer->onebit, &loss_scale));
   optimizer->loss_scale = (float)loss_scale;
   if (optimizer->in_parts)
-    note(optimizer, onebit_optimizer_begin(optimizer->onebit, learning_rate));
+    train_note_status(optimizer, onebit_optimizer_begin(optimizer->onebit, learning_rate));
   return optimizer->status;
 }
 

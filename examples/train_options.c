@@ -38,7 +38,7 @@ static const char *read_freeze_step(void *values, const char *value) {
                       "expected an integer from 0 to 1000000000, or auto");
 }
 
-static const char *read_block_size(void *values, const char *value) {
+static const char *train_read_block_size(void *values, const char *value) {
   return read_special(&((train_options_t *)values)->block_size, value, 32, 65536, "buffer",
                       ONEBIT_BLOCK_BUFFER, "expected an integer from 32 to 65536, or buffer");
 }
@@ -126,7 +126,7 @@ const struct tool_option train_rows[] = {
      "what stands for a block; default rms", .names = scale_names},
     {"block-size", 0, TOOL_CALL, 0, "N|buffer",
      "elements that share a scale, a multiple of 32; buffer: all; default the\n"
-     "library's", .read = read_block_size},
+     "library's", .read = train_read_block_size},
     {"bucket-size", 0, TOOL_COUNT, AT(bucket_size), "N",
      "exchange tensors in buckets of so many elements, while the backward pass\n"
      "goes on; default 0: all at once, after it", .high = 1e15},

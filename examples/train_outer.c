@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static onebit_outer_options_t options_of(const train_options_t *options) {
+static onebit_outer_options_t train_outer_options(const train_options_t *options) {
   static const int bits[] = {0, 1, 2, 4, 8, ONEBIT_OUTER_DENSE, ONEBIT_OUTER_SPARSE};
   onebit_outer_options_t outer = ONEBIT_OUTER_OPTIONS_INIT;
   outer.local_steps = options->outer;
@@ -19,9 +19,9 @@ static onebit_outer_options_t options_of(const train_options_t *options) {
   return outer;
 }
 
-static onebit_status_t create(train_outer_t *outer) {
+static onebit_status_t train_outer_create_onebit(train_outer_t *outer) {
   const train_task_t *task = outer->task;
-  const onebit_outer_options_t options = options_of(outer->options);
+  const onebit_outer_options_t options = train_outer_options(outer->options);
   onebit_tensor_t *tensors = calloc(task->model->ntensors, sizeof *tensors);
   for (size_t t = 0; tensors && t < task->model->ntensors; t++)
     tensors[t] = (onebit_tensor_t){.parameter = task->model->tensors[t].value,
@@ -43,7 +43,7 @@ int train_outer_create(train_outer_t *outer, const train_task_t *task,
   *outer = (train_outer_t){.options = options, .task = task};
   if (agree(task->team, onebit_comm_create_self(&outer->alone) == ONEBIT_OK,
             "out of memory for a communicator") != 0 ||
-      check(task->team, create(outer), "outer step") != 0)
+      check(task->team, train_outer_create_onebit(outer), "outer step") != 0)
     return -1;
   if (onebit_outer_check(outer->onebit) == ONEBIT_WARNING)
     complain(task->team, onebit_last_error());
@@ -57,7 +57,7 @@ void train_outer_destroy(train_outer_t *outer) {
 
 /* Makes the parameters equal on all ranks. Right after an exchange of all elements they are, unless
  * sites may lack some; otherwise it makes another exchange. */
-static onebit_status_t end(const train_outer_t *outer) {
+static onebit_status_t train_outer_end(const train_outer_t *outer) {
   const train_options_t *options = outer->options;
   onebit_status_t status = ONEBIT_OK;
   if (outer->steps % options->outer > 0 || options->outer_fragments > 1 ||
@@ -74,7 +74,8 @@ onebit_status_t train_outer_step(train_outer_t *outer) {
   const onebit_status_t status = onebit_outer_step(outer->onebit, 1);
   const int goes_on = status == ONEBIT_OK || status == ONEBIT_SKIPPED;
   outer->steps++;
-  return goes_on && outer->steps == train_last_step(outer->options) ? end(outer) : status;
+  return goes_on && outer->steps == train_last_step(outer->options) ? train_outer_end(outer)
+                                                                    : status;
 }
 
 void train_outer_report(const train_outer_t *outer, const team_t *team) {

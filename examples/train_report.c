@@ -75,8 +75,8 @@ void report_head(const training_t *training) {
       training->ntensors, training->task.kind->samples);
 }
 
-static void print_progress(const training_t *training, size_t step, onebit_stage_t stage,
-                           const tally_t *since) {
+static void report_progress(const training_t *training, size_t step, onebit_stage_t stage,
+                            const tally_t *since) {
   const train_options_t *options = training->options;
   const size_t samples = since->steps * training->team->size * options->accumulate *
                          options->batch * training->task.model->rows;
@@ -93,7 +93,7 @@ static uint64_t bytes(const training_t *training) {
   return training->tally[0].bytes + training->tally[1].bytes;
 }
 
-static size_t steps(const training_t *training) {
+static size_t report_all_steps(const training_t *training) {
   return training->tally[0].steps + training->tally[1].steps;
 }
 
@@ -130,7 +130,7 @@ int report_steps(training_t *training, size_t step, onebit_stage_t stage, const 
       mean(training->team, numbers, "mean of the loss") != 0)
     return -1;
   training->loss = (double)numbers[0];
-  print_progress(training, step, stage, since);
+  report_progress(training, step, stage, since);
   if (validates && train_task_validate(&training->task, &training->quality) != 0)
     return -1;
   if (training->log)
@@ -190,7 +190,8 @@ static void print_compression(const training_t *training) {
  * step. */
 static double float32_bytes(const training_t *training) {
   const double ranks = (double)training->team->size;
-  return 2.0 * (ranks - 1.0) / ranks * 4.0 * (double)training->parameters * (double)steps(training);
+  return 2.0 * (ranks - 1.0) / ranks * 4.0 * (double)training->parameters *
+         (double)report_all_steps(training);
 }
 
 static void print_outer(const training_t *training) {
@@ -211,12 +212,12 @@ static void print_outer(const training_t *training) {
            float32_bytes(training) / (double)bytes(training));
 }
 
-static void print_sum(const training_t *training) {
+static void report_sum(const training_t *training) {
   const uint64_t *rounds = training->info.exchanges;
   printf("in all: %zu steps in %.2f s; sent per rank: %llu bytes, %.0f a step; steps that sent "
          "%s: %llu, one bit: %llu, nothing: %llu\n",
-         steps(training), seconds(training), (unsigned long long)bytes(training),
-         (double)bytes(training) / fmax(1.0, (double)steps(training)),
+         report_all_steps(training), seconds(training), (unsigned long long)bytes(training),
+         (double)bytes(training) / fmax(1.0, (double)report_all_steps(training)),
          warms_in_bits(training) ? "the warm-up's bits" : "full precision",
          (unsigned long long)rounds[0], (unsigned long long)rounds[1],
          (unsigned long long)rounds[2]);
@@ -246,7 +247,7 @@ static void print_json(const training_t *training) {
     print_json_number(stdout, "accuracy", training->quality.accuracy);
   printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
   print_json_number(stdout, "bytes_per_step",
-                    (double)bytes(training) / fmax(1.0, (double)steps(training)));
+                    (double)bytes(training) / fmax(1.0, (double)report_all_steps(training)));
   print_json_number(stdout, "float32_bytes", float32_bytes(training));
   if (training->form == OUTER)
     print_json_outer(&training->outer);
@@ -271,7 +272,7 @@ void report_end(const training_t *training) {
     else
       print_compression(training);
     if (!training->options->compare)
-      print_sum(training);
+      report_sum(training);
   }
   if (training->options->json)
     print_json(training);
@@ -281,7 +282,7 @@ void report_end(const training_t *training) {
 
 /* The steps to compare: the compressed stage after a warm-up; else all steps, and with 0/1 Adam,
  * too. */
-static tally_t steady(const training_t *training) {
+static tally_t report_steady_steps(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];
   if (training->options->method != ZERO_ONE_ADAM)
@@ -292,7 +293,7 @@ static tally_t steady(const training_t *training) {
                    .optimizer_seconds = first->optimizer_seconds + bits->optimizer_seconds};
 }
 
-static void print_row(const char *what, const char *format, double dense, double bits) {
+static void report_row(const char *what, const char *format, double dense, double bits) {
   char left[32], right[32];
   snprintf(left, sizeof left, format, dense);
   snprintf(right, sizeof right, format, bits);
@@ -301,18 +302,18 @@ static void print_row(const char *what, const char *format, double dense, double
 
 void report_comparison(const training_t *dense, const training_t *bits) {
   const int method = bits->options->method;
-  const tally_t a = steady(dense), b = steady(bits);
+  const tally_t a = report_steady_steps(dense), b = report_steady_steps(bits);
   printf("\n%-34s %14s %14s %8s\n", "", train_form_name(method, DENSE),
          train_form_name(method, bits->form), "ratio");
-  print_row("validation loss", "%.4f", dense->quality.loss, bits->quality.loss);
+  report_row("validation loss", "%.4f", dense->quality.loss, bits->quality.loss);
   if (dense->quality.accuracy >= 0.0)
-    print_row("accuracy", "%.4f", dense->quality.accuracy, bits->quality.accuracy);
-  print_row("bytes sent per rank and step *", "%.0f", per_step(&a, (double)a.bytes),
-            per_step(&b, (double)b.bytes));
-  print_row("milliseconds per step *", "%.2f", 1e3 * per_step(&a, a.seconds),
-            1e3 * per_step(&b, b.seconds));
-  print_row("  of them in the optimizer *", "%.2f", 1e3 * per_step(&a, a.optimizer_seconds),
-            1e3 * per_step(&b, b.optimizer_seconds));
+    report_row("accuracy", "%.4f", dense->quality.accuracy, bits->quality.accuracy);
+  report_row("bytes sent per rank and step *", "%.0f", per_step(&a, (double)a.bytes),
+             per_step(&b, (double)b.bytes));
+  report_row("milliseconds per step *", "%.2f", 1e3 * per_step(&a, a.seconds),
+             1e3 * per_step(&b, b.seconds));
+  report_row("  of them in the optimizer *", "%.2f", 1e3 * per_step(&a, a.optimizer_seconds),
+             1e3 * per_step(&b, b.optimizer_seconds));
   if (method == ZERO_ONE_ADAM || bits->form == OUTER)
     printf("* over all steps\n");
   else if (bits->tally[ONEBIT_STAGE_WARMUP].steps == 0)

@@ -22,7 +22,7 @@ static double link_seconds(const train_options_t *options, uint64_t bytes) {
   return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
 }
 
-static int create(training_t *training, const train_kind_t *kind, const void *data) {
+static int training_create(training_t *training, const train_kind_t *kind, const void *data) {
   training->task = (train_task_t){
       .kind = kind, .team = training->team, .options = training->options, .data = data};
   if (train_task_create(&training->task) != 0)
@@ -33,7 +33,7 @@ static int create(training_t *training, const train_kind_t *kind, const void *da
                                 training->options);
 }
 
-static void destroy(training_t *training) {
+static void training_destroy(training_t *training) {
   report_close(training);
   train_optimizer_destroy(&training->optimizer);
   model_destroy(training->task.model);
@@ -44,7 +44,7 @@ static void destroy(training_t *training) {
 
 /* Loads the checkpoint. The samples of a step depend on its number alone, so the optimizer's state
  * is all there is to save. */
-static int resume(training_t *training) {
+static int training_resume(training_t *training) {
   const train_options_t *options = training->options;
   train_optimizer_t *optimizer = &training->optimizer;
   char words[TRAIN_WORDS];
@@ -67,7 +67,7 @@ static int is_saved(const train_options_t *options, size_t step) {
 }
 
 /* Saves after so many steps, if a checkpoint is due. */
-static int save(training_t *training, size_t step) {
+static int training_save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
   if (!is_saved(options, step))
     return 0;
@@ -103,7 +103,7 @@ static int take_step(training_t *training, size_t step, tally_t *tally) {
   return status == ONEBIT_SKIPPED ? 0 : check(training->team, status, "optimizer step");
 }
 
-static void add(tally_t *sum, const tally_t *tally) {
+static void tally_add(tally_t *sum, const tally_t *tally) {
   sum->steps += tally->steps;
   sum->bytes += tally->bytes;
   sum->loss += tally->loss;
@@ -133,14 +133,14 @@ static int take_steps(training_t *training) {
   for (size_t step = training->first + 1; step <= train_last_step(training->options); step++) {
     if (take_step(training, step - 1, &one) != 0)
       return -1;
-    add(&training->tally[stage], &one);
-    add(&since, &one);
+    tally_add(&training->tally[stage], &one);
+    tally_add(&since, &one);
     if (is_reported(training->options, step)) {
       if (report_steps(training, step, stage, &since) != 0)
         return -1;
       since = (tally_t){0};
     }
-    if (save(training, step) != 0)
+    if (training_save(training, step) != 0)
       return -1;
     stage = next_stage(training, stage);
   }
@@ -149,7 +149,7 @@ static int take_steps(training_t *training) {
 
 /* Checks that parameters are the same. Between two synchronisations of 0/1 Adam each rank has its
  * own. */
-static int check_parameters(training_t *training) {
+static int training_check_parameters(training_t *training) {
   const team_t *team = training->team;
   training->info = train_optimizer_info(&training->optimizer);
   training->outer = train_outer_info(&training->optimizer.outer);
@@ -169,18 +169,18 @@ static int check_parameters(training_t *training) {
 }
 
 int train(training_t *training, const train_kind_t *kind, const void *data) {
-  int result = create(training, kind, data);
+  int result = training_create(training, kind, data);
   if (result == 0)
-    result = resume(training);
+    result = training_resume(training);
   if (result == 0)
     result = report_open(training);
   if (result == 0)
     result = take_steps(training);
   if (result == 0)
-    result = check_parameters(training);
+    result = training_check_parameters(training);
   if (result == 0)
     report_end(training);
-  destroy(training);
+  training_destroy(training);
   return result;
 }
 
@@ -198,8 +198,8 @@ static int train_all(const team_t *team, const train_options_t *options, const t
   return 0;
 }
 
-static int load_and_train(const team_t *team, const train_options_t *options,
-                          const train_kind_t *kind) {
+static int training_load_and_run(const team_t *team, const train_options_t *options,
+                                 const train_kind_t *kind) {
   char words[TRAIN_WORDS] = "out of memory";
   void *data = kind->load(options, words);
   int result = WRONG_USE;
@@ -220,11 +220,11 @@ typedef struct command {
   char words[TRAIN_WORDS];
 } command_t;
 
-static int run_rank(team_t *team, const void *context) {
+static int training_run_rank(team_t *team, const void *context) {
   const command_t *command = context;
   team->quiet = command->options.quiet;
   if (command->asked == TOOL_RUN)
-    return load_and_train(team, &command->options, command->kind);
+    return training_load_and_run(team, &command->options, command->kind);
   if (team->rank == 0)
     tool_answer(command->kind->tool, command->asked, command->words);
   return command->asked == TOOL_WRONG ? WRONG_USE : DONE;
@@ -234,6 +234,6 @@ int train_main(const train_kind_t *kind, int argc, char **argv) {
   command_t command = {.kind = kind};
   command.asked = train_options_parse(kind, &command.options, argc, argv, command.words);
   setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
-  return team_run(kind->tool->name, command.asked == TOOL_RUN ? command.options.ranks : 0, run_rank,
-                  &command);
+  return team_run(kind->tool->name, command.asked == TOOL_RUN ? command.options.ranks : 0,
+                  training_run_rank, &command);
 }

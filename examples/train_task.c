@@ -87,13 +87,13 @@ typedef struct rank_thread {
   int status;
 } rank_thread_t;
 
-static void *run_thread(void *argument) {
+static void *team_run_thread(void *argument) {
   rank_thread_t *rank = argument;
   rank->status = run_body(rank->comm, rank->body, rank->context);
   return NULL;
 }
 
-static int run_threads(size_t size, rank_body_t *body, const void *context) {
+static int team_run_threads(size_t size, rank_body_t *body, const void *context) {
   onebit_comm_t *comms = calloc(size, sizeof *comms);
   rank_thread_t *ranks = calloc(size, sizeof *ranks);
   int status = 0;
@@ -103,7 +103,7 @@ static int run_threads(size_t size, rank_body_t *body, const void *context) {
     give_up("--ranks", onebit_last_error());
   for (size_t r = 0; r < size; r++) {
     ranks[r] = (rank_thread_t){.comm = comms[r], .body = body, .context = context};
-    if (pthread_create(&ranks[r].thread, NULL, run_thread, &ranks[r]) != 0)
+    if (pthread_create(&ranks[r].thread, NULL, team_run_thread, &ranks[r]) != 0)
       give_up("--ranks", "no more threads can be made");
   }
   for (size_t r = 0; r < size; r++) {
@@ -118,7 +118,7 @@ static int run_threads(size_t size, rank_body_t *body, const void *context) {
 /* --- Ranks as processes ------------------------------------------------------------------------*/
 
 #ifdef ONEBIT_HAVE_MPI
-static int run_process(rank_body_t *body, const void *context) {
+static int team_run_process(rank_body_t *body, const void *context) {
   onebit_comm_t comm;
   int status = EXIT_FAILURE;
   MPI_Init(NULL, NULL);
@@ -130,8 +130,8 @@ static int run_process(rank_body_t *body, const void *context) {
   return status;
 }
 #else
-static int run_process(rank_body_t *body, const void *context) {
-  return run_threads(1, body, context);
+static int team_run_process(rank_body_t *body, const void *context) {
+  return team_run_threads(1, body, context);
 }
 #endif
 
@@ -148,7 +148,7 @@ int team_run(const char *program, size_t threads, rank_body_t *body, const void 
   program_name = program;
   if (threads == 0 && getenv("WORLD_SIZE") && getenv("MASTER_ADDR"))
     return run_over_sockets(body, context);
-  return threads > 0 ? run_threads(threads, body, context) : run_process(body, context);
+  return threads > 0 ? team_run_threads(threads, body, context) : team_run_process(body, context);
 }
 
 /* --- Tasks -------------------------------------------------------------------------------------*/

@@ -61,7 +61,7 @@ static const struct tool tool = {.name = "train_text",
                                  .options = rows,
                                  .defaults = &defaults};
 
-static int check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
+static int text_task_check_options(const train_options_t *options, char words[TRAIN_WORDS]) {
   if (options->width % options->heads == 0)
     return train_check_text(options, words);
   snprintf(words, TRAIN_WORDS, "--heads %zu: does not divide --width %zu", options->heads,
@@ -71,13 +71,13 @@ static int check_options(const train_options_t *options, char words[TRAIN_WORDS]
 
 /* --- Data --------------------------------------------------------------------------------------*/
 
-static void unload(void *loaded) {
+static void text_task_unload(void *loaded) {
   text_free(loaded);
   free(loaded);
 }
 
 /* Loads a text that has a window to learn from and one to hold out. */
-static void *load(const train_options_t *options, char words[TRAIN_WORDS]) {
+static void *text_task_load(const train_options_t *options, char words[TRAIN_WORDS]) {
   text_t *text = calloc(1, sizeof *text);
   if (!text || text_load(text, options->data.path, options->data.count, words) != 0) {
     free(text);
@@ -89,16 +89,17 @@ static void *load(const train_options_t *options, char words[TRAIN_WORDS]) {
            "--data: %zu bytes are too short for --context %zu: a tenth is held out, and each part "
            "must be longer than the context",
            text->length, options->context);
-  unload(text);
+  text_task_unload(text);
   return NULL;
 }
 
-static uint64_t hash(const void *loaded) {
+static uint64_t text_task_hash(const void *loaded) {
   const text_t *text = loaded;
   return train_hash(text->vocabulary, text->tokens, text->length);
 }
 
-static void describe(const team_t *team, const train_options_t *options, const void *loaded) {
+static void text_task_describe(const team_t *team, const train_options_t *options,
+                               const void *loaded) {
   const text_t *text = loaded;
   (void)options;
   say(team, "%zu ranks; %zu bytes of text from %zu files, of %zu kinds\n", team->size, text->length,
@@ -107,7 +108,7 @@ static void describe(const team_t *team, const train_options_t *options, const v
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-static model_t *create(train_task_t *task) {
+static model_t *text_task_create(train_task_t *task) {
   const train_options_t *options = task->options;
   const text_t *text = task->data;
   const transformer_shape_t shape = {.vocabulary = text->vocabulary,
@@ -129,22 +130,22 @@ static unsigned char *tokens_of(const train_task_t *task) {
 }
 
 /* Draws this rank's own sequences. */
-static void draw(train_task_t *task, size_t micro_batch) {
+static void text_task_draw(train_task_t *task, size_t micro_batch) {
   const train_options_t *options = task->options;
   uint64_t random = random_stream(options->seed, 1 + train_sampling_rank(task), micro_batch);
   text_sample(task->data, options->batch, options->context + 1, &random, tokens_of(task));
 }
 
 /* The number of windows of the held-out text that validation uses. */
-static size_t held_out(const train_task_t *task) {
+static size_t text_task_held_out(const train_task_t *task) {
   const size_t context = task->options->context, most = task->options->held_out;
   const size_t windows = text_held_out(task->data, context);
   return most == 0 || most >= windows * context ? windows : (most + context - 1) / context;
 }
 
-static void hold(const train_task_t *task, size_t place, size_t window) {
+static void text_task_hold(const train_task_t *task, size_t place, size_t window) {
   const size_t context = task->options->context, all = text_held_out(task->data, context);
-  text_held_out_window(task->data, context, window * all / held_out(task),
+  text_held_out_window(task->data, context, window * all / text_task_held_out(task),
                        tokens_of(task) + place * (context + 1));
 }
 
@@ -155,12 +156,12 @@ const train_kind_t train_kind = {.name = "text",
                                  .different = "--data: the ranks read different texts",
                                  .tool = &tool,
                                  .learning_rates = learning_rates,
-                                 .check = check_options,
-                                 .load = load,
-                                 .unload = unload,
-                                 .hash = hash,
-                                 .describe = describe,
-                                 .create = create,
-                                 .draw = draw,
-                                 .hold = hold,
-                                 .held_out = held_out};
+                                 .check = text_task_check_options,
+                                 .load = text_task_load,
+                                 .unload = text_task_unload,
+                                 .hash = text_task_hash,
+                                 .describe = text_task_describe,
+                                 .create = text_task_create,
+                                 .draw = text_task_draw,
+                                 .hold = text_task_hold,
+                                 .held_out = text_task_held_out};

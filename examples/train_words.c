@@ -55,12 +55,12 @@ static const struct tool tool = {
 
 /* --- Data --------------------------------------------------------------------------------------*/
 
-static void unload(void *loaded) {
+static void word_task_unload(void *loaded) {
   words_free(loaded);
   free(loaded);
 }
 
-static void *load(const train_options_t *options, char reason[TRAIN_WORDS]) {
+static void *word_task_load(const train_options_t *options, char reason[TRAIN_WORDS]) {
   words_t *words = calloc(1, sizeof *words);
   text_t text;
   if (!words || text_load(&text, options->data.path, options->data.count, reason) != 0) {
@@ -77,16 +77,17 @@ static void *load(const train_options_t *options, char reason[TRAIN_WORDS]) {
                       : "--data: %zu bytes have too few words: a tenth is held out, and the rest "
                         "must be longer than the context",
            words->bytes);
-  unload(words);
+  word_task_unload(words);
   return NULL;
 }
 
-static uint64_t hash(const void *loaded) {
+static uint64_t word_task_hash(const void *loaded) {
   const words_t *words = loaded;
   return train_hash(words->vocabulary, words->word, words->length * sizeof *words->word);
 }
 
-static void describe(const team_t *team, const train_options_t *options, const void *loaded) {
+static void word_task_describe(const team_t *team, const train_options_t *options,
+                               const void *loaded) {
   const words_t *words = loaded;
   (void)options;
   say(team, "%zu ranks; %zu bytes of text, %zu words, of %zu kinds\n", team->size, words->bytes,
@@ -95,7 +96,7 @@ static void describe(const team_t *team, const train_options_t *options, const v
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-static model_t *create(train_task_t *task) {
+static model_t *word_task_create(train_task_t *task) {
   const train_options_t *options = task->options;
   const log_bilinear_shape_t shape = {.vocabulary = ((const words_t *)task->data)->vocabulary,
                                       .width = options->width,
@@ -110,7 +111,7 @@ static model_t *create(train_task_t *task) {
 }
 
 /* Makes a sample of the word at this place, after those before it. */
-static void take(const train_task_t *task, size_t sample, size_t place) {
+static void word_task_take(const train_task_t *task, size_t sample, size_t place) {
   const log_bilinear_t *model = (const log_bilinear_t *)(const void *)task->model;
   const words_t *words = task->data;
   const size_t context = task->options->context;
@@ -118,21 +119,21 @@ static void take(const train_task_t *task, size_t sample, size_t place) {
          (context + 1) * sizeof *words->word);
 }
 
-static void draw(train_task_t *task, size_t micro_batch) {
+static void word_task_draw(train_task_t *task, size_t micro_batch) {
   const size_t context = task->options->context;
   const size_t places = ((const words_t *)task->data)->training - context;
   uint64_t random = random_stream(task->options->seed, 1 + train_sampling_rank(task), micro_batch);
   for (size_t s = 0; s < task->options->batch; s++)
-    take(task, s, context + (size_t)(random_bits(&random) % places));
+    word_task_take(task, s, context + (size_t)(random_bits(&random) % places));
 }
 
-static size_t held_out(const train_task_t *task) {
+static size_t word_task_held_out(const train_task_t *task) {
   const words_t *words = task->data;
   return words->length - words->training;
 }
 
-static void hold(const train_task_t *task, size_t place, size_t word) {
-  take(task, place, ((const words_t *)task->data)->training + word);
+static void word_task_hold(const train_task_t *task, size_t place, size_t word) {
+  word_task_take(task, place, ((const words_t *)task->data)->training + word);
 }
 
 const train_kind_t train_kind = {.name = "words",
@@ -143,11 +144,11 @@ const train_kind_t train_kind = {.name = "words",
                                  .tool = &tool,
                                  .learning_rates = learning_rates,
                                  .check = train_check_text,
-                                 .load = load,
-                                 .unload = unload,
-                                 .hash = hash,
-                                 .describe = describe,
-                                 .create = create,
-                                 .draw = draw,
-                                 .hold = hold,
-                                 .held_out = held_out};
+                                 .load = word_task_load,
+                                 .unload = word_task_unload,
+                                 .hash = word_task_hash,
+                                 .describe = word_task_describe,
+                                 .create = word_task_create,
+                                 .draw = word_task_draw,
+                                 .hold = word_task_hold,
+                                 .held_out = word_task_held_out};

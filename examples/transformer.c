@@ -24,12 +24,12 @@ struct transformer_layer {
   float *hidden, *activated;     /* [row][4 width], before and after GELU */
 };
 
-static const transformer_t *of(const model_t *model) {
+static const transformer_t *transformer_of(const model_t *model) {
   return (const transformer_t *)(const void *)model;
 }
 
 /* Tells that the tensor's gradient is final. */
-static void report_ready(const transformer_t *own, const tensor_t *tensor) {
+static void transformer_report_ready(const transformer_t *own, const tensor_t *tensor) {
   model_report_ready(&own->model, tensor);
 }
 
@@ -111,24 +111,24 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
   const size_t rows = sequences * shape->context, width = shape->width;
   float *d_stream = model->d_stream, *d_normed = model->d_normed, *d_wide = model->d_wide;
   linear_backward(d_wide, d_stream, layer->activated, layer->mlp_output, rows, 4 * width, width);
-  report_ready(model, layer->mlp_output);
+  transformer_report_ready(model, layer->mlp_output);
   gelu_backward(d_wide, layer->hidden, rows * 4 * width);
   linear_backward(d_normed, d_wide, layer->normed2, layer->mlp_input, rows, width, 4 * width);
-  report_ready(model, layer->mlp_input);
+  transformer_report_ready(model, layer->mlp_input);
   normalise_backward(d_stream, layer->mlp_gain->gradient, d_normed, layer->middle,
                      layer->inverse_rms2, layer->mlp_gain->value, rows, width);
-  report_ready(model, layer->mlp_gain);
+  transformer_report_ready(model, layer->mlp_gain);
 
   linear_backward(d_normed, d_stream, layer->attended, layer->attention_output, rows, width, width);
-  report_ready(model, layer->attention_output);
+  transformer_report_ready(model, layer->attention_output);
   for (size_t i = 0; i < sequences * shape->heads; i++)
     attend_backward(model, layer, locate(shape, i / shape->heads, i % shape->heads), d_normed,
                     d_wide);
   linear_backward(d_normed, d_wide, layer->normed, layer->query_key_value, rows, width, 3 * width);
-  report_ready(model, layer->query_key_value);
+  transformer_report_ready(model, layer->query_key_value);
   normalise_backward(d_stream, layer->attention_gain->gradient, d_normed, layer->input,
                      layer->inverse_rms, layer->attention_gain->value, rows, width);
-  report_ready(model, layer->attention_gain);
+  transformer_report_ready(model, layer->attention_gain);
 }
 
 /* --- The whole ---------------------------------------------------------------------------------*/
@@ -165,12 +165,12 @@ static void embed_backward(const transformer_t *own, size_t sequences) {
       position[j] += dx[j];
     }
   }
-  report_ready(own, &tensors[POSITION_EMBEDDING]);
-  report_ready(own, &tensors[TOKEN_EMBEDDING]);
+  transformer_report_ready(own, &tensors[POSITION_EMBEDDING]);
+  transformer_report_ready(own, &tensors[TOKEN_EMBEDDING]);
 }
 
 static void transformer_forward(model_t *model, size_t sequences) {
-  const transformer_t *own = of(model);
+  const transformer_t *own = transformer_of(model);
   const transformer_shape_t *shape = &own->shape;
   const size_t rows = sequences * shape->context;
   embed(own, sequences);
@@ -183,16 +183,16 @@ static void transformer_forward(model_t *model, size_t sequences) {
 }
 
 static void transformer_backward(model_t *model, size_t sequences) {
-  const transformer_t *own = of(model);
+  const transformer_t *own = transformer_of(model);
   const transformer_shape_t *shape = &own->shape;
   const size_t rows = sequences * shape->context;
   linear_backward(own->d_normed, model_loss_backward(model, sequences), own->normed, own->head,
                   rows, shape->width, shape->vocabulary);
-  report_ready(own, own->head);
+  transformer_report_ready(own, own->head);
   memset(own->d_stream, 0, rows * shape->width * sizeof(float));
   normalise_backward(own->d_stream, own->final_gain->gradient, own->d_normed, own->stream,
                      own->inverse_rms, own->final_gain->value, rows, shape->width);
-  report_ready(own, own->final_gain);
+  transformer_report_ready(own, own->final_gain);
   for (size_t l = shape->layers; l-- > 0;)
     block_backward(own, &own->layers[l], sequences);
   embed_backward(own, sequences);
@@ -200,7 +200,7 @@ static void transformer_backward(model_t *model, size_t sequences) {
 
 /* --- Memory and first values -------------------------------------------------------------------*/
 
-static void create_layer(transformer_t *own, size_t l) {
+static void transformer_create_layer(transformer_t *own, size_t l) {
   const transformer_shape_t *shape = &own->shape;
   const size_t width = shape->width, rows = shape->sequences * shape->context;
   const size_t first = FIRST_LAYER + LAYER_TENSORS * l;
@@ -257,12 +257,12 @@ transformer_t *transformer_create(const transformer_shape_t *shape) {
   own->layers = model_array(&own->model, shape->layers, sizeof *own->layers);
   create_ends(own);
   for (size_t l = 0; own->layers && l < shape->layers; l++)
-    create_layer(own, l);
+    transformer_create_layer(own, l);
   return model_complete(&own->model);
 }
 
 /* Draws uniform values with the standard deviation given. */
-static void draw(const tensor_t *tensor, float deviation, uint64_t *random) {
+static void transformer_draw(const tensor_t *tensor, float deviation, uint64_t *random) {
   tensor_draw(tensor, deviation * 1.7320508f, random);
 }
 
@@ -277,15 +277,15 @@ static void initialise(transformer_t *model, uint64_t seed, deviations_t deviati
   const tensor_t *tensors = model->model.tensors;
   uint64_t random = random_stream(seed, 0, 0);
   const float residual = 1.0f / sqrtf(2.0f * (float)model->shape.layers);
-  draw(&tensors[TOKEN_EMBEDDING], deviation.embedding, &random);
-  draw(&tensors[POSITION_EMBEDDING], deviation.embedding, &random);
-  draw(model->head, deviation.matrix, &random);
+  transformer_draw(&tensors[TOKEN_EMBEDDING], deviation.embedding, &random);
+  transformer_draw(&tensors[POSITION_EMBEDDING], deviation.embedding, &random);
+  transformer_draw(model->head, deviation.matrix, &random);
   for (size_t l = 0; l < model->shape.layers; l++) {
     const struct transformer_layer *layer = &model->layers[l];
-    draw(layer->query_key_value, deviation.matrix, &random);
-    draw(layer->attention_output, deviation.matrix * residual, &random);
-    draw(layer->mlp_input, deviation.matrix, &random);
-    draw(layer->mlp_output, deviation.mlp_output * residual, &random);
+    transformer_draw(layer->query_key_value, deviation.matrix, &random);
+    transformer_draw(layer->attention_output, deviation.matrix * residual, &random);
+    transformer_draw(layer->mlp_input, deviation.matrix, &random);
+    transformer_draw(layer->mlp_output, deviation.mlp_output * residual, &random);
   }
   for (size_t t = 0; t < model->model.ntensors; t++)
     for (size_t i = 0; !tensors[t].decays && i < tensors[t].count; i++)
