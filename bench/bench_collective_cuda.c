@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/bench_cuda.h"
+#include "bench/bench_collective.h"
+#include "bench/bench_passes.h"
 #include "collectives/communicator.h"
 #include "compression/numerics.h"
 #include "cuda/device.h"

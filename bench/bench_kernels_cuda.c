@@ -6,8 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bench/bench_cuda.h"
+#include "bench/bench_passes.h"
 #include "cuda/device.h"
+#include "onebit/cuda.h"
 #include "onebit/optimizer.h"
 
 enum { DTYPES = ONEBIT_FLOAT16 + 1 };
@@ -25,8 +26,14 @@ struct bench_kernels {
   } * piece;          /* the only one */
 };
 
-cudaStream_t bench_kernels_stream(const struct bench_passes *passes) {
-  return passes->kernels->device->stream;
+int bench_kernels_step(const struct bench_passes *passes) {
+  return bench_status(onebit_optimizer_step_stream(passes->optimizer, passes->learning_rate,
+                                                   passes->kernels->device->stream),
+                      "onebit_optimizer_step_stream");
+}
+
+onebit_status_t bench_kernels_settle(const struct bench_passes *passes) {
+  return onebit_optimizer_synchronize(passes->optimizer);
 }
 
 /* --- The kernels, a launch a chunk */
@@ -308,7 +315,8 @@ int bench_kernels_extend(struct bench_passes *passes) {
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                          struct bench_passes *passes) {
-  *passes = (struct bench_passes){.space = &bench_space_cuda,
+  *passes = (struct bench_passes){.job = job,
+                                  .space = &bench_space_cuda,
                                   .count = count,
                                   .streams = streams,
                                   .learning_rate = BENCH_LEARNING_RATE,

@@ -326,9 +326,11 @@ static int create_arrays(struct bench_passes *passes) {
   return passes_fill_messages(passes);
 }
 
-int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
+int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
                         struct bench_passes *passes) {
-  *passes = (struct bench_passes){.space = &bench_space_host,
+  const struct bench_options *options = job->options;
+  *passes = (struct bench_passes){.job = job,
+                                  .space = &bench_space_host,
                                   .count = count,
                                   .streams = streams,
                                   .learning_rate = BENCH_LEARNING_RATE};

@@ -8,6 +8,9 @@
 
 #include "bench/bench.h"
 #include "collectives/plan_private.h"
+#ifdef ONEBIT_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 /* A dense optimizer's loop works on these arrays. */
 struct bench_fused {
@@ -45,6 +48,7 @@ enum bench_array {
 
 /* The operands of the passes: all arrays that any of them needs, so that they can take turns. */
 struct bench_passes {
+  struct bench_job *job;
   const struct bench_space *space;
   size_t count, streams; /* elements; the most streams in any pass */
   onebit_comm_t comm;
@@ -93,7 +97,7 @@ extern const struct bench_pass bench_triad, bench_triad_apart, bench_scale, benc
 
 /* Creates the passes. Returns an exit status; `passes` is safe to destroy in any case. streams: the
  * most in any pass. */
-int bench_passes_create(const struct bench_options *options, size_t count, size_t streams,
+int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
                         struct bench_passes *passes);
 int bench_passes_extend(struct bench_passes *passes); /* with what only optimizers need */
 void bench_passes_destroy(struct bench_passes *passes);
@@ -172,5 +176,68 @@ void bench_sheet_row(const struct bench_sheet *sheet, const struct bench_entry *
 /* Makes the sum of the parts and, where `reduce` is not NULL, of a P-th of that reduction. */
 void bench_sheet_sum(const struct bench_sheet *sheet, const char *name,
                      const struct bench_entry *reduce);
+
+/* --- A device: whatever is measured is an entry that puts work on a stream, and is timed by
+ * events. bench_kernels_cuda.c has the kernels and what they work on; bench_collective_cuda.c the
+ * device, its events, and the collectives, NCCL's too. */
+
+/* True if a job has a device. Without CUDA it is a constant, so that a branch on it, with what it
+ * calls, is no part of the program. */
+#ifdef ONEBIT_HAVE_CUDA
+#define BENCH_HAS_DEVICE(job) ((job)->device != NULL)
+#else
+#define BENCH_HAS_DEVICE(job) 0
+#endif
+
+#ifdef ONEBIT_EMULATED_CUDA
+#define BENCH_EMULATED 1
+#else
+#define BENCH_EMULATED 0
+#endif
+
+/* Launches of a kernel in one timed call. */
+#define BENCH_LAUNCHES (BENCH_EMULATED ? 1 : 20)
+
+#ifdef ONEBIT_HAVE_CUDA
+struct bench_device {
+  int number;
+  int ranks; /* on this machine */
+  struct cudaDeviceProp properties;
+  cudaStream_t stream;
+  cudaEvent_t started, ended;
+};
+
+#define BENCH_TRY_CUDA(call)                                                                       \
+  do {                                                                                             \
+    cudaError_t bench_try_error = (call);                                                          \
+    if (bench_try_error != cudaSuccess)                                                            \
+      return bench_cuda_failed(bench_try_error, #call);                                            \
+  } while (0)
+
+/* Prints CUDA's message; returns BENCH_FAILED. */
+int bench_cuda_failed(cudaError_t error, const char *what);
+#endif
+
+/* Makes the device of a rank current: those of a machine are dealt out to its ranks in turn. team:
+ * NULL, or all of it calls this. Returns an exit status; the first rank prints the reason of a
+ * failure. */
+int bench_device_open(struct bench_team *team, struct bench_device *device);
+void bench_device_close(struct bench_device *device);
+
+/* Prints notes: the device, and that an emulated one's times mean nothing. */
+void bench_device_note(struct bench_job *job);
+
+/* --- The kernels, as passes over arrays in memory of the device */
+
+int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
+                         struct bench_passes *passes);
+int bench_kernels_extend(struct bench_passes *passes); /* with what only optimizers need */
+void bench_kernels_destroy(struct bench_kernels *kernels);
+int bench_kernels_step(const struct bench_passes *passes); /* of the optimizer, on the stream */
+onebit_status_t bench_kernels_settle(const struct bench_passes *passes); /* waits for its steps */
+extern const struct bench_list bench_codec_kernels, bench_adam_kernels, bench_optimizer_kernels;
+
+/* Prints a row of PyTorch's fused Adam, or a note of why there is none. */
+void bench_torch(const struct bench_sheet *sheet);
 
 #endif

@@ -4,37 +4,28 @@
 #include <math.h>
 #include <string.h>
 
-#ifdef ONEBIT_HAVE_CUDA
-#include "bench/bench_cuda.h"
-#endif
-
-#ifdef ONEBIT_HAVE_CUDA
 /* Checks the bits: on a device, optimizers have messages of one bit. */
 static int check_width(const struct bench_sheet *sheet) {
   const int bits = sheet->job->options->bits;
-  if (!sheet->job->device || bits <= 1 || sheet->list == &bench_codec_kernels)
+  if (!BENCH_HAS_DEVICE(sheet->job) || bits <= 1 || sheet->list == &bench_codec_kernels)
     return BENCH_OK;
   fprintf(stderr, "onebit-bench: bits is %d: on a device optimizers have one bit\n", bits);
   return BENCH_USAGE;
 }
 
 static bool is_of_one_bit(const struct bench_sheet *sheet, const struct bench_pass *pass) {
-  return sheet->job->device && sheet->job->options->bits > 1 && (pass->momentum || pass->frozen);
+  return BENCH_HAS_DEVICE(sheet->job) && sheet->job->options->bits > 1 &&
+         (pass->momentum || pass->frozen);
 }
-#endif
 
 /* Adds the list's passes. */
 static int sheet_add_all(struct bench_sheet *sheet) {
   struct bench_rounds *rounds = &sheet->rounds;
   const struct bench_options *options = sheet->job->options;
-#ifdef ONEBIT_HAVE_CUDA
   BENCH_TRY(check_width(sheet));
-#endif
   for (const struct bench_pass *const *pass = sheet->list->passes; *pass; pass++) {
-#ifdef ONEBIT_HAVE_CUDA
     if (is_of_one_bit(sheet, *pass))
       continue;
-#endif
     if ((*pass)->streams && !sheet->reduce)
       sheet->reduce = rounds->count;
     for (size_t k = 0; k < ((*pass)->streams ? options->stream_count : 1); k++)
@@ -63,13 +54,11 @@ int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
   sheet->rounds.progress = &job->progress;
   snprintf(job->progress.what, sizeof job->progress.what, "%s of %zu bytes",
            list->name ? list->name : job->benchmark->name, passes->count * sizeof(float));
-#ifdef ONEBIT_HAVE_CUDA
-  if (job->device) {
+  if (BENCH_HAS_DEVICE(job)) {
     sheet->rounds.space = &bench_space_cuda;
     sheet->rounds.device = job->device;
     sheet->rounds.repeats = BENCH_LAUNCHES;
   }
-#endif
   BENCH_TRY(sheet_add_all(sheet));
   bench_rounds_prepare(&sheet->rounds, job->options, passes);
   set_bytes_of_step(sheet);
@@ -90,8 +79,7 @@ void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const
   const struct ob_work *work = &passes->work;
   size_t bytes = passes->count * sizeof(float), rounds = sheet->rounds.rounds;
   char block[32] = "the buffer";
-#ifdef ONEBIT_HAVE_CUDA
-  if (job->device) {
+  if (BENCH_HAS_DEVICE(job)) {
     bench_device_note(job);
     bench_note(job->table,
                "%zu elements (%zu bytes as float32), %zu rounds of %zu launches each, "
@@ -100,7 +88,6 @@ void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const
                passes->count, bytes, rounds, sheet->rounds.repeats);
     return;
   }
-#endif
   if (job->first)
     bench_note(job->table, "onebit-bench %s, version %s: %s\n# %s", job->benchmark->name,
                onebit_version(), about, columns);

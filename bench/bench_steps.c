@@ -14,10 +14,6 @@
 
 #include "bench/bench_passes.h"
 #include "optimizers/optimizer.h"
-#ifdef ONEBIT_HAVE_CUDA
-#include "bench/bench_cuda.h"
-#include "onebit/cuda.h"
-#endif
 
 /* --- Passes of optimizers */
 
@@ -40,12 +36,8 @@ static int run_fused(const struct bench_entry *entry) {
 
 static int steps_run_step(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
-#ifdef ONEBIT_HAVE_CUDA
-  if (passes->kernels)
-    return bench_status(onebit_optimizer_step_stream(passes->optimizer, passes->learning_rate,
-                                                     bench_kernels_stream(passes)),
-                        "onebit_optimizer_step_stream");
-#endif
+  if (BENCH_HAS_DEVICE(passes->job))
+    return bench_kernels_step(passes);
   return bench_status(onebit_optimizer_step(passes->optimizer, passes->learning_rate),
                       "onebit_optimizer_step");
 }
@@ -172,10 +164,8 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
     (list->name ? print_sums : print_entries)(&sheet);
     (list->name ? print_entries : print_sums)(&sheet);
   }
-#ifdef ONEBIT_HAVE_CUDA
-  if (status == BENCH_OK && job->device && list->parts)
+  if (BENCH_HAS_DEVICE(job) && status == BENCH_OK && list->parts)
     bench_torch(&sheet);
-#endif
   bench_sheet_destroy(&sheet);
   return status;
 }
@@ -185,10 +175,8 @@ static int measure_list(struct bench_job *job, struct bench_passes *passes,
 /* Measures all codecs that can run here, or the one that was asked for, on the same memory. */
 static int measure_codecs(struct bench_job *job, struct bench_passes *passes) {
   const struct ob_codec *codec;
-#ifdef ONEBIT_HAVE_CUDA
-  if (job->device)
+  if (BENCH_HAS_DEVICE(job))
     return measure_list(job, passes, &bench_codec_kernels);
-#endif
   for (size_t k = 0; (codec = ob_codec_row(k)) != NULL; k++)
     if (ob_codec_usable(codec) &&
         (!job->options->codec || strcmp(codec->name, job->options->codec) == 0)) {
@@ -221,10 +209,8 @@ static onebit_status_t steps_create_optimizer(struct bench_job *job, struct benc
   onebit_status_t status = onebit_adam_create(passes->comm, &tensor, 1, &adam, &passes->optimizer);
   if (status == ONEBIT_OK)
     status = onebit_optimizer_step(passes->optimizer, passes->learning_rate);
-#ifdef ONEBIT_HAVE_CUDA
-  if (status == ONEBIT_OK && job->device)
-    status = onebit_optimizer_synchronize(passes->optimizer);
-#endif
+  if (BENCH_HAS_DEVICE(job) && status == ONEBIT_OK)
+    status = bench_kernels_settle(passes);
   return status;
 }
 
@@ -234,10 +220,8 @@ static int measure_adam(struct bench_job *job, struct bench_passes *passes) {
     return bench_no_memory("parameters", passes->count);
   BENCH_TRY(bench_space_fill(passes->space, passes->stepped, passes->count, ONEBIT_FLOAT32, 2));
   BENCH_TRY(bench_status(steps_create_optimizer(job, passes), "onebit_adam_create"));
-#ifdef ONEBIT_HAVE_CUDA
-  if (job->device)
+  if (BENCH_HAS_DEVICE(job))
     return measure_list(job, passes, &bench_adam_kernels);
-#endif
   return measure_list(job, passes, &adam_list);
 }
 
@@ -320,12 +304,10 @@ static int print_memory(struct bench_job *job, const struct bench_passes *passes
 }
 
 static int measure_optimizers(struct bench_job *job, struct bench_passes *passes) {
-#ifdef ONEBIT_HAVE_CUDA
-  if (job->device) {
+  if (BENCH_HAS_DEVICE(job)) {
     BENCH_TRY(bench_kernels_extend(passes));
     return measure_list(job, passes, &bench_optimizer_kernels);
   }
-#endif
   BENCH_TRY(bench_passes_extend(passes));
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++)
     BENCH_TRY(measure_list(job, passes, &steps[k]));
@@ -342,17 +324,12 @@ static int run_size(struct bench_job *job, size_t bytes, void *context) {
   size_t most = 2, count = bytes / sizeof(float);
   for (size_t k = 0; k < job->options->stream_count; k++)
     most = job->options->streams[k] > most ? job->options->streams[k] : most;
-#ifdef ONEBIT_HAVE_CUDA
-  int status = job->device ? bench_kernels_create(job, count, most, &passes)
-                           : bench_passes_create(job->options, count, most, &passes);
-#else
-  int status = bench_passes_create(job->options, count, most, &passes);
-#endif
+  int status = BENCH_HAS_DEVICE(job) ? bench_kernels_create(job, count, most, &passes)
+                                     : bench_passes_create(job, count, most, &passes);
   if (status == BENCH_OK)
     status = (*measured)(job, &passes);
-#ifdef ONEBIT_HAVE_CUDA
-  bench_kernels_destroy(passes.kernels);
-#endif
+  if (BENCH_HAS_DEVICE(job))
+    bench_kernels_destroy(passes.kernels);
   bench_passes_destroy(&passes);
   return status;
 }

@@ -5,10 +5,9 @@
 #include <unistd.h>
 
 #include "base/process.h"
-#include "bench/bench.h"
+#include "bench/bench_passes.h"
 
 #ifdef ONEBIT_HAVE_CUDA
-#include "bench/bench_cuda.h"
 #define CUDA(run) run
 #else
 #define CUDA(run) NULL
