@@ -283,9 +283,8 @@ $(BUILD)/onebit-relay: $(call objects,tools/relay/*.c)
 $(BUILD)/tests/test_bench $(BUILD)/tests/test_bench_rows: $(BENCHED)
 $(BUILD)/tests/test_rules: $(RULES)
 $(addprefix $(BUILD)/tests/,test_options test_bench test_bench_rows): $(OPTIONS)
-$(BUILD)/tests/test_bench_fused: $(BUILD)/bench/bench_loops.o
-$(BUILD)/tests/test_tune: $(TUNED)
-$(BUILD)/tests/test_relay: $(BUILD)/tools/relay/network.o
+$(addprefix $(BUILD)/tests/,test_tune test_doctor): $(TUNED)
+$(BUILD)/tests/test_tools: $(BUILD)/tools/relay/network.o
 
 ifneq ($(has_fortran),)
 include bindings/fortran/rules.mk

@@ -16,8 +16,7 @@
 #include <unistd.h>
 
 #include "onebit/onebit.h"
-#include "tests/behaviour_data.h"
-#include "tests/behaviour_wire.h"
+#include "tests/behaviour.h"
 
 enum { MAX_RANKS = 4, STEPS = 14, TENSORS = 4 };
 static const size_t counts[TENSORS] = {3001, 33, 2048, 777};

@@ -1,6 +1,6 @@
 /* Arrays for kernels of codecs, and what they wrote. */
 #define _DEFAULT_SOURCE
-#include "tests/codec_arrays.h"
+#include "tests/codec_cases.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "compression/codec.h"
-#include "tests/codec_values.h"
 
 struct guarded_array array_create(size_t bytes) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page + page;

@@ -5,8 +5,6 @@
 #include <stdio.h>
 
 #include "base/memory.h"
-#include "tests/codec_arrays.h"
-#include "tests/codec_values.h"
 
 static const size_t counts[] = {0,    1,    31,   32,   33,   63,   64,    65,
                                 2047, 2048, 2049, 4095, 4096, 4097, 65536, 100003};

@@ -7,7 +7,9 @@
 #ifndef ONEBIT_TESTS_CODEC_CASES_H
 #define ONEBIT_TESTS_CODEC_CASES_H
 
+#include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "compression/codec.h"
 #include "tests/support_sample.h"
@@ -21,5 +23,87 @@ void codec_case_name(size_t index, char *name, size_t size);
 /* Runs the case, copies all that the kernel wrote or returned to *result, which the caller frees,
  * and returns its size. */
 size_t codec_case_run(size_t index, const struct ob_codec *codec, unsigned char **result);
+
+/*
+ * Arrays for codec kernels, each of which ends where an inaccessible page begins, and the results
+ * to compare. Needs no test framework, as codec_cases.h.
+ */
+
+struct guarded_array {
+  void *data, *mapping;
+  size_t mapped;
+};
+
+struct guarded_array array_create(size_t bytes);
+void array_destroy(struct guarded_array *array);
+
+/* Returns how many words hold `count` elements. */
+size_t words_of(size_t count);
+
+/* Finite float32 values in whole words, laid out as residuals. `salt` makes arrays differ. */
+struct guarded_array words_create(size_t count, uint32_t salt);
+
+/* Moments in the same layout: some are zero, as before the first gradient. */
+struct guarded_array moments_create(size_t count, uint32_t salt);
+
+/* Payloads of messages: fields of `width` bits, and signs. */
+struct guarded_array fields_create(size_t count, unsigned width, uint32_t salt);
+struct guarded_array bits_create(size_t count, uint32_t salt);
+
+/* Everything that a kernel wrote or returned; the caller frees the bytes. */
+struct result {
+  unsigned char *bytes;
+  size_t size;
+};
+
+void result_add(struct result *result, const void *data, size_t size);
+
+/* Adds a sum; a NaN becomes "not finite", since its payload is not defined. */
+void result_add_sum(struct result *result, float sum);
+
+/* These destroy the array. Numbers keep one NaN for all, since processors make NaNs of different
+ * signs. */
+void result_add_array(struct result *result, struct guarded_array *array, size_t size);
+void result_add_numbers(struct result *result, struct guarded_array *array, size_t count);
+
+/* Values for tests of codecs and kernels: a function of their position, the same on every
+ * machine. */
+
+enum codec_values {
+  VALUES_GRADIENTS,
+  VALUES_EDGES,
+  VALUES_OVERFLOW, /* squares are infinite */
+  VALUES_NAN,
+  VALUES_LARGE, /* squares are finite, and the sum of many is not */
+  VALUES_KINDS
+};
+
+static inline uint32_t scramble(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+static const float edge_values[] = {
+    0.0f,     -0.0f,      0x1p-149f,     -0x1p-149f,      0x1p-126f, -0x1.fffffep-127f,
+    1.0f,     -1.0f,      0x1p-24f,      65504.0f,        65520.0f,  -65519.996f,
+    0x1p-25f, 0x1.8p-25f, 3.3895314e38f, 0x1.fffffep-15f, 0.1f};
+
+static inline float value_at(size_t i, uint32_t salt, enum codec_values kind) {
+  uint32_t random = scramble((uint32_t)i * 2654435761u + salt);
+  float gradient = ((float)(random >> 8) * 0x1p-24f - 0.5f) * (float)(1 + i / 512 % 7);
+  if (kind == VALUES_EDGES)
+    return i % 3 ? gradient * 1e-3f
+                 : edge_values[random % (sizeof edge_values / sizeof edge_values[0])];
+  if (kind == VALUES_OVERFLOW)
+    return gradient * 1e30f;
+  if (kind == VALUES_LARGE)
+    return gradient * 1e18f;
+  if (kind == VALUES_NAN && i % 97 == 5)
+    return i % 2 ? NAN : -INFINITY;
+  return gradient;
+}
 
 #endif

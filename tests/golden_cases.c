@@ -7,7 +7,7 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "compression/blocks.h"
-#include "tests/codec_values.h"
+#include "tests/codec_cases.h"
 
 /* Four whole blocks of the 256, and one that ends within a word. */
 enum { RANKS = 2, STEPS = 3, COUNT = 4 * 256 + 101, BLOCK = 256 };

@@ -1,5 +1,5 @@
 /*
- * Exchanges whose digests are recorded (golden_digests.h): for each width, scale rule and type the
+ * Exchanges whose digests are recorded (test_codec.c): for each width, scale rule and type the
  * messages of two ranks and a server, and their residuals, over three steps of fixed inputs. A
  * change of these bits breaks runs that mix versions, and checkpoints. Needs no test framework, so
  * that an emulated processor can run them too (codec_digest.c).

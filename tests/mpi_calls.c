@@ -2,7 +2,8 @@
  * The blocking calls of onebit/mpi_calls.h beside MPI's: equal where one bit says all, within the
  * residual where it does not, and never a wrong sum, whatever ranks do with their buffers.
  */
-#include "tests/support_calls.h"
+#include "dropin/mpi/communicator.h"
+#include "tests/support_mpi.h"
 
 enum { COUNT = 5000 };
 

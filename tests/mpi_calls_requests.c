@@ -3,7 +3,7 @@
  * persistent, from several threads, and on communicators that go away.
  */
 #include "base/memory.h"
-#include "tests/support_calls.h"
+#include "tests/support_mpi.h"
 
 enum { COUNT = 3000, TENSORS = 4 };
 

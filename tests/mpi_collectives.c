@@ -5,10 +5,8 @@
 #include "onebit/mpi.h"
 #include "tests/support_collectives.h"
 #include "tests/support_errors.h"
-#include "tests/support_ladder.h"
 #include "tests/support_mpi.h"
 #include "tests/support_requests.h"
-#include "tests/support_waits.h"
 
 /* The collectives' cases, a part of them, over MPI: the same table and code as test_collectives.c.
  */

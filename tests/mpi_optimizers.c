@@ -1,8 +1,8 @@
 /* Optimizers and outer steps over MPI. */
 #include "onebit/mpi.h"
+#include "tests/support_checkpoint.h"
 #include "tests/support_disk.h"
 #include "tests/support_mpi.h"
-#include "tests/support_parts.h"
 #include "tests/support_zero_one.h"
 
 /* Optimizers over MPI: parameters equal the oracle's in every bit after each step. */

@@ -3,7 +3,7 @@
 
 #include "dropin/mpi/exchange.h"
 #include "onebit/mpi.h"
-#include "tests/support_calls.h"
+#include "tests/support_mpi.h"
 #include "tests/support_wrong_calls.h"
 
 /*

@@ -1,6 +1,6 @@
 /* 1-bit LAMB of the oracle: elements in float32, what is a tensor's in double, one operation after
  * the other as the public header writes them. */
-#include "tests/oracle_lamb.h"
+#include "tests/oracle_kinds.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -38,11 +38,11 @@ $(UNIT) $(RANKED): %: %.o $(HARNESS) $(WRAPPED:=.o) $(LINKED) $(EMULATION_ARCHIV
 	$(call say,LD)
 	$(link) $(WRAPPED:%=@%.options) -lcriterion $(OWN_LIBS) $(LIBS)
 $(DIGEST): $(addprefix $(BUILD)/tests/,codec_cases.o codec_arrays.o golden_cases.o support_sample.o)
-$(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o $(BUILD)/tests/behaviour_wire.o
+$(BEHAVIOUR): $(BUILD)/tests/behaviour_data.o
 $(DIGEST) $(BEHAVIOUR): %: %.o $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
 	$(link) $(LIBS)
-REPLAYED  := $(addprefix $(BUILD)/tests/replay/,case.o run.o)
+REPLAYED  := $(BUILD)/tests/replay/run.o
 $(BUILD)/tests/test_replay: $(REPLAYED) | $(REPLAY)
 $(REPLAY): $(BUILD)/tests/replay/main.o $(REPLAYED) $(STATIC) $(EMULATION_ARCHIVE)
 	$(call say,LD)
@@ -69,10 +69,8 @@ $(UNLINKED_NCCL): $(call objects,tests/preload/nccl_*.c) $(EMULATION_SHARED)
 # What tests link of examples.
 $(addprefix $(BUILD)/tests/,test_training test_training_parts): $(BUILD)/examples/train_images.o \
   $(TRAINING) $(IMAGES)
-$(BUILD)/tests/test_images: $(BUILD)/examples/images.o
-$(BUILD)/tests/test_training_parts: $(EXAMPLES)
+$(BUILD)/tests/test_training_parts: $(BUILD)/examples/text.o $(EXAMPLES)
 $(BUILD)/tests/test_models: $(addprefix $(BUILD)/examples/,transformer.o network.o log_bilinear.o) $(MODEL)
-$(BUILD)/tests/test_words: $(BUILD)/examples/text.o
 
 # The codecs take a minute to compile, whose lines tests/mutation/run breaks.
 $(call objects,compression/codec_*.c): OWN_CFLAGS = $(CODEC_CFLAGS)

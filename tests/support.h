@@ -111,7 +111,7 @@ bool use_codec(const char *name);
 extern const char *const test_codecs[];
 extern const size_t test_codecs_count;
 
-/* ---- Data (support_data.c) ---- */
+/* ---- Data (support.c) ---- */
 
 /* Element i of a rank's input at a step. It does not repeat at any size that the library knows;
  * magnitudes differ by region, as those of gradients do; some elements and blocks are zero. It is
@@ -149,5 +149,18 @@ bool check_bits(const char *what, const void *actual, const void *wanted, size_t
 
 /* Calls calloc and ends the test when there is no memory. */
 void *allocate(size_t count, size_t size);
+
+/* ---- Programs, and what they print (support.c, support_json.c) ---- */
+
+/* Runs a program of the build directory ($BUILD, or build), as a user runs it; the format gives its
+ * name and arguments as in a shell. Checks its exit status and returns its output of both streams,
+ * valid until the next call. */
+const char *program(int wanted, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Checks that `said` contains `part`. */
+void expect_said(const char *said, const char *part);
+
+/* Returns true if the whole text is one JSON object (RFC 8259). */
+bool json_is_valid(const char *text);
 
 #endif

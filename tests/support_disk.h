@@ -44,4 +44,14 @@ void disk_begin(enum disk_fault fault, long at, const char *shadow);
 long disk_calls(void);
 void disk_end(void);
 
+/* Objects that stand where a file should be; a reader must not wait for them. */
+
+enum irregular { A_FIFO, A_SOCKET, A_DIRECTORY, A_DEVICE, A_LINK_TO_A_FIFO, IRREGULARS };
+
+extern const char *const irregular_names[IRREGULARS];
+
+/* Makes one at that path, which must be free; and removes it. */
+void irregular_make(enum irregular kind, const char *path);
+void irregular_remove(enum irregular kind, const char *path);
+
 #endif

@@ -28,7 +28,7 @@ void wrong_operation_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_plan_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_tensors_on_one_rank(onebit_comm_t comm, void *culprit);
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *culprit);
-void mistakes_in_an_open_step(onebit_comm_t comm, void *culprit); /* support_steps.c */
+void mistakes_in_an_open_step(onebit_comm_t comm, void *culprit);
 
 /* The culprit destroys its optimizer after reporting some gradients: the others learn of it. */
 void destroyed_in_an_open_step(onebit_comm_t comm, void *culprit);

@@ -1,6 +1,6 @@
 /* A checker of JSON, after the grammar of RFC 8259. Each function goes on behind what it knows, or
  * gives NULL. */
-#include "tests/support_json.h"
+#include "tests/support.h"
 
 #include <ctype.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * with right checksums and wrong numbers do no harm. On an error nothing has changed.
  */
 #include "optimizers/checkpoint/checkpoint.h"
-#include "tests/support_parts.h"
+#include "tests/support_checkpoint.h"
 
 /* --- A small optimizer of one rank, whose part is small too */
 

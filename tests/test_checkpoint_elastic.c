@@ -4,7 +4,7 @@
  * where options have changed.
  */
 #include "compression/numerics.h"
-#include "tests/support_parts.h"
+#include "tests/support_checkpoint.h"
 
 static const struct checkpoint_case *find_case(const char *name) {
   for (size_t k = 0; k < checkpoint_cases_count; k++)

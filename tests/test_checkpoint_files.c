@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 
 #include "base/file.h"
+#include "tests/support_checkpoint.h"
 #include "tests/support_disk.h"
-#include "tests/support_parts.h"
 
 /* Saved first after BEFORE steps, and then again after AFTER. */
 enum { RANKS = 3, BEFORE = 4, AFTER = 6 };

@@ -4,8 +4,8 @@
  */
 #include <sys/stat.h>
 
+#include "tests/support_checkpoint.h"
 #include "tests/support_disk.h"
-#include "tests/support_parts.h"
 
 static struct directories directories;
 

@@ -8,9 +8,8 @@
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "optimizers/checkpoint/directory.h"
+#include "tests/support_checkpoint.h"
 #include "tests/support_disk.h"
-#include "tests/support_irregular.h"
-#include "tests/support_parts.h"
 
 enum { RANKS = 2, STEPS = 5 };
 

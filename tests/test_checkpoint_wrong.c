@@ -2,7 +2,7 @@
  * Wrong parts: every rank gets an error whose message names the part and its fault, and nothing has
  * changed.
  */
-#include "tests/support_parts.h"
+#include "tests/support_checkpoint.h"
 
 struct mistake_run {
   const struct checkpoint_case *what;

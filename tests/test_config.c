@@ -5,8 +5,6 @@
 #include "base/knobs.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
-#include "tests/support_json.h"
-#include "tests/support_program.h"
 
 static const char template[] = "/tmp/onebit-config-XXXXXX";
 static char path[] = "/tmp/onebit-config-XXXXXX";

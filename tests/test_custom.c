@@ -3,11 +3,11 @@
  * bit; and whatever these functions do, each rank gets a status, none hangs, and no operation is
  * forgotten.
  */
-#include "base/memory.h"
 #include "base/process.h"
-#include "tests/support_custom.h"
+#include "base/memory.h"
 #include "tests/support_errors.h"
 #include "tests/support_requests.h"
+#include "tests/support_transports.h"
 
 /* Thousands of messages at once are much for a mailbox that is a list. */
 #define MOST_ELEMENTS 5000

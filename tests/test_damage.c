@@ -5,7 +5,7 @@
 #include "collectives/communicator.h"
 #include "collectives/plan_private.h"
 #include "tests/support_collectives.h"
-#include "tests/support_custom.h"
+#include "tests/support_transports.h"
 
 enum { MAX_ELEMENTS = 3000, SENDER = 1 };
 

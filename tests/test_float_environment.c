@@ -11,7 +11,6 @@
 
 #include "tests/support.h"
 #include "tests/support_floats.h"
-#include "tests/support_json.h"
 #include "tests/support_optimizers.h"
 
 enum { RANKS = 2, COUNT = 3 * 2048 + 777, STEPS = 4 };

@@ -5,7 +5,6 @@
 #include "collectives/ladder.h"
 #include "collectives/plan_private.h"
 #include "tests/support_collectives.h"
-#include "tests/support_ladder.h"
 
 enum { COUNT = LADDER_COUNT, WINDOW = LADDER_WINDOW };
 

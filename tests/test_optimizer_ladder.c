@@ -5,7 +5,7 @@
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/support_adam.h"
 #include "tests/support_checkpoint.h"
-#include "tests/support_ladder.h"
+#include "tests/support_collectives.h"
 
 /* --- The oracle --------------------------------------------------------------------------------*/
 

@@ -1,9 +1,13 @@
+/* The outer step in bits, in sparse messages, and what a rank keeps of its drift. */
+#include "compression/sparse.h"
+#include "tests/support.h"
+#include "tests/support_outer.h"
+
 /*
  * The outer step in bits: the consensus is the same on all ranks, comes to the dense optimum, which
  * the control without error feedback does not, and costs the bytes that were promised, and none
  * between exchanges.
  */
-#include "tests/support_outer.h"
 
 enum { MAX_RANKS = 16 };
 
@@ -158,4 +162,140 @@ Test(outer_bits, bytes_of_an_exchange) {
     cr_log_info("%d ranks: %.0f bytes, %.4f of n / 4", size, sum, sum / (LARGE / 4));
     cr_expect_leq(sum, 1.05 * LARGE / 4, "%d ranks: %.0f bytes", size, sum);
   }
+}
+
+/* The outer step with sparse messages: equal to the codec, rank by rank, and what is skipped. */
+
+enum { SIZE = 5000, SMALL = 33, COUNT = SIZE + SMALL, ROUNDS = 6, SPARSE_RANKS = 4 };
+
+struct oracle {
+  float consensus[COUNT], residual[SPARSE_RANKS][COUNT];
+};
+
+static float moved(size_t i, int rank, int round) { return input_value(i, rank, round); }
+
+/* One round: what each rank sends, added up in order of ranks. Tensor 1 is uncompressed. */
+static void oracle_round(struct oracle *oracle, int ranks, int round) {
+  static _Thread_local float mean[COUNT], drift[COUNT];
+  static _Thread_local uint32_t message[2 * OB_SPARSE_STRIDE];
+  const float weight = 1 / (float)ranks;
+  memset(mean, 0, sizeof mean);
+  for (int rank = 0; rank < ranks; rank++) {
+    float *residual = oracle->residual[rank];
+    for (size_t i = 0; i < COUNT; i++) {
+      const float parameter = oracle->consensus[i] - moved(i, rank, round);
+      drift[i] = oracle->consensus[i] - parameter;
+      residual[i] = 0.95f * residual[i] + drift[i];
+    }
+    ob_sparse_compress(residual, SIZE, message);
+    ob_sparse_add(message, SIZE, weight, mean);
+    for (size_t i = SIZE; i < COUNT; i++) {
+      mean[i] += weight * residual[i];
+      residual[i] = 0;
+    }
+  }
+  for (size_t i = 0; i < COUNT; i++)
+    oracle->consensus[i] -= mean[i];
+}
+
+static void trains(onebit_comm_t comm, void *context) {
+  const int rank = onebit_comm_rank(comm), ranks = onebit_comm_size(comm);
+  float *parameters = calloc(COUNT, sizeof *parameters);
+  struct oracle *oracle = calloc(1, sizeof *oracle);
+  onebit_tensor_t tensors[2] = {
+      {.parameter = parameters, .count = SIZE},
+      {.parameter = parameters + SIZE, .count = SMALL, .uncompressed = 1}};
+  onebit_outer_t outer;
+  (void)context;
+  onebit_outer_options_t options = {
+      .size = sizeof options, .local_steps = 2, .bits = ONEBIT_OUTER_SPARSE};
+  if (CHECK_STATUS(onebit_outer_create(comm, tensors, 2, &options, &outer), ONEBIT_OK))
+    for (int round = 0; round < ROUNDS; round++) {
+      const bool skips = round == 3;
+      CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);
+      for (size_t i = 0; i < COUNT; i++)
+        parameters[i] -= moved(i, rank, round);
+      if (skips)
+        parameters[4097] = rank == ranks - 1 ? NAN : parameters[4097];
+      CHECK_STATUS(onebit_outer_step(outer, 1), skips ? ONEBIT_SKIPPED : ONEBIT_OK);
+      if (!skips)
+        oracle_round(oracle, ranks, round);
+      else
+        memcpy(parameters, oracle->consensus, sizeof oracle->consensus);
+      CHECK_BITS("the consensus", parameters, oracle->consensus, COUNT, ONEBIT_FLOAT32);
+    }
+  onebit_outer_destroy(outer);
+  free(parameters);
+  free(oracle);
+}
+
+Test(outer_sparse, is_the_codec_rank_by_rank) {
+  for (int ranks = 1; ranks <= SPARSE_RANKS; ranks++)
+    on_ranks(ranks, trains, NULL);
+}
+
+/*
+ * The part of its drift that a rank has not sent stays in its parameters: after an exchange they
+ * are the consensus less its residual, of whichever elements it has one.
+ */
+
+struct kept {
+  onebit_outer_options_t options;
+  struct saved_parts parts;
+};
+
+static void train_two_rounds(onebit_comm_t comm, void *context) {
+  struct kept *kept = context;
+  struct outer_trained *it = outer_begin(comm, &kept->options);
+  outer_train_to(it, 1, 8);
+  outer_save(it, comm, &kept->parts);
+  outer_end(it);
+}
+
+static size_t check_part(const struct saved_parts *parts, int rank, const float *consensus) {
+  float *p = part_values(parts, rank, SECTION_PARAMETERS);
+  float *residual = part_values(parts, rank, SECTION_WORKER);
+  size_t kept = 0;
+  for (size_t i = 0; i < OUTER_ELEMENTS; i++) {
+    const float left = isnan(residual[i]) ? 0 : residual[i];
+    kept += left != 0;
+    if (!CHECK(p[i] == consensus[i] - left, "rank %d, element %zu: %g, not %g - %g", rank, i,
+               (double)p[i], (double)consensus[i], (double)left))
+      break;
+  }
+  free(p);
+  free(residual);
+  return kept;
+}
+
+/* Checks the compressed tensors, 521 elements: on each rank, or with two places a host on half of
+ * them. */
+static void check_kept(onebit_outer_options_t options, int hosts, size_t low, size_t high) {
+  struct kept *kept = allocate(1, sizeof *kept);
+  kept->options = options;
+  check_case("%d hosts, %d bits", hosts, options.bits);
+  on_hosts(4, hosts, train_two_rounds, kept);
+  float *consensus = parts_values(&kept->parts, SECTION_CONSENSUS);
+  for (int rank = 0; rank < 4; rank++) {
+    const size_t count = check_part(&kept->parts, rank, consensus);
+    CHECK(count >= low && count <= high, "rank %d keeps %zu", rank, count);
+  }
+  checks_must_hold();
+  free(consensus);
+  free_parts(&kept->parts);
+  free(kept);
+}
+
+Test(outer_keeps, the_residual_in_the_parameters) {
+  onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);
+  check_kept(options, 1, 500, 521);
+  options.bits = 4;
+  check_kept(options, 1, 500, 521);
+  options.schedule = ONEBIT_SCHEDULE_HIERARCHICAL;
+  check_kept(options, 2, 150, 370);
+  options.no_error_feedback = 1;
+  check_kept(options, 2, 0, 0);
+  options.bits = ONEBIT_OUTER_DENSE;
+  options.no_error_feedback = 0;
+  check_kept(options, 2, 0, 0);
 }

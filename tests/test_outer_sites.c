@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "tests/support_sites.h"
+#include "tests/support_outer.h"
 
 /* The same with one rank a site, and no sites. */
 static void train_plainly(onebit_comm_t comm, void *context) {

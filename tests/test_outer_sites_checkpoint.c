@@ -3,7 +3,7 @@
  * older than the others', or without one, they go on from the latest consensus; and so do those
  * that are left when a site is lost, and one that comes.
  */
-#include "tests/support_sites.h"
+#include "tests/support_outer.h"
 
 enum { STEPS = 5 * SITES_H + 2, MAX_RANKS = 3 };
 

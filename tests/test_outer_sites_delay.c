@@ -2,7 +2,7 @@
  * The outer step among sites with fragments and a delay: it follows the formulas, what is exchanged
  * travels while the sites train, and what is late, lost or saved meanwhile is as without a delay.
  */
-#include "tests/support_sites.h"
+#include "tests/support_outer.h"
 
 enum { PARTS = SITES_TENSORS, STEPS = 6 * SITES_H + 1 }; /* fragments that end with a tensor */
 

@@ -3,7 +3,6 @@
 
 #include "tests/replay/replay.h"
 #include "tests/support.h"
-#include "tests/support_program.h"
 #include "tests/support_replay.h"
 
 static char scratch[PATH_ROOM];

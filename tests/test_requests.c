@@ -1,7 +1,10 @@
+/* Requests in flight, and waits that never end by themselves. */
+#include "collectives/communicator.h"
+#include "collectives/watch.h"
+#include "tests/support_requests.h"
+
 /* Nonblocking calls: any number of plans and requests in flight, finished in any order, on ranks
  * that are threads. */
-#include "collectives/communicator.h"
-#include "tests/support_requests.h"
 
 static void on_groups(rank_body *scenario, int smallest) {
   static const int sizes[] = {1, 2, 3, 4, 8};
@@ -122,4 +125,237 @@ Test(requests, progress_is_calls_or_thread) {
   CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_ERROR_ARGUMENT);
   CHECK_WORDS("ONEBIT_PROGRESS=threads");
   CHECK(comm == NULL, "a communicator all the same");
+}
+
+/*
+ * Waits that never end by themselves: a rank leaves, never calls, or calls something else. Every
+ * rank that waits gets an error that names it, in every schedule and whoever moves the calls.
+ */
+
+#define TIMEOUT "0.3"
+
+static pthread_barrier_t barrier;
+
+static void all_meet(void) { pthread_barrier_wait(&barrier); }
+
+static void walk(enum wait_fault fault) {
+  for (size_t k = 0; k < wait_cases_count; k++) {
+    struct wait_run run = {
+        .test = &wait_cases[k], .fault = fault, .blocking = k % 2 == 0, .meet = all_meet};
+    pthread_barrier_init(&barrier, NULL, (unsigned)run.test->size);
+    on_hosts(run.test->size, run.test->hosts, wait_on_rank, &run);
+  }
+}
+
+Test(waits, a_rank_that_leaves) { walk(WAIT_LEAVES); }
+Test(waits, a_rank_that_never_calls) { walk(WAIT_IS_AWAY); }
+Test(waits, a_rank_that_calls_another_plan) { walk(WAIT_CALLS_ANOTHER); }
+Test(waits, a_rank_that_aborts) { walk(WAIT_ABORTS); }
+
+Test(waits, moved_by_a_thread) {
+  setenv("ONEBIT_PROGRESS", "thread", 1);
+  walk(WAIT_IS_AWAY);
+  walk(WAIT_ABORTS);
+}
+
+/* --- Creation ----------------------------------------------------------------------------------*/
+
+static void makes_a_plan(onebit_comm_t comm, void *context) {
+  onebit_plan_t plan = NULL;
+  (void)context;
+  if (onebit_comm_rank(comm) == 1)
+    return;
+  CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS("rank 1");
+  CHECK_STATUS(onebit_plan_create(comm, 5, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
+  CHECK_WORDS("the communicator has failed before: rank ");
+}
+
+Test(waits, a_plan_that_one_rank_does_not_make) { on_ranks(3, makes_a_plan, NULL); }
+
+/* --- Another thread ----------------------------------------------------------------------------*/
+
+static void *abort_soon(void *comm) {
+  nanosleep(&(struct timespec){0, 50000000}, NULL);
+  CHECK_STATUS(onebit_comm_abort(comm), ONEBIT_OK);
+  return NULL;
+}
+
+/* Ranks 0 and 1 wait for rank 2, until a thread of rank 0 gives up. */
+static void aborted_by_a_thread(onebit_comm_t comm, void *context) {
+  float buffer[3] = {1, 2, 3};
+  onebit_plan_t plan = NULL;
+  pthread_t thread;
+  CHECK_STATUS(onebit_plan_create(comm, 3, NULL, &plan), ONEBIT_OK);
+  if (onebit_comm_rank(comm) == 0)
+    pthread_create(&thread, NULL, abort_soon, comm);
+  if (onebit_comm_rank(comm) < 2) {
+    CHECK_STATUS(onebit_allreduce(buffer, buffer, plan), ONEBIT_ERROR_TRANSPORT);
+    CHECK_WORDS("rank 0 called onebit_comm_abort");
+  }
+  if (onebit_comm_rank(comm) == 0)
+    pthread_join(thread, NULL);
+  pthread_barrier_wait(context);
+  CHECK_STATUS(onebit_allreduce(buffer, buffer, plan), ONEBIT_ERROR_TRANSPORT);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(waits, aborted_by_another_thread) {
+  pthread_barrier_init(&barrier, NULL, 3);
+  on_ranks(3, aborted_by_a_thread, &barrier);
+}
+
+/* --- The notice --------------------------------------------------------------------------------*/
+
+static void late_by_a_notice(onebit_comm_t comm, void *context) {
+  onebit_plan_options_t options = EXCHANGE_OPTIONS_INIT;
+  float buffer[3] = {1, 2, 3};
+  onebit_plan_t plan = NULL;
+  CHECK_STATUS(onebit_plan_create(comm, 3, &options, &plan), ONEBIT_OK);
+  if (onebit_comm_rank(comm) == 1)
+    pthread_barrier_wait(context);
+  onebit_request_t request;
+  CHECK_STATUS(onebit_iallreduce(buffer, buffer, plan, &request), ONEBIT_OK);
+  for (int k = 0; onebit_comm_rank(comm) == 0 && k < 400; k++) {
+    CHECK_STATUS(onebit_test(&request), ONEBIT_IN_PROGRESS);
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+  }
+  if (onebit_comm_rank(comm) == 0)
+    pthread_barrier_wait(context);
+  CHECK_STATUS(onebit_wait(&request), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+}
+
+Test(waits, a_notice_once) {
+  char text[512] = "", path[] = "/tmp/onebit-notice-XXXXXX";
+  int file = mkstemp(path), before = dup(2);
+  ob_watch_notice = 0.1;
+  pthread_barrier_init(&barrier, NULL, 2);
+  dup2(file, 2);
+  on_hosts(2, 2, late_by_a_notice, &barrier);
+  dup2(before, 2);
+  cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
+  unlink(path);
+  const char *said = " rank 0: allreduce call 1 of plan 1 (12 bytes): waiting 0.1";
+  cr_assert(strstr(text, said), "%s", text);
+  cr_assert(strstr(text, " s for rank 1 on host h1 (receive, chunk 0)\n"), "%s", text);
+  cr_assert_null(strstr(strchr(text, '\n'), "onebit"), "twice: %s", text);
+}
+
+/* Three: at 1, 6 and 30 times the first. */
+Test(waits, notices_become_rarer) {
+  struct ob_watch watch = {0};
+  char text[512] = "", path[] = "/tmp/onebit-notice-XXXXXX";
+  int file = mkstemp(path), before = dup(2), lines = 0;
+  ob_watch_notice = 0.01;
+  dup2(file, 2);
+  while (ob_watch_for(&watch, 0.5, "a wait", "rank 7 to come") == ONEBIT_OK)
+    nanosleep(&(struct timespec){0, 1000000}, NULL);
+  dup2(before, 2);
+  cr_assert_str_eq(onebit_last_error(), "a wait: waited 0.5 s for rank 7 to come");
+  cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
+  unlink(path);
+  for (const char *at = text; (at = strstr(at, "a wait: waiting 0.")); at++)
+    lines++;
+  cr_assert_eq(lines, 3, "%s", text);
+}
+
+/* --- The knob ----------------------------------------------------------------------------------*/
+
+static void takes(const char *text, onebit_status_t wanted) {
+  onebit_comm_t comm = NULL;
+  setenv("ONEBIT_TIMEOUT", text, 1);
+  CHECK_STATUS(onebit_comm_create_self(&comm), wanted);
+  if (wanted != ONEBIT_OK)
+    CHECK_WORDS("neither a number of seconds nor never");
+  onebit_comm_destroy(comm);
+}
+
+Test(waits, the_timeout_is_read) {
+  takes("0.25", ONEBIT_OK);
+  takes("0", ONEBIT_OK);
+  takes("never", ONEBIT_OK);
+  takes("-1", ONEBIT_ERROR_ARGUMENT);
+  takes("nan", ONEBIT_ERROR_ARGUMENT);
+  takes("5 minutes", ONEBIT_ERROR_ARGUMENT);
+}
+
+/* A process that was stopped does not hold that against the others. */
+Test(waits, absence_counts_as_a_second) {
+  struct ob_watch watch = {0};
+  cr_assert(ob_watch_count(&watch));
+  watch.seen /= 2; /* of the seconds since the machine was started, of which there are some */
+  cr_assert(ob_watch_count(&watch));
+  cr_assert(watch.waited >= 1 && watch.waited <= 1.01, "%g", watch.waited);
+}
+
+static void say_nothing(const void *waiter, struct ob_wait *wait) { (void)waiter, (void)wait; }
+
+Test(waits, late_is_after_the_timeout_and_the_grace) {
+  static const double waited[] = {9.9, 10.1};
+  ob_watch_notice = 1000;
+  for (int k = 0; k < 2; k++) {
+    struct ob_watch watch = {.waited = waited[k]};
+    onebit_comm_t comm = self_comm();
+    comm->timeout = 8;
+    check_case("%g s", waited[k]);
+    CHECK_STATUS(ob_watch_look(&watch, comm, 2, say_nothing, NULL),
+                 k ? ONEBIT_ERROR_TRANSPORT : ONEBIT_OK);
+    onebit_comm_destroy(comm);
+  }
+}
+
+/* --- Survivors ---------------------------------------------------------------------------------*/
+
+static void goes_on(onebit_comm_t comm, void *context) {
+  int lost = *(const int *)context, rank = onebit_comm_rank(comm), size = onebit_comm_size(comm);
+  onebit_comm_t survivors = NULL;
+  float mine = (float)rank, mean = 0;
+  if (rank == lost)
+    return;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_TRANSPORT);
+  if (!CHECK_STATUS(onebit_comm_shrink(comm, &survivors), ONEBIT_OK))
+    return;
+  CHECK(onebit_comm_size(survivors) == size - 1, "%d ranks", onebit_comm_size(survivors));
+  CHECK(onebit_comm_rank(survivors) == rank - (rank > lost), "rank %d",
+        onebit_comm_rank(survivors));
+  CHECK(onebit_comm_hosts(survivors) == 2, "%d hosts", onebit_comm_hosts(survivors));
+  options.wire = ONEBIT_WIRE_DENSE;
+  CHECK_STATUS(onebit_plan_create(survivors, 1, &options, &plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_allreduce(&mine, &mean, plan), ONEBIT_OK);
+  float sum = (float)(size * (size - 1) / 2 - lost);
+  CHECK(mean > sum / (float)(size - 1) - 1e-3f && mean < sum / (float)(size - 1) + 1e-3f,
+        "the mean is %g", (double)mean);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  onebit_comm_destroy(survivors);
+}
+
+Test(waits, survivors_go_on) {
+  for (int lost = 0; lost < 4; lost++)
+    on_hosts(4, 2, goes_on, &lost);
+}
+
+/* One is alive and does not come in time. */
+static void comes_late(onebit_comm_t comm, void *context) {
+  onebit_comm_t survivors = NULL;
+  if (onebit_comm_rank(comm) == 2)
+    pthread_barrier_wait(context);
+  onebit_status_t status = onebit_comm_shrink(comm, &survivors);
+  if (onebit_comm_rank(comm) == 2) {
+    CHECK(status == ONEBIT_ERROR_TRANSPORT && !survivors, "%s", onebit_status_string(status));
+    CHECK_WORDS("have gone on without this one");
+  } else {
+    CHECK(status == ONEBIT_OK && onebit_comm_size(survivors) == 2, "%s",
+          onebit_status_string(status));
+    pthread_barrier_wait(context);
+  }
+  onebit_comm_destroy(survivors);
+}
+
+Test(waits, a_survivor_that_comes_late_is_left_out) {
+  setenv("ONEBIT_TIMEOUT", TIMEOUT, 1);
+  pthread_barrier_init(&barrier, NULL, 3);
+  on_ranks(3, comes_late, &barrier);
 }

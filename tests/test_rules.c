@@ -2,7 +2,7 @@
 #include "dropin/elements.h"
 #include "dropin/rules.h"
 #include "tests/support.h"
-#include "tests/support_irregular.h"
+#include "tests/support_disk.h"
 
 static struct ob_rules parsed(const char *text) {
   struct ob_rules rules;

@@ -16,7 +16,7 @@
 #include "tests/support_collectives.h"
 #include "tests/support_errors.h"
 #include "tests/support_requests.h"
-#include "tests/support_sockets.h"
+#include "tests/support_transports.h"
 
 struct whole {
   rank_body *body;

@@ -3,7 +3,7 @@
  * are those of its tensors, and of the bytes that left.
  */
 #include "tests/support_adam.h"
-#include "tests/support_statistics.h"
+#include "tests/support_optimizers.h"
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 
@@ -55,7 +55,7 @@ static void check_tensor(const struct oracle_adam *adam, const struct oracle *or
                          onebit_optimizer_t optimizer, size_t tensor, int rank) {
   size_t first = adam->first[tensor], count = adam->count[tensor];
   double error = 0, signal = 0, momentum = square_sum(adam->momentum + first, count);
-  onebit_tensor_statistics_t told = tensor_of(optimizer, tensor);
+  onebit_tensor_statistics_t told = tensor_statistics(optimizer, tensor);
   if (adam->compressed && adam->steps > adam->freeze_step)
     add_kept(oracle, rank, adam->momentum + first, place, count, &error, &signal);
   double ratio = error > 0 ? sqrt(error / signal) : 0;
@@ -195,12 +195,12 @@ static void check_whole(const struct subject *subject, onebit_optimizer_t optimi
             parts <= told.seconds * (1 + 1e-9) && (told.seconds > 0) == (info.steps > 0),
         "%g s: %g + %g + %g", told.seconds, told.compress_seconds, told.network_seconds,
         told.update_seconds);
-  for (size_t t = 0; t < TENSORS; t++) {
-    onebit_tensor_statistics_t one = tensor_of(optimizer, t);
-    float values[LENGTH];
-    for (size_t i = 0; i < LENGTH; i++)
-      values[i] = oracle_load(parameters, t * LENGTH + i, subject->dtype);
-    double norm = sqrt(square_sum(values, LENGTH)), slack = subject->dtype ? 1e-2 : 1e-6;
+  for (size_t t = 0; t < SUBJECT_TENSORS; t++) {
+    onebit_tensor_statistics_t one = tensor_statistics(optimizer, t);
+    float values[SUBJECT_LENGTH];
+    for (size_t i = 0; i < SUBJECT_LENGTH; i++)
+      values[i] = oracle_load(parameters, t * SUBJECT_LENGTH + i, subject->dtype);
+    double norm = sqrt(square_sum(values, SUBJECT_LENGTH)), slack = subject->dtype ? 1e-2 : 1e-6;
     CHECK(fabs(one.parameter_norm - norm) <= slack * norm, "parameters of %g, not %g",
           one.parameter_norm, norm);
     CHECK(one.uncompressed == (t == 1) && (t != 1 || one.residual_norm == 0), "tensor %zu", t);
@@ -217,8 +217,8 @@ static void check_whole(const struct subject *subject, onebit_optimizer_t optimi
 
 static void check_lamb(const struct subject *subject, onebit_optimizer_t optimizer) {
   const onebit_optimizer_info_t info = optimizer_info(optimizer);
-  for (size_t t = 0; t < TENSORS && info.steps > 0; t++) {
-    onebit_tensor_statistics_t one = tensor_of(optimizer, t);
+  for (size_t t = 0; t < SUBJECT_TENSORS && info.steps > 0; t++) {
+    onebit_tensor_statistics_t one = tensor_statistics(optimizer, t);
     if (!subject->method->lamb)
       CHECK(one.coefficient == 0 && one.factor == 0, "coefficients without LAMB");
     else
@@ -251,11 +251,11 @@ static void one_step(onebit_optimizer_t optimizer, onebit_comm_t comm, bool skip
 
 static void account(onebit_comm_t comm, void *context) {
   const struct subject *subject = context;
-  void *parameters = allocate(TOTAL, dtype_size(subject->dtype));
-  float *gradients = allocate(TOTAL, sizeof(float));
-  onebit_tensor_t tensors[TENSORS];
+  void *parameters = allocate(SUBJECT_TOTAL, dtype_size(subject->dtype));
+  float *gradients = allocate(SUBJECT_TOTAL, sizeof(float));
+  onebit_tensor_t tensors[SUBJECT_TENSORS];
   onebit_optimizer_t optimizer;
-  fill_input(parameters, subject->dtype, TOTAL, 90, 0);
+  fill_input(parameters, subject->dtype, SUBJECT_TOTAL, 90, 0);
   subject_list(parameters, subject->dtype, gradients, tensors);
   check_case("%s, profile %d, dtype %d, clipping %g, shards %d", subject->method->name,
              (int)subject->profile, (int)subject->dtype, subject->clip_norm, (int)subject->shards);
@@ -264,7 +264,7 @@ static void account(onebit_comm_t comm, void *context) {
     for (int step = 0; step < 12; step++) {
       check_whole(subject, optimizer, parameters, onebit_comm_bytes_sent(comm) - before);
       check_lamb(subject, optimizer);
-      fill_input(gradients, ONEBIT_FLOAT32, TOTAL, onebit_comm_rank(comm), step);
+      fill_input(gradients, ONEBIT_FLOAT32, SUBJECT_TOTAL, onebit_comm_rank(comm), step);
       if (step == 5) /* skipped: sends as much */
         gradients[77] = NAN;
       one_step(optimizer, comm, step == 5);

@@ -2,7 +2,6 @@
 #include "onebit/efficient_adam.h"
 #include "tests/oracle_zero_one.h"
 #include "tests/support.h"
-#include "tests/support_program.h"
 #include "tools/tune/model.h"
 #include "tools/tune/tune.h"
 

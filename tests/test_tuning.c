@@ -1,7 +1,7 @@
 /* The tuning file: what is written is read, and nothing that a file may hold does harm. */
 #include "collectives/cost/tuning.h"
 #include "tests/support.h"
-#include "tests/support_irregular.h"
+#include "tests/support_disk.h"
 
 static const struct ob_tuning_here here = {"node2", "avx2"};
 

@@ -1,9 +1,12 @@
+/* Wrong calls and wrong arguments. */
+#include "tests/support.h"
+#include "tests/support_collectives.h"
+#include "tests/support_wrong_calls.h"
+
 /*
  * Wrong calls of every public function: an error with a message that names the argument and the
  * value, and no crash. A function of include/onebit that no call is made of fails the test.
  */
-#include "tests/support.h"
-#include "tests/support_wrong_calls.h"
 
 static void make_all(void) {
   struct wrong_scene scene;
@@ -92,4 +95,198 @@ Test(wrong_calls, of_one_rank_are_told_to_the_others) {
   on_hosts(4, 2, one_wrong_rank, NULL);
   cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
   fprintf(stderr, "%zu calls of which one rank's is wrong\n", wrong_made());
+}
+
+/*
+ * Wrong arguments: what support_wrong_calls.c, which has each argument of each public function
+ * wrong once, does not have: the environment, counts beyond memory, types of two bytes.
+ * Here on one rank; test_disagreement.c has what other ranks see.
+ */
+
+/* A handle that must not survive a failing creation; never followed. */
+#define STALE(type) ((type)(void *)&stale)
+static char stale;
+enum { TENSOR = 10 };
+
+/* Lets malloc return NULL under sanitizers, which otherwise end the program where there is not so
+ * much memory. */
+const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+const char *__tsan_default_options(void) { return "allocator_may_return_null=1"; }
+
+static void check_wrong(onebit_status_t status, const char *name, const char *value) {
+  CHECK_STATUS(status, ONEBIT_ERROR_ARGUMENT);
+  CHECK_WORDS(name);
+  CHECK_WORDS(value);
+}
+
+Test(arguments, statuses_have_names) {
+  static const struct {
+    onebit_status_t status;
+    const char *name;
+  } names[] = {
+      {ONEBIT_OK, "ONEBIT_OK"},
+      {ONEBIT_IN_PROGRESS, "ONEBIT_IN_PROGRESS"},
+      {ONEBIT_SKIPPED, "ONEBIT_SKIPPED"},
+      {ONEBIT_ERROR_ARGUMENT, "ONEBIT_ERROR_ARGUMENT"},
+      {ONEBIT_ERROR_MISMATCH, "ONEBIT_ERROR_MISMATCH"},
+      {ONEBIT_ERROR_MEMORY, "ONEBIT_ERROR_MEMORY"},
+      {ONEBIT_ERROR_BUSY, "ONEBIT_ERROR_BUSY"},
+      {ONEBIT_ERROR_MESSAGE, "ONEBIT_ERROR_MESSAGE"},
+      {ONEBIT_ERROR_PEER, "ONEBIT_ERROR_PEER"},
+      {ONEBIT_ERROR_TRANSPORT, "ONEBIT_ERROR_TRANSPORT"},
+      {ONEBIT_ERROR_UNSUPPORTED, "ONEBIT_ERROR_UNSUPPORTED"},
+      {ONEBIT_ERROR_DEVICE, "ONEBIT_ERROR_DEVICE"},
+      {ONEBIT_ERROR_CHECKPOINT, "ONEBIT_ERROR_CHECKPOINT"},
+      {ONEBIT_ERROR_FILE, "ONEBIT_ERROR_FILE"},
+      {ONEBIT_WARNING, "ONEBIT_WARNING"},
+      {(onebit_status_t)3, "unknown status"},
+      {(onebit_status_t)-13, "unknown status"},
+  };
+  for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
+    cr_expect_str_eq(onebit_status_string(names[k].status), names[k].name);
+}
+
+Test(arguments, no_words_before_the_first_error) { cr_expect_str_eq(onebit_last_error(), ""); }
+
+Test(arguments, version_is_the_headers) {
+  char version[32];
+  snprintf(version, sizeof version, "%d.%d.%d", ONEBIT_VERSION_MAJOR, ONEBIT_VERSION_MINOR,
+           ONEBIT_VERSION_PATCH);
+  cr_expect_str_eq(onebit_version(), version);
+}
+
+/* Counts whose buffers have more bytes than there are addresses. */
+Test(arguments, counts_beyond_memory) {
+  onebit_comm_t comm = self_comm();
+  static const size_t counts[] = {SIZE_MAX, SIZE_MAX - 31, SIZE_MAX / 4 + 1};
+  for (size_t k = 0; k < 3; k++) {
+    onebit_plan_t plan = STALE(onebit_plan_t);
+    char value[32];
+    snprintf(value, sizeof value, "%zu", counts[k]);
+    check_wrong(onebit_plan_create(comm, counts[k], NULL, &plan), "count", value);
+    CHECK(plan == NULL, "a failed creation left a plan");
+  }
+  onebit_plan_t plan = STALE(onebit_plan_t);
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  options.block_size =
+      ONEBIT_BLOCK_BUFFER; /* no list of scales, so the first large array is far too large */
+  CHECK_STATUS(onebit_plan_create(comm, (size_t)1 << 46, &options, &plan), ONEBIT_ERROR_MEMORY);
+  CHECK(plan == NULL, "a failed creation left a plan");
+  onebit_comm_destroy(comm);
+}
+
+static void check_environment(const char *name, const char *value) {
+  onebit_comm_t comm = self_comm();
+  onebit_plan_t plan = STALE(onebit_plan_t);
+  setenv(name, value, 1);
+  check_wrong(onebit_plan_create(comm, 10, NULL, &plan), name, value);
+  CHECK(plan == NULL, "a failed creation left a plan");
+  unsetenv(name);
+  onebit_comm_destroy(comm);
+}
+
+Test(arguments, environment) {
+  check_environment("ONEBIT_CODEC", "fastest");
+  check_environment("ONEBIT_CODEC", "AVX2");
+  check_environment("ONEBIT_CODEC", "scala");
+  check_environment("ONEBIT_THREADS", "0");
+  check_environment("ONEBIT_THREADS", "-2");
+  check_environment("ONEBIT_THREADS", "two");
+  check_environment("ONEBIT_THREADS", "2x");
+  check_environment("ONEBIT_THREADS", "99999999999999999999");
+}
+
+/* An empty variable is as good as none; options stand above the environment. */
+Test(arguments, environment_that_is_sound) {
+  static const char *const sound[][2] = {{"ONEBIT_CODEC", ""},
+                                         {"ONEBIT_CODEC", "scalar"},
+                                         {"ONEBIT_THREADS", ""},
+                                         {"ONEBIT_THREADS", "2"}};
+  onebit_comm_t comm = self_comm();
+  for (size_t k = 0; k < 4; k++) {
+    onebit_plan_t plan = NULL;
+    setenv(sound[k][0], sound[k][1], 1);
+    CHECK_STATUS(onebit_plan_create(comm, 10, NULL, &plan), ONEBIT_OK);
+    const onebit_plan_info_t info = plan_info(plan);
+    CHECK(k != 1 || strcmp(info.codec, "scalar") == 0, "the codec is %s", info.codec);
+    CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+    unsetenv(sound[k][0]);
+  }
+  onebit_comm_destroy(comm);
+}
+
+Test(arguments, no_buffers_are_needed_for_no_elements) {
+  onebit_comm_t comm = self_comm();
+  onebit_plan_t plan = NULL;
+  CHECK_STATUS(onebit_plan_create(comm, 0, NULL, &plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_allreduce(NULL, NULL, plan), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
+  onebit_comm_destroy(comm);
+}
+
+/* ---- Optimizers ---- */
+
+/* Elements of two bytes may begin at any even address, and at no odd one; overlaps are counted in
+ * their size. */
+Test(arguments, tensors_of_two_bytes) {
+  static float parameter[2 * TENSOR + 1], gradient[2 * TENSOR + 1];
+  static const struct {
+    size_t parameter, gradient; /* bytes into the arrays */
+    const char *name, *value;
+  } places[] = {{2, 6, NULL, NULL},
+                {3, 6, "tensors[0].parameter", "align"},
+                {2, 5, "tensors[0].gradient", "align"}};
+  onebit_comm_t comm = self_comm();
+  for (size_t k = 0; k < sizeof places / sizeof places[0]; k++) {
+    onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+    onebit_optimizer_t optimizer = NULL;
+    char *half = (char *)parameter + places[k].parameter, *from = (char *)gradient;
+    onebit_tensor_t tensors[] = {{half, from + places[k].gradient, TENSOR, 0, 0, 0},
+                                 {half + 2 * TENSOR, NULL, TENSOR, 0, 0, 0}};
+    options.common.parameter_dtype = ONEBIT_FLOAT16;
+    options.common.gradient_dtype = ONEBIT_BFLOAT16;
+    check_case("places %zu", k);
+    onebit_status_t status = onebit_adam_create(comm, tensors, 2, &options, &optimizer);
+    if (places[k].name)
+      check_wrong(status, places[k].name, places[k].value);
+    else
+      CHECK_STATUS(status, ONEBIT_OK);
+    onebit_optimizer_destroy(optimizer);
+  }
+  onebit_comm_destroy(comm);
+}
+
+/* A wrong rate changes neither parameters nor the count of steps, in the warm-up and after. */
+Test(arguments, a_wrong_rate_changes_nothing) {
+  static const float wrong[] = {NAN, INFINITY, -0.5f};
+  float parameter[TENSOR], gradient[TENSOR], before[TENSOR];
+  const onebit_tensor_t tensors[] = {{parameter, gradient, TENSOR, 0, 0, 0},
+                                     {NULL, NULL, 0, 0, 0, 0}};
+  onebit_comm_t comm = self_comm();
+  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t optimizer = NULL;
+  onebit_optimizer_info_t info = {.size = sizeof info};
+  double scale = 0;
+  options.freeze_step = 1;
+  fill_input(parameter, ONEBIT_FLOAT32, TENSOR, 1, 0);
+  fill_input(gradient, ONEBIT_FLOAT32, TENSOR, 0, 0);
+  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 1, NULL), ONEBIT_OK);
+  CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &scale), ONEBIT_OK);
+  CHECK(scale == 1, "a loss scale of %g without loss scaling", scale);
+  for (uint64_t step = 0; step < 2; step++) {
+    memcpy(before, parameter, sizeof before);
+    for (size_t k = 0; k < 3; k++) {
+      check_wrong(onebit_optimizer_step(optimizer, wrong[k]), "learning_rate", "");
+      CHECK_BITS("parameters", parameter, before, TENSOR, ONEBIT_FLOAT32);
+    }
+    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+    CHECK(info.steps == step, "%llu steps", (unsigned long long)info.steps);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
+    CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, gradient), ONEBIT_OK);
+  }
+  onebit_optimizer_destroy(optimizer);
+  onebit_comm_destroy(comm);
 }

@@ -1,11 +1,22 @@
-/* Ranks that are processes, and ranks that are threads. */
+/* Ranks that are processes, and ranks that are threads, also over NCCL. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/faults/faults.h"
+
+/* Only with the emulated device: there each rank has its own device, and a rank that fails does not
+ * take another's driver with it. */
+#if defined(ONEBIT_HAVE_NCCL) && defined(ONEBIT_EMULATED_CUDA)
+#define HAS_NCCL 1
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include "onebit/nccl.h"
+#endif
 
 static void rank_process(struct scene *scene, int rank) {
   struct participant participant = {.scene = scene, .rank = rank};
@@ -56,3 +67,37 @@ void run_threads(struct scene *scene) {
     exit(3);
   run_in_threads(scene, rank_thread);
 }
+
+/* --- NCCL: threads with a device each */
+
+#ifdef HAS_NCCL
+static _Thread_local ncclComm_t nccl_own;
+
+static onebit_status_t connect_nccl(struct participant *participant, onebit_comm_t *comm) {
+  struct scene *scene = participant->scene;
+  ncclUniqueId id;
+  memcpy(&id, scene->unique_id, sizeof id);
+  if (ncclCommInitRank(&nccl_own, RANKS, id, participant->rank) != ncclSuccess)
+    return ONEBIT_ERROR_TRANSPORT;
+  return onebit_comm_create_nccl(nccl_own, comm);
+}
+
+static void *nccl_rank_thread(void *argument) {
+  struct participant *participant = argument;
+  cudaSetDevice(participant->rank);
+  participant_run(participant, connect_nccl);
+  return NULL;
+}
+
+void run_nccl(struct scene *scene) {
+  ncclUniqueId id;
+  setenv("EMULATED_DEVICES", "4", 1);
+  if (ncclGetUniqueId(&id) != ncclSuccess)
+    exit(3);
+  memcpy(scene->unique_id, &id, sizeof id);
+  run_in_threads(scene, nccl_rank_thread);
+}
+
+#else
+void run_nccl(struct scene *scene) { (void)scene; }
+#endif

@@ -7,7 +7,7 @@
 
 #include "base/hash.h"
 #include "compression/numerics.h"
-#include "tests/codec_values.h"
+#include "tests/codec_cases.h"
 
 /* --- Memory, here or there */
 

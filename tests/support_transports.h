@@ -1,11 +1,14 @@
+/* Communicators over functions of the caller's, whose ranks are threads, and over sockets. */
+#ifndef ONEBIT_TESTS_SUPPORT_TRANSPORTS_H
+#define ONEBIT_TESTS_SUPPORT_TRANSPORTS_H
+
+#include "onebit/sockets.h"
+#include "tests/support.h"
+
 /*
  * A transport for onebit/custom.h whose ranks are threads: a mailbox holds copies of the messages,
  * found by rank and tag. It fails as a test orders.
  */
-#ifndef ONEBIT_TESTS_SUPPORT_CUSTOM_H
-#define ONEBIT_TESTS_SUPPORT_CUSTOM_H
-
-#include "tests/support.h"
 
 enum custom_call { CUSTOM_SEND, CUSTOM_RECEIVE, CUSTOM_TEST, CUSTOM_CALLS };
 
@@ -28,5 +31,17 @@ typedef void custom_attempt(const onebit_transport_callbacks_t *callbacks, int r
                             void *context);
 long attempt_custom(int size, int hosts, struct custom_fault fault, custom_attempt *attempt,
                     void *context);
+
+/* Ports for communicators over sockets. */
+
+/* Returns a free port of the loopback interface, which nobody else takes for some time. `keep`:
+ * gets a file that holds the port from now on. */
+int sockets_free_port(int family, int *keep);
+
+/* Runs `body` on up to SOCKETS_RANKS threads as ranks and waits for all. Each gets options that it
+ * may change: its number, a free port, a secret, its host of `hosts`. */
+enum { SOCKETS_RANKS = 4 };
+typedef void sockets_body(onebit_sockets_options_t *options, void *context);
+void sockets_attempt(int size, int hosts, int streams, sockets_body *body, void *context);
 
 #endif

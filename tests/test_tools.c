@@ -1,0 +1,289 @@
+/* onebit-info, onebit status, and the network of onebit-relay. */
+#include <sys/wait.h>
+
+#include "base/knobs.h"
+#include "compression/codec.h"
+#include "tests/support.h"
+#include "tests/support_transports.h"
+#include "tools/relay/network.h"
+
+/* onebit-info: says what is there and what is chosen, and refuses what the library refuses. */
+
+static void begin(void) {
+  unsetenv("ONEBIT_CODEC");
+  unsetenv("ONEBIT_THREADS");
+}
+TestSuite(info, .init = begin, .timeout = 60);
+
+Test(info, says_what_is_there) {
+  const char *said = program(0, "onebit-info");
+  expect_said(said, onebit_version());
+  for (size_t i = 0; ob_codec_row(i); i++)
+    expect_said(said, ob_codec_row(i)->name);
+  for (size_t k = 0; k < OB_KNOB_COUNT; k++) {
+    expect_said(said, ob_knobs[k].name);
+    expect_said(said, ob_knobs[k].meaning);
+    expect_said(said, ob_knobs[k].fallback);
+  }
+  expect_said(said, "usable, chosen\n");
+  cr_expect(!strstr(said, "environment"), "%s", said);
+}
+
+/* A build with CUDA may run where there is no GPU: it says so, and that is no failure. */
+Test(info, says_whether_there_is_a_device) {
+  const char *said = program(0, "onebit-info");
+#ifndef ONEBIT_HAVE_CUDA
+  expect_said(said, "CUDA              built without CUDA\n");
+#else
+  expect_said(said, "CUDA              runtime ");
+  cr_expect(strstr(said, "; no device: ") || strstr(said, "  device 0"), "%s", said);
+#ifdef ONEBIT_HAVE_NCCL
+  expect_said(said, "NCCL              2.");
+#else
+  expect_said(said, "NCCL              built without NCCL\n");
+#endif
+#endif
+}
+
+Test(info, says_where_a_value_comes_from) {
+  setenv("ONEBIT_CODEC", "scalar", 1);
+  const char *said = program(0, "onebit-info");
+  expect_said(said, "scalar          usable, chosen\n");
+  expect_said(said, "ONEBIT_CODEC    scalar   environment");
+  expect_said(said, "ONEBIT_THREADS  1        default");
+  setenv("ONEBIT_THREADS", "3", 1);
+  expect_said(program(0, "onebit-info"), "ONEBIT_THREADS  3        environment");
+}
+
+Test(info, refuses_a_wrong_value_in_place) {
+  setenv("ONEBIT_CODEC", "abacus", 1);
+  const char *said = program(1, "onebit-info");
+  expect_said(said, "ONEBIT_CODEC    abacus   environment");
+  expect_said(said, "wrong: ONEBIT_CODEC=abacus: codec abacus: unknown");
+  expect_said(said, "ONEBIT_THREADS  1        default");
+  cr_expect(!strstr(said, "chosen\n"), "%s", said);
+  unsetenv("ONEBIT_CODEC");
+  setenv("ONEBIT_THREADS", "many", 1);
+  said = program(1, "onebit-info");
+  expect_said(said, "usable, chosen\n");
+  expect_said(said, "wrong: ONEBIT_THREADS=many: not a whole number");
+}
+
+Test(info, takes_no_arguments) {
+  expect_said(program(0, "onebit-info --help"), "usage: onebit-info");
+  expect_said(program(2, "onebit-info --all"), "--all");
+}
+
+/* `onebit status`: ranks that wait are listed with whom they wait for, while they do. */
+
+/* Returns the lines that it prints of this process. */
+static void ask(char text[4096]) {
+  char line[1024], own[32];
+  FILE *pipe = popen("tools/onebit status", "r");
+  size_t length = 0;
+  cr_assert(pipe);
+  *text = '\0';
+  snprintf(own, sizeof own, "%ld ", (long)getpid());
+  while (fgets(line, sizeof line, pipe))
+    if (strncmp(line, own, strlen(own)) == 0)
+      length += (size_t)snprintf(text + length, 4096 - length, "%s", line);
+  cr_assert(pclose(pipe) == 0);
+}
+
+static bool await_text(const char *wanted) {
+  char text[4096] = "";
+  for (int k = 0; k < 300; k++) {
+    ask(text);
+    if (strstr(text, wanted))
+      return true;
+    nanosleep(&(struct timespec){0, 100000000}, NULL);
+  }
+  return cr_log_error("\"%s\" is not in: %s", wanted, text), false;
+}
+
+static pthread_barrier_t barrier;
+
+/* Rank 1 comes late, and calls late. */
+static void late_twice(onebit_sockets_options_t *options, void *context) {
+  float value = 1;
+  onebit_comm_t comm = NULL;
+  onebit_plan_t plan = NULL;
+  (void)context;
+  options->timeout = 100;
+  if (options->rank == 1)
+    CHECK(await_text("rank 0 of 2 over sockets: sockets: 127.0.0.1:"), "no rank 0");
+  if (options->rank == 1)
+    CHECK(await_text(" s for rank 1 to join"), "it does not wait");
+  CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_OK);
+  CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_OK);
+  if (options->rank == 1)
+    CHECK(await_text("rank 0 of 2 over sockets: allreduce call 1 of plan 1 (4 bytes): waiting "),
+          "rank 0 does not wait");
+  CHECK_STATUS(onebit_allreduce(&value, &value, plan), ONEBIT_OK);
+  pthread_barrier_wait(&barrier);
+  if (options->rank == 1)
+    CHECK(await_text("rank 1 of 2 over sockets: waits for no rank since "), "it waits");
+  pthread_barrier_wait(&barrier);
+  onebit_plan_destroy(plan);
+  onebit_comm_destroy(comm);
+}
+
+Test(presence, ranks_that_wait_are_listed) {
+  char text[4096];
+  pthread_barrier_init(&barrier, NULL, 2);
+  sockets_attempt(2, 1, 1, late_twice, NULL);
+  checks_must_hold();
+  ask(text);
+  cr_expect_str_eq(text, "");
+}
+
+/* The file of a process that was killed goes away. */
+Test(presence, a_dead_process_is_not_listed) {
+  char path[64], command[128];
+  snprintf(path, sizeof path, "/tmp/onebit-%lu/%ld-999", (unsigned long)geteuid(), (long)getpid());
+  snprintf(command, sizeof command, "mkdir -p -m 700 /tmp/onebit-%lu && echo rank >%s",
+           (unsigned long)geteuid(), path);
+  cr_assert(system(command) == 0);
+  char text[4096];
+  ask(text);
+  cr_expect_str_eq(text, "");
+  cr_expect(access(path, F_OK) != 0);
+}
+
+/* The network of onebit-relay, on a clock that the tests move: rates, delay, losses, queues. */
+
+/* With its header a packet is 1000 bytes, which a link of 1 MB/s sends in 1 ms. */
+enum { BYTES = 1000 - RELAY_HEADER };
+#define MS ((uint64_t)1000000)
+
+static struct relay_network network;
+static const unsigned char data[BYTES] = {1, 2, 3};
+
+static void make(int hosts, double rate) {
+  cr_assert(relay_network_create(&network, hosts));
+  for (int i = 0; i < hosts; i++)
+    network.links[i].bytes_per_second = rate;
+}
+
+static void send(int from, int to, uint64_t time) {
+  relay_network_send(&network, from, to, data, BYTES, time);
+}
+
+/* The next one comes at this moment and not a nanosecond before. */
+static void expect(uint64_t time, int from, int to) {
+  uint64_t next;
+  while ((next = relay_network_next(&network)) < time)
+    cr_assert_null(relay_network_receive(&network, next));
+  struct relay_packet *packet = relay_network_receive(&network, time - 1);
+  cr_assert_null(packet, "a packet came before %g ms", (double)time / MS);
+  packet = relay_network_receive(&network, time);
+  cr_assert_not_null(packet, "no packet at %g ms", (double)time / MS);
+  cr_expect_eq(packet->from, from);
+  cr_expect_eq(packet->to, to);
+  cr_expect_arr_eq(packet->data, data, BYTES);
+  free(packet);
+}
+
+static void expect_none(void) {
+  cr_expect_null(relay_network_receive(&network, (uint64_t)1 << 62));
+  cr_expect_eq(relay_network_next(&network), RELAY_NEVER);
+}
+
+static size_t received_of(int packets) {
+  size_t received = 0;
+  for (int i = 0; i < packets; i++)
+    send(0, 1, (uint64_t)i);
+  for (struct relay_packet *packet; (packet = relay_network_receive(&network, 1000 * MS));) {
+    received++;
+    free(packet);
+  }
+  return received;
+}
+
+static void destroy(void) { relay_network_destroy(&network); }
+
+TestSuite(relay, .fini = destroy);
+
+Test(relay, packets_follow_each_other_at_the_rate_and_after_the_delay) {
+  make(2, 1e6);
+  network.delay = 40 * MS;
+  send(0, 1, 5 * MS);
+  send(0, 1, 5 * MS);
+  send(0, 1, 50 * MS);
+  expect(47 * MS, 0, 1); /* 1 up, 40, 1 down */
+  expect(48 * MS, 0, 1);
+  expect(92 * MS, 0, 1);
+  expect_none();
+}
+
+Test(relay, the_link_of_the_receiver_is_shared_and_each_way_is_its_own) {
+  make(3, 1e6);
+  send(0, 2, 0);
+  send(1, 2, 0);
+  send(2, 0, 0);
+  expect(2 * MS, 2, 0);
+  expect(2 * MS, 0, 2);
+  expect(3 * MS, 1, 2);
+  expect_none();
+}
+
+Test(relay, a_slow_link_holds_up_its_own_packets_only) {
+  make(3, 1e6);
+  network.links[1].bytes_per_second = 1e5;
+  send(0, 1, 0);
+  send(0, 2, 0);
+  expect(3 * MS, 0, 2);
+  expect(11 * MS, 0, 1);
+}
+
+Test(relay, without_a_rate_only_the_delay_counts) {
+  make(2, 0);
+  network.delay = 7 * MS;
+  network.queue = 1;
+  send(0, 1, 0);
+  send(0, 1, 0);
+  expect(7 * MS, 0, 1);
+  expect(7 * MS, 0, 1);
+}
+
+Test(relay, a_full_queue_loses_what_comes) {
+  make(2, 1e6);
+  network.queue = 2000;
+  cr_expect_eq(received_of(10), 3); /* one leaves, two wait */
+}
+
+Test(relay, losses_are_as_many_as_asked_for_and_the_same_with_the_same_seed) {
+  size_t received[3];
+  for (int i = 0; i < 3; i++) {
+    make(2, 0);
+    network.loss = 0.1;
+    network.seed = i < 2 ? 7 : 8;
+    received[i] = received_of(10000);
+    relay_network_destroy(&network);
+  }
+  cr_expect_eq(received[0], received[1]);
+  cr_expect_neq(received[0], received[2]);
+  for (int i = 0; i < 3; i++) /* within 4 standard deviations, of 30 */
+    cr_expect(received[i] > 8880 && received[i] < 9120, "%zu", received[i]);
+}
+
+Test(relay, a_host_that_has_vanished_sends_and_receives_nothing) {
+  make(3, 1e6);
+  network.delay = 10 * MS;
+  send(0, 1, 0); /* under way when the host goes */
+  network.links[1].vanished = true;
+  send(1, 0, 1 * MS);
+  send(2, 1, 1 * MS);
+  send(0, 2, 1 * MS);
+  expect(13 * MS, 0, 2);
+  expect_none();
+  network.links[1].vanished = false;
+  send(0, 1, 20 * MS);
+  expect(32 * MS, 0, 1);
+}
+
+Test(relay, what_is_under_way_is_given_back) {
+  make(2, 1e6);
+  send(0, 1, 0);
+  send(1, 0, 0);
+}
