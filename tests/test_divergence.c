@@ -284,64 +284,22 @@ Test(divergence, dense_forms_converge) {
     }
 }
 
+/* Holds one optimizer to its limits, of the tasks in their order. */
+#define HOLDS(name, what, ...)                                                                     \
+  Test(divergence, name) { hold(what, (const limits){__VA_ARGS__}); }
+
 /* It comes as close as dense Adam, or closer. */
-Test(divergence, efficient_adam_converges) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.3,   [TASK_SCALES] = 0.3,      [TASK_QUIET] = 0.3,
-      [TASK_ZEROS_FIRST] = 0.3, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.3,
-  };
-  hold(efficient_adam, most);
-}
+HOLDS(efficient_adam_converges, efficient_adam, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3)
 
-Test(divergence, one_bit_adam_stays) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.55,  [TASK_SCALES] = 0.7,      [TASK_QUIET] = 0.35,
-      [TASK_ZEROS_FIRST] = 0.1, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
-  };
-  hold(adam, most);
-}
-
-Test(divergence, exchanging_steps_stays) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.75,  [TASK_SCALES] = 0.35,     [TASK_QUIET] = 0.65,
-      [TASK_ZEROS_FIRST] = 0.1, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
-  };
-  hold(adam_step, most);
-}
-
-Test(divergence, shards_stay) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.55,    [TASK_SCALES] = 0.7,      [TASK_QUIET] = 0.35,
-      [TASK_ZEROS_FIRST] = STAYS, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.35,
-  };
-  hold(adam_shards, most);
-}
-
-Test(divergence, one_bit_lamb_stays) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.6,   [TASK_SCALES] = 0.65,     [TASK_QUIET] = 0.25,
-      [TASK_ZEROS_FIRST] = 0.5, [TASK_ZEROS_LATER] = 0.2, [TASK_IDLE] = 0.25,
-  };
-  hold(lamb, most);
-}
-
-Test(divergence, zero_one_adam_stays) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.8,     [TASK_SCALES] = 0.95,     [TASK_QUIET] = 0.4,
-      [TASK_ZEROS_FIRST] = STAYS, [TASK_ZEROS_LATER] = 0.3, [TASK_IDLE] = 0.4,
-  };
-  hold(zero_one_adam, most);
-}
+HOLDS(one_bit_adam_stays, adam, 0.55, 0.7, 0.35, 0.1, 0.3, 0.35)
+HOLDS(exchanging_steps_stays, adam_step, 0.75, 0.35, 0.65, 0.1, 0.3, 0.35)
+HOLDS(shards_stay, adam_shards, 0.55, 0.7, 0.35, STAYS, 0.3, 0.35)
+HOLDS(one_bit_lamb_stays, lamb, 0.6, 0.65, 0.25, 0.5, 0.2, 0.25)
+HOLDS(zero_one_adam_stays, zero_one_adam, 0.8, 0.95, 0.4, STAYS, 0.3, 0.4)
 
 /* But where nobody has a gradient any more: the sign of what is left of the momentum stays, and
  * Lion goes on by it, also without compression. */
-Test(divergence, lion_converges) {
-  static const limits most = {
-      [TASK_EMBEDDING] = 0.55,  [TASK_SCALES] = 0.3, [TASK_QUIET] = 0.3,
-      [TASK_ZEROS_FIRST] = 0.3, [TASK_IDLE] = 0.4,
-  };
-  hold(lion, most);
-}
+HOLDS(lion_converges, lion, 0.55, 0.3, 0.3, 0.3, 0, 0.4)
 
 /* A run that ends far from the dense form's end is warned of soon after the freeze. */
 Test(divergence, is_warned_of) {

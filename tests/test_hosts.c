@@ -15,93 +15,42 @@
 
 enum { RANKS = 6 };
 
+/* The launcher's numbers of the ranks' hosts; how many hosts there are, and ranks on each, on the
+ * one with fewest and on that with most; and a digit for each rank. */
 struct placement {
   int host_of[RANKS];
   int count, each, fewest, most;
-  int host[RANKS], place[RANKS], here[RANKS];
-  int ranks[RANKS]; /* with `each` */
+  const char *host, *place, *here; /* its host, its place there, the ranks there */
+  const char *ranks;               /* with `each`: all ranks, host by host */
 };
 
 /* Hosts are numbered in the order of their first rank, whatever number the launcher knows them by.
  */
 static const struct placement placements[] = {
-    {{5, 5, 5, 5, 5, 5},
-     1,
-     6,
-     6,
-     6,
-     {0, 0, 0, 0, 0, 0},
-     {0, 1, 2, 3, 4, 5},
-     {6, 6, 6, 6, 6, 6},
-     {0, 1, 2, 3, 4, 5}},
-    {{0, 0, 0, 1, 1, 1},
-     2,
-     3,
-     3,
-     3,
-     {0, 0, 0, 1, 1, 1},
-     {0, 1, 2, 0, 1, 2},
-     {3, 3, 3, 3, 3, 3},
-     {0, 1, 2, 3, 4, 5}},
+    {{5, 5, 5, 5, 5, 5}, 1, 6, 6, 6, "000000", "012345", "666666", "012345"},
+    {{0, 0, 0, 1, 1, 1}, 2, 3, 3, 3, "000111", "012012", "333333", "012345"},
     /* taking turns */
-    {{9, 4, 9, 4, 9, 4},
-     2,
-     3,
-     3,
-     3,
-     {0, 1, 0, 1, 0, 1},
-     {0, 0, 1, 1, 2, 2},
-     {3, 3, 3, 3, 3, 3},
-     {0, 2, 4, 1, 3, 5}},
-    {{2, 0, 1, 1, 0, 2},
-     3,
-     2,
-     2,
-     2,
-     {0, 1, 2, 2, 1, 0},
-     {0, 0, 0, 1, 1, 1},
-     {2, 2, 2, 2, 2, 2},
-     {0, 5, 1, 4, 2, 3}},
-    {{-3, 7, 0, 100, 2, 1},
-     6,
-     1,
-     1,
-     1,
-     {0, 1, 2, 3, 4, 5},
-     {0, 0, 0, 0, 0, 0},
-     {1, 1, 1, 1, 1, 1},
-     {0, 1, 2, 3, 4, 5}},
+    {{9, 4, 9, 4, 9, 4}, 2, 3, 3, 3, "010101", "001122", "333333", "024135"},
+    {{2, 0, 1, 1, 0, 2}, 3, 2, 2, 2, "012210", "000111", "222222", "051423"},
+    {{-3, 7, 0, 100, 2, 1}, 6, 1, 1, 1, "012345", "000000", "111111", "012345"},
     /* not as many on each */
-    {{1, 0, 1, 1, 0, 1},
-     2,
-     0,
-     2,
-     4,
-     {0, 1, 0, 0, 1, 0},
-     {0, 0, 1, 2, 1, 3},
-     {4, 2, 4, 4, 2, 4},
-     {0}},
-    {{3, 2, 1, 3, 2, 3},
-     3,
-     0,
-     1,
-     3,
-     {0, 1, 2, 0, 1, 0},
-     {0, 0, 0, 1, 1, 2},
-     {3, 2, 1, 3, 2, 3},
-     {0}},
+    {{1, 0, 1, 1, 0, 1}, 2, 0, 2, 4, "010010", "001213", "424424", NULL},
+    {{3, 2, 1, 3, 2, 3}, 3, 0, 1, 3, "012010", "000112", "321323", NULL},
 };
+
+/* The number that a digit stands for. */
+static int digit(const char *digits, int rank) { return digits[rank] - '0'; }
 
 static void check_rank_of(const struct placement *wanted, const struct ob_hosts *hosts, int rank) {
   CHECK(hosts->count == wanted->count && hosts->each == wanted->each, "%d hosts with %d ranks",
         hosts->count, hosts->each);
   CHECK(hosts->fewest == wanted->fewest && hosts->max == wanted->most, "%d to %d ranks",
         hosts->fewest, hosts->max);
-  CHECK(hosts->host == wanted->host[rank] && hosts->local_rank == wanted->place[rank],
+  CHECK(hosts->host == digit(wanted->host, rank) && hosts->local_rank == digit(wanted->place, rank),
         "local_rank %d of host %d", hosts->local_rank, hosts->host);
-  CHECK(hosts->here == wanted->here[rank], "%d ranks here", hosts->here);
+  CHECK(hosts->here == digit(wanted->here, rank), "%d ranks here", hosts->here);
   for (int k = 0; wanted->each && k < RANKS; k++)
-    CHECK(hosts->ranks[k] == wanted->ranks[k], "rank %d at %d", hosts->ranks[k], k);
+    CHECK(hosts->ranks[k] == digit(wanted->ranks, k), "rank %d at %d", hosts->ranks[k], k);
 }
 
 Test(hosts, are_numbered_by_their_first_rank) {

@@ -1,6 +1,4 @@
 /* Optimizers and outer steps whose checkpoints are read. */
-#include "tests/fuzz/optimizers.h"
-
 #include "tests/fuzz/fuzz.h"
 
 static onebit_status_t create(int kind, onebit_comm_t comm, const onebit_tensor_t *tensors,

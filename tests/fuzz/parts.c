@@ -6,7 +6,6 @@
 
 #include "optimizers/checkpoint/checkpoint.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/fuzz/optimizers.h"
 
 /* The first bytes of an input: the kind, the fields to correct, and the length of the first of two
  * parts; 0: there is one. */

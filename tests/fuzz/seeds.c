@@ -18,7 +18,6 @@
 #include "compression/sparse.h"
 #include "optimizers/checkpoint/directory.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/fuzz/optimizers.h"
 
 static const char *root;
 
