@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -389,4 +390,26 @@ void irregular_remove(enum irregular kind, const char *path) {
   if (kind == A_LINK_TO_A_FIFO)
     unlink(target);
   CHECK((kind == A_DIRECTORY ? rmdir(path) : unlink(path)) == 0, "%s is not there", path);
+}
+
+/* ---- A directory for whatever a test writes ---- */
+
+void scratch_create(char path[PATH_ROOM]) {
+  const char *parent = getenv("TMPDIR");
+  path_join(path, parent && *parent ? parent : "/tmp", "onebit-test-XXXXXX");
+  cr_assert(mkdtemp(path), "%s: cannot be made", path);
+}
+
+static int remove_one(const char *path, const struct stat *facts, int type, struct FTW *place) {
+  (void)facts;
+  (void)type;
+  (void)place;
+  return remove(path);
+}
+
+void scratch_remove(const char *path) { nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS); }
+
+void path_join(char path[PATH_ROOM], const char *directory, const char *name) {
+  int length = snprintf(path, PATH_ROOM, "%s/%s", directory, name);
+  cr_assert(length < PATH_ROOM, "%s/%s is too long", directory, name);
 }

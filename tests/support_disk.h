@@ -54,4 +54,14 @@ extern const char *const irregular_names[IRREGULARS];
 void irregular_make(enum irregular kind, const char *path);
 void irregular_remove(enum irregular kind, const char *path);
 
+/* Room for the path of a file in a temporary directory. */
+#define PATH_ROOM 512
+
+/* Makes a directory of its own under $TMPDIR, or /tmp; removes it with what is in it. */
+void scratch_create(char path[PATH_ROOM]);
+void scratch_remove(const char *path);
+
+/* Sets path to directory/name. */
+void path_join(char path[PATH_ROOM], const char *directory, const char *name);
+
 #endif

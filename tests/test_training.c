@@ -8,7 +8,7 @@
 #include "examples/images.h"
 #include "examples/train_run.h"
 #include "tests/support.h"
-#include "tests/support_replay.h"
+#include "tests/support_disk.h"
 
 enum { RANKS = 4, MOST_ARGUMENTS = 40 };
 
