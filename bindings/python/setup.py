@@ -11,6 +11,7 @@ for make ("OPENMP=0 CUDA=1"); ONEBIT_LABEL, which comes behind the version ("cu1
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -38,15 +39,19 @@ SOURCES = (
 # Also the tree of the source distribution, which setuptools makes in the current directory.
 LEFT_OUT = re.compile(
     r"(^|/)(__pycache__|build[^/]*|onebit-\d[^/]*|[^/]*\.egg-info|\..*)(/|$)"
-    r"|\.(so|pyc|whl)$|_version\.py$"
+    r"|\.(so|pyc|whl)$|_interface\.py$"
 )
 
 
-def version():
-    header = (TOP / "include/onebit/status.h").read_text()
-    numbers = ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", header))
+def interface():
+    """The text of onebit/_interface.py."""
     label = os.environ.get("ONEBIT_LABEL", "")
-    return f"{numbers}+{label}" if label else numbers
+    written = runpy.run_path(str(PACKAGE / "onebit/_headers.py"))["written"]
+    return written(TOP / "include/onebit", f"+{label}" if label else "")
+
+
+def version():
+    return re.search(r'VERSION = "(.*)"', interface())[1]
 
 
 # --- The library ---------------------------------------------------------------------------------
@@ -130,7 +135,7 @@ class BuildPackage(build_py):
             stale.unlink()
         for path in build_library():
             shutil.copy(path, folder / "onebit")
-        (folder / "onebit/_version.py").write_text(f'version = "{version()}"\n')
+        (folder / "onebit/_interface.py").write_text(interface())
 
 
 class Binary(Distribution):
@@ -173,6 +178,6 @@ setup(
     long_description_content_type="text/markdown",
     package_dir={"": os.path.relpath(PACKAGE, HERE)},
     packages=find_packages(str(PACKAGE), include=["onebit*"]),
-    package_data={"": ["py.typed", "*.pyi"]},
+    package_data={"": ["py.typed"]},
     cmdclass={"build_py": BuildPackage, "bdist_wheel": Wheel, "sdist": SourceDistribution},
 )

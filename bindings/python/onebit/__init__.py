@@ -20,17 +20,26 @@ Threads. The GIL is released in every call of the library. A plan and an optimiz
 thread at a time.
 """
 
-from onebit._native import (
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onebit._interface import *  # noqa: F403: the optimizers, with their options
+
+from onebit._native import (  # noqa: E402
     BLOCK_BUFFER,
     FREEZE_AUTOMATIC,
     FREEZE_NEVER,
+    NAMES,
     OUTER_DENSE,
     OUTER_SPARSE,
     TABLE,
+    VERSION,
     WARMUP_NONE,
     WARMUP_STEPS,
     AdamExchange,
     Dtype,
+    Error,
+    OnebitWarning,
     Operation,
     OuterRule,
     Profile,
@@ -41,12 +50,9 @@ from onebit._native import (
     Status,
     Wire,
     library_path,
-    package_version,
     version,
 )
 from onebit.communicator import Communicator
-from onebit.errors import Error, OnebitWarning
-from onebit.methods import NAMES
 from onebit.optimizer import *  # noqa: F403: the optimizers
 from onebit.optimizer import Optimizer, Tensor
 from onebit.outer import Outer, OuterSites
@@ -54,7 +60,7 @@ from onebit.plan import Plan, Request
 from onebit.transport import Operation as TransportOperation
 from onebit.transport import Transport
 
-__version__ = package_version()
+__version__ = VERSION
 
 __all__ = [
     "BLOCK_BUFFER",

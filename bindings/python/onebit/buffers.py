@@ -6,8 +6,7 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-from onebit._native import Dtype
-from onebit.errors import wrong
+from onebit._native import Dtype, wrong
 
 
 class Buffer(NamedTuple):

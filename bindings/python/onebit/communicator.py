@@ -1,13 +1,19 @@
-"""Communicators: who takes part, and how bytes move between them."""
+"""Communicators: who takes part, and how bytes move between them; over MPI those of mpi4py."""
+
+from __future__ import annotations
 
 import ctypes
 import os
 import sys
 import weakref
+from typing import TYPE_CHECKING, Any
 
 from onebit import _native
-from onebit.errors import check, wrong
-from onebit.transport import Callbacks
+from onebit._native import Error, Status, check, wrong
+from onebit.transport import Callbacks, Transport
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _text(words):
@@ -38,14 +44,14 @@ class Communicator:
         self._abandoned = False
 
     @classmethod
-    def self_(cls):
+    def self_(cls) -> Self:
         """A group of this rank alone."""
         handle = ctypes.c_void_p()
         check(_native.library().onebit_comm_create_self(ctypes.byref(handle)))
         return cls(handle, transport="self")
 
     @classmethod
-    def loopback(cls, size, hosts=1):
+    def loopback(cls, size: int, hosts: int = 1) -> list[Self]:
         """`size` ranks that are threads of this process, as if on `hosts` hosts: a list of
         communicators, one to be used by each thread."""
         handles = (ctypes.c_void_p * max(size, 1))()
@@ -53,19 +59,19 @@ class Communicator:
         return [cls(ctypes.c_void_p(handle), transport="loopback") for handle in handles]
 
     @classmethod
-    def mpi(cls, comm):
+    def mpi(cls, comm: Any) -> Self:
         """The ranks of an mpi4py communicator, which is duplicated. Collective. The library must be
         built with the MPI that mpi4py was built with."""
-        from onebit.mpi import create
-
-        made = cls(create(comm), transport="mpi")
+        made = cls(_create_mpi(comm), transport="mpi")
         made._collective = True
         return made
 
     @classmethod
     def sockets(
-        cls, rank=None, size=None, address=None, host=None, secret=None, streams=0, timeout=None
-    ):
+        cls, rank: int | None = None, size: int | None = None, address: str | None = None,
+        host: str | None = None, secret: str | None = None, streams: int = 0,
+        timeout: float | None = None,
+    ) -> Self:  # fmt: skip
         """Over TCP connections of the library's own (onebit/sockets.h has more of each). Collective.
 
         rank, size: this rank's number, and how many there are; None: RANK and WORLD_SIZE of the
@@ -92,7 +98,10 @@ class Communicator:
         return cls(handle, transport="sockets")
 
     @classmethod
-    def torch(cls, group=None, timeout=None, transport="automatic", streams=0):
+    def torch(
+        cls, group: Any = None, timeout: float | None = None, transport: str = "automatic",
+        streams: int = 0,
+    ) -> Self:  # fmt: skip
         """The ranks of a torch.distributed process group, over any backend: its store is all that
         is needed. Collective.
 
@@ -110,7 +119,7 @@ class Communicator:
         return create(cls, group, timeout, transport, streams)
 
     @classmethod
-    def nccl(cls, group=None, timeout=None):
+    def nccl(cls, group: Any = None, timeout: float | None = None) -> Self:
         """The ranks of a torch.distributed process group, over any backend, through an NCCL
         communicator of their own on the CUDA device that is current on each: for plans and optimizers
         with device="cuda". Collective, and so is `close`. The library must be built with NCCL.
@@ -122,7 +131,10 @@ class Communicator:
         return create(cls, group, timeout)
 
     @classmethod
-    def custom(cls, transport, rank, size, host=None, largest_tag=0, timeout=0.0):
+    def custom(
+        cls, transport: Transport, rank: int, size: int, host: str | None = None,
+        largest_tag: int = 0, timeout: float = 0.0,
+    ) -> Self:  # fmt: skip
         """Over a `Transport` of your own. Collective; the rest is as in onebit/custom.h."""
         callbacks = Callbacks(transport, host, largest_tag, timeout)
         handle = ctypes.c_void_p()
@@ -132,7 +144,7 @@ class Communicator:
         return cls(handle, keeps=(callbacks,))
 
     @property
-    def handle(self):
+    def handle(self) -> Any:
         """The onebit_comm_t; raises `Error` when the communicator is closed."""
         if not self._handle:
             raise wrong("the communicator is closed")
@@ -151,32 +163,32 @@ class Communicator:
             )
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         return _native.library().onebit_comm_rank(self.handle)
 
     @property
-    def size(self):
+    def size(self) -> int:
         return _native.library().onebit_comm_size(self.handle)
 
     @property
-    def hosts(self):
+    def hosts(self) -> int:
         return _native.library().onebit_comm_hosts(self.handle)
 
     @property
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         """Bytes of messages that this rank has sent to others."""
         return _native.library().onebit_comm_bytes_sent(self.handle)
 
-    def progress(self):
+    def progress(self) -> None:
         """Moves nonblocking calls on without finishing any."""
         check(_native.library().onebit_progress(self.handle))
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends every call in flight and every later one, on every rank, with ERROR_TRANSPORT. Any
         thread may call it."""
         check(_native.library().onebit_comm_abort(self.handle))
 
-    def shrink(self):
+    def shrink(self) -> Self:
         """A communicator of the ranks that are left, after this one has failed. Collective over
         those; raises `Error` (ERROR_UNSUPPORTED) where the transport cannot."""
         handle = ctypes.c_void_p()
@@ -196,7 +208,7 @@ class Communicator:
         if self._abandoned and not self._open:
             self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Gives back the communicator, and what was made on it. Raises `Error` (ERROR_BUSY), and
         closes nothing more, where a plan has a request in flight."""
         if not self._handle:
@@ -212,10 +224,10 @@ class Communicator:
         _native.library().onebit_comm_destroy(handle)
         self._keeps = ()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __del__(self):
@@ -225,3 +237,57 @@ class Communicator:
         self._abandoned = True
         if not self._open:
             self.close()
+
+
+# --- Over MPI ------------------------------------------------------------------------------------
+
+MPI_KINDS = {"openmpi": "Open MPI", "mpich": "MPICH", "standard": "the ABI of MPI 5"}
+
+
+def mpi_kind(MPI):
+    """Whose ABI the MPI library has that mpi4py loaded: a name of MPI_KINDS. A handle is a pointer to a
+    variable in Open MPI, an int in MPICH and its relatives, and in the standard's own ABI a pointer
+    that is a small number."""
+    if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int):
+        return "mpich"
+    return "standard" if MPI._handleof(MPI.COMM_SELF) < 4096 else "openmpi"
+
+
+def mpi_part(kind):
+    """Where the package has the transport over MPI for this kind; None: it was built without."""
+    path = os.path.join(_native.HERE, f"libonebit_{kind}.so")
+    return path if os.path.exists(path) else None
+
+
+def mpi_function(kind):
+    """onebit_comm_create_mpi: the library's, or of the part of the package that is for this kind and
+    belongs to the package's library."""
+    library = _native.library()
+    if hasattr(library, "onebit_comm_create_mpi"):
+        return library.onebit_comm_create_mpi
+    path = mpi_part(kind)
+    if path is None or os.path.dirname(library._name) != _native.HERE:
+        raise Error(
+            Status.ERROR_UNSUPPORTED,
+            f"{library._name} is built without MPI, or not for {MPI_KINDS[kind]}: where an mpicc of "
+            f"{MPI_KINDS[kind]} is, `pip install` builds that too; or use a library of `make` "
+            "(ONEBIT_LIBRARY)",
+        )
+    return ctypes.CDLL(path).onebit_comm_create_mpi
+
+
+def _create_mpi(comm):
+    """An onebit_comm_t over an mpi4py communicator."""
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Comm):
+        raise wrong(f"comm is a {type(comm).__name__}, not an mpi4py communicator")
+    kind = mpi_kind(MPI)
+    # By value. The library uses the MPI that mpi4py has loaded, and refuses one whose handles it does
+    # not know before it looks at this one.
+    handle_type = ctypes.c_int if kind == "mpich" else ctypes.c_void_p
+    function = mpi_function(kind)
+    function.restype, function.argtypes = ctypes.c_int, [handle_type, _native.OUT]
+    handle = ctypes.c_void_p()
+    check(function(handle_type(MPI._handleof(comm)), ctypes.byref(handle)))
+    return handle

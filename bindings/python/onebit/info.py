@@ -15,7 +15,8 @@ import re
 import sys
 
 from onebit import _native
-from onebit.communicator import Communicator
+from onebit._native import Error
+from onebit.communicator import MPI_KINDS, Communicator, mpi_function, mpi_kind, mpi_part
 from onebit.plan import Plan
 
 
@@ -38,7 +39,7 @@ def _origin(path):
 
 def _library():
     path = _native.library_path()
-    yield "onebit", f"package {_native.package_version()}, library {_native.version()}"
+    yield "onebit", f"package {_native.VERSION}, library {_native.version()}"
     interface = _native.version().rpartition(".")[0]
     yield "interface", f"{interface}: before 1.0 a minor version may change it"
     yield "library", f"{path} ({_origin(path)})"
@@ -56,12 +57,10 @@ def _codec():
 
 
 def _mpi_parts():
-    from onebit.mpi import KINDS, part_path
-
     if _has("onebit_comm_create_mpi"):
         return "the library has it for the MPI it was built with"
     inside = os.path.dirname(_native.library_path()) == _native.HERE
-    kinds = [name for kind, name in KINDS.items() if inside and part_path(kind)]
+    kinds = [name for kind, name in MPI_KINDS.items() if inside and mpi_part(kind)]
     return f"built for {' and '.join(kinds)}" if kinds else None
 
 
@@ -79,12 +78,9 @@ def _mpi():
         from mpi4py import MPI
     except (ImportError, RuntimeError) as reason:
         return f"{parts}; mpi4py finds no MPI library: {reason}".partition("\n")[0]
-    from onebit.errors import Error
-    from onebit.mpi import _function, kind_of
-
     words = " ".join(MPI.Get_library_version().partition("\n")[0].split()).rstrip("\0").split(",")[0]
     try:
-        _function(kind_of(MPI))
+        mpi_function(mpi_kind(MPI))
     except Error as reason:
         return f"no: {reason.message}"
     return f"{parts}; mpi4py {_version_of('mpi4py')} has {words}"

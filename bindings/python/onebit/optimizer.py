@@ -1,15 +1,122 @@
-"""The optimizers: what they have in common, and a class for each row of `onebit.methods`."""
+"""The optimizers: what they have in common, with each other and with the outer step, and a class of each."""
+
+from __future__ import annotations
 
 import ctypes
 import json
-from typing import Any, NamedTuple
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence, Union
 
 from onebit import _native
-from onebit._native import Device, Dtype, Stage, Status
+from onebit._native import NAMES, OPTIMIZERS, Device, Dtype, Status, check, last_message, wrong
 from onebit.buffers import buffer_of, current_stream, make_room
-from onebit.errors import check, last_message, wrong
-from onebit.methods import METHODS, NAMES
-from onebit.stateful import Stateful
+from onebit.communicator import Communicator
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Stateful:
+    """A derived class sets `_handle` to None before anything can fail, calls `_begin` with what its
+    create function made, and says how its calls are named."""
+
+    _prefix = None  # of the functions in C: "onebit_optimizer"
+    _words = None  # in messages: "the optimizer"
+
+    def _begin(self, comm, handle):
+        self._handle = handle
+        self._comm = comm
+        comm._join(self)
+
+    def _function(self, name):
+        return getattr(_native.library(), f"{self._prefix}_{name}")
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The handle of C; raises `Error` after `close`."""
+        if not self._handle:
+            raise wrong(f"{self._words} is closed")
+        self._comm._check_process()
+        return self._handle
+
+    def save(self) -> bytes:
+        """This rank's part of a checkpoint; of an outer step by all ranks after the same exchanges
+        have begun."""
+        return self._saved("save")
+
+    def _saved(self, name):
+        function = self._function(name)
+        count = ctypes.c_size_t()
+        check(function(self.handle, None, 0, ctypes.byref(count)))
+        part = ctypes.create_string_buffer(count.value)
+        check(function(self.handle, part, count.value, ctypes.byref(count)))
+        return part.raw[: count.value]
+
+    def load(self, parts: Sequence[bytes]) -> None:
+        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
+        Collective."""
+        parts = [bytes(part) for part in parts]
+        pointers = (ctypes.c_void_p * max(len(parts), 1))()
+        sizes = (ctypes.c_size_t * max(len(parts), 1))()
+        for place, part in enumerate(parts):
+            pointers[place] = ctypes.cast(ctypes.c_char_p(part), ctypes.c_void_p).value
+            sizes[place] = len(part)
+        check(self._function("load")(self.handle, pointers, sizes, len(parts)))
+
+    def save_files(self, directory: os.PathLike[str] | str) -> None:
+        """Saves into a directory that all ranks see. Collective."""
+        check(self._function("save_files")(self.handle, os.fsencode(directory)))
+
+    def load_files(self, directory: os.PathLike[str] | str) -> None:
+        """Loads what `save_files` saved there last. Collective."""
+        check(self._function("load_files")(self.handle, os.fsencode(directory)))
+
+    def move(self, comm: Communicator) -> None:
+        """Goes on with other ranks: those that are left, or that have come. Collective over comm.
+        The old communicator can be closed afterwards."""
+        check(self._function("move")(self.handle, comm.handle))
+        self._change(comm)
+
+    def shrink(self) -> Communicator:
+        """When a rank was lost: goes on with the others. Collective over them; the communicator
+        that they have from now on."""
+        handle = ctypes.c_void_p()
+        status = self._function("shrink")(self.handle, ctypes.byref(handle))
+        kept, transport = self._comm._keeps, self._comm.transport
+        made = Communicator(handle, kept, transport) if handle else None
+        if made:
+            made._collective = self._comm._collective
+        self._latest = made  # also after a failure: the next call begins from it
+        check(status)
+        self._change(made)
+        return made
+
+    def _change(self, comm):
+        comm._join(self)
+        self._comm._members.discard(self)
+        self._comm._leave(self)
+        self._comm = comm
+
+    def close(self) -> None:
+        """Gives it back; the arrays stay as they are. Collective while a step of an optimizer is
+        open."""
+        if self._handle:
+            handle, self._handle = self._handle, None
+            if self._comm._is_foreign():
+                return
+            self._function("destroy")(handle)
+            self._comm._leave(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and not sys.is_finalizing():
+            self.close()
 
 
 class Tensor(NamedTuple):
@@ -30,6 +137,9 @@ class Tensor(NamedTuple):
     uncompressed: int = 0
 
 
+Tensors = Iterable[Union[Tensor, "tuple[Any, Any]"]]
+
+
 class Optimizer(Stateful):
     """What the optimizers have in common; make one of the derived classes. Collective.
 
@@ -44,7 +154,7 @@ class Optimizer(Stateful):
     _create = None
     _options = None
 
-    def __init__(self, comm, tensors, **options):
+    def __init__(self, comm: Communicator, tensors: Tensors, **options: Any) -> None:
         self._handle = None
         create = getattr(_native.library(), self._create)
         try:
@@ -88,7 +198,7 @@ class Optimizer(Stateful):
         self._gradients = [
             self._gradient(number, one.gradient) for number, one in enumerate(tensors)
         ]
-        described = (_native.TensorDescription * max(len(tensors), 1))()
+        described = (_native.Tensor * max(len(tensors), 1))()
         for place, one, parameter, gradient in zip(
             described, tensors, self._parameters, self._gradients
         ):
@@ -124,7 +234,7 @@ class Optimizer(Stateful):
             raise wrong(f"{name} has {found.count} elements, its parameter {count}")
         return found
 
-    def step(self, learning_rate):
+    def step(self, learning_rate: float) -> Status:
         """One step: OK, or SKIPPED and nothing is changed. Collective. With device="cuda" it is put on
         torch's current stream (of other arrays on the default one), and over NCCL it is OK at once:
         `synchronize` has the status."""
@@ -138,20 +248,20 @@ class Optimizer(Stateful):
             arguments.append(current_stream(self._parameters[0]) if self._parameters else None)
         return check(getattr(_native.library(), function)(*arguments))
 
-    def synchronize(self):
+    def synchronize(self) -> Status:
         """With device="cuda": waits until the steps are through, and returns the status of the first
         since the last time that did not end well."""
         return check(_native.library().onebit_optimizer_synchronize(self.handle))
 
-    def begin(self, learning_rate):
+    def begin(self, learning_rate: float) -> None:
         """Opens a step whose gradients become final one by one (`ready`); `step` ends it."""
         self._on_stream("begin", learning_rate)
 
-    def ready(self, tensor):
+    def ready(self, tensor: int) -> None:
         """This rank's gradient of tensor number `tensor` is final."""
         self._on_stream("ready", tensor)
 
-    def set_gradient(self, tensor, gradient):
+    def set_gradient(self, tensor: int, gradient: Any) -> None:
         """From the next step on the gradient of tensor number `tensor` is in this array; None: this
         rank has none."""
         if not 0 <= tensor < len(self._parameters):
@@ -161,7 +271,7 @@ class Optimizer(Stateful):
         check(_native.library().onebit_optimizer_set_gradient(self.handle, tensor, address))
         self._gradients[tensor] = found
 
-    def set_learning_rate_pointer(self, rate):
+    def set_learning_rate_pointer(self, rate: Any) -> None:
         """With device="cuda": from the next step on the learning rate is the one float32 in this array
         when the step runs, so that a graph which has captured a step follows a schedule; None: the
         rate that `step` is given. The same on all ranks; not for `ZeroOneAdam`."""
@@ -172,68 +282,63 @@ class Optimizer(Stateful):
         check(function(self.handle, found.address if found else None))
         self._rate = found
 
-    def set_learning_rate_factor(self, tensor, factor):
+    def set_learning_rate_factor(self, tensor: int, factor: float) -> None:
         """From the next step on the learning rate of tensor number `tensor` is the step's times
         this; the same on all ranks."""
         function = _native.library().onebit_optimizer_set_learning_rate_factor
         check(function(self.handle, tensor, factor))
 
-    def set_weight_decay(self, tensor, weight_decay):
+    def set_weight_decay(self, tensor: int, weight_decay: float) -> None:
         """From the next step on; the same on all ranks."""
         function = _native.library().onebit_optimizer_set_weight_decay
         check(function(self.handle, tensor, weight_decay))
 
-    def set_beta1(self, beta1):
+    def set_beta1(self, beta1: float) -> None:
         """From the next step on beta1, of `Momentum` its momentum; the same on all ranks."""
         check(_native.library().onebit_optimizer_set_beta1(self.handle, beta1))
 
-    def set_tag(self, tag):
+    def set_tag(self, tag: int) -> None:
         """From the next step on the ranks must have the same tag, a number, or that step fails."""
         check(_native.library().onebit_optimizer_set_tag(self.handle, tag))
 
-    def take_parameters(self):
+    def take_parameters(self) -> None:
         """The caller has written to parameters of 16 bits: steps go on from what they are now."""
         check(_native.library().onebit_optimizer_take_parameters(self.handle))
 
-    def compare(self):
+    def compare(self) -> None:
         """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
         have the same parameters. Collective. The first step does it by itself."""
         check(_native.library().onebit_optimizer_compare(self.handle))
 
-    def set_compare_interval(self, steps):
+    def set_compare_interval(self, steps: int) -> None:
         """From now on every so many steps begin with `compare`; 0: none does."""
         check(_native.library().onebit_optimizer_set_compare_interval(self.handle, steps))
 
-    def save_whole(self):
+    def save_whole(self) -> bytes:
         """This rank's part of a checkpoint, and of what all ranks have alike all that it has."""
         return self._saved("save_whole")
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> float:
         """What the next step's loss is to be multiplied with; 1 without loss scaling."""
         scale = ctypes.c_double()
         function = _native.library().onebit_optimizer_get_loss_scale
         check(function(self.handle, ctypes.byref(scale)))
         return scale.value
 
-    def info(self):
+    def info(self) -> dict[str, Any]:
         """How the optimizer stands: the fields of onebit_optimizer_info_t by name."""
-        info = _native.sized(_native.OptimizerInfo)
-        check(_native.library().onebit_optimizer_get_info(self.handle, ctypes.byref(info)))
-        return {**_native.fields_of(info), "stage": Stage(info.stage)}
+        return _native.ask(self._function("get_info"), self.handle, _native.OptimizerInfo)
 
-    def statistics(self):
+    def statistics(self) -> dict[str, Any]:
         """How it does: the fields of onebit_optimizer_statistics_t by name."""
-        found = _native.sized(_native.OptimizerStatistics)
-        check(_native.library().onebit_optimizer_get_statistics(self.handle, ctypes.byref(found)))
-        return _native.fields_of(found)
+        kind = _native.OptimizerStatistics
+        return _native.ask(self._function("get_statistics"), self.handle, kind)
 
-    def tensor_statistics(self, tensor):
+    def tensor_statistics(self, tensor: int) -> dict[str, Any]:
         """The same of one tensor: the fields of onebit_tensor_statistics_t by name."""
-        found = _native.sized(_native.TensorStatistics)
-        function = _native.library().onebit_optimizer_get_tensor_statistics
-        check(function(self.handle, tensor, ctypes.byref(found)))
-        return _native.fields_of(found)
+        function = self._function("get_tensor_statistics")
+        return _native.ask(function, self.handle, _native.TensorStatistics, tensor)
 
     def _line(self, form):
         function = _native.library().onebit_optimizer_describe
@@ -243,15 +348,15 @@ class Optimizer(Stateful):
         check(function(self.handle, form, line, len(line), None))
         return line.value.decode()
 
-    def describe(self):
+    def describe(self) -> str:
         """The statistics in a line of text."""
         return self._line(_native.Format.FORMAT_TEXT)
 
-    def describe_json(self):
+    def describe_json(self) -> dict[str, Any]:
         """The statistics as json.loads has them."""
         return json.loads(self._line(_native.Format.FORMAT_JSON))
 
-    def check(self):
+    def check(self) -> tuple[int, str] | None:
         """None; or, where a tensor's error is beyond what healthy runs have shown, its number and
         the library's words about it."""
         tensor = ctypes.c_size_t()
@@ -261,18 +366,17 @@ class Optimizer(Stateful):
         return None
 
 
-def _made(method):
+def _made(row):
     """The class of an optimizer."""
-    fields = ", ".join(name for name, _ in method.typed())
     body = {
-        "__doc__": f"{method.title} (onebit/{method.name}.h): {fields}, and the options of all "
+        "__doc__": f"{row.title} (onebit/{row.name}.h): {', '.join(row.fields)}, and the options of all "
         "optimizers.",
         "__module__": __name__,
-        "_create": f"onebit_{method.name}_create",
-        "_options": _native.OPTIONS[method.kind],
+        "_create": f"onebit_{row.name}_create",
+        "_options": row.options,
     }
-    return type(method.kind, (Optimizer,), body)
+    return type(row.kind, (Optimizer,), body)
 
 
-globals().update({method.kind: _made(method) for method in METHODS})
+globals().update({row.kind: _made(row) for row in OPTIMIZERS})
 __all__ = ["Optimizer", "Tensor", *NAMES]

@@ -1,16 +1,22 @@
 """The outer step: local steps on every rank, and an exchange of drifts now and then."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import sys
-from typing import Any, Dict, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from onebit import _native
-from onebit._native import Device, Dtype, OuterRule, Status
+from onebit._native import Device, Dtype, Status, check, last_message, wrong
 from onebit.buffers import buffer_of, wait_for_torch
 from onebit.communicator import Communicator
-from onebit.errors import check, last_message, wrong
-from onebit.stateful import Stateful
+from onebit.optimizer import Stateful
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from onebit._interface import OuterKeywords
 
 
 class Outer(Stateful):
@@ -42,7 +48,7 @@ class Outer(Stateful):
         parameters: Sequence[Any],
         uncompressed: Sequence[int] = (),
         stage: str = "auto",
-        **options: Any,
+        **options: Unpack[OuterKeywords],
     ) -> None:
         self._handle = None
 
@@ -129,7 +135,7 @@ class Outer(Stateful):
         wrong_numbers = [number for number in uncompressed if not 0 <= number < len(self._arrays)]
         if wrong_numbers:
             raise wrong(f"uncompressed has {wrong_numbers[0]}, of {len(self._arrays)} parameters")
-        described = (_native.TensorDescription * max(len(self._parameters), 1))()
+        described = (_native.Tensor * max(len(self._parameters), 1))()
         for number, (place, one) in enumerate(zip(described, self._parameters)):
             place.parameter = one.address if one.count else None
             place.count = one.count
@@ -163,7 +169,7 @@ class Outer(Stateful):
         self._take()
         return super()._saved(name)
 
-    def save_files(self, directory: "os.PathLike[str] | str") -> None:
+    def save_files(self, directory: os.PathLike[str] | str) -> None:
         """Saves into a directory that all ranks see. Collective."""
         self._take()
         super().save_files(directory)
@@ -174,7 +180,7 @@ class Outer(Stateful):
         super().load(parts)
         self._changed()
 
-    def load_files(self, directory: "os.PathLike[str] | str") -> None:
+    def load_files(self, directory: os.PathLike[str] | str) -> None:
         """Loads what `save_files` saved there last. Collective."""
         super().load_files(directory)
         self._changed()
@@ -207,13 +213,11 @@ class Outer(Stateful):
         check(_native.library().onebit_outer_get_consensus(self.handle, number, found.address))
         return out
 
-    def info(self) -> Dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """How it stands: the fields of onebit_outer_info_t by name."""
-        info = _native.sized(_native.OuterInfo)
-        check(_native.library().onebit_outer_get_info(self.handle, ctypes.byref(info)))
-        return {**_native.fields_of(info), "rule": OuterRule(info.rule)}
+        return _native.ask(self._function("get_info"), self.handle, _native.OuterInfo)
 
-    def check(self) -> Optional[str]:
+    def check(self) -> str | None:
         """None; or what wants to be changed: too few bits for the rule, or a large residual."""
         status = check(_native.library().onebit_outer_check(self.handle))
         return last_message() if status == Status.WARNING else None
@@ -235,13 +239,13 @@ class OuterSites(Outer):
     def __init__(
         self,
         site: Communicator,
-        between: Optional[Communicator],
+        between: Communicator | None,
         parameters: Sequence[Any],
         uncompressed: Sequence[int] = (),
         patience: float = 0.0,
         quorum: int = 0,
         stage: str = "auto",
-        **options: Any,
+        **options: Unpack[OuterKeywords],
     ) -> None:
         self._handle = None
         self._between = between
@@ -257,13 +261,11 @@ class OuterSites(Outer):
         self._create(site, create, parameters, uncompressed, stage, options)
         self._position = None
 
-    def sites(self) -> Dict[str, Any]:
+    def sites(self) -> dict[str, Any]:
         """How sites stand: the fields of onebit_sites_info_t by name."""
-        info = _native.sized(_native.SitesInfo)
-        check(_native.library().onebit_outer_get_sites(self.handle, ctypes.byref(info)))
-        return _native.fields_of(info)
+        return _native.ask(self._function("get_sites"), self.handle, _native.SitesInfo)
 
-    def move(self, between: Optional[Communicator]) -> None:
+    def move(self, between: Communicator | None) -> None:
         """Goes on with other sites. Collective over all their ranks; None but on rank 0 of a
         site."""
         self._take()
@@ -271,7 +273,7 @@ class OuterSites(Outer):
         self._changed()
         self._between = between
 
-    def shrink(self) -> Optional[Communicator]:
+    def shrink(self) -> Communicator | None:
         """When a site was lost: goes on with the others. Collective over these; what joins them
         from now on, None but on rank 0 of a site."""
         handle = ctypes.c_void_p()

@@ -1,13 +1,21 @@
 """Plans, the collectives, and requests."""
 
+from __future__ import annotations
+
 import array
 import ctypes
 import sys
+from typing import TYPE_CHECKING, Any
 
 from onebit import _native
-from onebit._native import Device, Dtype, Operation, Status
+from onebit._native import Device, Dtype, Operation, Status, check, wrong
 from onebit.buffers import buffer_of, current_stream, make_room, wait_for_torch
-from onebit.errors import check, wrong
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from onebit._interface import PlanKeywords
+    from onebit.communicator import Communicator
 
 _CALLS = {
     Operation.ALLREDUCE: ("onebit_allreduce", "onebit_iallreduce"),
@@ -40,11 +48,11 @@ class Request:
         self._bring(code)
         return check(code)
 
-    def test(self):
+    def test(self) -> Status:
         """Moves the call on: IN_PROGRESS, or its final status, OK or SKIPPED. Raises `Error`."""
         return self._ask(_native.library().onebit_test)
 
-    def wait(self):
+    def wait(self) -> Status:
         """Waits for the end of the call: OK or SKIPPED. Raises `Error`."""
         return self._ask(_native.library().onebit_wait)
 
@@ -62,7 +70,7 @@ class Plan:
         (`operation="reduce_scatter"`, `dtype="bfloat16"`, `wire="dense"`, `schedule="exchange"`)
     """
 
-    def __init__(self, comm, count, **options):
+    def __init__(self, comm: Communicator, count: int, **options: Unpack[PlanKeywords]) -> None:
         self._handle = self._request = self._stage = None
         create = _native.library().onebit_plan_create
         try:
@@ -85,7 +93,7 @@ class Plan:
         comm._join(self)
 
     @property
-    def handle(self):
+    def handle(self) -> Any:
         """The onebit_plan_t; raises `Error` when the plan is closed."""
         if not self._handle:
             raise wrong("the plan is closed")
@@ -181,7 +189,7 @@ class Plan:
         self._request = Request(self, handle, buffers, bring)
         return self._request
 
-    def allreduce(self, sendbuf, recvbuf):
+    def allreduce(self, sendbuf: Any, recvbuf: Any) -> Status:
         """recvbuf = the mean of sendbuf over the ranks; the same array twice: in place. Returns
         OK or SKIPPED. Collective, and so are the next five.
 
@@ -189,33 +197,33 @@ class Plan:
         and is OK at once over NCCL: `synchronize` has the status."""
         return self._call(sendbuf, recvbuf, Operation.ALLREDUCE)
 
-    def allgather(self, sendbuf, recvbuf):
+    def allgather(self, sendbuf: Any, recvbuf: Any) -> Status:
         """recvbuf[r] = sendbuf of rank r."""
         return self._call(sendbuf, recvbuf, Operation.ALLGATHER)
 
-    def reduce_scatter(self, sendbuf, recvbuf):
+    def reduce_scatter(self, sendbuf: Any, recvbuf: Any) -> Status:
         """recvbuf = the mean over the ranks of sendbuf[this rank]."""
         return self._call(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
 
-    def iallreduce(self, sendbuf, recvbuf):
+    def iallreduce(self, sendbuf: Any, recvbuf: Any) -> Request:
         """`allreduce` that returns a `Request` at once. Both arrays belong to the library until
         the request is finished."""
         return self._start(sendbuf, recvbuf, Operation.ALLREDUCE)
 
-    def iallgather(self, sendbuf, recvbuf):
+    def iallgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """`allgather`, likewise."""
         return self._start(sendbuf, recvbuf, Operation.ALLGATHER)
 
-    def ireduce_scatter(self, sendbuf, recvbuf):
+    def ireduce_scatter(self, sendbuf: Any, recvbuf: Any) -> Request:
         """`reduce_scatter`, likewise."""
         return self._start(sendbuf, recvbuf, Operation.REDUCE_SCATTER)
 
-    def synchronize(self):
+    def synchronize(self) -> Status:
         """With device="cuda": waits until the calls on streams are through, and returns the status
         of the first since the last time that did not end well."""
         return check(_native.library().onebit_plan_synchronize(self.handle))
 
-    def calls(self):
+    def calls(self) -> tuple[int, int]:
         """With device="cuda", over NCCL: how many calls on streams have ended well, and how many were
         skipped, as far as the host knows by now."""
         made, skipped = ctypes.c_uint64(), ctypes.c_uint64()
@@ -223,27 +231,22 @@ class Plan:
         check(function(self.handle, ctypes.byref(made), ctypes.byref(skipped)))
         return made.value, skipped.value
 
-    def scale_result(self, recvbuf, factor):
+    def scale_result(self, recvbuf: Any, factor: float) -> None:
         """With device="cuda", over NCCL: multiplies the latest call's result, on the same stream;
         the result of one that was skipped becomes not-a-number."""
         found = self._buffer(recvbuf, "recvbuf", self._counts()[1], True)
         function = _native.library().onebit_scale_result_stream
         check(function(found.address, factor, self.handle, current_stream(found)))
 
-    def info(self):
+    def info(self) -> dict[str, Any]:
         """What the plan decided: the fields of onebit_plan_info_t by name."""
-        info = _native.sized(_native.PlanInfo)
-        check(_native.library().onebit_plan_get_info(self.handle, ctypes.byref(info)))
-        found = _native.fields_of(info)
-        found["schedule"] = _native.Schedule(info.schedule)
-        found["wire"] = _native.Wire(info.wire)
-        return found
+        return _native.ask(_native.library().onebit_plan_get_info, self.handle, _native.PlanInfo)
 
-    def explain(self):
+    def explain(self) -> str:
         """Why the plan chose its schedule."""
         return _native.library().onebit_plan_explain(self.handle).decode()
 
-    def export_residual(self):
+    def export_residual(self) -> tuple[Any, Any]:
         """The residuals, worker's and server's: two array.array of float32."""
         info = self.info()
         worker = array.array("f", bytes(4 * info["worker_residual_count"]))
@@ -252,7 +255,7 @@ class Plan:
         check(function(self.handle, worker.buffer_info()[0], server.buffer_info()[0]))
         return worker, server
 
-    def import_residual(self, worker=None, server=None):
+    def import_residual(self, worker: Any = None, server: Any = None) -> None:
         """Puts residuals back; float32 arrays as long as those of `export_residual`, None: stays."""
         info, addresses, kept = self.info(), [], []
         for name, thing in (("worker", worker), ("server", server)):
@@ -264,31 +267,31 @@ class Plan:
             addresses.append(found.address if found else None)
         check(_native.library().onebit_plan_import_residual(self.handle, *addresses))
 
-    def set_bits(self, bits):
+    def set_bits(self, bits: int) -> None:
         """Sets the bits an element of the next call, on all ranks alike: as a plan that goes on
         from a checkpoint had (`bits` of info())."""
         check(_native.library().onebit_plan_set_bits(self.handle, bits))
 
-    def reset_residual(self):
+    def reset_residual(self) -> None:
         """Sets the residuals to zero."""
         check(_native.library().onebit_plan_reset_residual(self.handle))
 
-    def reset(self):
+    def reset(self) -> None:
         """Makes the plan usable again after ERROR_MESSAGE, on every rank, once the program has made
         its results equal on all ranks. Sets the residuals to zero."""
         check(_native.library().onebit_plan_reset(self.handle))
 
-    def close(self):
+    def close(self) -> None:
         """Gives the plan back. Raises `Error` (ERROR_BUSY) with a request in flight."""
         if self._handle and not self._comm._is_foreign():
             check(_native.library().onebit_plan_destroy(self._handle))
             self._comm._leave(self)
         self._handle = None
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __del__(self):

@@ -68,13 +68,13 @@ class Callbacks:
         self.numbers = itertools.count(1)
         self.local = threading.local()
         table = _native.sized(_native.TransportCallbacks)
-        table.send = _native.SEND(self._send)
-        table.receive = _native.RECEIVE(self._receive)
-        table.test = _native.TEST(self._test)
-        table.cancel = _native.CANCEL(self._cancel)
-        table.abort = _native.ABORT(lambda context: transport.abort())
-        table.message = _native.MESSAGE(self._words)
-        table.release = _native.RELEASE(lambda context: transport.release())
+        types = dict(_native.TransportCallbacks._fields_)
+        for name, function in {
+            "send": self._send, "receive": self._receive, "test": self._test, "cancel": self._cancel,
+            "abort": lambda context: transport.abort(), "message": self._words,
+            "release": lambda context: transport.release(),
+        }.items():  # fmt: skip
+            setattr(table, name, types[name](function))
         table.host = host.encode() if host is not None else None
         table.largest_tag = largest_tag
         table.timeout = timeout

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import onebit
-import onebit.mpi
+import onebit.communicator
 import pytest
 
 MPIRUN = os.environ.get("MPIRUN", "mpirun").split()
@@ -38,9 +38,9 @@ class Fake:
 
 
 def test_the_kind_of_mpi_is_known_by_its_handles():
-    assert onebit.mpi.kind_of(Fake(4, 0x44000001)) == "mpich"
-    assert onebit.mpi.kind_of(Fake(8, 0x7F0012345678)) == "openmpi"
-    assert onebit.mpi.kind_of(Fake(8, 0x102)) == "standard"
+    assert onebit.communicator.mpi_kind(Fake(4, 0x44000001)) == "mpich"
+    assert onebit.communicator.mpi_kind(Fake(8, 0x7F0012345678)) == "openmpi"
+    assert onebit.communicator.mpi_kind(Fake(8, 0x102)) == "standard"
 
 
 @pytest.mark.parametrize("kind", ["standard", "mpich", "openmpi"])
@@ -50,7 +50,7 @@ def test_a_kind_that_is_not_built_is_refused(kind, monkeypatch):
 
     monkeypatch.setattr(onebit._native, "library", Library)
     with pytest.raises(onebit.Error, match="/of/a/test.so is built without MPI") as caught:
-        onebit.mpi._function(kind)
+        onebit.communicator.mpi_function(kind)
     assert caught.value.status is onebit.Status.ERROR_UNSUPPORTED
 
 
@@ -74,9 +74,9 @@ def test_another_mpi_is_refused(tmp_path):
     script = (
         "import mpi4py; mpi4py.rc.initialize = False\n"
         "from mpi4py import MPI\n"
-        "import onebit, onebit.mpi\n"
+        "import onebit.communicator\n"
         "try:\n"
-        "    onebit.mpi.create(MPI.COMM_WORLD)\n"
+        "    onebit.communicator._create_mpi(MPI.COMM_WORLD)\n"
         "except onebit.Error as error:\n"
         "    print(error)\n"
     )

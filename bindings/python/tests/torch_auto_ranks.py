@@ -12,7 +12,7 @@ from torch_resume_ranks import Trainer, network
 import onebit.torch
 import torch
 import torch.distributed as dist
-from onebit.errors import wrong
+from onebit._native import wrong
 from onebit.torch import automatic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

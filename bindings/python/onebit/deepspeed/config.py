@@ -5,7 +5,7 @@ import math
 import os
 from typing import Any, NamedTuple
 
-from onebit.errors import wrong
+from onebit._native import wrong
 
 _ADAM = {"lr", "betas", "eps", "weight_decay"}
 _LAMB = {"max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min", "factor_threshold"}

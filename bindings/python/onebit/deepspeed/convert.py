@@ -10,7 +10,7 @@ import numpy as np
 from onebit import part
 from onebit.deepspeed import state
 from onebit.deepspeed.config import read_config
-from onebit.errors import OnebitWarning, wrong
+from onebit._native import OnebitWarning, wrong
 
 _CLASSES = {"OneBitAdam": "adam", "OneBitLamb": "lamb", "ZeroOneAdam": "zero_one_adam"}
 _DEFAULTS = {

@@ -6,7 +6,7 @@ import torch
 
 from onebit.deepspeed import optim
 from onebit.deepspeed.config import read_config
-from onebit.errors import OnebitWarning
+from onebit._native import OnebitWarning
 
 
 def _world(comm):

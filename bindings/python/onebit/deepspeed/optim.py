@@ -6,8 +6,7 @@ import math
 import torch
 
 import onebit
-from onebit._native import Profile, enum_value
-from onebit.errors import wrong
+from onebit._native import Profile, enum_value, wrong
 from onebit.torch.stateful import StatefulOptimizer
 
 _FREEZE = {"freeze_step": "freeze_step"}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from onebit.errors import wrong
+from onebit._native import wrong
 
 KIND_OF = {"exp_avg_sq_fresh": "lamb", "var_interval": "zero_one_adam"}
 _ARRAYS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "momentum_accumulator")

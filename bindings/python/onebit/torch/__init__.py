@@ -1,7 +1,7 @@
 """onebit for PyTorch: optimizers, which DistributedDataParallel's hook carries, and a hook that
 averages gradients for an optimizer of one's own."""
 
-from onebit.methods import NAMES
+from onebit._native import NAMES
 from onebit.torch.backward import optimizer_hook
 from onebit.torch.compress import auto, compress
 from onebit.torch.diloco import DiLoCo

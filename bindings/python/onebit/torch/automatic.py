@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from onebit import _native
-from onebit._native import Status
-from onebit.errors import Error, OnebitWarning, check, wrong
+from onebit._native import Error, OnebitWarning, Status, check, wrong
 from onebit.plan import Plan
 from onebit.torch import saved
 from onebit.torch.backward import tell_scalers
@@ -312,7 +311,7 @@ class Automatic:
                 reasons.append(reason)
             return Status.ERROR_TRANSPORT if reasons else Status.OK
 
-        function, call = _native.library().onebit_method_measure, _native.EXCHANGE(exchange)
+        function, call = _native.library().onebit_method_measure, _native.MethodExchange(exchange)
         arguments = self.comm.handle, ctypes.byref(self._choice), call, None
         code = interruptible(self.comm, lambda: function(*arguments))
         if reasons:

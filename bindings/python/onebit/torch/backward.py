@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit import _native
-from onebit.errors import wrong
+from onebit._native import wrong
 from onebit.torch.hook import bytes_of, instances_of
 from onebit.torch.interrupt import interruptible
 

@@ -17,7 +17,7 @@ import torch
 import onebit
 from onebit import _native
 from onebit.communicator import Communicator
-from onebit.errors import OnebitWarning, wrong
+from onebit._native import OnebitWarning, wrong
 from onebit.torch import optim
 from onebit.torch.automatic import Automatic
 from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapped_of

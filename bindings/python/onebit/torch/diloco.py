@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from onebit.communicator import Communicator
-from onebit.errors import wrong
+from onebit._native import wrong
 from onebit.outer import Outer
 from onebit.torch.gather import gather
 from onebit.torch.interrupt import interruptible

@@ -15,9 +15,8 @@ import itertools
 import torch
 import torch.distributed as dist
 
-from onebit._native import Status
+from onebit._native import Error, Status
 from onebit.communicator import Communicator
-from onebit.errors import Error
 from onebit.plan import Plan
 from onebit.torch.hook import DTYPES, as_tensor
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from onebit.errors import Error
+from onebit._native import Error
 from onebit.plan import Plan
 
 # Three bytes of a part travel as a float32, which has every whole number up to 2^24: a message as

@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from onebit._native import Dtype, Status
+from onebit._native import Dtype, Status, wrong
 from onebit.communicator import Communicator
-from onebit.errors import wrong
 from onebit.plan import Plan
 from onebit.torch.gather import FLOATS, agree
 from onebit.torch.interrupt import wait_for

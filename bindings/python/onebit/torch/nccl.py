@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from onebit import _native
-from onebit._native import Status
-from onebit.errors import Error, OnebitWarning, check
+from onebit._native import Error, OnebitWarning, Status, check
 from onebit.torch.rendezvous import Meeting, said, why
 from onebit.torch.staged import has_kernels, is_always
 from onebit.torch.transport import check_member, timeout_of
@@ -50,7 +49,6 @@ class Nccl:
         self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
         self._id.argtypes = [ctypes.POINTER(UniqueId)]
         self._create = library.onebit_comm_create_nccl
-        self._create.argtypes = [ctypes.c_void_p, _native.OUT]
         self._cuda = library
 
     def _check(self, code, what):

@@ -19,8 +19,7 @@ import torch
 import onebit
 from onebit import Status, _native
 from onebit.communicator import Communicator
-from onebit.errors import Error, wrong
-from onebit.methods import METHODS, NAMES
+from onebit._native import NAMES, OPTIMIZERS, Error, wrong
 from onebit.torch.backward import (
     Backward,
     HookHandle,
@@ -169,7 +168,7 @@ class _Optimizer(StatefulOptimizer):
     def _torch_defaults(cls, given, options):
         """Betas, eps or momentum, weight decay, and torch's other keys; takes those out of the
         options."""
-        fields = {name for name, _ in cls._method.typed()}
+        fields = set(cls._method.fields)
         found, of_kind = {}, _DEFAULTS.get(cls.__name__, {})
         for name, (c_names, default) in _TORCH_NAMES.items():
             value = given[name]
@@ -245,7 +244,7 @@ class _Optimizer(StatefulOptimizer):
         self._places = self._found_places()
         self._addresses = [None] * len(tensors)
         self._warmup_steps = options.get("warmup_steps", 0)
-        self._divides = "gain" in self._method.fields.split()  # in its warm-up
+        self._divides = "gain" in self._method.fields  # in its warm-up
         if self._divides:
             steps = self._warmup_steps or onebit.WARMUP_STEPS
             self._warmup_steps = 0 if steps == onebit.WARMUP_NONE else steps
@@ -734,10 +733,10 @@ def _made(method, name, title):
     return type(name, (_Optimizer,), body)
 
 
-for _one in METHODS:
+for _one in OPTIMIZERS:
     globals()[_one.kind] = _made(_one, _one.kind, _one.title)
 AdamW = _made(
-    next(one for one in METHODS if one.kind == "Adam"),
+    next(one for one in OPTIMIZERS if one.kind == "Adam"),
     "AdamW",
     "1-bit Adam with the weight decay of torch's AdamW by default, 0.01",
 )

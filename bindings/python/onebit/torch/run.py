@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from onebit._native import Status
-from onebit.errors import Error
+from onebit._native import Error, Status
 from onebit.torch.hook import HookState, allreduce_hook
 
 

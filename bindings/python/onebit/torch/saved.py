@@ -11,7 +11,7 @@ import warnings
 
 import torch
 
-from onebit.errors import OnebitWarning
+from onebit._native import OnebitWarning
 from onebit.torch.gather import FLOATS, gather
 
 NAME = "hook_"

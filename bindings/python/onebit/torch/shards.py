@@ -9,7 +9,7 @@ import socket
 import torch
 import torch.distributed as dist
 
-from onebit.errors import wrong
+from onebit._native import wrong
 from onebit.torch.gather import FLOATS
 from onebit.torch.rendezvous import Meeting
 from onebit.torch.state import flat, strides_of

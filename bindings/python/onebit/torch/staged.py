@@ -13,7 +13,7 @@ import warnings
 import torch
 
 from onebit import _native
-from onebit.errors import OnebitWarning, wrong
+from onebit._native import OnebitWarning, wrong
 
 _CHOICES = "auto", "host", "device"
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by an element's bytes

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from onebit import part
-from onebit.errors import OnebitWarning, wrong
+from onebit._native import OnebitWarning, wrong
 from onebit.torch import saved
 from onebit.torch.gather import FLOATS, agree, gather
 

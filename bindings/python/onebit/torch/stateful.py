@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from onebit.errors import OnebitWarning, wrong
+from onebit._native import OnebitWarning, wrong
 from onebit.torch import state
 from onebit.torch.gather import agree, gather
 from onebit.torch.shards import Whole

@@ -4,7 +4,7 @@ base is the trainer's."""
 
 import warnings
 
-from onebit.errors import OnebitWarning
+from onebit._native import OnebitWarning
 from onebit.torch.compress import compress
 from onebit.torch.hook import models_of
 

@@ -22,8 +22,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from onebit._native import Status
-from onebit.errors import Error, OnebitWarning, wrong
+from onebit._native import Error, OnebitWarning, Status, wrong
 from onebit.torch.rendezvous import Meeting, create_sockets
 from onebit.transport import Transport
 

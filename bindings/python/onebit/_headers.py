@@ -1,0 +1,170 @@
+"""The C interface as Python has it, written from include/onebit/*.h: enums, constants, structures and functions
+for ctypes, and for type checkers the options of each class. The build writes it to onebit/_interface.py; in a
+checkout `onebit._native` makes it from the headers that are there.
+
+It reads C as the headers are written, and raises KeyError for a type that it does not know.
+"""
+
+import pathlib
+import re
+
+# Headers whose functions not every library has; those that need an mpi.h are left out.
+_OPTIONAL = "counters", "cuda", "nccl"
+_SCALARS = {"size_t": "c_size_t", "int": "c_int", "double": "c_double", "float": "c_float", "char": "c_char",
+            "uint32_t": "c_uint32", "uint64_t": "c_uint64"}  # fmt: skip
+_KEYWORDS = {"c_int": "int", "c_size_t": "int", "c_double": "float", "c_float": "float"}
+_HANDLES = {"cudaStream_t", "ncclComm_t"}
+
+_BEGIN = '''"""The C interface, by onebit._headers: not to be edited."""
+
+from __future__ import annotations
+
+import enum
+from ctypes import (
+    CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64,
+    c_void_p,
+)
+from typing import TYPE_CHECKING, TypedDict
+
+OUT = POINTER(c_void_p)  # of a handle that is made
+'''
+_TYPES = """
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from onebit.communicator import Communicator
+    from onebit.optimizer import Optimizer, Tensors
+"""
+_CLASS = """
+    class {0}(Optimizer):
+        def __init__(self, comm: Communicator, tensors: Tensors, **options: Unpack[{0}Keywords]) -> None: ...
+"""
+
+
+def _name_of(c_name):
+    """onebit_plan_options_t is PlanOptions."""
+    return "".join(one.capitalize() for one in re.fullmatch(r"onebit_(\w+?)(?:_t)?", c_name)[1].split("_"))
+
+
+class _Writer:
+    def __init__(self, headers):
+        self.enums, self.structures, self.handles, self.pointers = [], [], set(_HANDLES), []
+        self.text, self.functions, self.optional, self.kinds, self.enum_fields = {}, {}, {}, [], {}
+        for path in sorted(pathlib.Path(headers).glob("*.h")):
+            whole = path.read_text()
+            if path.stem not in ("mpi", "mpi_calls"):
+                text = re.sub(r"/\*.*?\*/", " ", whole, flags=re.S)
+                self.text[path.stem] = whole, re.sub(r"\\\n", " ", text)
+        self.all = "\n".join(text for _, text in self.text.values())
+
+    def type_of(self, declared):
+        """Of ctypes. What is behind a pointer to void or float is given by its address."""
+        words, stars = re.sub(r"\bconst\b|\*", " ", declared).split()[0], declared.count("*")
+        if words in self.handles or words == "void" or stars > 1 or (words == "float" and stars):
+            known = {"void": {0: "None", 1: "c_void_p"}, "float": {1: "c_void_p"}}.get(words, {0: "c_void_p"})
+            return known.get(stars, "POINTER(c_void_p)")
+        if words == "char" and stars:
+            return "c_char_p"
+        known = {**_SCALARS, **dict.fromkeys(self.enums, "c_int")}
+        known = known.get(words) or {one: _name_of(one) for one in self.structures + self.pointers}[words]
+        return f"POINTER({known})" if stars else known
+
+    def arguments_of(self, parameters):
+        """Of parameters with names."""
+        parts = [] if parameters.strip() == "void" else parameters.split(",")
+        return [self.type_of(re.sub(r"\w+\s*(\[\])?$", lambda found: "*" * bool(found[1]), one.strip()))
+                for one in parts]  # fmt: skip
+
+    def function_of(self, result, parameters):
+        """What calls a function of Python's, of which a text is the address."""
+        result = self.type_of(result).replace("c_char_p", "c_void_p")
+        return f"CFUNCTYPE({', '.join([result, *self.arguments_of(parameters)])})"
+
+    def write_enums(self):
+        for body, name in re.findall(r"typedef enum \w+ \{(.*?)\} (onebit_\w+_t);", self.all, re.S):
+            self.enums.append(name)
+            yield f'\n\nclass {_name_of(name)}(enum.IntEnum):\n    """{name}"""\n\n'
+            yield from (f"    {one} = {value}\n"
+                        for one, value in re.findall(r"ONEBIT_(\w+)\s*=\s*(-?\d+)", body))  # fmt: skip
+
+    def write_constants(self):
+        yield "\n\n"
+        numbers = re.findall(r"#define ONEBIT_(?!VERSION)(\w+)[ ]+(\(?\(?(size_t)?\)?-?\d+\)?)[ ]*$", self.all, re.M)
+        for name, value, size in numbers:
+            value = re.search(r"-?\d+", value)[0]
+            yield f"{name} = " + (f"c_size_t({value}).value\n" if size else f"{value}\n")
+
+    def fields_of(self, body):
+        for one in re.findall(r"([^;]+);", body):
+            called = re.fullmatch(r"(.*?)\(\*(\w+)\)\((.*)\)", one.strip(), re.S)
+            if called:
+                yield called[2], self.function_of(called[1], called[3])
+                continue
+            declared, names = re.fullmatch(r"(.*?[\s*])(\w+(?:\[\w+\])?(?:,\s*\w+)*)", one.strip(), re.S).groups()
+            for name in re.split(r",\s*", names):
+                name, _, count = name.rstrip("]").partition("[")
+                if declared.strip() in self.enums:
+                    self.enum_fields[name] = _name_of(declared.strip())
+                kind = self.type_of(declared)
+                yield name, f"{kind} * {count.replace('ONEBIT_', '')}" if count else kind
+
+    def write_structures(self):
+        found = re.findall(r"typedef struct \w+ \{(.*?)\n\} (onebit_\w+_t);", self.all, re.S)
+        self.handles.update(re.findall(r"typedef struct \w+ \*(\w+);", self.all))
+        # Those that others have as a field come first.
+        found.sort(key=lambda one: (not one[1].startswith("onebit_optimizer_"), "info" not in one[1]))
+        for body, name in found:
+            fields = dict(self.fields_of(body))
+            self.structures.append(name)
+            rows = "".join(f'        ("{one}", {kind}),\n' for one, kind in fields.items())
+            yield f'\n\nclass {_name_of(name)}(Structure):\n    c_name = "{name}"\n    _fields_ = [\n{rows}    ]\n'
+            if name.endswith("_options_t"):
+                self.kinds.append((_name_of(name)[: -len("Options")], fields))
+
+    def write_functions(self):
+        for result, name, parameters in re.findall(r"typedef (\w+) \(\*(\w+)\)\((.*?)\);", self.all, re.S):
+            self.pointers.append(name)
+            yield f"\n\n{_name_of(name)} = {self.function_of(result, parameters)}\n"
+        for stem, (_, text) in self.text.items():
+            rows = self.optional if stem in _OPTIONAL else self.functions
+            prototypes = re.findall(r"^((?:const )?\w+ \*?)(onebit_\w+)\(([^()]*)\);", text, re.M)
+            for result, name, parameters in prototypes:
+                rows[name] = f"({self.type_of(result)}, [{', '.join(self.arguments_of(parameters))}])"
+        for name, rows in ("FUNCTIONS", self.functions), ("OPTIONAL_FUNCTIONS", self.optional):
+            yield f"\n# Their results and arguments.\n{name} = {{\n"
+            yield from (f'    "{one}": {types},\n' for one, types in rows.items())
+            yield "}\n"
+
+    def write_tables(self):
+        yield f"\nENUMS = {', '.join(map(_name_of, self.enums))}\n"
+        yield f"STRUCTURES = {', '.join(map(_name_of, self.structures))}\n"
+        yield f"ENUM_FIELDS = {{{', '.join(f'{name!r}: {kind}' for name, kind in self.enum_fields.items())}}}\n"
+        yield "# Of each optimizer its class, its name in C, what it is, and its options.\nOPTIMIZERS = (\n"
+        for stem, (whole, text) in self.text.items():
+            if f"onebit_{stem}_create(onebit_comm_t comm, const onebit_tensor_t" in text and stem != "outer":
+                title = re.match(r"/\*\s+\* ([^(:.]*[^(:. ])", whole)[1]
+                yield f'    ("{_name_of("onebit_" + stem)}", "{stem}", "{title}", {_name_of(f"onebit_{stem}_options")}),\n'
+        yield ")\n"
+
+    def write_types(self):
+        yield _TYPES
+        for kind, fields in sorted(self.kinds, key=lambda one: one[0] != "Optimizer"):
+            base = "OptimizerKeywords" if "common" in fields else "TypedDict"
+            yield f"\n    class {kind}Keywords({base}, total=False):\n"
+            for name, c_type in fields.items():
+                known = self.enum_fields.get(name)
+                if name not in ("size", "common"):
+                    yield f"        {name}: {f'{known} | str' if known else _KEYWORDS.get(c_type, 'str')}\n"
+            if "common" in fields:
+                yield _CLASS.format(kind)
+
+
+def written(headers, label=""):
+    """The text of the module, of headers in a directory."""
+    writer = _Writer(headers)
+    numbers = ".".join(re.findall(r"define ONEBIT_VERSION_\w+ (\d+)", writer.all))
+    made = [_BEGIN, f'\nVERSION = "{numbers}{label}"\n']
+    for part in (writer.write_enums, writer.write_constants, writer.write_structures, writer.write_functions,
+                 writer.write_tables, writer.write_types):  # fmt: skip
+        made += part()
+    return "".join(made)
