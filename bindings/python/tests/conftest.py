@@ -3,17 +3,32 @@ of the repository's build directory."""
 
 import os
 import pathlib
+import subprocess
 import sys
 import threading
 
 import pytest
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGE = HERE.parent
 REPOSITORY = PACKAGE.parents[1]
 sys.path.insert(0, str(PACKAGE))
 os.environ.setdefault("ONEBIT_LIBRARY", str(REPOSITORY / "build" / "libonebit.so"))
 
 import onebit  # noqa: E402
+
+
+def without_gloo(text):
+    """Gloo of torch 2.9 says on standard output who is connected."""
+    return "".join(line for line in text.splitlines(True) if not line.startswith("[Gloo]"))
+
+
+def launch(program, scenarios, ranks):
+    """What a program of torch_common.run_scenarios says."""
+    command = [sys.executable, str(HERE / program), scenarios, str(ranks)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return without_gloo(ran.stdout)
 
 
 @pytest.fixture

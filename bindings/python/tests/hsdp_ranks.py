@@ -1,4 +1,4 @@
-"""What test_torch_hsdp.py runs: `python hsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py does. FSDP2
+"""What test_torch.py runs: `python hsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py does. FSDP2
 on a mesh of two replicas and two shards, and DistributedDataParallel on two hosts of two ranks, over
 gloo, on processors."""
 

@@ -1,66 +1,114 @@
-"""torch.distributed over gloo, the communication hook and the optimizers: processes of this
-machine. What each scenario finds is in torch_ranks.py. And torch tensors in one process."""
+"""torch.distributed over gloo: what ranks find, which are processes of this machine, is in the programs of `LAUNCHES`.
+And torch tensors in one process, ends of processes, and `python -m onebit.torch.run`."""
 
 import importlib.util
-import pathlib
+import os
 import subprocess
 import sys
 
 import onebit
 import pytest
+from conftest import HERE, PACKAGE, launch, without_gloo
 from onebit import Status
-from test_torch_hook import launch as of_program
-from test_torch_hook import without_gloo
-
-HERE = pathlib.Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
+# By program: scenarios that one launch runs, one after the other, and the number of ranks.
+LAUNCHES = {
+    "torch_ranks": [
+        ("collectives,over_gloo,groups,of_another_backend,falls_back,over_nccl_by_default,hook,widths,"
+         "sparse,own_adam,training,state_goes_on", 4),
+        ("hook_fails", 3), ("fsdp", 4), ("gone", 3), ("gone_over_gloo", 3),
+    ],
+    "torch_carry_ranks": [
+        ("hook", 2), ("compiled,scaler", 2), ("refusals,errors", 2), ("programs_apart,skipped", 2),
+        ("interrupted", 2), ("half_way", 2), ("schedulers", 2), ("states", 2),
+        ("compressed", 1), ("compressed", 2), ("compressed", 4),
+    ],
+    "torch_life_ranks": [
+        ("freed,static_graph,joined,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
+    ],
+    "torch_auto_ranks": [("choices,refused", 2), ("corrected", 2), ("resumed", 2)],
+    "torch_resume_ranks": [
+        ("own,consolidated", 2), ("averaged,half,dense", 2), ("others,averaged_by_others", 3),
+        ("distributed", 3),
+    ],
+    "hsdp_ranks": [
+        ("in_full_precision,in_bits,skipped,checkpoints,refusals", 4),
+        ("norms,inside,inside_resumes,inside_cannot", 4),
+    ],
+    "trainers_ranks": [("accelerate", 2), ("lightning", 2), ("transformers", 2)],
+    "trainings_ranks": [("all", 2)],
+}  # fmt: skip
 
-def launch(scenarios, ranks):
-    return of_program(scenarios, ranks, "torch_ranks.py")
+
+def why_not(program, scenarios):
+    """Why this torch cannot do that; None: it can."""
+    import torch
+
+    from onebit.torch import fsdp, shards
+
+    if program == "trainers_ranks" and not importlib.util.find_spec(scenarios):
+        return f"{scenarios} is not here"
+    lacks = {
+        "fsdp": fsdp.FSDPModule is None,
+        "hsdp_ranks": not shards.FSDPModule,
+        "distributed": not hasattr(torch, "compile"),
+    }
+    return "this torch has no such thing" if lacks.get(program) or lacks.get(scenarios) else None
 
 
-def test_four_processes():
-    connections = "collectives,over_gloo,groups,of_another_backend,falls_back,over_nccl_by_default"
-    said = launch(connections + ",hook,widths,sparse,own_adam,training,state_goes_on", 4)
+@pytest.mark.parametrize(
+    ("program", "scenarios", "ranks"),
+    [(program, *row) for program, rows in LAUNCHES.items() for row in rows],
+)
+def test_ranks(program, scenarios, ranks):
+    reason = why_not(program, scenarios)
+    if reason:
+        pytest.skip(reason)
+    said = launch(f"{program}.py", scenarios, ranks)
     print(said)
-    assert said.endswith("all well\n")
+    if scenarios.startswith("gone"):
+        assert sorted(said.splitlines()) == ["rank 0 knows", "rank 1 knows"]
+    else:
+        assert said.endswith("all well\n")
 
 
-def test_an_error_in_the_hook_reaches_all():
-    assert launch("hook_fails", 3) == "all well\n"
-
-
-def test_fsdp2():
-    from onebit.torch import fsdp
-
-    if fsdp.FSDPModule is None:
-        pytest.skip("this torch has no set_custom_reduce_scatter")
-    said = launch("fsdp", 4)
-    print(said)
-    assert said.endswith("all well\n")
-
-
-@pytest.mark.parametrize("scenario", ["gone", "gone_over_gloo"])
-def test_a_rank_that_is_gone(scenario):
-    assert sorted(launch(scenario, 3).splitlines()) == ["rank 0 knows", "rank 1 knows"]
+def on_two(tmp_path, script, *arguments, first=""):
+    """What two processes of a script say, which meet over gloo; it has `rank`. first: what comes before
+    all imports."""
+    start = (
+        f"import sys; sys.path[:0] = [{str(PACKAGE)!r}, {str(HERE)!r}]; rank = int(sys.argv[1])\n"
+        f"{first}"
+        "import torch, torch.distributed as dist, onebit.torch\n"
+        "torch.set_num_threads(1)\n"
+        "store = dist.FileStore(sys.argv[2], 2)\n"
+        "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", start + script, str(rank), str(tmp_path / "store"), *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [one.communicate(timeout=200) for one in ranks]
+    assert [one.returncode for one in ranks] == [0, 0], said
+    return [without_gloo(out) for out, _ in said]
 
 
 @pytest.mark.parametrize("transport", ["gloo", "sockets"])
 def test_a_process_ends(tmp_path, transport):
     """Rank 0 closes last; where rank 1's threads of gloo outlive its interpreter they abort it.
     Sockets need not be closed, nor the hook's state."""
-    script = (
-        "import atexit, sys, threading, time\n"
+    first = (
+        "import atexit, threading, time\n"
         "def left():\n"
         "    print([one.name for one in threading.enumerate()\n"
         "           if one.name[:7] == 'onebit-' and one.name[7:].isdigit()])\n"
         "atexit.register(left)  # called after what is registered later\n"
-        f"sys.path.insert(0, {str(HERE.parent)!r}); rank = int(sys.argv[1])\n"
-        "import torch, torch.distributed as dist, onebit.torch\n"
-        "store = dist.FileStore(sys.argv[2], 2)\n"
-        "dist.init_process_group('gloo', store=store, rank=rank, world_size=2)\n"
+    )
+    script = (
         "comm = onebit.Communicator.torch(transport=sys.argv[3])\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 1))\n"
         "model.register_comm_hook(onebit.torch.HookState(), onebit.torch.allreduce_hook)\n"
@@ -68,21 +116,29 @@ def test_a_process_ends(tmp_path, transport):
         "time.sleep(1 - rank)\n"
         "if sys.argv[3] == 'gloo': comm.close(); dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-c", script]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), transport],
-            stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [without_gloo(one.communicate(timeout=100)[0]) for one in ranks]
-    assert said == ["[]\n", "[]\n"] and all(one.returncode == 0 for one in ranks)
+    assert on_two(tmp_path, script, transport, first=first) == ["[]\n", "[]\n"]
+
+
+def test_workers_of_a_data_loader_and_an_end_without_close(tmp_path):
+    """Workers are forked from a rank and end while it trains; then the ranks end with all open."""
+    script = (
+        "import gc, torch_carry_ranks as ranks\n"
+        "class Data(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 6\n"
+        "    def __getitem__(self, number):\n"
+        "        global run; run = None; gc.collect()  # gives up what it has inherited\n"
+        "        return number\n"
+        "run = ranks.Run(None, {}, timeout=60)\n"
+        "for number in torch.utils.data.DataLoader(Data(), num_workers=2):\n"
+        "    run.step(rank, int(number))\n"
+        "assert run.begun == 4 and ranks.alike(run.bits()); print('well', flush=True)\n"
+    )
+    assert on_two(tmp_path, script) == ["well\n"] * 2
 
 
 def test_importing_the_package_imports_neither_torch_nor_numpy_nor_mpi4py():
     script = (
-        f"import sys; sys.path.insert(0, {str(HERE.parent)!r}); import array, onebit\n"
+        f"import sys; sys.path.insert(0, {str(PACKAGE)!r}); import array, onebit\n"
         "comm = onebit.Communicator.self_(); one = array.array('f', [1.0])\n"
         "onebit.Plan(comm, 1).allreduce(one, one)\n"
         "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
@@ -109,3 +165,43 @@ def test_tensors_are_used_in_place():
                 plan.allreduce(tensor, ones)
         with pytest.raises(onebit.Error, match="init_process_group comes first"):
             onebit.Communicator.torch()
+
+
+# --- A program that is not changed ---------------------------------------------------------------
+
+
+def run(arguments, ranks=1):
+    """(exit status, what it said on standard error) of each rank."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "onebit.torch.run", *arguments], stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": path, "RANK": str(rank),
+                            "WORLD_SIZE": str(ranks)},
+        )  # fmt: skip
+        for rank in range(ranks)
+    ]
+    said = [one.communicate(timeout=100)[1] for one in started]
+    return [(one.returncode, text) for one, text in zip(started, said)]
+
+
+def test_a_program_that_is_not_changed(tmp_path):
+    import torch
+
+    if torch.__version__ < "2":
+        pytest.skip("this torch does not say which hooks a model has")
+    first, second = run(["--bits", "8", str(HERE / "launched.py"), str(tmp_path / "store")], 2)
+    assert first[0] == second[0] == 0, (first, second)
+    words = "onebit: 4 buckets of gradients compressed ("
+    assert words in first[1] and "from rank 0), 1 by torch, 0 of them" in first[1], first
+    assert "onebit" not in second[1], second
+
+
+def test_a_program_without_a_model():
+    ((status, said),) = run(["-m", "platform"])
+    if "torch before 2.0" in said:
+        pytest.skip("this torch does not say which hooks a model has")
+    words = "onebit: no DistributedDataParallel on the processor is without a hook of its own\n"
+    assert (status, said) == (0, words)
+    ((status, said),) = run(["--bits", "3", "x.py"])
+    assert status == 2 and "invalid choice: 3" in said

@@ -7,7 +7,7 @@ import warnings
 
 import onebit
 import pytest
-from test_torch_hook import launch
+from conftest import launch
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not here")
 
@@ -195,7 +195,7 @@ ALWAYS = {
 def test_what_is_tested_without(monkeypatch, program):
     """Scenarios of the processor's tensors, with copies of these."""
     monkeypatch.setenv("ONEBIT_STAGE", "always")
-    assert launch(ALWAYS[program], 2, program).endswith("all well\n")
+    assert launch(program, ALWAYS[program], 2).endswith("all well\n")
 
 
 def test_models_on_a_device():
@@ -206,4 +206,4 @@ def test_models_on_a_device():
         if not fake_device.is_possible():
             pytest.skip("this torch has no device of Python's, and no CUDA device")
     for scenarios, ranks in ("two_lines,half,nobody_waits,averaged,outer_steps,collectives", 2), ("inside_first", 4):
-        assert launch(scenarios, ranks, "torch_device_ranks.py").endswith("all well\n")
+        assert launch("torch_device_ranks.py", scenarios, ranks).endswith("all well\n")

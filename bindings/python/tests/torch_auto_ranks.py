@@ -1,4 +1,4 @@
-"""What test_torch_auto.py runs: the method that chooses itself, with times of a model of a network."""
+"""What test_torch.py runs: the method that chooses itself, with times of a model of a network."""
 
 import contextlib
 import copy

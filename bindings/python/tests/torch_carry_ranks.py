@@ -1,4 +1,4 @@
-"""What test_torch_hook.py and test_torch_optim.py run: `python torch_carry_ranks.py SCENARIOS RANKS`,
+"""What test_torch.py runs: `python torch_carry_ranks.py SCENARIOS RANKS`,
 as torch_ranks.py does."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What test_torch_life.py runs: `python torch_life_ranks.py SCENARIO RANKS` starts RANKS processes
+"""What test_torch.py runs: `python torch_life_ranks.py SCENARIO RANKS` starts RANKS processes
 that meet over gloo: what objects make for themselves, and that they give it back."""
 
 import gc

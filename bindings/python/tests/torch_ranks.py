@@ -1,4 +1,4 @@
-"""What tests/test_torch_distributed.py runs: `python torch_ranks.py SCENARIO RANKS` starts RANKS
+"""What test_torch.py runs: `python torch_ranks.py SCENARIO RANKS` starts RANKS
 processes that meet over gloo. What a rank finds wrong ends all with its words."""
 
 import argparse

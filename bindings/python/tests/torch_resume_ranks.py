@@ -1,4 +1,4 @@
-"""What test_torch_resume.py runs, as torch_carry_ranks.py does: a trainer saves, ends and resumes."""
+"""What test_torch.py runs, as torch_carry_ranks.py does: a trainer saves, ends and resumes."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_trainings.py
+"""Trainings as programs write them, each plain and with `onebit.torch.compress`: what test_torch.py
 runs. `python trainings_ranks.py CASE,CASE RANKS`; without cases all, with a table."""
 
 import contextlib
