@@ -30,7 +30,7 @@ if not importlib.util.find_spec("onebit._interface"):
 
 from onebit import _interface  # noqa: E402
 from onebit._interface import *  # noqa: E402, F403
-from onebit._interface import OUT, VERSION, Status  # noqa: E402
+from onebit._interface import VERSION, Status  # noqa: E402
 
 # --- What goes wrong -----------------------------------------------------------------------------
 

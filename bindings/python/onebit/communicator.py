@@ -126,9 +126,9 @@ class Communicator:
 
         timeout: seconds to wait here for a rank that does not come; None: as above
         """
-        from onebit.torch.nccl import create
+        from onebit.torch.transport import create_nccl
 
-        return create(cls, group, timeout)
+        return create_nccl(cls, group, timeout)
 
     @classmethod
     def custom(

@@ -136,7 +136,7 @@ wrong_memory()
 on_ranks(onebit.Communicator.loopback(2), collectives)
 print("alone and over loopback")
 if "torch" in sys.argv[1:]:
-    from onebit.torch.nccl import Nccl, UniqueId
+    from onebit.torch.transport import Nccl, UniqueId
 
     nccl = Nccl()
     text = nccl.unique_id().to_text()

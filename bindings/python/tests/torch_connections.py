@@ -12,8 +12,8 @@ import onebit.torch
 import torch
 import torch.distributed as dist
 from onebit import Status
-from onebit.torch import nccl, rendezvous, transport
-from onebit.torch.gather import gather
+from onebit.torch import rendezvous, transport
+from onebit.torch.ranks import gather
 from onebit.torch.transport import timeout_of
 from torch_common import alike, gradient, raises
 
@@ -134,7 +134,7 @@ class _OnCuda:
 
 def over_nccl_by_default(rank, size):
     """Of parameters on CUDA where torch's own collectives are NCCL's, and where every rank can."""
-    asked, create, kernels = [], nccl.create, nccl.has_kernels
+    asked, create, kernels = [], transport.create_nccl, transport.has_kernels
     get = "get_backend_config" if hasattr(dist, "get_backend_config") else "get_backend"
     backend, device = getattr(dist, get), torch.cuda.device
     torch.cuda.device = lambda device: contextlib.nullcontext()
@@ -142,25 +142,25 @@ def over_nccl_by_default(rank, size):
     def made(parameters=(_OnCuda(),), stage="auto"):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            comm = nccl.create_for(onebit.Communicator, parameters, stage, None, None)
+            comm = transport.create_for(onebit.Communicator, parameters, stage, None, None)
         ones = torch.full((100,), rank + 1.0)
         onebit.Plan(comm, 100, wire="dense").allreduce(ones, ones)
         assert comm.transport == "sockets" and (ones == (size + 1) / 2).all()
         comm.close()
         return [str(one.message) for one in caught]
 
-    nccl.create = lambda *arguments: asked.append(arguments) or create(*arguments)
+    transport.create_nccl = lambda *arguments: asked.append(arguments) or create(*arguments)
     assert made() == [] and not asked  # gloo's
     setattr(dist, get, lambda group: "cpu:gloo,cuda:nccl")
     assert made([torch.zeros(1)]) == [] == made(stage="host") and not asked
-    nccl.has_kernels = lambda: False
+    transport.has_kernels = lambda: False
     assert made() == [] and len(asked) == 1
-    nccl.has_kernels = lambda: rank > 0
+    transport.has_kernels = lambda: rank > 0
     words = ["messages go through the host, which is slower: NCCL cannot be used: rank 0: "
              "ERROR_UNSUPPORTED: the library has no kernels"]  # fmt: skip
     found = made()
     assert found == words * (rank > 0) and len(asked) == 2, (found, len(asked))
-    nccl.has_kernels, nccl.create, torch.cuda.device = kernels, create, device
+    transport.has_kernels, transport.create_nccl, torch.cuda.device = kernels, create, device
     setattr(dist, get, backend)
 
 

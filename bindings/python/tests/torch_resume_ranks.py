@@ -185,7 +185,7 @@ def averaged_by_others(rank, size):
                   "server": torch.tensor([10.0, 20.0]) + 20 * number}  # fmt: skip
         parts[number] = {"rank": number, "ranks": 2, "buckets": {0: bucket},
                          "moments": {0: (torch.full((4,), 2.0 + number), 7)}}  # fmt: skip
-    mean = onebit.torch.saved._mean(parts, 2, 3)
+    mean = onebit.torch.remainder._mean(parts, 2, 3)
     assert mean["buckets"][0]["worker"].tolist() == [12, 23, 34, 45] and mean["rank"] == 2
     assert mean["moments"][0][0].tolist() == [2.5] * 4 and mean["buckets"][0]["server"] is None
     pair = dist.new_group(list(range(size - 1)))

@@ -7,8 +7,13 @@ docs/migrate-from-deepspeed.md has programs before and after. DeepSpeed itself i
 `initialize` only.
 """
 
+import warnings
+
+import torch
+
+from onebit._native import OnebitWarning
+from onebit.deepspeed import optim
 from onebit.deepspeed.config import Settings, read_config
-from onebit.deepspeed.engine import from_config, initialize
 from onebit.deepspeed.optim import OneBitAdam, OneBitLamb, ZeroOneAdam
 
 __all__ = [
@@ -33,3 +38,71 @@ def __getattr__(name):
     else:
         raise AttributeError(name)
     return found
+
+
+def _world(comm):
+    if comm is not None:
+        return comm.size
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if ready else None
+
+
+def _check_dtype(wanted, optimizer):
+    """The model is the caller's to convert."""
+    for _, _, one in optimizer._optimized():
+        if wanted and str(one.dtype) != f"torch.{wanted}":
+            section = {"float16": "fp16", "bfloat16": "bf16"}[wanted]
+            words = f"{section}.enabled is true and a parameter is of {one.dtype}"
+            warnings.warn(f"{words}: convert the model", OnebitWarning, stacklevel=4)
+            return
+
+
+def from_config(config, model_parameters, comm=None, profile="default", engine=False, **options):
+    """The optimizer that a DeepSpeed configuration asks for: `OneBitAdam`, `OneBitLamb` or
+    `ZeroOneAdam`.
+
+    config: the path of a JSON file, or a dict
+    model_parameters: as for torch.optim
+    comm: a `Communicator`; None: one of all processes over torch.distributed
+    profile: "default", or "deepspeed" where its arithmetic is wanted, as in a training that is half
+        done
+    engine: DeepSpeed's engine reads the rest of the configuration (`initialize` does that)
+    options: go before what the configuration says
+
+    Warns (`OnebitWarning`) of each key that is without effect, by its full path. Raises `Error` for
+    what no 1-bit optimizer does.
+    """
+    settings = read_config(config, _world(comm), profile, engine)
+    for path, reason in settings.without_effect:
+        words = f"{path} is without effect" + (f": {reason}" if reason else "")
+        warnings.warn(words, OnebitWarning, stacklevel=2)
+    arguments = {**settings.arguments, **options}
+    kind = getattr(optim, settings.kind)
+    made = kind(model_parameters, comm, profile=profile, engine=engine, **arguments)
+    if not engine:
+        _check_dtype(settings.dtype, made)
+    return made
+
+
+def initialize(config, model, model_parameters=None, comm=None, profile="default", **arguments):
+    """deepspeed.initialize of a DeepSpeed that has no 1-bit optimizers any more, with the same
+    configuration: (engine, optimizer, dataloader, scheduler).
+
+    The engine accumulates, scales and clips as it did, and averages no gradients: the optimizer
+    exchanges them. Its checkpoints have this rank's part of the optimizer's state alone:
+    `engine.optimizer`'s is saved by `optimizer.onebit.save_files`, on all ranks.
+
+    arguments: others of deepspeed.initialize. The rest is as in `from_config`
+    """
+    import deepspeed
+
+    given = model_parameters
+    if given is None:
+        given = [one for one in model.parameters() if one.requires_grad]
+    optimizer = from_config(config, given, comm, profile, engine=True)
+    rest = read_config(config, engine=True).rest
+    engine, _, loader, scheduler = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=rest, **arguments
+    )
+    optimizer.attach(engine)
+    return engine, optimizer, loader, scheduler

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from onebit import part
+from onebit._native import OnebitWarning, wrong
 from onebit.deepspeed import state
 from onebit.deepspeed.config import read_config
-from onebit._native import OnebitWarning, wrong
 
 _CLASSES = {"OneBitAdam": "adam", "OneBitLamb": "lamb", "ZeroOneAdam": "zero_one_adam"}
 _DEFAULTS = {

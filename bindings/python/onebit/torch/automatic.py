@@ -22,12 +22,10 @@ import torch.distributed as dist
 from onebit import _native
 from onebit._native import Error, OnebitWarning, Status, check, wrong
 from onebit.plan import Plan
-from onebit.torch import saved
 from onebit.torch.backward import tell_scalers
-from onebit.torch.gather import FLOATS, gather
 from onebit.torch.hook import CHUNK
-from onebit.torch.interrupt import interruptible
-from onebit.torch.moments import moments_of
+from onebit.torch.ranks import FLOATS, gather, interruptible
+from onebit.torch.remainder import SavedHook, moments_of, records, save_with, take
 from onebit.torch.report import Report
 
 METHODS = DENSE, EIGHT, ONE = "dense", "8 bits", "one bit"
@@ -111,7 +109,7 @@ class Automatic:
         self._begin({"method": DENSE})
         record = self._agreed_record([self.lead.state])
         self._become(record["method"], waits=record.get("waits", False))
-        saved.save_with(self.lead, saved.SavedHook(hook, model, self._elements, self._record))
+        save_with(self.lead, SavedHook(hook, model, self._elements, self._record))
         self._dense_state = self.lead.state_dict, self.lead.load_state_dict, (
             self.lead.consolidate_state_dict)
         self._begin(record)
@@ -386,9 +384,9 @@ class Automatic:
         """What auto has saved in such states; of others the method that they are of. Collective."""
         record, names = None, set()
         for state in states:
-            found = saved.take({key: dict(one) for key, one in state.items()})
+            found = take({key: dict(one) for key, one in state.items()})
             names.update(name for one in state.values() for name in one)
-            parts = saved.records(found)
+            parts = records(found)
             record = record or next((one["auto"] for one in parts.values() if "auto" in one), None)
         if record is not None:
             record = json.loads(record)

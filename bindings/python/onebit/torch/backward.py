@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onebit import _native
 from onebit._native import wrong
 from onebit.torch.hook import bytes_of, instances_of
-from onebit.torch.interrupt import interruptible
+from onebit.torch.ranks import interruptible
 
 # Steps that are looked at before any begins in the backward pass. The buckets are laid out anew
 # after the first.

@@ -16,21 +16,19 @@ import torch
 
 import onebit
 from onebit import _native
-from onebit.communicator import Communicator
 from onebit._native import OnebitWarning, wrong
+from onebit.communicator import Communicator
 from onebit.torch import optim
 from onebit.torch.automatic import Automatic
 from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapped_of
-from onebit.torch.gather import agree, gather
 from onebit.torch.hook import DTYPES, HookState, instances_of
-from onebit.torch.nccl import create_for, suits
-from onebit.torch.remainder import Remainder
+from onebit.torch.ranks import agree, gather
+from onebit.torch.remainder import Remainder, SavedHook, save_with
 from onebit.torch.report import summaries
-from onebit.torch.saved import SavedHook, save_with
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
 from onebit.torch.state import flat
 from onebit.torch.stateful import StatefulOptimizer
-from onebit.torch.transport import timeout_of
+from onebit.torch.transport import create_for, suits, timeout_of
 
 
 class _How(NamedTuple):

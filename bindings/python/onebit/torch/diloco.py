@@ -11,11 +11,10 @@
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from onebit.communicator import Communicator
 from onebit._native import wrong
+from onebit.communicator import Communicator
 from onebit.outer import Outer
-from onebit.torch.gather import gather
-from onebit.torch.interrupt import interruptible
+from onebit.torch.ranks import gather, interruptible
 
 
 def _rule_of(outer):

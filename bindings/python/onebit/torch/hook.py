@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onebit._native import Dtype, Status, wrong
 from onebit.communicator import Communicator
 from onebit.plan import Plan
-from onebit.torch.gather import FLOATS, agree
-from onebit.torch.interrupt import wait_for
+from onebit.torch.ranks import FLOATS, agree, wait_for
 from onebit.torch.report import Report, ring
 from onebit.torch.staged import Stage, is_always
 from onebit.torch.width import Normaliser, choose

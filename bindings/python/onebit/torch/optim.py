@@ -18,8 +18,8 @@ import torch
 
 import onebit
 from onebit import Status, _native
-from onebit.communicator import Communicator
 from onebit._native import NAMES, OPTIMIZERS, Error, wrong
+from onebit.communicator import Communicator
 from onebit.torch.backward import (
     Backward,
     HookHandle,
@@ -29,15 +29,13 @@ from onebit.torch.backward import (
     tell_scalers,
     wrapped_of,
 )
-from onebit.torch.gather import agree, gather
-from onebit.torch.interrupt import interruptible
-from onebit.torch.nccl import create_for
-from onebit.torch.norm import MeanNorm
+from onebit.torch.ranks import MeanNorm, agree, gather, interruptible
 from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
 from onebit.torch.staged import Stage, Writes, is_staged
 from onebit.torch.state import flat, strides_of
 from onebit.torch.stateful import StatefulOptimizer
+from onebit.torch.transport import create_for
 
 # The defaults that torch's names have here, of an optimizer whose options have the C names.
 _TORCH_NAMES = {

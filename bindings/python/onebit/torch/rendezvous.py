@@ -20,7 +20,7 @@ import time
 
 import torch.distributed as dist
 
-from onebit._native import Error, Status, wrong
+from onebit._native import Error, Status
 
 # Of one connection between two hosts that both are there: what takes longer is behind a firewall.
 CONNECT_SECONDS = 10.0

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from onebit._native import wrong
-from onebit.torch.gather import FLOATS
+from onebit.torch.ranks import FLOATS
 from onebit.torch.rendezvous import Meeting
 from onebit.torch.state import flat, strides_of
 

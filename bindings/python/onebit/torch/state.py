@@ -19,8 +19,8 @@ import torch
 
 from onebit import part
 from onebit._native import OnebitWarning, wrong
-from onebit.torch import saved
-from onebit.torch.gather import FLOATS, agree, gather
+from onebit.torch import remainder
+from onebit.torch.ranks import FLOATS, agree, gather
 
 # The names of a part's sections.
 _NAMES = {
@@ -244,7 +244,7 @@ class _Loaded:
         for number, parameter in enumerate(self.parameters):
             for name, value in self.state[parameter].items():
                 rounded = isinstance(value, torch.Tensor) and value.dtype != torch.float32
-                is_bytes = name.startswith((_HEAD, saved.NAME))
+                is_bytes = name.startswith((_HEAD, remainder.NAME))
                 if self.heads and rounded and not is_bytes and name != "step":
                     warnings.warn(
                         f"{name} of parameter {number} was rounded to {value.dtype}: load the "

@@ -6,7 +6,7 @@ import torch
 
 from onebit._native import OnebitWarning, wrong
 from onebit.torch import state
-from onebit.torch.gather import agree, gather
+from onebit.torch.ranks import agree, gather
 from onebit.torch.shards import Whole
 
 

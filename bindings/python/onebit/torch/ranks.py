@@ -1,0 +1,194 @@
+"""What ranks tell each other besides gradients: whether all are well, bytes, and the norm of the mean
+of their gradients; and calls of the library that wait for other ranks, and can be interrupted."""
+
+import os
+import queue
+import threading
+
+import torch
+
+from onebit._native import Error, Status
+from onebit.plan import Plan
+
+# Three bytes of a part travel as a float32, which has every whole number up to 2^24: a message as
+# long as this one of them takes 4 MiB from each rank.
+_PIECE = 2**20
+# Tensors that are made here have this type and device: a program may have set other defaults.
+FLOATS = {"dtype": torch.float32, "device": "cpu"}
+_BYTES = {"dtype": torch.uint8, "device": "cpu"}
+
+
+def _place(comm):
+    """Options of a plan whose messages comm can move: NCCL's are in memory of a device."""
+    return {"device": "cuda"} if comm.transport == "nccl" else {}
+
+
+def agree(comm, reason):
+    """Raises reason, unless it is None; where another rank has one, `Error` (ERROR_PEER).
+    Collective."""
+    try:
+        # Refused by the library, which tells all ranks.
+        Plan(comm, 1, bits=1 if reason is None else 3, **_place(comm)).close()
+    except Error:
+        if reason is None:
+            raise
+    if reason is not None:
+        raise reason
+
+
+def _gather(comm, values):
+    """The float32 of all ranks, which have as many."""
+    place = _place(comm)
+    everyone = torch.empty(comm.size * values.numel(), **{**FLOATS, **place})
+    with Plan(comm, values.numel(), operation="allgather", wire="dense", **place) as plan:
+        plan.allgather(values.to(everyone.device), everyone)
+        if place:
+            plan.synchronize()
+    return everyone.cpu().view(comm.size, -1)
+
+
+def gather(comm, part):
+    """The parts of all ranks, each some bytes, in the order of ranks. Collective."""
+    if comm.size == 1:
+        return [part]
+    length = torch.tensor([len(part) // _PIECE, len(part) % _PIECE], **FLOATS)
+    lengths = [int(high) * _PIECE + int(low) for high, low in _gather(comm, length).tolist()]
+    threes = torch.zeros(-(-max(lengths) // 3), 3, **_BYTES)
+    if part:
+        threes.view(-1)[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+    everyone = torch.empty(comm.size, *threes.shape, **_BYTES)
+    for first in range(0, len(threes), _PIECE):
+        low, middle, high = threes[first : first + _PIECE].to(torch.int32).unbind(1)
+        arrived = _gather(comm, (low | middle << 8 | high << 16).float()).to(torch.int32)
+        for place in range(3):
+            everyone[:, first : first + _PIECE, place] = arrived >> 8 * place & 255
+    return [
+        everyone[rank].view(-1)[:count].numpy().tobytes() for rank, count in enumerate(lengths)
+    ]
+
+
+# --- The norm of a mean that no rank has ----------------------------------------------------------
+
+# A sketch has so many numbers, a prime, so that a column of a matrix is spread over all of them. The
+# norm is found with a standard deviation of 1/sqrt(2 * 4099), 1.1 %.
+_NUMBERS = 4099
+# So many rows of them are a block, and have signs of their own. The next block has the same or the
+# opposite signs, and is added to other numbers: blocks that are alike do not add up.
+_ROWS = 64
+
+
+class MeanNorm:
+    """A rank's sketch is sums of its elements with random signs, which all ranks have alike. It is
+    linear: the mean of the ranks' sketches is the sketch of their mean, and the expected square of a
+    sketch's norm is that of the elements'."""
+
+    def __init__(self, comm, shards):
+        self._comm, self._shards, self._plan = comm, shards, None
+        self._signs = self._block = None
+
+    def _sketch(self, gradients):
+        if self._signs is None:
+            random = torch.Generator("cpu").manual_seed(1)
+            signs = torch.randint(2, (_ROWS, _NUMBERS), generator=random, **FLOATS) * 2 - 1
+            self._signs = signs.to(gradients[0].device if gradients else "cpu")
+            self._block = torch.empty_like(self._signs).view(-1)
+        sketch, block, at, blocks = torch.zeros_like(self._signs[0]), self._block, 0, 0
+        for one in gradients:
+            left = one.detach().reshape(-1)
+            while len(left):
+                some = left[: len(block) - at]
+                block[at : at + len(some)].copy_(some)
+                at, left = at + len(some), left[len(some) :]
+                if at == len(block):
+                    sketch += self._sum(blocks)
+                    at, blocks = 0, blocks + 1
+        block[at:].zero_()
+        return (sketch + self._sum(blocks)).cpu()
+
+    def _sum(self, number):
+        summed = self._block.view_as(self._signs).mul_(self._signs).sum(0).roll(number**2)
+        return summed if bin(number).count("1") % 2 else -summed
+
+    def find(self, own, squares):
+        """Collective. own: gradients that each rank has for itself; squares: the squared norm of
+        those that all ranks have alike. Every rank gets the same number; not-a-number where some is
+        not finite."""
+        squares = torch.tensor([float(squares)], **FLOATS)
+        if self._comm.size == 1:
+            square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
+        else:
+            values = self._shards.mean(torch.cat([self._sketch(own), squares]))
+            values = self._mean(values)
+            square = values[:_NUMBERS].square().sum() + values[_NUMBERS]
+        return self._shards.sum(square).sqrt()
+
+    def _mean(self, values):
+        if self._plan is None:
+            self._plan = Plan(self._comm, values.numel(), wire="dense", **_place(self._comm))
+        values = values.to("cuda" if self._plan.on_device else "cpu")
+        if self._plan.allreduce(values, values) == Status.SKIPPED:
+            values.fill_(float("nan"))
+        if self._plan.on_device:
+            self._plan.synchronize()
+        return values.cpu()
+
+    def close(self):
+        if self._plan is not None:
+            self._plan.close()
+
+
+# --- Waiting --------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_workers = {}  # of this process: its queue
+
+
+def _work(jobs):
+    while True:
+        call, outcome, done = jobs.get()
+        try:
+            outcome.append((call(), None))
+        except BaseException as reason:  # noqa: BLE001
+            outcome.append((None, reason))
+        call = None
+        done.set()
+
+
+def _jobs():
+    """The queue of this process's thread, which a fork leaves behind."""
+    with _lock:
+        if os.getpid() not in _workers:
+            _workers.clear()
+            jobs = _workers[os.getpid()] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(jobs,), daemon=True, name="onebit-calls").start()
+        return _workers[os.getpid()]
+
+
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+
+
+def wait_for(comm, done):
+    """Until another thread's call on the communicator is done. What interrupts the wait aborts it,
+    and so tells all ranks."""
+    try:
+        while not done.wait(0.2):  # a signal may have been another thread's to receive
+            pass
+    except BaseException:
+        if not done.is_set():
+            comm.abort()
+            done.wait()
+        raise
+
+
+def interruptible(comm, call):
+    """What call() returns or raises, made by another thread: a call into the library would hold up
+    Ctrl-C in the main thread until it ends."""
+    if threading.current_thread() is not threading.main_thread() or comm.size == 1:
+        return call()
+    outcome, done = [], threading.Event()
+    _jobs().put((call, outcome, done))
+    wait_for(comm, done)
+    result, reason = outcome.pop()
+    if reason is not None:
+        raise reason
+    return result
