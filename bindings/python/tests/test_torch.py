@@ -28,7 +28,7 @@ LAUNCHES = {
     "torch_life_ranks": [
         ("freed,static_graph,joined,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
     ],
-    "torch_auto_ranks": [("choices,refused", 2), ("corrected", 2), ("resumed", 2)],
+    "torch_auto_ranks": [("choices,thawed,refused", 2), ("corrected", 2), ("resumed", 2)],
     "torch_resume_ranks": [
         ("own,consolidated", 2), ("averaged,half,dense", 2), ("others,averaged_by_others", 3),
         ("distributed", 3),

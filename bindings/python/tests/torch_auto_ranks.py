@@ -181,6 +181,23 @@ def resumed(rank, size):
     compressed.close(), other.close()
 
 
+def thawed(rank, size):
+    """DistributedDataParallel has no bucket for a layer that is thawed: that is said, once."""
+    Network.rate, module = rate_of(0.01), network()
+    module[6].requires_grad_(False)
+    model = DistributedDataParallel(module)
+    optimizer = onebit.torch.auto(model, torch.optim.AdamW(module.parameters()))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(4):
+            module[6].requires_grad_(step > 1)
+            optimizer.zero_grad()
+            model(torch.ones(4, 20)).sum().backward()
+            optimizer.step()
+    assert ["6.weight, 6.bias: frozen when" in str(one.message) for one in told] == [True], told
+    optimizer.close()
+
+
 def refused(rank, size):
     model = DistributedDataParallel(network())
     optimizer = torch.optim.AdamW(model.parameters())
@@ -190,7 +207,7 @@ def refused(rank, size):
     onebit.torch.auto(model, optimizer).close()
 
 
-SCENARIOS = (choices, corrected, resumed, refused)
+SCENARIOS = (choices, corrected, resumed, thawed, refused)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ are late. All the same with copies in the host's memory as on the processor, to 
 
 import gc
 import socket
-import sys
 
 import fake_device
 import torch_ranks

@@ -569,6 +569,15 @@ def norms(rank):
         assert abs(factor - wanted / 2 / found) < 0.01
         optimizer.step()
     expect("only the 2-norm", lambda: optimizer.clip_grad_norm_(1.0, 1.0))
+    small = replica(nn.Linear(20, 1))  # whose gradients are fewer than the numbers of a sketch
+    tiny = onebit.torch.compress(small, torch.optim.AdamW(small.parameters()))
+    loss_of(small, rank, 0).backward()
+    mean = torch.cat([one.grad.flatten() for one in small.parameters()]) / 2
+    dist.all_reduce(mean)
+    before = tiny.comm.bytes_sent
+    assert abs(tiny.clip_grad_norm_(1e-3) / mean.norm() - 1) < 1e-5
+    assert tiny.comm.bytes_sent - before < 2048, tiny.comm.bytes_sent - before
+    tiny.step(), tiny.close()
     told = []
     optimizer._warn = told.append
     for step in range(3):

@@ -95,6 +95,7 @@ class Automatic:
         self.lead, self._model = optimizers[lead], weakref.ref(model)
         every = [one for one in model.parameters() if one.requires_grad]
         self._elements = sum(one.numel() for one in every)
+        self._frozen = [(name, one) for name, one in model.module.named_parameters() if not one.requires_grad]
         self._scaling = False
         self.meter = Meter(comm, model.process_group, every[0].device)
         self.methods = METHODS[: 2 + (make is not None)]
@@ -147,12 +148,23 @@ class Automatic:
     def _step(self, closure):
         begin = self.meter.now()
         if self.made is None:
+            self._look_for_thawed()
             result = self._dense_step(closure)
         else:
             result = self._step_made(closure)
         self._look(begin, self.meter.now())
         self._end = self.meter.now()
         return result
+
+    def _look_for_thawed(self):
+        """Warns once of gradients that no bucket has."""
+        known = self.hook._numbers
+        thawed = [name for name, one in self._frozen if one.grad is not None and one not in known]
+        if thawed:
+            self._frozen = []
+            warnings.warn(f"{', '.join(thawed[:4])}: frozen when DistributedDataParallel was made, which "
+                          "averages no gradient of it: each rank steps it by its own. Wrap the model anew",
+                          OnebitWarning, stacklevel=4)  # fmt: skip
 
     def _step_made(self, closure):
         scaled = {name: vars(self.lead)[name] for name in ("grad_scale", "found_inf")

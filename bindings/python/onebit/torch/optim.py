@@ -429,8 +429,8 @@ class _Optimizer(StatefulOptimizer):
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """As torch.nn.utils.clip_grad_norm_, of all the model's gradients, by the norm that their
         mean over the ranks has, which DistributedDataParallel would leave: returned, and found from
-        16 KiB of each rank's within 1.1 % (one standard deviation). Before `step`, after a
-        GradScaler's `unscale_`. Collective."""
+        16 KiB of each rank's within 1.1 % (one standard deviation), of 4,099 elements and fewer
+        exactly. Before `step`, after a GradScaler's `unscale_`. Collective."""
         if norm_type != 2:
             raise wrong(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
         model = self._backward and self._backward.model

@@ -117,9 +117,12 @@ class MeanNorm:
         if self._comm.size == 1:
             square = squares[0] + sum((one.float().norm() ** 2).cpu() for one in own)
         else:
-            values = self._shards.mean(torch.cat([self._sketch(own), squares]))
-            values = self._mean(values)
-            square = values[:_NUMBERS].square().sum() + values[_NUMBERS]
+            if sum(one.numel() for one in own) <= _NUMBERS:  # on all ranks of a shard alike
+                numbers = [one.detach().reshape(-1).float().cpu() for one in own]
+            else:
+                numbers = [self._sketch(own)]
+            values = self._mean(self._shards.mean(torch.cat([*numbers, squares])))
+            square = values[:-1].square().sum() + values[-1]
         return self._shards.sum(square).sqrt()
 
     def _mean(self, values):
