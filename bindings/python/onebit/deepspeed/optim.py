@@ -1,14 +1,14 @@
 """DeepSpeed's 1-bit optimizers by its names, as torch.optim.Optimizer."""
 
 import contextlib
-import math
 
 import torch
 
 import onebit
-from onebit._native import Profile, enum_value, wrong
-from onebit.torch.stateful import StatefulOptimizer
+from onebit._native import OPTIMIZERS, Profile, enum_value, wrong
+from onebit.torch import optim
 
+_KINDS = {row.kind: row for row in OPTIMIZERS}
 _FREEZE = {"freeze_step": "freeze_step"}
 _LAMB = {
     "max_coeff": "max_coefficient",
@@ -26,7 +26,7 @@ _SCHEDULES = {
 }
 
 
-class _Optimizer(StatefulOptimizer):
+class _Optimizer(optim._Optimizer):
     """params: parameters, or groups of them; a group may have an lr and a weight_decay of its own,
         and non_freeze, as in DeepSpeed: its gradients are averaged in full precision
     comm: a `Communicator`; None: one of all processes over torch.distributed
@@ -37,32 +37,28 @@ class _Optimizer(StatefulOptimizer):
     options: the others of DeepSpeed's optimizer, and of `onebit.Optimizer`, by name
 
     Each rank calls `backward` on its own loss; `step` does the exchange. The `onebit.Optimizer` is
-    made at the first step, or when `onebit` is asked for: collective. Rates and weight decays of
-    groups may change before any step.
-
-    status: of the latest step, `Status.OK`, or `Status.SKIPPED`: some rank's gradient was not
-        finite, and nothing was changed
+    made at the first step, or when `onebit` is asked for: collective, and by then a wrapper of DeepSpeed's
+    has put its own parameters in the place of the model's. What else it has is `onebit.torch`'s.
     """
 
-    _kind = None
     _names = {}
 
     def __init__(self, params, comm=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
                  bias_correction=True, profile="default", engine=False, **options):  # fmt: skip
-        self._core, self.status = None, None
-        self._comm, self._waits = comm, engine
+        self._core = self._remainder = self._backward = self._norm = self.status = None
+        self._comm, self._owned, self._waits = comm, comm is None, engine
         profile = enum_value(Profile, profile, "profile")
         self._named = {**options, "betas": betas, "eps": eps}
-        self._beta1 = betas[0]
         self._options = {"beta1": betas[0], "beta2": betas[1], "epsilon": eps, "profile": profile}
         if profile == Profile.PROFILE_DEFAULT and not bias_correction:
             self._options["no_bias_correction"] = True
         for name, value in options.items():
             self._options[self._names.get(name, name)] = value
         self._count_as_here(profile)
-        defaults = {"lr": lr, "weight_decay": weight_decay, "non_freeze": False}
-        super().__init__(params, defaults)
-        self._wanted_rates()  # looks at them
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay,
+                    "decoupled_weight_decay": True, "uncompressed": False}  # fmt: skip
+        torch.optim.Optimizer.__init__(self, params, defaults)
+        self._first_rates()  # looks at them
         self._complete = True
 
     def _count_as_here(self, profile):
@@ -78,13 +74,9 @@ class _Optimizer(StatefulOptimizer):
             self._options["freeze_step"] = max(given - 1, 1)
 
     def _optimized(self):
-        """(number, its group's, parameter) of those that are trained; numbers are DeepSpeed's."""
-        number = -1
-        for of, group in enumerate(self.param_groups):
-            for one in group["params"]:
-                number += 1
-                if one.requires_grad:
-                    yield number, of, one
+        """(number, parameter) of those that are trained; numbers are DeepSpeed's."""
+        every = [one for group in self.param_groups for one in group["params"]]
+        return [(number, one) for number, one in enumerate(every) if one.requires_grad]
 
     @property
     def comm(self):
@@ -96,26 +88,22 @@ class _Optimizer(StatefulOptimizer):
     def onebit(self):
         """The `onebit.Optimizer`, for statistics and checkpoints in files."""
         if self._core is None:
-            self._trained = list(self._optimized())
-            self._parameters = [one for _, _, one in self._trained]
-            self._addresses = [one.data_ptr() for _, _, one in self._trained]
-            self._rates = self._wanted_rates()[1]
-            tensors = [
-                onebit.Tensor(
-                    one.detach(),
-                    weight_decay=self._rates[of][1],
-                    learning_rate_factor=self._rates[of][0],
-                    uncompressed=self.param_groups[of]["non_freeze"],
-                )
-                for _, of, one in self._trained
-            ]
-            self._core = getattr(onebit, self._kind)(self.comm, tensors, **self._options)
+            try:
+                self._make(self._options)
+            except Exception:
+                self._refuse()
+                raise
         return self._core
+
+    @onebit.setter
+    def onebit(self, made):
+        self._core = made
 
     def add_param_group(self, group):
         if hasattr(self, "_complete"):
             raise wrong("parameters cannot be added once the optimizer is made")
-        super().add_param_group(group)
+        torch.optim.Optimizer.add_param_group(self, group)
+        self.param_groups[-1]["uncompressed"] = bool(group.get("non_freeze"))
 
     def attach(self, engine):
         """Tells DeepSpeed's engine not to average gradients: from now on `engine.step()` exchanges
@@ -128,56 +116,20 @@ class _Optimizer(StatefulOptimizer):
         engine.enable_backward_allreduce = False
         self._waits = False
 
-    def _wanted_rates(self):
-        """What multiplies the groups' rates, and of each group (its factor, its weight decay)."""
-        rates = [float(group["lr"]) for group in self.param_groups]
-        for number, rate in enumerate(rates):
-            if not 0 <= rate < math.inf:
-                raise wrong(f"lr of group {number} is {rate}, not finite, from 0 on")
-        rate = rates[0] or max(rates)
-        decays = [float(group["weight_decay"]) for group in self.param_groups]
-        return rate, [(one / rate if rate else 1.0, decay) for one, decay in zip(rates, decays)]
-
-    def _set_rates(self, core):
-        """Of the groups in which they have changed; the rate of the step."""
-        rate, wanted = self._wanted_rates()
-        for tensor, (_, of, _) in enumerate(self._trained):
-            if wanted[of] != self._rates[of]:
-                core.set_learning_rate_factor(tensor, wanted[of][0])
-                core.set_weight_decay(tensor, wanted[of][1])
-        self._rates = wanted
-        return rate
-
     def _before_attach(self):
         """DeepSpeed's fp16 and bf16 wrappers make a first call with gradients of zero."""
-        for _, _, one in self._optimized():
+        for _, one in self._optimized():
             if one.grad is not None and one.grad.count_nonzero():
                 raise wrong("a step before attach(engine): DeepSpeed has averaged its gradients")
 
-    @torch.no_grad()
     def step(self, closure=None):
         """One step. Collective."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         if self._waits:
+            loss = closure() if closure is not None else None
             self._before_attach()
             return loss
-        core = self.onebit
-        try:
-            rate = self._set_rates(core)
-            for tensor, (number, _, one) in enumerate(self._trained):
-                if one.data_ptr() != self._addresses[tensor]:
-                    raise wrong(f"parameter {number} has moved since the optimizer's first step")
-                core.set_gradient(tensor, one.grad)
-        except Exception:
-            # The step that no rank can make: the others need not wait for this one.
-            onebit._native.library().onebit_optimizer_step(core.handle, float("nan"))
-            raise
-        self.status = core.step(rate)
-        self._forget_state()
-        return loss
+        self.onebit  # noqa: B018: makes it
+        return super().step(closure)
 
     @property
     def loss_scale(self):
@@ -185,10 +137,7 @@ class _Optimizer(StatefulOptimizer):
         return self.onebit.loss_scale
 
     def _has_state(self):
-        return self._core is not None
-
-    def _begin_loading(self, beta1):
-        self._set_rates(self.onebit)
+        return self._core is not None and not self._closed
 
     def _load_parts(self, make):
         """Where parts cannot be made, none are loaded: the other ranks need not wait."""
@@ -199,7 +148,11 @@ class _Optimizer(StatefulOptimizer):
             with contextlib.suppress(onebit.Error):
                 core.load([])
             raise
+        if self._stage is not None:
+            self._stage.refresh()
         core.load(parts)
+        with torch.no_grad():
+            self._bring()
         self._forget_state()
 
     def load_deepspeed(self, directory, model=None, tag=None):
@@ -226,8 +179,7 @@ class _Optimizer(StatefulOptimizer):
         layout, other = part.layout_of(self.onebit.save())
         if other:
             raise wrong("exchange and shards are not options of DeepSpeed's")
-        given = [(number, one) for number, _, one in self._optimized()]
-        found = state.read_state(folder, checkpoint, given)
+        found = state.read_state(folder, checkpoint, self._optimized())
         saved = checkpoint["optimizer"].get("optimizer_state_dict", checkpoint["optimizer"])
         parts = convert.parts_of(found, layout, self._named)
         for group, one in zip(self.param_groups, saved["param_groups"]):
@@ -237,7 +189,7 @@ class _Optimizer(StatefulOptimizer):
 
 class OneBitAdam(_Optimizer):
     __doc__ = f"1-bit Adam: freeze_step.\n\n    {_Optimizer.__doc__}"
-    _kind, _names = "Adam", _FREEZE
+    _kind, _method, _names = onebit.Adam, _KINDS["Adam"], _FREEZE
 
 
 class OneBitLamb(_Optimizer):
@@ -245,7 +197,7 @@ class OneBitLamb(_Optimizer):
         "1-bit LAMB: freeze_step, max_coeff, min_coeff, coeff_beta, factor_max, factor_min, "
         f"factor_threshold.\n\n    {_Optimizer.__doc__}"
     )
-    _kind, _names = "Lamb", {**_FREEZE, **_LAMB}
+    _kind, _method, _names = onebit.Lamb, _KINDS["Lamb"], {**_FREEZE, **_LAMB}
 
 
 class ZeroOneAdam(_Optimizer):
@@ -253,4 +205,4 @@ class ZeroOneAdam(_Optimizer):
         "0/1 Adam: var_freeze_step, var_update_scaler, local_step_scaler, local_step_clipper.\n\n"
         f"    {_Optimizer.__doc__}"
     )
-    _kind, _names = "ZeroOneAdam", _SCHEDULES
+    _kind, _method, _names = onebit.ZeroOneAdam, _KINDS["ZeroOneAdam"], _SCHEDULES

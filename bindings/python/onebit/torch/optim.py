@@ -159,7 +159,10 @@ class _Optimizer(StatefulOptimizer):
         try:
             self._make(options, stage, layout, tables)
         except Exception:
-            self._refuse()
+            if self.onebit is None:
+                self._refuse()
+            if self._owned:
+                self.comm.close()
             raise
 
     @classmethod
@@ -189,13 +192,11 @@ class _Optimizer(StatefulOptimizer):
 
     def _refuse(self):
         """Of a communicator that is to have an optimizer: the other ranks need not wait."""
-        if self.onebit is None:
-            create = getattr(_native.library(), self._kind._create)
-            create(self.comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
-        if self._owned:
-            self.comm.close()
+        create = getattr(_native.library(), self._kind._create)
+        create(self.comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
 
-    def _make(self, options, stage, layout, tables):
+    def _first_rates(self):
+        """Of groups, in which all else stays as it is now."""
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -203,7 +204,10 @@ class _Optimizer(StatefulOptimizer):
                             "momentum")
         }
         self._uncompressed = [bool(group["uncompressed"]) for group in self.param_groups]
-        rates = self._wanted_rates()
+        return self._wanted_rates()
+
+    def _make(self, options, stage="auto", layout=None, tables=()):
+        rates = self._first_rates()
         self._beta1 = rates.beta1
         every = [one for group in self.param_groups for one in group["params"]]
         self._stage = Stage() if is_staged(stage, every) else None
