@@ -1,4 +1,4 @@
-"""What tests/test_mpi.py and tests/scripts/check-python run under mpirun."""
+"""What test_communicators.py and tests/scripts/check-python run under mpirun."""
 
 import numpy
 import onebit

@@ -1,4 +1,4 @@
-"""What test_torch_staged.py runs: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py
+"""What test_torch_optim.py runs: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py
 does. Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
 are late. All the same with copies in the host's memory as on the processor, to the bit."""
 
