@@ -1,4 +1,5 @@
-"""What tests/scripts/check-python runs where nothing but the package and numpy is installed."""
+"""What tests/scripts/check-python runs where nothing but the package and numpy is installed; and under mpirun,
+as test_communicators.py does, with the argument `mpi`."""
 
 import importlib.metadata
 import os
@@ -8,33 +9,67 @@ import threading
 import numpy
 import onebit
 
-here = os.path.dirname(onebit.__file__)
-assert here.startswith(sys.prefix), here
-assert os.path.dirname(onebit.library_path()) == here, onebit.library_path()
-assert onebit.__version__ == onebit.version() == importlib.metadata.version("onebit")
-needs = importlib.metadata.requires("onebit")
-assert [one for one in needs if "extra" not in one] == ["numpy"], needs
 
-COUNT, comms = 100_003, onebit.Communicator.loopback(2)
-exact = numpy.random.default_rng(7).standard_normal((2, COUNT)).astype(numpy.float32)
-sums = numpy.zeros((2, COUNT))
+def over_mpi():
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    half = world.Split(world.rank % 2, world.rank)
+    for mpi in world, half:
+        with onebit.Communicator.mpi(mpi) as comm:
+            assert (comm.rank, comm.size, comm.hosts) == (mpi.rank, mpi.size, 1)
+            plan = onebit.Plan(comm, 5000, schedule="exchange")
+            assert plan.info()["transport"] == "mpi"
+            result = numpy.full(5000, mpi.rank + 1, numpy.float32)
+            requests = [plan.iallreduce(result, result)]
+            assert requests[0].wait() is onebit.Status.OK
+            assert numpy.allclose(result, (mpi.size + 1) / 2)
+    try:
+        onebit.Communicator.mpi(MPI.COMM_NULL)
+    except onebit.Error as error:
+        assert error.status is onebit.Status.ERROR_ARGUMENT and "MPI_COMM_NULL" in error.message
+    else:
+        raise AssertionError("MPI_COMM_NULL was taken")
+    try:
+        onebit.Communicator.mpi(3)
+    except onebit.Error as error:
+        assert "is a int, not an mpi4py communicator" in error.message
+    else:
+        raise AssertionError("a number was taken")
+    world.Barrier()
+    if world.rank == 0:
+        print("all well")
 
 
-def rank(number):
-    """The mean over many calls of what a rank gets is the mean: error feedback."""
-    plan, result = onebit.Plan(comms[number], COUNT), numpy.empty(COUNT, numpy.float32)
-    for _ in range(20):
-        assert plan.allreduce(exact[number], result) is onebit.Status.OK
-        sums[number] += result
-    assert plan.info()["transport"] == "loopback"
+def in_the_package():
+    here = os.path.dirname(onebit.__file__)
+    assert here.startswith(sys.prefix), here
+    assert os.path.dirname(onebit.library_path()) == here, onebit.library_path()
+    assert onebit.__version__ == onebit.version() == importlib.metadata.version("onebit")
+    needs = importlib.metadata.requires("onebit")
+    assert [one for one in needs if "extra" not in one] == ["numpy"], needs
+
+    count, comms = 100_003, onebit.Communicator.loopback(2)
+    exact = numpy.random.default_rng(7).standard_normal((2, count)).astype(numpy.float32)
+    sums = numpy.zeros((2, count))
+
+    def rank(number):
+        """The mean over many calls of what a rank gets is the mean: error feedback."""
+        plan, result = onebit.Plan(comms[number], count), numpy.empty(count, numpy.float32)
+        for _ in range(20):
+            assert plan.allreduce(exact[number], result) is onebit.Status.OK
+            sums[number] += result
+        assert plan.info()["transport"] == "loopback"
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (sums[0] == sums[1]).all()
+    off = numpy.abs(sums[0] / 20 - exact.mean(axis=0)).mean()
+    assert 0 < off < 0.2, off
+    print(f"two ranks agree; the mean of 20 calls is {off:.3f} from the exact one")
 
 
-threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert (sums[0] == sums[1]).all()
-off = numpy.abs(sums[0] / 20 - exact.mean(axis=0)).mean()
-assert 0 < off < 0.2, off
-print(f"two ranks agree; the mean of 20 calls is {off:.3f} from the exact one")
+over_mpi() if sys.argv[1:] == ["mpi"] else in_the_package()

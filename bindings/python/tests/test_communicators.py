@@ -290,7 +290,7 @@ def test_a_kind_that_is_not_built_is_refused(kind, monkeypatch):
 @over_mpi
 @pytest.mark.skipif(not shutil.which(MPIRUN[0]), reason=f"{MPIRUN[0]} is not here")
 def test_under_mpirun():
-    command = [*MPIRUN, "-n", "3", sys.executable, str(HERE / "mpi_ranks.py")]
+    command = [*MPIRUN, "-n", "3", sys.executable, str(HERE / "installed.py"), "mpi"]
     environment = {**os.environ, **ALLOWED, "PYTHONPATH": str(HERE.parent)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     words = ran.stdout + ran.stderr
