@@ -1,41 +1,348 @@
-"""What the scenario `fsdp` of torch_ranks.py runs: FSDP2 over gloo, on processors."""
+"""What test_torch.py runs: `python fsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py does. FSDP2, also on a
+mesh of two replicas and two shards, and DistributedDataParallel on two hosts of two ranks, over gloo, on
+processors."""
 
+import os
+import shutil
+import tempfile
 import unittest.mock
+import warnings
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+import torch_ranks
+from torch_common import alike, expect, run_scenarios
 
 import onebit
+import onebit.torch
+import torch
+import torch.distributed as dist
 from onebit.torch.fsdp import compress
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+WARMUP = {"warmup_steps": 4, "warmup_bits": 8}
 
 
-def network(**options):
+def network(mesh, widths=(20, 95, 95), **options):
+    """One shard of the last bias has no element, and others are of different sizes."""
     torch.manual_seed(3)
-    layers = [nn.Sequential(nn.Linear(wide, 96), nn.Tanh()) for wide in (20, 96, 96)]
-    model = nn.Sequential(*layers, nn.Linear(96, 1))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layers = [nn.Sequential(nn.Linear(*one), nn.Tanh()) for one in zip(widths, widths[1:])]
+    model = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
     for layer in layers:
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
 
 
-def backward(model, step, spoil=1.0):
-    random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank() + step)
+def mesh_of(*shape):
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
+def backward(model, step, spoil=1.0, group=None):
+    """Each rank of the group has inputs of its own."""
+    random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank(group) + step)
     points = torch.randn(16, 20, generator=random)
     loss = ((model(points).float() - points[:, :1].sin()) ** 2).mean()
     (loss * spoil).backward()
     return loss.item()
 
 
+def bits(model):
+    return torch.cat([one.full_tensor().detach().flatten() for one in model.parameters()])
+
+
+def adam(model, **options):
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    return onebit.torch.compress(model, inner, **options)
+
+
+def train(model, optimizer, first, end, group=None):
+    for step in range(first, end):
+        backward(model, step, group=group)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def in_full_precision(rank, size):
+    """The steps are those of HSDP and torch's AdamW: which gradients are averaged over whom, and which
+    values a gradient that came in two passes has."""
+    mesh = mesh_of(2, size // 2)
+    for policy in {}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}:
+        plain, model = network(mesh, **policy), network(mesh, **policy)
+        theirs = torch.optim.AdamW(plain.parameters(), lr=3e-3)
+        ours = adam(model, kind=onebit.torch.Adam, freeze_step=onebit.FREEZE_NEVER)
+        for step in range(6):
+            for of, optimizer in (plain, theirs), (model, ours):
+                for again in range(1 + step % 2):
+                    of.set_requires_gradient_sync(again == step % 2)
+                    backward(of, 10 * step + again)
+                torch.nn.utils.clip_grad_norm_(of.parameters(), 1e3)
+                optimizer.step()
+                optimizer.zero_grad()
+        off = (bits(plain) - bits(model)).abs().max()
+        assert off < (1e-2 if policy else 2e-5), off
+        ours.close()
+
+
+def in_bits(rank, size):
+    """Replicas stay alike; direct and staged copies have the same bits; an element travels in one."""
+    mesh = mesh_of(2, size // 2)
+    models = [network(mesh), network(mesh)]
+    ours = [adam(one, stage=stage, **WARMUP) for one, stage in zip(models, ("auto", "host"))]
+    losses, before = [], None
+    for step in range(30):
+        for model, optimizer in zip(models, ours):
+            losses.append(backward(model, step))
+            if step == 0:  # FSDP has left the replicas their own
+                assert not alike(next(model.parameters()).grad.to_local(), mesh.get_group(0))
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 10:
+                with torch.no_grad():  # as a program may
+                    next(model.parameters()).clamp_(-0.2, 0.2)
+        if step == 10:
+            before = ours[0].comm.bytes_sent
+    whole = [bits(one) for one in models]
+    assert alike(whole[0]) and torch.equal(*whole)
+    assert sum(losses[-6:]) < 0.6 * sum(losses[:6]), losses
+    elements = sum(one.to_local().numel() for one in models[0].parameters())
+    sent = (ours[0].comm.bytes_sent - before) / 19
+    assert ours[0].comm.size == 2 and sent < 0.2 * elements, (sent, elements)
+    for one in ours:
+        one.close()
+
+
+def skipped(rank, size):
+    """What one rank's shard finds all ranks skip, also those with other shards."""
+    mesh = mesh_of(2, size // 2)
+    model = network(mesh)
+    optimizer = adam(model, **WARMUP)
+    backward(model, 0)
+    if rank == size - 1:  # an element of its shard alone
+        next(model.parameters()).grad.to_local().view(-1)[3] = float("inf")
+    before = bits(model)
+    optimizer.step()
+    assert optimizer.status is onebit.Status.SKIPPED and torch.equal(bits(model), before)
+    optimizer.zero_grad()
+    train(model, optimizer, 1, 3)
+    assert optimizer.status is onebit.Status.OK and not torch.equal(bits(model), before)
+    optimizer.close()
+
+
+def checkpoints(rank, size):
+    """torch.distributed.checkpoint: as many replicas go on to the bit; one alone, and then two from
+    one, go on from the same parameters."""
+    from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    place = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(place)
+    alone = dist.new_group([0, 1])
+    few = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
+
+    def state_of(model, optimizer):
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+
+    def resume(mesh, where, group=None, **planned):
+        model = network(mesh)
+        optimizer = adam(model, **WARMUP)
+        both = state_of(model, optimizer)
+        planner = DefaultLoadPlanner(**planned)
+        load(both, checkpoint_id=where, process_group=group, planner=planner)
+        set_state_dict(model, optimizer, model_state_dict=both["model"],
+                       optim_state_dict=both["optimizer"])
+        return model, optimizer
+
+    for stop in 3, 8:
+        where = os.path.join(place[0], str(stop))
+        model = network(mesh_of(2, 2))
+        optimizer = adam(model, **WARMUP)
+        train(model, optimizer, 0, stop)
+        save(state_of(model, optimizer), checkpoint_id=where)
+        saved = bits(model)
+        train(model, optimizer, stop, 12)
+        other, resumed = resume(mesh_of(2, 2), where)
+        assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
+        train(other, resumed, stop, 12)
+        assert torch.equal(bits(other), bits(model)), stop
+        optimizer.close(), resumed.close()
+        if rank < 2:
+            other, resumed = resume(few, where, alone)
+            assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
+            save(state_of(other, resumed), checkpoint_id=where + "-few", process_group=alone)
+            train(other, resumed, stop, 12, alone)
+            assert bits(other).isfinite().all() and not torch.equal(bits(other), saved)
+            resumed.close()
+        dist.barrier()
+        other, resumed = resume(mesh_of(2, 2), where + "-few", allow_partial_load=True)
+        assert resumed.onebit.info()["steps"] == stop and torch.equal(bits(other), saved)
+        train(other, resumed, stop, 12)
+        assert alike(bits(other)) and bits(other).isfinite().all()
+        resumed.close()
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place[0])
+
+
+def refusals(rank, size):
+    mesh = mesh_of(2, size // 2)
+    model = network(mesh)
+    norms = "norms of parameters would be those of shards"
+    expect(norms, lambda: adam(model, kind=onebit.torch.Lamb))
+    expect(norms, lambda: adam(model, trust_ratio=1))
+    expect("would see the norm of a shard", lambda: adam(model, max_norm=1.0))
+    flat = network(init_device_mesh("cpu", (size,)))
+    expect("for FSDP take onebit.torch.fsdp.compress", lambda: adam(flat))
+
+
+def norms(rank, size):
+    """clip_grad_norm_ finds the norm of the mean over replicas and shards, and inside hosts."""
+    mesh = mesh_of(2, size // 2)
+    plain, model = network(mesh), network(mesh)
+    optimizer = adam(model)
+    backward(plain, 0), backward(model, 0)
+    wanted = torch.cat([one.grad.full_tensor().flatten() for one in plain.parameters()]).norm()
+    found = optimizer.clip_grad_norm_(wanted / 2)
+    assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+    optimizer.step(), optimizer.close()
+    dense, ours = Trainer(None, ours=False), Trainer(hosts_of(rank, size), **WARMUP)
+    dense.step(0), ours.step(0)
+    wanted = torch.cat([one.grad.flatten() for one in dense.module.parameters()]).norm()
+    found = ours.optimizer.clip_grad_norm_(wanted / 2)  # the gradients are still there
+    assert alike(found) and abs(found / wanted - 1) < 0.06, (found, wanted)
+    ours.optimizer.close()
+
+
+# --- Inside a host first -------------------------------------------------------------------------
+
+
+class Trainer:
+    """A program with DistributedDataParallel; inside: the ranks of each host."""
+
+    def __init__(self, inside, dtype=torch.float32, **options):
+        torch.manual_seed(3)
+        last = torch.channels_last
+        self.module = nn.Sequential(
+            nn.Unflatten(1, (5, 2, 2)), nn.Conv2d(5, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 95),
+            nn.Tanh(), nn.Linear(95, 1),
+        ).to(memory_format=last).to(dtype)  # fmt: skip
+        self.dtype, self.model = dtype, nn.parallel.DistributedDataParallel(self.module)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=3e-3)
+        if options.pop("ours", True):
+            self.optimizer = onebit.torch.compress(
+                self.model, self.optimizer, inside=inside, **options
+            )
+
+    def step(self, step, spoil=1.0):
+        self.optimizer.zero_grad()
+        random = torch.Generator().manual_seed(7000 + 100 * dist.get_rank() + step)
+        points = torch.randn(16, 20, generator=random).to(self.dtype)
+        loss = ((self.model(points) - points[:, :1].sin()) ** 2).mean()
+        (loss * spoil).backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def bits(self):
+        return torch.cat([one.detach().flatten() for one in self.module.parameters()])
+
+
+def hosts_of(rank, size):
+    rows = [list(range(0, size, 2)), list(range(1, size, 2))]  # not in the order of ranks
+    return next(group for row, group in [(one, dist.new_group(one)) for one in rows] if rank in row)
+
+
+def inside(rank, size):
+    """In full precision the steps are DistributedDataParallel's; in bits ranks stay alike."""
+    own = hosts_of(rank, size)
+    for dtype in torch.float32, torch.bfloat16:
+        plain = Trainer(None, dtype, ours=False)
+        never = {"kind": onebit.torch.Adam, "freeze_step": onebit.FREEZE_NEVER}
+        ours = Trainer(own, dtype, **never)
+        for step in range(5):
+            plain.step(step), ours.step(step)
+        off = (plain.bits() - ours.bits()).abs().max()
+        assert alike(ours.bits()) and off < (3e-2 if dtype == torch.bfloat16 else 2e-5), off
+        ours.optimizer.close()
+    ways = [Trainer(own, **WARMUP), Trainer(own, stage="host", **WARMUP), Trainer(None, **WARMUP)]
+    losses = [[one.step(step) for one in ways] for step in range(25)]
+    assert torch.equal(ways[0].bits(), ways[1].bits()) and alike(ways[0].bits())
+    assert all(abs(one[0] - one[2]) < 0.1 * one[2] for one in losses), losses
+    said = ways[1].optimizer.describe()
+    assert "reduces gradients inside the host; shard " in said and "2 hosts, in the host's" in said
+    sent = [one.optimizer.comm.bytes_sent for one in ways]
+    assert sent[0] == sent[1] < 0.5 * sent[2], sent
+    before = ways[0].bits()
+    ways[0].step(25, float("inf") if rank == 1 else 1.0)
+    assert ways[0].optimizer.status is onebit.Status.SKIPPED
+    assert torch.equal(ways[0].bits(), before)
+    for one in ways:
+        one.optimizer.close()
+
+
+def inside_resumes(rank, size):
+    own = hosts_of(rank, size)
+    first = Trainer(own, **WARMUP)
+    for step in range(7):
+        first.step(step)
+    alone = first.optimizer.state_dict()
+    first.optimizer.consolidate_state_dict()
+    saved = first.optimizer.state_dict() if rank == 0 else None
+    model, both = first.module.state_dict(), [saved, alone if rank == 0 else None]
+    model = {name: value.clone() for name, value in model.items()}
+    for step in range(7, 10):
+        first.step(step)
+    # The consolidated state has plain tensors; rank 0 passes it on, as a file would.
+    for one in both[0]["state"].values() if rank == 0 else ():
+        assert not any(hasattr(value, "to_local") for value in one.values())
+    both = [both[0], None]
+    dist.broadcast_object_list(both)
+    other = Trainer(own, **WARMUP)
+    other.module.load_state_dict(model)
+    other.optimizer.load_state_dict(both[0])
+    for step in range(7, 10):
+        other.step(step)
+    assert torch.equal(first.bits(), other.bits())
+    third = Trainer(own, **WARMUP)
+    third.module.load_state_dict(model)
+    third.optimizer.load_state_dict(alone)
+    for step in range(7, 10):
+        third.step(step)
+    assert torch.equal(first.bits(), third.bits())
+    for of in alone["state"].values():  # as if all had loaded the first shard's file
+        for name, value in of.items():
+            if name.startswith("head_"):
+                value.to_local()[:, -4:] = torch.tensor([1, 0, 0, 0], dtype=torch.uint8)
+    shard = third.optimizer._shards.number
+    words = "the state is of shard 1 alone" if shard == 2 else "another shard cannot"
+    expect(words, lambda: third.optimizer.load_state_dict(alone))
+    for one in first, other, third:
+        one.optimizer.close()
+
+
+def inside_cannot(rank, size):
+    rows = [0], list(range(1, size))
+    groups = [dist.new_group(list(one)) for one in rows]
+    expect("hosts have different numbers of ranks, 1 to 3", lambda: Trainer(groups[rank > 0]))
+    own = hosts_of(rank, size)
+    expect("would see the norm of a shard", lambda: Trainer(own, max_norm=1.0))
+    flat = Trainer("auto")
+    assert "each rank exchanges all elements (parameters are on" in flat.optimizer.describe()
+    flat.optimizer.close()
+
+
+# --- Gradients and parameters in few bits ---------------------------------------------------------
+
+
+def sharded(**options):
+    """On all ranks, a shard each."""
+    return network(init_device_mesh("cpu", (dist.get_world_size(),)), (20, 96, 96, 96), **options)
+
+
 def gradients(model):
     return torch.cat([one.grad.to_local().flatten().float() for one in model.parameters()])
 
 
-def train(bits=(None, None), steps=30, error_feedback=True, **options):
-    model = network(**options)
+def train_alone(bits=(None, None), steps=30, error_feedback=True, **options):
+    model = sharded(**options)
     compression = None
     if any(bits):
         compression = compress(model, *bits, error_feedback=error_feedback)
@@ -56,16 +363,16 @@ def train(bits=(None, None), steps=30, error_feedback=True, **options):
 
 def close_to_plain(rank, size):
     """Losses, and the bytes of a step: gradients once, parameters twice but for the root's."""
-    plain, (loss, _) = train()[0], train((8, 4))
-    without, _ = train((8, 4), error_feedback=False)
+    plain, (loss, _) = train_alone()[0], train_alone((8, 4))
+    without, _ = train_alone((8, 4), error_feedback=False)
     if rank == 0:
         print(f"FSDP2, Adam: plain {plain:.5f}, gradients in 8 bits, parameters in 4 {loss:.5f}, "
               f"without error feedback {without:.5f}")
     assert max(abs(loss - plain), abs(without - plain)) < 0.005 * plain, (loss, without, plain)
-    sent = {bits: train(bits, steps=3)[1] for bits in ((8, None), (1, None), (None, 8))}
+    sent = {bits: train_alone(bits, steps=3)[1] for bits in ((8, None), (1, None), (None, 8))}
     assert 6 < sent[8, None] / sent[1, None] < 8 and 1.8 < sent[None, 8] / sent[8, None] < 2.1, sent
     half = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16), "steps": 10}
-    mixed, loss = train(**half)[0], train((8, 4), **half)[0]
+    mixed, loss = train_alone(**half)[0], train_alone((8, 4), **half)[0]
     assert abs(loss - mixed) < 0.03 * mixed, (loss, mixed)
 
 
@@ -73,7 +380,7 @@ def gradients_are_means(rank, size):
     """In 4 bits they are close, and their sum is closer, whatever the operation."""
     for policy, factor in ((torch.float16, None), (torch.float32, 2.0)):
         options = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=policy)}
-        models = [network(**options), network(**options)]
+        models = [sharded(**options), sharded(**options)]
         compression = compress(models[1], 4)
         if factor:  # a sum that is multiplied by 1 / factor, of which gloo knows only the sum
             for one in [*models[0].modules(), *models[1].modules()]:
@@ -126,7 +433,7 @@ class OnDevice:
 
 def on_a_device(rank, size):
     """A value that is not finite, in the first gather or later, is in that step's parameters alone."""
-    host, device = network(), network()
+    host, device = sharded(), sharded()
     compressions = [compress(model, 4, 4) for model in (host, device)]
     for step, spoilt in enumerate((True, False, False, True, False, False)):
         shards = [next(one[1].parameters()).to_local() for one in (host, device)]
@@ -153,7 +460,7 @@ def on_a_device(rank, size):
 
 def without_error_feedback(rank, size):
     """Groups of one size have one plan, and a state has nothing."""
-    model = network()
+    model = sharded()
     compression = compress(model, 8, 8, error_feedback=False)
     for step in range(2):
         backward(model, step)
@@ -169,7 +476,7 @@ def without_error_feedback(rank, size):
 
 
 def edges(rank, size):
-    model = network()
+    model = sharded()
     compression = compress(model, 4, 4)
     model._set_unshard_async_op(True)
     backward(model, 0)
@@ -194,7 +501,7 @@ def edges(rank, size):
     backward(model, 3)
     assert again.dropped == 1
     again.close()
-    double = network().double()
+    double = sharded().double()
     typed = compress(double, 8, 8)
     points = torch.randn(4, 20, dtype=torch.float64)
     double(points).sum().backward()
@@ -208,3 +515,15 @@ def edges(rank, size):
             assert words in str(error), error
         else:
             raise AssertionError(words)
+
+
+SCENARIOS = (
+    in_full_precision, in_bits, skipped, checkpoints, refusals, norms, inside, inside_resumes,
+    inside_cannot, gradients_are_means, edges, on_a_device, without_error_feedback, close_to_plain,
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    assert torch_ranks.PACKAGE
+    warnings.simplefilter("ignore")
+    run_scenarios(SCENARIOS)

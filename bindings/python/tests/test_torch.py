@@ -18,7 +18,7 @@ LAUNCHES = {
     "torch_ranks": [
         ("collectives,over_gloo,groups,of_another_backend,falls_back,over_nccl_by_default,hook,widths,"
          "sparse,own_adam,training,state_goes_on", 4),
-        ("hook_fails", 3), ("fsdp", 4), ("gone", 3), ("gone_over_gloo", 3),
+        ("hook_fails", 3), ("gone", 3), ("gone_over_gloo", 3),
     ],
     "torch_carry_ranks": [
         ("hook", 2), ("compiled,scaler", 2), ("refusals,errors", 2), ("programs_apart,skipped", 2),
@@ -33,7 +33,8 @@ LAUNCHES = {
         ("own,consolidated", 2), ("averaged,half,dense", 2), ("others,averaged_by_others", 3),
         ("distributed", 3),
     ],
-    "hsdp_ranks": [
+    "fsdp_ranks": [
+        ("gradients_are_means,edges,on_a_device,without_error_feedback,close_to_plain", 4),
         ("in_full_precision,in_bits,skipped,checkpoints,refusals", 4),
         ("norms,inside,inside_resumes,inside_cannot", 4),
     ],
@@ -51,11 +52,11 @@ def why_not(program, scenarios):
     if program == "trainers_ranks" and not importlib.util.find_spec(scenarios):
         return f"{scenarios} is not here"
     lacks = {
-        "fsdp": fsdp.FSDPModule is None,
-        "hsdp_ranks": not shards.FSDPModule,
+        "gradients_are_means": fsdp.FSDPModule is None,
+        "fsdp_ranks": not shards.FSDPModule,
         "distributed": not hasattr(torch, "compile"),
     }
-    return "this torch has no such thing" if lacks.get(program) or lacks.get(scenarios) else None
+    return "this torch has no such thing" if lacks.get(program) or lacks.get(scenarios.split(",")[0]) else None
 
 
 @pytest.mark.parametrize(

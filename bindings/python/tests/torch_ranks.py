@@ -358,19 +358,6 @@ def optimizer_edges(comm, rank):
     raises(Status.ERROR_ARGUMENT, lambda: optimizer.add_param_group({"params": []}))
 
 
-# --- FSDP2 ---------------------------------------------------------------------------------------
-
-
-def fsdp(rank, size):
-    import fsdp_ranks
-
-    fsdp_ranks.gradients_are_means(rank, size)
-    fsdp_ranks.edges(rank, size)
-    fsdp_ranks.on_a_device(rank, size)
-    fsdp_ranks.without_error_feedback(rank, size)
-    fsdp_ranks.close_to_plain(rank, size)
-
-
 # --- A rank that is gone -------------------------------------------------------------------------
 
 
@@ -406,7 +393,6 @@ SCENARIOS = (
     state_goes_on,
     hook_fails,
     training,
-    fsdp,
     gone,
     gone_over_gloo,
 )
