@@ -87,7 +87,8 @@ static void ladder_move(const struct onebit_plan *plan, unsigned width) {
   ladder->width = width;
 }
 
-void ob_ladder_fix(const struct onebit_plan *plan, unsigned width) {
+/* Sets the width from the next call on; the ladder chooses no other one. */
+static void ladder_fix(const struct onebit_plan *plan, unsigned width) {
   plan->state->ladder.fixed = true;
   if (width != plan->geometry.width)
     ladder_move(plan, width);
@@ -316,7 +317,7 @@ static void widths_end(const onebit_plan_t *plans, size_t count) {
   for (size_t i = 0; i < count; i++) {
     struct ob_ladder *ladder = &plans[i]->state->ladder;
     if (ob_ladder_is_used(ladder)) {
-      ob_ladder_fix(plans[i], ladder->fitted);
+      ladder_fix(plans[i], ladder->fitted);
       ob_ladder_end(plans[i]);
     }
     ladder->fitted = 0;

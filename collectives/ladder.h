@@ -99,9 +99,6 @@ void ob_ladder_commit(const struct onebit_plan *plan);
 /* Ends a call: gives the plan the width that the ladder has chosen. */
 void ob_ladder_end(struct onebit_plan *plan);
 
-/* Sets the width from the next call on; the ladder chooses no other one. */
-void ob_ladder_fix(const struct onebit_plan *plan, unsigned width);
-
 /* Returns a checkpoint's part of the ladder; and restores it, once the plan has no call behind it
  * that is still of use: the widths are brought into the plan's range. A fixed width stays. */
 struct ob_ladder_state ob_ladder_keep(const struct onebit_plan *plan);

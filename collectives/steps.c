@@ -17,6 +17,115 @@
 #include "collectives/messages.h"
 #include "collectives/plan_private.h"
 
+/* --- Trace -------------------------------------------------------------------------------------*/
+
+static double processor_seconds(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* The time of the plan to which a step is added. */
+enum time { NONE, COMPRESS, APPLY };
+
+struct about {
+  const char *name;
+  enum time time;
+};
+
+static const struct about abouts[OB_STEP_KINDS] = {
+    [OB_STEP_HOST_PUT] = {"host put", COMPRESS},
+    [OB_STEP_HOST_BARRIER] = {"host barrier", NONE},
+    [OB_STEP_HOST_COMPRESS] = {"host compress", COMPRESS},
+    [OB_STEP_COMPRESS] = {"compress", COMPRESS},
+    [OB_STEP_COMPRESS_WHOLE] = {"compress whole", COMPRESS},
+    [OB_STEP_COMPRESS_SEGMENT] = {"compress segment", COMPRESS},
+    [OB_STEP_FINISH_WORKER] = {"finish worker", COMPRESS},
+    [OB_STEP_EXCHANGE] = {"exchange", NONE},
+    [OB_STEP_RECEIVE] = {"receive", NONE},
+    [OB_STEP_HOST_WAIT_FREE] = {"host wait free", NONE},
+    [OB_STEP_REDUCE] = {"reduce", COMPRESS},
+    [OB_STEP_FINISH_SERVER] = {"finish server", COMPRESS},
+    [OB_STEP_REDUCE_WHOLE] = {"reduce whole", COMPRESS},
+    [OB_STEP_GATHER] = {"gather", NONE},
+    [OB_STEP_COLLECT] = {"collect", NONE},
+    [OB_STEP_BEGIN_ROUND] = {"begin round", NONE},
+    [OB_STEP_END_ROUND] = {"end round", NONE},
+    [OB_STEP_HOST_PUBLISH] = {"host publish", NONE},
+    [OB_STEP_HOST_WAIT] = {"host wait", NONE},
+    [OB_STEP_CHECK_EARLY] = {"check early", NONE},
+    [OB_STEP_APPLY_EARLY] = {"apply early", APPLY},
+    [OB_STEP_HOST_APPLY_EARLY] = {"host apply early", APPLY},
+    [OB_STEP_DECIDE] = {"decide", NONE},
+    [OB_STEP_APPLY] = {"apply", APPLY},
+    [OB_STEP_APPLY_LATE] = {"apply late", APPLY},
+    [OB_STEP_HOST_APPLY_LATE] = {"host apply late", APPLY},
+    [OB_STEP_APPLY_WHOLE] = {"apply whole", APPLY},
+    [OB_STEP_APPLY_SEGMENT] = {"apply segment", APPLY},
+    [OB_STEP_COMMIT] = {"commit", APPLY},
+};
+
+/* A name of a kind of step; NULL past the last. */
+static const char *step_name(unsigned kind) {
+  return kind < OB_STEP_KINDS ? abouts[kind].name : NULL;
+}
+
+bool ob_step_computes(unsigned kind) { return kind < OB_STEP_KINDS && abouts[kind].time != NONE; }
+
+void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
+  plan->state->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
+}
+
+size_t ob_plan_traced(onebit_plan_t plan) { return plan->state->trace.count; }
+
+static void trace_begin(struct ob_trace *trace, const struct ob_step *step, double now) {
+  if (trace->count == trace->capacity || trace->open)
+    return;
+  trace->open = true;
+  trace->moments[trace->count] = (struct ob_moment){
+      .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
+}
+
+static void trace_end(struct ob_trace *trace, double now) {
+  if (!trace->open)
+    return;
+  struct ob_moment *moment = &trace->moments[trace->count++];
+  moment->end = now;
+  moment->processor = processor_seconds() - moment->processor;
+  trace->open = false;
+}
+
+void ob_plan_clock(onebit_plan_t plan) { plan->state->clocked = true; }
+
+struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
+  const struct ob_spent spent = plan->state->spent;
+  plan->state->spent = (struct ob_spent){0};
+  return spent;
+}
+
+static void trace_count(const struct onebit_plan *plan, const struct ob_step *step,
+                        double seconds) {
+  enum time time = abouts[step->kind].time;
+  if (time == COMPRESS)
+    plan->state->spent.compress += seconds;
+  else if (time == APPLY)
+    plan->state->spent.apply += seconds;
+}
+
+/* Runs a step of a plan that is traced, or that counts what it spends. */
+static bool trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
+  double before = ob_seconds();
+  trace_begin(&plan->state->trace, step, before);
+  bool done = step->run(plan, step->chunk, wait);
+  double after = ob_seconds();
+  trace_count(plan, step, after - before);
+  if (done)
+    trace_end(&plan->state->trace, after);
+  return done;
+}
+
+/* --- Walking -----------------------------------------------------------------------------------*/
+
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk) {
   plan->steps[plan->step_count++] =
       (struct ob_step){plan->executor->run[kind], (uint32_t)chunk, kind};
@@ -69,7 +178,7 @@ static void steps_describe(const void *waiter, struct ob_wait *wait) {
     return; /* what is left is on a stream */
   const struct ob_step *step = &plan->steps[plan->flight->step];
   wait->peer = awaited_rank(plan);
-  snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", ob_step_name(step->kind),
+  snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", step_name(step->kind),
            step->kind == OB_STEP_END_ROUND ? "round" : "chunk", step->chunk);
 }
 
@@ -93,7 +202,7 @@ bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {
   bool moved = false;
   while (flight->step < flight->stop) {
     const struct ob_step *step = &plan->steps[flight->step++];
-    if (!(traced ? ob_trace_step(plan, step, wait) : step->run(plan, step->chunk, wait))) {
+    if (!(traced ? trace_step(plan, step, wait) : step->run(plan, step->chunk, wait))) {
       flight->step--;
       break;
     }
@@ -186,7 +295,8 @@ bool ob_engine_busy(struct ob_engine *engine) {
   return has_unfinished(engine);
 }
 
-bool ob_engine_await(struct ob_engine *engine) {
+/* Waits until one is, or until the engine's thread is to stop: then false. */
+static bool engine_await(struct ob_engine *engine) {
   OB_LOCKED(&engine->lock);
   while (!engine->stop && !has_unfinished(engine))
     pthread_cond_wait(&engine->work, &engine->lock);
@@ -217,7 +327,7 @@ onebit_status_t ob_progress_wanted(bool *wanted) {
 static void *move_requests(void *argument) {
   OB_CALL_SCOPE;
   struct ob_engine *engine = argument;
-  for (unsigned idle = 0; ob_engine_await(engine);) {
+  for (unsigned idle = 0; engine_await(engine);) {
     idle = ob_engine_advance(engine) ? 0 : idle + 1;
     if (idle)
       ob_backoff(idle);
@@ -254,107 +364,4 @@ void ob_progress_end(struct ob_engine *engine) {
     set_stop(engine, true);
     pthread_join(engine->thread, NULL);
   }
-}
-
-/* --- Trace -------------------------------------------------------------------------------------*/
-
-static double processor_seconds(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-/* The time of the plan to which a step is added. */
-enum time { NONE, COMPRESS, APPLY };
-
-struct about {
-  const char *name;
-  enum time time;
-};
-
-static const struct about abouts[OB_STEP_KINDS] = {
-    [OB_STEP_HOST_PUT] = {"host put", COMPRESS},
-    [OB_STEP_HOST_BARRIER] = {"host barrier", NONE},
-    [OB_STEP_HOST_COMPRESS] = {"host compress", COMPRESS},
-    [OB_STEP_COMPRESS] = {"compress", COMPRESS},
-    [OB_STEP_COMPRESS_WHOLE] = {"compress whole", COMPRESS},
-    [OB_STEP_COMPRESS_SEGMENT] = {"compress segment", COMPRESS},
-    [OB_STEP_FINISH_WORKER] = {"finish worker", COMPRESS},
-    [OB_STEP_EXCHANGE] = {"exchange", NONE},
-    [OB_STEP_RECEIVE] = {"receive", NONE},
-    [OB_STEP_HOST_WAIT_FREE] = {"host wait free", NONE},
-    [OB_STEP_REDUCE] = {"reduce", COMPRESS},
-    [OB_STEP_FINISH_SERVER] = {"finish server", COMPRESS},
-    [OB_STEP_REDUCE_WHOLE] = {"reduce whole", COMPRESS},
-    [OB_STEP_GATHER] = {"gather", NONE},
-    [OB_STEP_COLLECT] = {"collect", NONE},
-    [OB_STEP_BEGIN_ROUND] = {"begin round", NONE},
-    [OB_STEP_END_ROUND] = {"end round", NONE},
-    [OB_STEP_HOST_PUBLISH] = {"host publish", NONE},
-    [OB_STEP_HOST_WAIT] = {"host wait", NONE},
-    [OB_STEP_CHECK_EARLY] = {"check early", NONE},
-    [OB_STEP_APPLY_EARLY] = {"apply early", APPLY},
-    [OB_STEP_HOST_APPLY_EARLY] = {"host apply early", APPLY},
-    [OB_STEP_DECIDE] = {"decide", NONE},
-    [OB_STEP_APPLY] = {"apply", APPLY},
-    [OB_STEP_APPLY_LATE] = {"apply late", APPLY},
-    [OB_STEP_HOST_APPLY_LATE] = {"host apply late", APPLY},
-    [OB_STEP_APPLY_WHOLE] = {"apply whole", APPLY},
-    [OB_STEP_APPLY_SEGMENT] = {"apply segment", APPLY},
-    [OB_STEP_COMMIT] = {"commit", APPLY},
-};
-
-const char *ob_step_name(unsigned kind) { return kind < OB_STEP_KINDS ? abouts[kind].name : NULL; }
-
-bool ob_step_computes(unsigned kind) { return kind < OB_STEP_KINDS && abouts[kind].time != NONE; }
-
-void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity) {
-  plan->state->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
-}
-
-size_t ob_plan_traced(onebit_plan_t plan) { return plan->state->trace.count; }
-
-static void trace_begin(struct ob_trace *trace, const struct ob_step *step, double now) {
-  if (trace->count == trace->capacity || trace->open)
-    return;
-  trace->open = true;
-  trace->moments[trace->count] = (struct ob_moment){
-      .kind = step->kind, .chunk = step->chunk, .begin = now, .processor = processor_seconds()};
-}
-
-static void trace_end(struct ob_trace *trace, double now) {
-  if (!trace->open)
-    return;
-  struct ob_moment *moment = &trace->moments[trace->count++];
-  moment->end = now;
-  moment->processor = processor_seconds() - moment->processor;
-  trace->open = false;
-}
-
-void ob_plan_clock(onebit_plan_t plan) { plan->state->clocked = true; }
-
-struct ob_spent ob_plan_read_spent(onebit_plan_t plan) {
-  const struct ob_spent spent = plan->state->spent;
-  plan->state->spent = (struct ob_spent){0};
-  return spent;
-}
-
-static void trace_count(const struct onebit_plan *plan, const struct ob_step *step,
-                        double seconds) {
-  enum time time = abouts[step->kind].time;
-  if (time == COMPRESS)
-    plan->state->spent.compress += seconds;
-  else if (time == APPLY)
-    plan->state->spent.apply += seconds;
-}
-
-bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait) {
-  double before = ob_seconds();
-  trace_begin(&plan->state->trace, step, before);
-  bool done = step->run(plan, step->chunk, wait);
-  double after = ob_seconds();
-  trace_count(plan, step, after - before);
-  if (done)
-    trace_end(&plan->state->trace, after);
-  return done;
 }

@@ -139,9 +139,6 @@ bool ob_engine_advance(struct ob_engine *engine);
 /* True if any request is in flight and not yet at its end. */
 bool ob_engine_busy(struct ob_engine *engine);
 
-/* Waits until one is, or until the engine's thread is to stop: then false. */
-bool ob_engine_await(struct ob_engine *engine);
-
 /* True if all requests in flight wait for messages of this communicator, and for nothing else. */
 bool ob_engine_only(struct ob_engine *engine, const struct onebit_comm *comm);
 
@@ -168,9 +165,6 @@ struct ob_moment {
   double processor; /* seconds of this thread's processor time between the two */
 };
 
-/* A name of a kind of step; NULL past the last. */
-const char *ob_step_name(unsigned kind);
-
 /* True if such a step computes, and does not wait or send. */
 bool ob_step_computes(unsigned kind);
 
@@ -181,8 +175,5 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacit
 
 /* Steps noted of the latest call. */
 size_t ob_plan_traced(onebit_plan_t plan);
-
-/* Runs a step of a plan that is traced, or that counts what it spends. */
-bool ob_trace_step(const struct onebit_plan *plan, const struct ob_step *step, bool wait);
 
 #endif

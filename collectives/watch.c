@@ -48,6 +48,22 @@ static int is_own_directory(const char *path) {
          is.st_uid == geteuid() && (is.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
+/* True if it is time to write the wait. `waited`, `now`: seconds. */
+static int presence_is_due(const struct ob_presence *presence, double waited, double now) {
+  return presence->file && waited >= SHORTEST && now - presence->written >= SHORTEST;
+}
+
+static void presence_write(struct ob_presence *presence, double now, const char *text) {
+  char line[512];
+  presence->written = now;
+  int length = snprintf(line, sizeof line, "rank %d of %d over %s\n%s\n", presence->rank,
+                        presence->size, presence->over, text);
+  if (length >= (int)sizeof line)
+    length = sizeof line - 1;
+  if (pwrite(presence->file, line, (size_t)length, 0) == length)
+    (void)!ftruncate(presence->file, length);
+}
+
 void ob_presence_begin(struct ob_presence *presence, int rank, int size, const char *over) {
   static atomic_uint numbers;
   const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
@@ -66,7 +82,7 @@ void ob_presence_begin(struct ob_presence *presence, int rank, int size, const c
     }
   }
   presence->file = file;
-  ob_presence_write(presence, 0, "");
+  presence_write(presence, 0, "");
 }
 
 void ob_presence_end(struct ob_presence *presence) {
@@ -75,21 +91,6 @@ void ob_presence_end(struct ob_presence *presence) {
   unlink(presence_path_of(presence).text);
   ob_own_close(presence->file);
   presence->file = 0;
-}
-
-int ob_presence_is_due(const struct ob_presence *presence, double waited, double now) {
-  return presence->file && waited >= SHORTEST && now - presence->written >= SHORTEST;
-}
-
-void ob_presence_write(struct ob_presence *presence, double now, const char *text) {
-  char line[512];
-  presence->written = now;
-  int length = snprintf(line, sizeof line, "rank %d of %d over %s\n%s\n", presence->rank,
-                        presence->size, presence->over, text);
-  if (length >= (int)sizeof line)
-    length = sizeof line - 1;
-  if (pwrite(presence->file, line, (size_t)length, 0) == length)
-    (void)!ftruncate(presence->file, length);
 }
 
 /* --- Waits -------------------------------------------------------------------------------------*/
@@ -153,7 +154,7 @@ static void print_notice(struct ob_watch *watch, onebit_comm_t comm, const struc
 static void publish_wait(struct ob_watch *watch, onebit_comm_t comm, const struct ob_wait *wait) {
   char text[OB_END_BYTES];
   compose_wait(comm, "waiting", watch->waited, wait, text, sizeof text);
-  ob_presence_write(&comm->presence, watch->seen, text);
+  presence_write(&comm->presence, watch->seen, text);
 }
 
 static onebit_status_t watch_give_up(onebit_comm_t comm, double seconds,
@@ -184,7 +185,7 @@ onebit_status_t ob_watch_look(struct ob_watch *watch, onebit_comm_t comm, double
   if (health != ONEBIT_OK)
     return add_awaited(health, describe, waiter);
   bool late = watch->waited >= comm->timeout + grace;
-  bool shown = ob_presence_is_due(&comm->presence, watch->waited, watch->seen);
+  bool shown = presence_is_due(&comm->presence, watch->waited, watch->seen);
   if (!late && !shown && !is_due(watch))
     return ONEBIT_OK;
   struct ob_wait wait = {.peer = -1, .others = "other ranks"};
@@ -208,10 +209,10 @@ onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char 
     return ONEBIT_OK;
   if (watch->waited >= timeout)
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s: waited %.3g s for %s", what, timeout, whom);
-  if (watch->presence && ob_presence_is_due(watch->presence, watch->waited, watch->seen)) {
+  if (watch->presence && presence_is_due(watch->presence, watch->waited, watch->seen)) {
     char text[OB_END_BYTES];
     snprintf(text, sizeof text, "%s: waiting %.3g s for %s", what, watch->waited, whom);
-    ob_presence_write(watch->presence, watch->seen, text);
+    presence_write(watch->presence, watch->seen, text);
   }
   if (!is_due(watch))
     return ONEBIT_OK;

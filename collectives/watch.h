@@ -87,8 +87,4 @@ struct ob_presence {
 void ob_presence_begin(struct ob_presence *presence, int rank, int size, const char *over);
 void ob_presence_end(struct ob_presence *presence);
 
-/* True if it is time to write the wait. `waited`, `now`: seconds. */
-int ob_presence_is_due(const struct ob_presence *presence, double waited, double now);
-void ob_presence_write(struct ob_presence *presence, double now, const char *text);
-
 #endif

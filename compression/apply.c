@@ -20,8 +20,10 @@ int ob_processors(void) {
 #endif
 }
 
-void ob_parallel(int threads, size_t first, size_t end,
-                 void (*body)(void *context, size_t first, size_t end, int thread), void *context) {
+/* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
+static void parallel_run(int threads, size_t first, size_t end,
+                         void (*body)(void *context, size_t first, size_t end, int thread),
+                         void *context) {
 #ifdef _OPENMP
   if (threads > 1 && end - first > 1) {
 #pragma omp parallel num_threads(threads)
@@ -80,7 +82,7 @@ void ob_block_step_run(struct ob_block_step *step,
                        void (*body)(void *context, size_t first, size_t end, int thread)) {
   const struct ob_message_shape *shape = step->shape;
   step->first_word = ob_layout_word(step->work->layout, shape->first);
-  ob_parallel(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
+  parallel_run(step->work->threads, shape->first, shape->first + shape->blocks, body, step);
 }
 
 static void block_step_body(void *context, size_t first, size_t end, int thread) {
@@ -96,7 +98,7 @@ void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *
   const struct ob_message_shape *shape = step->shape;
   step->body = body;
   step->first_word = ob_layout_word(step->work->layout, shape->first);
-  ob_parallel(threads, shape->first, shape->first + shape->blocks, block_step_body, step);
+  parallel_run(threads, shape->first, shape->first + shape->blocks, block_step_body, step);
 }
 
 onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step) {
@@ -108,12 +110,13 @@ const char *ob_block_input(const struct ob_block_step *step, const struct ob_blo
   return base ? base + block->offset * ob_dtype_size(ob_block_input_dtype(step)) : NULL;
 }
 
-char *ob_block_output(const struct ob_block_step *step, const struct ob_block *block) {
+static char *block_output(const struct ob_block_step *step, const struct ob_block *block) {
   char *base = step->outputs[block->piece];
   return base ? base + block->offset * ob_dtype_size(step->work->output_dtype) : NULL;
 }
 
-size_t ob_block_position(const struct ob_block_step *step, const struct ob_block *block) {
+/* The place of a block in a message, in elements. */
+static size_t block_position(const struct ob_block_step *step, const struct ob_block *block) {
   return (block->word - step->first_word) * OB_LANES;
 }
 
@@ -143,15 +146,15 @@ static void sum_block(const struct ob_block_step *step, size_t b, const struct o
   const uint32_t **words = work->words + (size_t)thread * work->streams;
   float *scales = work->scales + (size_t)thread * work->streams;
   ob_block_streams(step, b, block, words, scales);
-  struct ob_sum_run run = {
-      .count = block->count,
-      .streams = work->streams,
-      .width = step->in->width,
-      .bits = words,
-      .scales = scales,
-      .output = step->out ? (void *)(step->out->values + ob_block_position(step, block))
-                          : ob_block_output(step, block),
-      .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
+  struct ob_sum_run run = {.count = block->count,
+                           .streams = work->streams,
+                           .width = step->in->width,
+                           .bits = words,
+                           .scales = scales,
+                           .output = step->out
+                                         ? (void *)(step->out->values + block_position(step, block))
+                                         : block_output(step, block),
+                           .dtype = step->out ? ONEBIT_FLOAT32 : work->output_dtype};
   work->codec->sum(&run);
 }
 
@@ -177,7 +180,7 @@ static void store_block(const struct ob_block_step *step, size_t b, const struct
                              .width = step->in->width,
                              .bits = ob_block_fields(step, step->in, block),
                              .scale = ob_block_scale(step, step->in, b),
-                             .output = ob_block_output(step, block),
+                             .output = block_output(step, block),
                              .dtype = work->output_dtype};
   work->codec->store(&run);
 }
@@ -294,7 +297,7 @@ static void copy_block(const struct ob_block_step *step, size_t b, const struct 
                        int thread) {
   const void *input = ob_block_input(step, block);
   size_t size = ob_dtype_size(step->work->dtype), valid = input ? block->valid * size : 0;
-  char *to = (char *)step->out->values + ob_block_position(step, block) * size;
+  char *to = (char *)step->out->values + block_position(step, block) * size;
   (void)b, (void)thread;
   if (valid)
     memcpy(to, input, valid);
@@ -306,7 +309,7 @@ static void load_or_copy(const struct ob_block_step *step, size_t b, const struc
   struct ob_work *work = step->work;
   const bool half = step->shape->half;
   float *values = half ? work->wide + (size_t)thread * work->layout->block
-                       : step->out->values + ob_block_position(step, block);
+                       : step->out->values + block_position(step, block);
   if (!load_block(step, block, values))
     mark_not_finite(work);
   if (half)
@@ -330,7 +333,7 @@ void ob_copy_blocks(struct ob_work *work, const void *const *inputs,
 static void gather_values(const struct ob_block_step *step, const struct ob_block *block,
                           size_t streams) {
   struct ob_work *work = step->work;
-  size_t at = ob_block_position(step, block);
+  size_t at = block_position(step, block);
   for (size_t s = 0; s < streams; s++) {
     float *wide = work->wide + s * work->layout->block;
     if (step->shape->half)
@@ -346,7 +349,7 @@ static void mean_of_block(const struct ob_block_step *step, size_t b, const stru
                           int thread) {
   struct ob_work *work = step->work;
   const size_t streams = step->streams, capacity = capacity_of(block);
-  float *mean = step->out ? step->out->values + ob_block_position(step, block)
+  float *mean = step->out ? step->out->values + block_position(step, block)
                           : work->wide + streams * work->layout->block;
   (void)b, (void)thread;
   gather_values(step, block, streams);
@@ -354,7 +357,7 @@ static void mean_of_block(const struct ob_block_step *step, size_t b, const stru
       !work->bounded)
     mark_not_finite(work);
   if (!step->out)
-    work->codec->convert(mean, block->valid, ob_block_output(step, block), work->output_dtype);
+    work->codec->convert(mean, block->valid, block_output(step, block), work->output_dtype);
 }
 
 void ob_mean_blocks(struct ob_work *work, const struct ob_view *in, size_t streams, float factor,
@@ -377,8 +380,8 @@ void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float fac
 
 static void convert_block(const struct ob_block_step *step, size_t b, const struct ob_block *block,
                           int thread) {
-  const size_t at = ob_block_position(step, block);
-  char *output = ob_block_output(step, block);
+  const size_t at = block_position(step, block);
+  char *output = block_output(step, block);
   (void)b, (void)thread;
   if (step->shape->half)
     memcpy(output, step->in->halves + at, block->valid * sizeof(uint16_t));

@@ -102,12 +102,6 @@ onebit_status_t ob_residual_forget(struct ob_residual *residual);
 bool ob_residual_large(const struct ob_residual *residual);
 size_t ob_residual_bytes(const struct ob_residual *residual);
 
-/* Gives the host the current copy: itself, or arrays of their own, which end_view frees, also after
- * a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
-onebit_status_t ob_residual_view(const struct ob_residual *residual, float **values,
-                                 float **scales);
-void ob_residual_end_view(const struct ob_residual *residual, float *values, float *scales);
-
 /* Converts the residual to plain floats, in the order of the elements; and back. `import` takes
  * finite values. Errors: ONEBIT_ERROR_MEMORY and those of the memory, where that is not the
  * host's. */
@@ -273,10 +267,6 @@ void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
  * here. */
 int ob_processors(void);
 
-/* Calls body(context, first, end, thread) on equal parts of first .. end - 1, one a thread. */
-void ob_parallel(int threads, size_t first, size_t end,
-                 void (*body)(void *context, size_t first, size_t end, int thread), void *context);
-
 /* --- Within compression/: one step on one message, as the threads see it -----------------------*/
 
 struct ob_block_step;
@@ -315,10 +305,6 @@ size_t ob_scratch_of_levels(const struct ob_work *work);
  * piece's input, or output; NULL: there is none. */
 onebit_dtype_t ob_block_input_dtype(const struct ob_block_step *step);
 const char *ob_block_input(const struct ob_block_step *step, const struct ob_block *block);
-char *ob_block_output(const struct ob_block_step *step, const struct ob_block *block);
-
-/* The place of a block in a message, in elements. */
-size_t ob_block_position(const struct ob_block_step *step, const struct ob_block *block);
 
 /* The words of a block in a message. */
 uint32_t *ob_block_fields(const struct ob_block_step *step, const struct ob_view *view,

@@ -112,8 +112,10 @@ size_t ob_residual_elements(const struct ob_residual *residual, const struct ob_
   return elements;
 }
 
-onebit_status_t ob_residual_view(const struct ob_residual *residual, float **values,
-                                 float **scales) {
+/* Gives the host the current copy: itself, or arrays of their own, which end_view frees, also after
+ * a failure. Errors: ONEBIT_ERROR_MEMORY and those of the memory. */
+static onebit_status_t residual_view(const struct ob_residual *residual, float **values,
+                                     float **scales) {
   *values = residual->values[residual->now];
   *scales = residual->scales[residual->now];
   if (residual->memory == &ob_memory_host)
@@ -127,7 +129,7 @@ onebit_status_t ob_residual_view(const struct ob_residual *residual, float **val
   return residual->memory->copy(*scales, residual->scales[residual->now], scale_bytes(residual));
 }
 
-void ob_residual_end_view(const struct ob_residual *residual, float *values, float *scales) {
+static void residual_end_view(const struct ob_residual *residual, float *values, float *scales) {
   if (residual->memory == &ob_memory_host)
     return;
   ob_release(values);
@@ -142,7 +144,7 @@ static float *residual_values_of(const struct ob_residual *residual, float *valu
 onebit_status_t ob_residual_export(const struct ob_residual *residual,
                                    const struct ob_layout *layout, float *error) {
   float *values, *scales;
-  onebit_status_t status = ob_residual_view(residual, &values, &scales);
+  onebit_status_t status = residual_view(residual, &values, &scales);
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
@@ -151,7 +153,7 @@ onebit_status_t ob_residual_export(const struct ob_residual *residual,
     for (size_t i = 0; i < block.count; i++)
       *error++ = ob_residual_content(residual->serving.rule, value[i], scale);
   }
-  ob_residual_end_view(residual, values, scales);
+  residual_end_view(residual, values, scales);
   return status;
 }
 
@@ -160,7 +162,7 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
                                    const float *error) {
   OB_TRY(ob_residual_reset(residual));
   float *values, *scales;
-  onebit_status_t status = ob_residual_view(residual, &values, &scales);
+  onebit_status_t status = residual_view(residual, &values, &scales);
   size_t piece = 0;
   for (size_t b = 0; status == ONEBIT_OK && b < residual->blocks; b++) {
     struct ob_block block = ob_layout_block(layout, residual->first + b, &piece);
@@ -169,7 +171,7 @@ onebit_status_t ob_residual_import(struct ob_residual *residual, const struct ob
   }
   if (status == ONEBIT_OK && residual->memory != &ob_memory_host)
     status = residual->memory->copy(residual->values[residual->now], values, value_bytes(residual));
-  ob_residual_end_view(residual, values, scales);
+  residual_end_view(residual, values, scales);
   return status;
 }
 

@@ -102,6 +102,4 @@ void ob_tuning_read_correction(struct ob_cost_measured *measured, char *text,
 void ob_tuning_read_chunk(struct ob_cost_measured *measured, char *text,
                           char wrong[OB_TUNING_WRONG_CAPACITY]);
 
-void ob_tuning_write_points(FILE *file, const struct ob_cost_measured *measured);
-
 #endif

@@ -141,7 +141,7 @@ static void write_factors(FILE *file, const struct ob_cost_candidate *candidate,
   }
 }
 
-void ob_tuning_write_points(FILE *file, const struct ob_cost_measured *measured) {
+static void tuning_write_points(FILE *file, const struct ob_cost_measured *measured) {
   fprintf(file, "# Of these hosts and ranks only: measured/model, and the fastest messages.\n");
   for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
     write_factors(file, &ob_cost_candidates[k], &measured->factor[k]);
@@ -164,6 +164,6 @@ bool ob_tuning_write(FILE *file, const struct ob_costs *costs,
     memcpy(&value, (const char *)costs + ob_tuning_keys[k].offset, sizeof value);
     fprintf(file, "%s %.8e # %s\n", ob_tuning_keys[k].name, value, ob_tuning_keys[k].meaning);
   }
-  ob_tuning_write_points(file, &costs->measured);
+  tuning_write_points(file, &costs->measured);
   return fflush(file) == 0 && !ferror(file);
 }

@@ -32,12 +32,12 @@ int ob_net_socket(int family) {
   return fails_for_test("socket") ? -1 : ob_own_file(socket(family, type, 0));
 }
 
-int ob_net_bind(int file, const struct ob_address *at) {
+static int net_bind(int file, const struct ob_address *at) {
   return fails_for_test("bind") ? -1
                                 : bind(file, (const struct sockaddr *)&at->storage, at->length);
 }
 
-int ob_net_listen(int file) { return fails_for_test("listen") ? -1 : listen(file, BACKLOG); }
+static int net_listen(int file) { return fails_for_test("listen") ? -1 : listen(file, BACKLOG); }
 
 int ob_net_accept(int listener) {
   const int flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
@@ -263,7 +263,7 @@ int ob_address_listen(const struct ob_address *address) {
     return -1;
   /* Connections of a job that has ended keep a port for a minute. */
   setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (ob_net_bind(file, &at) == 0 && ob_net_listen(file) == 0)
+  if (net_bind(file, &at) == 0 && net_listen(file) == 0)
     return file;
   int code = errno;
   ob_own_close(file);

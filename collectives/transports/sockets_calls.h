@@ -49,8 +49,6 @@ int ob_address_listen(const struct ob_address *address);
 /* --- Calls -------------------------------------------------------------------------------------*/
 
 int ob_net_socket(int family);
-int ob_net_bind(int file, const struct ob_address *at);
-int ob_net_listen(int file);
 int ob_net_accept(int listener);
 int ob_net_connect(int file, const struct ob_address *to);
 int ob_net_getsockname(int file, struct ob_address *own);

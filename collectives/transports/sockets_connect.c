@@ -37,7 +37,8 @@ onebit_status_t ob_rendezvous_pause(struct ob_rendezvous *state, const char *wha
              : status;
 }
 
-const char *ob_rendezvous_plain(void) {
+/* Returns the thread's latest error message without "sockets: ". */
+static const char *rendezvous_plain(void) {
   static const char begins[] = "sockets: ";
   const char *text = onebit_last_error();
   return strncmp(text, begins, sizeof begins - 1) == 0 ? text + sizeof begins - 1 : text;
@@ -205,10 +206,9 @@ static struct ob_answer make_report(const struct ob_rendezvous *state, onebit_st
   struct ob_answer answer = {
       .magic = OB_GREETING_MAGIC, .version = OB_GREETING_VERSION, .status = status};
   if (status != ONEBIT_OK && state->told)
-    snprintf(answer.text, sizeof answer.text, "%.255s", ob_rendezvous_plain());
+    snprintf(answer.text, sizeof answer.text, "%.255s", rendezvous_plain());
   else if (status != ONEBIT_OK)
-    snprintf(answer.text, sizeof answer.text, "rank %d: %.230s", state->rank,
-             ob_rendezvous_plain());
+    snprintf(answer.text, sizeof answer.text, "rank %d: %.230s", state->rank, rendezvous_plain());
   return answer;
 }
 

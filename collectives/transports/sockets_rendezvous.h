@@ -120,9 +120,6 @@ onebit_status_t ob_rendezvous_failed(const struct ob_rendezvous *state, const ch
 /* Reports another rank's error, with its message. */
 onebit_status_t ob_rendezvous_hear(struct ob_rendezvous *state, struct ob_answer *answer);
 
-/* Returns the thread's latest error message without "sockets: ". */
-const char *ob_rendezvous_plain(void);
-
 /* Send and receive all bytes. ONEBIT_IN_PROGRESS: the connection ended before that. */
 onebit_status_t ob_rendezvous_send(struct ob_rendezvous *state, int file, const void *data,
                                    size_t bytes);
