@@ -92,7 +92,7 @@ void ob_call_leave(const struct ob_call_scope *found);
 
 /* --- Handles -----------------------------------------------------------------------------------*/
 
-/* Which addresses are live objects that callers were given, and of which kind. Every public
+/* A handle is the address of a live object that a caller was given, of one kind. Every public
  * function checks its handle here, so that one which was destroyed, or is of another kind, is an
  * error and not an access to memory that is gone.
  *

@@ -73,7 +73,8 @@ void ob_json_bool(struct ob_json *json, const char *key, bool value) {
 
 /* --- Reading -----------------------------------------------------------------------------------*/
 
-/* Texts are written over the input, which is never shorter than they are. 17 digits tell a double from its neighbours. */
+/* Texts are written over the input, which is never shorter than they are. 17 digits tell a double
+ * from its neighbours. */
 enum { MAX_DEPTH = 32, MAX_NUMBER = 60 };
 
 struct reader {

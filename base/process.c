@@ -1,4 +1,4 @@
-/* What the system says of this process and its machine. */
+/* The clock, the machine, and the files that are this process's alone. */
 #define _DEFAULT_SOURCE
 #include "base/process.h"
 

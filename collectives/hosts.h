@@ -27,8 +27,8 @@ void ob_hosts_destroy(struct ob_hosts *hosts);
 
 /* --- Memory that the ranks of a host share -----------------------------------------------------*/
 
-/* Each rank has a block of its own, and sees those of the others. POSIX shared memory, so that it is
- * the same for processes and for threads, and giving it back is a rank's own affair. */
+/* Each rank has a block of its own, and sees those of the others. POSIX shared memory, so that it
+ * is the same for processes and for threads, and giving it back is a rank's own affair. */
 
 struct ob_shared {
   size_t bytes;

@@ -398,7 +398,6 @@ static void convert(const float *input, size_t count, void *output, onebit_dtype
     convert_run(input, count, output, ONEBIT_FLOAT16);
 }
 
-
 const struct ob_codec CODEC = {
     .name = CODEC_NAME,
     .compress = compress,

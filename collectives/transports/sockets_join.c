@@ -1,4 +1,5 @@
-/* Joins rank 0: the part of ranks 1 and up; and the name of the job by which all find each other. */
+/* Joins rank 0: the part of ranks 1 and up; and finds the name of the job by which all find each
+ * other. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

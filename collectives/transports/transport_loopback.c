@@ -176,7 +176,8 @@ static int loopback_peer_awaited(struct ob_batch *base) {
   return first_awaited((struct loopback_batch *)base, false);
 }
 
-/* Returns the absolute time, for pthread_cond_timedwait on the group, in `seconds`, less than one. */
+/* Returns the absolute time, for pthread_cond_timedwait on the group, in `seconds`, less than
+ * one. */
 static struct timespec loopback_time_in(double seconds) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);

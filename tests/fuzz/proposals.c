@@ -1,5 +1,5 @@
-/* Fuzzes the proposals of an agreement (collectives/communicator.h): the input gives those of all ranks
- * but this one. The comparison stays within their slots. */
+/* Fuzzes the proposals of an agreement (collectives/communicator.h): the input gives those of all
+ * ranks but this one. The comparison stays within their slots. */
 #include "base/error.h"
 #include "base/hash.h"
 #include "collectives/communicator.h"
