@@ -3,8 +3,8 @@
  * bit; and whatever these functions do, each rank gets a status, none hangs, and no operation is
  * forgotten.
  */
-#include "base/process.h"
 #include "base/memory.h"
+#include "base/process.h"
 #include "tests/support_errors.h"
 #include "tests/support_requests.h"
 #include "tests/support_transports.h"

@@ -1,9 +1,9 @@
 /* The parts and the data of the trainings of examples/. */
 #include "compression/numerics.h"
-#include "examples/numbers.h"
 #include "examples/images.h"
-#include "examples/train_task.h"
+#include "examples/numbers.h"
 #include "examples/text.h"
+#include "examples/train_task.h"
 #include "tests/support.h"
 
 /*
