@@ -10,8 +10,8 @@ TEMPLATE = "compression/codec_template.h > " + CODECS
 REDUCE = "compression/codec_compress.h > " + CODECS
 CHECKSUM = "compression/codec_compress.h > " + CODECS
 LEVELS = ("compression/levels.h > compression/codec_scalar.c compression/blocks.c "
-          "compression/measure.c tests/test_codec.c")
-NUMERICS = ("compression/numerics.h > compression/blocks.c compression/dense.c compression/measure.c "
+          "compression/residual.c tests/test_codec.c")
+NUMERICS = ("compression/numerics.h > compression/blocks.c compression/apply.c "
             "compression/residual.c compression/sparse.c optimizers/state.c "
             "optimizers/checkpoint/messages.c optimizers/outer/step.c tests/test_codec.c")
 MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c "
@@ -140,7 +140,7 @@ MUTANTS = [
      "  double reduce = costs->reduce + costs->reduce_stream;"),
     ("decision", "collectives/cost/cost.c", "cost tuning",
      "  given = task->chunk ? task->chunk : given / width;", "  given = task->chunk ? task->chunk : given;"),
-    ("decision", "optimizers/weigh.c", "gradients",
+    ("decision", "optimizers/terms.c", "gradients",
      "  if (norm > optimizer->options.clip_norm)", "  if (norm > 2 * optimizer->options.clip_norm)"),
     ("decision", "optimizers/freeze.c", "loss_scale",
      "  optimizer->good_steps = skipped ? 0 : optimizer->good_steps + made;",
@@ -180,7 +180,7 @@ MUTANTS = [
     ("shard", "collectives/schedules/schedule.c", "collectives/three_ranks shards",
      "  geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks;",
      "  geometry->bounds[geometry->segments * geometry->chunks] = geometry->layout.blocks - (geometry->layout.blocks > 1);"),
-    ("shard", "optimizers/methods/shards.c", "shards",
+    ("shard", "optimizers/methods/adam.c", "shards",
      "    own->variance += shards_join(own->parts + (size_t)r * PARTS);",
      "    own->variance = shards_join(own->parts + (size_t)r * PARTS);"),
     ("shard", "optimizers/methods/adam.c", "shards",
@@ -221,9 +221,9 @@ MUTANTS = [
      "  if (half)\n    copy_block(step, b, block, thread);",
      "  if (half && block->count > 1)\n    copy_block(step, b, block, thread);"),
     # 0/1 Adam's policy
-    ("zero-one", "optimizers/methods/zero_one_schedule.c", "zero_one zero_one_alone",
+    ("zero-one", "optimizers/methods/zero_one_adam.c", "zero_one zero_one_alone",
      "    period.interval *= 2;", "    period.interval += 1;"),
-    ("zero-one", "optimizers/methods/zero_one_schedule.c", "zero_one zero_one_alone",
+    ("zero-one", "optimizers/methods/zero_one_adam.c", "zero_one zero_one_alone",
      "  if (doublings > 63 || schedule->local_step_clipper >> doublings == 0)",
      "  if (doublings > 63)"),
     ("zero-one", "optimizers/methods/zero_one_adam.c", "zero_one zero_one_alone",
