@@ -46,7 +46,7 @@
  *
  * Ranks that are lost, and ranks that come. When a step fails because a rank is gone, the others go
  * on in the same job (onebit_optimizer_shrink), without a file, and others may join them
- * (onebit_optimizer_move). docs/survivors.md shows how.
+ * (onebit_optimizer_move). docs/reliability.md shows how.
  */
 #ifndef ONEBIT_OPTIMIZER_H
 #define ONEBIT_OPTIMIZER_H
