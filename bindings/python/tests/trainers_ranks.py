@@ -1,6 +1,6 @@
-"""Released trainers, as their users write them, with what docs/accelerate.md and docs/lightning.md
-add: the programs of those, and stops in the warm-up and after it, after which they resume by their own
-checkpoints. test_torch.py runs it as torch_resume_ranks.py."""
+"""Released trainers, as their users write them: the programs of docs/python-trainers.md, and stops in
+the warm-up and after it, after which they resume by their own checkpoints. test_torch.py runs it
+as torch_resume_ranks.py."""
 
 import os
 import pathlib
