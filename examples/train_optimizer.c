@@ -209,12 +209,13 @@ static onebit_status_t train_create_zero_one_adam(train_optimizer_t *optimizer,
                                      &adam, &optimizer->onebit);
 }
 
+/* Creates momentum SGD. Its dense form is a warm-up that does not end. */
 static onebit_status_t train_create_momentum(train_optimizer_t *optimizer,
                                              const onebit_tensor_t *tensors) {
   const train_options_t *options = optimizer->options;
   onebit_momentum_options_t momentum = ONEBIT_MOMENTUM_OPTIONS_INIT;
   momentum.momentum = (double)options->momentum;
-  momentum.warmup_steps = freeze_step(optimizer);
+  momentum.warmup_steps = optimizer->form == DENSE ? SIZE_MAX - 1 : options->freeze;
   momentum.common = common_options(optimizer);
   return onebit_momentum_create(optimizer->comm, tensors, optimizer->task->model->ntensors,
                                 &momentum, &optimizer->onebit);

@@ -103,7 +103,7 @@ const struct tool_option train_rows[] = {
     {"freeze-step", 0, TOOL_CALL, 0, "N|auto",
      "of adam, lamb and momentum only: dense steps at first; auto, of the first\n"
      "two: until the variance is steady; default a fifth of the steps, of momentum\n"
-     "0", .read = read_freeze_step},
+     "(also with 0) 40 in 8 bits", .read = read_freeze_step},
     {"local-step-scaler", 0, TOOL_COUNT, AT(local_scaler), "N",
      "0/1 Adam: steps after which the ranks synchronise half as often; default a\n"
      "tenth of the steps", .low = 1, .high = 1e9},

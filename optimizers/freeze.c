@@ -198,6 +198,12 @@ bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
           optimizer->steps >= ob_freeze_last_step(optimizer));
 }
 
+onebit_status_t ob_freeze_forget_residuals(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket) {
+  (void)optimizer;
+  return ob_plan_return_residual(bucket->dense);
+}
+
 onebit_status_t ob_optimizer_advance(onebit_optimizer_t optimizer) {
   const uint64_t before = optimizer->frozen_at;
   if (optimizer->method->advance)
@@ -206,6 +212,7 @@ onebit_status_t ob_optimizer_advance(onebit_optimizer_t optimizer) {
     return ONEBIT_OK;
   ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
          (unsigned long long)optimizer->frozen_at);
+  OB_TRY(ob_buckets_each(optimizer, ob_freeze_forget_residuals));
   return ob_buckets_fit_arrays(optimizer, false);
 }
 

@@ -94,18 +94,20 @@ static uint64_t optimizer_name_of(const char *name) {
   return ob_hash(OB_HASH_START, name, strlen(name));
 }
 
-/* The kind of optimizer comes first: what follows depends on it. */
+/* The kind of optimizer and the profile come first, then its own options: what follows depends on
+ * these. */
 static onebit_status_t optimizer_agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
                                        const struct ob_recipe *recipe, onebit_status_t status,
                                        const onebit_tensor_t *tensors, size_t ntensors) {
-  const struct ob_term kind = {"the kind of optimizer (its fingerprint)",
-                               optimizer_name_of(recipe->method->name)};
-  OB_TRY(ob_agree(comm, status, &kind, 1));
-  OB_TRY(agree_on_options(optimizer, comm, status, tensors, ntensors));
+  const struct ob_term kind[] = {
+      {"the kind of optimizer (its fingerprint)", optimizer_name_of(recipe->method->name)},
+      {"profile", (uint64_t)recipe->common.profile}};
+  OB_TRY(ob_agree(comm, status, kind, 2));
   struct ob_term terms[OB_TERMS];
   size_t count = recipe->asked->option_count;
   ob_options_terms(recipe->asked->options, count, &recipe->moments, terms);
-  return ob_agree(comm, status, terms, count);
+  OB_TRY(ob_agree(comm, status, terms, count));
+  return agree_on_options(optimizer, comm, status, tensors, ntensors);
 }
 
 onebit_status_t ob_optimizer_agree(onebit_optimizer_t optimizer, onebit_comm_t comm,

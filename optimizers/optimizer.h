@@ -477,4 +477,8 @@ onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);
 /* Returns the sum of the variances that this rank keeps, from the latest pass. */
 onebit_status_t ob_freeze_sum(struct onebit_optimizer *optimizer, double *sum);
 
+/* Sets the residuals of the warm-up's exchange to zero, and returns their memory. */
+onebit_status_t ob_freeze_forget_residuals(struct onebit_optimizer *optimizer,
+                                           struct ob_bucket *bucket);
+
 #endif

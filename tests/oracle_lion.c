@@ -13,7 +13,7 @@ struct oracle_adam *oracle_momentum_create(int size, int hosts, const onebit_ten
   adam.beta1 = options->momentum;
   adam.freeze_step = options->warmup_steps;
   struct oracle_adam *oracle = oracle_adam_create(size, hosts, tensors, count, &adam);
-  oracle->compressed = options->warmup_steps == 0;
+  oracle->compressed = options->warmup_steps == ONEBIT_WARMUP_NONE;
   return oracle;
 }
 

@@ -221,9 +221,10 @@ static struct any_options options_of(const struct adam_case *what) {
   any_set(&options, "beta2", given->beta2);
   any_set(&options, "epsilon", given->epsilon);
   any_count(&options, "freeze_step", given->freeze_step);
-  const bool divides = options.method == &ob_method_efficient_adam;
+  const bool warms =
+      options.method == &ob_method_efficient_adam || options.method == &ob_method_momentum;
   any_count(&options, "warmup_steps",
-            divides && !given->freeze_step ? ONEBIT_WARMUP_NONE : given->freeze_step);
+            warms && !given->freeze_step ? ONEBIT_WARMUP_NONE : given->freeze_step);
   any_set(&options, "freeze_threshold", given->freeze_threshold);
   any_set(&options, "no_bias_correction", given->no_bias_correction);
   any_set(&options, "exchange", given->exchange);

@@ -144,9 +144,10 @@ static onebit_status_t create(onebit_comm_t comm, struct trainee *trainee) {
   struct any_options options = any_options_of(what->method, NULL);
   any_count(&options, "freeze_step", what->freeze_step);
   any_count(&options, "variance_freeze_step", what->freeze_step);
-  const bool divides = what->method == &ob_method_efficient_adam;
+  const bool warms =
+      what->method == &ob_method_efficient_adam || what->method == &ob_method_momentum;
   any_count(&options, "warmup_steps",
-            divides && !what->freeze_step ? ONEBIT_WARMUP_NONE : what->freeze_step);
+            warms && !what->freeze_step ? ONEBIT_WARMUP_NONE : what->freeze_step);
   any_count(&options, "variance_update_scaler", 2);
   any_count(&options, "local_step_scaler", 3);
   any_count(&options, "local_step_clipper", 4);

@@ -83,6 +83,7 @@ struct subject_alone *alone_create(void) {
   struct subject_alone *alone = allocate(1, sizeof *alone);
   onebit_tensor_t tensors[SUBJECT_TENSORS];
   onebit_momentum_options_t options = ONEBIT_MOMENTUM_OPTIONS_INIT;
+  options.warmup_steps = ONEBIT_WARMUP_NONE;
   subject_list(alone->parameters, ONEBIT_FLOAT32, alone->gradients, tensors);
   cr_assert_eq(onebit_comm_create_self(&alone->comm), ONEBIT_OK);
   cr_assert_eq(

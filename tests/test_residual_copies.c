@@ -176,7 +176,7 @@ static const struct any_case trained[] = {
     {ANY(efficient_adam, .warmup_steps = 3)},
     {ANY(adam, .freeze_step = 3)},
     {ANY(adam, .freeze_step = 3, .exchange = ONEBIT_ADAM_EXCHANGE_STEP)},
-    {ANY(momentum, .warmup_steps = 0)},
+    {ANY(momentum, .warmup_steps = ONEBIT_WARMUP_NONE)},
     {ANY(momentum, .warmup_steps = 3)},
     {ANY(zero_one_adam, .variance_freeze_step = 5, .variance_update_scaler = 2,
          .local_step_scaler = 3, .local_step_clipper = 2)},

@@ -121,6 +121,17 @@ Test(warmup, comes_to_what_a_dense_one_does) {
   }
 }
 
+/* Momentum SGD has 40 steps in 8 bits by default. */
+Test(warmup, of_momentum_is_forty_steps_in_eight_bits) {
+  const struct any_case given = {ANY(momentum, .warmup_steps = ONEBIT_WARMUP_STEPS)};
+  const struct any_case own = {ANY(momentum, .warmup_steps = 0)},
+                        none = {ANY(momentum, .warmup_steps = ONEBIT_WARMUP_NONE)};
+  const double wanted = excess_of(given, 8, 0, 60);
+  cr_expect_eq(excess_of(own, 0, 0, 60), wanted);
+  cr_expect_neq(excess_of(own, 4, 0, 60), wanted, "4 bits are not heard");
+  cr_expect_neq(excess_of(none, 0, 0, 60), wanted, "there is a warm-up without one");
+}
+
 /* A compressed warm-up has a residual of its own, in every bucket: a skipped step leaves nothing in
  * it. */
 Test(warmup, skips_leave_no_trace) {

@@ -67,11 +67,6 @@
 extern "C" {
 #endif
 
-/* warmup_steps: how many they are by default, and none. With as many a training of 1,000 steps
- * sends a 24th of dense Adam's bytes: (40 / 4 + 960 / 31.5) of 1,000. */
-#define ONEBIT_WARMUP_STEPS 40
-#define ONEBIT_WARMUP_NONE  ((size_t)-1)
-
 /* Start from ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT; in every field zero means the default. All ranks
  * give the same, except common.threads and common.device. */
 typedef struct onebit_efficient_adam_options {

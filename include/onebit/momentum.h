@@ -1,7 +1,9 @@
 /*
  * 1-bit momentum SGD: stochastic gradient descent with heavy-ball momentum, for codes that train
- * with that. The momentum is what the ranks exchange, as in 1-bit Adam with a variance of one; a
- * warm-up is not needed, but can be had:
+ * with that. The momentum is what the ranks exchange, as in 1-bit Adam with a variance of one,
+ * after a warm-up in which gradients travel in 8 bits. The first gradients are the largest, and
+ * what one bit holds back of them costs 1 to 5 % of the loss where their norm is clipped
+ * (docs/optimizers.md).
  *
  *   warm-up      m = b m + mean over ranks of gradient
  *   compressed   m = compressed allreduce of (b m + gradient of this rank)
@@ -26,9 +28,11 @@ extern "C" {
 /* Start from ONEBIT_MOMENTUM_OPTIONS_INIT; in every field zero means the default. All ranks give
  * the same, except common.threads and common.device. */
 typedef struct onebit_momentum_options {
-  size_t size;         /* sizeof(onebit_momentum_options_t) */
-  double momentum;     /* b, in (0, 1); default 0.9 */
-  size_t warmup_steps; /* dense ones; default 0; ONEBIT_FREEZE_NEVER: all of them */
+  size_t size;     /* sizeof(onebit_momentum_options_t) */
+  double momentum; /* b, in (0, 1); default 0.9 */
+  /* Steps whose gradients travel in common.warmup_bits; default ONEBIT_WARMUP_STEPS in 8 bits.
+   * ONEBIT_WARMUP_NONE: the first step is compressed. */
+  size_t warmup_steps;
   onebit_optimizer_options_t common;
 } onebit_momentum_options_t;
 
@@ -39,7 +43,8 @@ typedef struct onebit_momentum_options {
 
 /* Makes a 1-bit momentum SGD optimizer of a list of tensors. As onebit_adam_create, but for its
  * options; there is no profile deepspeed of it.
- * Memory: 4 bytes a parameter less than 1-bit Adam.
+ * Memory: 4 bytes a parameter less than 1-bit Adam; with the default warm-up 4 more for its
+ * messages, and until it ends 8 + 8 / size more for its residuals.
  * Errors: those of onebit_adam_create; ONEBIT_ERROR_UNSUPPORTED for profile deepspeed. */
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,

@@ -87,14 +87,6 @@ static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* The residuals of the first step are in other units, and those of the last one are not needed:
- * their memory goes. */
-static onebit_status_t forget_residuals(struct onebit_optimizer *optimizer,
-                                        struct ob_bucket *bucket) {
-  (void)optimizer;
-  return ob_plan_return_residual(bucket->dense);
-}
-
 /* Bias corrections go on from the warm-up's number of steps; w, the step that the ranks agreed on
  * last, as the residual of a message that was nothing. */
 static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
@@ -102,10 +94,9 @@ static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer
     return ONEBIT_OK;
   OB_TRY(count_zero_steps(optimizer));
   const uint64_t made = optimizer->steps - optimizer->zero_steps;
-  const bool ends = made >= optimizer->moments.freeze_step;
-  if (made == 1 || ends)
-    OB_TRY(ob_buckets_each(optimizer, forget_residuals));
-  if (!ends)
+  if (made == 1) /* the residuals of the first step are in other units */
+    OB_TRY(ob_buckets_each(optimizer, ob_freeze_forget_residuals));
+  if (made < optimizer->moments.freeze_step)
     return ONEBIT_OK;
   OB_TRY(ob_buckets_each(optimizer, begin_moments));
   OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));

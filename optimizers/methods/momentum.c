@@ -1,5 +1,6 @@
 /* The functions of 1-bit momentum SGD alone. Without a warm-up the first step is compressed: the
- * residuals are zeros, and so is the momentum of the messages before it. */
+ * residuals are zeros, and so is the momentum of the messages before it. Memory of the warm-up's
+ * residuals is returned when it ends (freeze.c). */
 #include "onebit/momentum.h"
 
 #include "base/call_scope.h"
@@ -40,8 +41,10 @@ static const struct ob_option options_of[] = {
 static onebit_status_t momentum_resolve(struct ob_recipe *recipe, size_t ntensors) {
   struct ob_moments *moments = &recipe->moments;
   (void)ntensors;
-  moments->no_warmup = moments->warmup_steps == 0;
-  moments->freeze_step = moments->no_warmup ? ONEBIT_FREEZE_NEVER : moments->warmup_steps;
+  moments->no_warmup = moments->warmup_steps == ONEBIT_WARMUP_NONE;
+  moments->freeze_step = moments->warmup_steps ? moments->warmup_steps : ONEBIT_WARMUP_STEPS;
+  if (!moments->warmup_steps && !recipe->common.warmup_bits)
+    recipe->common.warmup_bits = 8;
   return ONEBIT_OK;
 }
 

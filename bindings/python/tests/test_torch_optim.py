@@ -59,7 +59,7 @@ def test_steps_are_those_of_torch(made):
          {"betas": (0.8, 0.95), "eps": 1e-6}),
         ("Adam", {**never, "weight_decay": 0.1, "decoupled_weight_decay": False},
          torch.optim.Adam, {"weight_decay": 0.1}),
-        ("Momentum", {"warmup_steps": onebit.FREEZE_NEVER, "momentum": 0.7, "weight_decay": 0.1,
+        ("Momentum", {"warmup_steps": 1000, "momentum": 0.7, "weight_decay": 0.1,
                       "decoupled_weight_decay": False},
          torch.optim.SGD, {"momentum": 0.7, "weight_decay": 0.1}),
     ]

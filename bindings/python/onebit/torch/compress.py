@@ -247,8 +247,6 @@ def _layout_of(model, optimizer, inside, kind, timeout, options):
 
 def _made(comm, model, optimizer, kind, timeout, layout, options, reasons, extra=None):
     """The library's optimizer with the state of torch's. extra: as of `SavedHook`"""
-    if kind is optim.Momentum:
-        options = {"warmup_steps": 100, "warmup_bits": 8, **options}
     remainder, own = None, {one for group in optimizer.param_groups for one in group["params"]}
     if not isinstance(model, FSDPModule):
         every = [one for one in model.parameters() if one.requires_grad]
@@ -374,9 +372,8 @@ def compress(
         steps of an accumulation as before, and has the attributes `onebit`, `comm`, `describe` and
         `consolidate_state_dict` of it, and its Accelerator's `clip_grad_norm_` is its own. All
         have `clip_grad_norm_`, `report` and `close`
-    kind: a class of this module; None: `Momentum` for SGD, whose first 100 steps send 8 bits an
-        element (warmup_steps=, warmup_bits=), else `EfficientAdam`, whose first 40 do; all others
-        send one. `HookState`: every optimizer stays as it is
+    kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`, whose first 40
+        steps send 8 bits an element (warmup_steps=, warmup_bits=), all others one. `HookState`: every optimizer stays as it is
     method: "auto": DistributedDataParallel's own exchange, 8 bits, or one bit, whatever makes a step
         shorter: exchanges and the first steps are timed, the ranks choose alike, rank 0 says what
         and why on standard error, and steps that take another time than was expected are looked

@@ -245,12 +245,11 @@ class _Optimizer(StatefulOptimizer):
                 tensors.append(onebit.Tensor(array, None, decay, factor, uncompressed))
         self._places = self._found_places()
         self._addresses = [None] * len(tensors)
-        self._warmup_steps = options.get("warmup_steps", 0)
         self._divides = "gain" in self._method.fields  # in its warm-up
-        if self._divides:
-            steps = self._warmup_steps or onebit.WARMUP_STEPS
-            self._warmup_steps = 0 if steps == onebit.WARMUP_NONE else steps
-        self._no_warmup = "warmup_steps" in self._method.fields and not self._warmup_steps
+        steps = options.get("warmup_steps") or onebit.WARMUP_STEPS
+        warms_up = "warmup_steps" in self._method.fields
+        self._warmup_steps = steps if warms_up and steps != onebit.WARMUP_NONE else 0
+        self._no_warmup = warms_up and not self._warmup_steps
         # For one step: gradients as they were found, and copies of those that lie otherwise than their
         # parameters.
         self._found, self._copies = [], []
