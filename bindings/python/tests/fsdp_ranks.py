@@ -8,7 +8,6 @@ import tempfile
 import unittest.mock
 import warnings
 
-import torch_ranks
 from torch_common import alike, expect, run_scenarios
 
 import onebit
@@ -524,6 +523,5 @@ SCENARIOS = (
 
 
 if __name__ == "__main__":
-    assert torch_ranks.PACKAGE
     warnings.simplefilter("ignore")
     run_scenarios(SCENARIOS)

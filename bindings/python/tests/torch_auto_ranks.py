@@ -5,7 +5,6 @@ import copy
 import io
 import warnings
 
-import torch_ranks
 from torch_common import alike, expect, run_scenarios
 from torch_resume_ranks import Trainer, network
 
@@ -211,5 +210,4 @@ SCENARIOS = (choices, corrected, resumed, thawed, refused)
 
 
 if __name__ == "__main__":
-    assert torch_ranks.PACKAGE
     run_scenarios(SCENARIOS)

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import warnings
 
-import torch_ranks
 from torch_common import alike, expect, raises, run_scenarios
 
 import onebit
@@ -194,17 +193,14 @@ def unused(comm, rank):
             points = self.first(points)
             return self.last(points) if self.use else points
 
-    global network
-    usual = network
-
     def branches():
         torch.manual_seed(3)
         return Branches()
 
-    network = branches
-    run = Run(comm, {"find_unused_parameters": True})
-    same(comm, rank, run, one_step=step_of)
-    network = usual
+    def call():
+        same(comm, rank, Run(comm, {"find_unused_parameters": True}), one_step=step_of)
+
+    with_network(branches, call)
 
 
 def with_network(make, call):
@@ -820,5 +816,4 @@ def leave(names):
 
 
 if __name__ == "__main__":
-    assert torch_ranks.PACKAGE
     run_scenarios(SCENARIOS, end=leave)

@@ -1,13 +1,19 @@
-"""What the files of scenarios over torch.distributed have in common."""
+"""What the files of scenarios over torch.distributed have in common. Imported before the package, which is the one
+beside them."""
 
 import os
+import pathlib
 import sys
 import tempfile
 
-import onebit
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PACKAGE), str(PACKAGE / "examples")]
+
+import onebit  # noqa: E402
 
 
 def alike(tensor, group=None):

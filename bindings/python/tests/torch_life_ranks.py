@@ -3,22 +3,18 @@ that meet over gloo: what objects make for themselves, and that they give it bac
 
 import gc
 import os
-import pathlib
 import signal
 import sys
 import threading
 import weakref
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PACKAGE))
+from torch_common import expect, run_scenarios
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-import onebit.torch  # noqa: E402
-from torch_common import expect, run_scenarios  # noqa: E402
+import onebit.torch
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def network():

@@ -5,24 +5,19 @@ import argparse
 import copy
 import io
 import os
-import pathlib
 import pickle
-import sys
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(PACKAGE), str(PACKAGE / "examples")]
+from torch_common import alike, expect, raises, run_scenarios
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-import onebit  # noqa: E402
-import onebit.torch  # noqa: E402
-import train_ddp  # noqa: E402
-from onebit import Status  # noqa: E402
-from torch_common import alike, expect, raises, run_scenarios  # noqa: E402
-from torch_connections import (  # noqa: E402
+import onebit
+import onebit.torch
+import torch
+import torch.distributed as dist
+import train_ddp
+from onebit import Status
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_connections import (
     collectives,
     falls_back,
     groups,

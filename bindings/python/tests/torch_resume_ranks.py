@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import warnings
 
-import torch_ranks
 from torch_common import alike, expect, run_scenarios
 
 import onebit
@@ -347,6 +346,5 @@ SCENARIOS = (own, consolidated, averaged, averaged_by_others, half, others, dens
 
 
 if __name__ == "__main__":
-    assert torch_ranks.PACKAGE
     warnings.simplefilter("ignore")
     run_scenarios(SCENARIOS)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import warnings
 
-import torch_ranks
 from torch_common import alike, run_scenarios
 from torch_resume_ranks import from_rank_0
 
@@ -210,7 +209,6 @@ def accelerate(rank, size):
 
 
 if __name__ == "__main__":
-    assert torch_ranks.PACKAGE
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def launched(name):

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import warnings
 
-import torch_ranks
 from torch_common import alike, expect
 
 import onebit
@@ -639,7 +638,6 @@ def ranks(rank, names, size, path):
 
 
 if __name__ == "__main__":
-    assert torch_ranks.PACKAGE
     with tempfile.TemporaryDirectory() as place:
         names = [*CASES, *CHECKS] if sys.argv[1:2] in ([], ["all"]) else sys.argv[1].split(",")
         size = int(sys.argv[2]) if sys.argv[2:] else 2
