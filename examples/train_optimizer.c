@@ -160,6 +160,7 @@ static onebit_status_t train_create_efficient_adam(train_optimizer_t *optimizer,
   onebit_efficient_adam_options_t adam = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
   adam.beta2 = (double)optimizer->options->beta2;
   adam.epsilon = (double)optimizer->options->epsilon;
+  adam.warmup_steps = optimizer->options->warmup;
   adam.trust_ratio = optimizer->options->method == EFFICIENT_LAMB;
   adam.common = common_options(optimizer);
   return onebit_efficient_adam_create(optimizer->comm, tensors, optimizer->task->model->ntensors,

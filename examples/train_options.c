@@ -12,6 +12,7 @@
 
 static const char *const optimizer_names[] = {
     "efficient-adam", "adam", "efficient-lamb", "lamb", "zero-one-adam", "momentum", "lion", NULL};
+static const char *const method_names[] = {"given", "auto", NULL};
 static const char *const hard_names[] = {"none", "idle", "same", NULL};
 static const char *const exchange_names[] = {"momentum", "step", NULL};
 static const char *const shards_names[] = {"none", "step", "parameters", NULL};
@@ -100,6 +101,10 @@ const struct tool_option train_rows[] = {
     {"ranks", 0, TOOL_COUNT, AT(ranks), "N",
      "ranks as threads of this process, instead of MPI's processes", .low = 1, .high = 1024},
     {.kind = TOOL_HEADING, .help = "Optimizer:"},
+    {"method", 0, TOOL_CHOICE, AT(automatic), "NAME",
+     "given, auto: dense, 8 bits, one bit, or local steps with an outer step, by\n"
+     "the time of exchanges and of a gradient (onebit/method.h), for efficient-adam\n"
+     "and efficient-lamb; default as the other options give it", .names = method_names},
     {"freeze-step", 0, TOOL_CALL, 0, "N|auto",
      "of adam, lamb and momentum only: dense steps at first; auto, of the first\n"
      "two: until the variance is steady; default a fifth of the steps, of momentum\n"
@@ -237,6 +242,11 @@ int train_options_check(const train_options_t *options, char words[TRAIN_WORDS])
       {options->outer && (options->dense || checkpoint || options->parameters ||
                           options->loss_scale > 0.0f || options->shards),
        "outer", "", "not with dense, checkpoint, parameters, loss-scale or shards"},
+      {options->automatic && (options->dense || options->outer || options->resume ||
+                              options->bits || options->max_bits),
+       "method", "auto", "not with dense, outer, resume, bits or max-bits"},
+      {options->automatic && options->method != EFFICIENT_ADAM && options->method != EFFICIENT_LAMB,
+       "method", "auto", "is for efficient-adam and efficient-lamb only"},
       {options->exchange && !is_adam, "exchange", "", "is for --optimizer adam only"},
       {options->shards && !is_adam, "shards", "", "is for --optimizer adam only"},
       {options->exchange && options->shards, "exchange", "step",

@@ -40,7 +40,9 @@ typedef struct paths {
 
 /* The options of all trainings. */
 typedef struct train_options {
-  int method; /* a method_t */
+  int method;    /* a method_t */
+  int automatic; /* --method auto; what it chooses is in warmup, outer and the form */
+  size_t warmup; /* Efficient-Adam's; 0: the library's */
   bool dense, compare;
   bool no_error_feedback;
   size_t steps, seed;

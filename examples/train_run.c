@@ -22,6 +22,66 @@ static double link_seconds(const train_options_t *options, uint64_t bytes) {
   return options->link > 0.0f ? (double)bytes * 8e-6 / (double)options->link : 0.0;
 }
 
+/* --- The method of --method auto ---------------------------------------------------------------*/
+
+/* Makes an exchange, which takes longer on a modelled link. */
+static onebit_status_t training_exchange_on_link(void *context, onebit_method_t method,
+                                                 size_t elements, double *seconds) {
+  const training_t *training = context;
+  const onebit_comm_t comm = training->team->comm;
+  onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
+  onebit_plan_t plan = NULL;
+  float *values = calloc(elements, sizeof *values);
+  options.wire = method == ONEBIT_METHOD_DENSE ? ONEBIT_WIRE_DENSE : ONEBIT_WIRE_BITS;
+  options.bits = method == ONEBIT_METHOD_EIGHT_BITS ? 8 : 1;
+  onebit_status_t status =
+      values ? onebit_plan_create(comm, elements, &options, &plan) : ONEBIT_ERROR_MEMORY;
+  const uint64_t sent = onebit_comm_bytes_sent(comm);
+  const double start = now();
+  if (status == ONEBIT_OK)
+    status = onebit_allreduce(values, values, plan);
+  *seconds = now() - start + link_seconds(training->options, onebit_comm_bytes_sent(comm) - sent);
+  onebit_plan_destroy(plan);
+  free(values);
+  return status;
+}
+
+/* Returns the seconds of a step's gradient. */
+static double training_time_gradient(training_t *training) {
+  const train_options_t *options = training->options;
+  const double start = now();
+  for (size_t k = 0; k < options->accumulate; k++)
+    train_task_gradient(&training->task, 0);
+  return fmax(now() - start, (double)options->step_seconds);
+}
+
+static int training_choose_method(training_t *training) {
+  const train_options_t *options = training->options;
+  const int each_step = options->checkpoint || options->parameters || options->loss_scale > 0.0f;
+  onebit_method_choice_t choice = ONEBIT_METHOD_CHOICE_INIT;
+  if (!options->automatic || training->form != COMPRESSED)
+    return 0;
+  choice.elements = training->parameters;
+  choice.compute = training_time_gradient(training);
+  choice.methods = each_step ? (1 << ONEBIT_METHOD_LOCAL_STEPS) - 1 : 0;
+  choice.blocking = options->bucket_size == 0;
+  onebit_status_t status =
+      onebit_method_measure(training->team->comm, &choice, training_exchange_on_link, training);
+  if (status == ONEBIT_OK)
+    status = onebit_method_choose(training->team->comm, &choice);
+  if (check(training->team, status, "--method auto") != 0)
+    return -1;
+  say(training->team, "auto %s\n", choice.text);
+  training->chosen = *options;
+  training->chosen.warmup = choice.warmup_steps;
+  training->chosen.outer = choice.local_steps;
+  training->options = &training->chosen;
+  training->form = choice.local_steps                     ? OUTER
+                   : choice.method == ONEBIT_METHOD_DENSE ? DENSE
+                                                          : COMPRESSED;
+  return 0;
+}
+
 static int training_create(training_t *training, const train_kind_t *kind, const void *data) {
   training->task = (train_task_t){
       .kind = kind, .team = training->team, .options = training->options, .data = data};
@@ -29,6 +89,8 @@ static int training_create(training_t *training, const train_kind_t *kind, const
     return -1;
   training->parameters = training->task.model->parameters;
   training->ntensors = training->task.model->ntensors;
+  if (training_choose_method(training) != 0)
+    return -1;
   return train_optimizer_create(&training->optimizer, training->form, &training->task,
                                 training->options);
 }

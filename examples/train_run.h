@@ -16,6 +16,7 @@ typedef struct tally {
 
 typedef struct training {
   const train_options_t *options;
+  train_options_t chosen; /* with --method auto */
   const team_t *team;
   form_t form;
   train_task_t task;

@@ -111,6 +111,21 @@ Test(training, outer_steps_learn) {
   }
 }
 
+/* On links that are modelled. */
+Test(training, method_is_chosen) {
+  static const struct {
+    const char *link;
+    form_t form;
+  } rows[] = {{"", DENSE}, {"--link 0.2", COMPRESSED}, {"--link 0.005", OUTER}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const training_t training =
+        train_on(RANKS, "--batch 4 --steps 1 --step-seconds 1 --method auto %s", rows[i].link);
+    cr_expect(training.form == rows[i].form && !training.chosen.outer == (training.form != OUTER),
+              "%s: form %d, %zu local steps", rows[i].link, (int)training.form,
+              training.chosen.outer);
+  }
+}
+
 /* Momentum SGD is linear: the mean of steps is the step of the mean. */
 /* In time, sites are ranks. */
 Test(training, sites_learn_as_ranks_do) {
