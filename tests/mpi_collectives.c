@@ -130,7 +130,7 @@ RankedTest(mpi_requests, in_flight_on_any_communicator) {
   wait_across_communicators(rank);
 }
 
-/* Wrong arguments and disagreement over MPI: the scenarios of test_disagreement.c, and what only
+/* Wrong arguments and disagreement over MPI: the scenarios of test_wrong_calls.c, and what only
  * MPI has. */
 
 /* Not followed; must not survive a failing creation. */

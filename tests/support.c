@@ -1,6 +1,8 @@
-/* Checks that work on any thread, ranks that are threads, their data, and programs that are run. */
+/* Checks that work on any thread, ranks that are threads, their data, programs that are run, and
+ * the JSON that they print. */
 #include "tests/support.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -269,4 +271,83 @@ const char *program(int wanted, const char *format, ...) {
 
 void expect_said(const char *said, const char *part) {
   cr_expect(strstr(said, part), "\"%s\" does not say \"%s\"", said, part);
+}
+
+/* ---- JSON, after the grammar of RFC 8259: a function returns the end of its text, or NULL ---- */
+
+static const char *json_value(const char *at);
+
+static const char *json_word(const char *at, const char *wanted) {
+  size_t length = strlen(wanted);
+  return at && strncmp(at, wanted, length) == 0 ? at + length : NULL;
+}
+
+static const char *json_string(const char *at) {
+  at = json_word(at, "\"");
+  while (at && *at && *at != '"') {
+    if ((unsigned char)*at < ' ')
+      return NULL;
+    at += *at == '\\' ? 2 : 1; /* what follows a backslash is not looked at */
+  }
+  return json_word(at, "\"");
+}
+
+static const char *json_digits(const char *at) {
+  if (!at || !isdigit((unsigned char)*at))
+    return NULL;
+  while (isdigit((unsigned char)*at))
+    at++;
+  return at;
+}
+
+static const char *json_number(const char *at) {
+  at += *at == '-';
+  at = *at == '0' ? at + 1 : json_digits(at);
+  if (at && *at == '.')
+    at = json_digits(at + 1);
+  if (at && (*at == 'e' || *at == 'E')) {
+    at++;
+    at = json_digits(at + (*at == '-' || *at == '+'));
+  }
+  return at;
+}
+
+/* Elements between brackets; in an object each has a name. */
+static const char *json_list(const char *at, bool named, char end) {
+  at++;
+  if (*at == end)
+    return at + 1;
+  for (;;) {
+    if (named)
+      at = json_word(json_string(at), ":");
+    at = at ? json_value(at) : NULL;
+    if (!at || *at == end)
+      return at ? at + 1 : NULL;
+    if (*at++ != ',')
+      return NULL;
+  }
+}
+
+static const char *json_value(const char *at) {
+  switch (*at) {
+  case '{':
+    return json_list(at, true, '}');
+  case '[':
+    return json_list(at, false, ']');
+  case '"':
+    return json_string(at);
+  case 't':
+    return json_word(at, "true");
+  case 'f':
+    return json_word(at, "false");
+  case 'n':
+    return json_word(at, "null");
+  default:
+    return json_number(at);
+  }
+}
+
+bool json_is_valid(const char *text) {
+  const char *end = *text == '{' ? json_value(text) : NULL;
+  return end && *end == 0;
 }

@@ -150,7 +150,7 @@ bool check_bits(const char *what, const void *actual, const void *wanted, size_t
 /* Calls calloc and ends the test when there is no memory. */
 void *allocate(size_t count, size_t size);
 
-/* ---- Programs, and what they print (support.c, support_json.c) ---- */
+/* ---- Programs, and what they print (support.c) ---- */
 
 /* Runs a program of the build directory ($BUILD, or build), as a user runs it; the format gives its
  * name and arguments as in a shell. Checks its exit status and returns its output of both streams,
