@@ -70,8 +70,6 @@ bool twin_check(const struct twin *twin, const char *file, int line);
  * own steps with that plan give the expected result of a kernel. The device's side is the same plan
  * in the kernels' structs.
  */
-#ifndef ONEBIT_TESTS_GPU_SCENE_H
-#define ONEBIT_TESTS_GPU_SCENE_H
 
 /* Who serves what, in the library's words. */
 enum scene_mode {
