@@ -2,7 +2,7 @@
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 #include "tests/support.h"
-#include "tests/support_optimizers.h"
+#include "tests/support_statistics.h"
 
 /*
  * Statistics that there is no memory for, and the line that describes an optimizer: whole, cut

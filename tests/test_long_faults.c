@@ -13,7 +13,7 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "tests/support.h"
-#include "tests/support_optimizers.h"
+#include "tests/support_statistics.h"
 
 static uint64_t steps_wanted(void) {
   const char *text = getenv("ONEBIT_TEST_CALLS");

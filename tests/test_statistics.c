@@ -3,7 +3,7 @@
  * are those of its tensors, and of the bytes that left.
  */
 #include "tests/support_adam.h"
-#include "tests/support_optimizers.h"
+#include "tests/support_statistics.h"
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30; }
 

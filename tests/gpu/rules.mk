@@ -4,7 +4,7 @@
 
 GPU_TESTS_PROGRAM := $(BUILD)/tests/gpu/gpu_tests
 GPU_TESTS_OBJECTS := $(call objects,tests/gpu/*.c) $(addprefix $(BUILD)/tests/support_,optimizers.o \
-                       sample.o wrong_calls.o wrong_headers.o)
+                       sample.o wrong_calls.o)
 
 .PHONY: gpu-tests
 gpu-tests: $(GPU_TESTS_PROGRAM)
