@@ -17,10 +17,10 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
   const double eight_bits = fmin(1, ONEBIT_WARMUP_STEPS / steps);
   if (method == TUNE_ADAM)
     return (struct tune_policy){1 - warm_up, 0, warm_up};
-  if (method == TUNE_FLAT || method == TUNE_HIERARCHICAL)
+  if (method == TUNE_FLAT || method == TUNE_HIERARCHICAL || method == TUNE_SGD)
     return (struct tune_policy){1 - eight_bits, eight_bits, 0};
-  if (method == TUNE_SGD || method == TUNE_RUN)
-    return (struct tune_policy){method == TUNE_SGD, method == TUNE_RUN, 0};
+  if (method == TUNE_RUN)
+    return (struct tune_policy){0, 1, 0};
   if (method != TUNE_ZERO_ONE)
     return (struct tune_policy){0, 0, 1};
   const struct ob_zero_one_schedule schedule =

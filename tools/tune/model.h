@@ -15,7 +15,7 @@ enum tune_method {
   TUNE_HIERARCHICAL, /* the same, hierarchical; the flat one if that is not possible */
   TUNE_ADAM,         /* 1-bit Adam: the better of these two, after a dense warm-up */
   TUNE_ZERO_ONE,     /* 0/1 Adam: the better of these two, and not in every step */
-  TUNE_SGD,          /* 1-bit momentum SGD: the better of these two, without a warm-up */
+  TUNE_SGD,          /* 1-bit momentum SGD: the better of these two */
   TUNE_RUN,          /* onebit run --gradients: likewise in 8 bits */
   TUNE_METHODS,
   TUNE_CARD_METHODS = TUNE_SGD, /* those that are known for GPUs, and shown for more hosts */

@@ -93,8 +93,7 @@ static void predict_print_assumptions(const struct ob_costs *costs,
       training->steps, TUNE_FREEZE_STEP, 100 * policy.one_bit, 100 * policy.dense,
       100 * (1 - policy.one_bit - policy.dense));
   printf("# 1-bit Adam: %.3g %% of the steps are dense, its warm-up (--warm-up); of "
-         "Efficient-Adam's %d\n#   steps send 8 bits. Momentum SGD: one bit in each, as onebit run "
-         "--bits 1; onebit run: 8.\n",
+         "Efficient-Adam's and\n#   momentum SGD's %d steps send 8 bits, of onebit run all.\n",
          100 * training->warm_up, ONEBIT_WARMUP_STEPS);
   printf(
       "# Each row is the mean of a whole run. At the link's rate: what its bytes take if nothing "
