@@ -11,6 +11,9 @@
 
 static void make_all(void) {
   struct wrong_scene scene;
+#if defined(__SANITIZE_THREAD__)
+  cr_skip_test("this allocator gives the address of a destroyed communicator to the next object");
+#endif
   cr_assert(wrong_scene_make(&scene));
   wrong_communicators(&scene);
   wrong_plans(&scene);
