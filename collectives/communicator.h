@@ -17,7 +17,7 @@
 #define OB_HOST_NAME_BYTES 64
 #define OB_END_BYTES       256
 
-/* Room for the terms of one agreement. */
+/* The bytes of the terms of one agreement, at most. */
 #define OB_AGREE_BYTES 256
 
 /* The reason why nothing can follow: one error message for all ranks. */

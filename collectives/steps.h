@@ -64,7 +64,7 @@ struct ob_step {
   enum ob_step_kind kind;
 };
 
-/* Appends a step to the plan's list, which has room. */
+/* Appends a step to the plan's list, which has capacity for it. */
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk);
 
 /* Runs steps until the list ends or one has to wait, which it may do for a moment with `wait`. A
@@ -168,7 +168,7 @@ struct ob_moment {
 /* True if such a step computes, and does not wait or send. */
 bool ob_step_computes(unsigned kind);
 
-/* From its next call on the plan notes its steps in moments[0 .. room - 1], each call from the
+/* From its next call on the plan notes its steps in moments[0 .. capacity - 1], each call from the
  * start of the array; `moments` NULL: no more. The array must outlive the plan, or the next
  * ob_plan_trace. */
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity);

@@ -80,8 +80,8 @@ cudaError_t ob_cuda_store(struct ob_cuda_plan plan, struct ob_cuda_pieces output
  * is 1.
  */
 
-/* What the kernels are compiled for, for whoever looks into the library's file: the package's
- * onebit.info does. */
+/* The architectures that the kernels are compiled for. The package's onebit.info finds them in the
+ * library's file. */
 #ifdef __CUDA_ARCH_LIST__
 #define TEXT_OF(...) #__VA_ARGS__
 #define TEXT(...)    TEXT_OF(__VA_ARGS__)

@@ -76,7 +76,7 @@ VECTORISED void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size
  * x = k ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial for e^r (its next term is 1.2e-7), and k
  * put into the exponent. Below -87, where e^x would be denormal, it stays at e^-87. */
 static inline __attribute__((always_inline)) float exponential(float x) {
-  const float rounder = 0x1.8p23f; /* adding it leaves no room for a fraction */
+  const float rounder = 0x1.8p23f; /* adding it rounds to an integer */
   const float ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f; /* k ln2_high is exact */
   x = x < -87.0f ? -87.0f : x;
   const float k = x * 0x1.715476p0f + rounder - rounder;

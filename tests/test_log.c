@@ -357,7 +357,7 @@ Test(metrics, what_cannot_be_written_fails_on_all_ranks) {
 
 /*
  * The counters of onebit/counters.h in a program that is not preloaded: nothing has been counted.
- * What they count is tried with programs that are (tests/scripts/check-preload).
+ * Programs that are preloaded try what they count (tests/scripts/check-preload).
  */
 
 Test(counters, are_zero_where_nothing_is_preloaded) {

@@ -203,7 +203,7 @@ struct ob_exchange {
   bool sum;
   bool moves; /* its plan, between widths */
   size_t count;
-  void *part;           /* of a reduce-scatter: room for a result that may not yet be
+  void *part;           /* of a reduce-scatter: holds a result that may not yet be
                                      * put where it belongs */
   float *narrow;        /* of doubles: what the plan works on */
   size_t undecided;     /* operations in flight that its plan has not ended */

@@ -9,8 +9,8 @@
  *  - Elsewhere a thread moves them, which needs MPI_THREAD_MULTIPLE.
  *  - Without either, nonblocking calls are passed on.
  *
- * What the program holds is a request of MPI's own, a generalized one, so that no wait and no test
- * needs a wrapper.
+ * The program holds a request of MPI's own, a generalized one, so that no wait and no test needs a
+ * wrapper.
  */
 #define _GNU_SOURCE /* usleep */
 #include "dropin/mpi/preload.h"

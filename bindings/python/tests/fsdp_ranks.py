@@ -250,7 +250,7 @@ def hosts_of(rank, size):
 
 
 def inside(rank, size):
-    """In full precision the steps are DistributedDataParallel's; in bits ranks stay alike."""
+    """In full precision the steps are DistributedDataParallel's; compressed, ranks stay equal."""
     own = hosts_of(rank, size)
     for dtype in torch.float32, torch.bfloat16:
         plain = Trainer(None, dtype, ours=False)
