@@ -2,6 +2,7 @@
  * A compressed warm-up: what it comes to beside a dense one, replicas that are equal to the bit,
  * bytes, edge counts, and checkpoints with other bits.
  */
+#include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_disk.h"
 #include "tests/support_optimizers.h"
@@ -130,6 +131,48 @@ Test(warmup, of_momentum_is_forty_steps_in_eight_bits) {
   cr_expect_eq(excess_of(own, 0, 0, 60), wanted);
   cr_expect_neq(excess_of(own, 4, 0, 60), wanted, "4 bits are not heard");
   cr_expect_neq(excess_of(none, 0, 0, 60), wanted, "there is a warm-up without one");
+}
+
+/* The largest residual of the warm-up's exchange. */
+static float warmup_residual(onebit_optimizer_t optimizer) {
+  const onebit_plan_t plan = optimizer->buckets[0].dense;
+  const onebit_plan_info_t info = plan_info(plan);
+  float *worker = allocate(info.worker_residual_count, sizeof *worker), largest = 0;
+  float *server = allocate(info.server_residual_count + 1, sizeof *server);
+  CHECK_STATUS(onebit_plan_export_residual(plan, worker, server), ONEBIT_OK);
+  for (size_t i = 0; i < info.worker_residual_count; i++)
+    largest = fmaxf(largest, fabsf(worker[i]));
+  free(worker);
+  free(server);
+  return largest;
+}
+
+/* It is of no use after the warm-up, whose end returns its memory. */
+static void freeze_on_rank(onebit_comm_t comm, void *context) {
+  const struct any_case *what = context;
+  float parameters[100] = {0}, gradients[100];
+  const onebit_tensor_t tensor = {parameters, gradients, 100, 0, 0, 0};
+  struct any_options options = any_options_of(what->method, what->options);
+  onebit_optimizer_t optimizer;
+  any_common(&options)->warmup_bits = 4;
+  CHECK_STATUS(any_create(&options, comm, &tensor, 1, &optimizer), ONEBIT_OK);
+  for (int step = 1; step <= 5; step++) {
+    for (size_t i = 0; i < 100; i++)
+      gradients[i] = slope(parameters[i], onebit_comm_rank(comm), i);
+    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.02f), ONEBIT_OK);
+    const float residual = warmup_residual(optimizer);
+    CHECK((residual > 0) == (step < 5), "%s, step %d: %g", what->method->name, step,
+          (double)residual);
+  }
+  onebit_optimizer_destroy(optimizer);
+}
+
+Test(warmup, residuals_go_with_its_end) {
+  struct any_case cases[] = {{ANY(adam, .freeze_step = 5)},
+                             {ANY(lamb, .freeze_step = 5)},
+                             {ANY(momentum, .warmup_steps = 5)}};
+  for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+    on_ranks(RANKS, freeze_on_rank, &cases[k]);
 }
 
 /* A compressed warm-up has a residual of its own, in every bucket: a skipped step leaves nothing in
