@@ -161,8 +161,9 @@ struct ob_method {
   size_t option_count, options_size, common_at;
   const char *options_init;
   struct ob_moments initial;
-  /* Another optimizer, where this one's default options end behind its dense form; or NULL. */
-  const char *recommended;
+  /* Another optimizer, where this one's default options end behind its dense form; or NULL. With
+   * which models that is so; NULL: with most. */
+  const char *recommended, *not_where;
   const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
   /* Options are read: what follows from them, and checks of several; it may choose another row, and
    * make recipe->own. NULL: nothing. */

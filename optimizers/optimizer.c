@@ -270,19 +270,26 @@ static onebit_optimizer_t optimizer_begin(onebit_comm_t comm, const struct ob_re
   return optimizer;
 }
 
-/* Once for each kind of optimizer and process; what never freezes is a dense form. */
+/* A dense form has a warm-up without an end, or uncompressed tensors alone. */
+static bool optimizer_is_dense_form(const struct onebit_optimizer *optimizer) {
+  const struct ob_moments *moments = &optimizer->moments;
+  return (moments->freeze_step == ONEBIT_FREEZE_NEVER && !moments->no_warmup) ||
+         optimizer->options.dense_below == SIZE_MAX;
+}
+
+/* Once for each kind of optimizer and process. */
 static void recommend(const struct onebit_optimizer *optimizer) {
   static atomic_uint told;
   const struct ob_method *method = optimizer->method;
   const unsigned kind = 1u << ob_method_number(optimizer->asked->name);
   if (!method->recommended || optimizer->options.profile != ONEBIT_PROFILE_DEFAULT ||
-      optimizer->moments.freeze_step == ONEBIT_FREEZE_NEVER || optimizer->comm->rank != 0 ||
+      optimizer_is_dense_form(optimizer) || optimizer->comm->rank != 0 ||
       atomic_fetch_or(&told, kind) & kind)
     return;
   ob_log(OB_LOG_WARN, 0,
-         "%s is not recommended: with its default options it ends more than 1 %% behind its dense "
-         "form. Take %s",
-         method->name, method->recommended);
+         "%s is not recommended%s: with its default options it ends more than 1 %% behind its "
+         "dense form. Take %s",
+         method->name, method->not_where ? method->not_where : "", method->recommended);
 }
 
 onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *method,

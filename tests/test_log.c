@@ -99,24 +99,31 @@ static void create_some(onebit_comm_t comm, void *context) {
   never.freeze_step = ONEBIT_FREEZE_NEVER;
   deepspeed.common.profile = ONEBIT_PROFILE_DEEPSPEED;
   onebit_efficient_adam_options_t ratios = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
-  onebit_optimizer_t made[7] = {NULL};
+  onebit_lion_options_t dense_lion = ONEBIT_LION_OPTIONS_INIT;
+  onebit_optimizer_t made[10] = {NULL};
   ratios.trust_ratio = 1;
+  dense_lion.common.dense_below = SIZE_MAX;
   (void)context;
   for (int k = 0; k < 4; k++)
     CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, of_adam[k], &made[k]), ONEBIT_OK);
   CHECK_STATUS(onebit_lamb_create(comm, &tensor, 1, NULL, &made[4]), ONEBIT_OK);
   CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, NULL, &made[5]), ONEBIT_OK);
   CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &ratios, &made[6]), ONEBIT_OK);
-  for (int k = 0; k < 7; k++)
+  CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &dense_lion, &made[7]), ONEBIT_OK);
+  for (int k = 8; k < 10; k++)
+    CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, NULL, &made[k]), ONEBIT_OK);
+  for (int k = 0; k < 10; k++)
     onebit_optimizer_destroy(made[k]);
 }
 
 Test(log, what_is_not_recommended_is_said_once) {
   const char *text = said_by(create_some, NULL, "WARN");
-  cr_expect_eq(times(text, "\n"), 3, "%s", text);
+  cr_expect_eq(times(text, "\n"), 4, "%s", text);
+  cr_expect_eq(times(text, "lion is not recommended where most parameters are tables of words"), 1,
+               "%s", text);
   cr_expect_eq(times(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
   cr_expect_eq(times(text, "rank 0: adam is not recommended"), 1, "%s", text);
-  cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 2, "%s", text);
+  cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 3, "%s", text);
 }
 
 Test(log, info_says_what_is_decided) {

@@ -14,7 +14,7 @@
  * Take the learning rate and the weight decay that dense Lion takes: most often a third to a tenth
  * of Adam's rate, and as many times its weight decay. Each element has one server, which is the
  * only one to keep its momentum. Not recommended where most parameters are tables of words: its
- * loss ends 2 to 4 % above dense Lion's there (docs/measured/trainings.md).
+ * loss ends 2 to 4 % above dense Lion's there (docs/measured/trainings.md), as a warning says once.
  *
  * A bit is + or -, and dense Lion leaves an element alone whose momentum and gradient are zero. A
  * block (block_size elements) in which all y are zero, such as one of a layer without gradients, is

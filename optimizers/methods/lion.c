@@ -34,6 +34,8 @@ const struct ob_method ob_method_lion = {
     .name = "lion",
     OB_OPTIONS("ONEBIT_LION_OPTIONS_INIT", options_of),
     .initial = {.no_warmup = true, .freeze_step = ONEBIT_FREEZE_NEVER},
+    .recommended = "Efficient-Adam (onebit_efficient_adam_create) for these",
+    .not_where = " where most parameters are tables of words",
     .not_deepspeeds = "Lion in one bit",
     .moments = true,
     .serve_rule = OB_SERVE_LION,
