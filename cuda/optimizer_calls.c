@@ -62,7 +62,7 @@ static onebit_status_t check_capture(const struct onebit_optimizer *optimizer,
                                      cudaStream_t stream) {
   if (!ob_cuda_is_capturing(stream))
     return ONEBIT_OK;
-  if (optimizer->method->scheduled)
+  if (optimizer->method->exchange)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "stream is capturing a graph, and what a step of %s sends depends on how many "
                     "were made",
@@ -114,7 +114,7 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
 /* Refuses a rate in memory where the host takes part in a step, and has to know it. */
 static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer,
                                         const float *rate) {
-  if (optimizer->method->scheduled)
+  if (optimizer->method->exchange)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "rate is %p: %s adds up the rates of local steps on the host",
                     (const void *)rate, optimizer->method->name);

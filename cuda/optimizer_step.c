@@ -103,7 +103,7 @@ static onebit_status_t send_scalings(struct ob_bucket *bucket) {
  * many were made. It knows where the next step's messages depend on the number. */
 static bool is_counted(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred && !optimizer->moments.no_bias_correction &&
-         !optimizer->method->scheduled && !ob_optimizer_divides(optimizer);
+         !optimizer->method->exchange && !ob_optimizer_divides(optimizer);
 }
 
 /* Sends the number of steps that the host knows of, and the plan's calls since then. The sum of the

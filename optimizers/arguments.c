@@ -44,7 +44,7 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
                     "profile is ONEBIT_PROFILE_DEEPSPEED, warmup_bits is %d: the profile has a "
                     "dense warm-up, leave it 0",
                     bits);
-  if (method->exchange != ob_freeze_exchange || recipe->moments.no_warmup || method->plans)
+  if (method->exchange || recipe->moments.no_warmup || method->plans)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "warmup_bits is %d: it is for a warm-up, of 1-bit Adam without shards, "
                     "1-bit LAMB, momentum SGD and Efficient-Adam",

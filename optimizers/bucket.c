@@ -31,8 +31,7 @@ static bool lacks_scratch(const struct onebit_optimizer *optimizer,
 /* The slots that are arrays of the bucket's own. */
 static unsigned arrays_of(const struct onebit_optimizer *optimizer,
                           const struct ob_bucket *bucket) {
-  return optimizer->method->arrays | (bucket->uncompressed ? optimizer->method->dense_arrays : 0) |
-         (lacks_scratch(optimizer, bucket) ? OB_MASK(OB_SCRATCH) : 0);
+  return optimizer->method->arrays | (lacks_scratch(optimizer, bucket) ? OB_MASK(OB_SCRATCH) : 0);
 }
 
 static void point_to_means(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
@@ -342,6 +341,16 @@ void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
   call->hold = optimizer->bucket_count > 1;
 }
 
+void ob_moments_call(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
+                     uint64_t step, struct ob_call *call) {
+  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
+  call->source.moment_rule = OB_MOMENTS_SECOND;
+  call->source.moment = (struct ob_moment_factors){
+      .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
+  ob_moment_correct(&call->source.moment, optimizer->moments.beta2,
+                    (double)ob_plan_geometry(bucket->bits)->members, step);
+}
+
 /* --- In memory of the processor ----------------------------------------------------------------*/
 
 static onebit_status_t pass_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -362,39 +371,5 @@ static onebit_status_t check_on_host(const char *name, const void *array) {
   return ob_executor_check_host(NULL, name, array);
 }
 
-static onebit_status_t no_bucket(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  (void)optimizer, (void)bucket;
-  return ONEBIT_OK;
-}
-
-static void do_nothing(struct ob_bucket *bucket) { (void)bucket; }
-
-static onebit_status_t no_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                               struct ob_call *call) {
-  (void)optimizer, (void)bucket, (void)call;
-  return ONEBIT_OK;
-}
-
-static onebit_status_t no_piece(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                                size_t piece) {
-  (void)optimizer, (void)bucket, (void)piece;
-  return ONEBIT_OK;
-}
-
-static onebit_status_t not_needed(struct onebit_optimizer *optimizer) {
-  (void)optimizer;
-  return ONEBIT_OK;
-}
-
-const struct ob_optimizer_executor ob_optimizer_executor_host = {.check = check_on_host,
-                                                                 .create = no_bucket,
-                                                                 .destroy = do_nothing,
-                                                                 .prepare = no_call,
-                                                                 .join = not_needed,
-                                                                 .pass = pass_on_host,
-                                                                 .sum = sum_on_host,
-                                                                 .repoint = no_piece,
-                                                                 .reweigh = no_piece,
-                                                                 .serve = do_nothing,
-                                                                 .finish = not_needed,
-                                                                 .wait = not_needed};
+const struct ob_optimizer_executor ob_optimizer_executor_host = {
+    .check = check_on_host, .pass = pass_on_host, .sum = sum_on_host};

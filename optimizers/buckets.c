@@ -202,7 +202,8 @@ onebit_status_t ob_buckets_set_gradient(onebit_optimizer_t optimizer, size_t ten
     if (bucket->tensor_of[k] != tensor || !ob_plan_layout(bucket->bits)->piece[k].valid)
       continue;
     bucket->gradients[k] = gradient_at(optimizer, gradient, offset_of(bucket, k));
-    OB_TRY(optimizer->executor->repoint(optimizer, bucket, k));
+    if (optimizer->executor->repoint)
+      OB_TRY(optimizer->executor->repoint(optimizer, bucket, k));
   }
   return ONEBIT_OK;
 }
@@ -214,7 +215,8 @@ onebit_status_t ob_buckets_set_constants(onebit_optimizer_t optimizer, size_t te
       continue;
     bucket->factors[k] = optimizer->list[tensor].learning_rate_factor;
     bucket->weight_decays[k] = optimizer->list[tensor].weight_decay;
-    OB_TRY(optimizer->executor->reweigh(optimizer, bucket, k));
+    if (optimizer->executor->reweigh)
+      OB_TRY(optimizer->executor->reweigh(optimizer, bucket, k));
   }
   return ONEBIT_OK;
 }
@@ -224,7 +226,8 @@ void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     ob_plan_residual(bucket->bits, true)->serving.lion = ob_lion_factors_of(optimizer);
-    optimizer->executor->serve(bucket);
+    if (optimizer->executor->serve)
+      optimizer->executor->serve(bucket);
   }
 }
 
@@ -278,7 +281,7 @@ static onebit_status_t buckets_create_plans(onebit_optimizer_t optimizer, struct
 /* Completes a bucket once its pieces are placed. Collective. */
 static onebit_status_t buckets_complete(onebit_optimizer_t optimizer, struct ob_bucket *bucket) {
   onebit_status_t status = bucket->masters ? ob_bucket_make_masters(optimizer, bucket) : ONEBIT_OK;
-  if (status == ONEBIT_OK)
+  if (status == ONEBIT_OK && optimizer->executor->create)
     status = optimizer->executor->create(optimizer, bucket);
   return ob_agree(optimizer->comm, status, NULL, 0);
 }
@@ -354,7 +357,7 @@ onebit_status_t ob_buckets_create(onebit_optimizer_t optimizer, const onebit_ten
 }
 
 static void destroy_bucket(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
-  if (optimizer->executor)
+  if (optimizer->executor && optimizer->executor->destroy)
     optimizer->executor->destroy(bucket);
   ob_bucket_release(optimizer, bucket);
   onebit_plan_destroy(bucket->parameters_back);

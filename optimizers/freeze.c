@@ -136,8 +136,9 @@ bool ob_freeze_is_late(const struct onebit_optimizer *optimizer) {
   return optimizer->steps - latest >= freeze_window(optimizer->moments.beta2);
 }
 
-/* Beyond the last step: the variance lagged, or a checkpoint was loaded. */
-onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) {
+/* *due: whether the latest step is the last of the warm-up. Beyond the last step: the variance
+ * lagged, or a checkpoint was loaded. */
+static onebit_status_t freeze_is_due(struct onebit_optimizer *optimizer, bool *due) {
   *due = false;
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
@@ -151,7 +152,9 @@ onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due) 
   return ONEBIT_OK;
 }
 
-enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer) {
+enum ob_exchange ob_optimizer_exchange(const struct onebit_optimizer *optimizer) {
+  if (optimizer->method->exchange)
+    return optimizer->method->exchange(optimizer);
   return ob_optimizer_is_frozen(optimizer) && ob_optimizer_compresses(optimizer)
              ? OB_EXCHANGE_BITS
              : OB_EXCHANGE_DENSE;
@@ -191,7 +194,7 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 }
 
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer) {
-  if (optimizer->method->scheduled || ob_optimizer_divides(optimizer))
+  if (optimizer->method->exchange || ob_optimizer_divides(optimizer))
     return optimizer->unknown > 0;
   return optimizer->unknown && !ob_optimizer_is_frozen(optimizer) &&
          (optimizer->moments.freeze_step == ONEBIT_FREEZE_AUTOMATIC ||
@@ -204,10 +207,22 @@ onebit_status_t ob_freeze_forget_residuals(struct onebit_optimizer *optimizer,
   return ob_plan_return_residual(bucket->dense);
 }
 
+static onebit_status_t freeze_advance(struct onebit_optimizer *optimizer) {
+  bool due = false;
+  if (optimizer->method->advance)
+    return optimizer->method->advance(optimizer);
+  if (optimizer->method->freeze)
+    OB_TRY(freeze_is_due(optimizer, &due));
+  if (!due)
+    return ONEBIT_OK;
+  OB_TRY(optimizer->method->freeze(optimizer));
+  optimizer->frozen_at = optimizer->steps;
+  return ONEBIT_OK;
+}
+
 onebit_status_t ob_optimizer_advance(onebit_optimizer_t optimizer) {
   const uint64_t before = optimizer->frozen_at;
-  if (optimizer->method->advance)
-    OB_TRY(optimizer->method->advance(optimizer));
+  OB_TRY(freeze_advance(optimizer));
   if (optimizer->frozen_at == before)
     return ONEBIT_OK;
   ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: frozen after step %llu", optimizer->method->name,
@@ -252,6 +267,18 @@ onebit_status_t ob_optimizer_catch_up(onebit_optimizer_t optimizer) {
         return status;
     }
   }
-  OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
+  if (optimizer->executor->wait)
+    OB_TRY(ob_optimizer_note(optimizer, optimizer->executor->wait(optimizer)));
   return optimizer->deferred ? freeze_learn(optimizer) : ONEBIT_OK;
+}
+
+onebit_status_t ob_optimizer_check_idle(const struct onebit_optimizer *optimizer) {
+  if (optimizer->step.open)
+    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
+  return ONEBIT_OK;
+}
+
+onebit_status_t ob_optimizer_reach_idle(onebit_optimizer_t optimizer) {
+  OB_TRY(ob_optimizer_check_idle(optimizer));
+  return ob_optimizer_catch_up(optimizer);
 }

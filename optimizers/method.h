@@ -180,7 +180,6 @@ struct ob_method {
   bool divides;
   enum ob_serve_rule serve_rule; /* the rule by which servers reduce messages */
   unsigned arrays;               /* slots that are arrays of a bucket's own, as OB_MASKs */
-  unsigned dense_arrays;         /* likewise of an uncompressed bucket, besides */
   /* Creates what the optimizer needs besides the buckets, once these are made: collective. NULL:
    * nothing. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer);
@@ -197,10 +196,9 @@ struct ob_method {
    * update has done it. */
   onebit_status_t (*dense)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   enum ob_pass_kind dense_pass;
-  /* The form of the next step's exchange. */
+  /* The form of the next step's exchange, which depends on how the steps before ended, in all
+   * stages. NULL: ob_optimizer_exchange has it. */
   enum ob_exchange (*exchange)(const struct onebit_optimizer *optimizer);
-  /* That depends on how the steps before ended, in all stages. */
-  bool scheduled;
   /* Prepares the values that a compressed bucket is about to send. NULL: they need no
    * preparation. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
@@ -212,8 +210,9 @@ struct ob_method {
   /* Called when the exchanges of a step have ended on all ranks, before held ones are applied.
    * NULL: they are only applied. */
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
-  /* Called when a step is made and counted: changes the stage if that is due. NULL: the stage never
-   * changes. */
+  /* The freeze, after the last step of the warm-up (freeze.c). NULL: the stage never changes. */
+  onebit_status_t (*freeze)(struct onebit_optimizer *optimizer);
+  /* In its place, called when a step is made and counted: changes the stage if that is due. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
   /* Adds the method's statistics of a tensor besides norms. NULL: none. */

@@ -350,8 +350,7 @@ void onebit_optimizer_destroy(onebit_optimizer_t optimizer) {
 onebit_status_t onebit_optimizer_set_gradient(onebit_optimizer_t optimizer, size_t tensor,
                                               const void *gradient) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
-  if (optimizer->step.open)
-    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
+  OB_TRY(ob_optimizer_check_idle(optimizer));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);

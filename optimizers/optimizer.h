@@ -99,7 +99,8 @@ struct ob_times {
 
 struct ob_part; /* checkpoint/checkpoint.h */
 
-/* The table of places: where the arrays are, and who makes the local passes. */
+/* The table of places: where the arrays are, and who makes the local passes. All rows have check,
+ * pass and sum; any other member is NULL where there is nothing to do. */
 struct ob_optimizer_executor {
   onebit_status_t (*check)(const char *name, const void *array);
   /* Creates the device's part of one bucket, after all other parts. */
@@ -363,6 +364,9 @@ static inline onebit_status_t ob_optimizer_note(onebit_optimizer_t optimizer,
   return ob_outcome_add(&optimizer->outcome, status);
 }
 onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer);
+/* Fail while a step is open. reach_idle: waits for those on streams. */
+onebit_status_t ob_optimizer_check_idle(const struct onebit_optimizer *optimizer);
+onebit_status_t ob_optimizer_reach_idle(onebit_optimizer_t optimizer);
 
 /* Ends an open step as one that has failed, and tells the other ranks. */
 void ob_optimizer_abandon(struct onebit_optimizer *optimizer);
@@ -444,6 +448,10 @@ onebit_status_t ob_buckets_apply(struct onebit_optimizer *optimizer);
 /* Fills in the usual call: it sends the momentum, and the pass `kind` applies the result. */
 void ob_momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       enum ob_pass_kind kind, struct ob_call *call);
+/* The call divides gradients by the root of this rank's own second moments, after bucket->sink is
+ * set. */
+void ob_moments_call(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
+                     uint64_t step, struct ob_call *call);
 
 /* The freeze (freeze.c), for methods that have a warm-up of dense steps. */
 
@@ -465,11 +473,9 @@ uint64_t ob_freeze_latest_step(const struct onebit_optimizer *optimizer);
 /* True if the freeze should have come 1 / (1 - beta2) steps ago, or earlier: the variance lags. */
 bool ob_freeze_is_late(const struct onebit_optimizer *optimizer);
 
-/* Returns the kind of the next step's messages: bits, once frozen and if there are other ranks. */
-enum ob_exchange ob_freeze_exchange(const struct onebit_optimizer *optimizer);
-
-/* *due: whether the latest step is the last of the warm-up. */
-onebit_status_t ob_freeze_is_due(struct onebit_optimizer *optimizer, bool *due);
+/* Returns the kind of the next step's messages: unless the method says, bits once it is frozen, if
+ * it compresses. */
+enum ob_exchange ob_optimizer_exchange(const struct onebit_optimizer *optimizer);
 
 /* Room for the norms, where the freeze is found from them. */
 onebit_status_t ob_freeze_create(struct onebit_optimizer *optimizer);

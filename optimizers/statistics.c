@@ -242,15 +242,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
   return statistics_add_norms(optimizer, info);
 }
 
-/* --- Statistics */
-
-/* The state is looked at between steps only: while one is open messages arrive. */
-static onebit_status_t statistics_check_idle(onebit_optimizer_t optimizer) {
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  if (optimizer->step.open)
-    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
-  return ONEBIT_OK;
-}
+/* --- Statistics. The state is looked at between steps only: while one is open messages arrive. */
 
 /* From squares. Where there is neither there is nothing to complain of. */
 static double statistics_ratio_of(double error, double signal) {
@@ -272,8 +264,8 @@ static onebit_status_t residual_ratio(const struct onebit_optimizer *optimizer, 
 
 onebit_status_t onebit_optimizer_get_statistics(onebit_optimizer_t optimizer,
                                                 onebit_optimizer_statistics_t *statistics) {
-  OB_CALL_SCOPE;
-  OB_TRY(statistics_check_idle(optimizer));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_optimizer_check_idle(optimizer));
   OB_TRY(ob_size_check("statistics", statistics, sizeof *statistics));
   onebit_optimizer_info_t info = {.size = sizeof info};
   double ratio;
@@ -305,8 +297,8 @@ static onebit_status_t tensor_ratio(const struct onebit_optimizer *optimizer, si
 
 onebit_status_t onebit_optimizer_get_tensor_statistics(onebit_optimizer_t optimizer, size_t tensor,
                                                        onebit_tensor_statistics_t *statistics) {
-  OB_CALL_SCOPE;
-  OB_TRY(statistics_check_idle(optimizer));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_optimizer_check_idle(optimizer));
   OB_TRY(ob_size_check("statistics", statistics, sizeof *statistics));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
@@ -400,9 +392,8 @@ static onebit_status_t warn_of_warmup(const struct onebit_optimizer *optimizer) 
 }
 
 onebit_status_t onebit_optimizer_check(onebit_optimizer_t optimizer, size_t *tensor) {
-  OB_CALL_SCOPE;
-  OB_TRY(statistics_check_idle(optimizer));
-  OB_TRY(ob_optimizer_catch_up(optimizer));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   struct finding error = {0, 0}, bounded = {0, 0};
   OB_TRY(find_worst(optimizer, &error, &bounded));
   bool of_error = error.value >= ONEBIT_RESIDUAL_RATIO_LIMIT;

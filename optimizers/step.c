@@ -59,7 +59,8 @@ static void step_start(struct onebit_optimizer *optimizer, struct ob_bucket *buc
   if (!bucket->uncompressed && optimizer->method->prepare)
     ob_step_note(optimizer, step_prepare(optimizer, bucket));
   struct ob_call call = bits ? bits_call(optimizer, bucket) : warm_call(optimizer, bucket);
-  ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
+  if (optimizer->executor->prepare)
+    ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
   onebit_status_t so_far =
       ob_outcome_tell(&step->outcome); /* the plan tells of it in these words */
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
@@ -146,7 +147,7 @@ onebit_status_t ob_optimizer_accept(struct onebit_optimizer *optimizer) {
 /* Begins a new step, of which nothing is ready. */
 static void step_begin(struct onebit_optimizer *optimizer, float learning_rate) {
   optimizer->step = (struct ob_step_state){.learning_rate = optimizer->rate ? 0 : learning_rate,
-                                           .exchange = optimizer->method->exchange(optimizer)};
+                                           .exchange = ob_optimizer_exchange(optimizer)};
   ob_step_note(optimizer, ob_constants_apply(optimizer));
   set_learning_rates(optimizer, optimizer->step.learning_rate);
   for (size_t t = 0; t < optimizer->tensor_count; t++)
@@ -208,7 +209,7 @@ void ob_step_revoke(struct onebit_optimizer *optimizer) {
 /* Exchanges may be on a stream, though nothing comes of them. */
 static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   ob_step_revoke(optimizer);
-  if (optimizer->step.on_stream)
+  if (optimizer->step.on_stream && optimizer->executor->finish)
     ob_step_note(optimizer, optimizer->executor->finish(optimizer));
   if (status == ONEBIT_SKIPPED) {
     ob_log(OB_LOG_INFO, optimizer->comm->rank, "%s: a step after step %llu is skipped: %s",
@@ -234,7 +235,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
 /* Updates after the exchange of a step, in its stage. A step that is made may still return a status
  * of this rank alone, whose own loss scale follows. */
 static onebit_status_t step_update(onebit_optimizer_t optimizer) {
-  OB_TRY(optimizer->executor->join(optimizer));
+  if (optimizer->executor->join)
+    OB_TRY(optimizer->executor->join(optimizer));
   OB_TRY(optimizer->method->update(optimizer));
   OB_TRY(update_dense(optimizer));
   optimizer->exchanges[optimizer->step.exchange]++;
@@ -246,7 +248,8 @@ static onebit_status_t step_update(onebit_optimizer_t optimizer) {
     ob_optimizer_rescale(optimizer, alone == ONEBIT_OK, alone == ONEBIT_SKIPPED);
     OB_TRY(ob_optimizer_advance(optimizer));
   }
-  OB_TRY(optimizer->executor->finish(optimizer));
+  if (optimizer->executor->finish)
+    OB_TRY(optimizer->executor->finish(optimizer));
   return ob_outcome_tell(&optimizer->step.outcome);
 }
 

@@ -73,16 +73,9 @@ static uint32_t fingerprint_of_number(const void *number) {
   return (uint32_t)(hash ^ hash >> 32);
 }
 
-static onebit_status_t check_optimizer(onebit_optimizer_t optimizer) {
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  if (optimizer->step.open)
-    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
-  return ob_optimizer_catch_up(optimizer);
-}
-
 static onebit_status_t constants_check(onebit_optimizer_t optimizer, size_t tensor,
                                        const char *name, float value) {
-  OB_TRY(check_optimizer(optimizer));
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   if (tensor >= optimizer->tensor_count)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "tensor is %zu, and there are %zu", tensor,
                     optimizer->tensor_count);
@@ -107,21 +100,21 @@ static onebit_status_t constants_set(onebit_optimizer_t optimizer, size_t tensor
 
 onebit_status_t onebit_optimizer_set_learning_rate_factor(onebit_optimizer_t optimizer,
                                                           size_t tensor, float factor) {
-  OB_CALL_SCOPE;
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(constants_check(optimizer, tensor, "factor", factor));
   return constants_set(optimizer, tensor, &optimizer->list[tensor].learning_rate_factor, factor);
 }
 
 onebit_status_t onebit_optimizer_set_weight_decay(onebit_optimizer_t optimizer, size_t tensor,
                                                   float weight_decay) {
-  OB_CALL_SCOPE;
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(constants_check(optimizer, tensor, "weight_decay", weight_decay));
   return constants_set(optimizer, tensor, &optimizer->list[tensor].weight_decay, weight_decay);
 }
 
 onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double beta1) {
-  OB_CALL_SCOPE;
-  OB_TRY(check_optimizer(optimizer));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   OB_TRY(ob_check_fraction("beta1", beta1));
   optimizer->constants ^= fingerprint_of_number(&optimizer->beta1) ^ fingerprint_of_number(&beta1);
   optimizer->beta1 = beta1;
@@ -130,8 +123,8 @@ onebit_status_t onebit_optimizer_set_beta1(onebit_optimizer_t optimizer, double 
 }
 
 onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer) {
-  OB_CALL_SCOPE;
-  OB_TRY(check_optimizer(optimizer));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   for (size_t u = 0; u < optimizer->bucket_count; u++)
     if (optimizer->buckets[u].masters)
       OB_TRY(ob_bucket_make_masters(optimizer, &optimizer->buckets[u]));
@@ -139,8 +132,8 @@ onebit_status_t onebit_optimizer_take_parameters(onebit_optimizer_t optimizer) {
 }
 
 onebit_status_t onebit_optimizer_set_tag(onebit_optimizer_t optimizer, uint64_t tag) {
-  OB_CALL_SCOPE;
-  OB_TRY(check_optimizer(optimizer));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   optimizer->constants ^= fingerprint_of_number(&optimizer->tag) ^ fingerprint_of_number(&tag);
   optimizer->tag = tag;
   return ONEBIT_OK;
@@ -246,15 +239,9 @@ bool ob_optimizer_compares(struct onebit_optimizer *optimizer) {
 }
 
 onebit_status_t onebit_optimizer_compare(onebit_optimizer_t optimizer) {
-  OB_CALL_SCOPE;
-  onebit_status_t status = ONEBIT_OK;
-  OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
+  OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
   OB_TRY(ob_optimizer_check_held(optimizer));
-  if (optimizer->step.open)
-    status = ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
-  else
-    status = ob_optimizer_catch_up(optimizer);
-  return ob_optimizer_compare(optimizer, status);
+  return ob_optimizer_compare(optimizer, ob_optimizer_reach_idle(optimizer));
 }
 
 onebit_status_t onebit_optimizer_set_compare_interval(onebit_optimizer_t optimizer,

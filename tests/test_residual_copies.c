@@ -247,7 +247,7 @@ static void train(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct trainee one = begin(comm, training, 1), two = begin(comm, training, 2);
   for (int step = 0; step < TRAINED; step++) {
-    if (step == BAD_STEP && one.optimizer->method->exchange(one.optimizer) == OB_EXCHANGE_BITS)
+    if (step == BAD_STEP && ob_optimizer_exchange(one.optimizer) == OB_EXCHANGE_BITS)
       step_badly(&one, rank), step_badly(&two, rank);
     fill_input(one.gradients, ONEBIT_FLOAT32, COUNT, rank, step);
     fill_input(two.gradients, ONEBIT_FLOAT32, COUNT, rank, step);

@@ -197,9 +197,6 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 
 struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer);
 
-/* Fails while a step is open. Waits for those on streams. */
-onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer);
-
 /* Return fields of the header. */
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer);
 size_t ob_checkpoint_hosts(const struct onebit_optimizer *optimizer);

@@ -7,12 +7,6 @@
 #include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-onebit_status_t ob_checkpoint_idle(onebit_optimizer_t optimizer) {
-  if (optimizer->step.open)
-    return ob_error(ONEBIT_ERROR_BUSY, "a step is open: onebit_optimizer_step ends it");
-  return ob_optimizer_catch_up(optimizer);
-}
-
 /* --- What is no array --------------------------------------------------------------------------*/
 
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
@@ -208,7 +202,7 @@ static onebit_status_t checkpoint_optimizer_save(onebit_optimizer_t optimizer, b
   if (!bytes)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "bytes is NULL");
   *bytes = 0;
-  OB_TRY(ob_checkpoint_idle(optimizer));
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   const struct ob_state state = ob_optimizer_state(optimizer);
   return ob_state_save(&state, whole, memory, capacity, bytes);
 }
@@ -227,7 +221,7 @@ onebit_status_t onebit_optimizer_save_whole(onebit_optimizer_t optimizer, void *
 
 onebit_status_t onebit_optimizer_save_files(onebit_optimizer_t optimizer, const char *directory) {
   OB_CALL_SCOPE_OF(optimizer, OB_HANDLE_OPTIMIZER);
-  const onebit_status_t status = ob_checkpoint_idle(optimizer);
+  const onebit_status_t status = ob_optimizer_reach_idle(optimizer);
   const struct ob_state state = ob_optimizer_state(optimizer);
   return ob_state_save_files(&state, status, directory);
 }

@@ -360,7 +360,7 @@ onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_pa
 }
 
 static onebit_status_t check_ready(onebit_optimizer_t optimizer) {
-  OB_TRY(ob_checkpoint_idle(optimizer));
+  OB_TRY(ob_optimizer_reach_idle(optimizer));
   if (optimizer->deferred && !optimizer->executor->restored)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "optimizer is on a device that counts its steps: they cannot be set");

@@ -249,11 +249,7 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
 }
 
 /* The variance becomes a reciprocal; the momentum stays what it is: it is no residual here. */
-static onebit_status_t shards_advance(struct onebit_optimizer *optimizer) {
-  bool due;
-  OB_TRY(ob_freeze_is_due(optimizer, &due));
-  if (!due)
-    return ONEBIT_OK;
+static onebit_status_t shards_freeze(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
     struct ob_pass_sink sink = ob_bucket_sink(optimizer, bucket, OB_PASS_FREEZE, optimizer->steps);
@@ -261,7 +257,6 @@ static onebit_status_t shards_advance(struct onebit_optimizer *optimizer) {
     if (!bucket->uncompressed)
       pass_shard(bucket, &sink);
   }
-  optimizer->frozen_at = optimizer->steps;
   return ONEBIT_OK;
 }
 
@@ -273,10 +268,9 @@ static const struct ob_method with_shards = {.name = "adam",
                                              .plans = plans,
                                              .sums = sums,
                                              .variance = variance,
-                                             .exchange = ob_freeze_exchange,
                                              .call = shards_call,
                                              .update = shards_update,
-                                             .advance = shards_advance,
+                                             .freeze = shards_freeze,
                                              .destroy = shards_destroy};
 
 /* Makes it the recipe's method, or fails: it is not possible with all options. */
@@ -335,15 +329,9 @@ static onebit_status_t adam_update(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t adam_advance(struct onebit_optimizer *optimizer) {
-  bool due;
-  OB_TRY(ob_freeze_is_due(optimizer, &due));
-  if (!due)
-    return ONEBIT_OK;
+static onebit_status_t adam_freeze(struct onebit_optimizer *optimizer) {
   bool step = adam_sends_step(optimizer) && ob_optimizer_compresses(optimizer);
-  OB_TRY(ob_buckets_pass(optimizer, step ? OB_PASS_FREEZE_STEP : OB_PASS_FREEZE, optimizer->steps));
-  optimizer->frozen_at = optimizer->steps;
-  return ONEBIT_OK;
+  return ob_buckets_pass(optimizer, step ? OB_PASS_FREEZE_STEP : OB_PASS_FREEZE, optimizer->steps);
 }
 
 /* --- Its row -----------------------------------------------------------------------------------*/
@@ -369,10 +357,9 @@ const struct ob_method ob_method_adam = {.name = "adam",
                                          .momentum = true,
                                          .arrays = OB_MASK(OB_VARIANCE),
                                          .dense_pass = OB_PASS_ADAM,
-                                         .exchange = ob_freeze_exchange,
                                          .call = adam_call,
                                          .update = adam_update,
-                                         .advance = adam_advance};
+                                         .freeze = adam_freeze};
 
 onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                    size_t ntensors, const onebit_adam_options_t *options,

@@ -121,17 +121,11 @@ static struct ob_interval own_interval(const struct onebit_plan *plan) {
 
 static void efficient_adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                 struct ob_call *call) {
-  const struct ob_moments *moments = &optimizer->moments;
   ob_momentum_call(optimizer, bucket, OB_PASS_STEP, call);
-  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
-  call->source.weight *= (float)moments->gain;
-  call->source.moment_rule = OB_MOMENTS_SECOND;
-  call->source.moment = (struct ob_moment_factors){
-      .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
+  ob_moments_call(optimizer, bucket, number_of_step(optimizer), call);
+  call->source.weight *= (float)optimizer->moments.gain;
   call->source.floors = bucket->has_tables ? bucket->floors : NULL;
   call->source.own = own_interval(bucket->bits);
-  ob_moment_correct(&call->source.moment, moments->beta2,
-                    (double)ob_plan_geometry(bucket->bits)->members, number_of_step(optimizer));
 }
 
 static onebit_status_t efficient_adam_update(struct onebit_optimizer *optimizer) {
@@ -185,8 +179,7 @@ static size_t numbers_by_ratios(struct onebit_optimizer *optimizer,
 /* The two rows have this in common. */
 #define DIVIDES                                                                                    \
   .momentum = true, .moments = true, .divides = true, .arrays = OB_MASK(OB_VARIANCE),              \
-  .exchange = ob_freeze_exchange, .prepare = efficient_adam_prepare, .call_dense = call_divided,   \
-  .advance = efficient_adam_advance
+  .prepare = efficient_adam_prepare, .call_dense = call_divided, .advance = efficient_adam_advance
 
 static const struct ob_method with_trust_ratios = {.name = "efficient_lamb",
                                                    DIVIDES,

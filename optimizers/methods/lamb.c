@@ -181,7 +181,7 @@ static onebit_status_t lamb_update(struct onebit_optimizer *optimizer) {
 }
 
 /* Scalings are for tensors that share one scale. */
-static onebit_status_t lamb_freeze(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
+static onebit_status_t freeze_bucket(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   if (ob_plan_geometry(bucket->bits)->one_scale && ob_optimizer_compresses(optimizer)) {
     OB_TRY(ob_bucket_pass(optimizer, bucket, OB_PASS_POWER, optimizer->steps));
     OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_SCALE));
@@ -190,14 +190,8 @@ static onebit_status_t lamb_freeze(struct onebit_optimizer *optimizer, struct ob
   return ob_bucket_pass(optimizer, bucket, OB_PASS_LAMB_FREEZE, optimizer->steps);
 }
 
-static onebit_status_t lamb_advance(struct onebit_optimizer *optimizer) {
-  bool due;
-  OB_TRY(ob_freeze_is_due(optimizer, &due));
-  if (!due)
-    return ONEBIT_OK;
-  OB_TRY(ob_buckets_each(optimizer, lamb_freeze));
-  optimizer->frozen_at = optimizer->steps;
-  return ONEBIT_OK;
+static onebit_status_t lamb_freeze(struct onebit_optimizer *optimizer) {
+  return ob_buckets_each(optimizer, freeze_bucket);
 }
 
 size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers list[OB_MAX_NUMBERS]) {
@@ -282,10 +276,9 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
                                          .lamb = true,
                                          .arrays = OB_MASK(OB_VARIANCE) | OB_MASK(OB_FRESH),
                                          .dense = ob_lamb_dense,
-                                         .exchange = ob_freeze_exchange,
                                          .call = lamb_call,
                                          .update = lamb_update,
-                                         .advance = lamb_advance,
+                                         .freeze = lamb_freeze,
                                          .tell = ob_lamb_tell,
                                          .numbers = ob_lamb_numbers,
                                          .scalings = scalings};

@@ -9,13 +9,8 @@
 static void lion_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
   bucket->sink = ob_bucket_sink(optimizer, bucket, OB_PASS_STEP, optimizer->steps + 1);
-  const struct ob_adam_factors *adam = &bucket->sink.factors.adam;
   call->source.weight = 1;
-  call->source.moment_rule = OB_MOMENTS_SECOND;
-  call->source.moment = (struct ob_moment_factors){
-      .beta2 = adam->beta2, .one_minus_beta2 = adam->one_minus_beta2, .epsilon = adam->epsilon};
-  ob_moment_correct(&call->source.moment, optimizer->moments.beta2,
-                    (double)ob_plan_geometry(bucket->bits)->members, optimizer->steps + 1);
+  ob_moments_call(optimizer, bucket, optimizer->steps + 1, call);
   call->sink = &bucket->sink;
   call->hold = optimizer->bucket_count > 1;
 }
@@ -40,7 +35,6 @@ const struct ob_method ob_method_lion = {
     .moments = true,
     .serve_rule = OB_SERVE_LION,
     .dense_pass = OB_PASS_LION,
-    .exchange = ob_freeze_exchange,
     .call = lion_call,
     .update = ob_buckets_apply};
 

@@ -20,14 +20,8 @@ static onebit_status_t momentum_update(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t momentum_advance(struct onebit_optimizer *optimizer) {
-  bool due;
-  OB_TRY(ob_freeze_is_due(optimizer, &due));
-  if (!due)
-    return ONEBIT_OK;
-  OB_TRY(ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps));
-  optimizer->frozen_at = optimizer->steps;
-  return ONEBIT_OK;
+static onebit_status_t momentum_freeze(struct onebit_optimizer *optimizer) {
+  return ob_buckets_pass(optimizer, OB_PASS_SGD_FREEZE, optimizer->steps);
 }
 
 /* --- Its row -----------------------------------------------------------------------------------*/
@@ -60,10 +54,9 @@ const struct ob_method ob_method_momentum = {
     .momentum = true,
     .begins_frozen = true,
     .dense_pass = OB_PASS_SGD,
-    .exchange = ob_freeze_exchange,
     .call = momentum_call,
     .update = momentum_update,
-    .advance = momentum_advance};
+    .freeze = momentum_freeze};
 
 onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                        size_t ntensors, const onebit_momentum_options_t *options,

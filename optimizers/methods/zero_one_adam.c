@@ -362,11 +362,10 @@ static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t nt
   {                                                                                                \
     .name = "zero_one_adam", OB_OPTIONS("ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT", options_of),          \
     .recommended = "Efficient-Adam (onebit_efficient_adam_create)",                                \
-    .resolve = zero_one_adam_resolve, .arrays = (own_arrays), .scheduled = true,                   \
-    .dense_pass = OB_PASS_ADAM, .exchange = zero_one_adam_exchange,                                \
-    .prepare = zero_one_adam_prepare, .call = zero_one_adam_call, .update = zero_one_adam_update,  \
-    .advance = zero_one_adam_advance, .numbers = zero_one_adam_numbers, .apart = ranks_are_apart,  \
-    .adds_rates = adds_rates                                                                       \
+    .resolve = zero_one_adam_resolve, .arrays = (own_arrays), .dense_pass = OB_PASS_ADAM,          \
+    .exchange = zero_one_adam_exchange, .prepare = zero_one_adam_prepare,                          \
+    .call = zero_one_adam_call, .update = zero_one_adam_update, .advance = zero_one_adam_advance,  \
+    .numbers = zero_one_adam_numbers, .apart = ranks_are_apart, .adds_rates = adds_rates           \
   }
 const struct ob_method ob_method_zero_one_adam = ZERO_ONE_ADAM(ARRAYS);
 static const struct ob_method method_deepspeed = ZERO_ONE_ADAM(ARRAYS | OB_MASK(OB_MOVED));
