@@ -47,8 +47,8 @@ static void cut(struct onebit_outer *outer) {
       const struct ob_outer_tensor *of = &outer->tensors[tensor];
       const size_t upto = f + 1 == parts ? of->count : cut_at(before, of->count, end, block);
       if (upto > first) {
-        fragment->piece[fragment->pieces++] =
-            (struct ob_outer_piece){tensor, first, upto - first, fragment->count, of->uncompressed};
+        fragment->piece[fragment->pieces++] = (struct ob_outer_piece){
+            tensor, first, upto - first, fragment->count, of->uncompressed, 0};
         fragment->count += upto - first;
         first = upto;
       }
@@ -94,8 +94,7 @@ static onebit_status_t create_lists(struct onebit_outer *outer) {
   outer->sums = NULL;
   outer->fragments = ob_outer_allocate(outer, parts, sizeof *outer->fragments);
   outer->pieces = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->pieces);
-  outer->runs = ob_outer_allocate(outer, parts + outer->tensor_count, sizeof *outer->runs);
-  if (!outer->fragments || !outer->pieces || !outer->runs)
+  if (!outer->fragments || !outer->pieces)
     return fragments_no_memory(outer);
   cut(outer);
   for (size_t f = 0; f < parts; f++) {
@@ -118,7 +117,6 @@ static void destroy_lists(struct onebit_outer *outer) {
   }
   ob_release(outer->fragments);
   ob_release(outer->pieces);
-  ob_release(outer->runs);
   ob_release(outer->sums);
 }
 

@@ -192,19 +192,24 @@ static onebit_status_t load_parameters(struct loading *loading, struct ob_fragme
   return status;
 }
 
+/* Reads what this rank has of a residual, each element to its place among the values. */
+static onebit_status_t load_extents(struct loading *loading, const struct ob_fragment *fragment,
+                                    enum ob_saved what) {
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_run run = loading->outer->exchange->extent(fragment, what, k);
+    const size_t at = fragment->piece[k].at + run.offset;
+    OB_TRY(outer_load_read_elements(loading, what, fragment->first + at, run.count,
+                                    loading->values + at));
+  }
+  return ONEBIT_OK;
+}
+
 static onebit_status_t load_residual(struct loading *loading, struct ob_fragment *fragment,
                                      enum ob_saved what) {
-  const struct ob_outer_exchange *exchange = loading->outer->exchange;
-  const size_t runs = exchange->runs(fragment, what, loading->outer->runs);
-  float *to = loading->values;
-  for (size_t k = 0; k < runs; k++) {
-    const struct ob_outer_run *run = &loading->outer->runs[k];
-    OB_TRY(outer_load_read_elements(loading, what, fragment->first + run->at, run->count, to));
-    to += run->count;
-  }
-  if (!runs || loading->dry)
+  OB_TRY(load_extents(loading, fragment, what));
+  if (loading->dry)
     return ONEBIT_OK;
-  return exchange->import_residual(fragment, what, loading->values);
+  return ob_outer_import_residual(fragment, what, loading->values, loading->values);
 }
 
 /* True if the loaded parameters have a residual in them. A rank that was behind when the ranks were
@@ -221,7 +226,6 @@ static bool keeps(const struct loading *loading, const struct ob_fragment *fragm
 /* Residuals were held back of what had its weight already: their mean is the plain one, while in
  * the mean of the parameters each counts as its weight does. The difference is no drift. */
 static onebit_status_t remove_difference(struct loading *loading, struct ob_fragment *fragment) {
-  const struct onebit_outer *outer = loading->outer;
   if (loading->dry || loading->parts->own >= 0 || !keeps(loading, fragment))
     return ONEBIT_OK;
   choose_factors(loading, fragment);
@@ -230,11 +234,7 @@ static onebit_status_t remove_difference(struct loading *loading, struct ob_frag
   for (int k = 0; k < loading->parts->count; k++)
     loading->factors[k] = 1 - loading->factors[k];
   memset(loading->values, 0, fragment->count * sizeof *loading->values);
-  const size_t runs = outer->exchange->runs(fragment, OB_SAVED_WORKER, outer->runs);
-  onebit_status_t status = ONEBIT_OK;
-  for (size_t k = 0; status == ONEBIT_OK && k < runs; k++)
-    status = outer_load_read_elements(loading, OB_SAVED_WORKER, fragment->first + outer->runs[k].at,
-                                      outer->runs[k].count, loading->values + outer->runs[k].at);
+  const onebit_status_t status = load_extents(loading, fragment, OB_SAVED_WORKER);
   loading->parts->factors = NULL;
   if (status == ONEBIT_OK)
     ob_fragment_shift(fragment, loading->values);

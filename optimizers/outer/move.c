@@ -185,14 +185,6 @@ onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
 
 /* --- Attached ----------------------------------------------------------------------------------*/
 
-/* Takes the elements of the runs out of an array, into another one run after run. */
-static void extract_runs(float *from, const struct ob_outer_run *runs, size_t count, float *to) {
-  for (size_t k = 0; k < count; to += runs[k].count, k++) {
-    memcpy(to, from + runs[k].at, runs[k].count * sizeof *to);
-    memset(from + runs[k].at, 0, runs[k].count * sizeof *from);
-  }
-}
-
 /* Adds a server's residual of elements that this rank no longer serves to its own message, times
  * the ranks, since it was part of their mean. If new ranks without residuals have joined, the
  * others' residuals get a larger weight, so that the mean stays. The server's place then has the
@@ -209,21 +201,22 @@ static void join_held(const struct rejoining *moving, struct ob_fragment *fragme
     }
 }
 
-/* The drift is scratch: nothing is in flight. */
+/* Imports what this rank has of a residual that is held, which is left without it. The drift is
+ * scratch: nothing is in flight. */
+static onebit_status_t import_row(struct ob_fragment *fragment, enum ob_saved what) {
+  float *held = ob_fragment_array(fragment, what);
+  OB_TRY(ob_outer_import_residual(fragment, what, held, fragment->drift));
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_run run = fragment->outer->exchange->extent(fragment, what, k);
+    memset(held + fragment->piece[k].at + run.offset, 0, run.count * sizeof *held);
+  }
+  return ONEBIT_OK;
+}
+
 static onebit_status_t import_held(const struct rejoining *moving, struct ob_fragment *fragment) {
-  const struct ob_outer_exchange *exchange = fragment->outer->exchange;
-  struct ob_outer_run *runs = fragment->outer->runs;
-  size_t count = exchange->runs(fragment, OB_SAVED_SERVER, runs);
-  if (count) {
-    extract_runs(fragment->held[SERVER], runs, count, fragment->drift);
-    OB_TRY(exchange->import_residual(fragment, OB_SAVED_SERVER, fragment->drift));
-  }
+  OB_TRY(import_row(fragment, OB_SAVED_SERVER));
   join_held(moving, fragment);
-  count = exchange->runs(fragment, OB_SAVED_WORKER, runs);
-  if (count) {
-    extract_runs(fragment->held[WORKER], runs, count, fragment->drift);
-    OB_TRY(exchange->import_residual(fragment, OB_SAVED_WORKER, fragment->drift));
-  }
+  OB_TRY(import_row(fragment, OB_SAVED_WORKER));
   if (fragment->keeps)
     OB_TRY(ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift));
   return ONEBIT_OK;

@@ -132,21 +132,34 @@ static double squares_of(const float *values, size_t count) {
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;
-  struct ob_outer_run *runs = fragment->outer->runs;
-  const size_t number = exchange->runs(fragment, what, runs);
-  size_t from = 0, end = fragment->count; /* of the runs before; of the elements not yet placed */
-  for (size_t k = 0; k < number; k++)
-    from += runs[k].count;
+  size_t from = 0, end = fragment->count; /* of the pieces before; of the elements not yet placed */
+  for (size_t k = 0; k < fragment->pieces; k++)
+    from += exchange->extent(fragment, what, k).count;
   if (from)
     OB_TRY(exchange->export_residual(fragment, what, values));
-  for (size_t k = number; k-- > 0; end = runs[k].at) {
-    const size_t behind = runs[k].at + runs[k].count;
-    from -= runs[k].count;
-    memmove(values + runs[k].at, values + from, runs[k].count * sizeof *values);
+  for (size_t k = fragment->pieces; k-- > 0;) {
+    const struct ob_run run = exchange->extent(fragment, what, k);
+    const size_t at = fragment->piece[k].at + run.offset, behind = at + run.count;
+    from -= run.count;
+    memmove(values + at, values + from, run.count * sizeof *values);
     memset(values + behind, 0, (end - behind) * sizeof *values);
+    end = at;
   }
   memset(values, 0, end * sizeof *values);
   return ONEBIT_OK;
+}
+
+onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                         const float *values, float *scratch) {
+  const struct ob_outer_exchange *exchange = fragment->outer->exchange;
+  size_t count = 0;
+  for (size_t k = 0; k < fragment->pieces; k++) {
+    const struct ob_run run = exchange->extent(fragment, what, k);
+    const float *from = values + fragment->piece[k].at + run.offset;
+    memmove(scratch + count, from, run.count * sizeof *from);
+    count += run.count;
+  }
+  return count ? exchange->import_residual(fragment, what, scratch) : ONEBIT_OK;
 }
 
 /* The residual of what this rank sends, unless it travels; and the outer momentum. */

@@ -24,11 +24,6 @@
 
 struct ob_fragment;
 
-/* Elements of a fragment, from number `at` on. */
-struct ob_outer_run {
-  size_t at, count;
-};
-
 /* The ways to exchange drifts, a row each. */
 struct ob_outer_exchange {
   const char *name;
@@ -48,9 +43,9 @@ struct ob_outer_exchange {
   /* Bytes that an exchange hands to the transport on this rank; bytes of memory. */
   void (*cost)(const struct ob_fragment *fragment, uint64_t *wire, uint64_t *memory);
   /* Residuals that this rank has, not while an exchange is in flight: OB_SAVED_WORKER of what it
-   * sends, OB_SAVED_SERVER of what it reduces for others. Of which elements, in at most as many
-   * runs as there are pieces; their values, run after run; and back, where `values` are finite. */
-  size_t (*runs)(const struct ob_fragment *fragment, enum ob_saved what, struct ob_outer_run *runs);
+   * sends, OB_SAVED_SERVER of what it reduces for others. The elements of a piece that have one;
+   * the values of all, piece after piece; and back, where `values` are finite. */
+  struct ob_run (*extent)(const struct ob_fragment *fragment, enum ob_saved what, size_t piece);
   onebit_status_t (*export_residual)(const struct ob_fragment *fragment, enum ob_saved what,
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
@@ -95,10 +90,11 @@ extern const struct ob_outer_executor ob_outer_executor_cuda;
 #endif
 
 /* Elements of a tensor that are in a fragment: `count` from number `first` on, which lie from `at`
- * on in the fragment's arrays. */
+ * on in the fragment's arrays. `in_plan`: its number among the pieces of its plan (plans.c). */
 struct ob_outer_piece {
   size_t tensor, first, count, at;
   bool uncompressed;
+  size_t in_plan;
 };
 
 enum ob_fragment_stage {
@@ -175,7 +171,6 @@ struct onebit_outer {
   size_t tensor_count, count, piece_count;
   size_t longest;                /* elements of the longest fragment */
   struct ob_outer_piece *pieces; /* of all fragments */
-  struct ob_outer_run *runs;     /* scratch: one for each piece */
   double *sums;                  /* scratch: one for each OB_OUTER_RUN elements of a fragment */
   size_t position;               /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
@@ -257,9 +252,12 @@ onebit_status_t ob_outer_hold(struct onebit_outer *outer);
 void ob_outer_release_held(struct onebit_outer *outer);
 
 /* A residual, not while an exchange is in flight: fragment->count values on the host, zeros where
- * this rank has none of it. */
+ * this rank has none of it. Back: those that this rank has, by way of as much scratch, which may be
+ * the values. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values);
+onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_saved what,
+                                         const float *values, float *scratch);
 
 /* --- The state of an outer step, as its checkpoints have it: a part of kind "outer"
  * (optimizers/checkpoint/checkpoint.h). Elements are numbered through all tensors; a fragment is

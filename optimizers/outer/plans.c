@@ -22,7 +22,6 @@ enum { COMPRESSED, DENSE, PARTS };
 
 struct plans {
   struct part part[PARTS];
-  float *drift; /* fragment->drift, when the plans were made */
   /* The host does not know how calls end, until it asks; and whether all of the latest ones is on
    * the stream of the first plan. Two plans are coupled, in memory of the device. */
   bool deferred, put;
@@ -40,8 +39,6 @@ static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
   struct onebit_outer *outer = fragment->outer;
   struct plans *plans = ob_outer_allocate(outer, 1, sizeof *plans);
   fragment->state = plans;
-  if (plans)
-    plans->drift = fragment->drift;
   for (int p = 0; plans && p < PARTS; p++) {
     struct part *part = &plans->part[p];
     part->counts = ob_outer_allocate(outer, fragment->pieces, sizeof *part->counts);
@@ -53,8 +50,9 @@ static onebit_status_t plans_allocate(struct ob_fragment *fragment) {
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step of %zu parameters",
                     outer->count);
   for (size_t k = 0; k < fragment->pieces; k++) {
-    const struct ob_outer_piece *piece = &fragment->piece[k];
+    struct ob_outer_piece *piece = &fragment->piece[k];
     struct part *part = &plans->part[plans_part_of(fragment, piece)];
+    piece->in_plan = part->pieces;
     part->counts[part->pieces] = piece->count;
     part->values[part->pieces++] = fragment->drift + piece->at;
   }
@@ -258,34 +256,33 @@ static void plans_cost(const struct ob_fragment *fragment, uint64_t *wire, uint6
 
 /* --- Residuals ---------------------------------------------------------------------------------*/
 
+static const struct ob_residual *plans_residual(const struct ob_fragment *fragment,
+                                                enum ob_saved what) {
+  return ob_plan_residual(plans_of(fragment)->part[COMPRESSED].plan, what == OB_SAVED_SERVER);
+}
+
 /* A plan that is faster in float32 has none. */
-static size_t plans_runs_of(const struct ob_fragment *fragment, enum ob_saved what,
-                            struct ob_outer_run *runs) {
-  const struct plans *plans = plans_of(fragment);
-  const struct part *part = &plans->part[COMPRESSED];
-  size_t count = 0;
-  if (!part->plan || !ob_plan_in_bits(part->plan) || fragment->outer->options.no_error_feedback)
-    return 0;
-  const struct ob_layout *layout = ob_plan_layout(part->plan);
-  const struct ob_residual *residual = what == OB_SAVED_SERVER
-                                           ? ob_plan_residual(part->plan, true)
-                                           : ob_plan_residual(part->plan, false);
-  for (size_t k = 0; k < part->pieces; k++) {
-    const size_t first = ob_offset_in(layout, k, residual->first);
-    const size_t end = ob_offset_in(layout, k, residual->first + residual->blocks);
-    if (end > first)
-      runs[count++] =
-          (struct ob_outer_run){(size_t)(part->values[k] - plans->drift) + first, end - first};
-  }
-  return count;
+static bool plans_has_residual(const struct ob_fragment *fragment) {
+  const struct onebit_plan *plan = plans_of(fragment)->part[COMPRESSED].plan;
+  return plan && ob_plan_in_bits(plan) && !fragment->outer->options.no_error_feedback;
+}
+
+static struct ob_run plans_extent(const struct ob_fragment *fragment, enum ob_saved what,
+                                  size_t k) {
+  const struct ob_outer_piece *piece = &fragment->piece[k];
+  if (!plans_has_residual(fragment) || plans_part_of(fragment, piece) == DENSE)
+    return (struct ob_run){0};
+  const struct ob_residual *residual = plans_residual(fragment, what);
+  const struct ob_layout *layout = ob_plan_layout(plans_of(fragment)->part[COMPRESSED].plan);
+  const size_t first = ob_offset_in(layout, piece->in_plan, residual->first);
+  const size_t end = ob_offset_in(layout, piece->in_plan, residual->first + residual->blocks);
+  return (struct ob_run){k, first, end > first ? end - first : 0};
 }
 
 static onebit_status_t plans_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                              float *values) {
-  onebit_plan_t plan = plans_of(fragment)->part[COMPRESSED].plan;
-  return ob_residual_export(what == OB_SAVED_SERVER ? ob_plan_residual(plan, true)
-                                                    : ob_plan_residual(plan, false),
-                            ob_plan_layout(plan), values);
+  return ob_residual_export(plans_residual(fragment, what),
+                            ob_plan_layout(plans_of(fragment)->part[COMPRESSED].plan), values);
 }
 
 static onebit_status_t plans_import_residual(struct ob_fragment *fragment, enum ob_saved what,
@@ -301,7 +298,7 @@ static onebit_status_t plans_keep(struct ob_fragment *fragment) {
   if (outer->options.device == ONEBIT_DEVICE_HOST)
     return ob_outer_export_residual(fragment, OB_SAVED_WORKER, fragment->drift);
   OB_TRY(ob_outer_clear(outer, fragment->drift, fragment->count * sizeof(float)));
-  if (!plans_runs_of(fragment, OB_SAVED_WORKER, outer->runs))
+  if (!plans_has_residual(fragment) || !plans_residual(fragment, OB_SAVED_WORKER)->blocks)
     return ONEBIT_OK;
   return outer->executor->export_worker(part->plan, (void *const *)part->there);
 }
@@ -314,6 +311,6 @@ const struct ob_outer_exchange ob_outer_plans = {.name = "plans",
                                                  .abandon = plans_abandon,
                                                  .cost = plans_cost,
                                                  .keep = plans_keep,
-                                                 .runs = plans_runs_of,
+                                                 .extent = plans_extent,
                                                  .export_residual = plans_export_residual,
                                                  .import_residual = plans_import_residual};

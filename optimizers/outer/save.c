@@ -50,10 +50,6 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
 struct outer_state {
   struct onebit_outer *outer;
   struct ob_outer_numbers *numbers;
-  /* outer->runs has the residual `what` of this fragment; pieces are looked up in their order. */
-  const struct ob_fragment *fragment;
-  enum ob_saved what;
-  size_t runs, next;
 };
 
 static struct ob_fragment_numbers outer_save_numbers_of(const struct ob_fragment *fragment) {
@@ -135,26 +131,6 @@ static const void *outer_save_number_of(void *object, enum ob_saved what, uint64
   return (const uint64_t *)(const void *)((const struct outer_state *)object)->numbers + i;
 }
 
-/* The elements of a piece that are in a run of the residual: no piece has two. */
-static struct ob_run find_run(struct outer_state *own, const struct ob_fragment *fragment,
-                              enum ob_saved what, const struct ob_outer_piece *piece) {
-  struct ob_outer_run *run = own->outer->runs;
-  if (own->fragment != fragment || own->what != what) {
-    own->fragment = fragment;
-    own->what = what;
-    own->runs = own->outer->exchange->runs(fragment, what, run);
-    own->next = 0;
-  }
-  for (run += own->next; own->next < own->runs && run->at + run->count <= piece->at; run++)
-    own->next++;
-  const size_t piece_end = piece->at + piece->count;
-  if (own->next == own->runs || run->at >= piece_end)
-    return (struct ob_run){0};
-  const size_t run_end = run->at + run->count, end = run_end < piece_end ? run_end : piece_end;
-  const size_t first = run->at > piece->at ? run->at : piece->at;
-  return (struct ob_run){.offset = first - piece->at, .count = end - first};
-}
-
 /* True if fragment->drift is a mean that is not applied yet. */
 static bool is_received(const struct ob_fragment *fragment) {
   return fragment->stage == OB_FRAGMENT_ENDED && fragment->outcome.status == ONEBIT_OK;
@@ -162,13 +138,12 @@ static bool is_received(const struct ob_fragment *fragment) {
 
 static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_saved what,
                                        const struct ob_stretch *stretch) {
-  struct outer_state *own = saving->state->object;
-  const struct ob_fragment *fragment = &own->outer->fragments[stretch->bucket];
-  const struct ob_outer_piece *piece = &fragment->piece[stretch->piece];
+  const struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
+  const struct ob_fragment *fragment = &outer->fragments[stretch->bucket];
   if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
-    return find_run(own, fragment, what, piece);
+    return outer->exchange->extent(fragment, what, stretch->piece);
   const bool there = what != OB_SAVED_DRIFT || is_received(fragment);
-  return (struct ob_run){.count = there ? piece->count : 0};
+  return (struct ob_run){.count = there ? fragment->piece[stretch->piece].count : 0};
 }
 
 static onebit_status_t outer_save_read_run(struct ob_saving *saving, enum ob_saved what, size_t f,

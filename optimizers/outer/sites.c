@@ -286,21 +286,14 @@ static void sites_info_cost(const struct ob_fragment *fragment, uint64_t *wire, 
 
 /* OB_SAVED_WORKER: all that this site has not got into the consensus. While the outer step is
  * detached both are where they are held. */
-static size_t sites_info_runs_of(const struct ob_fragment *fragment, enum ob_saved what,
-                                 struct ob_outer_run *runs) {
-  const struct ob_sites *sites = fragment->outer->sites;
+static struct ob_run sites_info_extent(const struct ob_fragment *fragment, enum ob_saved what,
+                                       size_t k) {
   const struct ob_shard *shard = fragment->state;
-  if (!shard || what == OB_SAVED_WORKER) {
-    runs[0] = (struct ob_outer_run){0, fragment->count};
-    return fragment->count > 0;
-  }
-  const struct ob_site_part *part = &shard->part[OB_SITE_COMPRESSED];
-  size_t count = 0;
-  if (!sites->between || !ob_shard_is_own(shard) || !part->pieces)
-    return 0;
-  for (size_t k = 0; k < part->pieces; k++)
-    runs[count++] = (struct ob_outer_run){(size_t)(part->means[k] - sites->mean), part->counts[k]};
-  return count;
+  const bool dense =
+      fragment->outer->options.bits == ONEBIT_OUTER_DENSE || fragment->piece[k].uncompressed;
+  const bool serves = fragment->outer->sites->between && shard && ob_shard_is_own(shard);
+  const bool has = !shard || what == OB_SAVED_WORKER || (serves && !dense);
+  return (struct ob_run){k, 0, has ? fragment->piece[k].count : 0};
 }
 
 static float *held_of(const struct ob_fragment *fragment, enum ob_saved what) {
@@ -341,7 +334,7 @@ const struct ob_outer_exchange ob_outer_sites = {.name = "sites",
                                                  .destroy = sites_destroy_shard,
                                                  .cost = sites_info_cost,
                                                  .keep = sites_info_keep,
-                                                 .runs = sites_info_runs_of,
+                                                 .extent = sites_info_extent,
                                                  .export_residual = sites_info_export_residual,
                                                  .import_residual = sites_info_import_residual};
 

@@ -216,12 +216,10 @@ static void outer_sparse_cost(const struct ob_fragment *fragment, uint64_t *wire
 
 /* --- The residual ------------------------------------------------------------------------------*/
 
-static size_t outer_sparse_runs_of(const struct ob_fragment *fragment, enum ob_saved what,
-                                   struct ob_outer_run *runs) {
-  if (what == OB_SAVED_SERVER || !fragment->count || fragment->outer->options.no_error_feedback)
-    return 0;
-  runs[0] = (struct ob_outer_run){0, fragment->count};
-  return 1;
+static struct ob_run outer_sparse_extent(const struct ob_fragment *fragment, enum ob_saved what,
+                                         size_t k) {
+  const bool none = what == OB_SAVED_SERVER || fragment->outer->options.no_error_feedback;
+  return (struct ob_run){k, 0, none ? 0 : fragment->piece[k].count};
 }
 
 static onebit_status_t outer_sparse_export_residual(const struct ob_fragment *fragment,
@@ -245,6 +243,6 @@ const struct ob_outer_exchange ob_outer_sparse = {.name = "sparse",
                                                   .test = outer_sparse_test,
                                                   .abandon = outer_sparse_abandon,
                                                   .cost = outer_sparse_cost,
-                                                  .runs = outer_sparse_runs_of,
+                                                  .extent = outer_sparse_extent,
                                                   .export_residual = outer_sparse_export_residual,
                                                   .import_residual = outer_sparse_import_residual};
