@@ -81,8 +81,9 @@ struct ob_saving;
 struct ob_state {
   void *object;
   onebit_comm_t comm;
-  const char *kind; /* in checkpoints */
+  const char *kind, *noun; /* in checkpoints, and what it is called in their errors */
   uint64_t steps;
+  size_t tensors;
   /* Fills in what the header says of the object, and makes scratch to read it. */
   onebit_status_t (*describe)(struct ob_saving *saving);
   void (*list_tensors)(const void *object, struct ob_part_tensor *rows);

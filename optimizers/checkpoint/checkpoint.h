@@ -230,7 +230,7 @@ struct ob_sources {
   int count;
 };
 
-/* Fails unless they fit together, and this optimizer. */
+/* Fails unless an optimizer of these options can have the state of the parts. */
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
@@ -243,20 +243,22 @@ onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *ran
 /* The functions by which an object is loaded. */
 struct ob_load {
   void *object;
-  onebit_comm_t comm;
+  const struct ob_state *state;
   struct ob_term term; /* that the ranks agree on besides; name NULL: none */
   /* Collective: the agreement with ranks that are not in comm. NULL: there are none. */
   onebit_status_t (*agreed)(void *object, onebit_status_t status);
-  /* First dry: looks at everything that is needed, and changes nothing. */
+  /* First dry: looks at everything that is needed, and changes nothing. The parts are of one
+   * checkpoint, of an object of this kind, of such tensors. */
   onebit_status_t (*restore)(void *object, struct ob_parts *parts, bool dry);
   void (*close)(void *object); /* in any case */
 };
 
-/* Collective. `status`: how this rank fares so far. */
+/* Collective. `status`: how this rank fares so far. state_load: from a directory where `sources` is
+ * NULL. */
 onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources);
-onebit_status_t ob_load_files(const struct ob_load *load, onebit_status_t status,
-                              const char *directory);
+onebit_status_t ob_state_load(const struct ob_load *load, onebit_status_t status,
+                              const struct ob_sources *sources, const char *directory);
 
 /* From parts to an optimizer, twice: first dry, which looks at everything that is needed and
  * changes nothing; then nothing can fail but a device, or a file that was changed since. */

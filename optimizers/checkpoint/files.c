@@ -385,12 +385,15 @@ static onebit_status_t load_files(const struct ob_load *load, onebit_status_t st
 
 /* Ranks can have opened two checkpoints, where one was saved between: they look again. All ranks
  * find alike that only term 1 of their agreement differs, which is the fingerprint. */
-onebit_status_t ob_load_files(const struct ob_load *load, onebit_status_t status,
-                              const char *directory) {
+onebit_status_t ob_state_load(const struct ob_load *load, onebit_status_t status,
+                              const struct ob_sources *sources, const char *directory) {
   const onebit_status_t ready = status;
+  if (sources)
+    return ob_load_parts(load, status, sources);
   for (int turn = 1;; turn++) {
     status = load_files(load, ready, directory);
-    const bool differ = status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(load->comm, 1);
+    const bool differ =
+        status == ONEBIT_ERROR_MISMATCH && ob_agree_differed_only(load->state->comm, 1);
     if (!differ || load->agreed || turn == TURNS)
       return status;
   }

@@ -29,12 +29,10 @@ struct ob_merge {
   struct ob_state state;
   struct ob_saving saving; /* this rank's part, unless that is optimizer->held */
   struct ob_part *ranks;   /* the headers and sections of all */
-  bool *holder;            /* by rank */
-  int source;
-  unsigned char *fronts; /* in which `ranks` came */
-  size_t *starts;        /* of each rank's there; */
-  size_t *windows;       /* likewise in `hashes` */
-  uint64_t *elements;    /* number of each tensor's first; and how many there are */
+  unsigned char *fronts;   /* in which `ranks` came */
+  size_t *starts;          /* of each rank's there; */
+  size_t *windows;         /* likewise in `hashes` */
+  uint64_t *elements;      /* number of each tensor's first; and how many there are */
   struct ob_part *merged;
   uint64_t *hashes; /* OB_MERGE_WINDOW a rank; 0: it does not have the piece */
   float *received;  /* OB_CHUNK a rank */

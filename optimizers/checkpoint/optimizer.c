@@ -84,7 +84,6 @@ static onebit_status_t checkpoint_optimizer_describe(struct ob_saving *saving) {
   header->form = (uint32_t)ob_checkpoint_form(optimizer);
   header->shards = (uint32_t)optimizer->moments.shards;
   header->apart = optimizer->method->apart && optimizer->method->apart(optimizer);
-  header->tensors = optimizer->tensor_count;
   header->steps = optimizer->steps;
   header->frozen_at = optimizer->frozen_at;
   memcpy(header->exchanges, optimizer->exchanges, sizeof optimizer->exchanges);
@@ -183,7 +182,9 @@ struct ob_state ob_optimizer_state(onebit_optimizer_t optimizer) {
   return (struct ob_state){.object = optimizer,
                            .comm = optimizer->comm,
                            .kind = optimizer->method->name,
+                           .noun = "optimizer",
                            .steps = optimizer->steps,
+                           .tensors = optimizer->tensor_count,
                            .describe = checkpoint_optimizer_describe,
                            .list_tensors = checkpoint_optimizer_list_tensors,
                            .list_stretches = checkpoint_optimizer_list_stretches,

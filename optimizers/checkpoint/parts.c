@@ -89,47 +89,61 @@ static uint64_t parts_identity(const struct ob_parts *parts) {
   return ob_checksum_end(&sum);
 }
 
-/* --- Whether they fit the optimizer ------------------------------------------------------------*/
-
-static onebit_status_t parts_check_kind(const struct ob_part *part,
-                                        const struct onebit_optimizer *optimizer) {
+/* Fails unless the part is of such an object, of the same tensors. */
+static onebit_status_t parts_check_object(const struct ob_part *part, const struct ob_state *state,
+                                          const struct ob_part_tensor *tensors) {
   const struct ob_part_header *header = &part->header;
-  if (strncmp(header->kind, optimizer->method->name, sizeof header->kind) != 0)
-    return ob_part_error(part, "of another optimizer: saved by %.16s, loaded by %s", header->kind,
-                         optimizer->method->name);
-  if (header->profile != (uint32_t)optimizer->options.profile)
-    return ob_part_error(part, "of another profile: saved with %" PRIu32 ", loaded with %d",
-                         header->profile, (int)optimizer->options.profile);
-  if (header->stage != OB_STAGE_WARMUP && header->shards != (uint32_t)optimizer->moments.shards)
-    return ob_part_error(part, "saved after the freeze with shards %" PRIu32 ", loaded with %d",
-                         header->shards, (int)optimizer->moments.shards);
+  uint64_t elements = 0;
+  if (strncmp(header->kind, state->kind, sizeof header->kind) != 0)
+    return ob_part_error(part, "of another %s: saved by %.16s, loaded by %s", state->noun,
+                         header->kind, state->kind);
+  if (header->tensors != state->tensors)
+    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
+                         state->tensors);
+  for (size_t t = 0; t < state->tensors; elements += tensors[t++].count)
+    if (part->tensors[t].count != tensors[t].count)
+      return ob_part_error(part, "tensor %zu has %" PRIu64 " elements, saved were %" PRIu64, t,
+                           tensors[t].count, part->tensors[t].count);
+  if (header->elements != elements)
+    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %" PRIu64,
+                         header->elements, elements);
   return ONEBIT_OK;
 }
 
+static onebit_status_t parts_check_objects(const struct ob_parts *parts,
+                                           const struct ob_state *state) {
+  struct ob_part_tensor *tensors = ob_allocate(state->tensors, sizeof *tensors);
+  onebit_status_t status = ONEBIT_OK;
+  if (!tensors)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for a list of %zu tensors", state->tensors);
+  state->list_tensors(state->object, tensors);
+  for (int k = 0; status == ONEBIT_OK && k < parts->count; k++)
+    status = parts_check_object(&parts->list[k], state, tensors);
+  ob_release(tensors);
+  return status;
+}
+
+/* --- Whether they fit the optimizer ------------------------------------------------------------*/
+
 /* From the freeze on, and in a warm-up of divided gradients, what is kept of a tensor depends on
  * whether it is compressed. */
-static onebit_status_t parts_check_tensors(const struct ob_part *part,
-                                           const struct onebit_optimizer *optimizer,
-                                           const struct ob_map *map) {
+static onebit_status_t check_options(const struct ob_part *part,
+                                     const struct onebit_optimizer *optimizer) {
   const struct ob_part_header *header = &part->header;
-  if (header->tensors != optimizer->tensor_count)
-    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
-                         optimizer->tensor_count);
-  for (size_t t = 0; t < optimizer->tensor_count; t++) {
-    const struct ob_tensor *tensor = &optimizer->tensors[t];
+  const bool frozen = header->stage != OB_STAGE_WARMUP;
+  if (header->profile != (uint32_t)optimizer->options.profile)
+    return ob_part_error(part, "of another profile: saved with %" PRIu32 ", loaded with %d",
+                         header->profile, (int)optimizer->options.profile);
+  if (frozen && header->shards != (uint32_t)optimizer->moments.shards)
+    return ob_part_error(part, "saved after the freeze with shards %" PRIu32 ", loaded with %d",
+                         header->shards, (int)optimizer->moments.shards);
+  for (size_t t = 0; (frozen || optimizer->method->divides) && t < optimizer->tensor_count; t++) {
     const struct ob_part_tensor row = part->tensors[t];
-    bool uncompressed = optimizer->buckets[tensor->bucket].uncompressed;
-    if (row.count != tensor->count)
-      return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
-                           tensor->count, row.count);
-    const bool bound = header->stage != OB_STAGE_WARMUP || optimizer->method->divides;
-    if (bound && row.count && row.uncompressed != uncompressed)
+    const bool uncompressed = optimizer->buckets[optimizer->tensors[t].bucket].uncompressed;
+    if (row.count && row.uncompressed != uncompressed)
       return ob_part_error(part, "tensor %zu was %scompressed when it was saved", t,
                            uncompressed ? "" : "un");
   }
-  if (header->elements != map->total[OB_ELEMENTS])
-    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %" PRIu64,
-                         header->elements, map->total[OB_ELEMENTS]);
   return ONEBIT_OK;
 }
 
@@ -204,11 +218,9 @@ static bool same_ranks(const struct ob_parts *parts, const struct onebit_optimiz
 
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map) {
-  OB_TRY(parts_check_together(parts));
   for (int k = 0; k < parts->count; k++) {
     const struct ob_part *part = &parts->list[k];
-    OB_TRY(parts_check_kind(part, optimizer));
-    OB_TRY(parts_check_tensors(part, optimizer, map));
+    OB_TRY(check_options(part, optimizer));
     OB_TRY(check_stage(part, optimizer));
     OB_TRY(check_numbers(part, optimizer));
   }
@@ -319,6 +331,7 @@ static onebit_status_t parts_look_through(const struct ob_load *load, onebit_sta
   OB_TRY(status);
   OB_TRY(parts_open(parts, sources));
   OB_TRY(parts_check_together(parts));
+  OB_TRY(parts_check_objects(parts, load->state));
   return load->restore(load->object, parts, true);
 }
 
@@ -331,14 +344,14 @@ onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status
       {"the checkpoint (its fingerprint)", status == ONEBIT_OK ? parts_identity(&parts) : 0},
       load->term,
   };
-  status = ob_agree(load->comm, status, terms, 2 + (load->term.name != NULL));
+  status = ob_agree(load->state->comm, status, terms, 2 + (load->term.name != NULL));
   if (load->agreed)
     status = load->agreed(load->object, status);
   if (status == ONEBIT_OK) {
     status = load->restore(load->object, &parts, false);
     if (status == ONEBIT_ERROR_FILE)
       status = ob_error(status, "%s; part of the state has been loaded", onebit_last_error());
-    status = ob_agree(load->comm, status, NULL, 0);
+    status = ob_agree(load->state->comm, status, NULL, 0);
   }
   load->close(load->object);
   parts_close(&parts);

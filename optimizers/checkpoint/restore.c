@@ -371,12 +371,10 @@ static onebit_status_t restore_from(onebit_optimizer_t optimizer, const struct o
                                     const char *directory) {
   struct ob_loading loading = {.optimizer = optimizer};
   OB_TRY(ob_handle_check(optimizer, OB_HANDLE_OPTIMIZER, "optimizer"));
-  const struct ob_load load = {.object = &loading,
-                               .comm = optimizer->comm,
-                               .restore = restore_restore,
-                               .close = close_loading};
-  const onebit_status_t status = check_ready(optimizer);
-  return sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
+  const struct ob_state state = ob_optimizer_state(optimizer);
+  const struct ob_load load = {
+      .object = &loading, .state = &state, .restore = restore_restore, .close = close_loading};
+  return ob_state_load(&load, check_ready(optimizer), sources, directory);
 }
 
 onebit_status_t onebit_optimizer_load(onebit_optimizer_t optimizer, const void *const *parts,

@@ -145,6 +145,7 @@ static onebit_status_t checkpoint_save_describe(struct ob_saving *saving) {
       .order = OB_PART_ORDER,
       .library = ONEBIT_VERSION_MAJOR << 16 | ONEBIT_VERSION_MINOR << 8 | ONEBIT_VERSION_PATCH,
       .ranks = (uint32_t)state->comm->size,
+      .tensors = state->tensors,
       .elements = saving->map.total[OB_ELEMENTS],
       .padding = saving->map.total[OB_PADDING],
       .rank = (uint32_t)state->comm->rank,

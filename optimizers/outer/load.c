@@ -18,30 +18,10 @@
 
 /* --- Whether a part fits -----------------------------------------------------------------------*/
 
-static onebit_status_t load_check_tensors(const struct ob_part *part,
-                                          const struct onebit_outer *outer) {
-  const struct ob_part_header *header = &part->header;
-  if (header->tensors != outer->tensor_count)
-    return ob_part_error(part, "%" PRIu64 " tensors were saved, there are %zu", header->tensors,
-                         outer->tensor_count);
-  for (size_t t = 0; t < outer->tensor_count; t++)
-    if (part->tensors[t].count != outer->tensors[t].count)
-      return ob_part_error(part, "tensor %zu has %zu elements, saved were %" PRIu64, t,
-                           outer->tensors[t].count, part->tensors[t].count);
-  if (header->elements != outer->count)
-    return ob_part_error(part, "%" PRIu64 " elements, but its tensors have %zu", header->elements,
-                         outer->count);
-  return ONEBIT_OK;
-}
-
 static onebit_status_t load_check_part(const struct ob_part *part,
                                        const struct onebit_outer *outer) {
   const struct ob_part_header *header = &part->header;
   const bool momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
-  if (strncmp(header->kind, ob_outer_kind(outer), sizeof header->kind) != 0)
-    return ob_part_error(part, "of another kind: saved by %.16s, loaded by %s", header->kind,
-                         ob_outer_kind(outer));
-  OB_TRY(load_check_tensors(part, outer));
   if (header->momentum != momentum)
     return ob_part_error(part, "saved with%s outer momentum, loaded with%s it",
                          header->momentum ? "" : "out", momentum ? "" : "out");
@@ -398,15 +378,15 @@ static onebit_status_t outer_load(onebit_outer_t outer, const struct ob_sources 
                                   const char *directory) {
   struct loading loading = {.outer = outer};
   OB_TRY(outer_load_check(outer));
+  const struct ob_state state = ob_outer_state(outer);
   const struct ob_load load = {.object = &loading,
-                               .comm = outer->comm,
+                               .state = &state,
                                .term = {"how many exchanges have begun", outer->started},
                                .agreed = outer->sites ? agree_with_sites : NULL,
                                .restore = outer_load_restore,
                                .close = outer_load_close};
   onebit_status_t status = outer->sites ? ob_outer_detach(outer) : ONEBIT_OK;
-  status =
-      sources ? ob_load_parts(&load, status, sources) : ob_load_files(&load, status, directory);
+  status = ob_state_load(&load, status, sources, directory);
   return outer->sites ? join_sites(outer, status) : status;
 }
 

@@ -169,10 +169,11 @@ struct onebit_outer {
   struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */
   size_t groups; /* the fragments that were asked for: among sites each is cut into shards */
   size_t tensor_count, count, piece_count;
-  size_t longest;                /* elements of the longest fragment */
-  struct ob_outer_piece *pieces; /* of all fragments */
-  double *sums;                  /* scratch: one for each OB_OUTER_RUN elements of a fragment */
-  size_t position;               /* of the round: its local steps so far */
+  size_t longest;                   /* elements of the longest fragment */
+  struct ob_outer_piece *pieces;    /* of all fragments */
+  struct ob_outer_numbers *numbers; /* scratch of a save */
+  double *sums;                     /* scratch: one for each OB_OUTER_RUN elements of a fragment */
+  size_t position;                  /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t fragment_bytes; /* of own_bytes */
   uint64_t started;        /* exchanges, of all fragments; the same on all ranks whose steps are */
@@ -263,12 +264,7 @@ onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_s
  * (optimizers/checkpoint/checkpoint.h). Elements are numbered through all tensors; a fragment is
  * the elements from its first one on. */
 
-#define OB_OUTER_KIND "outer"
-#define OB_SITES_KIND "outer-sites" /* a site's: its ranks save and load by themselves */
-
-static inline const char *ob_outer_kind(const struct onebit_outer *outer) {
-  return outer->sites ? OB_SITES_KIND : OB_OUTER_KIND;
-}
+struct ob_state ob_outer_state(struct onebit_outer *outer);
 
 /* Without sites an exchange is one of the first three; among sites the first, or OB_OUTER_SENT, a
  * drift that is sent again. */

@@ -46,12 +46,6 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
 
 /* --- What it declares --------------------------------------------------------------------------*/
 
-/* The object of its state. */
-struct outer_state {
-  struct onebit_outer *outer;
-  struct ob_outer_numbers *numbers;
-};
-
 static struct ob_fragment_numbers outer_save_numbers_of(const struct ob_fragment *fragment) {
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;
   const uint64_t steps = fragment->outer->steps;
@@ -80,18 +74,16 @@ static void fill_in_numbers(const struct onebit_outer *outer, struct ob_outer_nu
 }
 
 static onebit_status_t outer_save_describe(struct ob_saving *saving) {
-  struct outer_state *own = saving->state->object;
-  const struct onebit_outer *outer = own->outer;
+  struct onebit_outer *outer = saving->state->object;
   struct ob_part_header *header = &saving->header;
-  own->numbers = ob_allocate(ob_outer_number_count(outer), sizeof(uint64_t));
-  if (!own->numbers)
+  outer->numbers = ob_allocate(ob_outer_number_count(outer), sizeof(uint64_t));
+  if (!outer->numbers)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory to save an outer step");
-  fill_in_numbers(outer, own->numbers);
+  fill_in_numbers(outer, outer->numbers);
   header->weighted = (uint32_t)outer->options.weighted;
   header->momentum = outer->options.rule != ONEBIT_OUTER_MEAN;
   header->fragments = (uint32_t)outer->options.fragments;
   header->apart = true;
-  header->tensors = outer->tensor_count;
   header->steps = outer->options.weighted && !outer->sites ? outer->started : outer->steps;
   header->exchanges[0] = outer->started;
   header->exchanges[1] = outer->exchanges;
@@ -101,13 +93,13 @@ static onebit_status_t outer_save_describe(struct ob_saving *saving) {
 }
 
 static void outer_save_list_tensors(const void *object, struct ob_part_tensor *rows) {
-  const struct onebit_outer *outer = ((const struct outer_state *)object)->outer;
+  const struct onebit_outer *outer = object;
   for (size_t t = 0; t < outer->tensor_count; t++)
     rows[t] = (struct ob_part_tensor){outer->tensors[t].count, outer->tensors[t].uncompressed};
 }
 
 static size_t outer_save_list_stretches(const void *object, struct ob_stretch *all) {
-  const struct onebit_outer *outer = ((const struct outer_state *)object)->outer;
+  const struct onebit_outer *outer = object;
   for (size_t f = 0; all && f < outer->options.fragments; f++) {
     const struct ob_fragment *fragment = &outer->fragments[f];
     for (size_t k = 0; k < fragment->pieces; k++)
@@ -120,15 +112,15 @@ static size_t outer_save_list_stretches(const void *object, struct ob_stretch *a
 }
 
 static bool outer_save_has(const struct ob_saving *saving, enum ob_saved what) {
-  const struct outer_state *own = saving->state->object;
+  const struct onebit_outer *outer = saving->state->object;
   const bool others = what == OB_SAVED_NUMBERS || what == OB_SAVED_PARAMETERS ||
                       what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
-  return others || (ob_outer_has_array(what) && own->outer->array[ob_saved_rows[what].slot]);
+  return others || (ob_outer_has_array(what) && outer->array[ob_saved_rows[what].slot]);
 }
 
 static const void *outer_save_number_of(void *object, enum ob_saved what, uint64_t i) {
   (void)what;
-  return (const uint64_t *)(const void *)((const struct outer_state *)object)->numbers + i;
+  return (const uint64_t *)(const void *)((const struct onebit_outer *)object)->numbers + i;
 }
 
 /* True if fragment->drift is a mean that is not applied yet. */
@@ -138,7 +130,7 @@ static bool is_received(const struct ob_fragment *fragment) {
 
 static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_saved what,
                                        const struct ob_stretch *stretch) {
-  const struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
+  const struct onebit_outer *outer = saving->state->object;
   const struct ob_fragment *fragment = &outer->fragments[stretch->bucket];
   if (what == OB_SAVED_WORKER || what == OB_SAVED_SERVER)
     return outer->exchange->extent(fragment, what, stretch->piece);
@@ -148,7 +140,7 @@ static struct ob_run outer_save_extent(const struct ob_saving *saving, enum ob_s
 
 static onebit_status_t outer_save_read_run(struct ob_saving *saving, enum ob_saved what, size_t f,
                                            const struct ob_run *run, float *values) {
-  struct onebit_outer *outer = ((const struct outer_state *)saving->state->object)->outer;
+  struct onebit_outer *outer = saving->state->object;
   const struct ob_fragment *fragment = &outer->fragments[f];
   const struct ob_outer_piece *piece = &fragment->piece[run->piece];
   OB_TRY(ob_outer_to_host(outer));
@@ -162,11 +154,15 @@ static onebit_status_t outer_save_read_run(struct ob_saving *saving, enum ob_sav
   return ONEBIT_OK;
 }
 
-static struct ob_state outer_save_state_of(struct outer_state *own) {
-  return (struct ob_state){.object = own,
-                           .comm = own->outer->comm,
-                           .kind = ob_outer_kind(own->outer),
-                           .steps = own->outer->steps,
+struct ob_state ob_outer_state(struct onebit_outer *outer) {
+  return (struct ob_state){.object = outer,
+                           .comm = outer->comm,
+                           .kind = outer->sites
+                                       ? "outer-sites" /* its ranks save and load by themselves */
+                                       : "outer",
+                           .noun = "kind",
+                           .steps = outer->steps,
+                           .tensors = outer->tensor_count,
                            .describe = outer_save_describe,
                            .list_tensors = outer_save_list_tensors,
                            .list_stretches = outer_save_list_stretches,
@@ -178,10 +174,11 @@ static struct ob_state outer_save_state_of(struct outer_state *own) {
 
 /* --- The calls ---------------------------------------------------------------------------------*/
 
-static void outer_save_close(struct outer_state *own) {
-  (void)ob_outer_from_host(own->outer, false); /* only pointers change */
-  ob_outer_release_held(own->outer);
-  ob_release(own->numbers);
+static void outer_save_close(struct onebit_outer *outer) {
+  (void)ob_outer_from_host(outer, false); /* only pointers change */
+  ob_outer_release_held(outer);
+  ob_release(outer->numbers);
+  outer->numbers = NULL;
 }
 
 onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t capacity,
@@ -193,10 +190,9 @@ onebit_status_t onebit_outer_save(onebit_outer_t outer, void *memory, size_t cap
   *bytes = 0;
   OB_TRY(ob_outer_settle(outer));
   OB_TRY(outer_save_check_whole(outer));
-  struct outer_state own = {.outer = outer};
-  const struct ob_state state = outer_save_state_of(&own);
+  const struct ob_state state = ob_outer_state(outer);
   const onebit_status_t status = ob_state_save(&state, false, memory, capacity, bytes);
-  outer_save_close(&own);
+  outer_save_close(outer);
   return status;
 }
 
@@ -207,9 +203,8 @@ onebit_status_t onebit_outer_save_files(onebit_outer_t outer, const char *direct
   onebit_status_t status = ob_outer_settle(outer);
   if (status == ONEBIT_OK)
     status = outer_save_check_whole(outer);
-  struct outer_state own = {.outer = outer};
-  const struct ob_state state = outer_save_state_of(&own);
+  const struct ob_state state = ob_outer_state(outer);
   status = ob_state_save_files(&state, status, directory);
-  outer_save_close(&own);
+  outer_save_close(outer);
   return status;
 }
