@@ -256,6 +256,15 @@ struct ob_recipe {
   void *own;                         /* becomes the optimizer's, or is released; plain memory */
 };
 
+/* Defines the public function that creates an optimizer of a row. */
+#define OB_METHOD_CREATE(name)                                                                     \
+  onebit_status_t onebit_##name##_create(                                                          \
+      onebit_comm_t comm, const onebit_tensor_t *tensors, size_t ntensors,                         \
+      const onebit_##name##_options_t *options, onebit_optimizer_t *optimizer) {                   \
+    OB_CALL_SCOPE;                                                                                 \
+    return ob_optimizer_create(comm, &ob_method_##name, options, tensors, ntensors, optimizer);    \
+  }
+
 /* Describes a row's options: OPTIONS is their struct. */
 #define OB_OPTIONS(init, rows)                                                                     \
   .options = (rows), .option_count = sizeof(rows) / sizeof((rows)[0]),                             \

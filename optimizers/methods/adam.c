@@ -361,9 +361,4 @@ const struct ob_method ob_method_adam = {.name = "adam",
                                          .update = adam_update,
                                          .freeze = adam_freeze};
 
-onebit_status_t onebit_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                   size_t ntensors, const onebit_adam_options_t *options,
-                                   onebit_optimizer_t *optimizer) {
-  OB_CALL_SCOPE;
-  return ob_optimizer_create(comm, &ob_method_adam, options, tensors, ntensors, optimizer);
-}
+OB_METHOD_CREATE(adam)

@@ -231,11 +231,4 @@ const struct ob_method ob_method_efficient_adam = {
     .update = efficient_adam_update,
     .numbers = efficient_adam_numbers};
 
-onebit_status_t onebit_efficient_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                             size_t ntensors,
-                                             const onebit_efficient_adam_options_t *options,
-                                             onebit_optimizer_t *optimizer) {
-  OB_CALL_SCOPE;
-  return ob_optimizer_create(comm, &ob_method_efficient_adam, options, tensors, ntensors,
-                             optimizer);
-}
+OB_METHOD_CREATE(efficient_adam)

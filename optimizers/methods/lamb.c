@@ -283,9 +283,4 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
                                          .numbers = ob_lamb_numbers,
                                          .scalings = scalings};
 
-onebit_status_t onebit_lamb_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                   size_t ntensors, const onebit_lamb_options_t *options,
-                                   onebit_optimizer_t *optimizer) {
-  OB_CALL_SCOPE;
-  return ob_optimizer_create(comm, &ob_method_lamb, options, tensors, ntensors, optimizer);
-}
+OB_METHOD_CREATE(lamb)

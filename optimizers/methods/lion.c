@@ -38,9 +38,4 @@ const struct ob_method ob_method_lion = {
     .call = lion_call,
     .update = ob_buckets_apply};
 
-onebit_status_t onebit_lion_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                   size_t ntensors, const onebit_lion_options_t *options,
-                                   onebit_optimizer_t *optimizer) {
-  OB_CALL_SCOPE;
-  return ob_optimizer_create(comm, &ob_method_lion, options, tensors, ntensors, optimizer);
-}
+OB_METHOD_CREATE(lion)

@@ -58,9 +58,4 @@ const struct ob_method ob_method_momentum = {
     .update = momentum_update,
     .freeze = momentum_freeze};
 
-onebit_status_t onebit_momentum_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                       size_t ntensors, const onebit_momentum_options_t *options,
-                                       onebit_optimizer_t *optimizer) {
-  OB_CALL_SCOPE;
-  return ob_optimizer_create(comm, &ob_method_momentum, options, tensors, ntensors, optimizer);
-}
+OB_METHOD_CREATE(momentum)

@@ -391,10 +391,4 @@ static onebit_status_t zero_one_adam_resolve(struct ob_recipe *recipe, size_t nt
   return ONEBIT_OK;
 }
 
-onebit_status_t onebit_zero_one_adam_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
-                                            size_t ntensors,
-                                            const onebit_zero_one_adam_options_t *options,
-                                            onebit_optimizer_t *optimizer) {
-  OB_CALL_SCOPE;
-  return ob_optimizer_create(comm, &ob_method_zero_one_adam, options, tensors, ntensors, optimizer);
-}
+OB_METHOD_CREATE(zero_one_adam)
