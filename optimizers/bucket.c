@@ -3,12 +3,9 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "optimizers/optimizer.h"
+#include "optimizers/state.h"
 
 /* --- Memory ------------------------------------------------------------------------------------*/
-
-/* Elements that are converted to master values at a time. */
-#define MASTERS_AT_ONCE ((size_t)65536)
 
 static void *bucket_memory_allocate_from(onebit_optimizer_t optimizer,
                                          const struct ob_memory *memory, size_t count,
@@ -167,60 +164,47 @@ void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucke
 /* --- Master values -----------------------------------------------------------------------------*/
 
 /* Master values of `count` elements that lie in the kind of memory that the bucket's arrays are in:
- * those that round to their parameter stay. `buffer` on the host is for MASTERS_AT_ONCE, as float32
- * and in the parameters' type. */
+ * those that round to their parameter stay. `buffer` on the host is for OB_CHUNK, as float32 and in
+ * the parameters' type. */
 static onebit_status_t bucket_memory_convert(const struct ob_memory *memory, onebit_dtype_t dtype,
                                              float *master, const uint16_t *parameter, size_t count,
                                              float *buffer) {
-  uint16_t *given = (uint16_t *)(void *)(buffer + MASTERS_AT_ONCE);
-  for (size_t at = 0; at < count; at += MASTERS_AT_ONCE) {
-    size_t some = count - at < MASTERS_AT_ONCE ? count - at : MASTERS_AT_ONCE;
-    OB_TRY(memory->copy(given, parameter + at, some * sizeof *given));
-    OB_TRY(memory->copy(buffer, master + at, some * sizeof *buffer));
-    for (size_t i = 0; i < some; i++) {
-      const uint16_t before = given[i];
-      ob_store(given, i, dtype, ob_bound(buffer[i], dtype));
-      if (given[i] != before) {
-        given[i] = before;
-        buffer[i] = ob_load(given, i, dtype);
-      }
+  uint16_t *given = (uint16_t *)(void *)(buffer + OB_CHUNK);
+  OB_TRY(memory->copy(given, parameter, count * sizeof *given));
+  OB_TRY(memory->copy(buffer, master, count * sizeof *buffer));
+  for (size_t i = 0; i < count; i++) {
+    const uint16_t before = given[i];
+    ob_store(given, i, dtype, ob_bound(buffer[i], dtype));
+    if (given[i] != before) {
+      given[i] = before;
+      buffer[i] = ob_load(given, i, dtype);
     }
-    OB_TRY(memory->copy(master + at, buffer, some * sizeof *buffer));
   }
-  return ONEBIT_OK;
-}
-
-/* Fills a piece with the values from which the bucket has its master values. */
-static onebit_status_t fill_piece(const struct onebit_optimizer *optimizer,
-                                  struct ob_bucket *bucket, size_t k, float *buffer) {
-  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
-  const struct ob_piece *piece = &layout->piece[k];
-  size_t first = bucket->first_block, last = first + bucket->blocks;
-  first = piece->first_block > first ? piece->first_block : first;
-  last = piece[1].first_block < last ? piece[1].first_block : last;
-  if (!bucket->copies[k] || first >= last)
-    return ONEBIT_OK;
-  size_t begin = (first - piece->first_block) * layout->block;
-  size_t end = (last - piece->first_block) * layout->block;
-  size_t word = ob_layout_word(layout, first) - bucket->first_word;
-  end = end < piece->valid ? end : piece->valid;
-  return bucket_memory_convert(ob_plan_memory(bucket->bits), optimizer->options.parameter_dtype,
-                               bucket->masters + word * OB_LANES,
-                               (const uint16_t *)bucket->copies[k] + begin,
-                               end > begin ? end - begin : 0, buffer);
+  return memory->copy(master, buffer, count * sizeof *buffer);
 }
 
 static onebit_status_t fill_masters(const struct onebit_optimizer *optimizer,
                                     struct ob_bucket *bucket, float *buffer) {
-  for (size_t k = 0; k < ob_plan_layout(bucket->bits)->pieces; k++)
-    OB_TRY(fill_piece(optimizer, bucket, k, buffer));
+  const struct ob_layout *layout = ob_plan_layout(bucket->bits);
+  const size_t first = bucket->first_block, end = first + bucket->blocks;
+  for (struct ob_run run = {0}; ob_next_run(layout, first, end, &run);) {
+    const struct ob_piece *piece = &layout->piece[run.piece];
+    const uint16_t *parameters = bucket->copies[run.piece];
+    const size_t left = run.offset < piece->valid ? piece->valid - run.offset : 0;
+    const size_t word = piece->first_word - bucket->first_word;
+    if (parameters)
+      OB_TRY(bucket_memory_convert(ob_plan_memory(bucket->bits), optimizer->options.parameter_dtype,
+                                   bucket->masters + (word * OB_LANES + run.offset),
+                                   parameters + run.offset, left < run.count ? left : run.count,
+                                   buffer));
+  }
   return ONEBIT_OK;
 }
 
 /* This is rare: the host converts for a device too, a part at a time. */
 onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
                                        struct ob_bucket *bucket) {
-  float *buffer = ob_allocate(MASTERS_AT_ONCE, sizeof(float) + sizeof(uint16_t));
+  float *buffer = ob_allocate(OB_CHUNK, sizeof(float) + sizeof(uint16_t));
   onebit_status_t status = buffer ? fill_masters(optimizer, bucket, buffer)
                                   : bucket_memory_no_memory(ob_plan_layout(bucket->bits));
   ob_release(buffer);
