@@ -261,7 +261,9 @@ static void miss_a_rank(enum wait_fault fault) {
     struct wait_run run = {
         .test = &wait_cases[k], .fault = fault, .blocking = k % 2 == 0, .meet = all_meet};
     on_mpi_ranks(MPI_COMM_WORLD, wait_on_rank, &run);
-    MPI_Barrier(MPI_COMM_WORLD);
+    int named = run.named;
+    MPI_Allreduce(MPI_IN_PLACE, &named, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    CHECK(named > 0, "%s, fault %d: nobody names the missing rank", run.test->name, (int)fault);
   }
 }
 
