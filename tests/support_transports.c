@@ -203,7 +203,7 @@ static onebit_transport_callbacks_t callbacks_of(struct member *member, const ch
   callbacks.message = quiet ? NULL : words_of;
   callbacks.release = release_member;
   callbacks.host = host;
-  callbacks.timeout = quiet ? 0.2 : 0;
+  callbacks.timeout = quiet ? 1 : 0;
   return callbacks;
 }
 

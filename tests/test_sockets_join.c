@@ -91,6 +91,21 @@ static void expect_error(const struct rank *rank, const char *words) {
 
 static void pause_shortly(void) { nanosleep(&(struct timespec){0, 100000000}, NULL); }
 
+static int connect_raw(void) {
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  int file = socket(AF_INET, SOCK_STREAM, 0);
+  to.sin_port = htons((uint16_t)atoi(strchr(where, ':') + 1));
+  while (connect(file, (struct sockaddr *)&to, sizeof to) != 0)
+    usleep(1000);
+  return file;
+}
+
+/* Starts rank 0, and returns when the port is its own. */
+static void start_first(struct rank *rank) {
+  start(rank);
+  close(connect_raw());
+}
+
 static void forget_names(void) {
   static const char *const names[] = {"ONEBIT_JOB",     "TORCHELASTIC_RUN_ID",
                                       "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
@@ -127,8 +142,10 @@ Test(sockets_join, a_second_rank_0) {
   struct rank ranks[3] = {{.rank = 0, .size = 2}, {.rank = 1, .size = 2}, {.rank = 0, .size = 2}};
   forget_names();
   ob_join_quiet = 20;
-  for (int k = 0; k < 3; k++, pause_shortly())
-    start(&ranks[k]);
+  start_first(&ranks[0]);
+  start(&ranks[1]);
+  sleep(1); /* in which rank 1 has to join */
+  start(&ranks[2]);
   join_all(ranks, 3);
   expect_error(&ranks[0], "there is a rank 0 already, and a second one has come");
   expect_error(&ranks[1], "there is a rank 0 already, and a second one has come");
@@ -141,7 +158,8 @@ Test(sockets_join, two_jobs_with_names) {
                           {.rank = 0, .size = 2, .secret = "B"},
                           {.rank = 1, .size = 2, .secret = "A"}};
   choose_port();
-  for (int k = 0; k < 4; k++, pause_shortly())
+  start_first(&ranks[0]);
+  for (int k = 1; k < 4; k++, pause_shortly())
     start(&ranks[k]);
   join_all(ranks, 4);
   for (int k = 0; k < 4; k += 3)
@@ -205,15 +223,6 @@ Test(sockets_join, names_of_a_job) {
 
 /* --- Strangers, and ranks that end -------------------------------------------------------------*/
 
-static int connect_raw(void) {
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-  int file = socket(AF_INET, SOCK_STREAM, 0);
-  to.sin_port = htons((uint16_t)atoi(strchr(where, ':') + 1));
-  while (connect(file, (struct sockaddr *)&to, sizeof to) != 0)
-    usleep(1000);
-  return file;
-}
-
 /* It greets as rank 1 does, and says nothing more: rank 1 gets in. */
 Test(sockets_join, a_stranger_takes_no_place) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
@@ -255,7 +264,7 @@ static pid_t fork_rank(struct rank *rank) {
 Test(sockets_join, one_that_comes_later) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   struct rank other = {.rank = 1, .size = 2};
-  struct rank late = {.rank = 1, .size = 2, .timeout = 1};
+  struct rank late = {.rank = 1, .size = 2, .timeout = 3};
   int status;
   onebit_comm_t comm = NULL;
   forget_names();
@@ -389,7 +398,7 @@ Test(sockets_join, the_soft_limit_is_raised) {
  * an error that names the call on the one and the rank on the others.
  */
 
-enum { RANKS = 3 };
+enum { RANKS = 3, MAX_SECONDS = 10 };
 
 struct fault {
   const char *call;
@@ -450,8 +459,8 @@ static void check(const struct outcome *outcome, double seconds) {
   const char *words = strerror(now.absent ? now.struck->absence : now.struck->lack);
   char name[16];
   snprintf(name, sizeof name, "rank %d", now.rank);
-  CHECK(seconds < 10, "rank %d, call %ld (%s: %s): %g s", now.rank, now.at, now.struck->call, words,
-        seconds);
+  CHECK(seconds <= MAX_SECONDS, "rank %d, call %ld (%s: %s): %g s", now.rank, now.at,
+        now.struck->call, words, seconds);
   for (int rank = 0; rank < RANKS; rank++) {
     const char *message = outcome->message[rank];
     bool failed = outcome->status[rank] != ONEBIT_OK;
@@ -464,15 +473,26 @@ static void check(const struct outcome *outcome, double seconds) {
   }
 }
 
+/* Returns the seconds that it takes. */
+static double attempt(struct outcome *outcome, int rank, bool absent, long at) {
+  *outcome = (struct outcome){0};
+  now.rank = rank, now.absent = absent, now.at = at, now.calls = 0, now.struck = NULL;
+  double begin = ob_seconds();
+  sockets_attempt(RANKS, 1, 1, connect_one, outcome);
+  return ob_seconds() - begin;
+}
+
+/* The victim has ob_join_last to tell the others. On a busy machine that may be too short, and they
+ * wait for their timeout: one more attempt shows whether it was that. */
 static void walk(int rank, bool absent) {
   for (long at = 1;; at += test_share() > 1 ? 1 + at / 16 : 1) {
-    struct outcome outcome = {0};
-    now.rank = rank, now.absent = absent, now.at = at, now.calls = 0, now.struck = NULL;
-    double begin = ob_seconds();
-    sockets_attempt(RANKS, 1, 1, connect_one, &outcome);
+    struct outcome outcome;
+    double seconds = attempt(&outcome, rank, absent, at);
+    if (seconds > MAX_SECONDS)
+      seconds = attempt(&outcome, rank, absent, at);
     if (!now.struck)
       break;
-    check(&outcome, ob_seconds() - begin);
+    check(&outcome, seconds);
   }
   checks_must_hold();
 }
