@@ -66,6 +66,56 @@ Test(tune, overlap_never_costs_and_never_hides_all) {
   }
 }
 
+/* Cores of a host, cores that all hosts share, and how many times longer a rank computes. */
+Test(tune, shared_cores_multiply_the_computation) {
+  static const struct {
+    double cores_per_host, cores_shared, sharing;
+  } rows[] = {{0, 0, 1}, {8, 0, 1}, {2, 0, 4}, {0, 32, 4}, {0, 256, 1}, {4, 16, 8}};
+  for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
+    struct ob_costs costs = some_costs();
+    costs.cores_per_host = rows[k].cores_per_host;
+    costs.cores_shared = rows[k].cores_shared;
+    const struct tune_exchange exchange = tune_exchange(&costs, &some_training, TUNE_DENSE);
+    const double step = tune_step_seconds(&costs, &some_training, TUNE_DENSE, false);
+    const double computing = rows[k].sharing * some_training.compute;
+    cr_expect_float_eq(step - exchange.seconds, computing, 1e-9, "row %zu", k);
+    const struct tune_whole whole =
+        tune_whole(&costs, &some_training, &(struct tune_way){"", 1, 1, 0, 1, 1, 0});
+    cr_expect_float_eq(whole.seconds - whole.waiting, some_training.steps * computing, 1e-3,
+                       "row %zu", k);
+  }
+}
+
+/* A computation that is long enough hides all but the work of a core, and of the remainder the last
+ * bucket. The work is MPI's bytes, in a ring, or what the library does with an element. */
+Test(tune, the_work_of_a_core_is_not_hidden) {
+  struct tune_training training = some_training;
+  training.compute = 1e6;
+  training.hosts = 4;
+  training.ranks_per_host = 1;
+  training.steps = 1e15;
+  for (double cores = 1; cores <= 4; cores *= 2) {
+    struct ob_costs costs = some_costs();
+    const double n = training.parameters;
+    costs.cores_per_host = cores;
+    costs.add = costs.mpi_call = costs.call = costs.between.message = costs.reduce = 0;
+    costs.mpi_byte = 5e-9;
+    costs.reduce_stream = costs.apply = costs.between.byte = 0;
+    costs.compress = 3e-9;
+    const double work[] = {[TUNE_DENSE] = 6 * n * 5e-9 / cores, [TUNE_FLAT] = n * 3e-9 / cores};
+    for (int m = TUNE_DENSE; m <= TUNE_FLAT; m += TUNE_FLAT - TUNE_DENSE) {
+      const struct tune_exchange exchange = tune_exchange(&costs, &training, (enum tune_method)m);
+      const double step = tune_step_seconds(&costs, &training, (enum tune_method)m, true);
+      cr_expect_float_eq(exchange.work / work[m], 1, 1e-9, "%s", tune_method_names[m]);
+      cr_expect_float_eq(step - 1e6, work[m] + (exchange.seconds - work[m]) * OB_STEP_EXPOSED, 1e-6,
+                         "%s", tune_method_names[m]);
+    }
+    costs.mpi_byte = 0; /* as fitted: a core moves the bytes even so */
+    costs.between.byte = 1e-9;
+    cr_expect_float_eq(tune_exchange(&costs, &training, TUNE_DENSE).work, 12e-9 * n / cores, 1e-9);
+  }
+}
+
 Test(tune, a_run_is_the_mean_of_its_steps) {
   struct ob_costs costs = some_costs();
   for (int overlap = 0; overlap < 2; overlap++) {
@@ -357,15 +407,20 @@ Test(tune, predicts) {
   expect_said(said, "941 Mbit/s of payload");
   expect_said(said, "\n1024 ");
   said = program(0, "onebit-tune --predict --parameters 340M --hosts 16 --compute 0.250 "
-                    "--bandwidth 100gbit --latency 20us --tuning none");
-  expect_said(said, " 1.02 Tbit/s");
+                    "--bandwidth 2000gbit --latency 20us --tuning none");
+  expect_said(said, "1.88 Tbit/s of payload");
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
   /* Open MPI's best algorithm reached this on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
   expect_said(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]) ||
             strstr(said, tune_method_names[TUNE_HIERARCHICAL]) > strstr(said, "hosts   "));
+  expect_said(said, "each rank has one to itself");
   expect_said(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
+  said = program(0, PREDICT "--compute 1 --shared-cores 32");
+  expect_said(said, "32 that all hosts share, being one machine");
+  expect_said(said, "take 4.00 times as long");
+  expect_said(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
 }
 
 /* Without a link all usual ones, with one all ways; and what each option is for. */
@@ -451,5 +506,6 @@ Test(tune, says_what_is_wrong_in_a_command_line) {
   expect_said(program(2, "onebit-tune --device cuda"), "are for --predict");
   expect_said(program(2, PREDICT "--compute 1 --launch-time 1us"), "are for --device cuda");
   expect_said(program(2, PREDICT "--compute 1 --device cuda --cores 4"), "not for --device cuda");
+  expect_said(program(2, PREDICT "--compute 1 --device cuda --shared-cores 4"), "not for --device");
   expect_said(program(2, "onebit-tune --doctor --quick"), "--doctor takes no other option");
 }

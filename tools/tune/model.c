@@ -2,6 +2,7 @@
  * behind it, and a whole run. */
 #include "tools/tune/model.h"
 
+#include <limits.h>
 #include <math.h>
 
 #include "base/knobs.h"
@@ -31,62 +32,89 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
                               (double)counts[OB_EXCHANGE_DENSE] / (double)whole};
 }
 
-static struct tune_exchange training_dense(const struct ob_costs *costs,
-                                           const struct ob_cost_task *task) {
-  double ranks = task->hosts * task->ranks_per_host;
-  return (struct tune_exchange){ob_cost_mpi_seconds(costs, task, 4),
-                                task->hosts > 1 ? 8 * (ranks - 1) / ranks * (double)task->elements
-                                                : 0};
-}
-
-static struct tune_exchange half(const struct ob_costs *costs, const struct ob_cost_task *task) {
-  double converting = (costs->load + costs->convert) * ob_cost_sharing(costs, task);
-  return (struct tune_exchange){ob_cost_mpi_seconds(costs, task, 2) +
-                                    (double)task->elements * converting,
-                                training_dense(costs, task).host_bytes / 2};
-}
-
-/* The exchange in bits; hierarchical falls back to exchange. */
-static struct tune_exchange one_bit(const struct ob_costs *costs, struct ob_cost_task task,
-                                    onebit_schedule_t schedule) {
-  struct ob_cost_choice choice;
-  task.schedule = schedule;
-  ob_cost_choose(costs, &task, &choice);
-  if (!ob_cost_possible(&task, schedule, ONEBIT_WIRE_BITS))
-    schedule = ONEBIT_SCHEDULE_EXCHANGE;
-  return (struct tune_exchange){choice.seconds,
-                                ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS)};
-}
-
 static struct ob_cost_task training_task_of(const struct tune_training *training) {
   return (struct ob_cost_task){.elements = (size_t)training->parameters,
                                .hosts = training->hosts,
                                .ranks_per_host = training->ranks_per_host};
 }
 
-/* An exchange of one bit by the method's schedule, or by the better of both. */
-static struct tune_exchange bits_of(const struct ob_costs *costs,
-                                    const struct tune_training *training, enum tune_method method) {
+double tune_sharing(const struct ob_costs *costs, const struct tune_training *training) {
   const struct ob_cost_task task = training_task_of(training);
-  struct tune_exchange flat = one_bit(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
-  struct tune_exchange levels = one_bit(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
-  bool has_levels =
+  return ob_cost_sharing(costs, &task);
+}
+
+/* The costs of a network that takes no time: what an exchange takes by them is the work of one
+ * core. tune_fit counts all of MPI's bytes as time of the link; a core moves them even so. */
+static struct ob_costs costs_of_core(const struct ob_costs *costs) {
+  struct ob_costs core = *costs;
+  core.between.latency = core.mpi_round = core.oversubscribed = 0;
+  core.between.bandwidth = INFINITY;
+  core.mpi_byte = fmax(core.mpi_byte, 2 * core.between.byte);
+  return core;
+}
+
+/* The part of an exchange by which one core's work holds up a computation on all cores of the
+ * rank. */
+static double work_of(const struct ob_costs *costs, struct ob_cost_task task, double core_seconds,
+                      double seconds) {
+  task.threads = INT_MAX; /* the model has as many as there are cores for */
+  return fmin(seconds, core_seconds / ob_cost_model(costs, &task).threads);
+}
+
+/* Seconds of an MPI_Allreduce of elements of so many bytes, converted from and to float32. */
+static double mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
+                          size_t element_bytes) {
+  const double converting = element_bytes < 4 ? costs->load + costs->convert : 0;
+  return ob_cost_mpi_seconds(costs, task, element_bytes) +
+         (double)task->elements * converting * ob_cost_sharing(costs, task);
+}
+
+static struct tune_exchange training_dense(const struct ob_costs *costs,
+                                           const struct ob_cost_task *task, size_t element_bytes) {
+  const struct ob_costs core = costs_of_core(costs);
+  const double ranks = task->hosts * task->ranks_per_host;
+  const double bytes = 2.0 * (double)element_bytes * (ranks - 1) / ranks * (double)task->elements;
+  const double seconds = mpi_seconds(costs, task, element_bytes);
+  return (struct tune_exchange){
+      .seconds = seconds,
+      .host_bytes = task->hosts > 1 ? bytes : 0,
+      .work = work_of(costs, *task, mpi_seconds(&core, task, element_bytes), seconds)};
+}
+
+/* The exchange in bits; hierarchical falls back to exchange. */
+static struct tune_exchange training_compressed(const struct ob_costs *costs,
+                                                struct ob_cost_task task,
+                                                onebit_schedule_t schedule) {
+  const struct ob_costs core = costs_of_core(costs);
+  struct ob_cost_choice choice, work;
+  task.schedule = schedule;
+  ob_cost_choose(costs, &task, &choice);
+  task.chunk = choice.chunk;
+  ob_cost_choose(&core, &task, &work);
+  if (!ob_cost_possible(&task, schedule, ONEBIT_WIRE_BITS))
+    schedule = ONEBIT_SCHEDULE_EXCHANGE;
+  return (struct tune_exchange){.seconds = choice.seconds,
+                                .host_bytes = ob_cost_host_bytes(&task, schedule, ONEBIT_WIRE_BITS),
+                                .work = work_of(costs, task, work.seconds, choice.seconds)};
+}
+
+/* An exchange in so many bits by the method's schedule, or by the better of both. */
+static struct tune_exchange bits_of(const struct ob_costs *costs,
+                                    const struct tune_training *training, enum tune_method method,
+                                    int bits) {
+  struct ob_cost_task task = training_task_of(training);
+  task.bits = bits;
+  const struct tune_exchange flat = training_compressed(costs, task, ONEBIT_SCHEDULE_EXCHANGE);
+  const struct tune_exchange levels =
+      training_compressed(costs, task, ONEBIT_SCHEDULE_HIERARCHICAL);
+  const bool has_levels =
       method != TUNE_FLAT && (method == TUNE_HIERARCHICAL || levels.seconds < flat.seconds);
   return has_levels ? levels : flat;
 }
 
-static struct tune_exchange widen_bits(const struct ob_costs *costs, struct tune_exchange one,
-                                       int bits) {
-  const double scales = 4.0 / OB_DEFAULT_BLOCK; /* bytes an element */
-  const double wider = one.host_bytes * (bits / 8.0 + scales) / (1 / 8.0 + scales);
-  one.seconds += (wider - one.host_bytes) / (costs->between.bandwidth * costs->exchange_efficiency);
-  one.host_bytes = wider;
-  return one;
-}
-
 struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
                                         const struct tune_training *training, int bits) {
-  return widen_bits(costs, bits_of(costs, training, TUNE_ZERO_ONE), bits);
+  return bits_of(costs, training, TUNE_ZERO_ONE, bits);
 }
 
 /* The exchanges of a method, and how often they are made. */
@@ -98,11 +126,10 @@ struct parts {
 static struct parts parts_of(const struct ob_costs *costs, const struct tune_training *training,
                              enum tune_method method) {
   const struct ob_cost_task task = training_task_of(training);
-  const struct tune_exchange bits = bits_of(costs, training, method);
   return (struct parts){.policy = tune_policy(training, method),
-                        .one_bit = bits,
-                        .eight_bits = widen_bits(costs, bits, 8),
-                        .full = (method == TUNE_HALF ? half : training_dense)(costs, &task)};
+                        .one_bit = bits_of(costs, training, method, 1),
+                        .eight_bits = bits_of(costs, training, method, 8),
+                        .full = training_dense(costs, &task, method == TUNE_HALF ? 2 : 4)};
 }
 
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
@@ -111,22 +138,24 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 #define MEAN_OF(what)                                                                              \
   (parts.policy.one_bit * parts.one_bit.what + parts.policy.eight_bits * parts.eight_bits.what +   \
    parts.policy.dense * parts.full.what)
-  return (struct tune_exchange){MEAN_OF(seconds), MEAN_OF(host_bytes)};
+  return (struct tune_exchange){MEAN_OF(seconds), MEAN_OF(host_bytes), MEAN_OF(work)};
 #undef MEAN_OF
 }
 
-/* The part of an exchange that is not hidden. */
-static double waiting(const struct tune_training *training, double exchange, bool overlap) {
-  return overlap ? ob_step_waiting(exchange, training->compute) : exchange;
+/* The seconds that an exchange adds to a step. Work that takes cores from the computation is never
+ * hidden. */
+static double waiting(const struct tune_exchange *exchange, double compute, bool overlap) {
+  return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
+                 : exchange->seconds;
 }
 
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap) {
   const struct parts parts = parts_of(costs, training, method);
-  return training->compute +
-         parts.policy.one_bit * waiting(training, parts.one_bit.seconds, overlap) +
-         parts.policy.eight_bits * waiting(training, parts.eight_bits.seconds, overlap) +
-         parts.policy.dense * waiting(training, parts.full.seconds, overlap);
+  const double compute = training->compute * tune_sharing(costs, training);
+  return compute + parts.policy.one_bit * waiting(&parts.one_bit, compute, overlap) +
+         parts.policy.eight_bits * waiting(&parts.eight_bits, compute, overlap) +
+         parts.policy.dense * waiting(&parts.full, compute, overlap);
 }
 
 /* True if the method is worth it at a bandwidth. */
@@ -159,24 +188,18 @@ double tune_break_even(const struct ob_costs *costs, const struct tune_training 
 
 /* --- A whole run -------------------------------------------------------------------------------*/
 
-/* Seconds of the codec for an exchange, which take cores from the computation. */
-static double codec_seconds(const struct ob_costs *costs, const struct tune_training *training) {
-  const struct ob_cost_task task = {.elements = (size_t)training->parameters,
-                                    .hosts = training->hosts,
-                                    .ranks_per_host = training->ranks_per_host};
-  const double element = costs->compress + costs->apply + costs->reduce_stream;
-  return training->parameters * element * costs->codec_factor * ob_cost_sharing(costs, &task);
-}
-
 /* The exchange in which every host sends a message to every other. */
 static struct tune_exchange whole_gather(const struct ob_costs *costs,
                                          const struct tune_training *training) {
   const double bytes = training->parameters * TUNE_SPARSE_BITS / 8 * (training->hosts - 1);
+  const double element = costs->compress + costs->apply + costs->reduce_stream;
+  const double core = costs->call + training->hosts * training->parameters * element *
+                                        costs->codec_factor * tune_sharing(costs, training);
   const double rate = costs->between.bandwidth * costs->exchange_efficiency;
   const double latency = training->hosts > 1 ? costs->between.latency : 0;
-  return (struct tune_exchange){costs->call + latency + bytes / rate +
-                                    training->hosts * codec_seconds(costs, training),
-                                bytes};
+  const double seconds = core + latency + bytes / rate;
+  return (struct tune_exchange){seconds, bytes,
+                                work_of(costs, training_task_of(training), core, seconds)};
 }
 
 static struct tune_exchange exchange_of(const struct ob_costs *costs,
@@ -193,7 +216,8 @@ static void add_steps(const struct ob_costs *costs, const struct tune_training *
                       double steps, struct tune_whole *whole) {
   const struct tune_exchange exchange = exchange_of(costs, training, bits);
   whole->exchange = exchange.seconds;
-  whole->waiting += steps * ob_step_waiting(exchange.seconds, training->compute);
+  whole->waiting +=
+      steps * waiting(&exchange, training->compute * tune_sharing(costs, training), true);
   whole->host_bytes += steps * exchange.host_bytes;
 }
 
@@ -202,11 +226,10 @@ static void add_rounds(const struct ob_costs *costs, const struct tune_training 
   struct tune_training fragment = *training;
   fragment.parameters = ceil(training->parameters / way->fragments);
   const struct tune_exchange exchange = exchange_of(costs, &fragment, way->bits);
-  const double hidden = way->delay * training->compute;
+  const double hidden = way->delay * training->compute * tune_sharing(costs, training);
   const double exchanges = ceil(training->steps / way->local_steps) * way->fragments;
   whole->exchange = exchange.seconds;
-  whole->waiting = exchanges * fmax(exchange.seconds - hidden,
-                                    fmin(exchange.seconds, codec_seconds(costs, &fragment)));
+  whole->waiting = exchanges * fmax(exchange.seconds - hidden, exchange.work);
   whole->host_bytes = exchanges * exchange.host_bytes;
 }
 
@@ -220,7 +243,8 @@ struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_tra
     add_steps(costs, training, way->warm_up_bits, warm_up, &whole);
     add_steps(costs, training, way->bits, training->steps - warm_up, &whole);
   }
-  whole.seconds = training->steps * training->compute + whole.waiting;
+  whole.seconds =
+      training->steps * training->compute * tune_sharing(costs, training) + whole.waiting;
   return whole;
 }
 
@@ -284,11 +308,11 @@ size_t tune_choose(const struct ob_costs *costs, const struct tune_training *tra
   size_t best = 0;
   double least = INFINITY;
   for (size_t k = 0; k < count; k++) {
-    const double seconds = tune_whole(costs, training, &ways[k]).seconds;
-    if (seconds <= TUNE_NEAR * training->steps * training->compute)
+    const struct tune_whole whole = tune_whole(costs, training, &ways[k]);
+    if (whole.seconds <= TUNE_NEAR * (whole.seconds - whole.waiting))
       return k;
-    if (seconds < least)
-      least = seconds, best = k;
+    if (whole.seconds < least)
+      least = whole.seconds, best = k;
   }
   return best;
 }

@@ -25,7 +25,7 @@ extern const char *const tune_method_names[TUNE_METHODS];
 
 struct tune_training {
   double parameters; /* elements exchanged */
-  double compute;    /* seconds of a step without its exchange */
+  double compute;    /* seconds of a step without its exchange, of a rank with its own core */
   double steps;      /* of the whole run: what 0/1 Adam's policies depend on */
   double warm_up;    /* share of the steps that 1-bit Adam makes dense */
   int hosts, ranks_per_host;
@@ -50,16 +50,21 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
 /* TCP over Ethernet carries 1448 bytes in every 1538. */
 #define TUNE_PAYLOAD (1448.0 / 1538)
 
+/* The factor by which all that ranks compute takes longer, since they share cores: 1 or more. */
+double tune_sharing(const struct ob_costs *costs, const struct tune_training *training);
+
 /* An exchange of all parameters: the mean over the steps of the run. */
 struct tune_exchange {
   double seconds, host_bytes; /* bytes out of a host */
+  double work;                /* of `seconds`, those that codec and TCP take from the computation */
 };
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
                                    const struct tune_training *training, enum tune_method method);
-/* The same in `bits` bits, 1 to 8: the cost model's exchange of one bit, flat or hierarchical, and
- * the additional bytes at the rate that exchanges reach. */
+/* The same in `bits` bits, 1 to 8, flat or hierarchical. */
 struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
                                         const struct tune_training *training, int bits);
+/* overlap: the exchange hides behind the computation, but for the work of codec and TCP, which take
+ * one of the rank's cores from it. */
 double tune_step_seconds(const struct ob_costs *costs, const struct tune_training *training,
                          enum tune_method method, bool overlap);
 
@@ -73,9 +78,9 @@ double tune_break_even(const struct ob_costs *costs, const struct tune_training 
 /* --- A whole run over a slow network -----------------------------------------------------------*/
 
 /* With an outer step of H local steps and F fragments, each fragment is exchanged once in H steps,
- * and has `delay` steps of computation to hide behind. The codec takes the cores that compute, and
- * is never hidden. With delay * F <= H no two exchanges are on the way at once, so that the link is
- * never asked for more. */
+ * and has `delay` steps of computation to hide behind, but for the work of codec and TCP. With
+ * delay * F <= H no two exchanges are on the way at once, so that the link is never asked for
+ * more. */
 
 /* Bits of an element on the wire: 1 to 8, dense float32, and what SparseLoCo gathers. */
 enum { TUNE_FLOAT32 = 32, TUNE_SPARSE = 0 };

@@ -44,17 +44,19 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
     costs->mpi_round = fmax(costs->mpi_round, options->latency);
     costs->between.latency = options->latency;
   }
-  if (options->cores > 0) {
+  if (options->cores > 0 || options->shared_cores > 0) {
     costs->cores_per_host = options->cores;
-    costs->cores_shared = 0;
+    costs->cores_shared = options->shared_cores;
   }
   return true;
 }
 
-static struct ob_json predict_begin_json(const struct ob_costs *costs) {
+static struct ob_json predict_begin_json(const struct ob_costs *costs,
+                                         const struct tune_training *training) {
   struct ob_json json = {.file = stdout, .spaced = true};
   ob_json_begin(&json, NULL, '{');
   ob_json_string(&json, "costs", costs->source);
+  ob_json_real(&json, "core_sharing", tune_sharing(costs, training));
   return json;
 }
 
@@ -65,26 +67,39 @@ static void predict_end_json(struct ob_json *json) {
   putchar('\n');
 }
 
+/* Prints the lines about costs, latency and cores. */
+static void predict_print_costs(const struct ob_costs *costs,
+                                const struct tune_training *training) {
+  const double sharing = tune_sharing(costs, training);
+  printf("# Costs: %s\n# Latency one way: %s. Cores: ", costs->source,
+         TUNE_WORDS(TUNE_TIME, costs->between.latency));
+  if (costs->cores_per_host > 0)
+    printf("%.3g a host; ", costs->cores_per_host);
+  if (costs->cores_shared > 0)
+    printf("%.3g that all hosts share, being one machine; ", costs->cores_shared);
+  if (sharing > 1)
+    printf("ranks share cores, so that\n#   computation, codec and TCP take %.2f times as long as "
+           "alone.\n",
+           sharing);
+  else
+    printf("each rank has one to itself. Else:\n#   --cores N of a host, --shared-cores N of one "
+           "machine.\n");
+}
+
 static void predict_print_assumptions(const struct ob_costs *costs,
                                       const struct tune_training *training) {
   const struct tune_policy policy = tune_policy(training, TUNE_ZERO_ONE);
   const struct tune_exchange dense = tune_exchange(costs, training, TUNE_DENSE);
-  printf("# Costs: %s\n# Link of a host: %s of payload each way, latency %s.", costs->source,
-         TUNE_WORDS(TUNE_RATE, costs->between.bandwidth),
-         TUNE_WORDS(TUNE_TIME, costs->between.latency));
-  if (costs->cores_per_host > 0)
-    printf(" %g cores a host.\n", costs->cores_per_host);
-  else
-    printf(" A core a rank;\n#   where ranks share cores, all steps take longer: --cores.\n");
-  if (costs->cores_shared > 0)
-    printf("# %.3g cores that all hosts share, as measured: one machine. --cores says otherwise.\n",
-           costs->cores_shared);
+  predict_print_costs(costs, training);
+  printf("# Link of a host: %s of payload each way.\n",
+         TUNE_WORDS(TUNE_RATE, costs->between.bandwidth));
   printf(
       "# Dense: MPI_Allreduce, which reaches %.2f of the link here; float16: half the bytes, and "
       "a conversion.\n",
       dense.host_bytes / costs->between.bandwidth / dense.seconds);
   printf("# Overlap: the exchange hides behind %.0f %% of the computation (backward), but for the "
-         "last of %.0f\n#   buckets.\n",
+         "last of %.0f\n#   buckets, and for the work of codec and TCP, which takes a core of "
+         "those that compute.\n",
          100 * OB_STEP_HIDING, 1 / OB_STEP_EXPOSED);
   printf(
       "# 0/1 Adam, %.0f steps: its variance is frozen after %d, all else is as onebit_zero_one_adam"
@@ -164,7 +179,7 @@ static void print_scales(const struct ob_costs *costs, struct tune_training trai
 static int predict_steps(const struct tune_options *options, const struct ob_costs *costs) {
   const struct tune_training *training = &options->training;
   if (options->json) {
-    struct ob_json json = predict_begin_json(costs);
+    struct ob_json json = predict_begin_json(costs, training);
     ob_json_begin(&json, "methods", '[');
     list_methods(costs, training, &json);
     predict_end_json(&json);
@@ -213,16 +228,18 @@ static void add_others(const struct tune_wanted *wanted, struct whole_ways *ways
 
 static void print_whole_head(const struct tune_training *training, const struct ob_costs *costs) {
   printf("# onebit-tune --predict --whole-run: %.4g parameters, %d host%s x %d rank%s, %.4g steps "
-         "of\n#   %.4g s: %s without a network. Latency one way: %s.\n",
+         "of\n#   %.4g s: %s without a network.\n",
          training->parameters, TUNE_COUNTED(training->hosts),
          TUNE_COUNTED(training->ranks_per_host), training->steps, training->compute,
-         TUNE_WORDS(TUNE_DURATION, training->steps * training->compute),
-         TUNE_WORDS(TUNE_TIME, costs->between.latency));
-  printf("# Costs: %s\n", costs->source);
+         TUNE_WORDS(TUNE_DURATION,
+                    training->steps * training->compute * tune_sharing(costs, training)));
+  predict_print_costs(costs, training);
   printf(
-      "# Each step: %.0f %% of the computation hides the exchange; %d steps are Efficient-Adam's "
-      "warm-up,\n#   in 8 bits. Outer step: every H steps F fragments of the drift, each applied "
-      "`delay` steps after\n#   its exchange began. bytes: out of a host, as many come in.\n"
+      "# Each step: %.0f %% of the computation hides the exchange, but for the work of codec "
+      "and TCP;\n#   %d steps are Efficient-Adam's warm-up, in 8 bits. Outer step: every H steps F "
+      "fragments of the\n#   drift, each applied `delay` steps after its exchange began. bytes: "
+      "out of a "
+      "host, as many come in.\n"
       "# Chosen: the way that changes training least of those within %.0f %% of no network, else "
       "the fastest.\n",
       100 * OB_STEP_HIDING, ONEBIT_WARMUP_STEPS, 100 * (TUNE_NEAR - 1));
@@ -255,7 +272,7 @@ static void list_way(const struct ob_costs *costs, const struct tune_training *t
                            whole.exchange,
                            whole.host_bytes,
                            whole.seconds,
-                           whole.seconds / (training->steps * training->compute),
+                           whole.seconds / (whole.seconds - whole.waiting),
                            whole.waiting};
   if (json)
     tune_write_row(json, way_columns, texts, values);
@@ -295,7 +312,7 @@ static void print_links(const struct ob_costs *costs, const struct tune_training
 
 static void write_ways(const struct ob_costs *costs, const struct tune_training *training,
                        const struct whole_ways *ways) {
-  struct ob_json json = predict_begin_json(costs);
+  struct ob_json json = predict_begin_json(costs, training);
   ob_json_real(&json, "payload_bits_per_s", 8 * costs->between.bandwidth);
   ob_json_integer(&json, "chosen", tune_choose(costs, training, ways->way, ways->count));
   ob_json_begin(&json, "ways", '[');

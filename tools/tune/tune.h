@@ -25,7 +25,7 @@ struct tune_options {
   /* Options of --predict; 0 where the command line gives none, but NAN for `compute`, `warm_up`,
    * `launch` and `group`, and -1 for `delay` and `bits`, which is a place in tune_width_names. */
   struct tune_training training;
-  double bandwidth, latency, cores;
+  double bandwidth, latency, cores, shared_cores;
   int device; /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
   struct tune_card card;
   struct tune_wanted wanted;
