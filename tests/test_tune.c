@@ -441,9 +441,6 @@ Test(tune, predicts_a_whole_run) {
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
   said = program(2, PREDICT "--compute 1 --whole-run --local-steps 10 --fragments 4 --delay 3");
   expect_said(said, "exchanges would pile up");
-  expect_said(program(2, PREDICT "--compute 1 --delay 3"), "are for --whole-run");
-  expect_said(program(2, PREDICT "--compute 1 --whole-run --device cuda"), "not for --device cuda");
-  expect_said(program(2, PREDICT "--compute 1 --whole-run --warm-up 0.1"), "--warm-up is 1-bit");
   expect_said(program(2, PREDICT "--compute 1 --whole-run --bits 3"), "--bits=3: expected");
 }
 
@@ -460,8 +457,7 @@ Test(tune, predicts_for_gpus) {
   expect_said(said, "links of 9.41 Gbit/s");
   expect_said(said, "Compression pays: ");
   expect_said(said, "links of 94.1 Gbit/s");
-  said = program(0, PREDICT_CARDS
-                 "--hosts 2 --bandwidth 1gbit --latency 1ms --launch-time 9us --json");
+  said = program(0, PREDICT_CARDS "--hosts 2 --bandwidth 1gbit --latency 1ms --json");
   expect_said(said, "\"hosts\": 2, \"payload_bits_per_s\": 941");
   cr_expect(!strstr(said, "\"hosts\": 1,"), "a host of one GPU: %s", said);
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
@@ -489,6 +485,8 @@ Test(tune, predicts_without_corrections) {
   remove(path);
 }
 
+#define PREDICT_ONE "--predict --parameters 3M --hosts 2 --compute 1 "
+
 Test(tune, says_what_is_wrong_in_a_command_line) {
   expect_said(program(0, "onebit-tune --help"), "usage: mpirun");
   expect_said(program(2, "onebit-tune --predict"), "--predict needs --parameters");
@@ -500,12 +498,24 @@ Test(tune, says_what_is_wrong_in_a_command_line) {
               "--hosts=2.5: expected an integer from 1 to 1000000");
   expect_said(program(2, PREDICT "--compute 1 --hosts 0"), "--hosts=0: expected an integer");
   expect_said(program(2, PREDICT "--compute"), "--compute: needs a value");
-  expect_said(program(2, PREDICT "--compute 1 --quick"), "leave out --output");
   expect_said(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
-  expect_said(program(2, "onebit-tune --parameters 3M"), "are for --predict");
-  expect_said(program(2, "onebit-tune --device cuda"), "are for --predict");
-  expect_said(program(2, PREDICT "--compute 1 --launch-time 1us"), "are for --device cuda");
-  expect_said(program(2, PREDICT "--compute 1 --device cuda --cores 4"), "not for --device cuda");
-  expect_said(program(2, PREDICT "--compute 1 --device cuda --shared-cores 4"), "not for --device");
-  expect_said(program(2, "onebit-tune --doctor --quick"), "--doctor takes no other option");
+}
+
+/* An option that the program would not look at is refused, whatever its value and its place. */
+Test(tune, refuses_options_of_another_mode) {
+  static const char *const rows[][2] = {
+      {"--parameters 3M", "--parameters: is for --predict, not for measuring"},
+      {"--cores=4", "--cores: is for --predict, not for measuring"},
+      {"--device cuda", "--device: is for --predict, not for measuring"},
+      {"--doctor --quick", "--quick: is for measuring, not for --doctor"},
+      {"--json --doctor", "--json: is for --predict, not for --doctor"},
+      {"--doctor --predict", "--doctor: not with --predict"},
+      {PREDICT_ONE "--quick", "--quick: is for measuring, not for --predict"},
+      {PREDICT_ONE "--delay 3", "--delay: is for --whole-run, not for --predict"},
+      {PREDICT_ONE "--nvlink-rate=1G", "--nvlink-rate: is for --device cuda, not for --predict"},
+      {PREDICT_ONE "--whole-run --warm-up 0.1", "--warm-up: is for --predict, not for --whole-run"},
+      {PREDICT_ONE "--device cuda --shared-cores 4", "is for --predict, not for --device cuda"},
+      {PREDICT_ONE "--whole-run --device cuda", "is for --predict, not for --device cuda"}};
+  for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
+    expect_said(program(2, "onebit-tune %s", rows[k][0]), rows[k][1]);
 }

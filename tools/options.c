@@ -302,7 +302,8 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
       argv[operands++] = argv[optind];
     else
       return refuse(argv[optind], 1, 0, error);
-  argv[ *argc = operands] = NULL;
+  if (tool->operands)
+    argv[ *argc = operands] = NULL;
   return TOOL_RUN;
 }
 

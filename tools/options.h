@@ -62,8 +62,8 @@ enum tool_asked { TOOL_RUN, TOOL_HELP, TOOL_VERSION, TOOL_WRONG };
 enum { TOOL_ERROR = 320, TOOL_USAGE = 2 /* exit status of TOOL_WRONG */ };
 
 /* Reads argv[1..] into the program's struct of values, which has the defaults. Operands are moved
- * to argv[1..*argc - 1]. `error` is filled in with TOOL_WRONG. --help and --version end the
- * reading. Long names are not abbreviated. */
+ * to argv[1..*argc - 1]; arguments of a tool without operands stay as they are. `error` is filled
+ * in with TOOL_WRONG. --help and --version end the reading. Long names are not abbreviated. */
 enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void *values,
                            char error[TOOL_ERROR]);
 

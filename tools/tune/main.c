@@ -1,6 +1,7 @@
 /* onebit-tune: the command line. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tools/doctor/doctor.h"
 #include "tools/options.h"
@@ -12,14 +13,20 @@
 
 #define AT(field) offsetof(struct tune_options, field)
 
+/* The modes of the program: bits of the options that each has. */
+enum { MEASURE = 1, DOCTOR = 2, STEPS = 4, WHOLE = 8, CARDS = 16 };
+#define PREDICT (STEPS | WHOLE | CARDS)
+
 static const char *const devices[] = {"host", "cuda", NULL};
 
 static const struct tool_option rows[] = {
     {"output", 0, TOOL_TEXT, AT(output), .argument = "PATH",
      .help = "the file; else $ONEBIT_TUNING, $XDG_CONFIG_HOME/onebit/tuning or\n"
-             "~/.config/onebit/tuning"},
-    {"dry-run", 0, TOOL_FLAG, AT(dry_run), .help = "write no file"},
-    {"quick", 0, TOOL_FLAG, AT(quick), .help = "fewer and smaller measurements: some ten seconds"},
+             "~/.config/onebit/tuning",
+     .groups = MEASURE},
+    {"dry-run", 0, TOOL_FLAG, AT(dry_run), .help = "write no file", .groups = MEASURE},
+    {"quick", 0, TOOL_FLAG, AT(quick), .help = "fewer and smaller measurements: some ten seconds",
+     .groups = MEASURE},
     {.kind = TOOL_HEADING,
      .help = "With --doctor, under mpirun or srun, the same way as the program in question: finds "
              "out in\nhalf a minute whether measurements can be believed, which interface MPI's "
@@ -37,66 +44,67 @@ static const struct tool_option rows[] = {
          "pays."},
     {"predict", 0, TOOL_FLAG, AT(predict), .help = "predict; needs the next three"},
     {"parameters", 0, TOOL_REAL, AT(training.parameters), "N", "of the model: 340M, 1.5G", .low = 1,
-     .high = 1e14},
+     .high = 1e14, .groups = PREDICT},
     {"hosts", 0, TOOL_INTEGER, AT(training.hosts), "N", "with --ranks-per-host N (default 1)",
-     .low = 1, .high = 1e6},
+     .low = 1, .high = 1e6, .groups = PREDICT},
     {"compute", 0, TOOL_SECONDS, AT(training.compute), "SECONDS",
      "of a step without its exchange, of a rank that has a core to itself: 0.250,\n250ms",
-     .high = 1e6},
+     .high = 1e6, .groups = PREDICT},
     {"ranks-per-host", 0, TOOL_INTEGER, AT(training.ranks_per_host), "N",
-     "ranks on each host; default 1", .low = 1, .high = 1e4},
+     "ranks on each host; default 1", .low = 1, .high = 1e4, .groups = PREDICT},
     {"bandwidth", 0, TOOL_RATE, AT(bandwidth), "RATE",
-     "of a host's link: 1gbit, 300mbit; default: the tuning file's", .low = 1e3, .high = 1e13},
+     "of a host's link: 1gbit, 300mbit; default: the tuning file's", .low = 1e3, .high = 1e13,
+     .groups = PREDICT},
     {"latency", 0, TOOL_SECONDS, AT(latency), "SECONDS",
-     "one way: 50us; default: the tuning file's", .high = 10},
+     "one way: 50us; default: the tuning file's", .high = 10, .groups = PREDICT},
     {"cores", 0, TOOL_REAL, AT(cores), "N", "of a host; default: the tuning file's", .low = 0.01,
-     .high = 1e5},
+     .high = 1e5, .groups = STEPS | WHOLE},
     {"shared-cores", 0, TOOL_REAL, AT(shared_cores), "N",
-     "that all hosts share, being one machine: containers, onebit-netlab", .low = 0.01,
-     .high = 1e5},
+     "that all hosts share, being one machine: containers, onebit-netlab", .low = 0.01, .high = 1e5,
+     .groups = STEPS | WHOLE},
     {"steps", 0, TOOL_REAL, AT(training.steps), "N",
-     "of the whole run, which has the warm-up in it; default 100000", .low = 1, .high = 1e12},
+     "of the whole run, which has the warm-up in it; default 100000", .low = 1, .high = 1e12,
+     .groups = PREDICT},
     {"tuning", 0, TOOL_TEXT, AT(tuning), .argument = "PATH",
-     .help = "the tuning file, of whatever machine; 'none': the defaults"},
+     .help = "the tuning file, of whatever machine; 'none': the defaults", .groups = STEPS | WHOLE},
     {"warm-up", 0, TOOL_REAL, AT(training.warm_up), "SHARE",
      "of the steps, before 1-bit Adam compresses; default 0.15, as published for\nBERT-Large",
-     .high = 1},
-    {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables"},
+     .high = 1, .groups = STEPS | CARDS},
+    {"json", 0, TOOL_FLAG, AT(json), .help = "one JSON object instead of tables",
+     .groups = PREDICT},
     {.kind = TOOL_HEADING,
      .help = "With --predict --whole-run, says what the whole run of --steps takes over a slow "
              "network: with\nan exchange in each step, and with an outer step every H steps; and "
              "which to choose: of those\nwithin 5 % of no network the one that changes training "
              "least, or else the fastest. Without\n--bandwidth, for links of 10 Mbit/s to 10 "
              "Gbit/s."},
-    {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "of the whole run, warm-up included"},
+    {"whole-run", 0, TOOL_FLAG, AT(whole), .help = "of the whole run, warm-up included",
+     .groups = STEPS | WHOLE},
     {"local-steps", 0, TOOL_INTEGER, AT(wanted.local_steps), "H",
-     "between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6},
+     "between two outer steps; default: 10, 30, 100 and 300", .low = 2, .high = 1e6,
+     .groups = WHOLE},
     {"bits", 0, TOOL_CHOICE, AT(wanted.bits), "NAME",
      "of the outer step: 1, 2, 4, 8, float32 or sparse (SparseLoCo's messages);\ndefault: 4 and 1",
-     .names = tune_width_names},
+     .names = tune_width_names, .groups = WHOLE},
     {"fragments", 0, TOOL_INTEGER, AT(wanted.fragments), "F", "of the outer step; default: 1 and 4",
-     .low = 1, .high = 1e6},
+     .low = 1, .high = 1e6, .groups = WHOLE},
     {"delay", 0, TOOL_INTEGER, AT(wanted.delay), "N",
-     "steps until a fragment is applied; default: 0 and H/F", .high = 1e6},
+     "steps until a fragment is applied; default: 0 and H/F", .high = 1e6, .groups = WHOLE},
     {.kind = TOOL_HEADING,
      .help =
          "With --predict --device cuda, ranks are GPUs that talk over NCCL, beside ncclAllReduce: "
          "from\ncounted bytes, launches and latencies, in one host and, without --bandwidth, "
-         "between hosts at\n10, 25 and 100 Gbit/s. The figures are an H200's; the tuning file is "
-         "not for "
-         "them."},
-    {"device", 0, TOOL_CHOICE, AT(device), "NAME", "host or cuda; default host", .names = devices},
+         "between hosts at\n10, 25 and 100 Gbit/s. The figures are an H200's; --latency is of an "
+         "NCCL "
+         "group between hosts,\ndefault 30us."},
+    {"device", 0, TOOL_CHOICE, AT(device), "NAME", "host or cuda; default host", .names = devices,
+     .groups = PREDICT},
     {"copy-rate", 0, TOOL_REAL, AT(card.copy), "N",
-     "bytes a second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18},
+     "bytes a second that a copy reads and writes; default 4300G", .low = 1e6, .high = 1e18,
+     .groups = CARDS},
     {"nvlink-rate", 0, TOOL_REAL, AT(card.inside), "N",
      "bytes a second of a GPU to those of its host, each way; default 450G", .low = 1e6,
-     .high = 1e18},
-    {"launch-time", 0, TOOL_SECONDS, AT(card.launch), "SECONDS",
-     "of the smallest kernel; default 2.5us", .high = 1},
-    {"group-time", 0, TOOL_SECONDS, AT(card.group), "SECONDS",
-     "of an NCCL group inside a host; default 10us; between hosts --latency comes\nto it, default "
-     "30us",
-     .high = 1},
+     .high = 1e18, .groups = CARDS},
     {0}};
 
 static const struct tool tool = {
@@ -109,46 +117,52 @@ static const struct tool tool = {
                "says what plans will\nchoose by it. Corrections are for as many hosts, and ranks "
                "on each, as were measured.",
     .options = rows,
+    .group = MEASURE | DOCTOR | PREDICT,
     .notes = "Exit status: 0; 1 when measuring or writing failed, or the doctor has findings; 2 "
              "for a wrong\ncommand line."};
 
-/* The fault in options that are right each alone, as text; NULL: none. */
-static const char *tune_check(const struct tune_options *options) {
-  const struct tune_training *training = &options->training;
-  const struct tune_card *card = &options->card;
-  const struct tune_wanted *wanted = &options->wanted;
-  const bool measures = options->output || options->dry_run || options->quick;
-  const bool has_card = card->copy > 0 || card->inside > 0 || card->launch >= 0 || card->group >= 0;
-  const bool has_outer =
-      wanted->local_steps > 0 || wanted->bits >= 0 || wanted->fragments > 0 || wanted->delay >= 0;
-  const bool has_warm_up = !isnan(training->warm_up), cuda = options->device == TUNE_CUDA;
-  const bool asks = training->parameters > 0 || training->hosts > 0 || !isnan(training->compute) ||
-                    options->bandwidth > 0 || options->json || cuda || has_card || options->whole ||
-                    has_warm_up;
-  const struct {
-    bool wrong;
-    const char *why;
-  } rules[] = {
-      {options->doctor && (options->predict || measures || asks), "--doctor takes no other option"},
-      {!options->predict && asks, "--parameters, --hosts, --compute, --bandwidth, --device, "
-                                  "--whole-run and --json are for --predict"},
-      {cuda && (options->tuning || options->cores > 0 || options->shared_cores > 0),
-       "--tuning, --cores and --shared-cores are not for --device cuda"},
-      {!cuda && has_card,
-       "--copy-rate, --nvlink-rate, --launch-time and --group-time are for --device cuda"},
-      {options->predict && measures,
-       "--predict measures and writes nothing: leave out --output, --dry-run and --quick"},
-      {options->predict && training->parameters == 0, "--predict needs --parameters"},
-      {options->predict && training->hosts == 0, "--predict needs --hosts"},
-      {options->predict && isnan(training->compute), "--predict needs --compute"},
-      {options->predict && !options->whole && has_outer,
-       "--local-steps, --bits, --fragments and --delay are for --whole-run"},
-      {options->whole && cuda, "--whole-run is not for --device cuda"},
-      {options->whole && has_warm_up, "--warm-up is 1-bit Adam's, which --whole-run leaves out"}};
-  for (size_t k = 0; k < sizeof rules / sizeof rules[0]; k++)
-    if (rules[k].wrong)
-      return rules[k].why;
+static unsigned mode_of(const struct tune_options *options) {
+  if (!options->predict)
+    return options->doctor ? DOCTOR : MEASURE;
+  return options->device == TUNE_CUDA ? CARDS : options->whole ? WHOLE : STEPS;
+}
+
+static const char *name_mode(unsigned groups) {
+  static const char *const names[] = {"measuring", "--doctor", "--predict", "--whole-run",
+                                      "--device cuda"};
+  return names[__builtin_ctz(groups)];
+}
+
+/* Finds an option of the command line that the mode does not have. */
+static const struct tool_option *find_misplaced(char **argv, unsigned mode) {
+  for (const struct tool_option *row = rows; row->kind; row++)
+    for (char **word = argv + 1; row->groups && !(row->groups & mode) && *word; word++) {
+      const bool is_long = strncmp(*word, "--", 2) == 0;
+      const size_t length = is_long ? strcspn(*word + 2, "=") : 0;
+      if (length == strlen(row->name) && strncmp(*word + 2, row->name, length) == 0)
+        return row;
+    }
   return NULL;
+}
+
+/* Writes the fault in options that are right each alone. False: there is none. */
+static bool tune_check(const struct tune_options *options, char **argv, char error[TOOL_ERROR]) {
+  const struct tune_training *training = &options->training;
+  const unsigned mode = mode_of(options);
+  const struct tool_option *misplaced = find_misplaced(argv, mode);
+  error[0] = '\0';
+  if (options->doctor && options->predict)
+    snprintf(error, TOOL_ERROR, "--doctor: not with --predict");
+  else if (misplaced)
+    snprintf(error, TOOL_ERROR, "--%s: is for %s, not for %s", misplaced->name,
+             name_mode(misplaced->groups), name_mode(mode));
+  else if (options->predict)
+    snprintf(error, TOOL_ERROR, "%s",
+             training->parameters == 0  ? "--predict needs --parameters"
+             : training->hosts == 0     ? "--predict needs --hosts"
+             : isnan(training->compute) ? "--predict needs --compute"
+                                        : "");
+  return error[0];
 }
 
 #ifdef ONEBIT_HAVE_MPI
@@ -168,30 +182,19 @@ static int tune_measure(const struct tune_options *options) {
 }
 #endif
 
-/* Fills in what the command line leaves out; for a card, an H200's values. */
-static void fill_in(struct tune_options *options) {
-  struct tune_card *card = &options->card;
-  card->copy = card->copy > 0 ? card->copy : tune_card_default.copy;
-  card->inside = card->inside > 0 ? card->inside : tune_card_default.inside;
-  card->launch = card->launch >= 0 ? card->launch : tune_card_default.launch;
-  card->group = card->group >= 0 ? card->group : tune_card_default.group;
-  card->latency = options->latency > 0 ? options->latency : tune_card_default.latency;
-  if (isnan(options->training.warm_up))
-    options->training.warm_up = TUNE_WARM_UP;
-  options->training.steps = floor(options->training.steps);
-}
-
 int main(int argc, char **argv) {
   struct tune_options options = {
-      .training = {.compute = NAN, .ranks_per_host = 1, .steps = 100000, .warm_up = NAN},
-      .card = {.launch = NAN, .group = NAN},
+      .training = {.compute = NAN, .ranks_per_host = 1, .steps = 100000, .warm_up = TUNE_WARM_UP},
+      .card = tune_card_default,
       .wanted = {.bits = -1, .delay = -1}};
   char error[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, error);
+  if (asked == TOOL_RUN && tune_check(&options, argv, error))
+    asked = TOOL_WRONG;
   if (asked != TOOL_RUN)
     return tool_answer(&tool, asked, error);
-  if (tune_check(&options))
-    return tool_answer(&tool, TOOL_WRONG, tune_check(&options));
-  fill_in(&options);
+  options.training.steps = floor(options.training.steps);
+  if (options.latency > 0)
+    options.card.latency = options.latency;
   return options.predict ? tune_predict(&options) : tune_measure(&options);
 }

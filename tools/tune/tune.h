@@ -22,8 +22,8 @@ enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 struct tune_options {
   bool doctor, predict, whole, dry_run, quick, json;
   const char *output, *tuning; /* NULL: where the environment says */
-  /* Options of --predict; 0 where the command line gives none, but NAN for `compute`, `warm_up`,
-   * `launch` and `group`, and -1 for `delay` and `bits`, which is a place in tune_width_names. */
+  /* Options of --predict; 0 where the command line gives none, but NAN for `compute`, and -1 for
+   * `delay` and `bits`, which is a place in tune_width_names. */
   struct tune_training training;
   double bandwidth, latency, cores, shared_cores;
   int device; /* where the ranks compute: TUNE_HOST, TUNE_CUDA */
