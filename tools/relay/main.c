@@ -110,16 +110,18 @@ static bool read_rate(const char *text, double *rate) {
   return strcmp(text, "none") == 0 || (tool_read_quantity(text, TOOL_RATE, rate) && *rate > 0);
 }
 
-/* Reads NAMESPACE=ADDRESS=RATE, of which the first remains in the text. */
+/* Reads NAMESPACE=ADDRESS=RATE, of which the first remains in the text unless it is wrong. */
 static bool relay_read_host(struct relay *relay, int host, char *text, char wrong[TOOL_ERROR]) {
-  char *rate = strrchr(text, '='), *address = rate ? memrchr(text, '=', (size_t)(rate - text)) : 0;
-  if (address)
-    *rate = *address = '\0';
-  if (!address || !read_rate(rate + 1, &relay->network.links[host].bytes_per_second) ||
-      inet_pton(AF_INET, address + 1, &relay->addresses[host]) != 1) {
+  char *rate = strrchr(text, '='), *at = rate ? memrchr(text, '=', (size_t)(rate - text)) : NULL;
+  char address[INET_ADDRSTRLEN] = "";
+  if (at)
+    snprintf(address, sizeof address, "%.*s", (int)(rate - at - 1), at + 1);
+  if (!at || !read_rate(rate + 1, &relay->network.links[host].bytes_per_second) ||
+      inet_pton(AF_INET, address, &relay->addresses[host]) != 1) {
     snprintf(wrong, TOOL_ERROR, "%.100s: not NAMESPACE=ADDRESS=RATE", text);
     return false;
   }
+  *at = '\0';
   return true;
 }
 
