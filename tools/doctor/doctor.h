@@ -62,8 +62,8 @@ struct doctor_facts {
   int yields; /* the MPI library, when idle: 1 yes, 0 no, -1 it does not say */
   struct doctor_host *hosts;
   struct doctor_subnet subnets[DOCTOR_SUBNETS];
-  uint64_t bulk; /* bytes that each host sent to the next one while the counters were read */
-  double *bandwidth, *round_trip; /* [from * host_count + to]; round_trip is symmetric */
+  uint64_t bulk;     /* bytes that each host sent to the next one while the counters were read */
+  double *bandwidth; /* [from * host_count + to] */
 };
 
 /* Finds the subnets in which every host has an address, each host another one: docker0's address is
@@ -77,42 +77,52 @@ const struct doctor_interface *doctor_interface_in(const struct doctor_facts *fa
 double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
 /* The subnet that carried most of the traffic; -1: none. */
 int doctor_used_subnet(const struct doctor_facts *facts);
-/* True if a value lies below (rates) or above (times) the others of its kind by the given ratio of
- * the median, and by more than noise. Zeros are left out; false among fewer than three. */
-bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad);
+/* The subnet in which plain TCP carries most. */
+int doctor_fastest_subnet(const struct doctor_facts *facts);
+/* True if a rate is an outlier below the others of its kind. */
+bool doctor_is_low(double value, const double *values, int count, double ratio);
 
 /* --- Findings and settings */
 
+enum { DOCTOR_SEEN = 320 };
+
+/* In the order of causes: what is wrong with processors, interfaces, hosts, networks, other things.
+ * The rules in judge.c have their texts. */
+enum doctor_kind {
+  DOCTOR_BUSY, /* what blurs times */
+  DOCTOR_STOLEN,
+  DOCTOR_SPINNING,
+  DOCTOR_SAME_CPU,
+  DOCTOR_DOWN,
+  DOCTOR_DUPLEX,
+  DOCTOR_NEGOTIATED,
+  DOCTOR_SLOW_HOST,
+  DOCTOR_SLOW_PAIR,
+  DOCTOR_WRONG_INTERFACE,
+  DOCTOR_MTU,
+  DOCTOR_ODD_INTERFACE,
+  DOCTOR_MPI_SLOW,
+  DOCTOR_FIREWALL,
+  DOCTOR_LINK_SPEED,
+  DOCTOR_BRIDGE,
+  DOCTOR_LOOPBACK_NAME,
+  DOCTOR_CLOCK,
+  DOCTOR_KINDS
+};
+
 struct doctor_finding {
-  enum doctor_kind {
-    DOCTOR_BUSY,   /* other programs use the processors: times cannot be believed */
-    DOCTOR_STOLEN, /* so do the hypervisor or the limit of a container */
-    DOCTOR_SPINNING,
-    DOCTOR_SAME_CPU,
-    DOCTOR_DOWN, /* an interface that is up on other hosts */
-    DOCTOR_DUPLEX,
-    DOCTOR_NEGOTIATED, /* its link is slower than those of other hosts, says the driver */
-    DOCTOR_SLOW_HOST,
-    DOCTOR_SLOW_PAIR,
-    DOCTOR_LATE_HOST,
-    DOCTOR_WRONG_INTERFACE, /* another subnet that all hosts share is faster */
-    DOCTOR_ODD_INTERFACE,   /* a host's traffic takes another subnet than the others' */
-    DOCTOR_MPI_SLOW,        /* it is far below plain TCP of the same pair */
-    DOCTOR_FIREWALL,
-    DOCTOR_MTU,
-    DOCTOR_LINK_SPEED,    /* plain TCP is far below the links */
-    DOCTOR_BRIDGE,        /* interfaces of several hosts have the same address */
-    DOCTOR_LOOPBACK_NAME, /* 127.0.1.1 in /etc/hosts */
-    DOCTOR_CLOCK
-  } kind;
-  int host; /* -1: all */
-  char seen[320];
+  enum doctor_kind kind;
+  int host;  /* -1: all */
+  bool sure; /* measuring again cannot change it */
+  const char *why, *advice;
+  int subnet; /* the one to use alone; -1: leave the interface as it is */
+  char seen[DOCTOR_SEEN];
 };
 
 struct doctor_diagnosis {
   int count, more; /* findings; those beyond the room are counted in `more` alone */
   struct doctor_finding findings[DOCTOR_MAX_FINDINGS];
-  int set_subnet; /* the one to use alone; -1: leave the interface as it is */
+  bool has_subnet; /* a finding has the one to use */
 };
 
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis);
@@ -120,8 +130,6 @@ void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *dia
 void doctor_print_facts(FILE *file, const struct doctor_facts *facts);
 void doctor_print_findings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis);
-/* True if measuring again cannot change the finding. */
-bool doctor_is_sure(const struct doctor_finding *finding);
 /* "10.77.0.0/24" */
 const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_ADDRESS]);
 

@@ -78,12 +78,10 @@ static int count_usable(void) {
 static void doctor_gather(void) {
   struct doctor_host host;
   int hosts = facts.host_count = team.hosts;
-  const size_t pairs = (size_t)hosts * (size_t)hosts;
   facts.rank_count = team.size;
   facts.yields = library_yields(); /* the launcher gives all ranks the same */
   facts.hosts = doctor_allocate((size_t)hosts, sizeof *facts.hosts);
-  facts.bandwidth = doctor_allocate(pairs, sizeof *facts.bandwidth);
-  facts.round_trip = doctor_allocate(pairs, sizeof *facts.round_trip);
+  facts.bandwidth = doctor_allocate((size_t)hosts * (size_t)hosts, sizeof *facts.bandwidth);
   name_library();
   doctor_read_host(&host);
   host.ranks = team.local_size;
@@ -187,7 +185,6 @@ static void measure_carrier(void) {
 
 /* --- All pairs of hosts ------------------------------------------------------------------------*/
 
-#define LATENCY_SECONDS   0.03
 #define BANDWIDTH_SECONDS 0.15
 /* Rounds of pairs: at 0.35 s each five seconds; every host of a larger cluster meets about as many
  * others. */
@@ -212,44 +209,23 @@ static double measure_stream(int peer, bool sends) {
   return rate;
 }
 
-static void measure_pair(int peer) {
-  bool first = team.host < peer;
-  int at = team.host * facts.host_count + peer;
-  double median;
-  tune_go_round(team.leaders, peer, peer, first, LATENCY_SECONDS, &median);
-  if (first)
-    keep_sooner(&facts.round_trip[at], median);
-  for (int turn = 0; turn < 2; turn++) {
-    bool sends = first == (turn == 0);
-    double rate = measure_stream(peer, sends);
-    keep_faster(&facts.bandwidth[at], sends ? rate : 0);
-  }
-}
-
-static void gather_rows(double *matrix) {
-  int hosts = facts.host_count;
-  double *row = matrix + team.host * hosts;
-  MPI_Gather(team.host == 0 ? MPI_IN_PLACE : row, hosts, MPI_DOUBLE, matrix, hosts, MPI_DOUBLE, 0,
-             team.leaders);
-}
-
 /* Measures pairs of hosts. In round r two hosts are a pair if their numbers add up to r, modulo
  * hosts: any two are a pair once. Times are measured at one end. */
 static void measure_pairs(void) {
-  int hosts = facts.host_count;
-  if (is_leader() && hosts >= 2) {
-    for (int round = 0; round < hosts && round < MAX_ROUNDS; round++) {
-      int peer = (round - team.host + hosts) % hosts;
-      if (peer != team.host)
-        measure_pair(peer);
-      tune_wait_asleep(team.leaders);
+  const int hosts = facts.host_count, host = team.host;
+  double *row = facts.bandwidth + host * hosts;
+  for (int round = 0; is_leader() && hosts >= 2 && round < hosts && round < MAX_ROUNDS; round++) {
+    const int peer = (round - host + hosts) % hosts;
+    for (int turn = 0; peer != host && turn < 2; turn++) {
+      const bool sends = (host < peer) == (turn == 0);
+      const double rate = measure_stream(peer, sends);
+      keep_faster(&row[peer], sends ? rate : 0);
     }
-    gather_rows(facts.bandwidth);
-    gather_rows(facts.round_trip);
-    for (int a = 0; team.host == 0 && a < hosts; a++)
-      for (int b = 0; b < a; b++)
-        facts.round_trip[a * hosts + b] = facts.round_trip[b * hosts + a];
+    tune_wait_asleep(team.leaders);
   }
+  if (is_leader())
+    MPI_Gather(host == 0 ? MPI_IN_PLACE : row, hosts, MPI_DOUBLE, facts.bandwidth, hosts,
+               MPI_DOUBLE, 0, team.leaders);
   tune_wait_asleep(team.all);
 }
 
@@ -333,7 +309,7 @@ enum { ATTEMPTS = 3 };
 
 static bool is_doubtful(const struct doctor_diagnosis *diagnosis) {
   for (int i = 0; i < diagnosis->count; i++)
-    if (!doctor_is_sure(&diagnosis->findings[i]))
+    if (!diagnosis->findings[i].sure)
       return true;
   return false;
 }
@@ -369,6 +345,5 @@ int doctor_run(void) {
   tune_cluster_free(&team);
   free(facts.hosts);
   free(facts.bandwidth);
-  free(facts.round_trip);
   return status;
 }

@@ -1,28 +1,13 @@
-/* Makes the doctor's findings of the facts. Knows neither MPI nor the machine. */
+/* Makes the doctor's findings of the facts: a table of rules, and one walk over it. Knows neither
+ * MPI nor the machine. */
+#define _POSIX_C_SOURCE 200809L /* fmemopen */
+#include <limits.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tools/doctor/doctor.h"
 #include "tools/tune/tune.h"
-
-/* --- Findings ----------------------------------------------------------------------------------*/
-
-__attribute__((format(printf, 4, 5))) static void add(struct doctor_diagnosis *diagnosis,
-                                                      enum doctor_kind kind, int host,
-                                                      const char *format, ...) {
-  va_list arguments;
-  if (diagnosis->count == DOCTOR_MAX_FINDINGS) {
-    diagnosis->more++;
-    return;
-  }
-  struct doctor_finding *finding = &diagnosis->findings[diagnosis->count++];
-  *finding = (struct doctor_finding){.kind = kind, .host = host};
-  va_start(arguments, format);
-  vsnprintf(finding->seen, sizeof finding->seen, format, arguments);
-  va_end(arguments);
-}
 
 /* --- Subnets -----------------------------------------------------------------------------------*/
 
@@ -87,161 +72,153 @@ int doctor_used_subnet(const struct doctor_facts *facts) {
   return best;
 }
 
+int doctor_fastest_subnet(const struct doctor_facts *facts) {
+  int best = 0;
+  for (int s = 1; s < facts->subnet_count; s++)
+    best = facts->subnets[s].tcp > facts->subnets[best].tcp ? s : best;
+  return best;
+}
+
+/* --- What a rule is asked ----------------------------------------------------------------------*/
+
+struct question {
+  const struct doctor_facts *facts;
+  int used;                           /* the subnet that carries most of the traffic; -1: none */
+  int mtu;                            /* in it, on most hosts */
+  double *sends, *receives;           /* best rates of each host with any other; last, of all */
+  int host, other;                    /* it is about a host, and one of a kind (enum over) */
+  const struct doctor_host *the;      /* the host */
+  const struct doctor_interface *one; /* its interface `other`, or its one in the used subnet */
+  double bound;
+  struct answer { /* what the row's text takes as {0} to {3}, and as {a} to {d} */
+    double number[4];
+    const char *word[4];
+  } answer;
+  char network[2][DOCTOR_ADDRESS]; /* for two of the words */
+  bool of_all;                     /* the finding names no host */
+};
+
+/* A rule answers whether there is a finding. */
+typedef bool rule(struct question *at);
+
 /* --- Processors, and whether times can be believed ---------------------------------------------*/
 
-/* Half a processor is more than a system's own services use. A twentieth of the time that ranks
- * wanted, and more than one period that a container lost, are beyond chance. A scheduler's time
- * slice is a few milliseconds: 4,000 to 9,000 us a hop among twice as many ranks as processors,
- * where 6 us are measured when they yield. Less counts only where the cause is plain. */
-#define OTHERS_CPUS          0.5
-#define STOLEN_PART          0.05
-#define LOST_PERIODS         2
-#define STARVED_MICROSECONDS 2000.0
+static const char *plural(int count) { return count == 1 ? "" : "s"; }
+
+static bool is_busy(const struct doctor_host *host, double bound) {
+  return host->others >= bound && host->others + host->ranks > host->usable;
+}
+
+/* Emulated hosts of one machine are all busy: none is named then. */
+static bool judge_busy(struct question *at) {
+  const struct doctor_host *the = at->the;
+  int busy = 0;
+  for (int h = 0; h < at->facts->host_count; h++)
+    busy += is_busy(&at->facts->hosts[h], at->bound);
+  at->of_all = busy > 1;
+  at->answer = (struct answer){{the->others, the->usable, the->ranks},
+                               {plural(the->ranks), busy > 1 ? ", and so on other hosts" : ""}};
+  return is_busy(the, at->bound);
+}
+
+static bool judge_stolen(struct question *at) {
+  at->answer = (struct answer){{100 * at->the->stolen, at->the->lost_periods}, {0}};
+  return at->the->stolen >= at->bound || at->the->lost_periods >= 2; /* one may be chance */
+}
+
+/* A scheduler's time slice is a few milliseconds: 4,000 to 9,000 us a hop among twice as many ranks
+ * as processors, where 6 us are measured when they yield. Less counts only where the cause is
+ * plain. */
 #define CROWDED_MICROSECONDS 300.0
 
-static bool is_busy(const struct doctor_host *host) {
-  return host->others >= OTHERS_CPUS && host->others + host->ranks > host->usable;
+static bool judge_waiting(struct question *at) {
+  const struct doctor_host *the = at->the;
+  const bool off = at->facts->yields == 0, crowded = off && the->ranks > the->usable;
+  at->answer = (struct answer){{the->local_hop, the->ranks, the->usable},
+                               {off ? ", mpi_yield_when_idle is off" : ""}};
+  return the->local_hop >= (crowded ? CROWDED_MICROSECONDS : at->bound);
 }
 
-/* Judges the processors. Emulated hosts of one machine are all busy: none is named then. */
-static void judge_load(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  const struct doctor_host *worst = facts->hosts;
-  int busy = 0;
-  for (int h = 0; h < facts->host_count; h++) {
-    busy += is_busy(&facts->hosts[h]);
-    worst = facts->hosts[h].others > worst->others ? &facts->hosts[h] : worst;
-  }
-  if (busy)
-    add(diagnosis, DOCTOR_BUSY, busy == 1 ? (int)(worst - facts->hosts) : -1,
-        "%s: other programs use %.1f of the %d CPUs of %d rank%s%s", worst->name, worst->others,
-        worst->usable, TUNE_COUNTED(worst->ranks), busy > 1 ? ", and so on other hosts" : "");
-  for (int h = 0; h < facts->host_count; h++)
-    if (facts->hosts[h].stolen >= STOLEN_PART || facts->hosts[h].lost_periods >= LOST_PERIODS)
-      add(diagnosis, DOCTOR_STOLEN, h,
-          "%s: the hypervisor took %.0f %% of the time, and a limit of its container stopped it %d "
-          "times",
-          facts->hosts[h].name, 100 * facts->hosts[h].stolen, facts->hosts[h].lost_periods);
-}
-
-static void judge_waiting(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  const struct doctor_host *worst = facts->hosts;
-  for (int h = 1; h < facts->host_count; h++)
-    worst = facts->hosts[h].local_hop > worst->local_hop ? &facts->hosts[h] : worst;
-  const bool off = facts->yields == 0, crowded = off && worst->ranks > worst->usable;
-  if (worst->local_hop >= (crowded ? CROWDED_MICROSECONDS : STARVED_MICROSECONDS))
-    add(diagnosis, DOCTOR_SPINNING, (int)(worst - facts->hosts),
-        "a message that goes round the ranks of a host takes %.0f us a hop; %d ranks on %d CPUs of "
-        "%s%s",
-        worst->local_hop, worst->ranks, worst->usable, worst->name,
-        off ? ", mpi_yield_when_idle is off" : "");
-}
-
-/* Judges ranks that share CPUs although the host has others that they were not given. One finding:
- * the launcher does the same on every host. */
-static void judge_binding(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_host *host = &facts->hosts[h];
-    if (host->usable == 0 || host->ranks <= host->usable || host->usable >= host->cpus_online)
-      continue;
-    add(diagnosis, DOCTOR_SAME_CPU, h, "%s: %d ranks are bound to the same %d of %d CPUs",
-        host->name, host->ranks, host->usable, host->cpus_online);
-    return;
-  }
+/* Ranks share CPUs although the host has others that they were not given. */
+static bool judge_binding(struct question *at) {
+  const struct doctor_host *the = at->the;
+  at->answer = (struct answer){{the->ranks, the->usable, the->cpus_online}, {0}};
+  return the->usable > 0 && the->ranks > the->usable && the->usable < the->cpus_online;
 }
 
 /* --- Interfaces: what the kernel says, which no load can change --------------------------------*/
 
-/* Counts the other hosts whose interfaces are up in the subnet of a host's, and those with its very
+/* Counts the other hosts whose interfaces are up in the subnet of this one, or have its very
  * address. */
-static int count_like(const struct doctor_facts *facts, int host, const struct doctor_interface *of,
-                      bool address) {
+static int count_like(const struct question *at, bool address) {
   int count = 0;
-  for (int h = 0; h < facts->host_count; h++)
-    for (int i = 0; h != host && i < facts->hosts[h].interface_count; i++) {
-      const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
-      count += one->up && in_network(one, of->address, of->netmask) &&
-               (!address || one->address == of->address);
+  for (int h = 0; h < at->facts->host_count; h++)
+    for (int i = 0; h != at->host && i < at->facts->hosts[h].interface_count; i++) {
+      const struct doctor_interface *one = &at->facts->hosts[h].interfaces[i];
+      count += one->up && in_network(one, at->one->address, at->one->netmask) &&
+               (!address || one->address == at->one->address);
     }
   return count;
 }
 
-static void judge_states(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  for (int h = 0; h < facts->host_count; h++)
-    for (int i = 0; i < facts->hosts[h].interface_count; i++) {
-      const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
-      const int up = one->up ? 0 : count_like(facts, h, one, false);
-      if (up)
-        add(diagnosis, DOCTOR_DOWN, h, "%s: %s is down; on %d other host%s it is up",
-            facts->hosts[h].name, one->name, TUNE_COUNTED(up));
-      if (one->up && one->half_duplex)
-        add(diagnosis, DOCTOR_DUPLEX, h, "%s: %s has half duplex, at %d Mbit/s",
-            facts->hosts[h].name, one->name, one->speed);
-    }
+static bool judge_down(struct question *at) {
+  const int up = count_like(at, false);
+  at->answer = (struct answer){{up}, {plural(up)}};
+  return !at->one->up && up > 0;
 }
 
-/* Judges links of the used subnet that are slower than the fastest of them. */
-static void judge_speeds(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                         int used) {
-  int speed = 0;
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
-    speed = one->physical && one->speed > speed ? one->speed : speed;
-  }
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
-    if (one->physical && one->speed > 0 && one->speed < speed)
-      add(diagnosis, DOCTOR_NEGOTIATED, h,
-          "%s: the link of %s runs at %d Mbit/s, those of others at %d", facts->hosts[h].name,
-          one->name, one->speed, speed);
-  }
+static bool judge_duplex(struct question *at) {
+  at->answer.number[0] = at->one->speed;
+  return at->one->up && at->one->half_duplex;
 }
 
-static int count_mtu(const struct doctor_facts *facts, int used, int mtu) {
+/* Finds the slowest or the fastest link of the used subnet, in Mbit/s; one that does not say is
+ * 0. */
+static int find_speed(const struct question *at, bool slowest) {
+  int speed = slowest ? INT_MAX : 0;
+  for (int h = 0; h < at->facts->host_count; h++) {
+    const struct doctor_interface *one = doctor_interface_in(at->facts, h, at->used);
+    const int its = one->physical && one->speed > 0 ? one->speed : 0;
+    speed = (slowest ? its < speed : its > speed) ? its : speed;
+  }
+  return speed;
+}
+
+static bool judge_speed(struct question *at) {
+  const int fastest = find_speed(at, false);
+  at->answer = (struct answer){{at->one->speed, fastest}, {0}};
+  return at->one->physical && at->one->speed > 0 && at->one->speed < fastest;
+}
+
+static int count_mtu(const struct question *at, int mtu) {
   int count = 0;
-  for (int h = 0; h < facts->host_count; h++)
-    count += doctor_interface_in(facts, h, used)->mtu == mtu;
+  for (int h = 0; h < at->facts->host_count; h++)
+    count += doctor_interface_in(at->facts, h, at->used)->mtu == mtu;
   return count;
 }
 
-static void judge_mtus(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                       int used) {
-  int common = 0;
-  for (int h = 0; h < facts->host_count; h++) {
-    const int mtu = doctor_interface_in(facts, h, used)->mtu;
-    common = count_mtu(facts, used, mtu) > count_mtu(facts, used, common) ? mtu : common;
-  }
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *one = doctor_interface_in(facts, h, used);
-    if (one->mtu != common)
-      add(diagnosis, DOCTOR_MTU, h, "%s: MTU %d on %s, %d on %d of %d hosts", facts->hosts[h].name,
-          one->mtu, one->name, common, count_mtu(facts, used, common), facts->host_count);
-  }
+static bool judge_mtu(struct question *at) {
+  at->answer =
+      (struct answer){{at->one->mtu, at->mtu, count_mtu(at, at->mtu), at->facts->host_count}, {0}};
+  return at->one->mtu != at->mtu;
+}
+
+/* An address that other hosts have too. */
+static bool judge_bridge(struct question *at) {
+  const int like = count_like(at, true);
+  at->answer = (struct answer){{like}, {like == 1 ? " has" : "s have"}};
+  return at->one->up && !at->one->physical && like > 0;
 }
 
 /* --- Subnets and plain TCP ---------------------------------------------------------------------*/
 
-/* The ratio by which another subnet must be faster: gigabit and 2.5 Gbit/s are further apart, the
- * runs of one and the same link are not. Subnets with less than USED_PART of the traffic are not
- * used. Plain TCP stays above LINK_PART of a link's speed; 25 Gbit/s are beyond what one process
- * can fill. MPI stays above a third of plain TCP. */
-#define FASTER_RATIO 1.6
-#define USED_PART    0.1
-#define LINK_PART    0.6
-#define MPI_RATIO    3.0
-enum { MAX_LINK = 25000 };
+/* Subnets with less of the traffic are not used. */
+#define USED_PART 0.1
 
-/* Judges the hosts whose traffic takes another subnet than the others'. */
-static void judge_ways(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                       int used) {
-  for (int h = 0; h < facts->host_count && doctor_part_of(facts, -1, used) > 0; h++) {
-    const double part = doctor_part_of(facts, h, used);
-    if (part >= USED_PART)
-      continue;
-    add(diagnosis, DOCTOR_ODD_INTERFACE, h,
-        "%s: %.0f %% of what it sends takes %s, as most hosts' does", facts->hosts[h].name,
-        100 * part, doctor_interface_in(facts, h, used)->name);
-    diagnosis->set_subnet = diagnosis->set_subnet < 0 ? used : diagnosis->set_subnet;
-  }
+static bool judge_way(struct question *at) {
+  const double part = doctor_part_of(at->facts, at->host, at->used);
+  at->answer.number[0] = 100 * part;
+  return part < at->bound;
 }
 
 /* True if a host sends in both: Open MPI cuts long messages among all that it may use. */
@@ -253,215 +230,318 @@ static bool sends_in_both(const struct doctor_facts *facts, int subnet, int othe
   return false;
 }
 
-/* Judges a subnet that carries traffic, all of it or a part, where another one is faster. */
-static void judge_subnets(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                          int used) {
-  char networks[2][DOCTOR_ADDRESS];
-  int best = 0;
-  for (int s = 1; s < facts->subnet_count; s++)
-    best = facts->subnets[s].tcp > facts->subnets[best].tcp ? s : best;
-  const struct doctor_subnet *fast = &facts->subnets[best];
-  for (int s = 0; s < facts->subnet_count && diagnosis->set_subnet < 0; s++) {
-    const struct doctor_subnet *slow = &facts->subnets[s];
-    if (slow->tcp <= 0 || fast->tcp < FASTER_RATIO * slow->tcp ||
-        (s != used && !sends_in_both(facts, s, best)))
-      continue;
-    add(diagnosis, DOCTOR_WRONG_INTERFACE, -1,
-        "%.0f %% of MPI's traffic takes %s (%s), where plain TCP carries %.2f Gbit/s; %s (%s), "
-        "which all hosts have too, carries %.2f",
-        100 * doctor_part_of(facts, -1, s), doctor_interface_in(facts, 0, s)->name,
-        doctor_network(slow->network, slow->netmask, networks[0]), slow->tcp,
-        doctor_interface_in(facts, 0, best)->name,
-        doctor_network(fast->network, fast->netmask, networks[1]), fast->tcp);
-    diagnosis->set_subnet = best;
-  }
+/* Another subnet is faster than one that carries traffic, all of it or a part. */
+static bool judge_subnet(struct question *at) {
+  const int best = doctor_fastest_subnet(at->facts);
+  const struct doctor_subnet *slow = &at->facts->subnets[at->other];
+  const struct doctor_subnet *fast = &at->facts->subnets[best];
+  at->answer =
+      (struct answer){{100 * doctor_part_of(at->facts, -1, at->other), slow->tcp, fast->tcp},
+                      {doctor_interface_in(at->facts, 0, at->other)->name,
+                       doctor_network(slow->network, slow->netmask, at->network[0]),
+                       doctor_interface_in(at->facts, 0, best)->name,
+                       doctor_network(fast->network, fast->netmask, at->network[1])}};
+  return slow->tcp > 0 && fast->tcp >= at->bound * slow->tcp &&
+         (at->other == at->used || sends_in_both(at->facts, at->other, best));
 }
 
-/* Judges what plain TCP carries in the subnet that is used: against MPI of the same pair, and the
- * links. */
-static void judge_tcp(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                      int used) {
-  const double best = facts->subnets[used].tcp;
-  const char *name = doctor_interface_in(facts, 0, used)->name;
-  int speed = MAX_LINK;
-  for (int h = 0; h < facts->host_count; h++) {
-    const struct doctor_interface *mine = doctor_interface_in(facts, h, used);
-    const double tcp = facts->hosts[h].tcp[used],
-                 mpi = facts->bandwidth[(h ^ 1) * facts->host_count + h];
-    speed = !mine->physical || mine->speed <= 0 ? 0 : mine->speed < speed ? mine->speed : speed;
-    if (tcp > 0 && mpi > 0 && tcp < MAX_LINK * 1e-3 && tcp >= MPI_RATIO * mpi)
-      add(diagnosis, DOCTOR_MPI_SLOW, -1,
-          "%s to %s: MPI carries %.2f Gbit/s, plain TCP %.2f between the same two by %s",
-          facts->hosts[h ^ 1].name, facts->hosts[h].name, mpi, tcp, mine->name);
-  }
-  if (best <= 0)
-    add(diagnosis, DOCTOR_FIREWALL, -1, "MPI works, but no plain TCP connection is made by %s",
-        name);
-  else if (speed < MAX_LINK && best < LINK_PART * speed * 1e-3)
-    add(diagnosis, DOCTOR_LINK_SPEED, -1,
-        "plain TCP carries %.2f Gbit/s at best, but the slowest link has %.1f", best, speed * 1e-3);
+/* Faster links, in Gbit/s, are not judged: one process cannot fill them. */
+#define MAX_LINK 25.0
+
+/* MPI against plain TCP, to this host from its partner. */
+static bool judge_mpi(struct question *at) {
+  const int from = at->host ^ 1; /* the last of an odd number has none, and no rate */
+  const double tcp = at->the->tcp[at->used];
+  const double mpi = tcp > 0 ? at->facts->bandwidth[from * at->facts->host_count + at->host] : 0;
+  at->answer = (struct answer){{mpi, tcp}, {mpi > 0 ? at->facts->hosts[from].name : ""}};
+  return mpi > 0 && tcp < MAX_LINK && tcp >= at->bound * mpi;
+}
+
+static bool judge_firewall(struct question *at) { return at->facts->subnets[at->used].tcp <= 0; }
+
+static bool judge_link(struct question *at) {
+  const double tcp = at->facts->subnets[at->used].tcp, slowest = find_speed(at, true) * 1e-3;
+  at->answer = (struct answer){{tcp, slowest}, {0}};
+  return tcp > 0 && slowest < MAX_LINK && tcp < at->bound * slowest;
 }
 
 /* --- Hosts and pairs ---------------------------------------------------------------------------*/
 
-#define HOST_RATIO        1.6
-#define PAIR_RATIO        2.0 /* pairs are many, and one of many is more often late by chance */
-#define LATE_RATIO        3.0
-#define LATE_MICROSECONDS 100.0 /* less is a longer cable or another switch: it costs nothing */
-
-/* Sorts the values. The better of the two middle values: when half of the hosts are slow, they are
- * the fault, and when two numbers differ, the spread of the good half is the noise. */
-static double find_good_median(double *values, int count, bool low_is_bad) {
-  tune_median(values, count); /* sorts them */
-  return values[low_is_bad ? count / 2 : (count - 1) / 2];
-}
-
-/* A normal distribution's standard deviation is 1.4826 median absolute deviations; four of them are
- * beyond noise for any number of hosts that a table shows. */
-bool doctor_outlier(double value, const double *values, int count, double ratio, bool low_is_bad) {
+/* True if a rate lies below the others by the ratio, and by more than noise: four standard
+ * deviations, of 1.4826 median absolute deviations each. The median is the better of the two middle
+ * values: when half of the hosts are slow, they are the fault. Zeros are not measured, and of fewer
+ * than three none is an outlier. */
+bool doctor_is_low(double value, const double *values, int count, double ratio) {
   double *copy = malloc((size_t)(count + 1) * sizeof *copy);
   int used = 0;
-  bool far = false;
+  bool low = false;
   for (int i = 0; copy && i < count; i++)
     if (values[i] > 0)
       copy[used++] = values[i];
   if (used >= 3 && value > 0) {
-    double median = find_good_median(copy, used, low_is_bad);
+    tune_median(copy, used); /* sorts them */
+    const double median = copy[used / 2];
     for (int i = 0; i < used; i++)
       copy[i] = fabs(copy[i] - median);
-    double noise = 4 * 1.4826 * find_good_median(copy, used, false);
-    far = low_is_bad ? value * ratio <= median && median - value > noise
-                     : value >= median * ratio && value - median > noise;
+    tune_median(copy, used);
+    low = value * ratio <= median && median - value > 4 * 1.4826 * copy[(used - 1) / 2];
   }
   free(copy);
-  return far;
+  return low;
 }
 
-/* Each host's best values with any other, in arrays of hosts: noise and a partner's faults only
- * lower rates and raise times. The last of each is the best of all. */
-struct best {
-  double *sends, *receives, *times;
-};
-
-static void judge_find_best(const struct doctor_facts *facts, const struct best *best) {
-  const int hosts = facts->host_count;
-  for (int pair = 0; pair < hosts * hosts; pair++) {
-    const double rate = facts->bandwidth[pair], time = facts->round_trip[pair];
-    double *const sends[] = {&best->sends[pair / hosts], &best->sends[hosts]};
-    double *const receives[] = {&best->receives[pair % hosts], &best->receives[hosts]};
-    double *const times[] = {&best->times[pair / hosts], &best->times[hosts]};
-    for (int k = 0; k < 2; k++) {
-      *sends[k] = fmax(*sends[k], rate);
-      *receives[k] = fmax(*receives[k], rate);
-      *times[k] = time > 0 && (*times[k] <= 0 || time < *times[k]) ? time : *times[k];
-    }
+static void find_best(struct question *at) {
+  const int hosts = at->facts->host_count;
+  for (int pair = 0; pair < 2 * hosts * hosts; pair++) { /* again for the best of all */
+    const double rate = at->facts->bandwidth[pair / 2];
+    double *sends = &at->sends[pair % 2 ? hosts : pair / 2 / hosts];
+    double *receives = &at->receives[pair % 2 ? hosts : pair / 2 % hosts];
+    *sends = fmax(*sends, rate);
+    *receives = fmax(*receives, rate);
   }
 }
 
-static void judge_host(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis,
-                       int host, const struct best *best) {
-  const int hosts = facts->host_count;
-  const bool out = doctor_outlier(best->sends[host], best->sends, hosts, HOST_RATIO, true);
-  const bool in = doctor_outlier(best->receives[host], best->receives, hosts, HOST_RATIO, true);
-  const double *way = out ? best->sends : best->receives, *times = best->times;
-  if (out || in)
-    add(diagnosis, DOCTOR_SLOW_HOST, host, "%s: %.2f Gbit/s %s every other host, the others %.2f",
-        facts->hosts[host].name, way[host],
-        !in   ? "to"
-        : out ? "to and from"
-              : "from",
-        way[hosts]);
-  if (doctor_outlier(times[host], times, hosts, LATE_RATIO, false) &&
-      times[host] >= times[hosts] + LATE_MICROSECONDS)
-    add(diagnosis, DOCTOR_LATE_HOST, host,
-        "%s: a round trip takes %.0f us to any other host, %.0f us among others",
-        facts->hosts[host].name, times[host], times[hosts]);
+static bool judge_slow_host(struct question *at) {
+  const int hosts = at->facts->host_count;
+  const bool out = doctor_is_low(at->sends[at->host], at->sends, hosts, at->bound);
+  const bool in = doctor_is_low(at->receives[at->host], at->receives, hosts, at->bound);
+  const double *way = out ? at->sends : at->receives;
+  at->answer = (struct answer){{way[at->host], way[hosts]},
+                               {!in   ? "to"
+                                : out ? "to and from"
+                                      : "from"}};
+  return out || in;
 }
 
-/* Judges hosts and pairs. The expected rate is that of each with others; of two hosts only the
- * directions differ. */
-static void judge_hosts(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  const int hosts = facts->host_count;
-  double *all = calloc(3 * (size_t)(hosts + 1), sizeof *all);
-  const struct best best = {all, all + hosts + 1, all + 2 * (hosts + 1)};
-  if (!all)
-    return;
-  judge_find_best(facts, &best);
-  for (int h = 0; h < hosts; h++)
-    judge_host(facts, diagnosis, h, &best);
-  for (int pair = 0; pair < hosts * hosts; pair++) {
-    const int from = pair / hosts, to = pair % hosts;
-    const double expected =
-        hosts == 2 ? best.sends[hosts] : fmin(best.sends[from], best.receives[to]);
-    if (facts->bandwidth[pair] > 0 && facts->bandwidth[pair] * PAIR_RATIO <= expected)
-      add(diagnosis, DOCTOR_SLOW_PAIR, from, "%s to %s: %.2f Gbit/s, but %.2f Gbit/s %s",
-          facts->hosts[from].name, facts->hosts[to].name, facts->bandwidth[pair], expected,
-          hosts == 2 ? "the other way" : "with other hosts");
-  }
-  free(all);
+/* A pair is judged by the rates of each with others; of two hosts only the directions differ. */
+static bool judge_pair(struct question *at) {
+  const int hosts = at->facts->host_count;
+  const double rate = at->facts->bandwidth[at->host * hosts + at->other];
+  const double expected =
+      hosts == 2 ? at->sends[hosts] : fmin(at->sends[at->host], at->receives[at->other]);
+  at->answer = (struct answer){
+      {rate, expected},
+      {at->facts->hosts[at->other].name, hosts == 2 ? "the other way" : "with other hosts"}};
+  return rate > 0 && rate * at->bound <= expected;
 }
 
 /* --- What MPI does not mind, but others do -----------------------------------------------------*/
 
-#define CLOCK_SECONDS 1.0
+static bool judge_name(struct question *at) {
+  at->answer.word[0] = at->the->loopback;
+  return at->the->loopback[0];
+}
 
-static void judge_bridges(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  for (int h = 0; h < facts->host_count; h++)
-    for (int i = 0; i < facts->hosts[h].interface_count; i++) {
-      const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
-      const int like = one->up && !one->physical ? count_like(facts, h, one, true) : 0;
-      if (!like)
-        continue;
-      add(diagnosis, DOCTOR_BRIDGE, -1, "%s: %s has an address that %d other host%s too",
-          facts->hosts[h].name, one->name, like, like == 1 ? " has" : "s have");
-      return;
+/* A clock differs from those of most hosts; of two halves host 0's is right. */
+static bool judge_clock(struct question *at) {
+  const int count = at->facts->host_count;
+  int apart = 0;
+  for (int h = 0; h < count; h++) {
+    const double by = at->the->clock - at->facts->hosts[h].clock;
+    if (fabs(by) >= at->bound)
+      apart++, at->answer.number[0] = by;
+  }
+  return 2 * apart > count || (2 * apart == count && fabs(at->the->clock) >= at->bound);
+}
+
+/* --- The table, and the walk over it -----------------------------------------------------------*/
+
+/* A row says what its rule is asked about, and when: of several hosts, where a subnet of theirs is
+ * used, where times can be believed. That ends with a finding of a rule that blurs, and the bound of
+ * a coarse rule is BLURRED times as far from then on. once: its first finding is enough. sure:
+ * measuring again cannot change it. */
+#define BLURRED 3
+enum over { CLUSTER, SUBNETS, EACH_HOST, HOSTS = EACH_HOST, INTERFACES, PAIRS };
+enum { SEVERAL = 1, USED = 2, TIMES = 4, BLURS = 8, COARSE = 16, ONCE = 32, SURE = 64, ALL = 128 };
+
+/* clang-format off */
+static const struct {
+  rule *judge;
+  double bound;
+  enum over over;
+  unsigned when;
+  const char *seen, *why, *advice;
+  int (*subnet)(const struct doctor_facts *facts); /* the one to use alone */
+} rules[DOCTOR_KINDS] = {
+    /* Half a processor is more than a system's own services use. */
+    [DOCTOR_BUSY] = {judge_busy, 0.5, HOSTS, BLURS | ONCE,
+        "{h}: other programs use {0:1} of the {1} CPUs of {2} rank{a}{b}",
+        "times measure the processors, not the network: of hosts only one 5 times slower is named",
+        "end the other programs, or give ranks cores of their own; then again", NULL},
+    /* A twentieth of the time is beyond chance. */
+    [DOCTOR_STOLEN] = {judge_stolen, 0.05, HOSTS, BLURS,
+        "{h}: the hypervisor took {0} % of the time, and a limit of its container stopped it {1} "
+        "times",
+        "ranks are stopped at any moment: of hosts only one 5 times slower is named",
+        "a container's cpu.max, or another instance type; then again", NULL},
+    [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, TIMES | BLURS | ONCE,
+        "a message that goes round the ranks of a host takes {0} us a hop; {1} ranks on {2} CPUs "
+        "of {h}{a}",
+        "ranks that wait keep the processors from those that have work",
+        "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", NULL},
+    [DOCTOR_SAME_CPU] = {judge_binding, 0, HOSTS, ONCE | SURE,
+        "{h}: {0} ranks are bound to the same {1} of {2} CPUs",
+        "they take turns on it while other CPUs are idle",
+        "mpirun --bind-to none, or bind every rank to a core of its own", NULL},
+    [DOCTOR_DOWN] = {judge_down, 0, INTERFACES, SEVERAL | SURE,
+        "{h}: {i} is down; on {0} other host{a} it is up",
+        "a subnet that not all hosts have carries no exchange",
+        "its cable, or there: ip link set dev INTERFACE up", NULL},
+    [DOCTOR_DUPLEX] = {judge_duplex, 0, INTERFACES, SEVERAL | SURE,
+        "{h}: {i} has half duplex, at {0} Mbit/s",
+        "a link that cannot send while it receives loses packets under load",
+        "negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on", NULL},
+    [DOCTOR_NEGOTIATED] = {judge_speed, 0, HOSTS, USED | SURE,
+        "{h}: the link of {i} runs at {0} Mbit/s, those of others at {1}",
+        "every exchange waits for the slowest link",
+        "its cable and switch port: ethtool INTERFACE there", NULL},
+    [DOCTOR_SLOW_HOST] = {judge_slow_host, 1.6, HOSTS, SEVERAL | COARSE,
+        "{h}: {0:2} Gbit/s {a} every other host, the others {1:2}",
+        "every exchange waits for the slowest host",
+        "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
+        NULL},
+    /* Pairs are many, and one of many is more often late by chance. */
+    [DOCTOR_SLOW_PAIR] = {judge_pair, 2, PAIRS, SEVERAL | TIMES,
+        "{h} to {a}: {0:2} Gbit/s, but {1:2} Gbit/s {b}",
+        "exchanges that use this way wait for it",
+        "the way between these two: links (ethtool on both), switches, cables, routing", NULL},
+    /* Gigabit and 2.5 Gbit/s are further apart, the runs of one and the same link are not. */
+    [DOCTOR_WRONG_INTERFACE] = {judge_subnet, 1.6, SUBNETS, USED | TIMES | ONCE | ALL,
+        "{0} % of MPI's traffic takes {a} ({b}), where plain TCP carries {1:2} Gbit/s; {c} ({d}), "
+        "which all hosts have too, carries {2:2}",
+        "every exchange takes as long as the slower one needs",
+        "let MPI use the faster one alone", doctor_fastest_subnet},
+    [DOCTOR_MTU] = {judge_mtu, 0, HOSTS, USED | SURE,
+        "{h}: MTU {0} on {i}, {1} on {2} of {3} hosts",
+        "packets larger than the other side takes are lost silently",
+        "ip link set dev INTERFACE mtu MTU there, as on the others", NULL},
+    [DOCTOR_ODD_INTERFACE] = {judge_way, USED_PART, HOSTS, USED,
+        "{h}: {0} % of what it sends takes {i}, as most hosts' does",
+        "its way to the others is another one, and may be a slower one",
+        "name the interface, the same on every host; its routes if it is named: ip route there",
+        doctor_used_subnet},
+    [DOCTOR_MPI_SLOW] = {judge_mpi, 3, HOSTS, USED | TIMES | ALL,
+        "{a} to {h}: MPI carries {0:2} Gbit/s, plain TCP {1:2} between the same two by {i}",
+        "the network carries more than MPI sends over it",
+        "what MPI takes: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a VPN",
+        NULL},
+    [DOCTOR_FIREWALL] = {judge_firewall, 0, CLUSTER, USED | TIMES | ALL,
+        "MPI works, but no plain TCP connection is made by {i}",
+        "MPI's own ports may be open, but others that programs choose are not",
+        "open the ports between the hosts", NULL},
+    [DOCTOR_LINK_SPEED] = {judge_link, 0.6, CLUSTER, USED | TIMES | ALL,
+        "plain TCP carries {0:2} Gbit/s at best, but the slowest link has {1:1}",
+        "something between the hosts, or on them, holds the traffic back",
+        "errors in ethtool -S, other traffic, a slower switch; iperf3 -P 4: several streams", NULL},
+    [DOCTOR_BRIDGE] = {judge_bridge, 0, INTERFACES, ONCE | SURE | ALL,
+        "{h}: {i} has an address that {0} other host{a} too",
+        "a library may take it for a network of all hosts, and wait for ever",
+        "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME", NULL},
+    [DOCTOR_LOOPBACK_NAME] = {judge_name, 0, HOSTS, SEVERAL | SURE,
+        "{h}: /etc/hosts gives its own name the address {a}",
+        "gloo and MPICH look the name up, and others then connect to themselves",
+        "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE", NULL},
+    [DOCTOR_CLOCK] = {judge_clock, 1, HOSTS, SEVERAL | SURE,
+        "{h}: its clock differs from the others' by {0:1} s",
+        "files, certificates and logs of several hosts contradict each other",
+        "chronyc or ntpd there", NULL},
+};
+/* clang-format on */
+
+/* Writes a row's text with the answer in it: {h} is the host, {i} the interface, {a} a word, {0} a
+ * number, and {0:2} one with two decimals. */
+static void write_seen(const struct question *at, const char *text, char seen[DOCTOR_SEEN]) {
+  FILE *file = fmemopen(seen, DOCTOR_SEEN, "w");
+  for (; file && *text; text++) {
+    const char what = text[1];
+    if (*text != '{')
+      fputc(*text, file);
+    else if (what >= '0' && what <= '9')
+      fprintf(file, "%.*f", text[2] == ':' ? text[3] - '0' : 0, at->answer.number[what - '0']);
+    else
+      fputs(what == 'h'   ? at->the->name
+            : what == 'i' ? at->one->name
+                          : at->answer.word[what - 'a'],
+            file);
+    text = *text == '{' ? strchr(text, '}') : text;
+  }
+  if (file)
+    fclose(file);
+}
+
+static void add_finding(struct doctor_diagnosis *diagnosis, enum doctor_kind kind,
+                        const struct question *at) {
+  if (diagnosis->count == DOCTOR_MAX_FINDINGS) {
+    diagnosis->more++;
+    return;
+  }
+  struct doctor_finding *finding = &diagnosis->findings[diagnosis->count++];
+  *finding = (struct doctor_finding){.kind = kind,
+                                     .host = at->of_all ? -1 : at->host,
+                                     .sure = rules[kind].when & SURE,
+                                     .why = rules[kind].why,
+                                     .advice = rules[kind].advice,
+                                     .subnet = -1};
+  write_seen(at, rules[kind].seen, finding->seen);
+  if (rules[kind].subnet && !diagnosis->has_subnet) { /* settings are told once */
+    finding->subnet = rules[kind].subnet(at->facts);
+    diagnosis->has_subnet = true;
+  }
+}
+
+/* Asks a rule about everything that it is for. True: it has a finding. */
+static bool apply_rule(struct question *at, enum doctor_kind kind, bool blurred,
+                       struct doctor_diagnosis *diagnosis) {
+  const struct doctor_facts *facts = at->facts;
+  const enum over over = rules[kind].over;
+  bool found = false;
+  at->bound = rules[kind].bound * (blurred && rules[kind].when & COARSE ? BLURRED : 1);
+  for (at->host = 0; at->host < (over < EACH_HOST ? 1 : facts->host_count); at->host++) {
+    at->the = &facts->hosts[at->host];
+    const int others = over == INTERFACES ? at->the->interface_count
+                       : over == PAIRS    ? facts->host_count
+                       : over == SUBNETS  ? facts->subnet_count
+                                          : 1;
+    for (at->other = 0; at->other < others && !(found && rules[kind].when & ONCE); at->other++) {
+      at->one = over == INTERFACES ? &at->the->interfaces[at->other]
+                : at->used >= 0    ? doctor_interface_in(facts, at->host, at->used)
+                                   : NULL;
+      at->of_all = rules[kind].when & ALL;
+      if (rules[kind].judge(at)) {
+        add_finding(diagnosis, kind, at);
+        found = true;
+      }
     }
+  }
+  return found;
 }
 
-static void judge_names_and_clocks(const struct doctor_facts *facts,
-                                   struct doctor_diagnosis *diagnosis) {
-  for (int h = 0; facts->host_count > 1 && h < facts->host_count; h++) {
-    const struct doctor_host *host = &facts->hosts[h];
-    double by = 0;
-    int apart = 0; /* twice the hosts whose clocks differ; of two halves host 0's is right */
-    for (int other = 0; other < facts->host_count; other++)
-      if (fabs(host->clock - facts->hosts[other].clock) >= CLOCK_SECONDS)
-        apart += 2, by = host->clock - facts->hosts[other].clock;
-    if (host->loopback[0])
-      add(diagnosis, DOCTOR_LOOPBACK_NAME, h, "%s: /etc/hosts gives its own name the address %s",
-          host->name, host->loopback);
-    if (apart > facts->host_count ||
-        (apart == facts->host_count && fabs(host->clock) >= CLOCK_SECONDS))
-      add(diagnosis, DOCTOR_CLOCK, h, "%s: its clock differs from the others' by %.1f s",
-          host->name, by);
+static void find_common_mtu(struct question *at) {
+  int most = 0;
+  for (int h = 0; at->used >= 0 && h < at->facts->host_count; h++) {
+    const int mtu = doctor_interface_in(at->facts, h, at->used)->mtu, count = count_mtu(at, mtu);
+    if (count > most)
+      most = count, at->mtu = mtu;
   }
 }
 
-/* Causes come before what follows from them: processors, the kernel's word on interfaces, hosts,
- * networks. */
+/* Rules are asked in the order of their kinds, causes before what follows from them. */
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
-  const bool several = facts->host_count >= 2;
-  const int used = several ? doctor_used_subnet(facts) : -1;
-  *diagnosis = (struct doctor_diagnosis){.set_subnet = -1};
-  judge_load(facts, diagnosis);
-  if (!diagnosis->count)
-    judge_waiting(facts, diagnosis);
-  const bool vague = diagnosis->count > 0;
-  judge_binding(facts, diagnosis);
-  if (several)
-    judge_states(facts, diagnosis);
-  if (used >= 0)
-    judge_speeds(facts, diagnosis, used);
-  if (several && !vague)
-    judge_hosts(facts, diagnosis);
-  if (used >= 0 && !vague)
-    judge_subnets(facts, diagnosis, used);
-  if (used >= 0) {
-    judge_mtus(facts, diagnosis, used);
-    judge_ways(facts, diagnosis, used);
-  }
-  if (used >= 0 && !vague)
-    judge_tcp(facts, diagnosis, used);
-  judge_bridges(facts, diagnosis);
-  judge_names_and_clocks(facts, diagnosis);
+  const int hosts = facts->host_count;
+  double *best = calloc(2 * (size_t)(hosts + 1), sizeof *best);
+  struct question at = {.facts = facts,
+                        .used = hosts > 1 ? doctor_used_subnet(facts) : -1,
+                        .sends = best,
+                        .receives = best + hosts + 1};
+  unsigned holds = (hosts > 1 ? SEVERAL : 0) | (at.used >= 0 ? USED : 0) | TIMES;
+  *diagnosis = (struct doctor_diagnosis){.count = 0};
+  if (!best)
+    return;
+  find_best(&at);
+  find_common_mtu(&at);
+  for (enum doctor_kind kind = 0; kind < DOCTOR_KINDS; kind++)
+    if (!(rules[kind].when & (SEVERAL | USED | TIMES) & ~holds) &&
+        apply_rule(&at, kind, !(holds & TIMES), diagnosis) && rules[kind].when & BLURS)
+      holds &= ~(unsigned)TIMES;
+  free(best);
 }

@@ -63,15 +63,14 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
                   "hosts are\n  in different subnets; interfaces cannot be judged\n");
 }
 
-static void print_matrix(FILE *file, const struct doctor_facts *facts, const char *title,
-                         const double *matrix, int digits) {
-  fprintf(file, "\n%s\n  %-16s", title, "");
+static void print_bandwidths(FILE *file, const struct doctor_facts *facts) {
+  fprintf(file, "\nMPI bandwidth in Gbit/s, from row to column\n  %-16s", "");
   for (int to = 0; to < shown(facts); to++)
     fprintf(file, " %8.8s", facts->hosts[to].name);
   for (int from = 0; from < shown(facts); from++) {
     fprintf(file, "\n  %-16s", facts->hosts[from].name);
     for (int to = 0; to < shown(facts); to++)
-      fprintf(file, " %8.*f", digits, matrix[from * facts->host_count + to]);
+      fprintf(file, " %8.2f", facts->bandwidth[from * facts->host_count + to]);
   }
   fprintf(file, "\n");
 }
@@ -90,66 +89,12 @@ void doctor_print_facts(FILE *file, const struct doctor_facts *facts) {
     return;
   }
   print_subnets(file, facts);
-  print_matrix(file, facts, "MPI bandwidth in Gbit/s, from row to column", facts->bandwidth, 2);
-  print_matrix(file, facts, "MPI round trip in us, median", facts->round_trip, 0);
+  print_bandwidths(file, facts);
   if (facts->host_count > TABLE_HOSTS)
     fprintf(file, "  ... and %d more hosts\n", facts->host_count - TABLE_HOSTS);
 }
 
 /* --- Findings ----------------------------------------------------------------------------------*/
-
-/* clang-format off */
-static const struct {
-  const char *why, *advice;
-  bool sure; /* no time is in it: measuring again cannot change it */
-} texts[] = {
-    [DOCTOR_BUSY] = {"times measure the processors, not the network: no host is judged by them",
-        "end the other programs, or give ranks cores of their own; then again", false},
-    [DOCTOR_STOLEN] = {"ranks are stopped at any moment: no host is judged by times",
-        "a container's cpu.max, or another instance type; then again", false},
-    [DOCTOR_SPINNING] = {"ranks that wait keep the processors from those that have work",
-        "mpirun --mca mpi_yield_when_idle 1, or no more ranks than processors", false},
-    [DOCTOR_SAME_CPU] = {"they take turns on it while other CPUs are idle",
-        "mpirun --bind-to none, or bind every rank to a core of its own", true},
-    [DOCTOR_DOWN] = {"a subnet that not all hosts have carries no exchange",
-        "its cable, or there: ip link set dev INTERFACE up", true},
-    [DOCTOR_DUPLEX] = {"a link that cannot send while it receives loses packets under load",
-        "negotiation at both ends of the cable: ethtool -s INTERFACE autoneg on", true},
-    [DOCTOR_NEGOTIATED] = {"every exchange waits for the slowest link",
-        "its cable and switch port: ethtool INTERFACE there", true},
-    [DOCTOR_SLOW_HOST] = {"every exchange waits for the slowest host",
-        "its link, cable or switch port, or a limit on its rate: ethtool and tc qdisc show there",
-        false},
-    [DOCTOR_SLOW_PAIR] = {"exchanges that use this way wait for it",
-        "the way between these two: links (ethtool on both), switches, cables, routing", false},
-    [DOCTOR_LATE_HOST] = {"small messages wait for it",
-        "its way to the others (switches, routing), power saving or load on it", false},
-    [DOCTOR_WRONG_INTERFACE] = {"every exchange takes as long as the slower one needs",
-        "let MPI use the faster one alone", false},
-    [DOCTOR_ODD_INTERFACE] = {"its way to the others is another one, and may be a slower one",
-        "name the interface, the same on every host; its routes if it is named: ip route there",
-        false},
-    [DOCTOR_MPI_SLOW] = {"the network carries more than MPI sends over it",
-        "what MPI takes: mpirun --mca pml ob1 --mca btl tcp,self,vader; UCX_NET_DEVICES; a VPN",
-        false},
-    [DOCTOR_FIREWALL] = {"MPI's own ports may be open, but others that programs choose are not",
-        "open the ports between the hosts", false},
-    [DOCTOR_MTU] = {"packets larger than the other side takes are lost silently",
-        "ip link set dev INTERFACE mtu MTU there, as on the others", true},
-    [DOCTOR_LINK_SPEED] = {"something between the hosts, or on them, holds the traffic back",
-        "errors in ethtool -S, other traffic, a slower switch; iperf3 -P 4: several streams",
-        false},
-    [DOCTOR_BRIDGE] = {"a library may take it for a network of all hosts, and wait for ever",
-        "--mca btl_tcp_if_exclude lo,NAME; oob_tcp_if_exclude; NCCL_SOCKET_IFNAME=^NAME", true},
-    [DOCTOR_LOOPBACK_NAME] =
-        {"gloo and MPICH look the name up, and others then connect to themselves",
-        "its real address in /etc/hosts, or the interface: GLOO_SOCKET_IFNAME, HYDRA_IFACE", true},
-    [DOCTOR_CLOCK] = {"files, certificates and logs of several hosts contradict each other",
-        "chronyc or ntpd there", true},
-};
-/* clang-format on */
-
-bool doctor_is_sure(const struct doctor_finding *finding) { return texts[finding->kind].sure; }
 
 /* Prints how MPI and NCCL are kept to a subnet. */
 static void print_setting(FILE *file, const struct doctor_facts *facts, int subnet) {
@@ -168,20 +113,16 @@ static void print_setting(FILE *file, const struct doctor_facts *facts, int subn
 void doctor_print_findings(FILE *file, const struct doctor_facts *facts,
                            const struct doctor_diagnosis *diagnosis) {
   const int all = diagnosis->count + diagnosis->more;
-  int subnet = diagnosis->set_subnet;
   if (all == 0)
     fprintf(file, "\nNo findings.\n");
   else
     fprintf(file, "\n%d finding%s\n", TUNE_COUNTED(all));
   for (int i = 0; i < diagnosis->count; i++) {
     const struct doctor_finding *finding = &diagnosis->findings[i];
-    fprintf(file, "%2d. %s\n    why: %s\n    do:  %s\n", i + 1, finding->seen,
-            texts[finding->kind].why, texts[finding->kind].advice);
-    if (subnet >= 0 &&
-        (finding->kind == DOCTOR_WRONG_INTERFACE || finding->kind == DOCTOR_ODD_INTERFACE)) {
-      print_setting(file, facts, subnet);
-      subnet = -1;
-    }
+    fprintf(file, "%2d. %s\n    why: %s\n    do:  %s\n", i + 1, finding->seen, finding->why,
+            finding->advice);
+    if (finding->subnet >= 0)
+      print_setting(file, facts, finding->subnet);
   }
   if (diagnosis->more)
     fprintf(file, "    ... and %d more\n", diagnosis->more);
