@@ -1,5 +1,5 @@
 /*
- * onebit-bench: the speed of the collectives, the codecs and the optimizers' local work.
+ * onebit-bench: the speed of the collectives, the codecs and the optimizers' steps.
  *
  * The harness is written once: options (bench_options.c), ranks that are MPI processes (bench.c),
  * threads, processes or a launcher's processes over sockets (bench_team.c), the loop
@@ -99,7 +99,7 @@ extern const char *const bench_dtypes[],
 enum {
   BENCH_COLLECTIVES = 1,
   BENCH_CODEC = 2,
-  BENCH_ADAM = 4,
+  BENCH_STEPS = 4,
   BENCH_NONBLOCKING = 8,
   BENCH_RANKED = BENCH_COLLECTIVES | BENCH_NONBLOCKING
 };
@@ -145,8 +145,8 @@ const struct bench_benchmark *bench_find(const char *name); /* NULL: there is no
 /* Runs a benchmark with the options' memory and format. */
 int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
                  struct bench_team *team);
-bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_adam,
-    bench_run_optimizers, bench_cuda_collective;
+bench_run bench_run_collective, bench_run_nonblocking, bench_run_codec, bench_run_optimizers,
+    bench_cuda_collective;
 
 /* Measures each of the options' sizes; returns the worst status. */
 typedef int bench_size(struct bench_job *job, size_t bytes, void *context);

@@ -26,16 +26,6 @@ struct bench_kernels {
   } * piece;          /* the only one */
 };
 
-int bench_kernels_step(const struct bench_passes *passes) {
-  return bench_status(onebit_optimizer_step_stream(passes->optimizer, passes->learning_rate,
-                                                   passes->kernels->device->stream),
-                      "onebit_optimizer_step_stream");
-}
-
-onebit_status_t bench_kernels_settle(const struct bench_passes *passes) {
-  return onebit_optimizer_synchronize(passes->optimizer);
-}
-
 /* --- The kernels, a launch a chunk */
 
 /* The kernels' plan as that of a rank among so many members, all of which have messages for its
@@ -56,7 +46,7 @@ static struct ob_cuda_pass pass_of(const struct bench_passes *passes,
                                    const struct bench_pass *pass) {
   const struct bench_kernels *kernels = passes->kernels;
   enum bench_array variance = pass->frozen ? BENCH_RECIPROCALS : BENCH_VARIANCE;
-  struct ob_cuda_pass of = {.kind = pass->kinds[0],
+  struct ob_cuda_pass of = {.kind = pass->kind,
                             .arrays = {[OB_MOMENTUM] = passes->plan->state->worker.values[0],
                                        [OB_VARIANCE] = passes->arrays[variance],
                                        [OB_FRESH] = passes->arrays[BENCH_FRESH],
@@ -158,8 +148,8 @@ static const struct bench_pass
     kernel_store = {"store", store, .floats = 1, .bits = 1, .scales = 1},
     kernel_sum = {"sum", sum, .floats = 1, .each = {.bits = 1, .scales = 1}, .streams = true},
     kernel_apply = {"Adam apply", apply, .floats = 3, .bits = 1, .scales = 1,
-                    .kinds = {OB_PASS_APPLY}, .frozen = true},
-    kernel_adam = {"fused Adam step", over, .floats = 7, .scales = 2, .kinds = {OB_PASS_ADAM}},
+                    .kind = OB_PASS_APPLY, .frozen = true},
+    kernel_adam = {"fused Adam step", over, .floats = 7, .scales = 2, .kind = OB_PASS_ADAM},
     kernel_load = {"load", load, .floats = 2},
     load_bfloat16 = {"load bfloat16", load, .dtype = ONEBIT_BFLOAT16, .floats = 1.5},
     load_float16 = {"load float16", load, .dtype = ONEBIT_FLOAT16, .floats = 1.5},
@@ -172,28 +162,25 @@ static const struct bench_pass
                      .momentum = true, .reciprocals = true},
     compress_normalized = {"compress normalized", compress, .floats = 4, .bits = 2, .scales = 4,
                            .momentum = true, .moments = true},
-    apply_step = {"apply step", apply, .kinds = {OB_PASS_APPLY_STEP}},
-    sgd = {"momentum SGD step", over, .kinds = {OB_PASS_SGD}},
-    lion = {"Lion step", over, .kinds = {OB_PASS_LION}},
-    lamb = {"LAMB step", over, .kinds = {OB_PASS_LAMB}},
-    lamb_move = {"LAMB move", over, .kinds = {OB_PASS_LAMB_MOVE}},
-    lamb_fresh = {"LAMB fresh", apply, .kinds = {OB_PASS_LAMB_FRESH}, .frozen = true},
-    zero_one = {"0/1 Adam apply", apply, .kinds = {OB_PASS_ZERO_ONE}, .frozen = true},
-    zero_one_local = {"0/1 Adam local", over, .kinds = {OB_PASS_ZERO_ONE_LOCAL}, .frozen = true},
-    zero_one_meet = {"0/1 Adam meet", over, .kinds = {OB_PASS_ZERO_ONE_STORE}, .frozen = true},
-    zero_one_met = {"0/1 Adam met", apply, .kinds = {OB_PASS_ZERO_ONE_MET}, .frozen = true},
-    squares = {"squares", over, .kinds = {OB_PASS_SQUARES}},
+    apply_step = {"apply step", apply, .kind = OB_PASS_APPLY_STEP},
+    sgd = {"momentum SGD step", over, .kind = OB_PASS_SGD},
+    lion = {"Lion step", over, .kind = OB_PASS_LION},
+    lamb = {"LAMB step", over, .kind = OB_PASS_LAMB},
+    lamb_move = {"LAMB move", over, .kind = OB_PASS_LAMB_MOVE},
+    lamb_fresh = {"LAMB fresh", apply, .kind = OB_PASS_LAMB_FRESH, .frozen = true},
+    zero_one = {"0/1 Adam apply", apply, .kind = OB_PASS_ZERO_ONE, .frozen = true},
+    zero_one_local = {"0/1 Adam local", over, .kind = OB_PASS_ZERO_ONE_LOCAL, .frozen = true},
+    zero_one_meet = {"0/1 Adam meet", over, .kind = OB_PASS_ZERO_ONE_STORE, .frozen = true},
+    zero_one_met = {"0/1 Adam met", apply, .kind = OB_PASS_ZERO_ONE_MET, .frozen = true},
+    squares = {"squares", over, .kind = OB_PASS_SQUARES},
     squares_float16 = {"squares float16", over, .dtype = ONEBIT_FLOAT16, .floats = 0.5,
-                       .kinds = {OB_PASS_SQUARES}};
+                       .kind = OB_PASS_SQUARES};
 
-const struct bench_list bench_codec_kernels = {NULL, true, 0, 0,
+const struct bench_list bench_codec_kernels = {
     {&copy, &kernel_compress, &kernel_momentum, &kernel_bfloat16, &kernel_float16,
      &kernel_reduce, &kernel_store, &kernel_sum, &kernel_apply, &kernel_adam, &kernel_load,
      &load_bfloat16, &load_float16, &kernel_mean, &kernel_convert}};
-const struct bench_list bench_adam_kernels = {NULL, true, 1, 2,
-    {&copy, &kernel_adam, &bench_step, &kernel_momentum, &kernel_apply,
-     &kernel_reduce}};
-const struct bench_list bench_optimizer_kernels = {NULL, true, 0, 0,
+const struct bench_list bench_optimizer_kernels = {
     {&copy, &kernel_adam, &compress_step, &compress_normalized, &apply_step, &sgd,
      &lion, &lamb, &lamb_move, &lamb_fresh, &zero_one, &zero_one_local, &zero_one_meet,
      &zero_one_met, &squares, &squares_float16}};
@@ -344,40 +331,23 @@ void bench_kernels_destroy(struct bench_kernels *kernels) {
   ob_release(kernels);
 }
 
-/* --- PyTorch's fused Adam: a program of its own, on the same number of parameters. */
+/* --- Steps of optimizers */
 
-static void say_without(const struct bench_job *job, const char *why) {
-  bench_note(job->table, "PyTorch's fused Adam: %s", why);
-  if (job->table->format != BENCH_TEXT)
-    bench_complain("PyTorch's fused Adam: %s", why);
+int bench_kernels_step(const struct bench_passes *passes, onebit_optimizer_t optimizer) {
+  return bench_status(onebit_optimizer_step_stream(optimizer, passes->learning_rate,
+                                                   passes->kernels->device->stream),
+                      "onebit_optimizer_step_stream");
 }
 
-/* Prints torch's numbers: seconds (median, minimum, maximum), or a message that begins with a
- * letter. The script belongs to the sources: no part of what is installed. */
-void bench_torch(const struct bench_sheet *sheet) {
-  const char *named = getenv("ONEBIT_BENCH_TORCH"), *script = named ? named : "bench/torch_adam.py";
-  char command[512], message[256] = "it said nothing";
-  struct bench_entry torch = {.name = "PyTorch's fused Adam",
-                              .bytes = 28 * (double)sheet->passes->count};
-  struct bench_statistics *time = &torch.time;
-  if (BENCH_EMULATED) {
-    say_without(sheet->job, "not beside an emulated device");
-    return;
+onebit_status_t bench_kernels_settle(onebit_optimizer_t optimizer) {
+  return onebit_optimizer_synchronize(optimizer);
+}
+
+int bench_kernels_dense(const struct bench_passes *passes, const enum ob_pass_kind kinds[2]) {
+  for (int k = 0; k < 2 && kinds[k]; k++) {
+    const struct bench_pass pass = {.kind = kinds[k]};
+    BENCH_TRY_CUDA(ob_cuda_pass_over(passes->plan->device->kernel, pass_of(passes, &pass),
+                                     passes->kernels->device->stream));
   }
-  if (!named && access(script, R_OK) != 0) {
-    say_without(sheet->job, "bench/torch_adam.py is not here; ONEBIT_BENCH_TORCH says where");
-    return;
-  }
-  snprintf(command, sizeof command, "python3 '%.300s' %zu %zu %zu 2>&1", script,
-           sheet->passes->count, sheet->rounds.rounds, sheet->rounds.repeats);
-  fflush(stdout);
-  FILE *pipe = popen(command, "r");
-  while (pipe && fgets(message, sizeof message, pipe))
-    message[strcspn(message, "\n")] = '\0';
-  if (pipe)
-    pclose(pipe);
-  if (sscanf(message, "%lf %lf %lf", &time->median, &time->minimum, &time->maximum) == 3)
-    bench_sheet_row(sheet, &torch);
-  else
-    say_without(sheet->job, message);
+  return BENCH_OK;
 }

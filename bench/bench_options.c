@@ -170,7 +170,7 @@ static const struct tool_option rows[] = {
      .names = bench_dtypes, .groups = BENCH_RANKED | BENCH_CODEC},
     {"chunk", 0, TOOL_SIZE, AT(chunk_size), "N", "elements in one message", .low = 1},
     {"threads", 0, TOOL_INTEGER, AT(threads), "N", "OpenMP threads that compress and reduce",
-     .low = 1, .groups = BENCH_RANKED | BENCH_ADAM},
+     .low = 1, .groups = BENCH_RANKED},
     {"codec", 0, TOOL_CALL, 0, "NAME", "the codec: one that this processor can run",
      .read = read_codec},
     {"schedule", 0, TOOL_CHOICE, AT(variant.schedule), "NAME",
@@ -215,7 +215,7 @@ static const struct tool_option rows[] = {
      .low = 1, .high = 1024, .groups = BENCH_COLLECTIVES},
     {"streams", 0, TOOL_CALL, 0, "N,N,...",
      "ranks whose messages are reduced, each 1 to 1024, at most 16 of them",
-     .read = read_streams, .groups = BENCH_CODEC | BENCH_ADAM},
+     .read = read_streams, .groups = BENCH_CODEC},
     {.kind = TOOL_HEADING, .help = "As nccl-tests have them; -f N and -c N, with a number, too:"},
     {"minbytes", 'b', TOOL_SIZE, AT(smallest), "N", "-m N:", .low = 4, .high = MAX_BYTES},
     {"maxbytes", 'e', TOOL_SIZE, AT(largest), "N", "-m N", .low = 4, .high = MAX_BYTES},
@@ -240,16 +240,13 @@ static void fill_in_sizes(size_t first, size_t last, struct bench_options *optio
     options->smallest = first && first < options->largest ? first : options->largest;
 }
 
-/* Fills in defaults: at 4, 8 and 16 streams the step is of interest; on a device sizes exceed every
- * cache. */
+/* Fills in defaults: on a device sizes exceed every cache. */
 static void fill_in_defaults(const struct bench_benchmark *benchmark,
                              struct bench_options *options) {
   bool cuda = options->device == ONEBIT_DEVICE_CUDA;
-  size_t first = benchmark->kind & BENCH_ADAM ? 4 : 2;
-  size_t last = cuda || benchmark->kind & BENCH_ADAM ? 16 : 8;
   options->nccl = options->nccl || options->nccl_ranks;
   if (!options->stream_count)
-    for (size_t streams = first; streams <= last; streams *= 2)
+    for (size_t streams = 2; streams <= (cuda ? 16 : 8); streams *= 2)
       options->streams[options->stream_count++] = streams;
   fill_in_sizes(cuda && benchmark->smallest ? CUDA_BYTES >> 8 : benchmark->smallest,
                 cuda ? CUDA_BYTES : benchmark->largest, options);

@@ -1,4 +1,4 @@
-/* The passes, their arrays, and their rounds. */
+/* The passes of the codec, their arrays, and their rounds. */
 #include "bench/bench_passes.h"
 
 #include <math.h>
@@ -45,36 +45,28 @@ static void passes_compress(struct bench_passes *passes, const struct ob_source 
 
 /* An array that is read and then written is in the cache: in place there is nothing to gain by
  * streaming. */
-int bench_run_compress(const struct bench_entry *entry) {
+static int passes_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
   const struct ob_adam_factors *f = &bench_factors;
   struct ob_residual *residual = pass->in_place ? &passes->in_place : &passes->plan->state->worker;
   const void *input = passes->input;
-  struct ob_source source = {
-      .inputs = &input,
-      .factor = 1,
-      .momentum = pass->momentum,
-      .decay = f->beta1,
-      .weight = pass->momentum || pass->moments ? f->one_minus_beta1 : 1,
-      .reciprocals = pass->reciprocals ? passes->arrays[BENCH_RECIPROCALS] : NULL,
-      .moment_rule = pass->moments ? OB_MOMENTS_SECOND : 0,
-      .moment = {f->beta2, f->one_minus_beta2, f->epsilon, .now = 0.0625f, .before = 0.1875f}};
-  for (int copy = 0; copy < 2; copy++)
-    residual->moments[copy] = pass->moments ? passes->moments[copy] : NULL;
+  struct ob_source source = {.inputs = &input,
+                             .factor = 1,
+                             .momentum = pass->momentum,
+                             .decay = f->beta1,
+                             .weight = pass->momentum ? f->one_minus_beta1 : 1};
   passes->work.stream = !residual->changed && !pass->in_place && passes->plan->state->work.stream;
   passes_compress(passes, &source, residual);
-  residual->moments[0] = residual->moments[1] = NULL;
   return BENCH_OK;
 }
 
-int bench_run_reduce(const struct bench_entry *entry) {
+static int passes_run_reduce(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   struct ob_residual *server = &passes->plan->state->server;
   struct ob_view in[1024]; /* as many as --streams allows */
   passes->work.stream = passes->plan->state->work.stream;
   passes->work.streams = entry->streams;
-  server->serving = (struct ob_serving){entry->pass->serve_rule, bench_lion_factors};
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
     struct ob_view out = passes_view_of(passes, passes->plan->geometry.results[0], chunk);
@@ -85,7 +77,6 @@ int bench_run_reduce(const struct bench_entry *entry) {
   if (passes->work.one_scale)
     ob_finish(&passes->work, server, passes->sums[0]);
   ob_residual_commit(server);
-  server->serving = (struct ob_serving){0};
   return BENCH_OK;
 }
 
@@ -101,58 +92,22 @@ static int passes_run_store(const struct bench_entry *entry) {
   return BENCH_OK;
 }
 
-/* Makes the sink of the arrays that passes know by their slots. A variance may be read as a
- * reciprocal, or a denominator; any positive numbers will do. */
-static struct ob_pass_sink passes_sink_of(struct bench_passes *passes,
-                                          const struct bench_pass *pass, enum ob_pass_kind kind,
-                                          const void *const *gradients) {
-  float **arrays = passes->arrays;
-  struct ob_pass_sink sink = {
-      .kind = kind,
-      .parameters = &arrays[BENCH_PARAMETERS],
-      .gradients = gradients,
-      .learning_rates = &passes->learning_rate,
-      .weight_decays = &passes->weight_decay,
-      .factors = {.adam = bench_factors,
-                  .lion = bench_lion_factors,
-                  .gradient_factor = 1,
-                  .rate_sum = 1,
-                  .scaling = 1,
-                  .bound = ONEBIT_STEP_BOUND},
-      .arrays = {[OB_MOMENTUM] = arrays[BENCH_MOMENTUM],
-                 [OB_VARIANCE] = arrays[pass->frozen ? BENCH_RECIPROCALS : BENCH_VARIANCE],
-                 [OB_FRESH] = arrays[BENCH_FRESH],
-                 [OB_ANCHOR] = arrays[BENCH_ANCHOR],
-                 [OB_SCRATCH] = arrays[pass->scratch]}};
-  for (int k = 0; k < OB_SUMS; k++)
-    sink.sums[k] = ob_pass_sums(kind) & OB_MASK(k) ? passes->sums[k] : NULL;
-  return sink;
-}
-
-int bench_run_pass(const struct bench_entry *entry) {
+static int passes_run_apply(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
-  const void *gradient = passes->input;
-  for (int k = 0; k == 0 || (k < 2 && entry->pass->kinds[k]); k++) {
-    struct ob_pass_sink sink =
-        passes_sink_of(passes, entry->pass, entry->pass->kinds[k], &gradient);
-    ob_pass_blocks(&passes->work, NULL, NULL, NULL, &sink);
-  }
-  return BENCH_OK;
-}
-
-/* Runs a pass on messages; the message before, for a pass that reads one, is another one. */
-int bench_run_apply(const struct bench_entry *entry) {
-  struct bench_passes *passes = entry->context;
-  enum ob_pass_kind kind = entry->pass->kinds[0];
-  struct ob_pass_sink sink = passes_sink_of(passes, entry->pass, kind, NULL);
-  bool wants_last = ob_pass_reads(kind) & OB_MASK(OB_LAST);
+  const struct ob_pass_sink sink = {.kind = OB_PASS_APPLY,
+                                    .parameters = &passes->arrays[BENCH_PARAMETERS],
+                                    .learning_rates = &passes->learning_rate,
+                                    .weight_decays = &passes->weight_decay,
+                                    .factors = {.adam = bench_factors,
+                                                .gradient_factor = 1,
+                                                .scaling = 1,
+                                                .bound = ONEBIT_STEP_BOUND},
+                                    .arrays = {[OB_VARIANCE] = passes->arrays[BENCH_RECIPROCALS]}};
   passes->work.stream = passes->plan->state->work.stream;
   for (size_t chunk = 0; chunk < passes->plan->geometry.chunks; chunk++) {
     struct ob_message_shape shape = ob_plan_message(passes->plan, 0, chunk);
-    struct ob_view in = passes_view_of(passes, passes->messages, chunk), last = {0};
-    if (wants_last)
-      last = passes_view_of(passes, passes_stream_of(passes, 1), chunk);
-    ob_pass_blocks(&passes->work, &in, wants_last ? &last : NULL, &shape, &sink);
+    struct ob_view in = passes_view_of(passes, passes->messages, chunk);
+    ob_pass_blocks(&passes->work, &in, NULL, &shape, &sink);
   }
   return BENCH_OK;
 }
@@ -186,22 +141,19 @@ const struct bench_pass
     bench_scale_apart = {"scale, second array", run_scale_apart, .floats = 2},
     bench_write = {"write", run_write, .floats = 1},
     /* input and residual in; residual and bit out */
-    bench_compress = {"compress", bench_run_compress, .inputs = 1, .floats = 2, .bits = 1,
+    bench_compress = {"compress", passes_run_compress, .inputs = 1, .floats = 2, .bits = 1,
                       .like = &bench_triad_apart},
-    bench_compress_in_place = {"compress in place", bench_run_compress, .inputs = 1, .floats = 2,
+    bench_compress_in_place = {"compress in place", passes_run_compress, .inputs = 1, .floats = 2,
                                .bits = 1, .like = &bench_triad, .in_place = true},
     /* the momentum's bit in, besides */
-    bench_compress_momentum = {"compress momentum", bench_run_compress, .inputs = 1, .floats = 2,
+    bench_compress_momentum = {"compress momentum", passes_run_compress, .inputs = 1, .floats = 2,
                                .bits = 2, .like = &bench_triad_apart, .momentum = true},
     /* a bit of each stream and the residual in; residual and bit out */
-    bench_reduce = {"reduce", bench_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
+    bench_reduce = {"reduce", passes_run_reduce, .floats = 2, .bits = 1, .each = {.bits = 1},
                     .like = &bench_scale_apart, .streams = true},
     /* a bit in, a value of the dtype out */
     bench_store = {"store", passes_run_store, .inputs = 1, .bits = 1, .like = &bench_write},
-    bench_apply = {"adam apply", bench_run_apply, .kinds = {OB_PASS_APPLY}, .frozen = true,
-                   .like = &bench_triad},
-    /* The dense step, on blocks, as the library's warm-up does it. */
-    bench_adam = {"dense adam", bench_run_pass, .kinds = {OB_PASS_ADAM}};
+    bench_apply = {"adam apply", passes_run_apply, .kind = OB_PASS_APPLY, .like = &bench_triad};
 /* clang-format on */
 
 /* The bytes of a pass. Parameters that no rank keeps apart have no movement array. */
@@ -218,18 +170,14 @@ static double bytes_of_kind(const struct bench_passes *passes, enum ob_pass_kind
   return bytes;
 }
 
-double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pass *pass,
-                        size_t streams) {
+static double bytes_of_pass(const struct bench_passes *passes, const struct bench_pass *pass,
+                            size_t streams) {
   double each = (double)streams, block = (double)passes->plan->geometry.layout.block;
   double bytes = pass->inputs * (double)ob_dtype_size(passes->work.dtype) +
                  4 * (pass->floats + each * pass->each.floats) +
                  (pass->bits + each * pass->each.bits) * passes->plan->geometry.width / 8 +
                  4 * (pass->scales + each * pass->each.scales) / block;
-  if (bytes == 0)
-    bytes = bytes_of_kind(passes, pass->kinds[0]);
-  if (pass->kinds[1])
-    bytes += bytes_of_kind(passes, pass->kinds[1]);
-  return bytes * (double)passes->count;
+  return (bytes > 0 ? bytes : bytes_of_kind(passes, pass->kind)) * (double)passes->count;
 }
 
 /* --- What they work on */
@@ -346,25 +294,9 @@ int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
   return create_arrays(passes);
 }
 
-int bench_passes_extend(struct bench_passes *passes) {
-  size_t blocks = passes->plan->geometry.layout.blocks;
-  BENCH_TRY(bench_passes_allocate(passes, BENCH_FRESH, BENCH_ARRAYS));
-  for (int k = 1; k < OB_SUMS; k++)
-    if (!(passes->sums[k] = ob_allocate(blocks, sizeof(double))))
-      return bench_no_memory("sums", blocks);
-  for (int copy = 0; copy < 2; copy++) {
-    passes->moments[copy] = ob_allocate(passes->count, sizeof(uint16_t));
-    for (size_t i = 0; passes->moments[copy] && i < passes->count; i++)
-      passes->moments[copy][i] = ob_to_bfloat16(passes->arrays[BENCH_VARIANCE][i]);
-  }
-  return passes->moments[0] && passes->moments[1] ? BENCH_OK
-                                                  : bench_no_memory("moments", passes->count);
-}
-
-/* Destroys passes in either memory. The optimizer goes before the arrays that it works on. */
+/* Destroys passes in either memory. */
 void bench_passes_destroy(struct bench_passes *passes) {
   void (*release)(void *) = passes->space->memory->release;
-  onebit_optimizer_destroy(passes->optimizer);
   if (!passes->kernels)
     ob_work_destroy(&passes->work);
   if (passes->input != passes->arrays[BENCH_GRADIENT])
@@ -375,7 +307,6 @@ void bench_passes_destroy(struct bench_passes *passes) {
     release(passes->sums[k]);
   release(passes->moments[0]);
   release(passes->moments[1]);
-  release(passes->stepped);
   release(passes->messages);
   onebit_plan_destroy(passes->plan);
   onebit_comm_destroy(passes->comm);
@@ -390,23 +321,20 @@ void bench_passes_destroy(struct bench_passes *passes) {
  * microsecond. */
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
 
-void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams) {
-  struct bench_entry *entry = bench_rounds_entry(rounds, pass->name, pass->run, NULL);
-  entry->pass = pass;
-  entry->streams = streams;
-}
-
-void bench_rounds_prepare(struct bench_rounds *rounds, const struct bench_options *options,
-                          struct bench_passes *passes) {
+void bench_rounds_prepare(struct bench_rounds *rounds, struct bench_passes *passes) {
+  struct bench_job *job = passes->job;
+  const struct bench_options *options = job->options;
+  rounds->progress = &job->progress;
+  rounds->space = passes->space;
+  rounds->device = job->device;
   rounds->rounds = options->iterations == BENCH_BY_SIZE ? ROUNDS : options->iterations;
   rounds->warmups = options->warmups == BENCH_BY_SIZE ? WARMUPS : options->warmups;
-  if (!rounds->repeats)
-    rounds->repeats = passes->count < ELEMENTS_A_TIME ? ELEMENTS_A_TIME / passes->count : 1;
+  rounds->repeats = BENCH_HAS_DEVICE(job)             ? BENCH_LAUNCHES
+                    : passes->count < ELEMENTS_A_TIME ? ELEMENTS_A_TIME / passes->count
+                                                      : 1;
   for (size_t k = 0; k < rounds->count; k++) {
     struct bench_entry *entry = &rounds->entries[k];
-    if (!entry->context)
-      entry->context = passes;
     if (entry->pass)
-      entry->bytes = bench_pass_bytes(passes, entry->pass, entry->streams);
+      entry->bytes = bytes_of_pass(passes, entry->pass, entry->streams);
   }
 }

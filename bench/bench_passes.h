@@ -33,7 +33,8 @@ void bench_fused_lamb_move(struct bench_fused *fused);
 void bench_fused_momentum(struct bench_fused *fused);
 void bench_fused_lion(struct bench_fused *fused);
 
-/* Arrays of float32: those of kernels, of all passes, and the additional ones of optimizers. */
+/* Arrays of float32: those of kernels, of all passes, and the additional ones of the kernels of
+ * optimizers. */
 enum bench_array {
   BENCH_GRADIENT,
   BENCH_PARAMETERS,
@@ -60,15 +61,13 @@ struct bench_passes {
   unsigned char *messages; /* one of random bits a stream; the first is also the momentum */
   float learning_rate, weight_decay; /* of the one piece */
   double *sums[OB_SUMS];             /* one a block */
-  uint16_t *moments[2];              /* the optimizers' */
-  float *stepped;                    /* parameters of `optimizer`, the adam benchmark's */
-  onebit_optimizer_t optimizer;
-  struct bench_kernels *kernels; /* what a device has besides, or NULL */
+  uint16_t *moments[2];              /* of kernels of optimizers */
+  struct bench_kernels *kernels;     /* what a device has besides, or NULL */
 };
 
 /* A pass: its function, and the memory that it reads and writes of an element: inputs of the plan's
  * dtype, float32 values, bits, and scales of a block; `each` is for each stream besides. Members
- * that are zero follow from `kinds`, by compression/passes.h. */
+ * that are zero follow from `kind`, by compression/passes.h. */
 struct bench_pass {
   const char *name;
   bench_timed *run;     /* its context is a struct bench_passes */
@@ -79,27 +78,20 @@ struct bench_pass {
     double floats, bits, scales;
   } each;
   bool streams; /* it takes other ranks' messages */
-  bool whole_step;
-  /* For bench_run_pass and _apply; for plain loops the form of the variance, and the array that is
-   * scratch. */
-  enum ob_pass_kind kinds[2]; /* the second one OB_PASS_SQUARES: there is one */
-  bool frozen;
-  enum bench_array scratch;
-  void (*fused[2])(struct bench_fused *fused);
-  /* For bench_run_compress and _reduce. */
-  bool momentum, reciprocals, moments, in_place;
-  enum ob_serve_rule serve_rule;
+  enum ob_pass_kind kind;
+  bool frozen;                                   /* the variance is a reciprocal */
+  bool momentum, reciprocals, moments, in_place; /* of a compress pass */
 };
 
+/* Plain loops, and the passes that are compared with them. */
 extern const struct bench_pass bench_triad, bench_triad_apart, bench_scale, bench_scale_apart,
     bench_write, bench_compress, bench_compress_momentum, bench_compress_in_place, bench_reduce,
-    bench_store, bench_apply, bench_adam, bench_step;
+    bench_store, bench_apply;
 
 /* Creates the passes. Returns an exit status; `passes` is safe to destroy in any case. streams: the
  * most in any pass. */
 int bench_passes_create(struct bench_job *job, size_t count, size_t streams,
                         struct bench_passes *passes);
-int bench_passes_extend(struct bench_passes *passes); /* with what only optimizers need */
 void bench_passes_destroy(struct bench_passes *passes);
 
 /* Parts of the creation: arrays from `first` up to `end`, with numbers in them; a plan; random
@@ -111,18 +103,9 @@ onebit_status_t bench_passes_plan(const struct bench_options *options, onebit_dt
 void bench_fill_message(unsigned char *message, const struct ob_message_shape *shape,
                         uint64_t seed);
 
-void bench_rounds_add(struct bench_rounds *rounds, const struct bench_pass *pass, size_t streams);
 /* Prepares rounds on these arrays: as many as the options say, or 15 after 2. */
-void bench_rounds_prepare(struct bench_rounds *rounds, const struct bench_options *options,
-                          struct bench_passes *passes);
-double bench_pass_bytes(const struct bench_passes *passes, const struct bench_pass *pass,
-                        size_t streams);
+void bench_rounds_prepare(struct bench_rounds *rounds, struct bench_passes *passes);
 
-/* Run passes that are defined elsewhere: over arrays, one or two; over a message. */
-int bench_run_pass(const struct bench_entry *entry);
-int bench_run_apply(const struct bench_entry *entry);
-int bench_run_compress(const struct bench_entry *entry);
-int bench_run_reduce(const struct bench_entry *entry);
 extern const struct ob_adam_factors bench_factors;
 extern const struct ob_lion_factors bench_lion_factors;
 #define BENCH_LEARNING_RATE 1e-6f /* moves parameters little however long the benchmark runs */
@@ -136,46 +119,19 @@ void bench_scale_apart_loop(float *to, const float *a, float s, size_t count);
 void bench_write_loop(float *to, float s, size_t count);
 const char *bench_triad_width(void);
 
-/* --- A sheet: passes, and steps made of them, timed by turns, with a row for each: the bytes that
- * it must move, and its ratio to baselines of the same round. codec, adam and optimizers are sheets
- * (bench_steps.c), on the host and on a device. */
-
-/* The entries of a sheet. A copy, if it has one, with whose bytes a second all are compared: the
- * triad loop, or on a device the copy of its memory. Dense steps: the better one's time is a unit.
- * Other passes: the last `parts` before a reduction are those of a step. Reductions: one for each
- * number of streams; a rank does a P-th of it. */
-struct bench_list {
-  const char *name; /* of the step, or NULL */
-  bool copy;
-  size_t dense, parts;
-  const struct bench_pass *passes[20];
-};
-
-struct bench_sheet {
-  struct bench_job *job;
-  struct bench_passes *passes;
-  const struct bench_list *list;
-  struct bench_rounds rounds;
-  size_t reduce; /* the first reduction */
-  double *sums;
-};
-
-/* Makes entries of all of the list, to be timed by bench_rounds_measure. Returns an exit status; a
- * sheet is to be destroyed in any case. */
-int bench_sheet_create(struct bench_job *job, struct bench_passes *passes,
-                       const struct bench_list *list, struct bench_sheet *sheet);
-void bench_sheet_destroy(struct bench_sheet *sheet);
+/* Creates passes for each size in turn, on one core or a device, and measures them. */
+typedef int bench_measure_passes(struct bench_job *job, struct bench_passes *passes);
+int bench_on_one_core(struct bench_job *job, bench_measure_passes *measure);
 
 /* Prints notes: of the benchmark, before the first size, and of the arrays. */
-void bench_sheet_notes(const struct bench_sheet *sheet, const char *about, const char *columns);
-void bench_sheet_heads(const struct bench_sheet *sheet);
-/* The dense step whose time is the unit. */
-const struct bench_entry *bench_sheet_dense(const struct bench_sheet *sheet);
-/* Prints a row of an entry, or of one that was measured elsewhere and has no times by round. */
-void bench_sheet_row(const struct bench_sheet *sheet, const struct bench_entry *entry);
-/* Makes the sum of the parts and, where `reduce` is not NULL, of a P-th of that reduction. */
-void bench_sheet_sum(const struct bench_sheet *sheet, const char *name,
-                     const struct bench_entry *reduce);
+void bench_passes_note(const struct bench_passes *passes, const struct bench_rounds *rounds,
+                       const char *about, const char *columns);
+
+/* The passes that are timed by turns, each with a row. The first one is the triad loop, or on a
+ * device the copy of its memory, with whose bytes a second all are compared. */
+struct bench_list {
+  const struct bench_pass *passes[20];
+};
 
 /* --- A device: whatever is measured is an entry that puts work on a stream, and is timed by
  * events. bench_kernels_cuda.c has the kernels and what they work on; bench_collective_cuda.c the
@@ -231,13 +187,13 @@ void bench_device_note(struct bench_job *job);
 
 int bench_kernels_create(struct bench_job *job, size_t count, size_t streams,
                          struct bench_passes *passes);
-int bench_kernels_extend(struct bench_passes *passes); /* with what only optimizers need */
+int bench_kernels_extend(struct bench_passes *passes); /* with what only optimizers' kernels need */
 void bench_kernels_destroy(struct bench_kernels *kernels);
-int bench_kernels_step(const struct bench_passes *passes); /* of the optimizer, on the stream */
-onebit_status_t bench_kernels_settle(const struct bench_passes *passes); /* waits for its steps */
-extern const struct bench_list bench_codec_kernels, bench_adam_kernels, bench_optimizer_kernels;
+extern const struct bench_list bench_codec_kernels, bench_optimizer_kernels;
 
-/* Prints a row of PyTorch's fused Adam, or a note of why there is none. */
-void bench_torch(const struct bench_sheet *sheet);
+/* Put a step on the stream: of an optimizer; a dense one, by kernels of these kinds, one or two. */
+int bench_kernels_step(const struct bench_passes *passes, onebit_optimizer_t optimizer);
+onebit_status_t bench_kernels_settle(onebit_optimizer_t optimizer); /* waits for its steps */
+int bench_kernels_dense(const struct bench_passes *passes, const enum ob_pass_kind kinds[2]);
 
 #endif

@@ -33,10 +33,8 @@ const struct bench_benchmark bench_table[] = {
      BENCH_NONBLOCKING, 4 * K, 16 * M, bench_run_nonblocking, NULL},
     {"codec", "one core's passes over memory, beside a triad loop",
      BENCH_CODEC, 0, 128 * M, bench_run_codec, CUDA(bench_run_codec)},
-    {"adam", "the local work of a 1-bit Adam step, beside a fused Adam step",
-     BENCH_ADAM, 0, 128 * M, bench_run_adam, CUDA(bench_run_adam)},
-    {"optimizers", "the local work of each optimizer's step, beside its dense step",
-     BENCH_ADAM, 0, 128 * M, bench_run_optimizers, CUDA(bench_run_optimizers)},
+    {"optimizers", "each optimizer's step on one rank, beside its dense step",
+     BENCH_STEPS, 0, 128 * M, bench_run_optimizers, CUDA(bench_run_optimizers)},
     {0}};
 /* clang-format on */
 

@@ -129,8 +129,6 @@ Test(bench, streams_have_a_default) {
   struct bench_options options;
   cr_assert(parse("codec", "", &options, NULL));
   cr_expect(options.stream_count == 3 && options.streams[0] == 2 && options.streams[2] == 8);
-  cr_assert(parse("adam", "", &options, NULL));
-  cr_expect(options.stream_count == 3 && options.streams[0] == 4 && options.streams[2] == 16);
 }
 
 #ifdef ONEBIT_HAVE_CUDA
@@ -295,7 +293,8 @@ Test(bench, wrong_command_lines_get_words) {
       {"codec", "--streams 2,"},
       {"codec", "--streams 1025"},
       {"codec", "--streams 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"},
-      {"adam", "--dtype float16"},
+      {"optimizers", "--dtype float16"},
+      {"optimizers", "--streams 2"},
       {"allreduce", "-m :"},
       {"allreduce", "-m 2:"},
       {"allreduce", "-b 3"},

@@ -170,27 +170,29 @@ Test(bench_rows, tables_have_as_many_columns_as_heads) {
 
 #ifndef ONEBIT_HAVE_CUDA
 
-/* A table with a line for each step, for each number of ranks, and of memory. */
+/* The memory of 1-bit Adam: residuals of both sides, each twice, the frozen variance, messages. */
 Test(bench_rows, optimizers_have_a_line_each) {
-  static const char *const names[] = {"Efficient-Adam",
-                                      "Lion",
-                                      "1-bit Adam  ",
-                                      "1-bit Adam, steps",
-                                      "1-bit LAMB",
-                                      "0/1 Adam, bits",
-                                      "0/1 Adam, local step",
-                                      "0/1 Adam, synchronisation",
-                                      "1-bit momentum SGD",
-                                      "  a rank among 3",
-                                      "  zero-one met",
-                                      "(the dense)",
-                                      "# Memory",
-                                      "24.38",
-                                      "\n  reduce "};
-  const char *said = program(0, "onebit-bench optimizers -m64K -i3 -x0 -f --streams 3");
+  static const char *const names[] = {"\nEfficient-Adam ",
+                                      "\nLion ",
+                                      "\n1-bit Adam ",
+                                      "\n1-bit LAMB ",
+                                      "\n0/1 Adam, bits ",
+                                      "\n0/1 Adam, local step ",
+                                      "\n0/1 Adam, synchronisation ",
+                                      "\n1-bit momentum SGD ",
+                                      " of dense ",
+                                      " 33.41\n"};
+  const char *said = program(0, "onebit-bench optimizers -m64K -i3 -x0 2>/dev/null");
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)
     expect_said(said, names[k]);
   cr_expect(!strstr(said, "nan") && !strstr(said, "inf"), "%s", said);
+}
+
+Test(bench_rows, an_optimizer_that_refuses_the_options_is_left_out) {
+  const char *said = program(0, "onebit-bench optimizers -m64K -i1 -x0 --residual-copies 1 2>&1");
+  expect_said(said, "onebit-bench: 1-bit LAMB: residual_copies is 1");
+  expect_said(said, "\n1-bit Adam ");
+  cr_expect(!strstr(said, "\n1-bit LAMB "), "%s", said);
 }
 
 Test(bench_rows, a_build_without_cuda_exits_with_2) {
@@ -211,11 +213,20 @@ Test(bench_rows, json_of_kernels) {
                                        "\"of_copy\":",
                                        NULL};
   const char *said = program(0, "onebit-bench codec -d cuda -m64K -i3 -x0 --json 2>/dev/null");
-  cr_expect_eq(objects(said, fields), 1 + 4 + 4 + 1 + 4 + 2 + 3 + 4 + 1);
-  said = program(0, "onebit-bench adam -d cuda -m64K -i3 -x0 --json --streams 2 2>/dev/null");
-  cr_expect_eq(objects(said, fields), 1 + 1 + 1 + 2 + 1 + 1);
-  said = program(0, "onebit-bench optimizers -d cuda -m64K -i3 -x0 --json 2>/dev/null");
-  cr_expect_eq(objects(said, fields), 1 + 15);
+  cr_expect_eq(objects(said, fields), 1 + 4 + 4 + 1 + 4 + 2 + 3 + 4 + 1 + 1 + 15);
+}
+
+Test(bench_rows, json_of_steps_on_a_device) {
+  static const char *const fields[] = {"\"emulated\":true",
+                                       "\"optimizer\":\"",
+                                       "\"median_us\":",
+                                       "\"of_dense\":",
+                                       "\"memory_bytes_per_parameter\":",
+                                       NULL};
+  const char *said = program(0, "onebit-bench optimizers -d cuda -m64K -i3 -x0 --json 2>/dev/null");
+  cr_expect_eq(objects(said, fields), 8);
+  said = program(2, "onebit-bench optimizers -d cuda -m64K -i1 -x0 --bits 8 2>&1");
+  expect_said(said, "onebit-bench: Lion: ");
 }
 
 Test(bench_rows, text_says_that_the_device_is_emulated) {

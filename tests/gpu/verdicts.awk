@@ -32,8 +32,7 @@ function judge_kernel(name, wanted, size) {
     sprintf("%.2f", wanted), field("of_copy") >= wanted)
 }
 
-/"benchmark":"(codec|optimizers)"/ && !/"row":"cudaMemcpyAsync"/ { judge_kernel() }
-/"benchmark":"adam"/ { adam = 1; median[field("row")] = field("median_us") }
+/"benchmark":"codec"/ && !/"row":"cudaMemcpyAsync"/ { judge_kernel() }
 /"right":(true|false)/ { compared++; wrong += /"right":false/ }
 
 # gpu_tests: OUTCOME NAME SECONDS s
@@ -53,20 +52,7 @@ function judge_tests(group, target) {
       bad[group] || good[group] == tried[group] ? !bad[group] : "not measured: left out or skipped")
 }
 
-# PyTorch's is there where that is installed with CUDA.
-function judge_adam(own, torch, measured) {
-  own = median["sum, a rank among 8"]
-  torch = median["PyTorch's fused Adam"]
-  measured = sprintf("%.3f ms", own / 1000)
-  if (torch)
-    measured = measured sprintf(", %.2f of PyTorch's fused Adam", own / torch)
-  verdict("compressed step of Adam, local work of a rank among 8", measured, "below 1",
-    torch ? own < torch : "not measured: no PyTorch with CUDA")
-}
-
 END {
-  if (adam)
-    judge_adam()
   if (compared)
     verdict(target, compared - wrong " of " compared " rows equal the host's", "all", !wrong)
   judge_tests("kernels", "kernels equal the processor's codecs in every bit")
