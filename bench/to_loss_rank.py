@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Of bytes, with GPT-2's beginning and its table of outputs, which is that of inputs."""
+    """A transformer on bytes, initialised as GPT-2 is, whose table of outputs is that of inputs."""
 
     def __init__(self, width, layers, context):
         super().__init__()
@@ -98,7 +98,7 @@ class Training:
         self.bytes, self.seconds, self.core_seconds = [], [], []
 
     def short(self, steps):
-        """As many steps; in a run that only takes times so few that all kinds of a step come up."""
+        """Returns the number of steps; a run that only takes times needs a few of each kind of step."""
         return min(steps, SHORT) if self.job["kind"] == "time" else steps
 
     def step(self, batch, context):
@@ -115,7 +115,7 @@ class Training:
 
     @torch.no_grad()
     def validate(self):
-        """Of this rank's part of the same sequences."""
+        """Returns the loss of this rank's part of the validation sequences, which are always the same."""
         random = torch.Generator().manual_seed(7 + dist.get_rank())
         batch, context = self.job["validation"], self.job["context"]
         return loss_of(self.plain, self.validation, random, batch, context).item()
@@ -153,7 +153,7 @@ def take_times(training):
 
 
 def answer(job, texts):
-    """Of one job, in a file."""
+    """Runs one job, and writes its result to a file."""
     data, begin = job["data"], time.perf_counter()
     texts[data] = texts[data] if data in texts else read(data)
     training = Training(job, texts[data])

@@ -1,4 +1,4 @@
-"""What a step takes, and what it sends between hosts, where several ranks share a host: plain
+"""Measures a step's time and bytes between hosts, where several ranks share a host: plain
 DistributedDataParallel and HSDP beside compressed ones, step by step in turn, in one run.
 
     tools/netlab --sockets -H 2 -r 2 -b 1gbit -- env GLOO_SOCKET_IFNAME=eth0 python3 bench/torch_hosts.py

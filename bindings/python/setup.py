@@ -30,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # In the repository this lies in bindings/python; a source distribution has it at the top too.
 TOP = HERE if (HERE / "Makefile").exists() else HERE.parents[1]
 PACKAGE = TOP / "bindings/python"
-# Of the sources, what the library and the package are made of.
+# The sources of the library and of the package.
 SOURCES = (
     "Makefile CHANGELOG.md LICENSE onebit.map onebit.pc.in include base compression collectives"
     " optimizers dropin cuda bindings/python bindings/fortran/rules.mk examples/rules.mk"
@@ -68,7 +68,7 @@ def compiler():
 
 
 def machine():
-    """What the compiler compiles for, as wheels name it."""
+    """Returns the machine that the compiler compiles for, as wheels name it."""
     ask = [*compiler(), "-E", "-dM", "-x", "c", os.devnull]
     macros = subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout
     known = (one for one in ("x86_64", "aarch64") if f"__{one}__ " in macros)
@@ -139,7 +139,7 @@ class BuildPackage(build_py):
 
 
 class Binary(Distribution):
-    """What is installed belongs to a machine: auditwheel refuses a library among pure Python."""
+    """Installs as for one machine: auditwheel refuses a library among pure Python."""
 
     def has_ext_modules(self):
         return True

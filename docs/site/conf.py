@@ -1,4 +1,4 @@
-# What `make site` gives to Sphinx: the documents as they are, and a page for each public header.
+# Sphinx's configuration for `make site`: the documents as they are, and a page for each public header.
 # index.md is the first page and has the navigation; documents that it does not name stand under
 # "Understand", and measurements in no navigation.
 import os

@@ -41,7 +41,7 @@ class Onebit(MakefilePackage, CudaPackage):
 
     @property
     def settings(self):
-        """What make is told: by name, so that nothing is guessed from the machine."""
+        """The variables that make is given, so that nothing is guessed from the machine."""
         spec, prefix = self.spec, self.prefix
 
         def one(variant):
@@ -77,7 +77,7 @@ class Onebit(MakefilePackage, CudaPackage):
         return self.settings + ["install"]
 
     def check(self):
-        """What a package can break; the library's own tests are `make check`."""
+        """Checks what a package can break; the library's own tests are `make check`."""
         with working_dir(self.stage.source_path):
             make(*self.settings, "installed-check", "TESTS=check-symbols check-abi check-install")
 

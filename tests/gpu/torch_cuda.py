@@ -189,7 +189,7 @@ def compress_over_sockets_by_kernels_and_on_the_host(comm):
 
 @check
 def a_step_staged_on_the_host(comm):
-    """What copies cost: 64 Mi parameters, no network, no model."""
+    """Measures the cost of copies: 64 Mi parameters, no network, no model."""
     parameters = [torch.nn.Parameter(torch.randn(1 << 22, device="cuda")) for _ in range(16)]
     for one in parameters:
         one.grad = torch.randn_like(one)

@@ -19,7 +19,7 @@ MESSAGE = ("compression/message.h > compression/message.c collectives/messages.c
            "tests/test_message.c")
 
 MUTANTS = [
-    # What is kept of a call for the next one
+    # The state that a call leaves for the next one
     ("residual", NUMERICS, "errors_kept collectives/two_ranks",
      "return residual - ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));",
      "return residual + ob_float_of(ob_bits_of(scale) | (ob_bits_of(residual) & OB_SIGN_BIT));"),
@@ -120,7 +120,7 @@ MUTANTS = [
     ("checksum", "optimizers/checkpoint/files.c", "checkpoint_manifest checkpoint_files",
      "  if (stored->input.bytes == part->bytes && part->bytes >= sizeof header &&\n      header.checksum == part->checksum)",
      "  if (stored->input.bytes == part->bytes && part->bytes >= sizeof header)"),
-    # What is decided
+    # Decisions
     ("decision", "collectives/messages.c", "nonfinite optimizers damage",
      "  if (is_set(&plan->state->work.not_finite) || (heard && plan->flight->not_finite_rank >= 0))",
      "  if (is_set(&plan->state->work.not_finite))",

@@ -164,7 +164,7 @@ def without_residuals(folder):
 
 
 def losses_of(options, kind, folder):
-    """Of each way."""
+    """Returns the losses of each way."""
     found = {}
     for way in WAYS[:1] if options.record else WAYS:
         place = without_residuals(folder) if way == WAYS[2] else folder

@@ -1,4 +1,4 @@
-"""How long a step takes without a hook, with torch's own hooks, and with onebit's, in one run.
+"""Measures a step without a hook, with torch's own hooks, and with onebit's, in one run.
 
     python ddp_speed.py                          # 4 processes of this machine
     torchrun --nproc-per-node 4 ddp_speed.py     # or as always

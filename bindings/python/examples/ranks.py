@@ -1,4 +1,4 @@
-"""How the examples start their ranks; and where they find the package if it is not installed."""
+"""Starts the examples' ranks, and finds the package if it is not installed."""
 
 import os
 import pathlib

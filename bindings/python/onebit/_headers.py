@@ -58,7 +58,7 @@ class _Writer:
         self.all = "\n".join(text for _, text in self.text.values())
 
     def type_of(self, declared):
-        """Of ctypes. What is behind a pointer to void or float is given by its address."""
+        """Returns the type of ctypes. Arguments that point to void or float are addresses."""
         words, stars = re.sub(r"\bconst\b|\*", " ", declared).split()[0], declared.count("*")
         if words in self.handles or words == "void" or stars > 1 or (words == "float" and stars):
             known = {"void": {0: "None", 1: "c_void_p"}, "float": {1: "c_void_p"}}.get(words, {0: "c_void_p"})
@@ -70,13 +70,13 @@ class _Writer:
         return f"POINTER({known})" if stars else known
 
     def arguments_of(self, parameters):
-        """Of parameters with names."""
+        """Returns the types of a list of parameters that have names."""
         parts = [] if parameters.strip() == "void" else parameters.split(",")
         return [self.type_of(re.sub(r"\w+\s*(\[\])?$", lambda found: "*" * bool(found[1]), one.strip()))
                 for one in parts]  # fmt: skip
 
     def function_of(self, result, parameters):
-        """What calls a function of Python's, of which a text is the address."""
+        """Returns the type of a callback in Python. A text in it is an address."""
         result = self.type_of(result).replace("c_char_p", "c_void_p")
         return f"CFUNCTYPE({', '.join([result, *self.arguments_of(parameters)])})"
 
@@ -111,7 +111,7 @@ class _Writer:
     def write_structures(self):
         found = re.findall(r"typedef struct \w+ \{(.*?)\n\} (onebit_\w+_t);", self.all, re.S)
         self.handles.update(re.findall(r"typedef struct \w+ \*(\w+);", self.all))
-        # Those that others have as a field come first.
+        # A structure that others have as a field comes first.
         found.sort(key=lambda one: (not one[1].startswith("onebit_optimizer_"), "info" not in one[1]))
         for body, name in found:
             fields = dict(self.fields_of(body))

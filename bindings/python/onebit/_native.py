@@ -122,7 +122,7 @@ def fields_of(structure):
 
 
 def ask(function, handle, structure, *arguments):
-    """What a function fills a structure with, as a dictionary."""
+    """Calls a function that fills in a structure; returns that as a dictionary."""
     found = sized(structure)
     check(function(handle, *arguments, ctypes.byref(found)))
     return fields_of(found)
@@ -132,8 +132,8 @@ def ask(function, handle, structure, *arguments):
 
 
 def candidates():
-    """Where the library may be, the first that is said to be there: what ONEBIT_LIBRARY names and
-    nothing else; the package's own; the system's."""
+    """Returns the paths at which the library is looked for, in order: the one that ONEBIT_LIBRARY names and
+    no other; or the package's own, then the system's."""
     named = os.environ.get("ONEBIT_LIBRARY")
     if named:
         return [named]
@@ -146,7 +146,7 @@ def candidates():
 
 
 def _open_nvidia_libraries(path):
-    """Of a library with kernels: CUDA's runtime and NCCL as torch's packages have them, before it.
+    """Opens CUDA's runtime and NCCL of torch's packages before a library with kernels is opened.
     The linker then takes these by their names, here and when torch is imported later: any other NCCL
     that came first would be torch's too, and may lack what torch calls."""
     if not os.path.isfile(path):
@@ -206,7 +206,7 @@ def _declare(found, functions):
 
 
 def library_path() -> str:
-    """What the library was opened as."""
+    """Returns the path by which the library was opened."""
     return library()._name
 
 

@@ -87,7 +87,7 @@ def _of_memory(thing, name, writable):
 
 
 def buffer_of(thing, name, writable=False, on_device=False):
-    """What lies in an array. Raises `Error` (ERROR_ARGUMENT) for memory that the library cannot
+    """Returns an array's memory. Raises `Error` (ERROR_ARGUMENT) for memory that the library cannot
     use: of another type, on a device where it should be on the processor or the other way round, not
     contiguous, or read-only where it is written to."""
     torch = sys.modules.get("torch")

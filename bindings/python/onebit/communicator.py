@@ -152,7 +152,7 @@ class Communicator:
         return self._handle
 
     def _is_foreign(self):
-        """Whether this process was forked from the one that made it."""
+        """True if this process was forked from the one that made the communicator."""
         return self._process != os.getpid()
 
     def _check_process(self):
@@ -198,12 +198,12 @@ class Communicator:
         return made
 
     def _join(self, member):
-        """Something was made on the communicator."""
+        """Registers an object that was made on the communicator."""
         self._members.add(member)
         self._open.add(id(member))
 
     def _leave(self, member):
-        """And was given back."""
+        """Removes such an object, and closes an abandoned communicator after the last."""
         self._open.discard(id(member))
         if self._abandoned and not self._open:
             self.close()
@@ -245,7 +245,7 @@ MPI_KINDS = {"openmpi": "Open MPI", "mpich": "MPICH", "standard": "the ABI of MP
 
 
 def mpi_kind(MPI):
-    """Whose ABI the MPI library has that mpi4py loaded: a name of MPI_KINDS. A handle is a pointer to a
+    """Returns the ABI of the MPI library that mpi4py loaded, a name of MPI_KINDS. A handle is a pointer to a
     variable in Open MPI, an int in MPICH and its relatives, and in the standard's own ABI a pointer
     that is a small number."""
     if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int):
@@ -254,13 +254,13 @@ def mpi_kind(MPI):
 
 
 def mpi_part(kind):
-    """Where the package has the transport over MPI for this kind; None: it was built without."""
+    """Returns the path of the package's transport over MPI for this kind; None: it was built without."""
     path = os.path.join(_native.HERE, f"libonebit_{kind}.so")
     return path if os.path.exists(path) else None
 
 
 def mpi_function(kind):
-    """onebit_comm_create_mpi: the library's, or of the part of the package that is for this kind and
+    """Returns onebit_comm_create_mpi: the library's, or that of the package's part for this kind of MPI, which
     belongs to the package's library."""
     library = _native.library()
     if hasattr(library, "onebit_comm_create_mpi"):

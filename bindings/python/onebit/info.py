@@ -46,7 +46,7 @@ def _library():
 
 
 def _codec():
-    """What a plan says that it uses: ONEBIT_CODEC, or the fastest of this processor."""
+    """Returns the codec that a plan uses: ONEBIT_CODEC, or the fastest of this processor."""
     with Communicator.self_() as comm, Plan(comm, 1) as plan:
         info = plan.info()
     chosen = "ONEBIT_CODEC" if os.environ.get("ONEBIT_CODEC") else "the fastest here"

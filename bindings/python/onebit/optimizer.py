@@ -141,7 +141,7 @@ Tensors = Iterable[Union[Tensor, "tuple[Any, Any]"]]
 
 
 class Optimizer(Stateful):
-    """What the optimizers have in common; make one of the derived classes. Collective.
+    """The base of the optimizers; make one of the derived classes. Collective.
 
     comm: a `Communicator`
     tensors: `Tensor`s, or pairs (parameter, gradient)
@@ -262,7 +262,7 @@ class Optimizer(Stateful):
         self._on_stream("ready", tensor)
 
     def set_gradient(self, tensor: int, gradient: Any) -> None:
-        """From the next step on the gradient of tensor number `tensor` is in this array; None: this
+        """Takes the gradient of tensor number `tensor` from this array, from the next step on; None: this
         rank has none."""
         if not 0 <= tensor < len(self._parameters):
             raise wrong(f"tensor is {tensor}, of {len(self._parameters)}")
@@ -320,18 +320,18 @@ class Optimizer(Stateful):
 
     @property
     def loss_scale(self) -> float:
-        """What the next step's loss is to be multiplied with; 1 without loss scaling."""
+        """The factor of the next step's loss; 1 without loss scaling."""
         scale = ctypes.c_double()
         function = _native.library().onebit_optimizer_get_loss_scale
         check(function(self.handle, ctypes.byref(scale)))
         return scale.value
 
     def info(self) -> dict[str, Any]:
-        """How the optimizer stands: the fields of onebit_optimizer_info_t by name."""
+        """Returns the optimizer's state in numbers: the fields of onebit_optimizer_info_t by name."""
         return _native.ask(self._function("get_info"), self.handle, _native.OptimizerInfo)
 
     def statistics(self) -> dict[str, Any]:
-        """How it does: the fields of onebit_optimizer_statistics_t by name."""
+        """Returns its statistics: the fields of onebit_optimizer_statistics_t by name."""
         kind = _native.OptimizerStatistics
         return _native.ask(self._function("get_statistics"), self.handle, kind)
 

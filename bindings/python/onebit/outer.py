@@ -95,7 +95,7 @@ class Outer(Stateful):
         return parameters
 
     def _is_due(self):
-        """Whether the next step may read or set parameters."""
+        """True if the next step may read or set parameters."""
         if self._position is None:
             return True
         self._position = self._position % self._local_steps + 1
@@ -214,7 +214,7 @@ class Outer(Stateful):
         return out
 
     def info(self) -> dict[str, Any]:
-        """How it stands: the fields of onebit_outer_info_t by name."""
+        """Returns its state in numbers: the fields of onebit_outer_info_t by name."""
         return _native.ask(self._function("get_info"), self.handle, _native.OuterInfo)
 
     def check(self) -> str | None:
@@ -262,7 +262,7 @@ class OuterSites(Outer):
         self._position = None
 
     def sites(self) -> dict[str, Any]:
-        """How sites stand: the fields of onebit_sites_info_t by name."""
+        """Returns the state of sites in numbers: the fields of onebit_sites_info_t by name."""
         return _native.ask(self._function("get_sites"), self.handle, _native.SitesInfo)
 
     def move(self, between: Communicator | None) -> None:

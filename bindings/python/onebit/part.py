@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Of whom a checkpoint is.
+    """The optimizer and the tensors of a checkpoint.
 
     kind: of KINDS
     deepspeed: whether it is of profile deepspeed
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What is not elements, the same in all parts."""
+    """The numbers of a checkpoint besides its elements, the same in all parts."""
 
     ranks: int
     stage: int
@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
 
 def type_of(what):
-    """Of a section's values."""
+    """Returns the type of a section's values."""
     return "<f4" if what in _FLOATS else "<u8"
 
 
@@ -97,7 +97,7 @@ def place_alone(header):
 
 
 def checksum_of(data):
-    """Of a part's bytes: its header's, which covers those of its sections."""
+    """Returns the checksum of a part's header, which covers those of its sections."""
     return bytes(data[32:40])
 
 
@@ -109,7 +109,7 @@ def set_steps(header, steps, stage=None):
 
 
 def uncompressed_of(part):
-    """Of each tensor, whether it is."""
+    """Returns for each tensor whether it is uncompressed."""
     return [bool(row[1]) for row in struct.iter_unpack("<QQ", part.tensors)]
 
 
@@ -129,7 +129,7 @@ def _mix(x):
 
 
 def _checksums(rows):
-    """Of each row: bytes, as many in each, a multiple of 8."""
+    """Returns the checksum of each row of bytes, whose length is a multiple of 8."""
     words = np.ascontiguousarray(rows).view("<u8")
     seeds = (0x6F6E6562, 0x69742063, 0x6865636B, 0x73756D73)
     with np.errstate(over="ignore"):

@@ -58,8 +58,8 @@ class Request:
 
 
 class Plan:
-    """What will be exchanged, how, and the memory of it: one for each tensor, since it keeps the
-    tensor's rounding error. Collective: all ranks make it, with the same count and options.
+    """A tensor's exchange, decided once, and its memory. Each tensor has a plan of its own, since that keeps
+    the tensor's rounding error. Collective: all ranks make it, with the same count and options.
 
     comm: a `Communicator`
     count: elements, as the operation counts them
@@ -116,9 +116,9 @@ class Plan:
         return found
 
     def _buffers(self, sendbuf, recvbuf, operation):
-        """Two buffers, what is to be called at the end, and why there are none: that is raised before
-        the library is called where an array is of no use here; so that the other ranks do not wait,
-        the library is then told of a call without one."""
+        """Returns two buffers, a function to call at the end, and None. For arrays that the library
+        cannot use the last is an exception, which is raised after a call without buffers, so that
+        the other ranks do not wait."""
         send, receive = self._counts()
         if operation != self.operation:
             words = f"the plan is for {self.operation.name}, not for {operation.name}"
@@ -148,7 +148,7 @@ class Plan:
         return copy
 
     def _copies(self, sendbuf, recvbuf):
-        """What the library reads and writes, and a function that ends a call of that status."""
+        """Returns the arrays that the library reads and writes, and a function that ends a call of that status."""
         send = self._on_host(sendbuf, "sendbuf", True)
         receive = self._on_host(recvbuf, "recvbuf", False)
 
@@ -239,11 +239,11 @@ class Plan:
         check(function(found.address, factor, self.handle, current_stream(found)))
 
     def info(self) -> dict[str, Any]:
-        """What the plan decided: the fields of onebit_plan_info_t by name."""
+        """Returns the plan's decisions: the fields of onebit_plan_info_t by name."""
         return _native.ask(_native.library().onebit_plan_get_info, self.handle, _native.PlanInfo)
 
     def explain(self) -> str:
-        """Why the plan chose its schedule."""
+        """Returns the reasons of the plan's choice of a schedule."""
         return _native.library().onebit_plan_explain(self.handle).decode()
 
     def export_residual(self) -> tuple[Any, Any]:

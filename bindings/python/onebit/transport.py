@@ -22,7 +22,7 @@ class Operation:
 
 
 class Transport:
-    """How bytes move between ranks: derive from it, and give it to `Communicator.custom`.
+    """Moves bytes between ranks: derive from it, and give it to `Communicator.custom`.
 
     `send` copies what it is given, or has sent it when it returns; so only receiving is an
     operation that takes time. What these methods raise ends the communicator on this rank with

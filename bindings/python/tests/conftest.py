@@ -1,4 +1,4 @@
-"""What the tests share. The package is the one beside them, the library that of ONEBIT_LIBRARY, or
+"""Functions that the tests share. The package is the one beside them, the library that of ONEBIT_LIBRARY, or
 of the repository's build directory."""
 
 import os
@@ -24,7 +24,7 @@ def without_gloo(text):
 
 
 def launch(program, scenarios, ranks):
-    """What a program of torch_common.run_scenarios says."""
+    """Runs a program of torch_common.run_scenarios; returns its output."""
     command = [sys.executable, str(HERE / program), scenarios, str(ranks)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr

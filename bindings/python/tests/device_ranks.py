@@ -1,4 +1,4 @@
-"""What tests/test_device.py runs, with the emulated CUDA device: ranks are threads of this process,
+"""Programs that tests/test_device.py runs with the emulated CUDA device: ranks are threads of this process,
 and arrays of a device are what __cuda_array_interface__ says, as torch's and CuPy's are."""
 
 import array

@@ -51,7 +51,7 @@ class Stream:
         self.run(len(self.waiting))
 
     def wait_stream(self, other):
-        """What is put on this stream next finds the other's copies made."""
+        """Lets this stream's next work find the other's copies made."""
         if other is not self:
             other.synchronize()
 

@@ -1,4 +1,4 @@
-"""What test_torch.py runs: `python fsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py does. FSDP2, also on a
+"""Scenarios of test_torch.py: `python fsdp_ranks.py SCENARIOS RANKS`, as torch_ranks.py. FSDP2, also on a
 mesh of two replicas and two shards, and DistributedDataParallel on two hosts of two ranks, over gloo, on
 processors."""
 
@@ -111,7 +111,7 @@ def in_bits(rank, size):
 
 
 def skipped(rank, size):
-    """What one rank's shard finds all ranks skip, also those with other shards."""
+    """All ranks skip a step whose gradient one rank's shard finds not finite, also those with other shards."""
     mesh = mesh_of(2, size // 2)
     model = network(mesh)
     optimizer = adam(model, **WARMUP)
@@ -465,7 +465,7 @@ def without_error_feedback(rank, size):
         backward(model, step)
         gathers = [key for key in compression._free if key[0] == "allgather"]
         reduces = [key for key in compression._free if key[0] == "reduce_scatter"]
-        # Of four groups two have one size. None is taken.
+        # Two of the four groups have one size. No plan is in use.
         assert len(reduces) == len(gathers) == 3, compression._free
         assert [len(compression._free[key]) for key in reduces] == [1] * 3
     assert compression.state_dict() == {} and compression.exchanges == 2 * (4 + 7)

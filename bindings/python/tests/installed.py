@@ -1,4 +1,4 @@
-"""What tests/scripts/check-python runs where nothing but the package and numpy is installed; and under mpirun,
+"""The program that tests/scripts/check-python runs where only the package and numpy are installed; and under mpirun,
 as test_communicators.py does, with the argument `mpi`."""
 
 import importlib.metadata

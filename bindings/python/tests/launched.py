@@ -1,4 +1,4 @@
-"""What test_torch.py runs under `python -m onebit.torch.run`: a program that knows nothing of
+"""The program that test_torch.py runs under `python -m onebit.torch.run`: it knows nothing of
 onebit. RANK and WORLD_SIZE are as torchrun sets them; its argument is the file of a store."""
 
 import copy

@@ -21,7 +21,7 @@ from onebit import Communicator, Status
 
 
 def on_threads(calls, kind=onebit.Error):
-    """What each call returned or raised; each is made by a thread."""
+    """Makes each call on a thread of its own; returns their results or exceptions."""
     results = [None] * len(calls)
 
     def run(number):
@@ -155,7 +155,7 @@ def test_a_failure_in_a_call_reaches_all():
 
 
 def test_an_interrupt_is_no_success():
-    """What a callback of ctypes lets out counts as 0: the message would seem to have arrived."""
+    """An exception in a callback of ctypes returns 0 to the library: the message would seem to have arrived."""
 
     class Interrupted(Threads):
         def test(self, operation, seconds):
@@ -261,7 +261,7 @@ over_mpi = pytest.mark.skipif(
 
 
 class Fake:
-    """What mpi4py's MPI would say of its library."""
+    """Stands for mpi4py's MPI, which describes its library."""
 
     Comm, COMM_SELF = "a type", "a handle"
 

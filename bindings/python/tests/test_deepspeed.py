@@ -128,7 +128,7 @@ def test_what_is_refused(tmp_path):
 
 
 def test_values_have_the_type_of_their_key():
-    """Of each key that is read: "auto", text, lists and what else other tools fill in, or take."""
+    """Tries each key that is read with "auto", text, lists and other values that tools fill in, or take."""
     params = ("lr", "eps", "weight_decay", "betas", "bias_correction", "amsgrad", "freeze_step")
     of_kind = {
         "OneBitAdam": params,
@@ -166,7 +166,7 @@ def test_values_have_the_type_of_their_key():
 
 
 def train(kind, steps, comm, made=None, first=0, **options):
-    """Of gradients that depend on the rank and the step; the parameters after each step."""
+    """Trains on gradients that depend on the rank and the step; returns the parameters after each step."""
     given = parameters()
     made = made or getattr(deepspeed, kind)(given, comm, lr=0.01, **options)
     given = [one for group in made.param_groups for one in group["params"]]
@@ -214,7 +214,7 @@ def test_goes_on_from_a_state_dict(on_ranks, kind, options, profile):
 
 
 class Engine:
-    """What `attach` asks of DeepSpeed's."""
+    """An engine with the attributes of DeepSpeed's that `attach` reads."""
 
     enable_backward_allreduce = True
     has_moe_layers = pipeline_parallelism = False

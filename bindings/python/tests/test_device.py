@@ -36,7 +36,7 @@ def test_memory_of_a_device(tmp_path):
 
 
 def test_room_is_made_where_there_is_too_little(monkeypatch):
-    """What torch keeps and does not use is given back before the library asks the driver for more."""
+    """torch gives back memory that it does not use before the library asks the driver for more."""
     emptied = []
     cuda = types.SimpleNamespace(
         is_initialized=lambda: True,

@@ -1,4 +1,4 @@
-"""What onebit._headers makes of the headers is what a C compiler sees; and with mypy, a program is checked by it."""
+"""The interface that onebit._headers makes of the headers is the C compiler's; and mypy checks a program by it."""
 
 import ctypes
 import importlib.util
@@ -33,7 +33,7 @@ def of_python():
 
 
 def in_c(line):
-    """What prints the same line."""
+    """Returns the statement in C that prints the same line."""
     name, field = line.split()[0].split(".") if "." in line else (line.split()[0], None)
     if field:
         return f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));'

@@ -166,7 +166,7 @@ def test_torch(on_ranks):
 
 @pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}, {"rule": "nesterov"}])
 def test_copies_of_tensors(on_ranks, options):
-    """As if the tensors were on a device: the same bits, also after a state was loaded."""
+    """Copies, as for tensors on a device, give the same bits, also after a state was loaded."""
     torch = pytest.importorskip("torch")
     parts = {stage: [None, None] for stage in ("auto", "host")}
 

@@ -44,7 +44,7 @@ LAUNCHES = {
 
 
 def why_not(program, scenarios):
-    """Why this torch cannot do that; None: it can."""
+    """Returns why this torch cannot run the scenarios; None: it can."""
     import torch
 
     from onebit.torch import fsdp, shards
@@ -76,7 +76,7 @@ def test_ranks(program, scenarios, ranks):
 
 
 def on_two(tmp_path, script, *arguments, first=""):
-    """What two processes of a script say, which meet over gloo; it has `rank`. first: what comes before
+    """Runs a script in two processes over gloo, in which `rank` is set; returns their output. first: lines before
     all imports."""
     start = (
         f"import sys; sys.path[:0] = [{str(PACKAGE)!r}, {str(HERE)!r}]; rank = int(sys.argv[1])\n"

@@ -1,4 +1,4 @@
-"""What test_torch.py runs: the method that chooses itself, with times of a model of a network."""
+"""Scenarios of test_torch.py: the method that chooses itself, with times of a model of a network."""
 
 import contextlib
 import copy

@@ -1,5 +1,4 @@
-"""What test_torch.py runs: `python torch_carry_ranks.py SCENARIOS RANKS`,
-as torch_ranks.py does."""
+"""Scenarios of test_torch.py: `python torch_carry_ranks.py SCENARIOS RANKS`, as torch_ranks.py."""
 
 import contextlib
 import copy
@@ -407,7 +406,7 @@ def scaler(rank, size):
 
 
 def refusals(rank, size):
-    """What the hook cannot do, on one rank: all are told, and none waits."""
+    """The hook refuses on one rank what it cannot do: all are told, and none waits."""
     comm = onebit.Communicator.torch()
 
     def attached(change, words):
@@ -678,8 +677,8 @@ def compressed(rank, size):
 
 
 def accelerated(rank, size):
-    """What Accelerate has prepared, in the released version: accumulation and schedules are as they
-    were, and what it saves resumes to the bit."""
+    """Models and optimizers prepared by Accelerate's released version keep accumulation and schedules, and
+    what it saves resumes to the bit."""
     if not importlib.util.find_spec("accelerate") or size != 2:
         return print("accelerate is not here") if size == 2 and rank == 0 else None
     import accelerate
@@ -723,7 +722,7 @@ def accelerated(rank, size):
 
 
 def not_compressed(rank, size):
-    """What compress refuses, on all ranks where one rank's is that."""
+    """compress refuses on all ranks what one rank cannot have."""
     module = network()
     model, weights = wrapped(module), list(module.parameters())
     other, good = torch.optim.RMSprop(weights), torch.optim.AdamW(weights)

@@ -1,4 +1,4 @@
-"""What the files of scenarios over torch.distributed have in common. Imported before the package, which is the one
+"""Functions that scenarios over torch.distributed share. Imported before the package, which is the one
 beside them."""
 
 import os
@@ -17,7 +17,7 @@ import onebit  # noqa: E402
 
 
 def alike(tensor, group=None):
-    """Whether every rank has the same bits."""
+    """True if every rank has the same bits."""
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, tensor, group=group)
     return all(torch.equal(one, tensor) for one in everyone)

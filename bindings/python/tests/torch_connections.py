@@ -127,13 +127,13 @@ def of_another_backend(rank, size):
 
 
 class _OnCuda:
-    """What is asked of a parameter."""
+    """A parameter on CUDA, as far as the choice of the transport looks at it."""
 
     device = torch.device("cuda", 0)
 
 
 def over_nccl_by_default(rank, size):
-    """Of parameters on CUDA where torch's own collectives are NCCL's, and where every rank can."""
+    """NCCL is taken for parameters on CUDA where torch's own collectives are NCCL's, and where every rank can."""
     asked, create, kernels = [], transport.create_nccl, transport.has_kernels
     get = "get_backend_config" if hasattr(dist, "get_backend_config") else "get_backend"
     backend, device = getattr(dist, get), torch.cuda.device
@@ -165,7 +165,7 @@ def over_nccl_by_default(rank, size):
 
 
 def falls_back(rank, size):
-    """Where sockets cannot be used gloo is, on all ranks, with a warning that says why."""
+    """gloo is used on all ranks where sockets cannot be, with a warning that says why."""
     def make(**options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -1,5 +1,5 @@
-"""What test_torch_optim.py runs: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py
-does. Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
+"""Scenarios of test_torch_optim.py: `python torch_device_ranks.py SCENARIOS RANKS`, as torch_ranks.py.
+Models on a device: CUDA's, where torch has that, else the one of fake_device.py, whose copies
 are late. All the same with copies in the host's memory as on the processor, to the bit."""
 
 import gc
@@ -52,7 +52,7 @@ def train(on, rank, make, steps=8, dtype=torch.float32):
 
 
 def same(rank, make, **options):
-    """What is made on the device, after each step."""
+    """Checks that parameters after each step on the device are those on the processor; returns the latter."""
     ways = [train(on, rank, make, **options) for on in ("cpu", device)]
     for plain, staged in zip(*ways):
         if plain[1] is None:
@@ -99,7 +99,7 @@ def pinned_now():
 
 
 def half(rank, size):
-    """Of 16 bits: half of the pinned memory; master values are the library's, in the host's."""
+    """Parameters of 16 bits take half of the pinned memory; master values are the library's, in the host's."""
     pinned = pinned_now()
     *_, optimizer = same(rank, adam, dtype=torch.bfloat16)
     elements = sum(one.numel() for one in network("cpu").parameters())
@@ -185,7 +185,7 @@ def outer_steps(rank, size):
 
 
 def collectives(rank, size):
-    """Of tensors on a device with a plan of the processor; at once, and begun."""
+    """Calls collectives on tensors of a device with a plan of the processor: blocking, and begun."""
     comm = onebit.Communicator.torch()
     mine = torch.full((10, 5), rank + 1.0)
     for call in "allreduce", "iallreduce":

@@ -1,5 +1,5 @@
-"""What test_torch.py runs: `python torch_life_ranks.py SCENARIO RANKS` starts RANKS processes
-that meet over gloo: what objects make for themselves, and that they give it back."""
+"""Scenarios of test_torch.py: `python torch_life_ranks.py SCENARIO RANKS` starts RANKS processes
+over gloo: objects give back what they make for themselves."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ def backward(model, step):
 
 
 def compressed(close):
-    """What a program may drop: all of them must be gone."""
+    """Makes objects that a program may drop: all of them must be gone then."""
     model = DistributedDataParallel(network())
     optimizer = onebit.torch.compress(model, torch.optim.AdamW(model.parameters()))
     for step in range(4):

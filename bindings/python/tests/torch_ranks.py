@@ -1,5 +1,5 @@
-"""What test_torch.py runs: `python torch_ranks.py SCENARIO RANKS` starts RANKS
-processes that meet over gloo. What a rank finds wrong ends all with its words."""
+"""Scenarios of test_torch.py: `python torch_ranks.py SCENARIO RANKS` starts RANKS
+processes over gloo. An assertion of one rank ends all, with its message."""
 
 import argparse
 import copy
@@ -68,7 +68,7 @@ def hook(rank, size):
         wanted, got = backward(plain, rank, step)[0], backward(bits, rank, step)[0]
         assert alike(got) and not torch.equal(wanted, got)
         total_plain, total_bits = total_plain + wanted, total_bits + got
-    # What one step leaves out comes with the next: sums agree much better than steps do.
+    # A step's residual comes with the next step: sums agree much better than steps do.
     single, summed = (got - wanted).norm() / wanted.norm(), total_bits - total_plain
     off = summed.norm() / total_plain.norm()
     assert off < 0.3 * single, (off, single)
@@ -155,8 +155,8 @@ def sparse(rank, size):
 
 
 def own_adam(rank, size):
-    """What programs do with AdamW: decay, clipping, a schedule, a loss scale that falls where a
-    gradient is not finite. With what the hook chooses the loss is that without a hook."""
+    """Trains as programs do with AdamW: decay, clipping, a schedule, a loss scale that falls where a
+    gradient is not finite. With the hook's own choice the loss is that without a hook."""
     losses = []
     for compressed in False, True:
         model = DistributedDataParallel(network())

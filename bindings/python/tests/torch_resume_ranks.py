@@ -1,4 +1,4 @@
-"""What test_torch.py runs, as torch_carry_ranks.py does: a trainer saves, ends and resumes."""
+"""Scenarios of test_torch.py, as torch_carry_ranks.py: a trainer saves, ends and resumes."""
 
 import copy
 import io
@@ -84,7 +84,7 @@ class Trainer:
         return ((model(points.to(dtype)) - wanted) ** 2).mean()
 
     def saved(self):
-        """As torch.save and torch.load leave it."""
+        """Returns the state after torch.save and torch.load."""
         memory = io.BytesIO()
         torch.save(
             {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}, memory)
@@ -99,7 +99,7 @@ class Trainer:
 
 
 def from_rank_0(thing):
-    """What all ranks read of a file that rank 0 has written."""
+    """Gives all ranks rank 0's object, as if they read its file."""
     things = [thing]
     dist.broadcast_object_list(things)
     return things[0]
@@ -148,7 +148,7 @@ AVERAGED = ({"kind": "HookState"}, {"kind": "HookState", "bits": 2, "normalise":
 
 
 def averaged(rank, size):
-    """What the hook averages in few bits goes on to the bit, loaded before `compress` and after it:
+    """The hook's averages in few bits go on to the bit, loaded before `compress` and after it:
     each rank its own, or from a state that one rank has saved for all."""
     for options in AVERAGED:
         trainer = Trainer(**options)
@@ -231,8 +231,8 @@ def within(found, wanted):
 
 
 def others(rank, size):
-    """Of size - 1 ranks, each number of ranks resumes: from a consolidated state, and from one that
-    rank 0 has saved alone, which is said then."""
+    """Resumes a training of size - 1 ranks on each number of ranks: from a consolidated state, and from
+    one that rank 0 has saved alone, of which a warning tells."""
     groups = [dist.new_group(list(range(count))) for count in range(1, size)] + [None]
     pair = groups[-2]
     for stop in 60, 150:

@@ -29,7 +29,7 @@ def as_a_launcher(rank, size):
 
 
 def data(rank, size):
-    """Of so many steps, always in the same order."""
+    """Returns batches for STEPS steps, always in the same order."""
     random = torch.Generator().manual_seed(5)
     points = torch.randn(STEPS * 16, 20, generator=random)[rank::size]
     return [(some, some[:, :1].sin()) for some in points.split(16 // size)]
@@ -86,7 +86,7 @@ def documented(page, word, names):
 
 
 def prepared(**names):
-    """What a program has before it prepares it."""
+    """Makes a program's objects before the trainer prepares them."""
     module = network()
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     points = torch.randn(1600, 20, generator=torch.Generator().manual_seed(5))

@@ -74,7 +74,7 @@ def judged(model, loss=loss_of):
 
 
 class Language(nn.Module):
-    """As nanoGPT, smaller: tied weights."""
+    """A model as nanoGPT, smaller: tied weights."""
 
     def __init__(self, words=16, width=32, length=16):
         super().__init__()
@@ -376,7 +376,7 @@ def shards(rank, take):
 
 @contextlib.contextmanager
 def defaults():
-    """Of torch's, as a program may have set them."""
+    """Trains with torch's defaults (dtype, device) as a program may have set them."""
     torch.set_default_dtype(torch.float64)
     with torch.device("meta") if hasattr(torch, "compile") else contextlib.nullcontext():
         yield
@@ -385,7 +385,7 @@ def defaults():
 
 @case
 def in_a_module(rank, take):
-    """Of the program's, with other defaults of torch's."""
+    """Trains a model inside a module of the program's, with other defaults of torch's."""
     class Program(nn.Module):
         def __init__(self):
             super().__init__()
@@ -526,7 +526,7 @@ def resumed(rank):
 
 @check
 def reports(rank):
-    """What is sent is counted beside what a ring would have sent: bytes of bits, and of 8 bits."""
+    """Reports count the bytes sent beside those of a ring's allreduce: in one bit, and in 8 bits."""
     model, optimizer = made()
     train(model, [optimizer], rank, steps=100)
     report = optimizer.report()

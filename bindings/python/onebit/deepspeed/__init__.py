@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    """What needs numpy is imported when it is asked for."""
+    """Imports the names that need numpy when they are asked for."""
     if name == "save_residuals":
         from onebit.deepspeed.state import save_residuals as found
     elif name == "convert_checkpoint":

@@ -44,7 +44,7 @@ _REASONS = {
 
 
 class Settings(NamedTuple):
-    """What a configuration says.
+    """The settings of a configuration.
 
     kind: the class, "OneBitAdam", "OneBitLamb" or "ZeroOneAdam"
     arguments: its arguments by DeepSpeed's names, and options of `onebit.Optimizer`

@@ -26,7 +26,7 @@ _SNAP = 1e-5  # relative; of rounding there is 2^-24 an operation, and there are
 
 
 class Unit(NamedTuple):
-    """What DeepSpeed compresses together: `count` elements, filled up to `padded`."""
+    """Elements that DeepSpeed compresses together: `count` of them, filled up to `padded`."""
 
     first: int
     count: int
@@ -302,7 +302,7 @@ class _Parts:
             self.add(part.MOVED, moved)
 
     def add_own(self):
-        """Between two synchronisations; where only rank 0's is known all begin with that."""
+        """Adds each rank's own state between two synchronisations; all begin with rank 0's where only that is known."""
         known = self.found.ranks
         if not known or not known[0].own:
             _warn("saved between two synchronisations of 0/1 Adam: ranks begin where rank 0 was")

@@ -133,14 +133,14 @@ class _Optimizer(optim._Optimizer):
 
     @property
     def loss_scale(self):
-        """What the next loss is to be multiplied with, where the configuration's fp16 says so."""
+        """The factor of the next loss, where the configuration's fp16 asks for one."""
         return self.onebit.loss_scale
 
     def _has_state(self):
         return self._core is not None and not self._closed
 
     def _load_parts(self, make):
-        """Where parts cannot be made, none are loaded: the other ranks need not wait."""
+        """Loads parts, or none where they cannot be made, so that the other ranks need not wait."""
         core = self.onebit
         try:
             parts = make()

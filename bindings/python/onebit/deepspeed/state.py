@@ -1,4 +1,4 @@
-"""What DeepSpeed keeps of its 1-bit optimizers: in its checkpoints, and in a process that runs."""
+"""The state of DeepSpeed's 1-bit optimizers: in its checkpoints, and in a running process."""
 
 import os
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ _ARRAYS = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "momentum_accumulator")
 
 
 class Rank(NamedTuple):
-    """What one rank alone has, as float32 arrays.
+    """The state that one rank alone has, as float32 arrays.
 
     worker, server: residuals, one a buffer that DeepSpeed compresses; empty: none yet
     tail: what fills 1-bit LAMB's buffer up
@@ -107,7 +107,7 @@ def read_folder(directory, tag=None, mp_rank=0):
 
 
 def _ranks(folder, world, step):
-    """What `save_residuals` has left there; None where it was not called."""
+    """Returns the ranks' states that `save_residuals` wrote there; None where it was not called."""
     ranks = []
     for rank in range(world):
         path = os.path.join(folder, f"onebit-rank-{rank}.pt")
@@ -126,7 +126,7 @@ def _ranks(folder, world, step):
 
 
 def _masters(saved):
-    """Of a wrapper's state: (the state inside, its parameters in float32, whether these are flat
+    """Takes a wrapper's state apart: (the state inside, its parameters in float32, True if these are flat
     groups); without a wrapper the parameters are None."""
     if "optimizer_state_dict" not in saved:
         return saved, None, False

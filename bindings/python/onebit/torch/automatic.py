@@ -393,7 +393,7 @@ class Automatic:
     # --- State -----------------------------------------------------------------------------------
 
     def _agreed_record(self, states):
-        """What auto has saved in such states; of others the method that they are of. Collective."""
+        """Returns auto's record in saved states; of states without one, the method that saved them. Collective."""
         record, names = None, set()
         for state in states:
             found = take({key: dict(one) for key, one in state.items()})

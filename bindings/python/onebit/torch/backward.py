@@ -129,7 +129,7 @@ def tell_scalers(optimizer):
 
 
 class Backward:
-    """What backward passes tell an optimizer, and which of them exchange already.
+    """Watches backward passes for an optimizer, and begins exchanges in them.
 
     Not before it is known that gradients are final when the pass ends: a program that clips or
     scales them between backward and step, or passes backward several times a step, is given its
@@ -185,7 +185,7 @@ class Backward:
         return averaged
 
     def is_joining(self):
-        """Whether ranks may be without inputs: the model is in its join()."""
+        """True if ranks may be without inputs: the model is in its join()."""
         model = self._model()
         if not getattr(getattr(model, "_join_config", None), "enable", False):
             return False

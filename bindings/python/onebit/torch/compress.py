@@ -57,7 +57,7 @@ def _given_away(self, *_, **__):
     raise wrong("onebit.torch.compress has taken this optimizer: step the one that it returned")
 
 
-# What torch's schedulers look for, so that those made before need not warn.
+# torch's schedulers look for these, so that those made before need not warn.
 _given_away._wrapped_by_lr_sched = _given_away._with_counter = True
 
 
@@ -77,7 +77,7 @@ def _is_prepared(optimizer):
 
 
 def _why_not_group(how, group, first):
-    """Why the library's optimizer cannot have the parameters of a group; None: it can."""
+    """Returns why the library's optimizer cannot have the parameters of a group; None: it can."""
     for name in *how.given, "decoupled_weight_decay":
         if group.get(name) != first.get(name):
             return f"{name} is {group[name]}, and {first[name]} in the first group"
@@ -109,7 +109,7 @@ def _module_of(model):
 
 
 def _reasons(model, optimizer):
-    """Of each parameter of an optimizer, why the library's cannot have it; None: it can."""
+    """Returns for each parameter of an optimizer why the library's cannot have it; None: it can."""
     how, reasons = _HOWS.get(type(optimizer)), {}
     ignored, module = set(getattr(model, "parameters_to_ignore", ())), _module_of(model)
     names = {id(one) for name, one in module.named_parameters() if name not in ignored}
@@ -133,7 +133,7 @@ def _reasons(model, optimizer):
 
 
 class _Choice:
-    """Which optimizer of a program's is carried, and of which parameters, and why not the others.
+    """The choice of the program's optimizer that goes on as the library's, and why its others do not.
 
     optimizers: torch's
     kind: as of `compress`
@@ -185,14 +185,14 @@ class _Choice:
         }
 
     def words(self):
-        """What is said of them."""
+        """Returns the lines that are printed about the choice."""
         if self.dense:
             return [f"nothing is compressed: {self.dense}"]
         bits = f"averaged in {_BITS} bits an element, "
         return [bits + one for one in summaries(self.averaged())]
 
     def digest(self):
-        """What all ranks must have alike."""
+        """Returns a text that is the same on all ranks if they choose alike."""
         return json.dumps([self.carried, bool(self.dense), sorted(self.names.get(one, "") for one in self.reasons)])
 
 
@@ -230,7 +230,7 @@ def _hook_state(model, timeout, **options):
 
 
 def _layout_of(model, optimizer, inside, kind, timeout, options):
-    """What each rank works on."""
+    """Returns the layout of the parameters: whole on each rank, or the shards of FSDP or HSDP."""
     if isinstance(model, FSDPModule):
         return shards_of(list(model.parameters()))
     reason = None
@@ -286,7 +286,7 @@ def _carry(comm, model, optimizer, kind, overlap, timeout, layout, options, reas
 
 
 def _share(optimizers, carried, averaged):
-    """What the one that is carried has is of the model, and so of all."""
+    """Gives all optimizers of the model the report of the one that is carried, which is the model's."""
     carried.averaged = averaged
     for one in optimizers:
         if one is not carried:

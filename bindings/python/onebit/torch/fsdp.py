@@ -30,7 +30,7 @@ _BITS = (1, 2, 4, 8)
 
 
 class Compression:
-    """What `compress` has put into a model. Counts, to look at:
+    """The collectives that `compress` has put into a model. Counts, to look at:
 
     exchanges: reduce-scatters and all-gathers that were compressed
     skipped: those that torch made in their place, since some rank's input was not finite; on a
@@ -139,7 +139,7 @@ class Compression:
 
 
 class _Exchange:
-    """What both have: a plan for one group of parameters, made anew where its size changes; or,
+    """The base of both collectives: a plan for one group of parameters, made anew where its size changes; or,
     where no error is fed back, one for all groups of that size, as long as they take turns."""
 
     operation = None
@@ -159,7 +159,7 @@ class _Exchange:
         self._key = self.plan = None
 
     def _prepare(self, group, tensor, count, dtype):
-        """Whether the plan is another one than before. All ranks have the same sizes."""
+        """Makes the plan of this call; returns True if it is another one than before. All ranks have the same sizes."""
         key = group, tensor.device, count, dtype
         options = {"dtype": DTYPES[dtype], **self._options}
 
@@ -184,7 +184,7 @@ class _Exchange:
         plan = self.plan
         if plan.on_device:
             status = getattr(plan, self.operation)(send, receive)
-            # Whether some rank's input was not finite no host knows by now: the result says it.
+            # No host knows by now whether some rank's input was not finite: the result says it.
             plan.scale_result(receive, factor)
         else:
             request = getattr(plan, f"i{self.operation}")(send, receive)
@@ -211,7 +211,7 @@ def _wait_for(work):
 
 
 def _factor(op, size):
-    """What makes the operation's result of the mean."""
+    """Returns the factor by which the mean becomes the operation's result."""
     kind = getattr(op, "op", op)
     if kind == dist.ReduceOp.AVG:
         return 1.0

@@ -88,7 +88,7 @@ def models_of(parameters):
 
 
 def _models_with(state, parameters):
-    """Those that have this state, too: a bucket does not name its model."""
+    """Returns the models that have this state: a bucket does not name its model."""
     models = models_of(parameters)
     own = [one for one in models if any(of is state for _, of in getattr(one, "_comm_hooks", ()))]
     return own or models
@@ -105,7 +105,7 @@ def _group_of(models):
 
 
 class HookState:
-    """What the hook keeps between steps: a plan for each bucket, with its error.
+    """The hook's state between steps: a plan for each bucket, with its residual.
 
     process_group: of the same processes as the model's; None: the model's
     warmup_steps: steps that are dense at the beginning, exactly as without a hook unless gradients
@@ -261,8 +261,8 @@ class HookState:
     # --- A backward pass -------------------------------------------------------------------------
 
     def _start(self, job, saved=None):
-        """What is compressed goes to the thread. What is dense goes to torch at once: in a thread
-        it could come between other collectives of the group."""
+        """Gives compressed exchanges to the thread, and dense ones to torch at once: in a thread they
+        could come between other collectives of the group."""
         if job.dense:
             self._normalise(job)
             self._start_dense(job)
@@ -275,7 +275,7 @@ class HookState:
         self._calls.put(lambda: self._exchange(job, saved))
 
     def _start_dense(self, job):
-        """As DistributedDataParallel does. Not every gloo knows bfloat16."""
+        """Averages as DistributedDataParallel does. Not every gloo knows bfloat16."""
         self.dense += 1
         self._sent_dense += bytes_of(job.tensor)
         job.tensor.div_(self._group.size())
@@ -469,14 +469,15 @@ class HookState:
 
 
 def bytes_of(tensor):
-    """Of its elements, or of those and their places where it is sparse."""
+    """Returns the bytes of a tensor's elements, with those of their indices where it is sparse."""
     if tensor.layout == torch.strided:
         return tensor.numel() * tensor.element_size()
     return bytes_of(tensor._values()) + bytes_of(tensor._indices())
 
 
 def _residual_of(plan, saved):
-    """Of a state of other ranks the worker's is of the whole bucket, and there is no server's."""
+    """Returns the saved residuals as the plan takes them. A state of other ranks has the worker's for the whole
+    bucket, and no server's."""
     worker, info = saved["worker"], plan.info()
     if saved["server"] is None:
         first = info["worker_residual_start"]

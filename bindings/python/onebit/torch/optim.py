@@ -71,8 +71,8 @@ _TOLERANCE = 1e-6
 
 
 class _Rates(NamedTuple):
-    """Of a step: its learning rate, and of each group the factor of it (None: as it was, where the
-    rate is 0) and the weight decay; the first of all groups' betas, or their momentum."""
+    """The rates of a step: its learning rate; for each group its factor (None: unchanged, where the
+    rate is 0) and weight decay; and beta1, or the momentum, which all groups share."""
 
     rate: float
     factors: Any
@@ -191,12 +191,12 @@ class _Optimizer(StatefulOptimizer):
         return found
 
     def _refuse(self):
-        """Of a communicator that is to have an optimizer: the other ranks need not wait."""
+        """Lets the creation on this rank fail in the library, so that the other ranks need not wait."""
         create = getattr(_native.library(), self._kind._create)
         create(self.comm.handle, None, 1, None, ctypes.byref(ctypes.c_void_p()))
 
     def _first_rates(self):
-        """Of groups, in which all else stays as it is now."""
+        """Returns the groups' first rates. All else in the groups stays as it is now."""
         self._fixed = {
             name: self.defaults[name]
             for name in self.defaults
@@ -217,8 +217,8 @@ class _Optimizer(StatefulOptimizer):
         tables = {id(one) for one in tables}
         if not tables <= {id(one) for one in every if one.requires_grad}:
             raise wrong("tables has something that is not a trained parameter of the groups")
-        # Of each tensor of the library's: its parameter, the number of its group, its factor and
-        # its weight decay. Those that are not trained have none.
+        # Each tensor of the library's has its parameter, the number of its group, its factor and
+        # its weight decay. Parameters that are not trained have none.
         self._parameters, self._group_of, self._known, self._frozen, tensors = [], [], [], [], []
         for number, group in enumerate(self.param_groups):
             factor, decay = rates.factors[number], rates.decays[number]
@@ -329,7 +329,7 @@ class _Optimizer(StatefulOptimizer):
         return float(beta1)
 
     def _wanted_rates(self):
-        """What the groups ask of the next step."""
+        """Returns the rates that the groups have for the next step."""
         rates, beta1 = [], None
         for number, group in enumerate(self.param_groups):
             if self._remainder is not None and all(one in self._remainder for one in group["params"]):
@@ -430,10 +430,10 @@ class _Optimizer(StatefulOptimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """As torch.nn.utils.clip_grad_norm_, of all the model's gradients, by the norm that their
-        mean over the ranks has, which DistributedDataParallel would leave: returned, and found from
-        16 KiB of each rank's within 1.1 % (one standard deviation), of 4,099 elements and fewer
-        exactly. Before `step`, after a GradScaler's `unscale_`. Collective."""
+        """Clips as torch.nn.utils.clip_grad_norm_, all the model's gradients, by the norm of their mean
+        over the ranks, which DistributedDataParallel would leave. Returns that norm: exact up to 4,099
+        elements, else estimated from 16 KiB of each rank's, within 1.1 % (one standard deviation). Call
+        it before `step`, after a GradScaler's `unscale_`. Collective."""
         if norm_type != 2:
             raise wrong(f"norm_type is {norm_type}: only the 2-norm of the mean is known")
         model = self._backward and self._backward.model
@@ -475,7 +475,7 @@ class _Optimizer(StatefulOptimizer):
         if address is None or address != self._addresses[number]:
             self.onebit.set_gradient(number, gradient if gradient is None else flat(gradient))
             self._addresses[number] = address
-            # Whose memory it is need not outlive the step: the next one looks at all again.
+            # The memory's owner need not outlive the step: the next one looks at all again.
             self.onebit._gradients[number] = None
 
     def _stage_gradient(self, number, gradient, final):
@@ -599,7 +599,7 @@ class _Optimizer(StatefulOptimizer):
             self.onebit.take_parameters()
 
     def _bring(self):
-        """What the library has written is the program's."""
+        """Copies the parameters that the library has written to the program's."""
         if self._stage is not None:
             self._stage.bring()
         spread = self._shards.spread(self._parameters)
@@ -718,7 +718,7 @@ class _Optimizer(StatefulOptimizer):
 
 
 def _gradient_or_zeros(parameter):
-    """Of FSDP's this rank's shard. Zeros take no memory."""
+    """Returns a parameter's gradient, of FSDP's this rank's shard; or zeros, which take no memory."""
     parameter, gradient = (
         getattr(one, "to_local", lambda one=one: one)() for one in (parameter, parameter.grad))
     return parameter.new_zeros(1).expand(parameter.numel()) if gradient is None else gradient

@@ -1,5 +1,5 @@
-"""What ranks tell each other besides gradients: whether all are well, bytes, and the norm of the mean
-of their gradients; and calls of the library that wait for other ranks, and can be interrupted."""
+"""Messages between ranks besides gradients: whether all are well, bytes, and the norm of the mean of
+their gradients; and calls of the library that wait for other ranks, and can be interrupted."""
 
 import os
 import queue
@@ -184,8 +184,8 @@ def wait_for(comm, done):
 
 
 def interruptible(comm, call):
-    """What call() returns or raises, made by another thread: a call into the library would hold up
-    Ctrl-C in the main thread until it ends."""
+    """Makes call() in another thread, and returns or raises as it does: a call into the library would
+    hold up Ctrl-C in the main thread until it ends."""
     if threading.current_thread() is not threading.main_thread() or comm.size == 1:
         return call()
     outcome, done = [], threading.Event()

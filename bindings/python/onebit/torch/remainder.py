@@ -101,8 +101,8 @@ class Remainder:
         return not finite or bool(torch.stack(finite).all())
 
     def _average_others(self):
-        """Those of the model that DistributedDataParallel has no bucket for: they were frozen when
-        it was made, or have been added since."""
+        """Averages the model's gradients that DistributedDataParallel has no bucket for: their parameters
+        were frozen when it was made, or have been added since."""
         others = [one for one in self.parameters if one.requires_grad and one not in self._averaged]
         model = self._model()
         own = {id(one) for one in model.module.parameters()} if others and self._passes else ()
@@ -272,7 +272,7 @@ class SavedHook:
         )
 
     def load(self, found):
-        """What `take` has found; nothing: residuals are zeros. Collective, once a step was made."""
+        """Loads what `take` has found; nothing: residuals are zeros. Collective, once a step was made."""
         parts, made = records(found), None
         own = parts.get(self._rank)
         if own is not None and own["ranks"] == self._ranks:
@@ -317,8 +317,8 @@ def save_with(optimizer, saved):
 
 
 def _mean_share(gradient, group, hosts):
-    """How large the squares of the mean gradient are beside those whose moments a rank keeps, which is
-    of its own gradient, or of a host's: of independent gradients one in so many hosts."""
+    """Returns the mean gradient's squares relative to those of the gradient whose moments a rank keeps,
+    its own or its host's: 1 / hosts where gradients are independent."""
     ranks = group.size()
     own = gradient.float().square().sum()
     mean = gradient.float().clone()

@@ -1,5 +1,5 @@
-"""How the ranks of a torch.distributed process group find each other for onebit's own transports:
-by the group's store, which every backend has.
+"""The ranks of a torch.distributed process group find each other for onebit's own transports by
+the group's store, which every backend has.
 
 Each attempt has keys of its own, so sub-groups and several communicators do not meet. In each round
 every rank says something, and rank 0 tells all what was said: so all come to the same conclusion.
@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from onebit._native import Error, Status
 
-# Of one connection between two hosts that both are there: what takes longer is behind a firewall.
+# The limit of one connection between two hosts that are both up: a slower one is behind a firewall.
 CONNECT_SECONDS = 10.0
-# The others wait for rank 0 so much longer than it for them, and hear from it who is missing.
+# The others wait this much longer for rank 0 than it waits for them, so that it tells them who is missing.
 GRACE_SECONDS = 10.0
 NOTICE_SECONDS = 10.0
 _SIOCGIFADDR = 0x8915
@@ -90,8 +90,8 @@ class Meeting:
         return json.loads(self._store.get(key))
 
     def share(self, value):
-        """What each rank says, in the order of ranks, on all alike. Raises `Error` where one does
-        not come."""
+        """Returns the values of all ranks, in their order, the same on all. Raises `Error` where one
+        does not come."""
         self._rounds += 1
         now = time.monotonic()
         until, self._notice_at = now + self.timeout, now + NOTICE_SECONDS
@@ -152,7 +152,7 @@ def _is_here(address):
 
 
 def _of_hostname():
-    """What this host's name stands for, where that is not this host to itself only."""
+    """Returns the address of this host's name, unless only this host itself can use it."""
     with contextlib.suppress(OSError):
         for *_, (address, *_rest) in socket.getaddrinfo(socket.gethostname(), None):
             own = address.startswith("127.") or address == "::1" or _is_link_local(address)
@@ -173,9 +173,9 @@ def _towards(host):
 
 
 def own_address():
-    """Where others reach this rank, as gloo looks for it: the interface of ONEBIT_SOCKET_IFNAME or
-    GLOO_SOCKET_IFNAME (the first one), else what the host's name stands for; where that is only an
-    address of the host to itself, the one that reaches MASTER_ADDR, else 127.0.0.1."""
+    """Returns the address at which others reach this rank, as gloo finds it: that of the interface of
+    ONEBIT_SOCKET_IFNAME or GLOO_SOCKET_IFNAME (the first one), else the one of the host's name; where that
+    is only for the host itself, the one that reaches MASTER_ADDR, else 127.0.0.1."""
     names = os.environ.get("ONEBIT_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     if names:
         return _of_interface(names.split(",")[0])
@@ -228,7 +228,7 @@ def said(function):
 
 
 def why(shared):
-    """What the first rank says that has failed; None: all are well."""
+    """Returns the message of the first rank that has failed; None: all are well."""
     return next((f"rank {rank}: {why}" for rank, (_, why) in enumerate(shared) if why), None)
 
 

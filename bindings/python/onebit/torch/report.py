@@ -1,4 +1,4 @@
-"""What was saved: `print(optimizer.report())`."""
+"""The report of bytes and time saved: `print(optimizer.report())`."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ def ring(count, ranks):
 
 
 def summaries(reasons, named=4):
-    """Of (name, reason): a text for each reason, with so many names."""
+    """Returns a text for each reason of pairs (name, reason), with at most `named` of its names."""
     by_reason = {}
     for name, reason in reasons.items():
         by_reason.setdefault(reason, []).append(name)

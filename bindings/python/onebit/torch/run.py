@@ -25,7 +25,7 @@ from onebit.torch.hook import HookState, allreduce_hook
 
 
 class Totals:
-    """Of all models of the program, those that it has dropped too."""
+    """Sums over all models of the program, those that it has dropped too."""
 
     def __init__(self):
         self.rank = int(os.environ.get("RANK", 0))
@@ -55,7 +55,7 @@ class Totals:
 
 
 class Given:
-    """What a model is registered with: a hook and its state, which its program may replace."""
+    """The hook that a model is given, and its state, which the program may replace."""
 
     def __init__(self, totals, options):
         self.hook, self.state = allreduce_hook, HookState(**options)

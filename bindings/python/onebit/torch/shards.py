@@ -55,7 +55,7 @@ class Whole:
         """Puts the other shards' elements into a state of this one's. Collective over the shards."""
 
     def gradients(self, parameters):
-        """Of this rank's elements, final. Collective over the shards."""
+        """Returns the gradients of this rank's elements, final. Collective over the shards."""
         return [self.local(one.grad) for one in parameters]
 
     def spread(self, parameters):
@@ -63,16 +63,16 @@ class Whole:
         return False
 
     def agree(self, reason):
-        """Why something fails: this rank's reason, or that another shard has one; None: it does not.
+        """Returns the reason of a failure: this rank's, or that another shard has one; None: there is none.
         Collective over the shards."""
         return reason
 
     def mean(self, values):
-        """Of numbers that each rank has: their mean inside the host. Collective over the shards."""
+        """Returns the mean inside the host of numbers that each rank has. Collective over the shards."""
         return values
 
     def sum(self, values):
-        """Of numbers that are of this rank's shard: those of all. Collective over the shards."""
+        """Returns the sum over all shards of each rank's numbers. Collective over the shards."""
         return values
 
     def describe(self):
@@ -81,8 +81,8 @@ class Whole:
 
 
 class _Shards(Whole):
-    """What two kinds of them have in common: a mesh, whose first dimension has the ranks of the same
-    shard, and the second the shards."""
+    """The base of two kinds of shards: a mesh, whose first dimension has the ranks of the same shard, and
+    the second the shards."""
 
     overlaps = False
 
@@ -105,8 +105,8 @@ class _Shards(Whole):
         return wrong("another shard cannot: its rank says why") if failed and not reason else reason
 
     def _skip_together(self, gradients, parameters):
-        """Where a gradient of some shard is not finite, this one has one that is not either: all
-        shards skip the step. Sums of the elements say so."""
+        """Sets a gradient of this shard to NaN where one of another shard is not finite, so that all
+        shards skip the step. Sums of the elements are looked at."""
         sums = [one.sum(dtype=torch.float32) for one in gradients if one is not None]
         if not self._any(sums and not math.isfinite(torch.stack(sums).sum().item())):
             return
@@ -162,7 +162,7 @@ class Inside(_Shards):
         return dist.get_rank(), dist.get_world_size()
 
     def _shard(self, elements):
-        """Of a row of elements."""
+        """Returns this rank's shard of a row of elements."""
         count = -(-len(elements) // self.mesh.size(1))
         return elements[(self.number - 1) * count :][:count]
 
@@ -249,7 +249,7 @@ def _like_parameter(gradient, parameter):
 
 
 def _fill(rows, elements):
-    """Puts elements into rows, one row after the other; the rest stays."""
+    """Copies elements into rows, one row after the other; the rest of the last row stays."""
     count = rows.shape[1]
     full = len(elements) // count if count else 0
     rows[:full] = elements[: full * count].view(full, count)
@@ -258,7 +258,7 @@ def _fill(rows, elements):
 
 
 def shards_of(parameters):
-    """What the parameters are. Raises `Error` for those that cannot be used."""
+    """Returns the layout of the parameters. Raises `Error` for those that cannot be used."""
     kinds = {isinstance(one, DTensor) for one in parameters}
     if kinds <= {False}:
         return Whole()

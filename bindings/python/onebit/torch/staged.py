@@ -24,7 +24,7 @@ def has_kernels():
 
 
 def is_staged(stage, parameters):
-    """Whether an optimizer of these parameters works on copies of theirs in memory of the host.
+    """True if an optimizer of these parameters works on copies of them in memory of the host.
 
     stage: "host"; "device": the library's kernels are used; "auto": those where the device is
         CUDA's and the library has kernels, else copies. ONEBIT_STAGE=always in the environment
@@ -83,7 +83,7 @@ class Writes:
         self._versions.append(parameter._version)
 
     def refresh(self):
-        """Whether there was a write since the latest step."""
+        """Looks for writes since the latest step; returns True if there was one."""
         changed = self._versions != self._found_versions()
         if not changed and not self._is_untold and self._is_looked_at():
             self._is_untold = self._sums != self._found_sums()
@@ -98,7 +98,7 @@ class Writes:
         return changed or self._is_untold
 
     def mark(self):
-        """What the parameters have now is no change of the program's."""
+        """Takes the parameters' present values as the library's own: they are no change of the program's."""
         self._versions = self._found_versions()
 
     def stepped(self):
@@ -133,7 +133,7 @@ class Stage:
         self._buckets = collections.deque()  # (events behind its copies, numbers), the oldest first
 
     def _stream(self, device):
-        """Of a device's copies; None: they are made at once."""
+        """Returns the stream of a device's copies; None: they are made at once."""
         if device not in self._streams:
             self._streams[device] = _stream_of(device)
         return self._streams[device]
@@ -215,7 +215,7 @@ class Stage:
         self.mark()
 
     def mark(self):
-        """What the parameters have now is no change of the program's."""
+        """Takes the parameters' present values as the library's own."""
         self.writes.mark()
 
     def bring(self):

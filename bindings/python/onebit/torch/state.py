@@ -82,8 +82,8 @@ def flat(tensor):
 
 
 def _is_own(what, header):
-    """Whether ranks have that each for itself: residuals and own moments; the shards of a state
-    that is sharded, and so Lion's momentum; of 0/1 Adam what differs between synchronisations."""
+    """True if each rank has a section of its own: residuals and own moments; the shards of a sharded
+    state, and so Lion's momentum; and what differs between 0/1 Adam's synchronisations."""
     kind = part.kind_of(header)
     return (
         what in (*_RESIDUALS, part.MOMENTS)
@@ -108,7 +108,7 @@ def _meet(spans):
 
 
 def _spans(opened):
-    """By what it is: first and end of the sections of elements of all parts."""
+    """Returns by kind the first and end of each section of elements in all parts."""
     spans = {}
     for one in opened:
         for what, space, first, values in one.sections:
@@ -195,7 +195,7 @@ def _later(header):
 
 
 def _elements(pieces, first, count):
-    """What pieces (first, values) have of some elements, zeros between; None: nothing."""
+    """Returns the elements that pieces (first, values) have, with zeros between; None: there are none."""
     made = None
     for begin, values in pieces:
         low, high = max(first, begin), min(first + count, begin + len(values))
@@ -259,7 +259,7 @@ class _Loaded:
         return part.ranks_of(next(iter(self.heads.values())).header)
 
     def summary(self):
-        """What all ranks must know of it."""
+        """Returns what all ranks must know of this state."""
         if not self.heads:
             return {"is": "torch's" if any(self.state.values()) else "none"}
         complete = sorted(self.heads) == list(range(self.ranks))
@@ -268,12 +268,12 @@ class _Loaded:
         return {"is": "ours", "whole": complete and self.ranks, "apart": apart, "steps": steps}
 
     def head_bytes(self):
-        """Of the first rank whose head is here."""
+        """Returns the bytes of the head of the first rank whose head is here."""
         name = f"{_HEAD}{min(self.heads)}"
         return self.state[self.parameters[0]][name].detach().cpu().numpy().tobytes()
 
     def take_head(self, data):
-        """Of a rank that was saved, for one that was not."""
+        """Takes the head of a rank that was saved, on one that was not."""
         head = _decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         self.heads = {part.rank_of(head.header): head}
 
@@ -303,7 +303,7 @@ class _Loaded:
         return any(name in one for one in self.state.values())
 
     def _parameters_at(self, names, first, count, apart):
-        """Of 16 bits the master values, unless another model was loaded; else the model's."""
+        """Returns parameters: for 16 bits the master values, unless another model was loaded; else the model's."""
         name = next(filter(self._has, names), None)
         now = self.values("", first, count)
         if name is None or (not apart and self.parameters[0].dtype == torch.float32):
@@ -419,7 +419,7 @@ class _Loaded:
         return np.repeat(part.uncompressed_of(self.template), np.diff(self.firsts))
 
     def _divide_momentum(self, arrays, steps, over):
-        """Of what is compressed: the momentum of divided gradients, or when the warm-up is `over`
+        """Makes of compressed tensors' momentum that of divided gradients, or when the warm-up is `over`
         the step."""
         momentum, variance = arrays[part.MOMENTUM], arrays[part.VARIANCE]
         defaults = self.optimizer.defaults

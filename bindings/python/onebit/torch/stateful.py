@@ -1,4 +1,4 @@
-"""What optimizers in the shape of torch's have in common: a state that is the library's."""
+"""The base of optimizers in the shape of torch's, whose state is the library's."""
 
 import warnings
 
@@ -28,8 +28,8 @@ class StatefulOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self):
-        """Of each parameter, by name: copies, made when they are asked for after a step. Before the
-        optimizer of the library is there, and after `close`, there is none."""
+        """Each parameter's state by name: copies, made when they are asked for after a step. There is none
+        before the library's optimizer is made and after `close`."""
         if not self._has_state():
             return self._state or {}
         if self._state is None:
@@ -67,7 +67,7 @@ class StatefulOptimizer(torch.optim.Optimizer):
         self._consolidated = True
 
     def state_dict(self):
-        """As torch's. Local. What ranks have each for themselves is this rank's, or after
+        """Returns the state as torch's does. Local. Residuals and the like are this rank's, or after
         `consolidate_state_dict` all ranks'."""
         self.onebit.handle  # noqa: B018: says that it is closed
         self._say_what_is_missing()

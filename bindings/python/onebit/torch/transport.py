@@ -132,7 +132,7 @@ class GlooTransport(Transport):
             self._changed.notify_all()
 
     def _leave(self, peer, words):
-        """What the peer has sent before stays; nothing more comes."""
+        """Takes note that a peer has gone. Messages that it sent before stay; no more will come."""
         with self._changed:
             self._gone[peer] = words
             self._changed.notify_all()
@@ -227,7 +227,7 @@ def timeout_of(group, timeout):
 
 
 def _own_timeout(group):
-    """As the program has set it; of a backend that has none torch's default."""
+    """Returns the group's timeout as the program has set it; of a backend without one torch's default."""
     devices = getattr(group, "_device_types", None)  # from torch 2.0 on: a backend for each
     backends = [group] if devices is None else [group._get_backend(one) for one in devices]
     options = [getattr(one, "options", None) for one in backends]
@@ -329,8 +329,8 @@ class Nccl:
         return made
 
     def _within(self, seconds, device, call, *arguments):
-        """What a call gives that no other way has a time limit, on a device; None: it is not over by
-        then. A thread of its own stays in it."""
+        """Makes a call on a device that has no time limit of its own; returns its result, or None if it is not
+        over by then. A thread of its own stays in it."""
         result = []
 
         def run():
@@ -365,14 +365,14 @@ class Nccl:
 
 
 def _end(wait, comm):
-    """What graphs have launched is waited for, as long as for any rank. One that has failed is aborted
-    already, and gone; the library does that once for any."""
+    """Waits for work that graphs have launched, as long as for any rank, and aborts the communicator. The
+    library does that once: a communicator that has failed is aborted already."""
     wait(_native.library().cudaDeviceSynchronize)
     _native.library().onebit_comm_abort(comm.handle)
 
 
 def suits(group, parameters, stage):
-    """Whether an optimizer of such parameters would work over NCCL, as the program's own collectives
+    """True if an optimizer of such parameters would work over NCCL, as the program's own collectives
     on their devices do. All ranks find the same, and `create` asks them for the rest."""
     if {one.device.type for one in parameters} != {"cuda"} or stage == "host" or is_always():
         return False

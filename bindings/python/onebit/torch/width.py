@@ -1,5 +1,5 @@
-"""How many bits the gradients of a program's own optimizer can have, and whether they are divided
-by their own magnitudes before."""
+"""The choice of the bits that a program's own optimizer bears in its gradients, and whether these are
+divided by their own magnitudes before."""
 
 import torch
 
