@@ -205,7 +205,8 @@ static struct proposal *slot_of_rank(onebit_comm_t comm, int rank) {
   return (struct proposal *)(void *)(comm->control_memory + (size_t)rank * OB_AGREE_BYTES);
 }
 
-/* From each to each: `bytes` bytes, those of rank k at `memory` + k * bytes. */
+/* Gives all ranks the values of all: `bytes` bytes each, those of rank k at `memory` + k *
+ * bytes. */
 static onebit_status_t agree_exchange(onebit_comm_t comm, void *memory, size_t bytes,
                                       const char *what) {
   struct ob_batch *batch = comm->control;

@@ -214,7 +214,7 @@ static bool executor_host_apply_whole(const struct onebit_plan *plan, size_t chu
   return true;
 }
 
-/* To the caller's buffer, or to where an optimizer has its share of the gradients. */
+/* Applies the result to the caller's buffer, or to an optimizer's shard of the gradients. */
 static bool executor_host_apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_message_shape shape = ob_plan_message(plan, ob_own_segment(plan), chunk);
   float factor = plan->flight->call.source.factor;

@@ -89,7 +89,7 @@ static inline unsigned ob_ladder_width_of(const struct ob_ladder *ladder, unsign
 onebit_status_t ob_ladder_create(struct onebit_plan *plan);
 void ob_ladder_destroy(const struct onebit_plan *plan);
 
-/* Back to the fewest bits, as after making. */
+/* Sets the width back to the fewest bits, as after creation. */
 void ob_ladder_reset(struct onebit_plan *plan);
 
 /* Update a ladder that is used: at the beginning of a call; when the call is committed. */

@@ -72,7 +72,7 @@ void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk
  * step was run to its end. */
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait);
 
-/* After the last step: whether the call is over and its status known (the executor's `settled`). */
+/* True if after the last step the call is over and its status known (the executor's `settled`). */
 bool ob_steps_settled(const struct onebit_plan *plan, bool wait);
 
 /* Looks at how long the call has waited (watch.h). ONEBIT_ERROR_TRANSPORT: too long. */

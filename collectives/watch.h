@@ -52,7 +52,7 @@ onebit_status_t ob_watch_batch(struct ob_batch *batch, const char *what);
 /* The same where there is no communicator yet: nothing has moved since the last look at what `what`
  * names. ONEBIT_ERROR_TRANSPORT: it took too long. */
 onebit_status_t ob_watch_alone(struct ob_watch *watch, double timeout, const char *what);
-/* And it is known for whom: "rank 2 to join". */
+/* Watches a wait for a known rank: "rank 2 to join". */
 onebit_status_t ob_watch_for(struct ob_watch *watch, double timeout, const char *what,
                              const char *whom);
 
@@ -64,7 +64,7 @@ onebit_status_t ob_watch_timeout(double *seconds);
  * a small part of a message's time over a network. */
 void ob_backoff(unsigned idle);
 
-/* For tests: seconds until the first notice; the others are 6 and 30 times as late. */
+/* Seconds until the first notice; the others are 6 and 30 times as late. Tests set it. */
 extern double ob_watch_notice;
 
 /* --- Files that say what ranks are waiting for -------------------------------------------------*/

@@ -183,7 +183,7 @@ void ob_compress_blocks(struct ob_work *work, const struct ob_source *source,
 void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                       const struct ob_message_shape *shape, struct ob_view *out, double *sums);
 
-/* With one copy: true if the call has changed a block of it. With two: false. */
+/* True if the call has changed a block of the only copy. With two copies: false. */
 bool ob_residual_has_changed(const struct ob_residual *residual);
 /* Undo a call that failed or was skipped: the blocks of `shape` that it has changed become the
  * errors before, as exactly as is said above, from the call's own input; the others become their

@@ -273,8 +273,8 @@ static float reduce(const struct ob_reduce_run *run) {
 
 /* --- Checksums ---------------------------------------------------------------------------------*/
 
-/* In the compiler's own vectors. A lane is a chain of multiplications, with which those of the
- * other lanes overlap. */
+/* The checksum uses the compiler's own vectors. A lane is a chain of multiplications, with which
+ * those of the other lanes overlap. */
 #define CHECK_VL (VL < 4 ? 4 : VL)
 #define CHECKS   (OB_CHECK_LANES / CHECK_VL)
 

@@ -35,8 +35,8 @@
 #define GROUP (OB_LANES / VL)
 #define FIXED __attribute__((always_inline)) static inline
 
-/* Before a loop that may become vectors: its iterations do not depend on each other. And before one
- * over slots, whose use by a pass the compiler knows. */
+/* OB_INDEPENDENT stands before a loop that may become vectors: its iterations do not depend on each
+ * other. OB_UNROLLED stands before one over slots, whose use by a pass the compiler knows. */
 #ifdef __clang__
 #define OB_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define OB_UNROLLED    _Pragma("unroll")

@@ -304,8 +304,8 @@ OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factor
 struct ob_sample {
   size_t first, end, step;
 };
-/* So many words, or all where there are less; and less than twice as many, since the step is
- * rounded down. */
+/* The least number of words in a sample, or all where there are fewer. It has less than twice as
+ * many, since the step is rounded down. */
 #define OB_SAMPLE_MIN 64
 
 OB_INLINE struct ob_sample ob_sample_for(size_t block, size_t words) {

@@ -297,8 +297,8 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
 /* Dense messages have 32 times the bytes: 8 MiB take 18 us at 450 GB/s. */
 #define ELEMENTS_DENSE (2 * MI)
 
-/* Also of a window, which has memory for two chunks: three times 4 bytes for each of their
- * elements, so 24 / 16 bytes an element of the plan. */
+/* The limit also holds for a window, which has memory for two chunks: three times 4 bytes for each
+ * of their elements, so 24 / 16 bytes an element of the plan. */
 #define MAX_STAGED 16
 
 static size_t chunks_between(size_t chunks, size_t max) {

@@ -176,7 +176,7 @@ static __device__ inline void store_raw(void *to, const uint32_t (&raw)[1]) {
   __stcs((uint32_t *)to, raw[0]);
 }
 
-/* To shared memory. */
+/* Stores 16 bytes in shared memory. */
 static __device__ inline void put_raw(void *to, const uint32_t (&raw)[4]) {
   *(uint4 *)to = make_uint4(raw[0], raw[1], raw[2], raw[3]);
 }
@@ -187,8 +187,8 @@ static __device__ inline void put_raw(void *to, const uint32_t (&raw)[2]) {
 
 template <onebit_dtype_t dtype> constexpr unsigned size_of = dtype == ONEBIT_FLOAT32 ? 4 : 2;
 
-/* From 16 bits to float32, by one instruction. It gives the bits of numerics.h's functions for all
- * numbers and infinities (tests/gpu/test_between.c), and of any NaN the one that the hardware's
+/* Converts 16 bits to float32 by one instruction. It gives the bits of numerics.h's functions for
+ * all numbers and infinities (tests/gpu/test_between.c), and of any NaN the one that the hardware's
  * arithmetic gives too: payloads of NaNs are promised nowhere. */
 template <onebit_dtype_t dtype> static __device__ inline float widened(uint16_t value) {
   return dtype == ONEBIT_BFLOAT16 ? ob_from_bfloat16(value) : __half2float(__ushort_as_half(value));

@@ -126,7 +126,7 @@ struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
 onebit_status_t ob_device_host_create(struct onebit_plan *plan);
 void ob_device_host_destroy(const struct onebit_plan *plan);
 
-/* At the beginning of a call, or of its first step. */
+/* Called at the beginning of a call, or of its first step. */
 void ob_device_host_begin(const struct onebit_plan *plan);
 
 /* A chunk of the host's inputs to messages for the other hosts. */
@@ -153,20 +153,21 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * The staging of a plan on a device (staged.c): what it is made of, and its copies.
  */
 
-/* With the plan's part on the device, where messages then have mirrors. */
+/* Creates the plan's part on the device, where messages then have mirrors. */
 onebit_status_t ob_staging_create(struct onebit_plan *plan);
 void ob_staging_destroy(struct onebit_plan *plan);
 
 /* Marks all that was computed so far as the source of the next sends. */
 onebit_status_t ob_staging_computed(struct ob_staging *staging);
 
-/* To the host: a chunk of the messages to all servers; of this rank's result; the state, after
- * which comes the event of `index`, for all that was sent before. */
+/* Copy to the host: a chunk of the messages to all servers; a chunk of this rank's result; the
+ * state, followed by the event of `index`, which stands for all copies before it. */
 onebit_status_t ob_staging_send_outgoing(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_result(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t index);
 
-/* From the host, before what is computed next: a chunk of the workers' messages; of all results. */
+/* Copy from the host, before the next kernels: a chunk of the workers' messages; a chunk of all
+ * results. */
 onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk);
 onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk);
 
@@ -183,7 +184,7 @@ void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *
  * from them and to them. Nothing where the plan is not hierarchical. */
 onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan);
 
-/* At the beginning of a call. */
+/* Called at the beginning of a call. */
 void ob_staged_host_begin(const struct onebit_plan *plan);
 
 /* Its steps (collectives/steps.h). */

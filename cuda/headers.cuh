@@ -181,7 +181,7 @@ static __device__ inline void stamp_headers(const struct ob_cuda_plan &plan,
   }
 }
 
-/* By one warp, when the checksums are known. */
+/* One warp stamps the messages when the checksums are known. */
 static __device__ inline void stamp_messages(const struct ob_cuda_plan &plan,
                                              const struct ob_cuda_stamp &stamp) {
   if (lane_number() == 0) {
@@ -259,7 +259,7 @@ static __device__ inline void hear_header(const struct ob_cuda_plan &plan,
     state->not_finite = origin_of(plan, member);
 }
 
-/* By one warp: the call fails unless the scales of a member's message are sound. */
+/* One warp checks the scales of a member's message: the call fails unless they are sound. */
 static __device__ inline void check_scales(const struct ob_cuda_plan &plan, unsigned char *message,
                                            const struct ob_message_shape &shape, size_t member) {
   const float *scales = ob_message_view(message, &shape).scales;
@@ -273,7 +273,7 @@ static __device__ inline void check_scales(const struct ob_cuda_plan &plan, unsi
   }
 }
 
-/* By one warp: its run of the message of the member so many places further. */
+/* One warp opens its run of the message of the member `away` places further. */
 static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_message_kind kind,
                                        size_t away, size_t run) {
   const size_t member = ob_neighbour(&plan.geometry, away);
@@ -284,7 +284,7 @@ static __device__ inline void open_run(const struct ob_cuda_plan &plan, enum ob_
     check_scales(plan, message, shape, member);
 }
 
-/* By one warp, when the checksums are known. */
+/* One warp reads all headers when the checksums are known. */
 static __device__ inline void hear_all(const struct ob_cuda_plan &plan,
                                        const struct ob_cuda_stamp &stamp) {
   for (size_t distance = 1; distance < plan.geometry.members; distance += OB_LANES)

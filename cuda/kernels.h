@@ -242,8 +242,8 @@ struct ob_cuda_lamb {
   const double *sums[OB_SUMS];
 };
 
-/* From the sums of the bucket's latest pass to its tensors' numbers and learning rates; unless
- * state->stop, where there is a state. Not OB_LAMB_SCALE. */
+/* Computes the tensors' numbers and learning rates from the sums of the bucket's latest pass,
+ * unless there is a state with `stop`. Not for OB_LAMB_SCALE. */
 cudaError_t ob_cuda_lamb_rates(const struct ob_cuda_state *state, struct ob_cuda_lamb lamb,
                                enum ob_lamb_stage stage, float learning_rate, cudaStream_t stream);
 
@@ -321,12 +321,12 @@ cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 /* The new residuals become the current ones, unless state->stop. */
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);
 
-/* Between calls: the current ones become zero. */
+/* Sets the current residuals to zero, between calls. */
 cudaError_t ob_cuda_forget(struct ob_cuda_plan plan, cudaStream_t stream);
 
 /* --- Results */
 
-/* After a call: multiplies `count` elements; where state->stop they become not-a-number. */
+/* Multiplies `count` elements after a call; where state->stop they become not-a-number. */
 cudaError_t ob_cuda_scale(const struct ob_cuda_state *state, void *result, onebit_dtype_t dtype,
                           size_t count, float factor, cudaStream_t stream);
 

@@ -17,7 +17,7 @@ static __device__ inline double sum_of(const struct ob_cuda_lamb &lamb,
                                    tensor.end_block - tensor.first_block, lanes);
 }
 
-/* In all lanes. No sum is negative. */
+/* Returns the largest sum, in all lanes. No sum is negative. */
 static __device__ inline double largest_of(const struct ob_cuda_lamb &lamb,
                                            const struct ob_cuda_tensor &tensor, double *lanes) {
   double largest = 0;
@@ -30,7 +30,8 @@ static __device__ inline double largest_of(const struct ob_cuda_lamb &lamb,
   return largest_lane(largest);
 }
 
-/* In all lanes of the first warp, as ob_lamb_on_host has it. Only one may store. */
+/* Returns the ratio as ob_lamb_on_host computes it, in all lanes of the first warp. Only one may
+ * store. */
 static __device__ inline double ratio_of(const struct ob_cuda_lamb &lamb,
                                          const struct ob_cuda_tensor &tensor, bool warm,
                                          struct lanes *lanes) {

@@ -70,9 +70,9 @@ static onebit_status_t device_memory_finish(cudaError_t begun, const char *what)
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, what);
 }
 
-/* Behind what the program has put on the default stream, and complete at return: a copy from
- * pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and the
- * streams that the library makes are not ordered behind the default stream. */
+/* The copy runs after the program's work on the default stream, and is complete at return: a copy
+ * from pageable memory may still be on its way when cudaMemcpy returns, one between devices is, and
+ * the streams that the library makes are not ordered after the default stream. */
 static onebit_status_t device_memory_copy(void *to, const void *from, size_t bytes) {
   OB_ON_DEVICE(OB_CURRENT_DEVICE);
   return device_memory_finish(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");

@@ -210,7 +210,8 @@ static __global__ void __launch_bounds__(threads_a_block)
     residual.scales[plan.state->now][plan.geometry.one_scale ? 0 : warp_number()] = 0;
 }
 
-/* Between calls all, as ob_residual_reset; after a call what is an error, as ob_residual_forget. */
+/* Sets residuals to zero: with `even_if_stopped`, between calls, all of them as ob_residual_reset
+ * does; after a call only errors, as ob_residual_forget does. */
 static cudaError_t forget_both(const struct ob_cuda_plan &plan, bool even_if_stopped,
                                cudaStream_t stream) {
   const bool server = even_if_stopped || plan.server.serving.rule == OB_SERVE_MEAN;

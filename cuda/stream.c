@@ -165,8 +165,8 @@ bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status) {
 /* True if the host drives the transport. It then waits for the device before a message leaves. */
 static bool is_driven(const struct onebit_plan *plan) { return !plan->comm->transport->put; }
 
-/* Until the device has come to where the messages are ready: ONEBIT_IN_PROGRESS if it has not. The
- * others wait for them, whatever became of the device. */
+/* Waits until the device has the messages ready; ONEBIT_IN_PROGRESS: it has not. The other ranks
+ * wait for the messages even if the device has failed. */
 static onebit_status_t wait_for_device(const struct onebit_plan *plan, bool wait) {
   cudaError_t error = ob_cuda_reach(plan->device->reached, wait);
   if (error == cudaErrorNotReady)

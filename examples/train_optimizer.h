@@ -52,7 +52,7 @@ typedef struct train_optimizer {
   onebit_comm_t comm; /* the library's optimizer is made on it */
   train_arrays_t arrays;
   int in_parts;           /* gradients are told of as they become final */
-  size_t micro_batch;     /* of the step, that is computed now */
+  size_t micro_batch;     /* number of the micro-batch that is computed now */
   float loss_scale;       /* of this step */
   onebit_status_t status; /* of telling */
 } train_optimizer_t;

@@ -80,8 +80,8 @@ struct ob_option_file {
   bool deepspeed_profile;                    /* the optimizer has its profile */
 };
 
-/* From a struct, or NULL for all defaults; what is wrong is ONEBIT_ERROR_ARGUMENT with the option's
- * name and value. */
+/* Reads options from a struct, or NULL for all defaults; a wrong one is ONEBIT_ERROR_ARGUMENT with
+ * the option's name and value. */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
                                 const struct ob_option_file *file, void *to);
 /* The options that all optimizers have, except threads and device. */
@@ -94,7 +94,7 @@ void ob_options_terms(const struct ob_option *rows, size_t count, const void *to
 /* Single checks, and the default of a number. */
 onebit_status_t ob_check_fraction(const char *name, double value);
 onebit_status_t ob_check_positive(const char *name, double value);
-/* Unless 0 < min <= max. */
+/* Fails unless 0 < min <= max. */
 onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max);
 double ob_given_or(double value, double fallback);
 

@@ -352,7 +352,7 @@ onebit_status_t ob_optimizer_advance(struct onebit_optimizer *optimizer);
  * the next one may be beyond it. */
 bool ob_optimizer_must_catch_up(const struct onebit_optimizer *optimizer);
 
-/* On a stream of the device, or without. */
+/* Makes a step on a stream of the device, or without one. */
 onebit_status_t ob_optimizer_step_on(onebit_optimizer_t optimizer, float learning_rate,
                                      bool on_stream, void *stream);
 

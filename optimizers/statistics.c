@@ -94,7 +94,7 @@ static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
   return ONEBIT_OK;
 }
 
-/* At the blocks of the span that the section has. */
+/* Calls `body` for the runs of the span's blocks that the section has. */
 static onebit_status_t norms_look_at(struct look *look,
                                      onebit_status_t (*body)(struct look *look,
                                                              const struct ob_run *run)) {
@@ -244,7 +244,7 @@ onebit_status_t onebit_optimizer_get_info(onebit_optimizer_t optimizer,
 
 /* --- Statistics. The state is looked at between steps only: while one is open messages arrive. */
 
-/* From squares. Where there is neither there is nothing to complain of. */
+/* Returns the ratio of two norms from their squares; 0 where both are zero. */
 static double statistics_ratio_of(double error, double signal) {
   return error > 0 ? sqrt(error / signal) : 0;
 }

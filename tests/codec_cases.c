@@ -85,7 +85,7 @@ static void run_in_place(const struct codec_case *c, const struct ob_codec *code
   array_destroy(&input);
 }
 
-/* With padding only where nothing is streamed. */
+/* Runs moments, with padding only where nothing is streamed. */
 static void run_moments(const struct codec_case *c, const struct ob_codec *codec, bool stream,
                         bool momentum, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),

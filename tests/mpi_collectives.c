@@ -133,7 +133,7 @@ RankedTest(mpi_requests, in_flight_on_any_communicator) {
 /* Wrong arguments and disagreement over MPI: the scenarios of test_wrong_calls.c, and what only
  * MPI has. */
 
-/* Not followed; must not survive a failing creation. */
+/* A handle that creations must overwrite when they fail; nothing reads through it. */
 static char stale;
 static onebit_comm_t stale_comm(void) { return (onebit_comm_t)(void *)&stale; }
 

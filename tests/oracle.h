@@ -150,9 +150,9 @@ struct oracle_adam {
   float *parameter, *momentum, *variance, *reciprocal; /* [total] */
   float *step;           /* [total]: sharded, the step after the ranks have exchanged it */
   float gradient_factor; /* of the latest step */
-  float *means; /* [size][total]: of what its gradients count as, over the ranks of a worker */
-  const float *scaling; /* NULL, or each tensor's factor of the momentum in the exchange */
-  bool shares;          /* each rank keeps the momentum of the elements that it serves */
+  float *means;          /* [size][total]: of a worker, the mean of its ranks' gradients */
+  const float *scaling;  /* NULL, or each tensor's factor of the momentum in the exchange */
+  bool shares;           /* each rank keeps the momentum of the elements that it serves */
   bool compressed;
   size_t steps, freeze_step; /* freeze_step: warm-up steps made before the freeze */
   double *norms; /* of the variance after step t, bias-corrected where the options say so */

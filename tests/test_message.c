@@ -39,7 +39,7 @@ static onebit_status_t check(const unsigned char *memory, size_t bytes) {
   return ob_message_check(memory, bytes, &shape, &expected, &ob_codec_scalar);
 }
 
-/* Behind a checksum that is right. */
+/* Checks that a message with a right checksum is refused. */
 static void refused(unsigned char *memory, size_t bytes, const char *words) {
   ob_message_seal(memory, &shape, &ob_codec_scalar);
   cr_expect_eq(check(memory, bytes), ONEBIT_ERROR_MESSAGE, "%s", words);

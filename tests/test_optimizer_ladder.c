@@ -209,7 +209,7 @@ static void forget(const struct learner *learner, onebit_comm_t comm) {
   free(parts.memory[learner->rank]);
 }
 
-/* From some steps on, of which one is the first after a move, another one that goes on. */
+/* Resumes from several steps, of which one is the first after a move. */
 static void resume(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   uint64_t moves = 0;
@@ -326,7 +326,7 @@ Test(optimizer_ladder, checkpoints_without_widths) {
 
 /* --- A move ------------------------------------------------------------------------------------*/
 
-/* To a communicator of the same ranks. */
+/* Moves an optimizer to a communicator of the same ranks. */
 static void move(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, &ob_method_momentum, 8);
   (void)context;

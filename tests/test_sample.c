@@ -4,7 +4,7 @@
 
 enum { SEEDS = 30 };
 
-/* Not in the account of tests/run. */
+/* Sets the seed and the share, and leaves these samples out of the account of tests/run. */
 static void use(size_t seed, size_t share) {
   char text[24];
   unsetenv("ONEBIT_TEST_SAMPLES");

@@ -85,7 +85,7 @@ static double dense_cost(const struct ob_cost_model *model, const struct ob_phas
          latency;
 }
 
-/* With the latencies of doubling, where one message is passed on in rounds. */
+/* Counts the latencies of doubling where one message is passed on in rounds. */
 static double allgather_cost(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk) {
   struct ob_phase phase = ob_phase_among_all(model, wire, (double)model->task->elements, chunk);
   double latency = ob_phase_latency(model, &phase);

@@ -46,7 +46,7 @@ onebit_status_t ob_host_create(struct onebit_plan *plan);
 onebit_status_t ob_host_attach(struct onebit_plan *plan);
 void ob_host_destroy(struct ob_host *host);
 
-/* At the beginning and at the end of every call. */
+/* Called at the beginning and at the end of every call. */
 void ob_host_begin(const struct onebit_plan *plan);
 void ob_host_end(const struct onebit_plan *plan);
 

@@ -16,7 +16,7 @@
 #include "collectives/cost/model.h"
 #include "collectives/steps.h"
 
-/* In a message: an MPI count is an int, and a dense message has 4 bytes an element. */
+/* The limit of a message: an MPI count is an int, and a dense message has 4 bytes an element. */
 #define OB_MAX_CHUNK_ELEMENTS ((size_t)1 << 28)
 
 /* The limit of messages on a stream: counts are a size_t, and a launch has fewer than 2^31 thread

@@ -73,8 +73,8 @@ onebit_status_t ob_net_failed(const char *call);
 /* Raises the number of files that this process may open to what the administrator allows. */
 void ob_net_raise_limit(void);
 
-/* For tests: called before each call with its name; a result other than 0 is the error with which
- * the call fails. May be NULL. */
+/* A hook of tests, called before each call with its name: a result other than 0 is the error with
+ * which the call fails. May be NULL. */
 extern int (*ob_net_fault)(const char *call);
 
 #endif

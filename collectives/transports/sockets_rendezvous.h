@@ -162,8 +162,8 @@ void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report)
 /* Called when rank 0's port is taken: joins at the port, and says so if another rank 0 has it. */
 void ob_join_claim(struct ob_rendezvous *state);
 
-/* For tests: seconds after all have joined in which rank 0 of a job without an exact name looks for
- * a second job at its port. */
+/* Seconds after all have joined in which rank 0 of a job without an exact name looks for a second
+ * job at its port. Tests set it. */
 extern double ob_join_quiet;
 /* Seconds in which a failed rank still answers ranks that come. */
 extern double ob_join_last;

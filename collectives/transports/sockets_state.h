@@ -96,7 +96,7 @@ struct ob_end_note {
   char text[OB_END_BYTES];
 };
 
-/* With one other rank. */
+/* The connections with one other rank. */
 struct ob_sockets_link {
   struct ob_sockets *sockets;
   int peer;

@@ -25,7 +25,7 @@
 #define OB_PART_VERSION 2
 #define OB_PART_ORDER   0x01020304u
 
-/* Without a section that version 1 has not: what is written in most cases. */
+/* The version of a part without sections that are newer than version 1: most parts have it. */
 #define OB_PART_VERSION_PLAIN 1
 
 /* The form in which the momentum is sent. */
@@ -116,7 +116,7 @@ enum { OB_READ_AT_ONCE = 8192 };
 /* The longest front of a part: some millions of sections. */
 #define OB_MAX_FRONT ((uint64_t)256 << 20)
 
-/* In memory or, where that is NULL, in a file. */
+/* A part in memory or, where that is NULL, in a file. */
 struct ob_part_source {
   const unsigned char *memory;
   const struct ob_stored *file;
@@ -234,8 +234,8 @@ struct ob_sources {
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
-/* At most OB_CHUNK elements; values NULL: only checks that they are there, and sound. After that
- * only reading a file can fail. */
+/* Reads at most OB_CHUNK elements. `values` NULL: only checks that they are there, and sound; after
+ * that only reading a file can fail. */
 onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *range, float *values);
 
 /* --- Loading (parts.c, files.c) */
@@ -260,8 +260,9 @@ onebit_status_t ob_load_parts(const struct ob_load *load, onebit_status_t status
 onebit_status_t ob_state_load(const struct ob_load *load, onebit_status_t status,
                               const struct ob_sources *sources, const char *directory);
 
-/* From parts to an optimizer, twice: first dry, which looks at everything that is needed and
- * changes nothing; then nothing can fail but a device, or a file that was changed since. */
+/* Parts are loaded into an optimizer in two passes: the first one, `dry`, reads everything that is
+ * needed and changes nothing; in the second only a device can fail, or a file that was changed
+ * since. */
 struct ob_loading {
   struct onebit_optimizer *optimizer;
   struct ob_map map;

@@ -168,7 +168,7 @@ static void send_steps(struct onebit_optimizer *optimizer, struct ob_bucket *buc
   bucket->started = shards_start(optimizer, bucket->steps_back, &call);
 }
 
-/* From where they lie, and to where they lie. */
+/* Exchanges parameters in place. */
 static void send_parameters(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   bool bits = ob_bucket_exchange(optimizer, bucket) == OB_EXCHANGE_BITS;
   shards_pass(optimizer, bucket, bits ? OB_PASS_SHARD_MOVE : OB_PASS_ADAM);
@@ -201,7 +201,7 @@ static onebit_status_t wait_for(struct onebit_optimizer *optimizer, onebit_plan_
   return ob_step_note(optimizer, ob_plan_test(plan, true));
 }
 
-/* In the order of the ranks, so that all come to the same one. */
+/* Adds up in the order of the ranks, so that all come to the same sum. */
 static void gather_sums(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   wait_for(optimizer, own->sums);

@@ -19,7 +19,7 @@ struct ob_zero_one_schedule {
   uint64_t before;
 };
 
-/* With the defaults. */
+/* Returns the schedule with the defaults filled in. */
 struct ob_zero_one_schedule ob_zero_one_resolve(const struct ob_zero_one_schedule *given);
 
 /* The form of the exchange of step number `step`; the first is 1. */

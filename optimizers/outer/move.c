@@ -256,7 +256,7 @@ static onebit_status_t import_all(const struct rejoining *moving, struct rejoini
   return ONEBIT_OK;
 }
 
-/* On the device that it was made on, whichever is current now. */
+/* Builds on the device that the outer step was made on, whichever is current now. */
 static onebit_status_t outer_move_build(struct onebit_outer *outer) {
   const struct ob_outer_executor *executor = outer->executor;
   const int before = executor->enter ? executor->enter(outer) : 0;

@@ -200,10 +200,11 @@ void *ob_outer_allocate(struct onebit_outer *outer, size_t count, size_t size);
 static inline size_t ob_outer_begin_step(const struct onebit_outer *outer, size_t group) {
   return outer->options.local_steps * (group + 1) / outer->groups;
 }
-/* Into so many fragments, while it is detached. Without memory nothing is changed. */
+/* Cuts the outer step into `parts` fragments while it is detached. Where memory is missing nothing
+ * is changed. */
 onebit_status_t ob_outer_recut(struct onebit_outer *outer, size_t parts);
 
-/* Between memory of the executor and of the host; to zero. */
+/* Copies between memory of the executor and of the host; and sets memory to zero. */
 onebit_status_t ob_outer_copy(const struct onebit_outer *outer, void *to, const void *from,
                               size_t bytes);
 onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, size_t bytes);
@@ -222,8 +223,8 @@ void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
 /* Parameters less `by`, where that is not zero. */
 void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
-/* Elements first to first + count - 1 become the consensus less what a site is ahead of it, with
- * the mixing of the options; that is kept in fragment->drift. */
+/* Sets the elements first to first + count - 1 to the consensus less `ahead`, with the mixing of
+ * the options, and stores `ahead` in fragment->drift. */
 void ob_fragment_set_ahead(struct ob_fragment *fragment, const float *ahead, size_t first,
                            size_t count);
 uint32_t ob_fragment_checksum(const struct ob_fragment *fragment);

@@ -40,7 +40,7 @@ enum ob_site_flag {
   OB_SITE_LAST = 8   /* a piece */
 };
 
-/* In front of every message; behind it the messages of the parts, or a piece's values. */
+/* The header of every message, followed by the messages of the parts or a piece's values. */
 struct ob_site_header {
   uint32_t magic;
   uint16_t kind, flags;
@@ -175,7 +175,8 @@ onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit
 onebit_status_t ob_sites_build(struct onebit_outer *outer);
 /* Undoes that, after the exchange's `destroy` of each fragment. */
 void ob_sites_detach(struct onebit_outer *outer);
-/* Among which sites it is from now on, while it is detached. Collective over the site. */
+/* Sets the sites that the outer step is among from now on, while it is detached. Collective over
+ * the site. */
 onebit_status_t ob_sites_regroup(struct onebit_outer *outer, onebit_comm_t between,
                                  onebit_status_t status);
 void ob_sites_destroy(struct onebit_outer *outer);

@@ -58,7 +58,7 @@ static bool took_all(struct ob_shard *shard) {
   return finite;
 }
 
-/* From sites->ahead. */
+/* Compresses sites->ahead. */
 static void sites_round_compress(struct ob_shard *shard, struct ob_sites *sites) {
   for (int p = 0; p < OB_SITE_PARTS; p++) {
     struct ob_site_part *part = &shard->part[p];
@@ -209,7 +209,7 @@ static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t r
   }
 }
 
-/* On the server, whose residual is that of the rounds that it has applied. */
+/* Commits the residual on the server, which is that of the rounds that it has applied. */
 static void sites_round_commit_residual(struct ob_shard *shard, const struct ob_sites *sites) {
   struct ob_residual *residual = &shard->part[OB_SITE_COMPRESSED].server;
   if (!residual->memory || !shard->part[OB_SITE_COMPRESSED].pieces)

@@ -58,7 +58,7 @@ static onebit_status_t tell_end(struct ob_sites *sites, onebit_status_t status) 
   return sites_wait_tell(sites, sites->command, sizeof *header);
 }
 
-/* On the other ranks. */
+/* Follows rank 0's commands, on the other ranks. */
 static onebit_status_t sites_wait_follow(struct ob_sites *sites) {
   const struct ob_site_header *header = (const void *)sites->command;
   const struct ob_batch *batch = sites->tell;

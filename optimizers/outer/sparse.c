@@ -172,7 +172,7 @@ static onebit_status_t check_message(const struct ob_fragment *fragment, size_t 
   return ONEBIT_OK;
 }
 
-/* In order of ranks. */
+/* Adds a rank's message; called in the order of the ranks. */
 static void add_message(struct ob_fragment *fragment, size_t rank, float weight) {
   const struct sparse *sparse = sparse_of(fragment);
   const uint32_t *message = sparse->all + rank * sparse->words + 1;

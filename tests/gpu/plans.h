@@ -19,7 +19,7 @@ struct plan_case {
   size_t offset;                 /* elements between an aligned address and the buffers */
   bool in_place;
   uint32_t salt;
-  float magnitude; /* what inputs are multiplied with; 0 is 1 */
+  float magnitude; /* the factor of inputs; 0 means 1 */
 };
 
 struct part {
@@ -83,7 +83,7 @@ uint64_t digest(const void *bytes, size_t count);
 struct sample plan_cases_sample(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);
 
-/* In words, for check_case. */
+/* Describes a case, for check_case. */
 const char *plan_case_words(const struct plan_case *what, char *text, size_t room);
 
 /* A case with the default options. */
@@ -94,8 +94,8 @@ typedef bool plan_ranks(int size, gpu_rank_body *body, void *context);
 plan_ranks ranks_nccl, ranks_self;
 
 #ifdef ONEBIT_EMULATED_CUDA
-/* Over loopback that moves messages in memory of the device, as a CUDA-aware MPI does: where that
- * device is emulated, the threads can. */
+/* Runs ranks over loopback that moves messages in memory of the device, as a CUDA-aware MPI does:
+ * threads can where that device is emulated. */
 plan_ranks ranks_aware;
 void ranks_make_aware(onebit_comm_t comm);
 #endif

@@ -32,7 +32,7 @@ struct twin_array {
 #define TWIN_ARRAYS 320
 
 struct twin {
-  unsigned char *host, *device, *back; /* back: what the device's was when it was fetched */
+  unsigned char *host, *device, *back; /* back: the device's memory as it was fetched */
   size_t room, used;
   struct twin_array arrays[TWIN_ARRAYS];
   size_t count;

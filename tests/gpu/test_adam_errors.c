@@ -236,7 +236,7 @@ static void wrong_rates_there(struct learner *learner) {
   CHECK_CUDA(cudaFree(rate));
 }
 
-/* In the warm-up, and after it; with one bucket, and with several. */
+/* Makes wrong steps in the warm-up and after it, with one bucket and with several. */
 static void wrong_steps(onebit_comm_t comm, int rank, int size) {
   for (size_t bucket = 0; bucket <= 40; bucket += 40) {
     struct training_case what = plain;

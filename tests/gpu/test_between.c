@@ -194,8 +194,8 @@ static void errors(void) { ranks_nccl(RANKS, forget_each, NULL); }
 
 #define NUMBERS ((size_t)1 << 16)
 
-/* Products that are exact; halfway between two numbers, also among subnormal ones; between them;
- * on both sides of the largest; too small. 1 would leave a result alone. */
+/* Factors whose products are exact; halfway between two numbers, also among subnormal ones; between
+ * them; on both sides of the largest number; too small. A factor of 1 would skip the product. */
 static const float factors[] = {-1,      1.5f,  0.5f,  0x1.8p-3f, 0x1p-13f, 0.7f,
                                 1.0003f, 16384, 2.31f, 0x1p-30f,  1e-38f,   3e38f};
 
@@ -211,7 +211,7 @@ static bool is_right(onebit_dtype_t dtype, uint16_t from, float factor, uint16_t
   return isnan(product) ? isnan(number_of(dtype, got)) : got == wanted;
 }
 
-/* From `first` on, so that 1 is the form for what is not aligned. */
+/* Converts all numbers from `first` on; with 1 the memory is not aligned. */
 static void convert(onebit_dtype_t dtype, float factor, size_t first,
                     const struct ob_cuda_state *state, uint16_t *device) {
   static uint16_t numbers[NUMBERS];

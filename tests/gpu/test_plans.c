@@ -30,7 +30,7 @@ struct walk {
   struct sample sample;
 };
 
-/* On a stream, at once, and as a request; then with other errors, and with none. */
+/* Makes a call on a stream, blocking, or as a request, by its number. */
 static onebit_status_t call(struct part *part, unsigned number, cudaStream_t stream) {
   onebit_request_t request;
   if (number % 3 == 0 && part->device)
