@@ -201,7 +201,7 @@ static onebit_status_t group(onebit_optimizer_t optimizer, struct ob_plan_shape 
 onebit_status_t ob_optimizer_build(onebit_optimizer_t optimizer, onebit_status_t status) {
   struct ob_plan_shape shape;
   size_t *counts = NULL;
-  optimizer->kept_bytes = optimizer->own_bytes;
+  optimizer->constant_bytes = optimizer->own_bytes;
   if (status == ONEBIT_OK)
     status = group(optimizer, &shape, &counts);
   status = ob_agree(optimizer->comm, status, NULL, 0);
@@ -247,7 +247,7 @@ void ob_optimizer_strip(onebit_optimizer_t optimizer) {
     ob_release(optimizer->own);
     optimizer->own = NULL;
   }
-  optimizer->own_bytes = optimizer->kept_bytes;
+  optimizer->own_bytes = optimizer->constant_bytes;
 }
 
 static onebit_optimizer_t optimizer_begin(onebit_comm_t comm, const struct ob_recipe *recipe) {

@@ -226,8 +226,9 @@ struct onebit_optimizer {
   /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
    * what they skip. */
   uint64_t skipped_by_norm;
-  struct ob_metrics *metrics;     /* NULL: this rank writes none */
-  uint64_t own_bytes, kept_bytes; /* kept: of what does not depend on the communicator */
+  struct ob_metrics *metrics; /* NULL: this rank writes none */
+  uint64_t own_bytes;
+  uint64_t constant_bytes; /* of what does not depend on the communicator */
 };
 
 /* --- Making one (optimizer.c) */
