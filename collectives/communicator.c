@@ -102,8 +102,6 @@ onebit_status_t ob_comm_create(const struct ob_transport *transport, int rank, i
   }
   if (transport->network && size > 1)
     ob_presence_begin(&comm->presence, rank, size, transport->name);
-  if (rank == 0)
-    ob_config_warn(rank);
   *result = comm;
   return ONEBIT_OK;
 }

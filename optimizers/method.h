@@ -9,7 +9,6 @@
 
 #include <stddef.h>
 
-#include "base/knobs.h"
 #include "collectives/communicator.h"
 #include "collectives/plan.h"
 #include "onebit/adam.h"
@@ -69,21 +68,10 @@ struct ob_option {
   OB_FLAG(no_bias_correction)
 /* clang-format on */
 
-/* --- Options in the file of ONEBIT_CONFIG: its section `optimizer`, with the type and the names of
- * DeepSpeed's or of this library's, and gradient_clipping. It counts where the program leaves an
- * option zero. */
-
-struct ob_option_file {
-  const struct ob_json_value *type, *params; /* NULL: it says nothing */
-  const char *method;                        /* the type's; NULL: there is no section */
-  bool deepspeeds;                           /* the type is one of DeepSpeed's */
-  bool deepspeed_profile;                    /* the optimizer has its profile */
-};
-
 /* Reads options from a struct, or NULL for all defaults; a wrong one is ONEBIT_ERROR_ARGUMENT with
  * the option's name and value. */
 onebit_status_t ob_options_read(const struct ob_option *rows, size_t count, const void *from,
-                                const struct ob_option_file *file, void *to);
+                                void *to);
 /* The options that all optimizers have, except threads and device. */
 enum { OB_COMMON_OPTIONS = 19 };
 extern const struct ob_option ob_common_options[];
@@ -97,25 +85,6 @@ onebit_status_t ob_check_positive(const char *name, double value);
 /* Fails unless 0 < min <= max. */
 onebit_status_t ob_check_order(const char *min_name, double min, const char *max_name, double max);
 double ob_given_or(double value, double fallback);
-
-/* Reads the section, which is of one type of optimizer, and checks that type.
- * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
-onebit_status_t ob_option_file_open(struct ob_option_file *file);
-
-/* The same for an optimizer of this method, with its keys checked. Of a section of another type
- * nothing is left. */
-onebit_status_t ob_option_file_for(const struct ob_method *method, struct ob_option_file *file);
-
-/* The value of an option; NULL: there is none. */
-const struct ob_json_value *ob_option_in_file(const struct ob_option_file *file,
-                                              const struct ob_option *row);
-
-/* The value as a number, and whether it is one of that kind. */
-onebit_status_t ob_option_number(const struct ob_option_file *file, const struct ob_option *row,
-                                 const struct ob_json_value *value, double *number);
-
-/* Warns of what is without effect for an optimizer of this method, once a process. */
-void ob_option_file_warn(const struct ob_method *method, int rank);
 
 /* --- Methods */
 
@@ -252,7 +221,7 @@ struct ob_recipe {
   const struct ob_method *asked;  /* whose options these are */
   const struct ob_method *method; /* this, or another row that they ask for */
   struct ob_moments moments;
-  onebit_optimizer_options_t common; /* with the file's and the defaults */
+  onebit_optimizer_options_t common; /* with the defaults */
   void *own;                         /* becomes the optimizer's, or is released; plain memory */
 };
 

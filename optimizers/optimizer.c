@@ -25,13 +25,9 @@ static onebit_status_t read_options(struct ob_recipe *recipe, const void *option
                     method->options_size, method->options_init);
   if (options)
     memcpy(&recipe->common, (const char *)options + method->common_at, sizeof recipe->common);
-  struct ob_option_file file;
-  OB_TRY(ob_option_file_for(method, &file));
-  OB_TRY(ob_options_read(ob_common_options, OB_COMMON_OPTIONS, &recipe->common, &file,
-                         &recipe->common));
+  OB_TRY(ob_options_read(ob_common_options, OB_COMMON_OPTIONS, &recipe->common, &recipe->common));
   bool deepspeed = recipe->common.profile == ONEBIT_PROFILE_DEEPSPEED;
-  file.deepspeed_profile = deepspeed;
-  OB_TRY(ob_options_read(method->options, method->option_count, options, &file, &recipe->moments));
+  OB_TRY(ob_options_read(method->options, method->option_count, options, &recipe->moments));
   if (deepspeed && method->not_deepspeeds)
     return ob_error(ONEBIT_ERROR_UNSUPPORTED,
                     "profile is ONEBIT_PROFILE_DEEPSPEED, and DeepSpeed has no %s",
@@ -315,8 +311,6 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     onebit_optimizer_destroy(optimizer);
     return status;
   }
-  if (comm->rank == 0)
-    ob_option_file_warn(method, comm->rank);
   recommend(optimizer);
   *result = optimizer;
   return ONEBIT_OK;

@@ -209,18 +209,6 @@ Test(mpi_errors, reach_all_ranks) {
 
 /* --- ONEBIT_CONFIG */
 
-/* Makes a file that says when 1-bit Adam freezes, which only this process has. */
-static void write_config(char *path, int freeze_step) {
-  char text[128];
-  int file = mkstemp(path);
-  int length = snprintf(text, sizeof text,
-                        "{\"optimizer\": {\"type\": \"adam\", \"params\": {\"freeze_step\": %d}}}",
-                        freeze_step);
-  cr_assert(file >= 0 && write(file, text, (size_t)length) == length);
-  close(file);
-  setenv("ONEBIT_CONFIG", path, 1);
-}
-
 RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
   onebit_comm_t comm = stale_comm();
   if (rank == size - 1)
@@ -228,23 +216,6 @@ RankedTest(mpi_errors, a_file_that_one_rank_cannot_read) {
   CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_ERROR_FILE);
   CHECK_WORDS(rank == size - 1 ? "ONEBIT_CONFIG=/nowhere/at.all: No such file" : "another rank");
   CHECK(comm == NULL, "a communicator");
-}
-
-RankedTest(mpi_errors, files_that_differ_between_ranks) {
-  char path[] = "/tmp/onebit-config-XXXXXX";
-  float parameter = 1, gradient = 1;
-  onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
-  onebit_optimizer_t optimizer = NULL;
-  onebit_comm_t comm = NULL;
-  write_config(path, 3 + (rank == size - 1));
-  CHECK_STATUS(onebit_comm_create_mpi(MPI_COMM_WORLD, &comm), ONEBIT_OK);
-  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, NULL, &optimizer),
-               size > 1 ? ONEBIT_ERROR_MISMATCH : ONEBIT_OK);
-  if (size > 1)
-    CHECK_WORDS("freeze_step");
-  onebit_optimizer_destroy(optimizer);
-  onebit_comm_destroy(comm);
-  unlink(path);
 }
 
 /*

@@ -3,7 +3,6 @@
 #include <sys/wait.h>
 
 #include "base/knobs.h"
-#include "optimizers/optimizer.h"
 #include "tests/support.h"
 
 static const char template[] = "/tmp/onebit-config-XXXXXX";
@@ -133,7 +132,7 @@ static onebit_status_t make_comm(void) {
 }
 
 /* Each in a process of its own, which sends its message home. */
-static void check_wrong(const struct wrong *wrong, size_t count, onebit_status_t (*make)(void)) {
+static void check_wrong(const struct wrong *wrong, size_t count) {
   for (size_t k = 0; k < count; k++) {
     char message[512] = "";
     int ends[2], state = 0;
@@ -144,7 +143,7 @@ static void check_wrong(const struct wrong *wrong, size_t count, onebit_status_t
     cr_assert(pipe(ends) == 0);
     pid_t child = fork();
     if (child == 0) {
-      onebit_status_t status = make();
+      onebit_status_t status = make_comm();
       const char *text = onebit_last_error();
       _exit(write(ends[1], text, strlen(text)) < 0 ? 0 : -(int)status);
     }
@@ -172,198 +171,19 @@ Test(config, all_that_is_wrong_is_said) {
       {"{\n\"timeout\": \"soon\"}", ":2: timeout=soon: neither", ONEBIT_ERROR_ARGUMENT},
       {"{\n\"progress\": true}", ":2: progress=1: neither calls nor", ONEBIT_ERROR_ARGUMENT},
       {"{\"debug\": \"loud\"}", ":1: debug=loud: neither WARN, INFO nor", ONEBIT_ERROR_ARGUMENT},
-      {"{\"optimizer\": 3}", ":1: optimizer is 3, not an object", ONEBIT_ERROR_ARGUMENT},
+      {"{\"optimizer\": {}}", ":1: optimizer: unknown key", ONEBIT_ERROR_ARGUMENT},
       {"{\"threads\": 1", ":1: expected ',' or '}'", ONEBIT_ERROR_ARGUMENT},
       {"/nowhere/at.all", "ONEBIT_CONFIG=/nowhere/at.all: No such file", ONEBIT_ERROR_FILE},
       {"/tmp", "ONEBIT_CONFIG=/tmp: not a regular file", ONEBIT_ERROR_FILE},
   };
-  check_wrong(cases, sizeof cases / sizeof cases[0], make_comm);
-}
-
-/* --- Options of optimizers */
-
-#define DEEPSPEED                                                                                  \
-  "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 0},\n"                             \
-  " \"optimizer\": {\"type\": \"OneBitAdam\", \"params\": {\n"                                     \
-  "  \"lr\": 1e-3, \"betas\": [0.8, 0.99], \"eps\": 1e-6, \"freeze_step\": 5,\n"                   \
-  "  \"cuda_aware\": false, \"comm_backend_name\": \"nccl\", \"block_size\": 64,\n"                \
-  "  \"no_error_feedback\": true}},\n"                                                             \
-  " \"gradient_clipping\": 0.5}"
-
-static onebit_comm_t comm;
-static float parameter[64], gradient[64];
-static const onebit_tensor_t tensors[] = {
-    {.parameter = parameter, .gradient = gradient, .count = 64}};
-
-static onebit_optimizer_t make_adam(const onebit_adam_options_t *options, onebit_status_t wanted) {
-  onebit_optimizer_t optimizer = NULL;
-  if (!comm)
-    CHECK_STATUS(onebit_comm_create_self(&comm), ONEBIT_OK);
-  CHECK_STATUS(onebit_adam_create(comm, tensors, 1, options, &optimizer), wanted);
-  return optimizer;
-}
-
-Test(config, deepspeeds_names_are_understood) {
-  write_file(DEEPSPEED);
-  onebit_optimizer_t adam = make_adam(NULL, ONEBIT_OK);
-  CHECK(adam->moments.beta1 == 0.8 && adam->moments.beta2 == 0.99, "betas %g and %g",
-        adam->moments.beta1, adam->moments.beta2);
-  CHECK(adam->moments.epsilon == 1e-6 && adam->options.clip_norm == 0.5, "epsilon %g, clip_norm %g",
-        adam->moments.epsilon, adam->options.clip_norm);
-  CHECK(adam->options.block_size == 64 && adam->options.no_error_feedback == 1, "block_size %zu",
-        adam->options.block_size);
-  for (int step = 0; step < 6; step++) {
-    gradient[0] = 1;
-    CHECK_STATUS(onebit_optimizer_step(adam, 1e-3f), ONEBIT_OK);
-  }
-  const onebit_optimizer_info_t info = optimizer_info(adam);
-  CHECK(info.freeze_step == 4, "frozen at %llu", (unsigned long long)info.freeze_step);
-  onebit_optimizer_destroy(adam);
-  onebit_comm_destroy(comm);
-  unlink(path);
-}
-
-Test(config, what_the_program_says_counts_before_the_file) {
-  write_file(DEEPSPEED);
-  onebit_adam_options_t options = {
-      .size = sizeof options, .beta1 = 0.7, .freeze_step = 3, .common.clip_norm = 2};
-  onebit_optimizer_t adam = make_adam(&options, ONEBIT_OK);
-  CHECK(adam->moments.beta1 == 0.7 && adam->moments.freeze_step == 3 &&
-            adam->moments.beta2 == 0.99 && adam->options.clip_norm == 2,
-        "beta1 %g, freeze_step %zu", adam->moments.beta1, adam->moments.freeze_step);
-  onebit_optimizer_destroy(adam);
-  options.freeze_step = 0; /* with DeepSpeed's profile its own count */
-  options.common = (onebit_optimizer_options_t){.profile = ONEBIT_PROFILE_DEEPSPEED};
-  onebit_optimizer_destroy(make_adam(&options, ONEBIT_ERROR_ARGUMENT));
-  CHECK_WORDS("block_size");
-  onebit_comm_destroy(comm);
-  unlink(path);
-}
-
-Test(config, deepspeeds_profile_has_its_count) {
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  write_file("{\"optimizer\": {\"type\": \"onebitadam\", \"params\": {\"freeze_step\": 5}}}");
-  onebit_optimizer_t adam = make_adam(&options, ONEBIT_OK);
-  CHECK(adam->moments.freeze_step == 5, "freeze_step %zu", adam->moments.freeze_step);
-  onebit_optimizer_destroy(adam);
-  onebit_comm_destroy(comm);
-  unlink(path);
-}
-
-Test(config, null_is_as_if_the_key_were_not_there) {
-  write_file(
-      "{\"gradient_clipping\": null, \"threads\": null,\n\"optimizer\": {\"type\": \"adam\", "
-      "\"params\": {\"beta1\": null, \"beta2\": 0.5}}}");
-  onebit_optimizer_t adam = make_adam(NULL, ONEBIT_OK);
-  CHECK(adam && adam->moments.beta1 == 0.9 && adam->moments.beta2 == 0.5 &&
-            adam->options.clip_norm == 0,
-        "other options");
-  onebit_optimizer_destroy(adam);
-  onebit_comm_destroy(comm);
-  expect_said(program(0, "onebit-info"), ":2 without effect\n");
-  unlink(path);
-}
-
-Test(config, each_optimizers_section_is_its_own) {
-  write_file("{\"optimizer\": {\"type\": \"ZeroOneAdam\", \"params\": {\"var_freeze_step\": 17,"
-             "\"var_update_scaler\": 3, \"local_step_scaler\": 9, \"local_step_clipper\": 2}}}");
-  onebit_optimizer_t adam = make_adam(NULL, ONEBIT_OK), zero_one = NULL;
-  CHECK(adam->moments.beta1 == 0.9, "beta1 %g", adam->moments.beta1);
-  CHECK_STATUS(onebit_zero_one_adam_create(comm, tensors, 1, NULL, &zero_one), ONEBIT_OK);
-  const struct ob_moments *moments = &zero_one->moments;
-  CHECK(moments->variance_freeze_step == 17 && moments->variance_update_scaler == 3 &&
-            moments->local_step_scaler == 9 && moments->local_step_clipper == 2,
-        "variance_freeze_step %zu", moments->variance_freeze_step);
-  onebit_optimizer_destroy(adam);
-  onebit_optimizer_destroy(zero_one);
-  onebit_comm_destroy(comm);
-  unlink(path);
-}
-
-#define ADAM(params) "{\n\"optimizer\": {\"type\": \"OneBitAdam\",\n \"params\": {" params "}}}"
-
-static onebit_status_t make_wrong(void) {
-  onebit_optimizer_t optimizer = NULL;
-  onebit_status_t status = onebit_comm_create_self(&comm);
-  return status ? ONEBIT_OK : onebit_adam_create(comm, tensors, 1, NULL, &optimizer);
-}
-
-Test(config, a_wrong_option_is_said_when_it_is_made) {
-  static const struct wrong cases[] = {
-      {ADAM("\"freeze_steps\": 5"), ":3: freeze_steps: unknown key, OneBitAdam has no",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"max_coeff\": 5"), ":3: max_coeff: unknown key", ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"freeze_step\": -5"), ":3: freeze_step is -5, not a whole number from 0",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"freeze_step\": 2.5"), ":3: freeze_step is 2.5, not a whole number",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"freeze_step\": 1e300"), ":3: freeze_step is 1e300, not a whole number",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"freeze_step\": \"5\""), ":3: freeze_step is 5, not a number", ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"no_error_feedback\": \"yes\""), ":3: no_error_feedback is yes, neither true",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"betas\": [0.9]"), ":3: betas is an array, not of two numbers",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"betas\": [0.9, 1.5]"), ":3: betas: beta2 is 1.5, not between",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"eps\": 0.0, \"beta1\": 2"), ":3: beta1: beta1 is 2, not between 0 and 1",
-       ONEBIT_ERROR_ARGUMENT},
-      {ADAM("\"exchange\": 7"), ":3: exchange: exchange is 7, which is no onebit_adam",
-       ONEBIT_ERROR_ARGUMENT},
-      {"{\"gradient_clipping\": -1}", ":1: gradient_clipping: clip_norm is -1, not a",
-       ONEBIT_ERROR_ARGUMENT},
-      {"{\"optimizer\": {\"type\": \"Adan\"}}", ":1: type is Adan, not OneBitAdam",
-       ONEBIT_ERROR_ARGUMENT},
-      {"{\"optimizer\": {\"type\": 1}}", ":1: type is 1, not a text", ONEBIT_ERROR_ARGUMENT},
-      {"{\"optimizer\": {\"params\": {}}}", ":1: optimizer is an object, without a type",
-       ONEBIT_ERROR_ARGUMENT},
-      {"{\"optimizer\": {\"kind\": 1}}", ":1: kind is 1, and section optimizer has",
-       ONEBIT_ERROR_ARGUMENT},
-  };
-  check_wrong(cases, sizeof cases / sizeof cases[0], make_wrong);
-}
-
-/* --- What is said of it */
-
-Test(config, what_has_no_effect_is_warned_of_once) {
-  char text[4096] = "", said[] = "/tmp/onebit-said-XXXXXX";
-  static const char *const wanted[] = {":1: train_batch_size is without effect\n",
-                                       ":1: zero_optimization is without effect: 1-bit",
-                                       ":3: lr is without effect: the program",
-                                       ":4: cuda_aware is without effect: the communicator",
-                                       ":4: comm_backend_name is without effect: the communicator",
-                                       "adam is not recommended"};
-  write_file(DEEPSPEED);
-  int file = mkstemp(said), before = dup(2);
-  dup2(file, 2);
-  for (int k = 0; k < 2; k++) {
-    onebit_optimizer_destroy(make_adam(NULL, ONEBIT_OK));
-    onebit_comm_destroy(comm);
-    comm = NULL;
-  }
-  dup2(before, 2);
-  cr_assert(pread(file, text, sizeof text - 1, 0) > 0);
-  size_t lines = 0;
-  for (const char *c = text; (c = strchr(c, '\n')); c++)
-    lines++;
-  cr_expect_eq(lines, sizeof wanted / sizeof wanted[0], "%s", text);
-  for (size_t k = 0; k < sizeof wanted / sizeof wanted[0]; k++)
-    expect_said(text, wanted[k]);
-  unlink(said);
-  unlink(path);
+  check_wrong(cases, sizeof cases / sizeof cases[0]);
 }
 
 Test(config, info_shows_where_each_value_is_from) {
-  write_file(DEEPSPEED);
+  write_file("{\"threads\": 3,\n \"timeout\": \"never\"}");
   setenv("ONEBIT_THREADS", "2", 1);
   const char *said = program(0, "onebit-info");
   expect_said(said, "ONEBIT_THREADS  2        environment");
-  expect_said(said, "optimizers of type OneBitAdam");
-  expect_said(said, ":3 beta1 0.8, beta2 0.99\n");
-  expect_said(said, ":3 freeze_step 4\n");
-  expect_said(said, ":4 without effect: the communicator has");
-  expect_said(said, ":6 clip_norm 0.5\n");
-  expect_said(said, ":1 without effect\n");
+  expect_said(said, ":2 seconds");
   unlink(path);
 }

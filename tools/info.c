@@ -125,66 +125,6 @@ static bool print_knobs(void) {
   return all_good;
 }
 
-/* --- What else the file of ONEBIT_CONFIG has ---------------------------------------------------*/
-
-/* Prints the options that the file sets; returns their number. */
-static int print_given(const struct ob_option_file *file, const struct ob_json_value *value,
-                       const struct ob_option *rows, size_t count) {
-  double number;
-  int given = 0;
-  for (size_t k = 0; k < count; k++)
-    if (ob_option_in_file(file, &rows[k]) == value &&
-        ob_option_number(file, &rows[k], value, &number) == ONEBIT_OK)
-      printf("%s%s %.9g", given++ ? ", " : "", rows[k].name, number);
-  return given;
-}
-
-static void print_value(const struct ob_option_file *file, const struct ob_json_value *value,
-                        bool of_optimizer) {
-  const struct ob_method *method = file->type ? ob_methods[ob_method_number(file->method)] : NULL;
-  const char *why = ob_config_without_effect(value->key, of_optimizer);
-  printf("  %-24s %-12s ", value->key, ob_config_line(value));
-  int given = print_given(file, value, ob_common_options, OB_COMMON_OPTIONS);
-  if (method)
-    given += print_given(file, value, method->options, method->option_count);
-  if (why || value->kind == OB_JSON_NULL)
-    printf("without effect%s%s", why && *why ? ": " : "", why ? why : "");
-  else if (!given)
-    printf("wrong");
-  printf("\n");
-}
-
-/* Checks options as for a program that leaves all of its own zero. */
-static onebit_status_t info_check_options(struct ob_option_file *file) {
-  onebit_optimizer_options_t common = {0};
-  struct ob_moments moments;
-  OB_TRY(ob_option_file_open(file));
-  OB_TRY(ob_options_read(ob_common_options, OB_COMMON_OPTIONS, NULL, file, &common));
-  if (!file->type)
-    return ONEBIT_OK;
-  const struct ob_method *method = ob_methods[ob_method_number(file->method)];
-  OB_TRY(ob_option_file_for(method, file));
-  return ob_options_read(method->options, method->option_count, NULL, file, &moments);
-}
-
-static bool print_config(void) {
-  struct ob_option_file file;
-  const struct ob_json_value *value = NULL;
-  if (ob_config_check() != ONEBIT_OK)
-    return false; /* as print_knobs has said */
-  bool good = info_check_options(&file) == ONEBIT_OK;
-  if (!good)
-    printf("optimizers        wrong: %s\n", onebit_last_error());
-  else if (file.type)
-    printf("optimizers of type %s, where the program leaves an option zero\n", file.type->text);
-  while (file.params && (value = ob_config_next(file.params, value)))
-    print_value(&file, value, true);
-  while ((value = ob_config_next(NULL, value)))
-    if (strcmp(value->key, "gradient_clipping") == 0 || ob_config_without_effect(value->key, false))
-      print_value(&file, value, false);
-  return good;
-}
-
 /* --- CUDA --------------------------------------------------------------------------------------*/
 
 #ifdef ONEBIT_HAVE_CUDA
@@ -313,5 +253,5 @@ int main(int argc, char **argv) {
   print_cuda();
   print_tuning();
   bool good = print_knobs();
-  return print_config() && good ? 0 : 1;
+  return good ? 0 : 1;
 }
