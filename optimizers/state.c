@@ -76,8 +76,7 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
   }
 }
 
-/* --- Where a bucket has it
- * -----------------------------------------------------------------------*/
+/* --- Where a bucket has it --------------------------------------------------------------------*/
 
 static void set_residual(struct ob_section *section, const struct ob_residual *residual,
                          enum ob_content content) {

@@ -1,7 +1,6 @@
 /* Merges the state of several ranks into one part, which all of them get. */
 #include "optimizers/checkpoint/merge.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -249,10 +248,7 @@ static uint64_t merge_read_own(struct ob_merge *merge, const struct ob_merge_pie
     ob_part_copy(optimizer->held, has, piece->first, piece->count, values);
   else
     status = ob_saving_read(&merge->saving, has, piece->first, piece->count, values);
-  if (status != ONEBIT_OK && merge->status == ONEBIT_OK) {
-    merge->status = status;
-    snprintf(merge->error, sizeof merge->error, "%s", onebit_last_error());
-  }
+  ob_outcome_add(&merge->outcome, status);
   merge_freeze(merge, piece);
   return status == ONEBIT_OK ? ob_merge_hash(merge, piece) : 0;
 }
@@ -308,8 +304,7 @@ static onebit_status_t merge_run(struct ob_merge *merge, onebit_status_t status)
   OB_TRY(merge_learn(merge, status));
   OB_TRY(ob_agree(merge->moving.comm, merge_lay_out(merge), NULL, 0));
   OB_TRY(merge_sections(merge));
-  status = merge->status == ONEBIT_OK ? ONEBIT_OK : ob_error(merge->status, "%s", merge->error);
-  return ob_agree(merge->moving.comm, status, NULL, 0);
+  return ob_agree(merge->moving.comm, ob_outcome_tell(&merge->outcome), NULL, 0);
 }
 
 /* Memory of messages that could not be taken back stays. */

@@ -38,8 +38,7 @@ struct ob_merge {
   float *received;  /* OB_CHUNK a rank */
   double *sums;     /* OB_CHUNK */
   struct ob_merge_variance variance;
-  onebit_status_t status; /* of reading this rank's part; with its error message */
-  char error[256];
+  struct ob_outcome outcome; /* of reading this rank's part */
 };
 
 /* Numbers of a section, at most OB_CHUNK. */

@@ -12,8 +12,7 @@ static size_t merge_pieces_bytes_of(const struct ob_merge_piece *piece) {
   return piece->count * ob_saved_rows[piece->section->what].size;
 }
 
-/* --- One rank's for all
- * --------------------------------------------------------------------------*/
+/* --- One rank's for all -----------------------------------------------------------------------*/
 
 /* Returns the rank whose piece counts: the source, or else the lowest rank that has it; -1:
  * none. */
@@ -60,8 +59,7 @@ static onebit_status_t distribute_piece(struct ob_merge *merge, const struct ob_
                                                        : ONEBIT_OK;
 }
 
-/* --- Each rank's own, and means
- * ------------------------------------------------------------------*/
+/* --- Each rank's own, and means ---------------------------------------------------------------*/
 
 static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece, size_t slot,
                          float *mean) {
@@ -127,8 +125,7 @@ onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_pi
   return distribute_piece(merge, piece, slot);
 }
 
-/* --- What is lost
- * --------------------------------------------------------------------------------*/
+/* --- What is lost -----------------------------------------------------------------------------*/
 
 /* Adds a variance to the sum: if the stage stores reciprocals, its denominator. Elements without
  * variance do not count. */

@@ -29,8 +29,7 @@ onebit_status_t ob_loading_read(struct ob_loading *loading, enum ob_saved what,
   return ONEBIT_OK;
 }
 
-/* --- Sections of a bucket
- * ------------------------------------------------------------------------*/
+/* --- Sections of a bucket ---------------------------------------------------------------------*/
 
 /* True if the bucket sends nothing after the freeze: one rank alone that does not compress. */
 static bool restore_is_alone(const struct ob_loading *loading, const struct ob_bucket *bucket) {
