@@ -215,34 +215,41 @@ static struct onebit_outer *outer_create(onebit_comm_t comm) {
   return outer;
 }
 
-static onebit_status_t outer_finish(struct onebit_outer *outer, onebit_status_t status,
-                                    onebit_outer_t *result) {
-  if (status != ONEBIT_OK) {
+/* `sites`: among sites, of which comm is this rank's. */
+static onebit_status_t outer_make(onebit_comm_t comm, bool sites, onebit_comm_t between,
+                                  const onebit_tensor_t *tensors, size_t ntensors,
+                                  const onebit_outer_options_t *options,
+                                  const onebit_sites_options_t *sites_options,
+                                  onebit_outer_t *result) {
+  if (result)
+    *result = NULL;
+  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, sites ? "site" : "comm"));
+  if (between)
+    OB_TRY(ob_handle_check(between, OB_HANDLE_COMM, "between"));
+  struct onebit_outer *outer = outer_create(comm);
+  onebit_status_t status = outer ? ONEBIT_OK : ONEBIT_ERROR_MEMORY;
+  if (sites)
+    status = ob_sites_find(outer, comm, between, status);
+  if (status == ONEBIT_OK)
+    status = result ? outer_prepare(outer, tensors, ntensors, options, sites_options)
+                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
+  status = outer_agree(comm, outer, sites, between, true, status);
+  if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
+    outer->exchange = &ob_outer_sparse;
+  if (status == ONEBIT_OK)
+    status = ob_outer_build(outer);
+  if (status == ONEBIT_OK)
+    *result = outer;
+  else
     onebit_outer_destroy(outer);
-    return status;
-  }
-  *result = outer;
-  return ONEBIT_OK;
+  return status;
 }
 
 onebit_status_t onebit_outer_create(onebit_comm_t comm, const onebit_tensor_t *tensors,
                                     size_t ntensors, const onebit_outer_options_t *options,
                                     onebit_outer_t *result) {
   OB_CALL_SCOPE;
-  if (result)
-    *result = NULL;
-  OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  struct onebit_outer *outer = outer_create(comm);
-  onebit_status_t status = ONEBIT_ERROR_MEMORY;
-  if (outer)
-    status = result ? outer_prepare(outer, tensors, ntensors, options, NULL)
-                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  status = outer_agree(comm, outer, false, NULL, true, status);
-  if (status == ONEBIT_OK && outer->options.bits == ONEBIT_OUTER_SPARSE)
-    outer->exchange = &ob_outer_sparse;
-  if (status == ONEBIT_OK)
-    status = ob_outer_build(outer);
-  return outer_finish(outer, status, result);
+  return outer_make(comm, false, NULL, tensors, ntensors, options, NULL, result);
 }
 
 onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t between,
@@ -251,21 +258,7 @@ onebit_status_t onebit_outer_create_sites(onebit_comm_t site, onebit_comm_t betw
                                           const onebit_sites_options_t *sites,
                                           onebit_outer_t *result) {
   OB_CALL_SCOPE;
-  if (result)
-    *result = NULL;
-  OB_TRY(ob_handle_check(site, OB_HANDLE_COMM, "site"));
-  if (between)
-    OB_TRY(ob_handle_check(between, OB_HANDLE_COMM, "between"));
-  struct onebit_outer *outer = outer_create(site);
-  onebit_status_t status =
-      ob_sites_find(outer, site, between, outer ? ONEBIT_OK : ONEBIT_ERROR_MEMORY);
-  if (status == ONEBIT_OK)
-    status = result ? outer_prepare(outer, tensors, ntensors, options, sites)
-                    : ob_error(ONEBIT_ERROR_ARGUMENT, "outer is NULL");
-  status = outer_agree(site, outer, true, between, true, status);
-  if (status == ONEBIT_OK)
-    status = ob_outer_build(outer);
-  return outer_finish(outer, status, result);
+  return outer_make(site, true, between, tensors, ntensors, options, sites, result);
 }
 
 /* --- Ended -------------------------------------------------------------------------------------*/
