@@ -347,8 +347,8 @@ static bool judge_clock(struct question *at) {
 /* --- The table, and the walk over it -----------------------------------------------------------*/
 
 /* A row says what its rule is asked about, and when: of several hosts, where a subnet of theirs is
- * used, where times can be believed. That ends with a finding of a rule that blurs, and the bound of
- * a coarse rule is BLURRED times as far from then on. once: its first finding is enough. sure:
+ * used, where times can be believed. That ends with a finding of a rule that blurs, and the bound
+ * of a coarse rule is BLURRED times as far from then on. once: its first finding is enough. sure:
  * measuring again cannot change it. */
 #define BLURRED 3
 enum over { CLUSTER, SUBNETS, EACH_HOST, HOSTS = EACH_HOST, INTERFACES, PAIRS };
