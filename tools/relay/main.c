@@ -50,7 +50,7 @@ static const struct tool_option rows[] = {
      .high = 100},
     {"queue", 0, TOOL_SIZE, AT(queue), "BYTES",
      "what may wait for each way of a link (1M); the rest is lost", .low = 1},
-    {"seed", 0, TOOL_COUNT, AT(seed), "N", "of the losses", .low = 0},
+    {"seed", 0, TOOL_COUNT, AT(seed), "N", "of the losses; default 1", .low = 0},
     {"interface", 0, TOOL_TEXT, AT(interface), "NAME", "of the devices (eth0)", .low = 0},
     {0},
 };
@@ -240,7 +240,7 @@ static bool relay_open_all(struct relay *relay, char **hosts, const struct optio
 
 int main(int argc, char **argv) {
   static struct relay relay;
-  struct options options = {.queue = 1 << 20, .interface = "eth0"};
+  struct options options = {.queue = 1 << 20, .seed = 1, .interface = "eth0"};
   char wrong[TOOL_ERROR];
   enum tool_asked asked = tool_parse(&tool, &argc, argv, &options, wrong);
   if (asked == TOOL_RUN && (argc < 2 || argc > HOSTS + 1)) {
