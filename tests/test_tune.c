@@ -405,7 +405,6 @@ Test(tune, predicts) {
   for (int m = 0; m < TUNE_METHODS; m++)
     expect_said(said, tune_method_names[m]);
   expect_said(said, "941 Mbit/s of payload");
-  expect_said(said, "\n1024 ");
   said = program(0, "onebit-tune --predict --parameters 340M --hosts 16 --compute 0.250 "
                     "--bandwidth 2000gbit --latency 20us --tuning none");
   expect_said(said, "1.88 Tbit/s of payload");
@@ -413,8 +412,7 @@ Test(tune, predicts) {
   /* Open MPI's best algorithm reached this on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
   expect_said(said, "reaches 0.93 of the link");
-  cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]) ||
-            strstr(said, tune_method_names[TUNE_HIERARCHICAL]) > strstr(said, "hosts   "));
+  cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]), "it is the flat one: %s", said);
   expect_said(said, "each rank has one to itself");
   expect_said(program(1, PREDICT "--compute 1 --tuning /nowhere"), "--tuning: /nowhere does not");
   said = program(0, PREDICT "--compute 1 --shared-cores 32");
@@ -507,10 +505,10 @@ Test(tune, refuses_options_of_another_mode) {
       {"--parameters 3M", "--parameters: is for --predict, not for measuring"},
       {"--cores=4", "--cores: is for --predict, not for measuring"},
       {"--device cuda", "--device: is for --predict, not for measuring"},
-      {"--doctor --quick", "--quick: is for measuring, not for --doctor"},
+      {"--doctor --dry-run", "--dry-run: is for measuring, not for --doctor"},
       {"--json --doctor", "--json: is for --predict, not for --doctor"},
       {"--doctor --predict", "--doctor: not with --predict"},
-      {PREDICT_ONE "--quick", "--quick: is for measuring, not for --predict"},
+      {PREDICT_ONE "--dry-run", "--dry-run: is for measuring, not for --predict"},
       {PREDICT_ONE "--delay 3", "--delay: is for --whole-run, not for --predict"},
       {PREDICT_ONE "--nvlink-rate=1G", "--nvlink-rate: is for --device cuda, not for --predict"},
       {PREDICT_ONE "--whole-run --warm-up 0.1", "--warm-up: is for --predict, not for --whole-run"},

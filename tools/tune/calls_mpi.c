@@ -15,8 +15,7 @@
 #define TURNS     3
 #define MAX_CALLS 60
 
-#define LARGEST       ((size_t)64 << 20)
-#define LARGEST_QUICK ((size_t)16 << 20)
+#define LARGEST ((size_t)64 << 20)
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -108,7 +107,7 @@ static void end_contest(struct contest *contest) {
 }
 
 static bool begin_contest(struct tune_run *run, struct contest *contest) {
-  size_t count = (run->options->quick ? LARGEST_QUICK : LARGEST) / sizeof(float);
+  size_t count = LARGEST / sizeof(float);
   *contest = (struct contest){.run = run,
                               .send = ob_allocate(count, sizeof(float)),
                               .receive = ob_allocate(count, sizeof(float))};
@@ -134,45 +133,42 @@ static struct tune_point point_of(const struct contest *contest, size_t bytes,
 
 #define POINT_SECONDS 0.2
 
-/* Points to measure: bytes as float32, smallest first; left out when quick; chunk 0:
- * MPI_Allreduce. */
+/* Points to measure: bytes as float32, smallest first; chunk 0: MPI_Allreduce. */
 static const struct wanted {
-  size_t bytes;
-  bool full;
-  size_t chunk;
+  size_t bytes, chunk;
   onebit_schedule_t schedule;
   onebit_wire_t wire;
 } wants[] = {
-#define MPI(bytes, full)                                                                           \
-  { bytes, full, 0, 0, 0 }
-#define BITS(bytes, full, chunk, schedule)                                                         \
-  { bytes, full, chunk, ONEBIT_SCHEDULE_##schedule, ONEBIT_WIRE_BITS }
-#define DENSE(bytes, full, chunk, schedule)                                                        \
-  { bytes, full, chunk, ONEBIT_SCHEDULE_##schedule, ONEBIT_WIRE_DENSE }
-    MPI(4, false),
-    MPI(4096, true),
-    MPI(65536, false),
-    MPI(262144, true),
-    MPI(1 << 20, false),
-    MPI(4 << 20, false),
-    MPI(16 << 20, true),
-    BITS(4, false, 65536, EXCHANGE),
-    BITS(65536, false, 65536, EXCHANGE),
-    BITS(262144, true, 65536, EXCHANGE),
-    BITS(1 << 20, false, 65536, EXCHANGE),
-    BITS(4 << 20, false, 65536, EXCHANGE),
-    BITS(16 << 20, false, 65536, EXCHANGE),
-    BITS(64 << 20, true, 65536, EXCHANGE),
-    BITS(16 << 20, true, 8192, EXCHANGE),
-    BITS(16 << 20, true, 262144, EXCHANGE),
-    DENSE(65536, true, 65536, EXCHANGE),
-    DENSE(1 << 20, true, 65536, EXCHANGE),
-    BITS(65536, false, 65536, ALLGATHER),
-    BITS(1 << 20, true, 65536, ALLGATHER),
-    BITS(16 << 20, true, 65536, ALLGATHER),
-    BITS(65536, false, 65536, HIERARCHICAL),
-    BITS(1 << 20, false, 65536, HIERARCHICAL),
-    BITS(16 << 20, false, 65536, HIERARCHICAL),
+#define MPI(bytes)                                                                                 \
+  { bytes, 0, 0, 0 }
+#define BITS(bytes, chunk, schedule)                                                               \
+  { bytes, chunk, ONEBIT_SCHEDULE_##schedule, ONEBIT_WIRE_BITS }
+#define DENSE(bytes, chunk, schedule)                                                              \
+  { bytes, chunk, ONEBIT_SCHEDULE_##schedule, ONEBIT_WIRE_DENSE }
+    MPI(4),
+    MPI(4096),
+    MPI(65536),
+    MPI(262144),
+    MPI(1 << 20),
+    MPI(4 << 20),
+    MPI(16 << 20),
+    BITS(4, 65536, EXCHANGE),
+    BITS(65536, 65536, EXCHANGE),
+    BITS(262144, 65536, EXCHANGE),
+    BITS(1 << 20, 65536, EXCHANGE),
+    BITS(4 << 20, 65536, EXCHANGE),
+    BITS(16 << 20, 65536, EXCHANGE),
+    BITS(64 << 20, 65536, EXCHANGE),
+    BITS(16 << 20, 8192, EXCHANGE),
+    BITS(16 << 20, 262144, EXCHANGE),
+    DENSE(65536, 65536, EXCHANGE),
+    DENSE(1 << 20, 65536, EXCHANGE),
+    BITS(65536, 65536, ALLGATHER),
+    BITS(1 << 20, 65536, ALLGATHER),
+    BITS(16 << 20, 65536, ALLGATHER),
+    BITS(65536, 65536, HIERARCHICAL),
+    BITS(1 << 20, 65536, HIERARCHICAL),
+    BITS(16 << 20, 65536, HIERARCHICAL),
 };
 
 /* Measures one point by itself: it stays INFINITY where it is not possible. */
@@ -194,8 +190,7 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
   }
   for (int turn = 0; turn < TURNS; turn++)
     for (size_t k = 0; well && k < COUNT(wants); k++)
-      if (!contest->run->options->quick || !wants[k].full)
-        well = measure_alone(contest, &all[k]);
+      well = measure_alone(contest, &all[k]);
   for (size_t k = 0; well && k < COUNT(wants); k++)
     if (isfinite(all[k].measured))
       points->point[points->count++] = all[k];
@@ -205,9 +200,8 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 /* --- What corrects the model -------------------------------------------------------------------*/
 
 /* Seconds of a size in a turn, and the least calls of each candidate. */
-#define SIZE_SECONDS       0.5
-#define SIZE_SECONDS_QUICK 0.1
-#define MIN_CALLS          3
+#define SIZE_SECONDS 0.5
+#define MIN_CALLS    3
 
 /* Candidates that are not measured: those that take long, and those that the model calls so many
  * times slower than the best that no correction will make them the choice, unless they take hardly
@@ -226,15 +220,6 @@ static const size_t chunk_sizes[] = {4 << 20, 16 << 20, 64 << 20};
 static const size_t chunks[] = {131072, 65536, 262144};
 #define WORTH 0.98
 
-static bool too_large(const struct contest *contest, size_t bytes) {
-  return bytes > (contest->run->options->quick ? LARGEST_QUICK : LARGEST);
-}
-
-static bool hold_size(struct contest *contest) {
-  return run_contest(contest, contest->run->options->quick ? SIZE_SECONDS_QUICK : SIZE_SECONDS,
-                     MIN_CALLS);
-}
-
 /* The candidate with the chunk that a plan would take. */
 static struct tune_point entrant(const struct contest *contest, size_t bytes, size_t candidate) {
   const struct ob_cost_candidate *of = &ob_cost_candidates[candidate];
@@ -251,13 +236,13 @@ static bool measure_chunks(struct contest *contest, size_t bytes) {
   struct tune_point point = entrant(contest, bytes, 0);
   bool well = true;
   size_t best = 0;
-  if (point.predicted > TOO_LONG || too_large(contest, bytes))
+  if (point.predicted > TOO_LONG)
     return true;
   for (size_t k = 0; well && k < COUNT(chunks); k++) {
     point.task.chunk = chunks[k];
     well = add_entrant(contest, point);
   }
-  well = well && hold_size(contest);
+  well = well && run_contest(contest, SIZE_SECONDS, MIN_CALLS);
   for (size_t k = 1; well && k < contest->count; k++)
     if (contest->point[k].measured < WORTH * contest->point[best].measured)
       best = k;
@@ -281,7 +266,7 @@ static bool measure_factors(struct contest *contest, size_t bytes,
   for (size_t k = 0; well && k < OB_COST_CANDIDATES; k++)
     if (points[k].predicted <= fmin(fmax(HOPELESS * best, HARDLY), TOO_LONG))
       well = add_entrant(contest, points[k]);
-  well = well && hold_size(contest);
+  well = well && run_contest(contest, SIZE_SECONDS, MIN_CALLS);
   for (size_t k = 0; well && k < contest->count; k++) {
     const struct tune_point *point = &contest->point[k];
     factors[point->candidate] = fmin(factors[point->candidate], point->measured / point->predicted);
@@ -301,7 +286,7 @@ static bool measure_corrections(struct contest *contest) {
     for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
       factors[i][k] = INFINITY;
   for (int turn = 0; turn < TURNS; turn++)
-    for (size_t i = 0; well && i < COUNT(ladder) && !too_large(contest, ladder[i]); i++)
+    for (size_t i = 0; well && i < COUNT(ladder); i++)
       well = measure_factors(contest, ladder[i], factors[i]);
   for (size_t i = 0; i < COUNT(ladder); i++)
     for (size_t k = 0; k < OB_COST_CANDIDATES; k++)

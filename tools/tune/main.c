@@ -25,8 +25,6 @@ static const struct tool_option rows[] = {
              "~/.config/onebit/tuning",
      .groups = MEASURE},
     {"dry-run", 0, TOOL_FLAG, AT(dry_run), .help = "write no file", .groups = MEASURE},
-    {"quick", 0, TOOL_FLAG, AT(quick), .help = "fewer and smaller measurements: some ten seconds",
-     .groups = MEASURE},
     {.kind = TOOL_HEADING,
      .help = "With --doctor, under mpirun or srun, the same way as the program in question: finds "
              "out in\nhalf a minute whether measurements can be believed, which interface MPI's "
@@ -109,7 +107,7 @@ static const struct tool_option rows[] = {
 
 static const struct tool tool = {
     .name = "onebit-tune",
-    .usage = "mpirun ... onebit-tune [--output PATH] [--dry-run] [--quick]\n"
+    .usage = "mpirun ... onebit-tune [--output PATH] [--dry-run]\n"
              "       mpirun ... onebit-tune --doctor\n"
              "       onebit-tune --predict --parameters N --hosts N --compute SECONDS [options]",
     .purpose = "Under mpirun, measures the cluster in about a minute, fits the cost model to it, "

@@ -18,7 +18,7 @@ enum tune_method {
   TUNE_SGD,          /* 1-bit momentum SGD: the better of these two */
   TUNE_RUN,          /* onebit run --gradients: likewise in 8 bits */
   TUNE_METHODS,
-  TUNE_CARD_METHODS = TUNE_SGD, /* those that are known for GPUs, and shown for more hosts */
+  TUNE_CARD_METHODS = TUNE_SGD, /* those that are known for GPUs */
 };
 
 extern const char *const tune_method_names[TUNE_METHODS];

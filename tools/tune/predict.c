@@ -157,25 +157,6 @@ static void list_methods(const struct ob_costs *costs, const struct tune_trainin
   }
 }
 
-/* A hierarchical exchange that is not possible counts as flat; the better of both is printed. */
-static void print_scales(const struct ob_costs *costs, struct tune_training training) {
-  printf("\n# The same with other numbers of hosts, %d rank%s each, no overlap: seconds a step\n",
-         training.ranks_per_host, training.ranks_per_host == 1 ? "" : "s");
-  printf("%-8s", "hosts");
-  for (int m = 0; m < TUNE_CARD_METHODS; m++)
-    printf("%20s", tune_method_names[m]);
-  printf("%10s\n", "speed-up");
-  for (training.hosts = 4; training.hosts <= 1024; training.hosts *= 2) {
-    double step[TUNE_CARD_METHODS];
-    printf("%-8d", training.hosts);
-    for (enum tune_method m = 0; m < TUNE_CARD_METHODS; m++)
-      printf("%20.4f", step[m] = tune_step_seconds(costs, &training, m, false));
-    printf("%10.2f\n", step[TUNE_DENSE] / fmin(step[TUNE_FLAT], step[TUNE_HIERARCHICAL]));
-  }
-  printf("# speed-up: the better one-bit schedule over dense. Assumed: a network that carries "
-         "every host's\n# link at full rate, and the same computation on each rank.\n");
-}
-
 static int predict_steps(const struct tune_options *options, const struct ob_costs *costs) {
   const struct tune_training *training = &options->training;
   if (options->json) {
@@ -193,7 +174,6 @@ static int predict_steps(const struct tune_options *options, const struct ob_cos
   printf("\n");
   tune_print_headings(step_columns, "\n");
   list_methods(costs, training, NULL);
-  print_scales(costs, *training);
   return TUNE_OK;
 }
 /* --- A whole run over a slow network -----------------------------------------------------------*/

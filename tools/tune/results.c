@@ -186,17 +186,12 @@ void tune_report_points(const struct tune_points *points, double residual) {
 
 #define LARGEST ((size_t)256 << 20)
 
-static struct ob_cost_task report_task_of(const struct ob_cost_task *cluster, size_t bytes) {
-  struct ob_cost_task task = *cluster;
-  task.elements = bytes / sizeof(float);
-  task.dense_allowed = true;
-  return task;
-}
-
 static struct ob_cost_choice choice_of(const struct ob_costs *costs,
                                        const struct ob_cost_task *cluster, size_t bytes) {
-  struct ob_cost_task task = report_task_of(cluster, bytes);
+  struct ob_cost_task task = *cluster;
   struct ob_cost_choice choice;
+  task.elements = bytes / sizeof(float);
+  task.dense_allowed = true;
   ob_cost_choose(costs, &task, &choice);
   return choice;
 }
@@ -217,7 +212,9 @@ static size_t threshold(const struct ob_costs *costs, const struct ob_cost_task 
   return high;
 }
 
-static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
+void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
+  printf("\n# What plans choose where their options leave it open: float32 only where it is faster "
+         "than\n# bits; sizes are of float32.\n");
   struct ob_cost_choice last;
   for (size_t bytes = 4; bytes <= LARGEST; bytes *= 2) {
     struct ob_cost_choice now = choice_of(costs, cluster, bytes);
@@ -227,46 +224,6 @@ static void print_ranges(const struct ob_costs *costs, const struct ob_cost_task
              ob_cost_schedule_name(now.schedule), ob_wire_name(now.wire, cluster->bits));
     last = now;
   }
-}
-
-/* Prints each candidate's time; "-" where it is not possible. A star marks the choice. */
-static void print_candidates(const struct ob_costs *costs, const struct ob_cost_task *cluster,
-                             size_t bytes) {
-  struct ob_cost_choice choice = choice_of(costs, cluster, bytes), own;
-  struct ob_cost_task task = report_task_of(cluster, bytes);
-  char marked[32];
-  printf("%-10s", TUNE_WORDS(TUNE_BYTES, (double)bytes));
-  for (size_t k = 0; k < OB_COST_CANDIDATES; k++) {
-    const struct ob_cost_candidate *candidate = &ob_cost_candidates[k];
-    struct ob_cost_task alone = task;
-    bool chosen = choice.schedule == candidate->schedule && choice.wire == candidate->wire;
-    double seconds = NAN;
-    if (ob_cost_possible(&task, candidate->schedule, candidate->wire)) {
-      alone.schedule = candidate->schedule;
-      alone.wire = candidate->wire;
-      alone.dense_allowed = false;
-      ob_cost_choose(costs, &alone, &own);
-      seconds = own.seconds;
-    }
-    snprintf(marked, sizeof marked, "%s%s", chosen ? "*" : "", TUNE_WORDS(TUNE_TIME, seconds));
-    printf("%14s", marked);
-  }
-  printf("%15s\n", TUNE_WORDS(TUNE_TIME, ob_cost_mpi_seconds(costs, &task, sizeof(float))));
-}
-
-void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster) {
-  printf("\n# What plans choose where their options leave it open: float32 only where it is faster "
-         "than\n# bits; sizes are of float32.\n");
-  print_ranges(costs, cluster);
-  printf("\n%-10s", "# bytes");
-  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
-    printf("%14s", ob_cost_schedule_name(ob_cost_candidates[k].schedule));
-  printf("%15s\n%-10s", "MPI_Allreduce", "#");
-  for (size_t k = 0; k < OB_COST_CANDIDATES; k++)
-    printf("%14s", ob_wire_name(ob_cost_candidates[k].wire, 1));
-  printf("%15s\n", "float32");
-  for (size_t bytes = 4; bytes <= LARGEST; bytes *= 4)
-    print_candidates(costs, cluster, bytes);
 }
 
 /* --- The tuning file ---------------------------------------------------------------------------*/

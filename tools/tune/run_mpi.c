@@ -149,8 +149,8 @@ static void work_on_block(const struct arrays *arrays, int pass, size_t at) {
 
 /* Times passes by their means: ranks that take turns on a core have the medians of those that do
  * not. */
-static void time_passes(const struct arrays *arrays, bool quick, double seconds[PASSES]) {
-  int rounds = quick ? 2 : 5;
+static void time_passes(const struct arrays *arrays, double seconds[PASSES]) {
+  const int rounds = 5;
   for (int pass = 0; pass < PASSES; pass++)
     seconds[pass] = 0;
   for (int round = -1; round < rounds; round++)
@@ -166,10 +166,10 @@ static void time_passes(const struct arrays *arrays, bool quick, double seconds[
 }
 
 /* Times passes on the ranks with `asked` while the others sleep. Seconds an element, of rank 0. */
-static void time_some(const struct arrays *arrays, bool asked, bool quick, double seconds[PASSES]) {
+static void time_some(const struct arrays *arrays, bool asked, double seconds[PASSES]) {
   tune_wait_asleep(MPI_COMM_WORLD);
   if (asked)
-    time_passes(arrays, quick, seconds);
+    time_passes(arrays, seconds);
   tune_wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(seconds, PASSES, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 }
@@ -202,15 +202,14 @@ static bool measure_codec(struct tune_run *run, const struct ob_codec *codec) {
                           .messages = ob_allocate(STREAMS * ELEMENTS / 32, sizeof(uint32_t))};
   double alone[PASSES], host[PASSES];
   int beside_first = run->team.rank == 0;
-  bool quick = run->options->quick;
   bool well = tune_all_well(arrays.input && arrays.residual && arrays.next && arrays.messages);
   MPI_Allreduce(MPI_IN_PLACE, &beside_first, 1, MPI_INT, MPI_MAX, run->team.local);
   if (well) {
     tune_fill(arrays.input, ELEMENTS, 1);
     tune_fill((float *)arrays.messages, STREAMS * ELEMENTS / 32, 2);
     for (int turn = 0; turn < TURNS; turn++) {
-      time_some(&arrays, run->team.rank == 0, quick, alone);
-      time_some(&arrays, beside_first, quick, host);
+      time_some(&arrays, run->team.rank == 0, alone);
+      time_some(&arrays, beside_first, host);
     }
     set_codec_costs(run, alone, host);
   } else if (run->team.rank == 0)
@@ -278,15 +277,15 @@ static double stream(const struct flow *flow, int bytes, bool one_way, int windo
 
 /* Measures the bandwidth, with the same number of windows on every rank, from the time of the first
  * ones. */
-static double bandwidth(const struct flow *flow, bool one_way, bool quick) {
+static double bandwidth(const struct flow *flow, bool one_way) {
   double first = stream(flow, FLOW_BYTES, one_way, FLOW_WINDOWS, 3);
   int windows = (int)fmax(FLOW_WINDOWS, fmin(4096, FLOW_WINDOWS * ROUND_SECONDS / first));
   return (double)FLOW_BYTES * FLOW_MESSAGES * windows /
-         stream(flow, FLOW_BYTES, one_way, windows, quick ? 3 : 7);
+         stream(flow, FLOW_BYTES, one_way, windows, 7);
 }
 
 /* Measures the link between the ranks of one communicator, all pairs of which are alike. */
-static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bool quick) {
+static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
   struct flow flow = {.comm = comm};
   double median;
   MPI_Comm_rank(comm, &flow.rank);
@@ -302,8 +301,8 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
   link->message = stream(&flow, 1, false, SMALL_WINDOWS, ROUNDS) /
                   (2 * FLOW_MESSAGES * SMALL_WINDOWS) / sharing;
   /* The link's own bandwidth; the part of it that an exchange reaches both ways is fitted. */
-  link->bandwidth = bandwidth(&flow, false, quick);
-  link->bandwidth = fmax(link->bandwidth, bandwidth(&flow, true, quick));
+  link->bandwidth = bandwidth(&flow, false);
+  link->bandwidth = fmax(link->bandwidth, bandwidth(&flow, true));
   MPI_Bcast(link, sizeof *link, MPI_BYTE, 0, comm);
 }
 
@@ -311,12 +310,12 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing, bo
  * are. */
 static void measure_links(struct tune_run *run) {
   double sharing = ob_cost_sharing(&run->costs, &run->cluster);
-  measure_link(run->team.local, &run->costs.inside, sharing, run->options->quick);
+  measure_link(run->team.local, &run->costs.inside, sharing);
   if (run->cluster.max_ranks > 1) /* on the same core a byte is copied twice, once by each side */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;
   tune_wait_asleep(MPI_COMM_WORLD);
   if (run->team.leaders != MPI_COMM_NULL)
-    measure_link(run->team.leaders, &run->costs.between, sharing, run->options->quick);
+    measure_link(run->team.leaders, &run->costs.between, sharing);
   tune_wait_asleep(MPI_COMM_WORLD);
   MPI_Bcast(&run->costs, sizeof run->costs, MPI_BYTE, 0, MPI_COMM_WORLD);
 }

@@ -20,7 +20,7 @@
 enum { TUNE_OK = 0, TUNE_FAILED = 1, TUNE_USAGE = 2 };
 
 struct tune_options {
-  bool doctor, predict, whole, dry_run, quick, json;
+  bool doctor, predict, whole, dry_run, json;
   const char *output, *tuning; /* NULL: where the environment says */
   /* Options of --predict; 0 where the command line gives none, but NAN for `compute`, and -1 for
    * `delay` and `bits`, which is a place in tune_width_names. */
@@ -95,8 +95,7 @@ double tune_point_seconds(const struct ob_costs *costs, const struct tune_point 
 /* Reports links. `cluster`: a task of no elements, with hosts and ranks. */
 void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
 void tune_report_points(const struct tune_points *points, double residual);
-/* Prints the choices of plans of 4 B to 256 MiB, at each size where they change, and each
- * candidate's time. */
+/* Prints the choices of plans of 4 B to 256 MiB, at each size where they change. */
 void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
 
 /* Writes the file, by way of one beside it, and makes its directory. False after complaining. */
