@@ -391,6 +391,7 @@ Test(tune, writes_a_file_and_its_directories) {
   cr_expect(tune_write(path, &costs, &origin), "it replaces what is there");
   cr_expect_eq(ob_tuning_read(path, &here, &read, NULL), OB_TUNING_READ, "%s", read.source);
   cr_expect(!tune_write(directory, &costs, &origin), "a directory is no file");
+  cr_expect(tune_can_write(path) && !tune_can_write(directory));
   cr_expect_eq(remove(path), 0);
   for (int k = 0; k < 3; k++) { /* a/b, a, the directory, which must be empty but for these */
     *strrchr(path, '/') = '\0';

@@ -238,20 +238,41 @@ static void make_directories(char *path) {
   }
 }
 
-/* Writes beside the file, so that renaming replaces it at once; with the process in its name, so
- * that two do not write the same. */
+/* Opens a file beside another one, which it replaces at once when it is renamed. The process is in
+ * its name, so that two do not write the same; what somebody else made there is not followed. */
+static FILE *open_beside(const char *path, char fresh[OB_TUNING_PATH_CAPACITY + 32]) {
+  snprintf(fresh, OB_TUNING_PATH_CAPACITY + 32, "%s.%ld", path, (long)getpid());
+  make_directories(fresh);
+  return fopen(fresh, "wx");
+}
+
+static bool complain_of_output(const char *path) {
+  tune_complain("%s cannot be written: %s", path, strerror(errno));
+  return false;
+}
+
+bool tune_can_write(const char *path) {
+  char fresh[OB_TUNING_PATH_CAPACITY + 32];
+  struct stat there;
+  FILE *file = open_beside(path, fresh);
+  if (!file)
+    return complain_of_output(path);
+  fclose(file);
+  remove(fresh);
+  errno = EISDIR;
+  return stat(path, &there) != 0 || !S_ISDIR(there.st_mode) || complain_of_output(path);
+}
+
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin) {
   char fresh[OB_TUNING_PATH_CAPACITY + 32];
-  snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
-  make_directories(fresh);
-  FILE *file = fopen(fresh, "wx"); /* and what somebody else made there is not followed */
+  FILE *file = open_beside(path, fresh);
   bool well = file && ob_tuning_write(file, costs, origin);
   if (file)
     well &= fclose(file) == 0;
   if (well && rename(fresh, path) == 0)
     return true;
-  tune_complain("%s cannot be written: %s", path, strerror(errno));
+  complain_of_output(path);
   if (file)
     remove(fresh);
   return false;

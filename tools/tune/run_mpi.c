@@ -332,16 +332,18 @@ static void find_cluster(struct tune_run *run) {
                                        .max_ranks = most};
 }
 
-/* Finds the path before anything is measured, which would be for nothing. On rank 0. */
+/* Finds the path, and whether it can be written, before anything is measured, which would be for
+ * nothing. On rank 0. */
 static bool find_path(const struct tune_options *options, char path[OB_TUNING_PATH_CAPACITY]) {
-  if (options->dry_run || (!options->output && ob_tuning_path(path)))
+  if (options->dry_run)
     return true;
-  if (!options->output)
+  if (!options->output && !ob_tuning_path(path))
     tune_complain("the environment names no file to write: give --output, or --dry-run");
-  else if (*options->output && strlen(options->output) < OB_TUNING_PATH_CAPACITY)
-    return strcpy(path, options->output);
-  else
+  else if (options->output &&
+           (!*options->output || strlen(options->output) >= OB_TUNING_PATH_CAPACITY))
     tune_complain("--output: not a path");
+  else
+    return tune_can_write(options->output ? strcpy(path, options->output) : path);
   return false;
 }
 

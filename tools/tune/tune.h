@@ -98,7 +98,9 @@ void tune_report_points(const struct tune_points *points, double residual);
 /* Prints the choices of plans of 4 B to 256 MiB, at each size where they change. */
 void tune_report_decisions(const struct ob_costs *costs, const struct ob_cost_task *cluster);
 
-/* Writes the file, by way of one beside it, and makes its directory. False after complaining. */
+/* Tries whether the file can be written, and makes its directory. False after complaining. */
+bool tune_can_write(const char *path);
+/* Writes the file, by way of one beside it. */
 bool tune_write(const char *path, const struct ob_costs *costs,
                 const struct ob_tuning_origin *origin);
 
