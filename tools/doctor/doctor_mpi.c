@@ -216,6 +216,8 @@ static void measure_pairs(void) {
   double *row = facts.bandwidth + host * hosts;
   for (int round = 0; is_leader() && hosts >= 2 && round < hosts && round < MAX_ROUNDS; round++) {
     const int peer = (round - host + hosts) % hosts;
+    MPI_Sendrecv(NULL, 0, MPI_BYTE, peer, TAG, NULL, 0, MPI_BYTE, peer, TAG, team.leaders,
+                 MPI_STATUS_IGNORE); /* a connection is made with the first message */
     for (int turn = 0; peer != host && turn < 2; turn++) {
       const bool sends = (host < peer) == (turn == 0);
       const double rate = measure_stream(peer, sends);
