@@ -52,7 +52,11 @@ Test(info, says_where_a_value_comes_from) {
   expect_said(said, "ONEBIT_CODEC    scalar   environment");
   expect_said(said, "ONEBIT_THREADS  1        default");
   setenv("ONEBIT_THREADS", "3", 1);
-  expect_said(program(0, "onebit-info"), "ONEBIT_THREADS  3        environment");
+  said = program(0, "onebit-info");
+  expect_said(said, "ONEBIT_THREADS  3        environment");
+  cr_expect(!strstr(said, "ONEBIT_THREADS: "), "%s", said);
+  setenv("ONEBIT_THREAD", "3", 1);
+  expect_said(program(0, "onebit-info"), "  ONEBIT_THREAD: the C library does not read it\n");
 }
 
 Test(info, refuses_a_wrong_value_in_place) {

@@ -2,10 +2,12 @@
  * onebit-info: prints the properties of this build of the library, and its choices on this
  * machine.
  */
+#define _GNU_SOURCE /* environ */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/knobs.h"
@@ -107,6 +109,20 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   return status;
 }
 
+/* Prints variables of the environment that look like a knob's and are none: typing errors, or those
+ * of Python's bindings and of builds. */
+static void print_others(void) {
+  for (char **variable = environ; *variable; variable++) {
+    const size_t length = strcspn(*variable, "=");
+    bool known = strncmp(*variable, "ONEBIT_", 7) != 0;
+    for (enum ob_knob knob = 0; knob < OB_KNOB_COUNT; knob++)
+      known |= strlen(ob_knobs[knob].name) == length &&
+               strncmp(*variable, ob_knobs[knob].name, length) == 0;
+    if (!known)
+      printf("  %.*s: the C library does not read it\n", (int)length, *variable);
+  }
+}
+
 static bool print_knobs(void) {
   bool all_good = true;
   printf("knobs\n");
@@ -122,6 +138,7 @@ static bool print_knobs(void) {
       printf("  %-15s default: %s\n", "", ob_knobs[knob].fallback);
     all_good &= good;
   }
+  print_others();
   return all_good;
 }
 
