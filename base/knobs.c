@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 
 const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
@@ -72,12 +73,132 @@ const struct ob_knob_row ob_knobs[OB_KNOB_COUNT] = {
     [OB_KNOB_METRICS_EVERY] = {"ONEBIT_METRICS_EVERY", "10", "steps from one row to the next"},
 };
 
+/* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/
+
+/* There are some 20 variables. */
+enum { MAX_BYTES = 1 << 16, MAX_VALUES = 64, PREFIX = sizeof "ONEBIT_" - 1 };
+
+/* The file's contents. Static: it is read before memory may fail, and kept as long as the
+ * process. */
+static struct {
+  onebit_status_t status;
+  char path[1024], error[512], text[MAX_BYTES + 1];
+  struct ob_json_value values[MAX_VALUES];
+  size_t count;
+} config;
+
+/* --- What it says */
+
+/* The value of the outermost object that follows `value` in the text, the first one after NULL;
+ * NULL: none. */
+static const struct ob_json_value *next_value(const struct ob_json_value *value) {
+  size_t k = value ? (size_t)(value - config.values) : 0;
+  while (++k < config.count)
+    if (config.values[k].parent == 0)
+      return &config.values[k];
+  return NULL;
+}
+
+/* "FILE:LINE: KEY", or "FILE:LINE", in memory of the thread, which the next call overwrites. */
+static const char *config_origin_of(const struct ob_json_value *value, const char *key) {
+  static _Thread_local char text[256];
+  snprintf(text, sizeof text, "%.160s:%d%s%.60s", config.path, value->line, key ? ": " : "",
+           key ? key : "");
+  return text;
+}
+
+static const char *config_origin(const struct ob_json_value *value) {
+  return config_origin_of(value, value->key);
+}
+
+/* Fails with "FILE:LINE: KEY is VALUE, " and what is wrong with it. */
+static onebit_status_t config_wrong(const struct ob_json_value *value, const char *why) {
+  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %.80s, %s", config_origin(value),
+                  value->text ? value->text : ob_json_kind_name(value->kind), why);
+}
+
+static bool names_knob(const char *key, enum ob_knob knob) {
+  return knob != OB_KNOB_CONFIG && strcasecmp(ob_knobs[knob].name + PREFIX, key) == 0 &&
+         strpbrk(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == NULL;
+}
+
+static const char *text_of(const struct ob_json_value *value) {
+  return value->kind == OB_JSON_TRUE ? "1" : value->kind == OB_JSON_FALSE ? "0" : value->text;
+}
+
+/* The value of a knob in the file, as the environment would have it; NULL: there is none. */
+static const char *config_find_knob(enum ob_knob knob, const struct ob_json_value **found) {
+  const struct ob_json_value *value = NULL;
+  if (ob_config_check() != ONEBIT_OK)
+    return NULL;
+  while ((value = next_value(value)))
+    if (names_knob(value->key, knob) && text_of(value)) {
+      *found = value;
+      return text_of(value);
+    }
+  return NULL;
+}
+
+/* --- Reading */
+
+static onebit_status_t check_key(const struct ob_json_value *value) {
+  for (enum ob_knob knob = 0; knob < OB_KNOB_COUNT; knob++)
+    if (names_knob(value->key, knob))
+      return value->kind < OB_JSON_ARRAY
+                 ? ONEBIT_OK
+                 : config_wrong(value, "not a text, a number, true or false");
+  return ob_error(ONEBIT_ERROR_ARGUMENT,
+                  "%s: unknown key; it is no variable of the environment in lower case without "
+                  "ONEBIT_, as \"threads\" is",
+                  config_origin(value));
+}
+
+static onebit_status_t config_load(void) {
+  char why[OB_INPUT_REASON];
+  struct ob_input input;
+  int code = ob_input_open(&input, AT_FDCWD, config.path);
+  if (code == 0 && input.bytes <= MAX_BYTES)
+    code = ob_input_read(&input, 0, config.text, (size_t)input.bytes);
+  ob_input_close(&input);
+  if (code != 0)
+    return ob_error(ONEBIT_ERROR_FILE, "ONEBIT_CONFIG=%.200s: %s", config.path,
+                    ob_input_reason(code, why));
+  if (input.bytes > MAX_BYTES || memchr(config.text, 0, (size_t)input.bytes))
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "ONEBIT_CONFIG=%.200s: %s", config.path,
+                    input.bytes > MAX_BYTES ? "larger than 64 KiB" : "not a text");
+  OB_TRY(ob_json_read(config.path, config.text, config.values, MAX_VALUES, &config.count));
+  for (const struct ob_json_value *value = NULL; (value = next_value(value));)
+    OB_TRY(check_key(value));
+  return ONEBIT_OK;
+}
+
+static void read_once(void) {
+  const char *path = ob_knob_text(OB_KNOB_CONFIG);
+  if (!path)
+    return;
+  bool fits = snprintf(config.path, sizeof config.path, "%s", path) < (int)sizeof config.path;
+  config.status =
+      fits ? config_load() : ob_error(ONEBIT_ERROR_FILE, "ONEBIT_CONFIG: its path is too long");
+  if (config.status == ONEBIT_OK)
+    return;
+  config.count = 0;
+  snprintf(config.error, sizeof config.error, "%s", onebit_last_error());
+}
+
+onebit_status_t ob_config_check(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, read_once);
+  return config.status == ONEBIT_OK ? ONEBIT_OK : ob_error(config.status, "%s", config.error);
+}
+
+/* --- Values of knobs -----------------------------------------------------------------------------*/
+
 /* Finds the value of a knob: the environment's, else the file's. */
 static const char *knobs_find(enum ob_knob knob, const struct ob_json_value **in_file) {
   const char *text = getenv(ob_knobs[knob].name);
   *in_file = NULL;
   if (!text || !*text)
-    text = knob == OB_KNOB_CONFIG ? NULL : ob_config_knob(knob, in_file);
+    text = knob == OB_KNOB_CONFIG ? NULL : config_find_knob(knob, in_file);
   return text && *text ? text : NULL;
 }
 
@@ -89,13 +210,13 @@ const char *ob_knob_text(enum ob_knob knob) {
 const char *ob_knob_label(enum ob_knob knob) {
   const struct ob_json_value *in_file;
   knobs_find(knob, &in_file);
-  return in_file ? ob_config_origin(in_file) : ob_knobs[knob].name;
+  return in_file ? config_origin(in_file) : ob_knobs[knob].name;
 }
 
 const char *ob_knob_origin(enum ob_knob knob) {
   const struct ob_json_value *in_file;
   bool given = knobs_find(knob, &in_file);
-  return in_file ? ob_config_line(in_file) : given ? "environment" : "default";
+  return in_file ? config_origin_of(in_file, NULL) : given ? "environment" : "default";
 }
 
 onebit_status_t ob_knob_number(enum ob_knob knob, int low, int high, int fallback, int *value) {
@@ -171,124 +292,4 @@ onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *valu
                     ob_knob_label(knob), text);
   *value = seconds > 0 ? seconds : (double)INFINITY;
   return ONEBIT_OK;
-}
-
-/* --- The file that ONEBIT_CONFIG names ---------------------------------------------------------*/
-
-/* There are some 20 variables. */
-enum { MAX_BYTES = 1 << 16, MAX_VALUES = 64, PREFIX = sizeof "ONEBIT_" - 1 };
-
-/* The file's contents. Static: it is read before memory may fail, and kept as long as the
- * process. */
-static struct {
-  onebit_status_t status;
-  char path[1024], error[512], text[MAX_BYTES + 1];
-  struct ob_json_value values[MAX_VALUES];
-  size_t count;
-} config;
-
-/* --- Values */
-
-/* The value of the outermost object that follows `value` in the text, the first one after NULL;
- * NULL: none. */
-static const struct ob_json_value *next_value(const struct ob_json_value *value) {
-  size_t k = value ? (size_t)(value - config.values) : 0;
-  while (++k < config.count)
-    if (config.values[k].parent == 0)
-      return &config.values[k];
-  return NULL;
-}
-
-static const char *config_origin_of(const struct ob_json_value *value, const char *key) {
-  static _Thread_local char text[256];
-  snprintf(text, sizeof text, "%.160s:%d%s%.60s", config.path, value->line, key ? ": " : "",
-           key ? key : "");
-  return text;
-}
-
-const char *ob_config_origin(const struct ob_json_value *value) {
-  return config_origin_of(value, value->key);
-}
-
-const char *ob_config_line(const struct ob_json_value *value) {
-  return config_origin_of(value, NULL);
-}
-
-/* Fails with "FILE:LINE: KEY is VALUE, " and what is wrong with it. */
-static onebit_status_t config_wrong(const struct ob_json_value *value, const char *why) {
-  return ob_error(ONEBIT_ERROR_ARGUMENT, "%s is %.80s, %s", ob_config_origin(value),
-                  value->text ? value->text : ob_json_kind_name(value->kind), why);
-}
-
-static bool names_knob(const char *key, enum ob_knob knob) {
-  return knob != OB_KNOB_CONFIG && strcasecmp(ob_knobs[knob].name + PREFIX, key) == 0 &&
-         strpbrk(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == NULL;
-}
-
-static const char *text_of(const struct ob_json_value *value) {
-  return value->kind == OB_JSON_TRUE ? "1" : value->kind == OB_JSON_FALSE ? "0" : value->text;
-}
-
-const char *ob_config_knob(enum ob_knob knob, const struct ob_json_value **found) {
-  const struct ob_json_value *value = NULL;
-  if (ob_config_check() != ONEBIT_OK)
-    return NULL;
-  while ((value = next_value(value)))
-    if (names_knob(value->key, knob) && text_of(value)) {
-      *found = value;
-      return text_of(value);
-    }
-  return NULL;
-}
-
-/* --- Reading */
-
-static onebit_status_t check_key(const struct ob_json_value *value) {
-  for (enum ob_knob knob = 0; knob < OB_KNOB_COUNT; knob++)
-    if (names_knob(value->key, knob))
-      return value->kind < OB_JSON_ARRAY
-                 ? ONEBIT_OK
-                 : config_wrong(value, "not a text, a number, true or false");
-  return ob_error(ONEBIT_ERROR_ARGUMENT,
-                  "%s: unknown key; it is no variable of the environment in lower case without "
-                  "ONEBIT_, as \"threads\" is",
-                  ob_config_origin(value));
-}
-
-static onebit_status_t config_load(void) {
-  char why[OB_INPUT_REASON];
-  struct ob_input input;
-  int code = ob_input_open(&input, AT_FDCWD, config.path);
-  if (code == 0 && input.bytes <= MAX_BYTES)
-    code = ob_input_read(&input, 0, config.text, (size_t)input.bytes);
-  ob_input_close(&input);
-  if (code != 0)
-    return ob_error(ONEBIT_ERROR_FILE, "ONEBIT_CONFIG=%.200s: %s", config.path,
-                    ob_input_reason(code, why));
-  if (input.bytes > MAX_BYTES || memchr(config.text, 0, (size_t)input.bytes))
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "ONEBIT_CONFIG=%.200s: %s", config.path,
-                    input.bytes > MAX_BYTES ? "larger than 64 KiB" : "not a text");
-  OB_TRY(ob_json_read(config.path, config.text, config.values, MAX_VALUES, &config.count));
-  for (const struct ob_json_value *value = NULL; (value = next_value(value));)
-    OB_TRY(check_key(value));
-  return ONEBIT_OK;
-}
-
-static void read_once(void) {
-  const char *path = ob_knob_text(OB_KNOB_CONFIG);
-  if (!path)
-    return;
-  bool fits = snprintf(config.path, sizeof config.path, "%s", path) < (int)sizeof config.path;
-  config.status =
-      fits ? config_load() : ob_error(ONEBIT_ERROR_FILE, "ONEBIT_CONFIG: its path is too long");
-  if (config.status == ONEBIT_OK)
-    return;
-  config.count = 0;
-  snprintf(config.error, sizeof config.error, "%s", onebit_last_error());
-}
-
-onebit_status_t ob_config_check(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  pthread_once(&once, read_once);
-  return config.status == ONEBIT_OK ? ONEBIT_OK : ob_error(config.status, "%s", config.error);
 }

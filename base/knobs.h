@@ -9,8 +9,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/json.h"
-#include "base/knobs.h"
 #include "onebit/status.h"
 
 enum ob_knob {
@@ -89,13 +87,5 @@ onebit_status_t ob_knob_seconds(enum ob_knob knob, double fallback, double *valu
  * read, ONEBIT_ERROR_ARGUMENT with a message that names file, line and key if it is wrong. A wrong
  * file has no values. */
 onebit_status_t ob_config_check(void);
-
-/* The value of a knob in the file, as the environment would have it; NULL: there is none. */
-const char *ob_config_knob(enum ob_knob knob, const struct ob_json_value **value);
-
-/* "FILE:LINE: KEY" and "FILE:LINE". Both are in the thread's memory, which the next call
- * overwrites. */
-const char *ob_config_origin(const struct ob_json_value *value);
-const char *ob_config_line(const struct ob_json_value *value);
 
 #endif

@@ -2,6 +2,7 @@
  * is said with its line. A process reads one file: each case is a test of its own. */
 #include <sys/wait.h>
 
+#include "base/json.h"
 #include "base/knobs.h"
 #include "tests/support.h"
 
