@@ -262,13 +262,15 @@ static bool check_combination(const struct bench_benchmark *benchmark,
 #ifdef ONEBIT_HAVE_NCCL
   has_nccl = true;
 #endif
+  char smallest[32];
+  snprintf(smallest, sizeof smallest, "-b %zu", options->smallest);
   const struct {
     bool wrong;
     const char *what, *why;
   } rules[] = {
       {cuda && !has_cuda, "-d cuda", "this onebit-bench was built without CUDA"},
       {cuda && !benchmark->run_cuda, "-d cuda", "this subcommand runs on the host only"},
-      {options->smallest > options->largest, "-b", "the smallest size is above -e"},
+      {options->smallest > options->largest, smallest, "the smallest size is above -e"},
       {options->json && options->csv, "--csv", "not with --json"},
       {!cuda && options->nccl_ranks, "--nccl-ranks", "needs -d cuda"},
       {!cuda && options->nccl, "--transport nccl", "needs -d cuda"},
@@ -299,14 +301,20 @@ static struct tool describe_tool(const struct bench_benchmark *benchmark, char n
                        .group = benchmark->kind};
 }
 
-/* Replaces -f and -c where a number follows: in nccl-tests they take one, in OSU's benchmarks none,
- * so that nothing else can be meant. */
+/* Replaces -f and -c where a number follows, in the same word or the next: in nccl-tests they take
+ * one, in OSU's benchmarks none, so that nothing else can be meant. */
 static void read_numbered_flags(int argc, char **argv) {
-  static char factor[] = "--stepfactor", check[] = "--check";
-  for (int k = 2; k + 1 < argc; k++)
-    if (isdigit((unsigned char)argv[k + 1][0]) &&
-        (strcmp(argv[k], "-f") == 0 || strcmp(argv[k], "-c") == 0))
-      argv[k] = argv[k][1] == 'f' ? factor : check;
+  static char words[2][48];
+  for (int k = 2; k < argc; k++) {
+    const bool factor = strncmp(argv[k], "-f", 2) == 0, check = strncmp(argv[k], "-c", 2) == 0;
+    const char *number = (factor || check) && argv[k][2] ? argv[k] + 2 : NULL;
+    const char *next = k + 1 < argc ? argv[k + 1] : "";
+    if (!(factor || check) || !isdigit((unsigned char)*(number ? number : next)))
+      continue;
+    snprintf(words[check], sizeof words[check], "--%s%s%.24s", check ? "check" : "stepfactor",
+             number ? "=" : "", number ? number : "");
+    argv[k] = words[check];
+  }
 }
 
 enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,

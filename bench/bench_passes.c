@@ -318,8 +318,9 @@ void bench_passes_destroy(struct bench_passes *passes) {
 #define WARMUPS 2
 
 /* The least elements of a timed call: some milliseconds, as against the clock's fraction of a
- * microsecond. */
+ * microsecond. Below 4096 elements a call's own time suffices, of which there are as many. */
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
+#define MOST_REPEATS    ((size_t)1024)
 
 void bench_rounds_prepare(struct bench_rounds *rounds, struct bench_passes *passes) {
   struct bench_job *job = passes->job;
@@ -329,9 +330,11 @@ void bench_rounds_prepare(struct bench_rounds *rounds, struct bench_passes *pass
   rounds->device = job->device;
   rounds->rounds = options->iterations == BENCH_BY_SIZE ? ROUNDS : options->iterations;
   rounds->warmups = options->warmups == BENCH_BY_SIZE ? WARMUPS : options->warmups;
-  rounds->repeats = BENCH_HAS_DEVICE(job)             ? BENCH_LAUNCHES
-                    : passes->count < ELEMENTS_A_TIME ? ELEMENTS_A_TIME / passes->count
-                                                      : 1;
+  rounds->repeats = (ELEMENTS_A_TIME + passes->count - 1) / passes->count;
+  if (BENCH_HAS_DEVICE(job))
+    rounds->repeats = BENCH_LAUNCHES;
+  else if (rounds->repeats > MOST_REPEATS)
+    rounds->repeats = MOST_REPEATS;
   for (size_t k = 0; k < rounds->count; k++) {
     struct bench_entry *entry = &rounds->entries[k];
     if (entry->pass)

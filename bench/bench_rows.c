@@ -82,7 +82,10 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
   onebit_plan_info_t info = bench_plan_info(test->plan);
   struct bench_table *table = job->table;
   bench_note(table, "onebit-bench %s, version %s", job->benchmark->name, onebit_version());
-  bench_note(table, "%d ranks over %s, codec %s, %s, one %s scale for %s", test->team->size,
+  bench_note(table, "%d rank%s over %s, codec %s, %s, one %s scale for %s", test->team->size,
+             test->team->size == 1
+                 ? ", which exchanges nothing (mpirun -n N and --ranks N start more),"
+                 : "s",
              info.transport, info.codec, bench_dtypes[test->options->dtype],
              bench_scales[test->options->scale], setting(info.block_size, text));
   if (test->dense_receive)

@@ -172,10 +172,10 @@ static void expect(const struct tool_option *option, char *text, size_t capacity
   double factor = kinds[option->kind].factor, low = factor * option->low;
   at += (size_t)snprintf(text + at, capacity - at, "%s", kinds[option->kind].what);
   if (option->high > 0)
-    snprintf(text + at, capacity - at, " from %.12g to %.12g%s", low, factor * option->high,
+    snprintf(text + at, capacity - at, " from %.15g to %.15g%s", low, factor * option->high,
              kinds[option->kind].unit);
   else if (option->low > 0)
-    snprintf(text + at, capacity - at, " of at least %.12g%s", low, kinds[option->kind].unit);
+    snprintf(text + at, capacity - at, " of at least %.15g%s", low, kinds[option->kind].unit);
 }
 
 /* --- Reading -----------------------------------------------------------------------------------*/
