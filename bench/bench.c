@@ -151,12 +151,8 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
                           onebit_operation_t operation, int number) {
   struct state *state = team->state;
   MPI_Comm *comm = &state->comms[team->algorithm_count];
-  if (!name_of(control, number, &state->algorithms[team->algorithm_count])) {
-    if (team->rank == 0)
-      bench_complain("--mpi-algorithms %d: there is no such algorithm", number);
-    return false;
-  }
-  if (MPI_T_cvar_write(control->handle, &number) != MPI_SUCCESS ||
+  if (!name_of(control, number, &state->algorithms[team->algorithm_count]) ||
+      MPI_T_cvar_write(control->handle, &number) != MPI_SUCCESS ||
       MPI_Comm_dup(MPI_COMM_WORLD, comm) != MPI_SUCCESS)
     return false;
   MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
@@ -167,14 +163,13 @@ static bool add_algorithm(struct bench_team *team, const struct control *control
   return true;
 }
 
+/* Number 0 is the library's own choice, which is there already. */
 static bool bench_mpi_add_all(struct bench_team *team, const struct control *control,
-                              const struct bench_options *options, onebit_operation_t operation) {
-  bool all = options->all_algorithms;
-  size_t count = all ? (size_t)control->values - 1 : options->algorithm_count;
+                              onebit_operation_t operation) {
   int before;
   bool well = MPI_T_cvar_read(control->handle, &before) == MPI_SUCCESS;
-  for (size_t k = 0; well && k < count && team->algorithm_count <= BENCH_ALGORITHMS; k++)
-    well = add_algorithm(team, control, operation, all ? (int)k + 1 : (int)options->algorithms[k]);
+  for (int k = 1; well && k < control->values && team->algorithm_count <= BENCH_ALGORITHMS; k++)
+    well = add_algorithm(team, control, operation, k);
   MPI_T_cvar_write(control->handle, &before);
   return well;
 }
@@ -195,12 +190,14 @@ static int bench_mpi_choose(struct bench_team *team, const struct bench_options 
   int provided, status = BENCH_OK;
   team->algorithms = state->algorithms;
   team->algorithm_count = 1;
-  if (!options->all_algorithms && !options->algorithm_count)
+  if (!options->all_algorithms)
     return BENCH_OK;
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
     return BENCH_FAILED;
   if (open_control(&control, operation)) {
-    status = bench_mpi_add_all(team, &control, options, operation) ? BENCH_OK : BENCH_USAGE;
+    status = bench_mpi_add_all(team, &control, operation) ? BENCH_OK : BENCH_FAILED;
+    if (status != BENCH_OK && team->rank == 0)
+      bench_complain("--mpi-algorithms all: %s refuses one that it names", bench_mpi_library());
     MPI_T_cvar_handle_free(&control.handle);
   } else if (team->rank == 0) {
     bench_complain(
@@ -222,7 +219,7 @@ static void bench_mpi_begin(int *argc, char ***argv, const struct bench_options 
                             int *size) {
   int provided;
   bool thread;
-  if (options->all_algorithms || options->algorithm_count) /* wants to be told before */
+  if (options->all_algorithms) /* wants to be told before */
     setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
   /* Asks for MPI's locks only where ONEBIT_PROGRESS needs them, since they cost a little. The
    * library complains of a wrong value. */

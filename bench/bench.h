@@ -42,13 +42,12 @@ struct bench_table;
 #define BENCH_BY_TIME    ((size_t)-1) /* tests: chosen by the length of the computation */
 #define BENCH_STREAMS    16           /* numbers of streams in one --streams */
 #define BENCH_VARIANTS   12           /* names in one --compare */
-#define BENCH_ALGORITHMS 16           /* numbers in one --mpi-algorithms */
+#define BENCH_ALGORITHMS 16           /* of the MPI library's for a collective */
 
 /* The options of a plan that a comparison varies. */
 struct bench_variant {
   onebit_schedule_t schedule;
   onebit_wire_t wire;
-  size_t chunk_size; /* 0: what the options say */
 };
 
 struct bench_options {
@@ -77,8 +76,7 @@ struct bench_options {
   struct bench_variant variant; /* where there is nothing to compare */
   struct bench_variant compare[BENCH_VARIANTS];
   size_t compare_count;
-  bool all_algorithms; /* of the MPI library's; none: only its own choice */
-  size_t algorithms[BENCH_ALGORITHMS], algorithm_count;
+  int all_algorithms; /* of the MPI library's; 0: only its own choice */
 };
 
 /* Reads argv[2..]; `error` gets a message when they cannot be understood. */

@@ -32,7 +32,7 @@ onebit_plan_options_t bench_case_options(const struct bench_case *test,
   options.dtype = test->options->dtype;
   options.scale = test->options->scale;
   options.block_size = test->options->block_size;
-  options.chunk_size = variant.chunk_size ? variant.chunk_size : test->options->chunk_size;
+  options.chunk_size = test->options->chunk_size;
   options.threads = test->options->threads;
   options.schedule = variant.schedule;
   options.wire = variant.wire;
@@ -67,11 +67,9 @@ static int collective_run_dense(const struct bench_entry *entry) {
 
 /* Adds a plan; among several, one that the library refuses is a result. */
 static int add_plan(struct bench_case *test, struct bench_variant variant) {
-  char name[48], chunk[24] = "";
-  if (variant.chunk_size)
-    snprintf(chunk, sizeof chunk, ":%zu", variant.chunk_size);
-  snprintf(name, sizeof name, "%s%s%s", bench_schedules[variant.schedule],
-           variant.wire == ONEBIT_WIRE_DENSE ? ":dense" : "", chunk);
+  char name[48];
+  snprintf(name, sizeof name, "%s%s", bench_schedules[variant.schedule],
+           variant.wire == ONEBIT_WIRE_DENSE ? ":dense" : "");
   struct bench_way *way = bench_case_add(test, name, collective_run_plan);
   onebit_plan_options_t options = bench_case_options(test, variant, ONEBIT_DEVICE_HOST);
   onebit_status_t status = onebit_plan_create(test->comm, test->count, &options, &way->plan);

@@ -14,6 +14,7 @@ const char *const bench_scales[] = {"rms", "mean-absolute", "largest", NULL};
 const char *const bench_schedules[] = {"automatic", "exchange", "allgather", "hierarchical", NULL};
 const char *const bench_wires[] = {"bits", "dense", NULL};
 static const char *const devices[] = {"host", "cuda", NULL};
+static const char *const algorithms[] = {"default", "all", NULL};
 
 /* The default size on a device: several times the size of a GPU's caches. */
 #define CUDA_BYTES ((size_t)256 << 20)
@@ -80,23 +81,14 @@ static reading read_codec(void *values, const char *value) {
                                                    : "this processor can run no codec of that name";
 }
 
-/* Reads one of a list: SCHEDULE, with a WIRE, elements in a message, or both of them behind it. */
+/* Reads one of a list: SCHEDULE, or SCHEDULE:WIRE. */
 static bool read_variant(const char *text, size_t length, struct bench_variant *variant) {
-  const char *end = text + length, *part = text + strcspn(text, ":,");
-  int schedule = tool_find(text, (size_t)(part - text), bench_schedules);
-  *variant = (struct bench_variant){.schedule = (onebit_schedule_t)schedule};
-  bool right = schedule >= 0;
-  for (int k = 0; right && k < 2 && part < end; k++) {
-    const char *from = part + 1;
-    part = from + strcspn(from, ":,");
-    int wire = k == 0 ? tool_find(from, (size_t)(part - from), bench_wires) : -1;
-    if (wire >= 0)
-      variant->wire = (onebit_wire_t)wire;
-    else
-      right = !variant->chunk_size && tool_read_integer(from, true, &variant->chunk_size) == part &&
-              variant->chunk_size > 0;
-  }
-  return right && part == end;
+  const size_t name = strcspn(text, ":,");
+  const int schedule = tool_find(text, name, bench_schedules);
+  const int wire =
+      name < length ? tool_find(text + name + 1, length - name - 1, bench_wires) : ONEBIT_WIRE_BITS;
+  *variant = (struct bench_variant){(onebit_schedule_t)schedule, (onebit_wire_t)wire};
+  return schedule >= 0 && wire >= 0;
 }
 
 static reading read_compare(void *values, const char *value) {
@@ -106,22 +98,10 @@ static reading read_compare(void *values, const char *value) {
     size_t length = strcspn(value, ",");
     if (options->compare_count == BENCH_VARIANTS ||
         !read_variant(value, length, &options->compare[options->compare_count++]))
-      return "expected at most 12 of SCHEDULE[:WIRE][:CHUNK], with commas";
+      return "expected at most 12 of SCHEDULE[:WIRE], with commas";
     value += length;
   } while (*value++);
   return NULL;
-}
-
-/* The MPI library checks the numbers. */
-static reading read_algorithms(void *values, const char *value) {
-  struct bench_options *options = values;
-  options->all_algorithms = strcmp(value, "all") == 0;
-  options->algorithm_count = 0;
-  if (options->all_algorithms || strcmp(value, "default") == 0)
-    return NULL;
-  options->algorithm_count =
-      tool_read_list(value, 1, INT_MAX, options->algorithms, BENCH_ALGORITHMS);
-  return options->algorithm_count ? NULL : "expected default, all or at most 16 of N, with commas";
 }
 
 /* Reads numbers of streams; a thousand are more than a share of a buffer ever has. */
@@ -179,11 +159,11 @@ static const struct tool_option rows[] = {
     {"wire", 0, TOOL_CHOICE, AT(variant.wire), "NAME",
      "bits, or dense: float32 by the same schedule", .names = bench_wires, .groups = BENCH_RANKED},
     {"compare", 0, TOOL_CALL, 0, "LIST",
-     "SCHEDULE[:WIRE][:CHUNK],... by turns, a line each; at most 12",
+     "SCHEDULE[:WIRE],... by turns, a line each; at most 12",
      .read = read_compare, .groups = BENCH_COLLECTIVES},
-    {"mpi-algorithms", 0, TOOL_CALL, 0, "LIST",
-     "default, all or N,N,...: the dense collective is the best of them",
-     .read = read_algorithms, .groups = BENCH_COLLECTIVES},
+    {"mpi-algorithms", 0, TOOL_CHOICE, AT(all_algorithms), "default|all",
+     "whether the dense collective is the best of the MPI library's algorithms",
+     .names = algorithms, .groups = BENCH_COLLECTIVES},
     {"no-dense", 0, TOOL_FLAG, AT(no_dense), NULL, "leave out the dense collective",
      .groups = BENCH_RANKED},
     {"json", 0, TOOL_FLAG, AT(json), NULL, "a JSON object a line, instead of the table", .low = 0},
