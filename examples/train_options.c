@@ -274,22 +274,19 @@ int train_options_check(const train_options_t *options, char words[TRAIN_WORDS])
 
 /* --- What the options mean ---------------------------------------------------------------------*/
 
-static const struct {
-  const char *name, *forms[FORMS]; /* the name is that of --optimizer */
-} methods[METHODS] = {
-    [EFFICIENT_ADAM] = {"efficient-adam", {"Efficient-Adam", "dense Adam", "local Adam"}},
-    [ADAM] = {"adam", {"1-bit Adam", "dense Adam", "local Adam"}},
-    [EFFICIENT_LAMB] = {"efficient-lamb",
-                        {"Efficient-Adam with trust ratios", "dense LAMB", "local LAMB"}},
-    [LAMB] = {"lamb", {"1-bit LAMB", "dense LAMB", "local LAMB"}},
-    [ZERO_ONE_ADAM] = {"zero-one-adam", {"0/1 Adam", "dense Adam", "local Adam"}},
-    [MOMENTUM] = {"momentum", {"1-bit SGD", "dense SGD", "local SGD"}},
-    [LION] = {"lion", {"1-bit Lion", "dense Lion", "local Lion"}},
+static const char *const forms[METHODS][FORMS] = {
+    [EFFICIENT_ADAM] = {"Efficient-Adam", "dense Adam", "local Adam"},
+    [ADAM] = {"1-bit Adam", "dense Adam", "local Adam"},
+    [EFFICIENT_LAMB] = {"Efficient-Adam with trust ratios", "dense LAMB", "local LAMB"},
+    [LAMB] = {"1-bit LAMB", "dense LAMB", "local LAMB"},
+    [ZERO_ONE_ADAM] = {"0/1 Adam", "dense Adam", "local Adam"},
+    [MOMENTUM] = {"1-bit SGD", "dense SGD", "local SGD"},
+    [LION] = {"1-bit Lion", "dense Lion", "local Lion"},
 };
 
-const char *train_method_name(int method) { return methods[method].name; }
+const char *train_method_name(int method) { return optimizer_names[method]; }
 
-const char *train_form_name(int method, form_t form) { return methods[method].forms[form]; }
+const char *train_form_name(int method, form_t form) { return forms[method][form]; }
 
 size_t train_last_step(const train_options_t *options) {
   const size_t stop_at = options->stop_at;

@@ -223,43 +223,21 @@ static void report_sum(const training_t *training) {
          (unsigned long long)rounds[2]);
 }
 
-static void print_json_outer(const onebit_outer_info_t *outer) {
-  printf(",\"outer\":%zu,\"outer_rule\":%d,\"outer_bits\":%d,\"outer_fragments\":%zu",
-         outer->local_steps, (int)outer->rule, outer->bits, outer->fragments);
-  printf(",\"outer_delay\":%zu,\"round_bytes\":%llu", outer->delay,
-         (unsigned long long)outer->exchange_bytes);
-}
-
 static void print_json(const training_t *training) {
-  static const char *const forms[FORMS] = {"compressed", "dense", "outer"};
   const train_options_t *options = training->options;
-  const onebit_optimizer_info_t *info = &training->info;
-  printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\",\"form\":\"%s\"",
-         training->task.kind->name, train_form_name(options->method, training->form),
-         train_method_name(options->method), forms[training->form]);
-  printf(",\"seed\":%zu,\"ranks\":%zu", options->seed, training->team->size);
-  printf(",\"parameters\":%zu,\"steps\":%zu,\"resumed_at\":%zu", training->parameters,
-         options->steps, training->first);
+  printf("{\"training\":\"%s\",\"name\":\"%s\",\"optimizer\":\"%s\"", training->task.kind->name,
+         train_form_name(options->method, training->form), train_method_name(options->method));
+  printf(",\"seed\":%zu,\"ranks\":%zu,\"parameters\":%zu,\"steps\":%zu", options->seed,
+         training->team->size, training->parameters, options->steps);
   print_json_number(stdout, "learning_rate", (double)options->learning_rate);
   print_json_number(stdout, "training_loss", training->loss);
   print_json_number(stdout, "loss", training->quality.loss);
   if (training->quality.accuracy >= 0.0)
     print_json_number(stdout, "accuracy", training->quality.accuracy);
   printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
-  print_json_number(stdout, "bytes_per_step",
-                    (double)bytes(training) / fmax(1.0, (double)report_all_steps(training)));
   print_json_number(stdout, "float32_bytes", float32_bytes(training));
-  if (training->form == OUTER)
-    print_json_outer(&training->outer);
-  printf(",\"dense_steps\":%llu,\"bit_steps\":%llu,\"local_steps\":%llu,\"skipped\":%llu",
-         (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1],
-         (unsigned long long)info->exchanges[2], (unsigned long long)info->skipped);
-  print_json_number(stdout, "residual_ratio", training->residual_ratio);
   print_json_number(stdout, "seconds", seconds(training));
-  print_json_number(stdout, "optimizer_seconds",
-                    training->tally[0].optimizer_seconds + training->tally[1].optimizer_seconds);
-  printf(",\"synchronized\":%s,\"checksum\":\"%016llx\"}\n", info->synchronized ? "true" : "false",
-         (unsigned long long)training->checksum);
+  printf(",\"checksum\":\"%016llx\"}\n", (unsigned long long)training->checksum);
 }
 
 void report_end(const training_t *training) {
