@@ -1,6 +1,5 @@
 /* The benchmark program's rows, and the dense optimizers that it compares with. */
 #include <criterion/criterion.h>
-#include <criterion/redirect.h>
 #ifdef ONEBIT_HAVE_CUDA
 #include <cuda_runtime_api.h> /* says whether the device is emulated */
 #endif
@@ -35,35 +34,6 @@ Test(bench_rows, bandwidths_are_of_the_larger_buffer) {
 }
 
 /* --- JSON lines */
-
-struct job {
-  const char *subcommand;
-  struct bench_options options;
-};
-
-static int run_job(struct bench_team *team, const void *context) {
-  const struct job *job = context;
-  const struct bench_benchmark *benchmark = bench_find(job->subcommand);
-  return bench_run_on(benchmark, &job->options, team);
-}
-
-/* The output of a benchmark with two ranks. Once a test: standard output is closed behind it. */
-static const char *output_of(int argc, char **argv) {
-  static char text[1 << 16], error[TOOL_ERROR];
-  struct job job = {.subcommand = argv[1]};
-  cr_redirect_stdout();
-  cr_assert_eq(bench_options_parse(argc, argv, bench_find(argv[1]), &job.options, error), TOOL_RUN);
-  cr_assert_eq(bench_team_run_threads(2, run_job, &job), BENCH_OK);
-  fflush(stdout);
-  fclose(stdout);
-  size_t length = fread(text, 1, sizeof text - 1, cr_get_redirected_stdout());
-  text[length] = '\0';
-  return text;
-}
-
-#define OUTPUT(...)                                                                                \
-  output_of((int)(sizeof((char *[]){"", __VA_ARGS__}) / sizeof(char *)),                           \
-            (char *[]){"", __VA_ARGS__, NULL})
 
 /* The number of lines, each of which must be an object that has these fields. */
 static size_t objects(const char *text, const char *const *fields) {
@@ -104,7 +74,8 @@ static const char *const common_fields[] = {"\"bytes\":",
                                             NULL};
 
 Test(bench_rows, json_has_an_object_a_line) {
-  const char *text = OUTPUT("allreduce", "-m4K:16K", "-i3", "-x1", "--json");
+  const char *text =
+      program(0, "onebit-bench allreduce --ranks 2 -m4K:16K -i3 -x1 --json 2>/dev/null");
   cr_expect_eq(objects(text, common_fields), 3);
   cr_expect(strstr(text, "{\"benchmark\":\"allreduce\",\"bytes\":4096,") == text, "%s", text);
   cr_expect(strstr(text, "\"dense_median_us\":null"));
@@ -114,8 +85,8 @@ Test(bench_rows, json_has_an_object_a_line) {
 Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
   static const char *const fields[] = {
       "\"wire_limit_us\":", "\"codec_limit_us\":", "\"of_limit\":", NULL};
-  const char *text = OUTPUT("allreduce", "-m1M:1M", "-i3", "-x1", "--json", "--rate=8mbit",
-                            "--cores=1", "--schedule=exchange");
+  const char *text = program(0, "onebit-bench allreduce --ranks 2 -m1M:1M -i3 -x1 --json "
+                                "--rate=8mbit --cores=1 --schedule=exchange 2>/dev/null");
   double bytes, wire, codec, of;
   cr_expect_eq(objects(text, fields), 1);
   cr_assert_eq(sscanf(strstr(text, "\"wire_bytes\":"), "\"wire_bytes\":%lf", &bytes), 1);
@@ -128,31 +99,29 @@ Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
 
 Test(bench_rows, json_compares_a_line_each) {
   static const char *const fields[] = {"\"requested\":\"", "\"of_best\":", "\"right\":true", NULL};
-  const char *text = OUTPUT("allreduce", "-m4K:4K", "-i3", "-x1", "-c", "--json",
-                            "--compare=automatic,exchange,exchange:dense");
+  const char *text = program(0, "onebit-bench allreduce --ranks 2 -m4K:4K -i3 -x1 -c --json "
+                                "--compare=automatic,exchange,exchange:dense 2>/dev/null");
   cr_expect_eq(objects(text, common_fields), 3);
   cr_expect_eq(objects(text, fields), 3);
   cr_expect(strstr(text, "\"requested\":\"exchange:dense\""));
 }
 
-static void check_nonblocking(char *subcommand) {
+Test(bench_rows, json_of_nonblocking_collectives) {
   static const char *const fields[] = {"\"overall_us\":",      "\"compute_us\":", "\"pure_us\":",
                                        "\"overlap_percent\":", "\"tests\":2",     NULL};
-  const char *text = OUTPUT(subcommand, "-m4K:8K", "-i3", "-x1", "-t2", "-c", "--json");
-  cr_expect_eq(objects(text, fields), 2);
-  cr_expect_eq(objects(text, common_fields), 2);
+  static const char *const names[] = {"iallreduce", "iallgather", "ireduce-scatter"};
+  for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+    const char *text =
+        program(0, "onebit-bench %s --ranks 2 -m4K:8K -i3 -x1 -t2 -c --json 2>/dev/null", names[k]);
+    cr_expect_eq(objects(text, fields), 2, "%s", names[k]);
+    cr_expect_eq(objects(text, common_fields), 2, "%s", names[k]);
+  }
 }
-
-Test(bench_rows, json_of_iallreduce) { check_nonblocking("iallreduce"); }
-
-Test(bench_rows, json_of_iallgather) { check_nonblocking("iallgather"); }
-
-Test(bench_rows, json_of_ireduce_scatter) { check_nonblocking("ireduce-scatter"); }
 
 /* The columns of a table are those of its head. */
 Test(bench_rows, tables_have_as_many_columns_as_heads) {
-  char *text = (char *)(uintptr_t)OUTPUT("allreduce", "-m4K:4K", "-i3", "-f", "-c",
-                                         "--compare=automatic,exchange");
+  char *text = (char *)(uintptr_t)program(0, "onebit-bench allreduce --ranks 2 -m4K:4K -i3 -f -c "
+                                             "--compare=automatic,exchange 2>/dev/null");
   size_t head = 0, lines = 0, columns;
   for (char *rest, *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
     bool is_head = strncmp(line, "# Size  ", 8) == 0;
