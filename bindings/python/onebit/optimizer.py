@@ -40,12 +40,19 @@ class Stateful:
         self._comm._check_process()
         return self._handle
 
+    def _take(self):
+        """The library reads the caller's arrays in a call that follows."""
+
+    def _changed(self):
+        """The library may have written to the caller's arrays."""
+
     def save(self) -> bytes:
         """This rank's part of a checkpoint; of an outer step by all ranks after the same exchanges
         have begun."""
         return self._saved("save")
 
     def _saved(self, name):
+        self._take()
         function = self._function(name)
         count = ctypes.c_size_t()
         check(function(self.handle, None, 0, ctypes.byref(count)))
@@ -63,18 +70,22 @@ class Stateful:
             pointers[place] = ctypes.cast(ctypes.c_char_p(part), ctypes.c_void_p).value
             sizes[place] = len(part)
         check(self._function("load")(self.handle, pointers, sizes, len(parts)))
+        self._changed()
 
     def save_files(self, directory: os.PathLike[str] | str) -> None:
         """Saves into a directory that all ranks see. Collective."""
+        self._take()
         check(self._function("save_files")(self.handle, os.fsencode(directory)))
 
     def load_files(self, directory: os.PathLike[str] | str) -> None:
         """Loads what `save_files` saved there last. Collective."""
         check(self._function("load_files")(self.handle, os.fsencode(directory)))
+        self._changed()
 
     def move(self, comm: Communicator) -> None:
         """Goes on with other ranks: those that are left, or that have come. Collective over comm.
         The old communicator can be closed afterwards."""
+        self._take()
         check(self._function("move")(self.handle, comm.handle))
         self._change(comm)
 
@@ -82,6 +93,7 @@ class Stateful:
         """When a rank was lost: goes on with the others. Collective over them; the communicator
         that they have from now on."""
         handle = ctypes.c_void_p()
+        self._take()
         status = self._function("shrink")(self.handle, ctypes.byref(handle))
         kept, transport = self._comm._keeps, self._comm.transport
         made = Communicator(handle, kept, transport) if handle else None
@@ -97,6 +109,7 @@ class Stateful:
         self._comm._members.discard(self)
         self._comm._leave(self)
         self._comm = comm
+        self._changed()
 
     def close(self) -> None:
         """Gives it back; the arrays stay as they are. Collective while a step of an optimizer is

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -155,51 +154,13 @@ class Outer(Stateful):
         return self._call(_native.library().onebit_outer_synchronize)
 
     def _take(self):
-        """The library reads parameters in a call that follows."""
         if self._stage is not None:
             self._stage.take()
 
     def _changed(self):
-        """It may have set them, and the next exchange may be due at any step."""
         if self._stage is not None:
             self._stage.bring()
-            self._position = None
-
-    def _saved(self, name):
-        self._take()
-        return super()._saved(name)
-
-    def save_files(self, directory: os.PathLike[str] | str) -> None:
-        """Saves into a directory that all ranks see. Collective."""
-        self._take()
-        super().save_files(directory)
-
-    def load(self, parts: Sequence[bytes]) -> None:
-        """Takes the state, parameters too, from the parts of all ranks that saved, in their order.
-        Collective."""
-        super().load(parts)
-        self._changed()
-
-    def load_files(self, directory: os.PathLike[str] | str) -> None:
-        """Loads what `save_files` saved there last. Collective."""
-        super().load_files(directory)
-        self._changed()
-
-    def _change(self, comm):
-        super()._change(comm)
-        self._changed()
-
-    def move(self, comm: Communicator) -> None:
-        """Goes on with other ranks: those that are left, or that have come. Collective over comm.
-        The old communicator can be closed afterwards."""
-        self._take()
-        super().move(comm)
-
-    def shrink(self) -> Communicator:
-        """When a rank was lost: goes on with the others. Collective over them; the communicator
-        that they have from now on."""
-        self._take()
-        return super().shrink()
+            self._position = None  # the next exchange may be due at any step
 
     def consensus(self, number: int, out: Any) -> Any:
         """Copies the consensus of parameter `number` to `out`, which is of float32, and returns

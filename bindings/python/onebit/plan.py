@@ -116,19 +116,26 @@ class Plan:
         return found
 
     def _buffers(self, sendbuf, recvbuf, operation):
-        """Returns two buffers, a function to call at the end, and None. For arrays that the library
-        cannot use the last is an exception, which is raised after a call without buffers, so that
-        the other ranks do not wait."""
+        """Returns two buffers, and a function that ends a call of that status. Where an array is of no
+        use here the library is told of a call without one: the other ranks need not wait."""
         send, receive = self._counts()
-        if operation != self.operation:
-            words = f"the plan is for {self.operation.name}, not for {operation.name}"
-            return None, None, wrong(words)
         try:
-            first, second, bring = self._copies(sendbuf, recvbuf)
-            first = self._buffer(first, "sendbuf", send, False)
-            return (first, self._buffer(second, "recvbuf", receive, True)), bring, None
-        except Exception as reason:  # noqa: BLE001
-            return None, None, reason
+            if operation != self.operation:
+                raise wrong(f"the plan is for {self.operation.name}, not for {operation.name}")
+            source = self._on_host(sendbuf, "sendbuf", True)
+            result = self._on_host(recvbuf, "recvbuf", False)
+            first = self._buffer(source, "sendbuf", send, False)
+            second = self._buffer(result, "recvbuf", receive, True)
+        except Exception:
+            refused, _ = _CALLS[next(other for other in Operation if other != self.operation)]
+            getattr(_native.library(), refused)(None, None, self.handle)
+            raise
+
+        def bring(code):
+            if result is not recvbuf and code == Status.OK:
+                recvbuf.detach().copy_(result)
+
+        return (first, second), bring
 
     def _on_host(self, thing, name, filled):
         """An array that the library can use: of a tensor on a device a copy, with what the tensor has if
@@ -147,27 +154,8 @@ class Plan:
         wait()
         return copy
 
-    def _copies(self, sendbuf, recvbuf):
-        """Returns the arrays that the library reads and writes, and a function that ends a call of that status."""
-        send = self._on_host(sendbuf, "sendbuf", True)
-        receive = self._on_host(recvbuf, "recvbuf", False)
-
-        def bring(code):
-            if receive is not recvbuf and code == Status.OK:
-                recvbuf.detach().copy_(receive)
-
-        return send, receive, bring
-
-    def _fail_on_all(self, operation):
-        """A call that the library refuses, for the sake of the ranks that wait for this one."""
-        blocking, _ = _CALLS[next(other for other in Operation if other != self.operation)]
-        getattr(_native.library(), blocking)(None, None, self.handle)
-
     def _call(self, sendbuf, recvbuf, operation):
-        buffers, bring, reason = self._buffers(sendbuf, recvbuf, operation)
-        if reason is not None:
-            self._fail_on_all(operation)
-            raise reason
+        buffers, bring = self._buffers(sendbuf, recvbuf, operation)
         addresses = [one.address for one in buffers]
         if self.on_device:
             function = getattr(_native.library(), _CALLS[operation][0] + "_stream")
@@ -177,10 +165,7 @@ class Plan:
         return check(code)
 
     def _start(self, sendbuf, recvbuf, operation):
-        buffers, bring, reason = self._buffers(sendbuf, recvbuf, operation)
-        if reason is not None:
-            self._fail_on_all(operation)
-            raise reason
+        buffers, bring = self._buffers(sendbuf, recvbuf, operation)
         function = getattr(_native.library(), _CALLS[operation][1])
         handle = ctypes.c_void_p()
         plan = self.handle

@@ -167,13 +167,16 @@ class Backward:
     def add(self, bucket):
         """A bucket is full: the future of the gradients that are averaged, None if none is."""
         self.gradients += bytes_of(bucket.buffer())
-        if self.is_joining() and not _is_in_a_pass():
-            return self._follow(bucket)
-        if bucket.index() == 0:
+        follows = self.is_joining() and not _is_in_a_pass()  # without inputs: buckets are zeros
+        if bucket.index() == 0 and not follows:
             self._begin()
         remainder, averaged = self._optimizer._remainder, None
         if remainder is not None:
             averaged = remainder.add(bucket, lambda one: id(one) in self._numbers)
+        if follows:
+            if bucket.is_last():  # with it comes the step
+                self._optimizer.follow()
+            return averaged
         for number, parameter, view in self._carried(bucket, remainder is None):
             if parameter.stride() != view.stride():  # the bucket has them as the parameter has
                 view = view.as_strided(parameter.size(), parameter.stride())
@@ -196,15 +199,6 @@ class Backward:
             raise wrong("the model is in its join() with find_unused_parameters, or ranks of a host "
                         "share the work: compress with kind onebit.torch.HookState")  # fmt: skip
         return True
-
-    def _follow(self, bucket):
-        """On a rank without inputs, whose buckets are zeros: with the last one comes the step."""
-        remainder, averaged = self._optimizer._remainder, None
-        if remainder is not None:
-            averaged = remainder.add(bucket, lambda one: id(one) in self._numbers)
-        if bucket.is_last():
-            self._optimizer.follow()
-        return averaged
 
     def _carried(self, bucket, all_are):
         """(number, parameter, gradient) of those that the optimizer has."""

@@ -22,7 +22,7 @@ from onebit.torch import optim
 from onebit.torch.automatic import Automatic
 from onebit.torch.backward import check_wrapped, register, sparse_modules, wrapped_of
 from onebit.torch.hook import DTYPES, HookState, instances_of
-from onebit.torch.ranks import agree, gather
+from onebit.torch.ranks import agreed, gather
 from onebit.torch.remainder import Remainder, SavedHook, save_with
 from onebit.torch.report import summaries
 from onebit.torch.shards import FSDPModule, inside_of, shards_of, stop_all_reduce
@@ -197,16 +197,9 @@ class _Choice:
 
 
 def _choose(comm, model, optimizers, kind):
-    reason = choice = None
-    try:
-        choice = _Choice(model, optimizers, kind)
-    except Exception as caught:  # noqa: BLE001
-        reason = caught
-    agree(comm, reason)
-    everyone = set(gather(comm, choice.digest().encode()))
-    if len(everyone) > 1:
-        reason = wrong("the ranks' optimizers differ in type or in parameters")
-    agree(comm, reason)
+    choice = agreed(comm, lambda: _Choice(model, optimizers, kind))
+    if len(set(gather(comm, choice.digest().encode()))) > 1:  # on all ranks
+        raise wrong("the ranks' optimizers differ in type or in parameters")
     return choice
 
 
@@ -297,12 +290,7 @@ def _share(optimizers, carried, averaged):
 def _average(comm, model, optimizers, timeout, options, dense, averaged):
     """Optimizers that stay as they are, with a hook that averages gradients in few bits, unless all
     is dense."""
-    reason = None
-    try:
-        state = _hook_state(model, timeout, **options)
-    except Exception as caught:  # noqa: BLE001
-        reason = caught
-    agree(comm, reason)
+    state = agreed(comm, lambda: _hook_state(model, timeout, **options))
     if not dense:
         register(model, state)
         elements = sum(one.numel() for one in model.parameters() if one.requires_grad)

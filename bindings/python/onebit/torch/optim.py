@@ -29,7 +29,7 @@ from onebit.torch.backward import (
     tell_scalers,
     wrapped_of,
 )
-from onebit.torch.ranks import MeanNorm, agree, gather, interruptible
+from onebit.torch.ranks import MeanNorm, agreed, gather, interruptible
 from onebit.torch.report import Report, ring
 from onebit.torch.shards import shards_of
 from onebit.torch.staged import Stage, Writes, is_staged
@@ -382,18 +382,15 @@ class _Optimizer(StatefulOptimizer):
             at their end
         """
         wrapped = wrapped_of(model)
-        reason = None
-        try:
-            if self._backward is not None:
-                raise wrong("the optimizer has a model already")
-            ranks = self._shards.ranks(self.comm)
-            check_model(wrapped, self._parameters, ranks, self._remainder)
-        except Exception as caught:  # noqa: BLE001
-            reason = caught
-        agree(self.comm, reason)
+        agreed(self.comm, lambda: self._check_model(wrapped))
         self.hook_state(overlap, wrapped)
         register(wrapped, self)
         return model
+
+    def _check_model(self, model):
+        if self._backward is not None:
+            raise wrong("the optimizer has a model already")
+        check_model(model, self._parameters, self._shards.ranks(self.comm), self._remainder)
 
     def add(self, bucket):
         """In the backward pass: the future of a bucket of gradients."""

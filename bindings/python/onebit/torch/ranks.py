@@ -36,6 +36,18 @@ def agree(comm, reason):
         raise reason
 
 
+def agreed(comm, call):
+    """Returns what call() does; where it raises on a rank, that rank raises the same, and the others
+    `Error` (ERROR_PEER). Collective."""
+    result = reason = None
+    try:
+        result = call()
+    except Exception as caught:  # noqa: BLE001
+        reason = caught
+    agree(comm, reason)
+    return result
+
+
 def _gather(comm, values):
     """The float32 of all ranks, which have as many."""
     place = _place(comm)
@@ -65,6 +77,13 @@ def gather(comm, part):
     return [
         everyone[rank].view(-1)[:count].numpy().tobytes() for rank, count in enumerate(lengths)
     ]
+
+
+def missing_residuals(rank, others=""):
+    """Returns the warning of one rank's state, where all ranks' may be wanted."""
+    return (f"this state has the residuals of rank {rank} alone. Where each rank saves its own{others}, "
+            "nothing is missing; where one rank saves, those of the other ranks are, unless all ranks "
+            "call consolidate_state_dict() before")
 
 
 # --- The norm of a mean that no rank has ----------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from onebit._native import OnebitWarning
-from onebit.torch.ranks import FLOATS, gather
+from onebit.torch.ranks import FLOATS, gather, missing_residuals
 
 # The momentum's name in the state of torch's Adam and AdamW, and of SGD.
 _OF_TORCH = {"exp_avg", "momentum_buffer"}
@@ -263,13 +263,7 @@ class SavedHook:
         if is_whole or self._said or self._ranks == 1 or self.state.steps < 2:
             return
         self._said = True
-        warnings.warn(
-            f"this state has the residuals of rank {self._rank} alone. Where each rank saves its own, "
-            "nothing is missing; where one rank saves, those of the other ranks are, unless all ranks "
-            "call consolidate_state_dict() before",
-            OnebitWarning,
-            stacklevel=3,
-        )
+        warnings.warn(missing_residuals(self._rank), OnebitWarning, stacklevel=3)
 
     def load(self, found):
         """Loads what `take` has found; nothing: residuals are zeros. Collective, once a step was made."""

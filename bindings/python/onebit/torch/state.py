@@ -20,7 +20,7 @@ import torch
 from onebit import part
 from onebit._native import OnebitWarning, wrong
 from onebit.torch import remainder
-from onebit.torch.ranks import FLOATS, agree, gather
+from onebit.torch.ranks import FLOATS, agree, agreed, gather
 
 # The names of a part's sections.
 _NAMES = {
@@ -458,23 +458,21 @@ def load(optimizer, state, begin):
     kinds = sorted({one["is"] for one in everyone})
     if kinds == ["none"]:
         return False
-    parts, mine = [], None
     if kinds == ["ours"]:
         _share_heads(comm, loaded, [one["steps"] for one in everyone])
     whole = all(one.get("whole") == everyone[0].get("whole") for one in everyone)
     whole = everyone[0].get("whole") if whole else 0
-    try:
+
+    def make():
         if len(kinds) > 1:
             raise wrong(f"the ranks have states of different kinds: {', '.join(kinds)}")
         if kinds == ["torch's"]:
-            mine = loaded.part_of_torch(alone=True)
-        elif whole:
-            parts = [loaded.part(rank, whole, True) for rank in range(whole)]
-        else:
-            mine = loaded.part(*loaded.here, False)
-    except Exception as caught:  # noqa: BLE001
-        reason = caught
-    agree(comm, reason)
+            return [], loaded.part_of_torch(alone=True)
+        if whole:
+            return [loaded.part(rank, whole, True) for rank in range(whole)], None
+        return [], loaded.part(*loaded.here, False)
+
+    parts, mine = agreed(comm, make)
     if kinds == ["torch's"] and len(set(gather(comm, part.checksum_of(mine)))) == 1:
         parts = [mine]  # no rank needs another's
     elif kinds == ["torch's"]:

@@ -6,7 +6,7 @@ import torch
 
 from onebit._native import OnebitWarning, wrong
 from onebit.torch import state
-from onebit.torch.ranks import agree, gather
+from onebit.torch.ranks import agreed, gather, missing_residuals
 from onebit.torch.shards import Whole
 
 
@@ -77,34 +77,29 @@ class StatefulOptimizer(torch.optim.Optimizer):
         if self._consolidated or self._said or self.comm.size == 1 or not self.onebit.info()["steps"]:
             return
         self._said = True
-        self._warn(
-            f"this state has the residuals of rank {self.comm.rank} alone. Where each rank saves its "
-            "own, or torch.distributed.checkpoint all, nothing is missing; where one rank saves, those "
-            "of the other ranks are, unless all ranks call consolidate_state_dict() before"
-        )
+        self._warn(missing_residuals(self.comm.rank, ", or torch.distributed.checkpoint all"))
 
     def load_state_dict(self, state_dict):
         """Takes the state: each rank from its own of as many ranks, and then goes on to the bit; or
         all ranks from one that was consolidated, however many had saved it, or from a list of all
         that were saved; or from torch's Adam, AdamW or SGD, of whose steps this is the next. The
         parameters are the model's, to be loaded before. Collective."""
-        reason, merged, groups = None, {}, None
-        try:
-            dicts = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict]
-            groups = dicts[0]["param_groups"]
-            self._check_groups(groups)
-            numbers = [number for group in groups for number in group["params"]]
-            own = [one for group in self.param_groups for one in group["params"]]
-            for one in dicts:
-                for number, parameter in zip(numbers, own):
-                    merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
-            steps = self.onebit.info()["steps"]  # which makes the optimizer, where it is not there yet
-            if not any(merged.values()) and steps:
-                raise wrong("state_dict has no state of any parameter")
-        except Exception as caught:  # noqa: BLE001
-            reason = caught
-        agree(self.comm, reason)
-        self._load(merged, groups)
+        self._load(*agreed(self.comm, lambda: self._merged(state_dict)))
+
+    def _merged(self, state_dict):
+        """Returns the state by parameter, of one state or of all that were saved, and the groups."""
+        dicts, merged = state_dict if isinstance(state_dict, (list, tuple)) else [state_dict], {}
+        groups = dicts[0]["param_groups"]
+        self._check_groups(groups)
+        numbers = [number for group in groups for number in group["params"]]
+        own = [one for group in self.param_groups for one in group["params"]]
+        for one in dicts:
+            for number, parameter in zip(numbers, own):
+                merged.setdefault(parameter, {}).update(one["state"].get(number, {}))
+        steps = self.onebit.info()["steps"]  # which makes the optimizer, where it is not there yet
+        if not any(merged.values()) and steps:
+            raise wrong("state_dict has no state of any parameter")
+        return merged, groups
 
     def _load(self, loaded, groups=None):
         """groups: as saved; None: these stay."""
