@@ -699,8 +699,7 @@ class _Optimizer(StatefulOptimizer):
         self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
 
     def _load(self, loaded, groups=None):
-        if self._stage is not None:
-            self._stage.refresh()
+        self._refresh()
         super()._load(loaded, groups)
         if self._remainder is not None:
             self._remainder.load(loaded)
