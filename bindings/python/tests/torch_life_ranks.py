@@ -193,8 +193,8 @@ def interrupted(rank, size):
     """Ctrl-C on a rank whose backward pass waits for another."""
     hooked, _, _ = both()
     if rank == 0:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
         signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 2.0)
         expect("", lambda: backward(hooked, 2), KeyboardInterrupt)
         dist.barrier()
     else:
