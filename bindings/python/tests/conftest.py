@@ -31,28 +31,40 @@ def launch(program, scenarios, ranks):
     return without_gloo(ran.stdout)
 
 
+def on_threads(calls):
+    """Makes each call on a thread of its own; returns their results or exceptions."""
+    results = [None] * len(calls)
+
+    def run(number):
+        try:
+            results[number] = calls[number]()
+        except BaseException as reason:  # noqa: BLE001
+            results[number] = reason
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def on_comms(comms, body):
+    """Calls body(comm) for each, on a thread; returns the results, or raises the first exception of a rank."""
+    results = on_threads([lambda comm=comm: body(comm) for comm in comms])
+    for reason in results:
+        if isinstance(reason, BaseException):
+            raise reason
+    return results
+
+
 @pytest.fixture
 def on_ranks():
-    """on_ranks(size, body): body(comm) on `size` ranks, each a thread; what each returned. The
-    first exception of a rank is raised here."""
+    """on_ranks(size, body): body(comm) on `size` ranks, each a thread; what each returned."""
 
     def run(size, body, hosts=1):
         comms = onebit.Communicator.loopback(size, hosts)
-        results, reasons = [None] * size, [None] * size
-
-        def rank(number):
-            try:
-                results[number] = body(comms[number])
-            except BaseException as reason:  # noqa: BLE001
-                reasons[number] = reason
-
-        threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for reason in filter(None, reasons):
-            raise reason
+        results = on_comms(comms, body)
         for comm in comms:
             comm.close()
         return results

@@ -11,6 +11,7 @@ import threading
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import onebit  # noqa: E402
+from conftest import on_comms  # noqa: E402
 from onebit import _native  # noqa: E402
 
 
@@ -42,25 +43,6 @@ class Array:
         assert library.cudaDeviceSynchronize() == 0
         self.copy(host.buffer_info()[0], self.pointer.value, 2)
         return list(host)
-
-
-def on_ranks(comms, body):
-    reasons, results = [], [None] * len(comms)
-
-    def run(number):
-        try:
-            results[number] = body(comms[number])
-        except BaseException as reason:  # noqa: BLE001
-            reasons.append(reason)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(comms))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for reason in reasons:
-        raise reason
-    return results
 
 
 def raises(call, words):
@@ -133,7 +115,7 @@ def wrong_memory():
 library = ctypes.CDLL(_native.candidates()[0])
 collectives(onebit.Communicator.self_())
 wrong_memory()
-on_ranks(onebit.Communicator.loopback(2), collectives)
+on_comms(onebit.Communicator.loopback(2), collectives)
 print("alone and over loopback")
 if "torch" in sys.argv[1:]:
     from onebit.torch.transport import Nccl, UniqueId
@@ -151,7 +133,7 @@ if "torch" in sys.argv[1:]:
         comm.close()
         return mean
 
-    assert on_ranks(range(2), over_nccl) == [1.5, 1.5]
+    assert on_comms(range(2), over_nccl) == [1.5, 1.5]
     print("over NCCL")
 
     def close_alone(rank):
@@ -171,7 +153,7 @@ if "torch" in sys.argv[1:]:
 
     text, handles, init = nccl.unique_id().to_text(), {}, nccl._init
     nccl._init = lambda made, *rest: handles.__setitem__(rest[-1], made._obj) or init(made, *rest)
-    on_ranks(range(2), close_alone)
+    on_comms(range(2), close_alone)
     nobody_else = (onebit.Communicator, nccl.unique_id(), 0, 2, 0.3)
     raises(lambda: nccl.create(*nobody_else), "waited 0.3 s for the other ranks")
     print("in time", flush=True)

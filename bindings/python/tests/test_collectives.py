@@ -23,31 +23,6 @@ def test_self_says_who_is_there():
     assert onebit.version().startswith("0.2.")
 
 
-def test_allreduce_keeps_what_a_bit_cannot_say(on_ranks):
-    """result = mean of inputs + mean of (worker before - after) + server before - after."""
-
-    def body(comm):
-        plan = onebit.Plan(comm, 5000, schedule="exchange")
-        info, rows = plan.info(), []
-        first, count = info["server_residual_start"], info["server_residual_count"]
-        for step in range(3):
-            before = [numpy.array(one) for one in plan.export_residual()]
-            result = numpy.empty(5000, numpy.float32)
-            assert plan.allreduce(gradient(comm.rank, step), result) is Status.OK
-            after = [numpy.array(one) for one in plan.export_residual()]
-            rows.append((result, before[0] - after[0], before[1] - after[1], first, count))
-        return rows
-
-    ranks = on_ranks(4, body)
-    for step in range(3):
-        wanted = numpy.mean([gradient(rank, step) + ranks[rank][step][1] for rank in range(4)], 0)
-        for _, _, server, first, count in (rank[step] for rank in ranks):
-            wanted[first : first + count] += server
-        for rank in ranks:
-            assert rank[step][0].tobytes() == ranks[0][step][0].tobytes()
-        assert numpy.allclose(ranks[0][step][0], wanted, atol=1e-4)
-
-
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_allgather_and_reduce_scatter(on_ranks, hosts):
     def body(comm):

@@ -16,26 +16,8 @@ import threading
 import numpy
 import onebit
 import pytest
-from conftest import HERE
+from conftest import HERE, on_threads
 from onebit import Communicator, Status
-
-
-def on_threads(calls, kind=onebit.Error):
-    """Makes each call on a thread of its own; returns their results or exceptions."""
-    results = [None] * len(calls)
-
-    def run(number):
-        try:
-            results[number] = calls[number]()
-        except kind as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 # --- Transports in Python -------------------------------------------------------------------------
@@ -106,7 +88,7 @@ def on_hub(size, body, fails=None):
     hub = Hub()
     transports = [Threads(hub, rank, fails if rank == 1 else None) for rank in range(size)]
     calls = [functools.partial(body, *pair) for pair in enumerate(transports)]
-    return hub, on_threads(calls, Exception)
+    return hub, on_threads(calls)
 
 
 def test_a_transport_in_python_gives_the_bits_of_loopback(on_ranks):
@@ -297,41 +279,3 @@ def test_under_mpirun():
     if "onebit was built for" in words:
         pytest.skip("mpi4py has another kind of MPI than the library")
     assert ran.returncode == 0 and ran.stdout == "all well\n", words
-
-
-@over_mpi
-@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is here")
-def test_another_mpi_is_refused(tmp_path):
-    """A handle of one kind of MPI would crash another."""
-    library = _of_other_kind(tmp_path)
-    script = (
-        "import mpi4py; mpi4py.rc.initialize = False\n"
-        "from mpi4py import MPI\n"
-        "import onebit.communicator\n"
-        "try:\n"
-        "    onebit.communicator._create_mpi(MPI.COMM_WORLD)\n"
-        "except onebit.Error as error:\n"
-        "    print(error)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "LD_PRELOAD": str(library)}
-    command = [sys.executable, "-c", script]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert "ERROR_UNSUPPORTED" in ran.stdout, ran.stderr
-    assert "the program runs with" in ran.stdout and "of a test" in ran.stdout
-
-
-def _of_other_kind(tmp_path):
-    """A library that says it is the kind of MPI which mpi4py's is not."""
-    from mpi4py import MPI
-
-    other = "MPICH" if "Open MPI" in MPI.Get_library_version() else "Open MPI"
-    source, library = tmp_path / "other.c", tmp_path / "other.so"
-    source.write_text(
-        "#include <string.h>\n"
-        "int PMPI_Init(void) { return 1; }\n"
-        "int PMPI_Get_library_version(char *text, int *length) {\n"
-        f'  *length = (int)strlen(strcpy(text, "{other} of a test"));\n'
-        "  return 0;\n}\n"
-    )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library

@@ -33,72 +33,6 @@ def steps(comm, optimizer, gradients, first, last):
         assert optimizer.step(1e-2) is Status.OK
 
 
-def test_dense_adam_is_adam(on_ranks):
-    """Never frozen: the figures are Adam's on the mean gradient."""
-
-    def body(comm):
-        parameters, gradients, optimizer = make(comm, freeze_step=onebit.FREEZE_NEVER)
-        steps(comm, optimizer, gradients, 0, 5)
-        return parameters
-
-    wanted, m, v = start(5), 0, 0
-    gradients = [start(6) for _ in range(2)]
-    wanted = wanted[0].astype(numpy.float64)
-    for step in range(5):
-        for rank in range(2):
-            fill(gradients[rank], rank, step)
-        g = numpy.mean([one[0] for one in gradients], 0)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        wanted -= 1e-2 * (m / (1 - 0.9 ** (step + 1))) / (
-            numpy.sqrt(v / (1 - 0.999 ** (step + 1))) + 1e-8
-        )
-    for parameters in on_ranks(2, body):
-        assert numpy.allclose(parameters[0], wanted, atol=1e-5)
-
-
-def test_efficient_adam_without_a_warm_up(on_ranks):
-    """All steps are in one bit, and the first is (1 - beta1) gain sqrt(ranks) times the gradients' signs,
-    whose mean the ranks take with one scale a block."""
-
-    def body(comm):
-        parameters, gradients, optimizer = make(comm, onebit.EfficientAdam, gain=2.0,
-                                                warmup_steps=onebit.WARMUP_NONE)
-        before = [one.copy() for one in parameters]
-        steps(comm, optimizer, gradients, 0, 1)
-        moved = parameters[0] - before[0]
-        steps(comm, optimizer, gradients, 1, 5)
-        assert optimizer.info()["exchanges"] == (0, 5, 0)
-        assert optimizer.info()["name"] == "efficient_adam"
-        return moved
-
-    signs = []
-    for rank in range(2):
-        gradients = start(6)
-        fill(gradients, rank, 0)
-        signs.append(numpy.sign(gradients[0]))
-    agreed = signs[0] == signs[1]
-    for moved in on_ranks(2, body):
-        assert (numpy.sign(moved) == -signs[0])[agreed].all()
-        # Both ranks' steps have the size 0.1 * 2 * sqrt(2); half of their sums cancel.
-        assert numpy.allclose(abs(moved), 1e-2 * 0.2, rtol=0.1)
-
-
-def test_a_table_makes_smaller_steps_where_gradients_are_small():
-    with onebit.Communicator.self_() as comm:
-        moved = []
-        for table in 0, onebit.TABLE:
-            parameter, gradient = numpy.zeros(64, "<f4"), numpy.ones(64, "<f4")
-            gradient[1::2] = 1e-3
-            tensor = onebit.Tensor(parameter, gradient, uncompressed=table)
-            with onebit.EfficientAdam(comm, [tensor], warmup_steps=2) as optimizer:
-                for _ in range(40):
-                    optimizer.step(1e-2)
-            moved.append(abs(parameter))
-        assert (moved[1][1::2] < moved[0][1::2] / 2).all()
-        with pytest.raises(onebit.Error, match="tensors\\[0\\].uncompressed is ONEBIT_TABLE"):
-            onebit.Adam(comm, [tensor])
-
-
 @pytest.mark.parametrize(
     "kind, options",
     [
@@ -110,6 +44,7 @@ def test_a_table_makes_smaller_steps_where_gradients_are_small():
         (onebit.Lamb, {"freeze_step": 2, "bucket_size": 700}),
         (onebit.ZeroOneAdam, {"variance_freeze_step": 3}),
         (onebit.Momentum, {"warmup_steps": 1}),
+        (onebit.Adam, {"freeze_step": 2, "dtype": numpy.float16}),
     ],
 )
 def test_ranks_stay_alike_and_go_on_from_checkpoints(on_ranks, tmp_path, kind, options):
@@ -165,32 +100,6 @@ def test_statistics(on_ranks):
             optimizer.set_gradient(9, None)
 
     on_ranks(2, body)
-
-
-def test_a_step_in_parts(on_ranks):
-    def body(comm):
-        parameters, gradients, optimizer = make(comm, freeze_step=1, bucket_size=500)
-        whole, its_gradients, other = make(comm, freeze_step=1, bucket_size=500)
-        for step in range(3):
-            optimizer.begin(1e-2)
-            for number in 2, 1, 0:
-                fill(gradients, comm.rank, step)
-                optimizer.ready(number)
-            optimizer.step(1e-2)
-        steps(comm, other, its_gradients, 0, 3)
-        return [one.tobytes() for one in parameters] == [one.tobytes() for one in whole]
-
-    assert on_ranks(2, body) == [True, True]
-
-
-def test_half_precision(on_ranks):
-    def body(comm):
-        parameters, gradients, optimizer = make(comm, dtype=numpy.float16, freeze_step=2)
-        steps(comm, optimizer, gradients, 0, 4)
-        return [one.tobytes() for one in parameters]
-
-    first, second = on_ranks(2, body)
-    assert first == second
 
 
 def test_wrong_tensors_on_one_rank_are_told_to_all(on_ranks):
