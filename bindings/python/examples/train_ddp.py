@@ -52,10 +52,23 @@ def ring_bytes(network):
     return 2 * (size - 1) / size * 4 * sum(one.numel() for one in network.parameters())
 
 
+def steps_of(options, model, optimizer):
+    """Makes the steps, of each after its number is given."""
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
+    points, classes = teacher_data(4096, seed=100 + dist.get_rank())
+    shuffle = torch.Generator().manual_seed(200 + dist.get_rank())
+    for step in range(options.steps):
+        yield step
+        chosen = torch.randint(len(points), (BATCH,), generator=shuffle)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points[chosen]), classes[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+
+
 def train(options, compressed, **plan_options):
     """With SGD; the validation loss, and the bytes that this rank sent for gradients."""
     network = make_network()
-    rank = dist.get_rank()
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     state = None
@@ -64,18 +77,10 @@ def train(options, compressed, **plan_options):
             warmup_steps=options.warmup, optimizer=optimizer, **plan_options
         )
         model.register_comm_hook(state, onebit.torch.allreduce_hook)  # onebit
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-    points, classes = teacher_data(4096, seed=100 + rank)
-    shuffle = torch.Generator().manual_seed(200 + rank)
     sent_before = 0
-    for step in range(options.steps):
+    for step in steps_of(options, model, optimizer):
         if state and step == options.warmup:
             sent_before = state.comm.bytes_sent
-        chosen = torch.randint(len(points), (BATCH,), generator=shuffle)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(points[chosen]), classes[chosen]).backward()
-        optimizer.step()
-        schedule.step()
     each = ring_bytes(network)
     if state:
         each = (state.comm.bytes_sent - sent_before) / max(options.steps - options.warmup, 1)
@@ -86,21 +91,13 @@ def train(options, compressed, **plan_options):
 def train_adam(options, kind, **of_kind):
     """With Adam, torch's or onebit's; the same, and bytes of the latest step."""
     network = make_network()
-    rank = dist.get_rank()
     optimizer = kind(network.parameters(), lr=options.adam_lr, weight_decay=0.01, **of_kind)
     model = DistributedDataParallel(network, bucket_cap_mb=0.1)
     compressed = hasattr(optimizer, "attach")
     if compressed:
         optimizer.attach(model)  # onebit
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-    points, classes = teacher_data(4096, seed=100 + rank)
-    shuffle = torch.Generator().manual_seed(200 + rank)
-    for step in range(options.steps):
-        chosen = torch.randint(len(points), (BATCH,), generator=shuffle)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(points[chosen]), classes[chosen]).backward()
-        optimizer.step()
-        schedule.step()
+    for _ in steps_of(options, model, optimizer):
+        pass
     each = ring_bytes(network)
     if compressed:
         each = optimizer.onebit.info()["compressed_bytes"]

@@ -8,7 +8,7 @@ import tempfile
 import unittest.mock
 import warnings
 
-from torch_common import alike, expect, run_scenarios
+from torch_common import alike, expect, from_rank_0, run_scenarios
 
 import onebit
 import onebit.torch
@@ -133,8 +133,7 @@ def checkpoints(rank, size):
     from torch.distributed.checkpoint import DefaultLoadPlanner, load, save
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    place = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(place)
+    place = from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
     alone = dist.new_group([0, 1])
     few = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
 
@@ -152,7 +151,7 @@ def checkpoints(rank, size):
         return model, optimizer
 
     for stop in 3, 8:
-        where = os.path.join(place[0], str(stop))
+        where = os.path.join(place, str(stop))
         model = network(mesh_of(2, 2))
         optimizer = adam(model, **WARMUP)
         train(model, optimizer, 0, stop)
@@ -179,7 +178,7 @@ def checkpoints(rank, size):
         resumed.close()
     dist.barrier()
     if rank == 0:
-        shutil.rmtree(place[0])
+        shutil.rmtree(place)
 
 
 def refusals(rank, size):
@@ -284,37 +283,27 @@ def inside_resumes(rank, size):
         first.step(step)
     alone = first.optimizer.state_dict()
     first.optimizer.consolidate_state_dict()
-    saved = first.optimizer.state_dict() if rank == 0 else None
-    model, both = first.module.state_dict(), [saved, alone if rank == 0 else None]
-    model = {name: value.clone() for name, value in model.items()}
+    # The consolidated state has plain tensors; rank 0 passes it on, as a file would.
+    whole = from_rank_0(first.optimizer.state_dict() if rank == 0 else None)
+    assert not any(hasattr(value, "to_local") for of in whole["state"].values() for value in of.values())
+    model = {name: value.clone() for name, value in first.module.state_dict().items()}
     for step in range(7, 10):
         first.step(step)
-    # The consolidated state has plain tensors; rank 0 passes it on, as a file would.
-    for one in both[0]["state"].values() if rank == 0 else ():
-        assert not any(hasattr(value, "to_local") for value in one.values())
-    both = [both[0], None]
-    dist.broadcast_object_list(both)
-    other = Trainer(own, **WARMUP)
-    other.module.load_state_dict(model)
-    other.optimizer.load_state_dict(both[0])
-    for step in range(7, 10):
-        other.step(step)
-    assert torch.equal(first.bits(), other.bits())
-    third = Trainer(own, **WARMUP)
-    third.module.load_state_dict(model)
-    third.optimizer.load_state_dict(alone)
-    for step in range(7, 10):
-        third.step(step)
-    assert torch.equal(first.bits(), third.bits())
+    for saved in whole, alone:
+        other = Trainer(own, **WARMUP)
+        other.module.load_state_dict(model)
+        other.optimizer.load_state_dict(saved)
+        for step in range(7, 10):
+            other.step(step)
+        assert torch.equal(first.bits(), other.bits())
     for of in alone["state"].values():  # as if all had loaded the first shard's file
         for name, value in of.items():
             if name.startswith("head_"):
                 value.to_local()[:, -4:] = torch.tensor([1, 0, 0, 0], dtype=torch.uint8)
-    shard = third.optimizer._shards.number
+    shard = other.optimizer._shards.number
     words = "the state is of shard 1 alone" if shard == 2 else "another shard cannot"
-    expect(words, lambda: third.optimizer.load_state_dict(alone))
-    for one in first, other, third:
-        one.optimizer.close()
+    expect(words, lambda: other.optimizer.load_state_dict(alone))
+    first.optimizer.close(), other.optimizer.close()
 
 
 def inside_cannot(rank, size):
@@ -508,12 +497,7 @@ def edges(rank, size):
     typed.close()
     for wrong, words in ((lambda: compress(model, 3), "reduce_bits is 3"),
                          (lambda: compress(nn.Linear(1, 1)), "no FSDP module")):
-        try:
-            wrong()
-        except ValueError as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError(words)
+        expect(words, wrong, ValueError)
 
 
 SCENARIOS = (

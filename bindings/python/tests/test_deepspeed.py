@@ -264,12 +264,5 @@ def test_groups(on_ranks):
         before = [one.detach().clone() for one in given]
         made.step()
         assert torch.equal(given[0], before[0]) and not torch.equal(given[1], before[1])
-        made.param_groups[1]["lr"] = -1.0
-        with pytest.raises(onebit.Error, match="lr of group 1 is -1.0"):
-            made.step()
-        made.param_groups[1]["lr"] = 0.01
-        given[1].data = given[1].data.clone()
-        with pytest.raises(onebit.Error, match="parameter 1 has moved"):
-            made.step()
 
     on_ranks(2, body)

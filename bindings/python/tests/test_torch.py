@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="t
 LAUNCHES = {
     "torch_ranks": [
         ("collectives,over_gloo,groups,of_another_backend,falls_back,over_nccl_by_default,hook,widths,"
-         "sparse,own_adam,training,state_goes_on", 4),
-        ("hook_fails", 3), ("gone", 3), ("gone_over_gloo", 3),
+         "training,state_goes_on", 4),
+        ("hook_fails", 3), ("gone_over_gloo", 3),
     ],
     "torch_carry_ranks": [
         ("hook", 2), ("compiled,scaler", 2), ("refusals,errors", 2), ("programs_apart,skipped", 2),
@@ -26,11 +26,11 @@ LAUNCHES = {
         ("compressed", 1), ("compressed", 2), ("compressed", 4),
     ],
     "torch_life_ranks": [
-        ("freed,static_graph,joined,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
+        ("freed,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
     ],
     "torch_auto_ranks": [("choices,thawed,refused", 2), ("corrected", 2), ("resumed", 2)],
     "torch_resume_ranks": [
-        ("own,consolidated", 2), ("averaged,half,dense", 2), ("others,averaged_by_others", 3),
+        ("resumed", 2), ("half,dense", 2), ("others,averaged_by_others", 3),
         ("distributed", 3),
     ],
     "fsdp_ranks": [

@@ -376,8 +376,8 @@ def test_a_late_copy_is_waited_for(monkeypatch):
 
 ALWAYS = {
     "torch_carry_ranks.py": "hook,scaler,skipped,schedulers,compressed",
-    "torch_ranks.py": "hook,own_adam,state_goes_on",
-    "torch_resume_ranks.py": "own,half",
+    "torch_ranks.py": "hook,state_goes_on",
+    "torch_resume_ranks.py": "resumed,half",
 }
 
 
@@ -396,5 +396,5 @@ def test_models_on_a_device():
         fake_device = pytest.importorskip("fake_device")
         if not fake_device.is_possible():
             pytest.skip("this torch has no device of Python's, and no CUDA device")
-    for scenarios, ranks in ("two_lines,half,nobody_waits,averaged,outer_steps,collectives", 2), ("inside_first", 4):
+    for scenarios, ranks in ("two_lines,nobody_waits,averaged,outer_steps,collectives", 2), ("inside_first", 4):
         assert launch("torch_device_ranks.py", scenarios, ranks).endswith("all well\n")

@@ -5,12 +5,11 @@ import copy
 import io
 import warnings
 
-from torch_common import alike, expect, run_scenarios
+from torch_common import alike, expect, from_rank_0, run_scenarios
 from torch_resume_ranks import Trainer, network
 
 import onebit.torch
 import torch
-import torch.distributed as dist
 from onebit._native import wrong
 from onebit.torch import automatic
 from torch import nn
@@ -156,13 +155,12 @@ def resumed(rank, size):
             run.train(0, 12)
             own = run.saved()
             run.optimizer.consolidate_state_dict()
-            whole = [run.saved() if rank == 0 else None]
-            dist.broadcast_object_list(whole)
+            whole = from_rank_0(run.saved() if rank == 0 else None)
             run.train(12, 18)
             one_bit = run.optimizer.automatic.made is not None
             assert run.method == method and one_bit == (method == "one bit" and (
                 bool(options) or twin is torch.optim.SGD)), (method, twin)  # fmt: skip
-            for saved in own, whole[0]:
+            for saved in own, whole:
                 for when in "saved", "late":
                     other = Run(**{when: copy.deepcopy(saved)}, twin=twin, **options)
                     assert other.method == method and other.optimizer.automatic.steps == 12

@@ -23,6 +23,18 @@ def alike(tensor, group=None):
     return all(torch.equal(one, tensor) for one in everyone)
 
 
+def bits(module):
+    """Returns all parameters, in a row."""
+    return torch.cat([one.detach().cpu().flatten().double() for one in module.parameters()])
+
+
+def from_rank_0(thing):
+    """Gives all ranks rank 0's object, as if they read its file."""
+    things = [thing]
+    dist.broadcast_object_list(things)
+    return things[0]
+
+
 def gradient(rank, step, count=5000):
     return torch.randn(count, generator=torch.Generator().manual_seed(1000 * rank + step))
 

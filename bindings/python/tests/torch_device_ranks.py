@@ -6,7 +6,7 @@ import gc
 import socket
 
 import fake_device
-from torch_common import alike, raises, run_scenarios
+from torch_common import alike, bits, raises, run_scenarios
 
 import onebit.torch
 import torch
@@ -32,10 +32,6 @@ def step_of(model, on, rank, step, dtype=torch.float32):
     loss = ((model(points.to(dtype).to(on)) - wanted) ** 2).mean()
     loss.backward()
     return loss.item()
-
-
-def bits(model):
-    return torch.cat([one.detach().cpu().float().flatten() for one in model.parameters()])
 
 
 def train(on, rank, make, steps=8, dtype=torch.float32):
@@ -78,19 +74,6 @@ def adam(model, **options):
     return made
 
 
-def two_lines(rank, size):
-    """The exchange begins in the backward pass. Each gradient is copied once, and each parameter
-    once back; the memory is what README says."""
-    for optimizer in same(rank, adam):
-        if device == "fake":
-            assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
-            fake_device.copies.clear()
-    assert optimizer.begun == 6  # all but the first two
-    elements = sum(one.numel() for one in network("cpu").parameters())
-    assert device != "fake" or fake_device.pinned["most"] == 8 * elements, fake_device.pinned
-    optimizer.close()
-
-
 def pinned_now():
     """Bytes; the most is counted from here on."""
     gc.collect()
@@ -98,13 +81,21 @@ def pinned_now():
     return fake_device.pinned["now"]
 
 
-def half(rank, size):
-    """Parameters of 16 bits take half of the pinned memory; master values are the library's, in the host's."""
-    pinned = pinned_now()
-    *_, optimizer = same(rank, adam, dtype=torch.bfloat16)
+def two_lines(rank, size):
+    """The exchange begins in the backward pass. Each gradient is copied once, and each parameter
+    once back; the memory is what README says, of 16 bits half: master values are the library's."""
     elements = sum(one.numel() for one in network("cpu").parameters())
-    assert device != "fake" or fake_device.pinned["most"] - pinned == 4 * elements
-    optimizer.close()
+    for dtype in torch.float32, torch.bfloat16:
+        pinned = pinned_now()
+        for optimizer in same(rank, adam, dtype=dtype):
+            if device == "fake":
+                assert fake_device.copies == {"cpu": PARAMETERS, "fake": PARAMETERS}, fake_device.copies
+                fake_device.copies.clear()
+        assert optimizer.begun == 6  # all but the first two
+        most = fake_device.pinned["most"] - pinned
+        assert device != "fake" or most == 2 * dtype.itemsize * elements, most
+        optimizer.close()
+        del optimizer  # with its copies
 
 
 def inside_first(rank, size):
@@ -206,7 +197,7 @@ def collectives(rank, size):
     comm.close()
 
 
-SCENARIOS = (two_lines, half, inside_first, nobody_waits, averaged, outer_steps, collectives)
+SCENARIOS = (two_lines, inside_first, nobody_waits, averaged, outer_steps, collectives)
 
 
 def begin():

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 
-from torch_common import alike, expect, run_scenarios
+from torch_common import alike, bits, expect, from_rank_0, run_scenarios
 
 import onebit
 import onebit.torch
@@ -92,87 +92,44 @@ class Trainer:
         return torch.load(memory, **SAFELY)
 
     def bits(self):
-        return torch.cat([one.detach().flatten().float() for one in self.module.parameters()])
+        return bits(self.module)
 
     def close(self):
         self.optimizer.close()
-
-
-def from_rank_0(thing):
-    """Gives all ranks rank 0's object, as if they read its file."""
-    things = [thing]
-    dist.broadcast_object_list(things)
-    return things[0]
-
-
-def own(rank, size):
-    """Each rank saves and loads its own, inside the warm-up and after it, in every optimizer."""
-    for kind in KINDS:
-        trainer = Trainer(kind=kind)
-        places = {}
-        for step in 4, 8:
-            trainer.train(step - 4, step)
-            places[step] = trainer.saved()
-        trainer.train(8, 12)
-        for step, saved in places.items():
-            other = Trainer(saved, kind)
-            assert other.optimizer.onebit.info()["steps"] == step
-            other.train(step, 12)
-            assert torch.equal(trainer.bits(), other.bits()), (kind, step)
-            other.close()
-        trainer.close()
-
-
-def consolidated(rank, size):
-    """Rank 0 saves for all."""
-    for kind in KINDS:
-        trainer = Trainer(kind=kind)
-        for step in 4, 8:
-            trainer.train(step - 4, step)
-            trainer.optimizer.consolidate_state_dict()
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                saved = from_rank_0(trainer.saved() if rank == 0 else None)
-            other = Trainer(saved, kind)
-            for one in trainer, other:
-                one.train(step, step + 2)
-            assert torch.equal(trainer.bits(), other.bits()), (kind, step)
-            other.close()
-            trainer.optimizer.load_state_dict(saved["optimizer"])
-            trainer.module.load_state_dict(saved["model"])
-        trainer.close()
 
 
 AVERAGED = ({"kind": "HookState"}, {"kind": "HookState", "bits": 2, "normalise": True},
             {"mixed": True})  # fmt: skip
 
 
-def averaged(rank, size):
-    """The hook's averages in few bits go on to the bit, loaded before `compress` and after it:
-    each rank its own, or from a state that one rank has saved for all."""
-    for options in AVERAGED:
-        trainer = Trainer(**options)
-        trainer.train(0, 4)
-        own = trainer.saved()
-        trainer.optimizer.consolidate_state_dict()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            whole = from_rank_0(trainer.saved() if rank == 0 else None)
-        trainer.train(4, 8)
-        for saved in own, whole:
-            for when in "saved", "late":
+def resumed(rank, size):
+    """A state goes on to the bit: of every optimizer and of the hook's averages in few bits, inside the warm-up
+    and after it, saved by each rank or by one for all, and loaded before `compress` or after it."""
+    for options in (*({"kind": kind} for kind in KINDS), *AVERAGED):
+        trainer, places = Trainer(**options), {}
+        for step in 4, 8:
+            trainer.train(step - 4, step)
+            own = trainer.saved()
+            trainer.optimizer.consolidate_state_dict()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                whole = from_rank_0(trainer.saved() if rank == 0 else None)
+            places[step] = {"saved": own, "late": whole} if step == 4 else {"saved": whole, "late": own}
+        trainer.train(8, 12)
+        for step, states in places.items():
+            for when, saved in states.items():
                 other = Trainer(**{when: copy.deepcopy(saved)}, **options)  # torch shares tensors
-                other.train(4, 8)
-                assert torch.equal(trainer.bits(), other.bits()), (options, when)
+                other.train(step, 12)
+                assert torch.equal(trainer.bits(), other.bits()), (options, step, when)
                 other.close()
         trainer.close()
-        spoilt = {**own["optimizer"], "state": {
-            key: {name: one for name, one in of.items() if not name.startswith("hook_")}
-            for key, of in own["optimizer"]["state"].items()}}  # fmt: skip
-        other = Trainer({**own, "optimizer": spoilt}, **options)
-        other.train(4, 8)
-        assert not torch.equal(trainer.bits(), other.bits())  # or nothing is shown
-        other.close()
+        if options in AVERAGED:
+            states = {key: {name: one for name, one in of.items() if not name.startswith("hook_")}
+                      for key, of in own["optimizer"]["state"].items()}  # fmt: skip
+            other = Trainer({**own, "optimizer": {**own["optimizer"], "state": states}}, **options)
+            other.train(8, 12)
+            assert not torch.equal(trainer.bits(), other.bits())  # or nothing is shown
+            other.close()
 
 
 def averaged_by_others(rank, size):
@@ -342,7 +299,7 @@ def distributed(rank, size):
         shutil.rmtree(place)
 
 
-SCENARIOS = (own, consolidated, averaged, averaged_by_others, half, others, dense, distributed)
+SCENARIOS = (resumed, averaged_by_others, half, others, dense, distributed)
 
 
 if __name__ == "__main__":

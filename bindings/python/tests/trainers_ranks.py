@@ -9,8 +9,7 @@ import sys
 import tempfile
 import warnings
 
-from torch_common import alike, run_scenarios
-from torch_resume_ranks import from_rank_0
+from torch_common import alike, bits, from_rank_0, run_scenarios
 
 import onebit.torch
 import torch
@@ -38,10 +37,6 @@ def data(rank, size):
 def network():
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(20, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 1))
-
-
-def bits(module):
-    return torch.cat([one.detach().flatten() for one in module.parameters()])
 
 
 def resumes(rank, train):
@@ -205,7 +200,32 @@ def accelerate(rank, size):
     import accelerate
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
+
+    def train(stop, begin, place):
+        accelerator = accelerate.Accelerator(gradient_accumulation_steps=2)
+        module = network()
+        inner = torch.optim.AdamW(module.parameters(), lr=3e-3)
+        rates = torch.optim.lr_scheduler.CosineAnnealingLR(inner, STEPS * size)
+        model, prepared, rates = accelerator.prepare(module, inner, rates)
+        optimizer = onebit.torch.compress(model, prepared, **OPTIONS)
+        assert optimizer is prepared
+        if begin:
+            accelerator.load_state(begin)
+        for points, wanted in data(rank, size)[optimizer.onebit.info()["steps"] : stop]:
+            for part in zip(points.chunk(2), wanted.chunk(2)):
+                with accelerator.accumulate(model):
+                    accelerator.backward(nn.functional.mse_loss(model(part[0]), part[1]))
+                    optimizer.step(), rates.step(), optimizer.zero_grad()
+        assert optimizer.report().steps == stop
+        if place:
+            optimizer.consolidate_state_dict()
+            accelerator.save_state(place)
+            dist.barrier()
+        optimizer.close()
+        return bits(module)
+
     documented("python-trainers.md", "accelerate.Accelerator", lambda: prepared(accelerate=accelerate))
+    resumes(rank, train)
 
 
 if __name__ == "__main__":
