@@ -191,7 +191,7 @@ onebit_status_t ob_config_check(void) {
   return config.status == ONEBIT_OK ? ONEBIT_OK : ob_error(config.status, "%s", config.error);
 }
 
-/* --- Values of knobs -----------------------------------------------------------------------------*/
+/* --- Values of knobs ---------------------------------------------------------------------------*/
 
 /* Finds the value of a knob: the environment's, else the file's. */
 static const char *knobs_find(enum ob_knob knob, const struct ob_json_value **in_file) {
