@@ -48,21 +48,21 @@ static void bound_mpi_fill(void *library) {
   memcpy(&bound.table, address, sizeof address); /* C knows no cast to a function's address */
 }
 
-static const struct ob_mpi_table *known(void) {
+static const struct ob_mpi_table *bound_table(void) {
   return atomic_load_explicit(&bound.known, memory_order_acquire);
 }
 
 /* Finds and binds an MPI library; NULL: the process has none yet. */
 static const struct ob_mpi_table *bound_mpi_find(void) {
-  const struct ob_mpi_found *found = known() ? NULL : ob_mpi_find();
+  const struct ob_mpi_found *found = bound_table() ? NULL : ob_mpi_find();
   if (!found)
-    return known();
+    return bound_table();
   OB_LOCKED(&bound.lock);
-  if (!known()) {
+  if (!bound_table()) {
     bound_mpi_fill(found->library);
     atomic_store_explicit(&bound.known, &bound.table, memory_order_release);
   }
-  return known();
+  return bound_table();
 }
 
 /* ---- For callers ---- */

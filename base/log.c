@@ -43,7 +43,7 @@ bool ob_expand_path(const char *pattern, int rank, char *path, size_t bytes) {
   return length < bytes;
 }
 
-onebit_status_t ob_log_asked(enum ob_log_level *asked) {
+onebit_status_t ob_log_read_level(enum ob_log_level *asked) {
   const char *text = ob_knob_text(OB_KNOB_DEBUG);
   for (*asked = OB_LOG_WARN; text && *asked <= OB_LOG_TRACE; ++*asked)
     if (strcmp(text, names[*asked]) == 0)
@@ -74,7 +74,7 @@ static onebit_status_t log_open_file(int rank) {
 onebit_status_t ob_log_open(int rank) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   enum ob_log_level asked;
-  OB_TRY(ob_log_asked(&asked));
+  OB_TRY(ob_log_read_level(&asked));
   OB_LOCKED(&lock);
   level = (int)asked;
   return log_open_file(rank);

@@ -18,7 +18,7 @@ enum ob_log_level { OB_LOG_WARN, OB_LOG_INFO, OB_LOG_TRACE };
 onebit_status_t ob_log_open(int rank);
 
 /* Reads the level that ONEBIT_DEBUG asks for. */
-onebit_status_t ob_log_asked(enum ob_log_level *level);
+onebit_status_t ob_log_read_level(enum ob_log_level *level);
 
 bool ob_log_wants(enum ob_log_level level);
 

@@ -69,7 +69,7 @@ static bool executor_host_compress_host_mean(const struct onebit_plan *plan, siz
     if (plan->flight->outcome.status != ONEBIT_OK || !plan->geometry.dense)
       compress_message(plan, memory, segment, chunk, &source);
   }
-  ob_host_used(plan, chunk);
+  ob_host_mark_used(plan, chunk);
   return true;
 }
 

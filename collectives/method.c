@@ -209,13 +209,13 @@ static bool sends_too_much(onebit_comm_t comm, const onebit_method_choice_t *cho
   return choice->bytes_a_day > 0 && 86400 * exchanges_a_second * bytes > choice->bytes_a_day;
 }
 
-static double waiting(const onebit_method_choice_t *choice, int method) {
+static double exchange_waiting(const onebit_method_choice_t *choice, int method) {
   const double exchange = choice->exchange[method];
   return choice->blocking ? exchange : ob_step_waiting(exchange, choice->compute);
 }
 
 static double expect_step(onebit_comm_t comm, const onebit_method_choice_t *choice, int method) {
-  const double seconds = choice->compute + waiting(choice, method) + choice->extra[method];
+  const double seconds = choice->compute + exchange_waiting(choice, method) + choice->extra[method];
   return !is_allowed(choice, method) || sends_too_much(comm, choice, method, 1 / seconds) ? INFINITY
                                                                                           : seconds;
 }
@@ -224,10 +224,11 @@ static double expect_step(onebit_comm_t comm, const onebit_method_choice_t *choi
 static double expect_local_step(onebit_comm_t comm, onebit_method_choice_t *choice) {
   static const size_t steps[] = {10, 30, 100, 300};
   const int method = ONEBIT_METHOD_LOCAL_STEPS;
-  const bool fits = !sends_too_much(comm, choice, ONEBIT_METHOD_ONE_BIT,
-                                    1 / (choice->compute + waiting(choice, ONEBIT_METHOD_ONE_BIT)));
+  const bool fits =
+      !sends_too_much(comm, choice, ONEBIT_METHOD_ONE_BIT,
+                      1 / (choice->compute + exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT)));
   if (!is_allowed(choice, method) ||
-      (fits && waiting(choice, ONEBIT_METHOD_ONE_BIT) <= choice->compute))
+      (fits && exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT) <= choice->compute))
     return INFINITY;
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
     const double each = choice->exchange[method] / (double)steps[k];
@@ -287,7 +288,7 @@ static void describe(onebit_method_choice_t *choice) {
 static onebit_status_t choose(onebit_comm_t comm, onebit_method_choice_t *choice) {
   const int current = (int)choice->current;
   if (choice->step > 0)
-    choice->extra[current] = choice->step - choice->compute - waiting(choice, current);
+    choice->extra[current] = choice->step - choice->compute - exchange_waiting(choice, current);
   for (int m = 0; m < EXCHANGES; m++)
     choice->expected[m] = expect_step(comm, choice, m);
   choice->expected[ONEBIT_METHOD_LOCAL_STEPS] = expect_local_step(comm, choice);

@@ -355,7 +355,7 @@ float ob_finish(struct ob_work *work, struct ob_residual *residual, const double
 
 /* The element's error before `added`, or its present error where nothing was added. A sum that is
  * not finite has lost it: then it is zero. */
-static float undone(float value, float scale, float added, bool changed) {
+static float blocks_undo_error(float value, float scale, float added, bool changed) {
   if (!changed || !ob_is_finite(added))
     return ob_residual_of(value, scale);
   const float before = value - added;
@@ -394,7 +394,7 @@ static void undo_block(const struct ob_block_step *step, size_t b, const struct 
   if (changed)
     find_added(step, b, block);
   for (size_t i = 0; i < block->count; i++)
-    values[i] = undone(values[i], scale, changed ? added[i] : 0, changed);
+    values[i] = blocks_undo_error(values[i], scale, changed ? added[i] : 0, changed);
 }
 
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,

@@ -16,7 +16,7 @@ static void put_field(uint32_t *words, unsigned bit, uint32_t field) {
     words[bit / 32 + 1] |= (uint32_t)(both >> 32);
 }
 
-static uint32_t low_of(const uint32_t *words, unsigned element) {
+static uint32_t sparse_low_of(const uint32_t *words, unsigned element) {
   const unsigned bit = LOW_BITS * element, word = bit / 32;
   uint64_t both = words[WORD_LOW + word];
   if (bit % 32 > 32 - LOW_BITS)
@@ -40,7 +40,7 @@ static unsigned positions_of(const uint32_t *words, uint16_t positions[OB_SPARSE
     for (uint32_t bits = words[WORD_HIGH + word]; bits; bits &= bits - 1, found++)
       if (found < OB_SPARSE_SENT) {
         const unsigned high = 32 * word + (unsigned)__builtin_ctz(bits) - found;
-        positions[found] = (uint16_t)(high << LOW_BITS | low_of(words, found));
+        positions[found] = (uint16_t)(high << LOW_BITS | sparse_low_of(words, found));
       }
   return found;
 }

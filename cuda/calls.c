@@ -76,7 +76,7 @@ static onebit_status_t check_plan(const struct onebit_plan *plan) {
 }
 
 /* Calls on two streams follow each other. What is captured has no place in time yet. */
-static onebit_status_t between_follow(const struct onebit_plan *plan, cudaStream_t stream,
+static onebit_status_t streams_follow(const struct onebit_plan *plan, cudaStream_t stream,
                                       bool capturing) {
   if (capturing)
     return ONEBIT_OK;
@@ -85,7 +85,7 @@ static onebit_status_t between_follow(const struct onebit_plan *plan, cudaStream
   return ONEBIT_OK;
 }
 
-static onebit_status_t between_lead(const struct onebit_plan *plan, cudaStream_t stream,
+static onebit_status_t streams_lead(const struct onebit_plan *plan, cudaStream_t stream,
                                     bool capturing) {
   if (!capturing)
     OB_TRY_CUDA(cudaEventRecord(plan->device->last, stream));
@@ -99,9 +99,9 @@ onebit_status_t onebit_plan_reset_residual_stream(onebit_plan_t plan, cudaStream
   bool capturing = ob_cuda_is_capturing(stream);
   if (plan->options.wire == ONEBIT_WIRE_DENSE)
     return ONEBIT_OK;
-  OB_TRY(between_follow(plan, stream, capturing));
+  OB_TRY(streams_follow(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_forget(plan->device->kernel, stream));
-  return between_lead(plan, stream, capturing);
+  return streams_lead(plan, stream, capturing);
 }
 
 onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_plan_t plan,
@@ -115,10 +115,10 @@ onebit_status_t onebit_scale_result_stream(void *recvbuf, float factor, onebit_p
   OB_ON_DEVICE(plan->device->number);
   bool capturing = ob_cuda_is_capturing(stream);
   OB_TRY(ob_device_check(plan, "recvbuf", recvbuf));
-  OB_TRY(between_follow(plan, stream, capturing));
+  OB_TRY(streams_follow(plan, stream, capturing));
   OB_TRY_CUDA(ob_cuda_scale(plan->device->kernel.state, recvbuf, plan->options.dtype,
                             result_count(plan), factor, stream));
-  return between_lead(plan, stream, capturing);
+  return streams_lead(plan, stream, capturing);
 }
 
 /* ---- The outcome of calls ---- */

@@ -249,7 +249,7 @@ static cudaError_t launch_compress(const struct ob_cuda_plan &plan,
   static compress_function *(*const kernels[2][2])(const struct ob_cuda_source &) = {
       {kernel_of<dtype, false, false>, kernel_of<dtype, false, true>},
       {kernel_of<dtype, true, false>, kernel_of<dtype, true, true>}};
-  return launch_early(kernels[source.momentum][does_besides(plan)](source), plan.max_blocks,
+  return launch_early(kernels[source.momentum][seals_or_opens(plan)](source), plan.max_blocks,
                       plan.geometry.whole ? 1 : plan.geometry.members, stream, plan, source);
 }
 

@@ -158,7 +158,7 @@ onebit_status_t ob_staging_create(struct onebit_plan *plan);
 void ob_staging_destroy(struct onebit_plan *plan);
 
 /* Marks all that was computed so far as the source of the next sends. */
-onebit_status_t ob_staging_computed(struct ob_staging *staging);
+onebit_status_t ob_staging_mark_computed(struct ob_staging *staging);
 
 /* Copy to the host: a chunk of the messages to all servers; a chunk of this rank's result; the
  * state, followed by the event of `index`, which stands for all copies before it. */
@@ -172,7 +172,7 @@ onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t
 onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk);
 
 /* True if a query or a wait is over. An error ends the waiting too, and fails the call. */
-bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error);
+bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error);
 
 /* From here on this rank only tells the others that it cannot take part. */
 void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
@@ -212,8 +212,8 @@ void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *m
 
 /* The messages of a chunk have come. The kernel that reads them may also open them. Other steps
  * that need their flags open those that are not open yet. */
-void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
-                    size_t chunk, enum ob_message_kind kind);
+void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                            size_t chunk, enum ob_message_kind kind);
 void ob_stream_open(const struct onebit_plan *plan);
 
 /* Decides how the call goes on after a step with this status. False: the step has to wait. */

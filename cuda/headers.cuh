@@ -306,7 +306,7 @@ static __host__ __device__ inline size_t whole_blocks(size_t warps) {
   return (warps + warps_a_block - 1) / warps_a_block * warps_a_block;
 }
 
-static inline bool does_besides(const struct ob_cuda_plan &plan) {
+static inline bool seals_or_opens(const struct ob_cuda_plan &plan) {
   return plan.seals || plan.opens;
 }
 

@@ -298,8 +298,8 @@ static __global__ void __launch_bounds__(threads_a_block)
 
 template <onebit_dtype_t dtype, unsigned width>
 static auto compress_kernel_of(const struct ob_cuda_plan &plan) {
-  return does_besides(plan) ? compress_levels_kernel<dtype, width, true>
-                            : compress_levels_kernel<dtype, width, false>;
+  return seals_or_opens(plan) ? compress_levels_kernel<dtype, width, true>
+                              : compress_levels_kernel<dtype, width, false>;
 }
 
 cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_source source,
@@ -309,7 +309,7 @@ cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_sou
   if (source.reciprocals) {
     auto *const kernel = KERNEL_OF_BOTH(dtype, part.geometry.width, compress_divided_kernel);
     return launch_early(kernel, part.max_blocks, messages, stream, part, source,
-                        does_besides(part));
+                        seals_or_opens(part));
   }
   auto *const kernel_of = KERNEL_OF_BOTH(dtype, part.geometry.width, compress_kernel_of);
   return launch_early(kernel_of(part), part.max_blocks, messages, stream, part, source);
@@ -317,8 +317,8 @@ cudaError_t ob_cuda_compress_levels(struct ob_cuda_plan part, struct ob_cuda_sou
 
 cudaError_t ob_cuda_reduce_levels(struct ob_cuda_plan plan, size_t chunk, cudaStream_t stream) {
   const unsigned width = plan.geometry.width;
-  auto *const kernel = does_besides(plan) ? KERNEL_OF_WIDTH(width, reduce_levels_kernel, true)
-                                          : KERNEL_OF_WIDTH(width, reduce_levels_kernel, false);
+  auto *const kernel = seals_or_opens(plan) ? KERNEL_OF_WIDTH(width, reduce_levels_kernel, true)
+                                            : KERNEL_OF_WIDTH(width, reduce_levels_kernel, false);
   return launch_early(kernel, whole_blocks(plan.max_blocks) + warps_besides(plan), 1, stream,
                       of_chunk(plan, chunk), weight_of_mean(plan));
 }

@@ -87,25 +87,25 @@ struct nccl_window {
  * would take more memory than it has use for. */
 #define PAGE_BYTES ((size_t)2 << 20)
 
-static bool are_there(void) {
+static bool has_windows(void) {
   return ncclMemAlloc && ncclMemFree && ncclCommWindowRegister && ncclCommWindowDeregister &&
          nccl_version() >= 22700;
 }
 
-static onebit_status_t newer_out_of_memory(size_t bytes) {
+static onebit_status_t window_out_of_memory(size_t bytes) {
   return ob_error(ONEBIT_ERROR_MEMORY, "no memory on the device for %zu bytes of messages", bytes);
 }
 
 onebit_status_t ob_nccl_window_create(onebit_comm_t comm, size_t bytes, struct ob_window **window) {
   void *memory = NULL;
   *window = NULL;
-  if (bytes < PAGE_BYTES || comm->size < 2 || !are_there())
+  if (bytes < PAGE_BYTES || comm->size < 2 || !has_windows())
     return ONEBIT_OK;
   struct nccl_window *own = ob_allocate(1, sizeof *own);
   if (!own || ob_memory_must_fail() || ncclMemAlloc(&memory, bytes) != ncclSuccess) {
     cudaGetLastError();
     ob_release(own);
-    return newer_out_of_memory(bytes);
+    return window_out_of_memory(bytes);
   }
   own->window = (struct ob_window){.comm = comm, .memory = memory};
   *window = &own->window;

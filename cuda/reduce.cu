@@ -236,7 +236,8 @@ static enum crowd crowd_of(const struct ob_cuda_plan &plan) {
 
 template <enum ob_serve_rule rule, enum crowd crowd>
 static auto reduce_kernel_for(const struct ob_cuda_plan &plan) {
-  return does_besides(plan) ? reduce_kernel<rule, crowd, true> : reduce_kernel<rule, crowd, false>;
+  return seals_or_opens(plan) ? reduce_kernel<rule, crowd, true>
+                              : reduce_kernel<rule, crowd, false>;
 }
 
 template <enum crowd crowd> static auto reduce_kernel_of(const struct ob_cuda_plan &plan) {

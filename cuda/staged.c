@@ -68,7 +68,7 @@ static void staged_end(const struct onebit_plan *plan) {
   ob_staged_fail(plan, staged_lead(plan));
 }
 
-bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error) {
+bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error) {
   if (error == cudaErrorNotReady)
     return cudaGetLastError(), false;
   if (error != cudaSuccess)
@@ -79,7 +79,7 @@ bool ob_staged_over(const struct onebit_plan *plan, cudaError_t error) {
 static bool staged_settled(const struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   OB_ON_DEVICE(plan->device->number);
-  return ob_staged_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
+  return ob_staged_is_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
 }
 
 /* --- What the host learns ----------------------------------------------------------------------*/
@@ -94,7 +94,7 @@ void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *
 static bool has_arrived(const struct onebit_plan *plan, size_t index, bool wait) {
   struct ob_staging *staging = &plan->device->staging;
   cudaEvent_t event = staging->ready[index];
-  if (!ob_staged_over(plan, ob_cuda_reach(event, wait)))
+  if (!ob_staged_is_over(plan, ob_cuda_reach(event, wait)))
     return false;
   ob_staged_hear(plan, &staging->seen[index]);
   return true;
@@ -126,7 +126,7 @@ static bool staged_send_to_servers(const struct onebit_plan *plan, size_t chunk,
   if (!is_ready(plan, chunk, wait))
     return false;
   if (plan->host.ranks)
-    ob_host_used(plan, chunk);
+    ob_host_mark_used(plan, chunk);
   return ob_send_to_servers(plan, chunk, wait);
 }
 
@@ -151,7 +151,7 @@ static onebit_status_t compress_chunk(const struct onebit_plan *plan, size_t chu
     OB_TRY(ob_staged_host_compress(plan, chunk));
   else
     OB_TRY_CUDA(ob_device_compress(plan, chunk, staging->compute));
-  OB_TRY(ob_staging_computed(staging));
+  OB_TRY(ob_staging_mark_computed(staging));
   if (plan->geometry.whole)
     OB_TRY(ob_staging_send_result(plan, chunk));
   else
@@ -172,7 +172,7 @@ static void clear_outgoing(const struct onebit_plan *plan, size_t chunk) {
 
 /* Copies that have begun may still write what is cleared. */
 static void finish_copies(const struct onebit_plan *plan) {
-  ob_staged_over(plan, cudaStreamSynchronize(plan->device->staging.out));
+  ob_staged_is_over(plan, cudaStreamSynchronize(plan->device->staging.out));
 }
 
 static bool staged_compress(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -189,7 +189,7 @@ static bool staged_compress(const struct onebit_plan *plan, size_t chunk, bool w
 static onebit_status_t staged_finish(const struct onebit_plan *plan, bool server) {
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY_CUDA(ob_cuda_finish(plan->device->kernel, server, staging->compute));
-  OB_TRY(ob_staging_computed(staging));
+  OB_TRY(ob_staging_mark_computed(staging));
   return ob_staging_send_state(plan, plan->geometry.slots);
 }
 
@@ -211,7 +211,7 @@ static onebit_status_t reduce_chunk(const struct onebit_plan *plan, size_t chunk
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY(ob_staging_bring_incoming(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
-  OB_TRY(ob_staging_computed(staging));
+  OB_TRY(ob_staging_mark_computed(staging));
   OB_TRY(ob_staging_send_result(plan, chunk));
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
@@ -232,7 +232,7 @@ static onebit_status_t reduce_whole_chunk(const struct onebit_plan *plan, size_t
   struct ob_staging *staging = &plan->device->staging;
   OB_TRY(ob_staging_bring_results(plan, chunk));
   OB_TRY_CUDA(ob_device_reduce(plan, chunk, staging->compute));
-  OB_TRY(ob_staging_computed(staging));
+  OB_TRY(ob_staging_mark_computed(staging));
   return ob_staging_send_state(plan, chunk % plan->geometry.slots);
 }
 
@@ -260,7 +260,7 @@ static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait
     apply_brought(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
   *applied = chunk + 1;
   return !plan->host.ranks || plan->flight->outcome.status != ONEBIT_OK ||
-         ob_staged_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
+         ob_staged_is_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
 }
 
 /* A dense mean is on the device already. */

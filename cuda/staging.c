@@ -22,7 +22,7 @@ onebit_status_t ob_staging_send_state(const struct onebit_plan *plan, size_t ind
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_staging_computed(struct ob_staging *staging) {
+onebit_status_t ob_staging_mark_computed(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->out, staging->computed, 0));
   return ONEBIT_OK;
@@ -216,7 +216,7 @@ static onebit_status_t staged_host_put(const struct onebit_plan *plan, size_t ch
   struct ob_staging *staging = &plan->device->staging;
   size_t slot = staged_host_slot_of(plan, chunk);
   OB_TRY_CUDA(ob_cuda_host_put(host->window, ob_device_source(plan), chunk, staging->compute));
-  OB_TRY(ob_staging_computed(staging));
+  OB_TRY(ob_staging_mark_computed(staging));
   OB_TRY_CUDA(copy_values(plan, host->outgoing, plan->host.local_rank, 0, plan->geometry.segments,
                           chunk, false));
   OB_TRY_CUDA(cudaMemcpyAsync(&host->staged.seen[slot], plan->device->kernel.state,
@@ -238,11 +238,11 @@ bool ob_staged_host_barrier(const struct onebit_plan *plan, size_t chunk, bool w
   const struct ob_staged_host *staged = staged_of(plan);
   size_t slot = staged_host_slot_of(plan, chunk);
   if (plan->flight->outcome.status == ONEBIT_OK) {
-    if (!ob_staged_over(plan, ob_cuda_reach(staged->there[slot], wait)))
+    if (!ob_staged_is_over(plan, ob_cuda_reach(staged->there[slot], wait)))
       return false;
     ob_staged_hear(plan, &staged->seen[slot]);
   }
-  ob_host_loaded(plan, chunk);
+  ob_host_mark_loaded(plan, chunk);
   return ob_host_barrier(plan, chunk, wait);
 }
 

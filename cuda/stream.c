@@ -145,8 +145,8 @@ void ob_stream_open(const struct onebit_plan *plan) {
     ob_steps_fail(plan, status);
 }
 
-void ob_stream_came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
-                    size_t chunk, enum ob_message_kind kind) {
+void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                            size_t chunk, enum ob_message_kind kind) {
   ob_stream_open(plan);
   plan->device->unopened = messages->geometry.members > 1 ? messages : NULL;
   plan->device->unopened_kind = kind;
@@ -214,7 +214,7 @@ static onebit_status_t stream_receive(const struct onebit_plan *plan, struct ob_
   if (is_driven(plan))
     OB_TRY(plan->comm->transport->test(batch, wait ? OB_WAIT_SLICE : 0));
   OB_TRY(ob_overlap_join(plan, chunk));
-  ob_stream_came(plan, &plan->device->kernel, chunk, kind);
+  ob_stream_note_arrival(plan, &plan->device->kernel, chunk, kind);
   return ONEBIT_OK;
 }
 
@@ -240,7 +240,7 @@ static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
   bool last = (size_t)2 << round >= plan->geometry.members;
   onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_OK && last)
-    ob_stream_came(plan, &plan->device->kernel, 0, OB_MESSAGE_SERVER);
+    ob_stream_note_arrival(plan, &plan->device->kernel, 0, OB_MESSAGE_SERVER);
   return ob_stream_ended(plan, status);
 }
 

@@ -196,17 +196,17 @@ bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait)
   return ob_stream_ended(plan, stream_host_put(plan, chunk, add_inputs));
 }
 
-static bool came(const struct onebit_plan *plan, const struct ob_cuda_plan *messages, size_t chunk,
-                 enum ob_message_kind kind) {
+static bool stream_note_chunk(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
+                              size_t chunk, enum ob_message_kind kind) {
   onebit_status_t joined = ob_overlap_join(plan, chunk);
   if (joined == ONEBIT_OK)
-    ob_stream_came(plan, messages, chunk, kind);
+    ob_stream_note_arrival(plan, messages, chunk, kind);
   return ob_stream_ended(plan, joined);
 }
 
 bool ob_stream_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return came(plan, &plan->device->host.host, chunk, OB_MESSAGE_WORKER);
+  return stream_note_chunk(plan, &plan->device->host.host, chunk, OB_MESSAGE_WORKER);
 }
 
 bool ob_stream_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -217,5 +217,5 @@ bool ob_stream_host_publish(const struct onebit_plan *plan, size_t chunk, bool w
 
 bool ob_stream_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  return came(plan, &plan->device->host.results, chunk, OB_MESSAGE_SERVER);
+  return stream_note_chunk(plan, &plan->device->host.results, chunk, OB_MESSAGE_SERVER);
 }

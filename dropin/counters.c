@@ -59,7 +59,7 @@ static struct ob_record *counters_make(const struct ob_record_of *of, const char
  * on, and without memory, tensors share one. */
 enum { MAX_RECORDS = 1024 };
 
-static struct ob_record *others_record(void) {
+static struct ob_record *counters_shared_record(void) {
   static struct ob_record others = {
       .communicator = "tensors beyond those listed", .type = "elements", .of.call = "call"};
   static bool listed;
@@ -79,7 +79,7 @@ struct ob_record *ob_counters_make(const struct ob_record_of *of, const char *co
   if (!record && made++ < MAX_RECORDS)
     record = counters_make(of, communicator, type, bytes);
   if (!record)
-    record = others_record();
+    record = counters_shared_record();
   return record;
 }
 

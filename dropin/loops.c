@@ -88,7 +88,7 @@ void ob_loops_note(struct ob_loops *loops, uint64_t signature) {
 
 /* ---- Learning ---- */
 
-static const struct seen *seen_before(const struct ob_loops *loops, size_t back) {
+static const struct seen *loops_call_before(const struct ob_loops *loops, size_t back) {
   return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
@@ -111,7 +111,7 @@ static size_t length_of(const struct ob_loops *loops, int way) {
  * length. */
 static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   for (size_t back = 1; back <= loops->learned && back < OB_MAX_POSITIONS; back++) {
-    const struct seen *then = seen_before(loops, back);
+    const struct seen *then = loops_call_before(loops, back);
     bool same = then->exact ? then->exact == call->exact : then->signature == call->signature;
     const bool alike[WAYS] = {same, same && then->sendbuf == call->sendbuf,
                               same && then->recvbuf == call->recvbuf};
@@ -147,15 +147,15 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
 
 /* The call in a phase of the loop of such a length that is to be followed: the next call is in
  * phase 0. */
-static const struct seen *learned_call(const struct ob_loops *loops, int length, int phase) {
-  return seen_before(loops, (size_t)(length - phase));
+static const struct seen *loops_call_in_phase(const struct ob_loops *loops, int length, int phase) {
+  return loops_call_before(loops, (size_t)(length - phase));
 }
 
 /* True if the coming calls are those of a known loop, from its phase `turn` on. */
 static bool matches_from(const struct ob_loops *loops, const struct loop *loop, int turn) {
   for (int i = 0; i < loop->length; i++)
     if (loops->position[loop->first + (turn + i) % loop->length].exact !=
-        learned_call(loops, loop->length, i)->exact)
+        loops_call_in_phase(loops, loop->length, i)->exact)
       return false;
   return true;
 }
@@ -177,7 +177,7 @@ static bool enter_new(struct ob_loops *loops, int length, bool ambiguous) {
     loops->count = loops->positions = 0;
   loops->loop[loops->count] = (struct loop){loops->positions, length, ambiguous};
   for (int i = 0; i < length; i++) {
-    const struct seen *call = learned_call(loops, length, i);
+    const struct seen *call = loops_call_in_phase(loops, length, i);
     loops->position[loops->positions + i] =
         (struct position){call->signature, call->exact, call->tensor};
   }
@@ -287,7 +287,7 @@ void ob_loops_drop(struct ob_loops *loops, int tensor) {
   }
 }
 
-void ob_loops_left(const struct ob_loops *loops, int *first, int *count) {
+void ob_loops_read_left(const struct ob_loops *loops, int *first, int *count) {
   const struct loop *loop = loops->left == NO_LOOP ? NULL : &loops->loop[loops->left];
   *first = loop ? loop->first : 0;
   *count = loop ? loop->length : 0;

@@ -66,7 +66,7 @@ void ob_loops_drop(struct ob_loops *loops, int tensor);
 
 /* The positions of the loop that the last call has left because it was not the expected one:
  * `count` of them from `first` on, else none. */
-void ob_loops_left(const struct ob_loops *loops, int *first, int *count);
+void ob_loops_read_left(const struct ob_loops *loops, int *first, int *count);
 
 /* Finds the position of a call that is not to be noted, such as one that a graph captures: the
  * first that has its signature in the loop that is followed, behind `after`, or from the next call

@@ -36,7 +36,7 @@ Test(bench_rows, bandwidths_are_of_the_larger_buffer) {
 /* --- JSON lines */
 
 /* The number of lines, each of which must be an object that has these fields. */
-static size_t objects(const char *text, const char *const *fields) {
+static size_t count_objects(const char *text, const char *const *fields) {
   static char line[1 << 12];
   size_t lines = 0;
   for (size_t length; *text; text += length + (text[length] == '\n'), lines++) {
@@ -76,7 +76,7 @@ static const char *const common_fields[] = {"\"bytes\":",
 Test(bench_rows, json_has_an_object_a_line) {
   const char *text =
       program(0, "onebit-bench allreduce --ranks 2 -m4K:16K -i3 -x1 --json 2>/dev/null");
-  cr_expect_eq(objects(text, common_fields), 3);
+  cr_expect_eq(count_objects(text, common_fields), 3);
   cr_expect(strstr(text, "{\"benchmark\":\"allreduce\",\"bytes\":4096,") == text, "%s", text);
   cr_expect(strstr(text, "\"dense_median_us\":null"));
 }
@@ -88,7 +88,7 @@ Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
   const char *text = program(0, "onebit-bench allreduce --ranks 2 -m1M:1M -i3 -x1 --json "
                                 "--rate=8mbit --cores=1 --schedule=exchange 2>/dev/null");
   double bytes, wire, codec, of;
-  cr_expect_eq(objects(text, fields), 1);
+  cr_expect_eq(count_objects(text, fields), 1);
   cr_assert_eq(sscanf(strstr(text, "\"wire_bytes\":"), "\"wire_bytes\":%lf", &bytes), 1);
   cr_assert_eq(sscanf(strstr(text, "\"wire_limit_us\":"), "\"wire_limit_us\":%lf", &wire), 1);
   cr_assert_eq(sscanf(strstr(text, "\"codec_limit_us\":"), "\"codec_limit_us\":%lf", &codec), 1);
@@ -101,8 +101,8 @@ Test(bench_rows, json_compares_a_line_each) {
   static const char *const fields[] = {"\"requested\":\"", "\"of_best\":", "\"right\":true", NULL};
   const char *text = program(0, "onebit-bench allreduce --ranks 2 -m4K:4K -i3 -x1 -c --json "
                                 "--compare=automatic,exchange,exchange:dense 2>/dev/null");
-  cr_expect_eq(objects(text, common_fields), 3);
-  cr_expect_eq(objects(text, fields), 3);
+  cr_expect_eq(count_objects(text, common_fields), 3);
+  cr_expect_eq(count_objects(text, fields), 3);
   cr_expect(strstr(text, "\"requested\":\"exchange:dense\""));
 }
 
@@ -113,8 +113,8 @@ Test(bench_rows, json_of_nonblocking_collectives) {
   for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
     const char *text =
         program(0, "onebit-bench %s --ranks 2 -m4K:8K -i3 -x1 -t2 -c --json 2>/dev/null", names[k]);
-    cr_expect_eq(objects(text, fields), 2, "%s", names[k]);
-    cr_expect_eq(objects(text, common_fields), 2, "%s", names[k]);
+    cr_expect_eq(count_objects(text, fields), 2, "%s", names[k]);
+    cr_expect_eq(count_objects(text, common_fields), 2, "%s", names[k]);
   }
 }
 
@@ -182,7 +182,7 @@ Test(bench_rows, json_of_kernels) {
                                        "\"of_copy\":",
                                        NULL};
   const char *said = program(0, "onebit-bench codec -d cuda -m64K -i3 -x0 --json 2>/dev/null");
-  cr_expect_eq(objects(said, fields), 1 + 4 + 4 + 1 + 4 + 2 + 3 + 4 + 1 + 1 + 15);
+  cr_expect_eq(count_objects(said, fields), 1 + 4 + 4 + 1 + 4 + 2 + 3 + 4 + 1 + 1 + 15);
 }
 
 Test(bench_rows, json_of_steps_on_a_device) {
@@ -193,7 +193,7 @@ Test(bench_rows, json_of_steps_on_a_device) {
                                        "\"memory_bytes_per_parameter\":",
                                        NULL};
   const char *said = program(0, "onebit-bench optimizers -d cuda -m64K -i3 -x0 --json 2>/dev/null");
-  cr_expect_eq(objects(said, fields), 8);
+  cr_expect_eq(count_objects(said, fields), 8);
   said = program(2, "onebit-bench optimizers -d cuda -m64K -i1 -x0 --bits 8 2>&1");
   expect_said(said, "onebit-bench: Lion: ");
 }
@@ -208,7 +208,7 @@ static void check_device(const char *subcommand, const char *ranks, size_t rows,
       "\"transport\":\"", "\"row\":\"", "\"median_us\":", "\"algbw_gbs\":", "\"right\":", NULL};
   const char *said = program(
       0, "onebit-bench %s -d cuda %s -m16K:32K -i3 -x1 -c --json 2>/dev/null", subcommand, ranks);
-  cr_expect_eq(objects(said, fields), 2 * rows, "%s %s: %s", subcommand, ranks, said);
+  cr_expect_eq(count_objects(said, fields), 2 * rows, "%s %s: %s", subcommand, ranks, said);
   size_t right = 0;
   for (const char *at = said; (at = strstr(at, "\"right\":true")); at++)
     right++;

@@ -106,18 +106,18 @@ Test(loops, a_loop_that_is_left_is_told) {
   int first, count;
   repeat(loops, "kab1cd", 16 * REPEATS);
   int policy = calls(loops, "kab1cd");
-  ob_loops_left(loops, &first, &count);
+  ob_loops_read_left(loops, &first, &count);
   cr_expect(policy >= 0 && count == 0);
   calls(loops, "k");
   cr_expect_eq(calls(loops, "ab1e"), policy);
-  ob_loops_left(loops, &first, &count);
+  ob_loops_read_left(loops, &first, &count);
   cr_expect_eq(count, 0);
   cr_expect_neq(calls(loops, "ab1e"), policy);
-  ob_loops_left(loops, &first, &count);
+  ob_loops_read_left(loops, &first, &count);
   cr_expect(count == 1 && first == policy, "%d from %d on", count, first);
   repeat(loops, "ab1e", 16 * REPEATS);
   int value = calls(loops, "ab1e");
-  ob_loops_left(loops, &first, &count);
+  ob_loops_read_left(loops, &first, &count);
   cr_expect(value >= 0 && value != policy && count == 0);
   ob_loops_destroy(loops);
 }

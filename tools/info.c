@@ -90,7 +90,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
     status = ob_config_check();
     break;
   case OB_KNOB_DEBUG:
-    if ((status = ob_log_asked(&level)) == ONEBIT_OK && !text)
+    if ((status = ob_log_read_level(&level)) == ONEBIT_OK && !text)
       snprintf(value, capacity, "WARN");
     break;
   case OB_KNOB_METRICS_EVERY:

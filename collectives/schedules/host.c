@@ -110,7 +110,7 @@ static const int *ranks_here(const struct onebit_plan *plan) {
 
 /* True if all ranks of the host have done so many chunks, or one of them has failed. Until then
  * this rank's messages must move on: the others may wait for them. */
-static bool all_have(const struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
+static bool all_ranks_have(const struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
   const struct ob_host *host = &plan->host;
   plan->flight->host.awaited = -1;
   for (size_t rank = 0; rank < host->ranks; rank++) {
@@ -196,10 +196,10 @@ void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment
 /* True if the slot's earlier chunk is no longer needed. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk) {
   uint64_t number = plan->flight->host.base + chunk + 1, slots = plan->host.slots;
-  return number <= slots || all_have(plan, USED, number - slots);
+  return number <= slots || all_ranks_have(plan, USED, number - slots);
 }
 
-void ob_host_loaded(const struct onebit_plan *plan, size_t chunk) {
+void ob_host_mark_loaded(const struct onebit_plan *plan, size_t chunk) {
   tell_flags(plan);
   host_set(&plan->host, LOADED, plan->flight->host.base + chunk + 1);
 }
@@ -215,13 +215,13 @@ bool ob_host_put(const struct onebit_plan *plan, size_t chunk, bool wait) {
     shape.half = ob_host_is_half(plan);
     ob_load_blocks(&plan->state->work, &plan->flight->call.source, &shape, &out);
   }
-  ob_host_loaded(plan, chunk);
+  ob_host_mark_loaded(plan, chunk);
   return true;
 }
 
 bool ob_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (!all_have(plan, LOADED, plan->flight->host.base + chunk + 1))
+  if (!all_ranks_have(plan, LOADED, plan->flight->host.base + chunk + 1))
     return false;
   hear_flags(plan);
   return true;
@@ -240,15 +240,15 @@ void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
                  &inputs, out);
 }
 
-void ob_host_used(const struct onebit_plan *plan, size_t chunk) {
+void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk) {
   host_set(&plan->host, USED, plan->flight->host.base + chunk + 1);
 }
 
 bool ob_host_wait_free(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   uint64_t base = plan->flight->host.base;
-  return all_have(plan, APPLIED,
-                  chunk < plan->geometry.slots ? base : base + chunk + 1 - plan->geometry.slots);
+  return all_ranks_have(
+      plan, APPLIED, chunk < plan->geometry.slots ? base : base + chunk + 1 - plan->geometry.slots);
 }
 
 bool ob_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -276,7 +276,7 @@ static void check_collected(const struct onebit_plan *plan, size_t chunk) {
 
 bool ob_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
-  if (!all_have(plan, COLLECTED, plan->flight->host.base + chunk + 1))
+  if (!all_ranks_have(plan, COLLECTED, plan->flight->host.base + chunk + 1))
     return false;
   hear_flags(plan);
   check_collected(plan, chunk);

@@ -66,12 +66,12 @@ bool ob_host_is_half(const struct onebit_plan *plan);
  * this rank. */
 bool ob_host_is_free(const struct onebit_plan *plan, size_t chunk);
 void *ob_host_window(const struct onebit_plan *plan, size_t rank, size_t segment, size_t chunk);
-void ob_host_loaded(const struct onebit_plan *plan, size_t chunk);
+void ob_host_mark_loaded(const struct onebit_plan *plan, size_t chunk);
 
-/* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_used. */
+/* The mean of the host's inputs for one message; between ob_host_barrier and ob_host_mark_used. */
 void ob_host_mean(const struct onebit_plan *plan, size_t segment, size_t chunk,
                   const struct ob_message_shape *shape, struct ob_view *out);
-void ob_host_used(const struct onebit_plan *plan, size_t chunk);
+void ob_host_mark_used(const struct onebit_plan *plan, size_t chunk);
 
 /* --- The steps of the schedule, for hierarchical.c and window.c */
 

@@ -178,7 +178,7 @@ void ob_address_set_scope(struct ob_address *address, const struct ob_address *f
     *scope = *given;
 }
 
-static onebit_status_t not_a_rendezvous(const char *text) {
+static onebit_status_t address_refuse(const char *text) {
   return ob_error(ONEBIT_ERROR_ARGUMENT,
                   "options->rendezvous \"%.100s\": expected host:port, e.g. node1:29400", text);
 }
@@ -191,7 +191,7 @@ onebit_status_t ob_address_resolve(const char *text, struct ob_address *address)
   long port = colon ? strtol(colon + 1, &end, 10) : 0;
   if (length == 0 || length >= sizeof host || port < 1 || port > 65535 || *end ||
       (!brackets && memchr(text, ':', length)))
-    return not_a_rendezvous(text);
+    return address_refuse(text);
   snprintf(host, sizeof host, "%.*s", (int)(brackets ? length - 2 : length), text + brackets);
   OB_TRY(sockets_address_look_up(host, colon + 1, address));
   const uint32_t *scope = scope_of(address);

@@ -103,7 +103,7 @@ struct ob_attached *ob_attached_known(MPI_Comm comm) {
   return holder ? holder->attached : NULL;
 }
 
-onebit_status_t ob_attached_failure(MPI_Comm comm) {
+onebit_status_t ob_attached_read_failure(MPI_Comm comm) {
   pthread_mutex_lock(&lock);
   int key = communicators_key;
   pthread_mutex_unlock(&lock);

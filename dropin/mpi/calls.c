@@ -105,7 +105,7 @@ static int call_check(struct ob_mpi_call *call, int count) {
 /* Without memory for the library's objects calls are dense; other failures are reported to the
  * program, whose environment causes them. */
 static int check_failure(MPI_Comm comm) {
-  onebit_status_t status = ob_attached_failure(comm);
+  onebit_status_t status = ob_attached_read_failure(comm);
   if (status == ONEBIT_OK || status == ONEBIT_ERROR_MEMORY)
     return MPI_SUCCESS;
   return call_exchange_failed(comm, MPI_ERR_OTHER);
@@ -376,7 +376,7 @@ static int requests_finish(ONEBIT_Request request, bool wait, bool *done) {
   *done = true;
   if (request->dense == MPI_REQUEST_NULL)
     return MPI_SUCCESS;
-  ob_queues_move();
+  ob_queues_advance();
   code = wait ? ob_wait_moving(request->call.comm, &request->dense, "ONEBIT_Wait")
               : PMPI_Test(&request->dense, &flag, MPI_STATUS_IGNORE);
   *done = code != MPI_SUCCESS || flag;

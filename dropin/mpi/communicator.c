@@ -179,7 +179,7 @@ static struct ob_exchange *use_tensor(struct ob_attached *attached, int slot,
 /* Resets the residuals of a loop that was left: they may be of other tensors. */
 static void restart_left(struct ob_attached *attached) {
   int first, count;
-  ob_loops_left(attached->loops, &first, &count);
+  ob_loops_read_left(attached->loops, &first, &count);
   for (int position = first; position < first + count; position++) {
     int slot = *ob_loops_tensor(attached->loops, position) - 1;
     if (slot >= 0)
@@ -236,7 +236,7 @@ static void fit_budget(struct ob_attached *attached, double budget) {
     const struct tensor *tensor = attached->tensors[slot];
     if (!tensor)
       continue;
-    ob_exchange_withdrawals(tensor->exchange);
+    ob_exchange_count_withdrawals(tensor->exchange);
     plans[count++] = ob_exchange_plan(tensor->exchange);
   }
   onebit_plan_fit_budget(plans, count, budget);
@@ -250,7 +250,7 @@ static void fit_budget(struct ob_attached *attached, double budget) {
 static enum ob_reason judge_tensor(struct tensor *tensor) {
   if (tensor->shadow.refused)
     return OB_REASON_UNFAITHFUL;
-  if (!tensor->pause && ob_exchange_withdrawals(tensor->exchange) >= MAX_WITHDRAWALS) {
+  if (!tensor->pause && ob_exchange_count_withdrawals(tensor->exchange) >= MAX_WITHDRAWALS) {
     ob_exchange_forgive(tensor->exchange);
     tensor->pause = PAUSE_CALLS;
   }

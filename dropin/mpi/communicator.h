@@ -74,7 +74,7 @@ struct ob_attached *ob_attached_known(MPI_Comm comm);
 
 /* The status with which making one has failed, so that there can be none; ONEBIT_OK where nobody
  * has tried. Local. */
-onebit_status_t ob_attached_failure(MPI_Comm comm);
+onebit_status_t ob_attached_read_failure(MPI_Comm comm);
 
 /* Registers a call by MPI_Finalize that frees everything. Local. */
 void ob_attached_watch_finalize(void);

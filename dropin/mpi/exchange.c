@@ -189,7 +189,7 @@ void ob_exchange_note(struct ob_exchange *exchange, bool compressed) {
   exchange->withdrawals = compressed ? 0 : exchange->withdrawals + 1;
 }
 
-unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange) {
+unsigned ob_exchange_count_withdrawals(const struct ob_exchange *exchange) {
   for (unsigned idle = 0;; idle++) {
     pthread_mutex_lock(&ob_queues_lock);
     size_t undecided = exchange->undecided;

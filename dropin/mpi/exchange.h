@@ -104,7 +104,7 @@ void ob_queue_destroy(struct ob_queue *queue);
 
 /* Moves the operations in flight in this process, on every communicator, without waiting. For loops
  * that wait for something else. Thread-safe. */
-void ob_queues_move(void);
+void ob_queues_advance(void);
 
 /* Does the same in such a loop, and waits the longer the longer nothing has happened. */
 void ob_queues_backoff(unsigned idle);
@@ -126,7 +126,7 @@ const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange);
 
 /* The number of its latest calls in a row that went dense after all. All ranks find the same,
  * because this waits until those in flight are decided. */
-unsigned ob_exchange_withdrawals(const struct ob_exchange *exchange);
+unsigned ob_exchange_count_withdrawals(const struct ob_exchange *exchange);
 
 /* Sets that number to zero. */
 void ob_exchange_forgive(struct ob_exchange *exchange);

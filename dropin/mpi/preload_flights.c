@@ -40,7 +40,7 @@ struct ob_flight {
 static bool flight_test(struct ob_flight *flight) {
   bool compressed = true;
   if (flight->operation) {
-    ob_queues_move();
+    ob_queues_advance();
     if (!ob_operation_ended(flight->operation, &compressed))
       return false;
     flight->code = ob_operation_wait(&flight->operation);

@@ -199,7 +199,7 @@ static void queue_finish_dense(struct ob_operation *operation, const char *call,
 
 /* The status of the operation's plan. A plan whose transport has failed before does not even
  * begin. */
-static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
+static onebit_status_t queue_poll_plan(struct ob_operation *operation, bool wait) {
   if (operation->stage == OB_STAGE_WAITS) {
     operation->stage = OB_STAGE_COMPRESSED;
     operation->start_status = ob_exchange_start(operation);
@@ -211,7 +211,7 @@ static onebit_status_t ask_plan(struct ob_operation *operation, bool wait) {
 
 /* Decides an operation; false when its plan has not ended yet. */
 static bool queue_decide(struct ob_operation *operation, bool wait) {
-  onebit_status_t status = ask_plan(operation, wait);
+  onebit_status_t status = queue_poll_plan(operation, wait);
   if (status == ONEBIT_IN_PROGRESS)
     return false;
   operation->compressed = status == ONEBIT_OK;
@@ -288,7 +288,7 @@ static void queue_move(struct ob_queue *queue, bool wait) {
   unclaim(queue);
 }
 
-void ob_queues_move(void) {
+void ob_queues_advance(void) {
   pthread_mutex_lock(&ob_queues_lock);
   for (struct ob_queue *queue = queues; queue; queue = queue->next) {
     if (queue->moving || !queue->first)
@@ -304,7 +304,7 @@ void ob_queues_move(void) {
 
 void ob_queues_backoff(unsigned idle) {
   static const struct timespec nap = {.tv_nsec = 20000};
-  ob_queues_move();
+  ob_queues_advance();
   if (idle < 100)
     sched_yield();
   else
@@ -385,7 +385,7 @@ int ob_operation_test(struct ob_operation **operation, bool *done) {
     return MPI_SUCCESS;
   *done = is_done(*operation);
   if (!*done) {
-    ob_queues_move();
+    ob_queues_advance();
     *done = is_done(*operation);
   }
   return *done ? collect(operation) : MPI_SUCCESS;

@@ -267,7 +267,7 @@ static struct ob_nccl_comm *comm_create_comm(ncclComm_t handle, bool same_thread
 enum { AT_ONCE = 64 };
 
 /* Makes their state. The others miss a rank that can not be asked, as if NCCL itself had failed. */
-ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
+ncclResult_t ob_nccl_note_comms(const struct ob_nccl_made *made, size_t count) {
   OB_CALL_SCOPE;
   struct ob_nccl_comm *asked[AT_ONCE];
   size_t several = 0;
@@ -281,8 +281,8 @@ ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count) {
       return ncclSystemError;
     if (comm->size < 2)
       continue;
-    if (ob_nccl_unusable()) {
-      ob_nccl_print_start(comm, ob_nccl_unusable());
+    if (ob_nccl_why_unusable()) {
+      ob_nccl_print_start(comm, ob_nccl_why_unusable());
       continue;
     }
     if (!comm_prepare(comm))
@@ -311,7 +311,7 @@ static ncclResult_t keep_comm(ncclResult_t result, ncclComm_t *comm, const ncclU
     made.id = *id;
   if (ob_nccl_in_group())
     return ob_nccl_group_make(&made) ? result : ncclInvalidUsage;
-  ncclResult_t settled = ob_nccl_comms_made(&made, 1);
+  ncclResult_t settled = ob_nccl_note_comms(&made, 1);
   return settled == ncclSuccess ? result : settled;
 }
 
@@ -343,7 +343,7 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommInitAll(ncclComm_t *made, int ndev, cons
     return ncclInvalidUsage;
   for (int i = 0; i < ndev; i++)
     each[i] = (struct ob_nccl_made){.comm = &made[i], .same_thread = ndev > 1, .blocking = true};
-  return ob_nccl_comms_made(each, (size_t)ndev);
+  return ob_nccl_note_comms(each, (size_t)ndev);
 }
 
 /* True if a thread drives several ranks of this communicator, and so of those made of it. */

@@ -61,7 +61,7 @@ bool ob_nccl_group_make(const struct ob_nccl_made *made) {
 
 /* Times the only call of a group: where NCCL does several together nobody knows which took how
  * long. */
-static struct ob_nccl_timer *time_the_only(void) {
+static struct ob_nccl_timer *group_time_only_call(void) {
   const struct entry *only = entries_of();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)
     return NULL;
@@ -95,14 +95,14 @@ static void leave_comms(void) {
 
 static ncclResult_t group_end(void) {
   OB_CALL_SCOPE;
-  struct ob_nccl_timer *timer = time_the_only();
+  struct ob_nccl_timer *timer = group_time_only_call();
   ncclResult_t result = ob_next_ncclGroupEnd();
   if (timer)
     ob_nccl_timer_end(timer, entries_of()[0].call.stream);
   if (group.made_count && (result == ncclSuccess || result == ncclInProgress)) {
     for (size_t i = 0; i < group.made_count; i++)
       group.made[i].blocking &= result == ncclSuccess;
-    ncclResult_t made = ob_nccl_comms_made(group.made, group.made_count);
+    ncclResult_t made = ob_nccl_note_comms(group.made, group.made_count);
     result = made == ncclSuccess ? result : made;
   }
   group.made_count = 0;

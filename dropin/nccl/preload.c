@@ -114,7 +114,7 @@ void ob_nccl_start(void) {
 
 const char *ob_nccl_wrong_settings(void) { return wrong_settings[0] ? wrong_settings : NULL; }
 
-const char *ob_nccl_unusable(void) { return unusable[0] ? unusable : NULL; }
+const char *ob_nccl_why_unusable(void) { return unusable[0] ? unusable : NULL; }
 
 /* Prints the line at the start. A thread's first communicator is usually the job's: its rank 0
  * prints, and each rank whose own rules are wrong. Communicators of one rank print nothing. */

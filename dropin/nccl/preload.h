@@ -197,7 +197,7 @@ struct ob_nccl_made {
 };
 /* Keeps their state, and settles with the other ranks; of all that one thread makes at a time.
  * Collective; not in a group. */
-ncclResult_t ob_nccl_comms_made(const struct ob_nccl_made *made, size_t count);
+ncclResult_t ob_nccl_note_comms(const struct ob_nccl_made *made, size_t count);
 
 /* Replaces this rank's values by the largest of all ranks'. Not while the thread has a group open.
  * False: NCCL or the device has failed. */
@@ -270,7 +270,7 @@ void ob_nccl_start(void);
 /* The reason why they are wrong; NULL where they are not. */
 const char *ob_nccl_wrong_settings(void);
 /* The reason why the library can do nothing on this machine; NULL where it can. */
-const char *ob_nccl_unusable(void);
+const char *ob_nccl_why_unusable(void);
 /* Prints the line for a communicator of several ranks, settled unless `refused`. */
 void ob_nccl_print_start(const struct ob_nccl_comm *comm, const char *refused);
 

@@ -165,7 +165,7 @@ static onebit_status_t tensor_forget(const struct ob_nccl_tensor *tensor, cudaSt
 
 void ob_nccl_restart_left(struct ob_nccl_comm *comm, cudaStream_t stream) {
   int first, count;
-  ob_loops_left(comm->loops, &first, &count);
+  ob_loops_read_left(comm->loops, &first, &count);
   for (int position = first; position < first + count; position++) {
     int number = *ob_loops_tensor(comm->loops, position);
     if (number > 0 && !comm->tensor[number - 1]->captures)
@@ -203,7 +203,8 @@ static ncclResult_t tensor_compress(const struct ob_nccl_comm *comm, struct ob_n
 
 /* Gives up the residuals of calls with other buffers now, once, and not by each launch; and before
  * the first launch, since launches are not behind other streams. */
-static onebit_status_t forget_now(struct ob_nccl_comm *comm, const struct ob_nccl_tensor *tensor) {
+static onebit_status_t tensor_forget_and_wait(struct ob_nccl_comm *comm,
+                                              const struct ob_nccl_tensor *tensor) {
   int64_t nothing;
   OB_ON_DEVICE(comm->device);
   onebit_status_t status = tensor_forget(tensor, comm->agreement.stream);
@@ -219,7 +220,7 @@ static ncclResult_t run_captured(struct ob_nccl_comm *comm, const struct ob_nccl
   struct ob_nccl_tensor *tensor = comm->tensor[*ob_loops_tensor(comm->loops, position) - 1];
   ncclResult_t forgot = ncclSuccess;
   if (!tensor->captures && !tensor_has_buffers(tensor, call)) {
-    forgot = report_status(comm, forget_now(comm, tensor));
+    forgot = report_status(comm, tensor_forget_and_wait(comm, tensor));
     tensor->buffers = (struct ob_buffers){call->sendbuf, call->recvbuf, {0, 0}};
   }
   ncclResult_t result = tensor_compress(comm, tensor, call);
