@@ -273,9 +273,10 @@ onebit_status_t ob_knob_budget(double *budget) {
   if (end != text && *end == '/' && end[1])
     part /= strtod(end + 1, &end);
   if (end == text || *end || !(part >= MIN_BUDGET && part <= 1))
-    return ob_error(ONEBIT_ERROR_ARGUMENT,
-                    "%s=%s: not a part from %.4f, which one bit and its scales take, to 1, as 1/20",
-                    ob_knob_label(OB_KNOB_BUDGET), text, MIN_BUDGET);
+    return ob_error(
+        ONEBIT_ERROR_ARGUMENT,
+        "%s=%s: not a part of float32's bytes from %.4f (one bit and its scales) to 1, as 1/20",
+        ob_knob_label(OB_KNOB_BUDGET), text, MIN_BUDGET);
   *budget = part;
   return ONEBIT_OK;
 }

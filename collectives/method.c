@@ -55,7 +55,7 @@ static onebit_status_t check_choice(const onebit_method_choice_t *choice) {
     return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->size is %zu, not %zu", choice->size,
                     sizeof *choice);
   if (choice->methods < 0 || choice->methods >> METHODS)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->methods is %d: a sum of 1 << method",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->methods is %d, not a sum of 1 << method",
                     choice->methods);
   if ((int)choice->current < 0 || (int)choice->current >= METHODS)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "choice->current is %d: not a method",

@@ -408,8 +408,8 @@ class Automatic:
             record = {"method": DENSE}
         methods = {one.decode() for one in gather(self.comm, record["method"].encode())}
         if len(methods) > 1 or record["method"] not in self.methods:
-            raise wrong(f"the state is of {' and '.join(sorted(methods))}: here are "
-                        f"{', '.join(self.methods)}, of all ranks one")  # fmt: skip
+            raise wrong(f"the state is of method {' and '.join(sorted(methods))}, not of one of "
+                        f"{', '.join(self.methods)}, the same on all ranks")  # fmt: skip
         return record
 
     def _state_dict(self):
