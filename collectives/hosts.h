@@ -47,8 +47,8 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
  * another user, has another size, or is no shared memory. */
 onebit_status_t ob_shared_attach(struct ob_shared *shared, int block, uint64_t name);
 
-/* When all have attached it: takes the name back, so that nothing is left behind whatever happens
- * to the process. */
+/* Removes the name once all have attached the memory, so that nothing is left behind whatever
+ * happens to the process. */
 void ob_shared_hide(struct ob_shared *shared);
 
 void ob_shared_destroy(struct ob_shared *shared);

@@ -244,9 +244,10 @@ static bool staged_reduce_whole(const struct onebit_plan *plan, size_t chunk, bo
 }
 
 /* Runs once the messages to apply have been copied to the device. */
-static void apply_brought(const struct onebit_plan *plan, size_t chunk, onebit_status_t brought,
-                          cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
-                                                cudaStream_t stream)) {
+static void staged_apply_results(const struct onebit_plan *plan, size_t chunk,
+                                 onebit_status_t brought,
+                                 cudaError_t (*launch)(const struct onebit_plan *plan, size_t chunk,
+                                                       cudaStream_t stream)) {
   cudaError_t error = cudaSuccess;
   if (brought == ONEBIT_OK)
     error = launch(plan, chunk, plan->device->staging.compute);
@@ -257,7 +258,7 @@ static void apply_brought(const struct onebit_plan *plan, size_t chunk, onebit_s
 static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t *applied = &plan->device->host.staged.applied;
   if (plan->flight->outcome.status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))
-    apply_brought(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
+    staged_apply_results(plan, chunk, ob_staging_bring_results(plan, chunk), ob_device_apply);
   *applied = chunk + 1;
   return !plan->host.ranks || plan->flight->outcome.status != ONEBIT_OK ||
          ob_staged_is_over(plan, ob_cuda_reach(plan->device->staging.copied_in, wait));
@@ -267,16 +268,16 @@ static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait
 static bool staged_apply_whole(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    apply_brought(plan, chunk,
-                  plan->geometry.dense ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
-                  ob_device_apply_sum);
+    staged_apply_results(plan, chunk,
+                         plan->geometry.dense ? ONEBIT_OK : ob_staging_bring_results(plan, chunk),
+                         ob_device_apply_sum);
   return true;
 }
 
 static bool staged_apply_segment(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   if (plan->flight->outcome.status == ONEBIT_OK)
-    apply_brought(plan, chunk, ob_staging_bring_incoming(plan, chunk), ob_device_apply_sum);
+    staged_apply_results(plan, chunk, ob_staging_bring_incoming(plan, chunk), ob_device_apply_sum);
   return true;
 }
 

@@ -140,7 +140,7 @@ Test(tuning, names_the_damaged_line) {
       {"bits 1024 0.750", "bits 2048 0.750",
        "line 40 is of 2048 bytes, no more than the one before"},
       {"correction hierarchical", "correction allgather bits 1e9 1\ncorrection hierarchical",
-       "line 55 is one too many: 16 are read"},
+       "line 55 is one point too many: at most 16 are read"},
       {"chunk 4194304 131072", "chunk 4194304", "is not 'chunk BYTES ELEMENTS'"},
       {"chunk 4194304 131072", "chunk 4194304 31", "chunk is 31, not 32 to"},
       {"chunk 4194304", "chunk 16777216", "is of 16777216 bytes, no more than the one before"},

@@ -84,7 +84,8 @@ static bool tuning_points_read_number(const char *name, const char *text, double
 static void tuning_points_add(struct ob_cost_curve *curve, double bytes, double value,
                               char wrong[OB_TUNING_WRONG_CAPACITY]) {
   if (curve->count == OB_COST_POINTS)
-    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is one too many: %d are read", OB_COST_POINTS);
+    snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is one point too many: at most %d are read",
+             OB_COST_POINTS);
   else if (!ob_cost_add_point(curve, bytes, value))
     snprintf(wrong, OB_TUNING_WRONG_CAPACITY, "is of %.0f bytes, no more than the one before",
              bytes);

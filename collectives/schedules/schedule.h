@@ -47,8 +47,8 @@ struct ob_schedule {
   /* Once the plan is cut in messages. */
   void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
 
-  /* A line about what a task's messages would be, or why the model has no time for it: then false.
-   * `line` may remain empty. NULL: it has no public name, and the model does not choose it. */
+  /* Writes a line about the task's messages. False: the model cannot estimate this schedule, and
+   * the line says why, or is empty. NULL: it has no public name, and the model does not choose it. */
   bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                    size_t capacity);
 

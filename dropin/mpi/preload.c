@@ -288,7 +288,7 @@ static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {
 
 static bool same_rules(void) {
   uint64_t hash = ob_preload_hash(), least[2];
-  uint64_t mine[2] = {hash, ~hash}; /* the least of the second is of the largest hash */
+  uint64_t mine[2] = {hash, ~hash}; /* min(~hash) is ~max(hash) */
   PMPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
   return least[0] == ~least[1];
 }

@@ -74,8 +74,8 @@ struct sample plan_cases_sample(const char *name, size_t thinner) {
   return sample_product(name, thinner, sizes, COUNT(sizes));
 }
 
-/* A message for every 64 of many elements is thousands of launches; and where threads are run one
- * by one, seven of eight cases of many elements have fewer. */
+/* Makes large cases cheaper: messages of 64 elements each would be thousands of launches; and where
+ * the emulator runs threads one by one, seven of eight large cases get fewer elements. */
 static void lessen(struct plan_case *what) {
   const size_t many = counts[COUNT(counts) - 1];
   if (what->count == many && what->options.chunk_size == chunks[1])

@@ -242,7 +242,7 @@ def dense(rank, size):
             steps, before = run.optimizer.onebit.info()["steps"], run.train(0, 0)
             assert steps == (6 if kind == "Momentum" else stop), (kind, steps)
             found = run.train(stop, 150)
-            # The rest of the warm-up, of which one that is over takes a step, or none.
+            # Dense steps: the rest of the warm-up; where that is over one step or none.
             assert run.optimizer.onebit.info()["exchanges"][0] == (
                 0 if options or kind == "ZeroOneAdam" else max(6 - stop, kind != "EfficientAdam"))
             within(found, wanted) if kind in ("EfficientAdam", "Momentum") else None

@@ -458,8 +458,8 @@ class _Optimizer(StatefulOptimizer):
     # --- Steps -----------------------------------------------------------------------------------
 
     def _point(self, number, gradient, final=True):
-        """The library reads that gradient from now on; where it reads a copy, that begins to be made
-        if the gradient is final."""
+        """Gives the library this gradient to read from now on. Where it reads a copy, begins to make
+        that if the gradient is final."""
         if gradient is not None and gradient.layout != torch.strided:
             raise wrong(f"the gradient of parameter {number} is sparse, which cannot be used")
         parameter = self._shards.local(self._parameters[number])
