@@ -7,11 +7,12 @@
 #include <string.h>
 
 #include "bench/bench.h"
+#include "collectives/schedules/schedule.h"
 #include "compression/codec.h"
 
 const char *const bench_dtypes[] = {"float32", "bfloat16", "float16", NULL};
 const char *const bench_scales[] = {"rms", "mean-absolute", "largest", NULL};
-const char *const bench_schedules[] = {"automatic", "exchange", "allgather", "hierarchical", NULL};
+const char *const bench_schedules[] = {"automatic" OB_SCHEDULES(OB_SCHEDULE_NAME), NULL};
 const char *const bench_wires[] = {"bits", "dense", NULL};
 static const char *const devices[] = {"host", "cuda", NULL};
 static const char *const algorithms[] = {"default", "all", NULL};

@@ -29,7 +29,7 @@ static onebit_status_t check_kinds(const onebit_plan_options_t *options) {
   OB_TRY(check_enum("wire", (int)options->wire, ONEBIT_WIRE_DENSE));
   OB_TRY(check_enum("profile", (int)options->profile, ONEBIT_PROFILE_DEEPSPEED));
   OB_TRY(check_enum("scale", (int)options->scale, ONEBIT_SCALE_LARGEST));
-  OB_TRY(check_enum("schedule", (int)options->schedule, ONEBIT_SCHEDULE_HIERARCHICAL));
+  OB_TRY(check_enum("schedule", (int)options->schedule, OB_SCHEDULE_LAST));
   OB_TRY(check_enum("device", (int)options->device, ONEBIT_DEVICE_CUDA));
   return ONEBIT_OK;
 }
@@ -159,8 +159,9 @@ onebit_status_t ob_plan_resolve(const onebit_plan_options_t *options, struct ob_
 /* Fails unless the schedule that was asked for is possible. */
 static onebit_status_t choose_check(const struct onebit_plan *plan,
                                     const struct ob_plan_shape *shape) {
-  static const char *const names[] = {"", "", "ONEBIT_SCHEDULE_ALLGATHER",
-                                      "ONEBIT_SCHEDULE_HIERARCHICAL"};
+#define CONSTANT(constant, name) , "ONEBIT_SCHEDULE_" #constant
+  static const char *const names[] = {"" OB_SCHEDULES(CONSTANT)};
+#undef CONSTANT
   const onebit_plan_options_t *options = &shape->options;
   if (options->schedule <= ONEBIT_SCHEDULE_EXCHANGE)
     return ONEBIT_OK;

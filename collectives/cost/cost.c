@@ -13,9 +13,10 @@ double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *
 }
 
 const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule) {
-  return schedule == ONEBIT_SCHEDULE_HIERARCHICAL ? &ob_schedule_hierarchical
-         : schedule == ONEBIT_SCHEDULE_ALLGATHER  ? &ob_schedule_allgather
-                                                  : &ob_schedule_exchange;
+#define ROW(constant, name) , &ob_schedule_##name
+  static const struct ob_schedule *const rows[] = {&ob_schedule_exchange OB_SCHEDULES(ROW)};
+#undef ROW
+  return rows[schedule];
 }
 
 static const struct ob_schedule *cost_schedule_of(const struct ob_cost_task *task,
@@ -96,7 +97,7 @@ const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES] = {
 };
 
 const char *ob_cost_schedule_name(onebit_schedule_t schedule) {
-  static const char *const names[] = {"automatic", "exchange", "allgather", "hierarchical"};
+  static const char *const names[] = {"automatic" OB_SCHEDULES(OB_SCHEDULE_NAME)};
   return (unsigned)schedule < sizeof names / sizeof names[0] ? names[schedule] : "unknown";
 }
 

@@ -56,8 +56,18 @@ struct ob_schedule {
   double (*cost)(const struct ob_cost_model *model, onebit_wire_t wire, size_t chunk);
 };
 
-extern const struct ob_schedule ob_schedule_exchange, ob_schedule_allgather, ob_schedule_doubling,
-    ob_schedule_hierarchical, ob_schedule_window;
+/* The schedules with a public name, in the order of onebit_schedule_t from 1 on: checks, names and
+ * programs walk this list. */
+#define OB_SCHEDULES(row)                                                                          \
+  row(EXCHANGE, exchange) row(ALLGATHER, allgather) row(HIERARCHICAL, hierarchical)
+#define OB_SCHEDULE_NAME(constant, name)     , #name
+#define OB_SCHEDULE_DECLARED(constant, name) extern const struct ob_schedule ob_schedule_##name;
+OB_SCHEDULES(OB_SCHEDULE_DECLARED)
+#undef OB_SCHEDULE_DECLARED
+#define OB_SCHEDULE_COUNTED(constant, name) +1
+enum { OB_SCHEDULE_LAST = OB_SCHEDULES(OB_SCHEDULE_COUNTED) };
+#undef OB_SCHEDULE_COUNTED
+extern const struct ob_schedule ob_schedule_doubling, ob_schedule_window;
 
 /* The row of a public name; of AUTOMATIC the exchange's. */
 const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule);

@@ -12,7 +12,7 @@ KINDS = ("adam", "lamb", "zero_one_adam")
 HEADER = 232
 _ROW = 40
 _LIBRARY = 0 << 16 | 2 << 8 | 0  # the version that wrote it, as the library itself would
-_FLOATS = range(PARAMETERS, 15)  # of sections; all others are 8 bytes each
+_NUMBERS = (1, NUMBERS, 15)  # sections of 8 bytes a number: norms, numbers, ladders; others are floats
 _SECTION = 65536  # elements at most: checksums of sections of one size are computed side by side
 
 
@@ -54,7 +54,7 @@ class Head(NamedTuple):
 
 def type_of(what):
     """Returns the type of a section's values."""
-    return "<f4" if what in _FLOATS else "<u8"
+    return "<u8" if what in _NUMBERS else "<f4"
 
 
 def read_part(data):
@@ -164,10 +164,10 @@ def write_part(header, tensors, arrays, size=_SECTION):
     first element, values); size: elements of a section at most"""
     sections = []
     for what, space, first, values in sorted(arrays, key=lambda one: one[:3]):
-        if what in _FLOATS:
-            sections += _sections(what, space, first, np.asarray(values, "<f4"), size)
-        else:
+        if what in _NUMBERS:
             sections += _sections(what, space, first, values, len(values))
+        else:
+            sections += _sections(what, space, first, np.asarray(values, "<f4"), size)
     front = HEADER + len(tensors) + _ROW * len(sections)
     table, offset = b"", front
     for what, space, first, data, count, checksum in sections:
