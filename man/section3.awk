@@ -251,13 +251,14 @@ function print_page(    n, k, part) {
 
 # The first of `examples`, files of C, that calls a function of the page. An optimizer of which there is
 # none has that of Efficient-Adam, which is made and used alike.
-function print_example(    k, file, line, n, part) {
+function print_example(    k, file, line, n, part, optimizer) {
+  optimizer = also ~ /onebit_optimizer / && names ~ page "_create" && names !~ page "_step" # not outer.h
   n = split(examples, file, " ")
   for (k = 1; k <= n; k++) {
     part = ""
     calls = 0
     while ((getline line < file[k]) > 0) {
-      if (page ~ /_(adam|lamb|lion|momentum)$/ && page !~ /efficient/) {
+      if (optimizer && page !~ /efficient/) {
         gsub(/onebit_efficient_adam_create/, page "_create", line)
         sub(/ with Efficient-Adam/, "", line)
       }
