@@ -212,7 +212,7 @@ static onebit_status_t json_read_key(struct reader *reader, int object, const ch
 static onebit_status_t read_members(struct reader *reader, int parent, char end) {
   const char *key = NULL;
   if (++reader->depth > MAX_DEPTH)
-    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: more than %d arrays and objects in each other",
+    return ob_error(ONEBIT_ERROR_ARGUMENT, "%s:%d: more than %d nested arrays and objects",
                     reader->name, reader->line, MAX_DEPTH);
   reader->read++;
   if (!skip_character(reader, end)) {

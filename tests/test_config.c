@@ -92,7 +92,7 @@ Test(config, what_is_no_json_is_refused_with_its_line) {
   char deep[128] = "{\"a\":";
   memset(deep + 5, '[', 40);
   CHECK_STATUS(ob_json_read("f", deep, many, 64, &count), ONEBIT_ERROR_ARGUMENT);
-  CHECK_WORDS("more than 32 arrays and objects in each other");
+  CHECK_WORDS("more than 32 nested arrays and objects");
 }
 
 /* --- Variables */

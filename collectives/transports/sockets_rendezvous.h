@@ -140,8 +140,8 @@ void ob_visitor_close(struct ob_visitor *visitor);
 
 /* sockets_gather.c, on rank 0. Returns when all have joined and have the list of all. */
 onebit_status_t ob_join_gather(struct ob_rendezvous *state);
-/* Serves a rank that joins, even after all have: in a job without an exact name that fails on all
- * ranks. */
+/* Serves a rank that joins. If all have joined already and the job has no exact name, joining fails
+ * on all ranks. */
 bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor);
 /* True if rank 0 has looked for a second job long enough. */
 bool ob_join_is_quiet(const struct ob_rendezvous *state);

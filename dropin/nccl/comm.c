@@ -266,7 +266,8 @@ static struct ob_nccl_comm *comm_create_comm(ncclComm_t handle, bool same_thread
 /* The most communicators of one call, or of one group. */
 enum { AT_ONCE = 64 };
 
-/* Makes their state. The others miss a rank that can not be asked, as if NCCL itself had failed. */
+/* Makes the state of new communicators. A rank that cannot be asked is missing to the others, as if
+ * NCCL itself had failed. */
 ncclResult_t ob_nccl_note_comms(const struct ob_nccl_made *made, size_t count) {
   OB_CALL_SCOPE;
   struct ob_nccl_comm *asked[AT_ONCE];

@@ -109,8 +109,8 @@ enum ob_fragment_stage {
 enum ob_outer_array {
   OB_OUTER_CONSENSUS,
   OB_OUTER_MOMENTUM, /* NULL with ONEBIT_OUTER_MEAN */
-  /* The drift of the exchange in flight. Between two, where a fragment keeps, this rank's residual:
-   * its parameters were set to consensus - drift. */
+  /* The drift of the exchange in flight. Between exchanges, in fragments that keep it, this rank's
+   * residual: its parameters were set to consensus - drift. */
   OB_OUTER_DRIFT,
   OB_OUTER_HOME_ARRAYS,
   /* Residuals, while the outer step is on no communicator; on the host. */

@@ -49,7 +49,7 @@ void part_load_on(struct part *part, cudaStream_t stream);
 void part_fetch(struct part *part);
 void part_fetch_on(struct part *part, cudaStream_t stream);
 
-/* The plan's operation: at once; on a stream; and that with the plan's synchronize behind it. */
+/* Call the plan's operation: blocking; as a request; on a stream; on a stream, and wait for it. */
 onebit_status_t part_call(struct part *part);
 onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_put(struct part *part, cudaStream_t stream);

@@ -338,7 +338,7 @@ class _Optimizer(StatefulOptimizer):
             self._check_group(number, group)
             own = self._beta1_of(number, group)
             if beta1 not in (None, own):
-                raise wrong(f"betas or momentum of group {number} is {own}, of those before "
+                raise wrong(f"betas or momentum of group {number} is {own}, of the groups before it "
                             f"{beta1}: all must have the same")
             beta1 = own
             for name in "lr", "weight_decay":
@@ -694,7 +694,7 @@ class _Optimizer(StatefulOptimizer):
         return self.onebit is not None and not self._closed
 
     def _begin_loading(self, beta1):
-        # Before the state: between two synchronisations of 0/1 Adam factors wait.
+        # Rates are set before the state is loaded: between 0/1 Adam's synchronisations they would wait.
         rates = self._wanted_rates()
         self._set_rates(rates if beta1 is None else rates._replace(beta1=beta1))
 
