@@ -12,6 +12,7 @@ static const char *const dtypes[] = {"float32", "bfloat16", "float16"};
 static const char *const values[] = {"gradients", "edges", "overflow", "nan", "large"};
 
 enum { count_count = 16, dtype_count = 3, value_count = VALUES_KINDS, stream_count = 3 };
+enum { MAX_STREAMS = 7 };
 
 struct codec_case {
   size_t count;
@@ -26,6 +27,25 @@ static struct guarded_array input_create(const struct codec_case *c, uint32_t sa
   return array;
 }
 
+/* A run of compress, with the values that most have. */
+static struct ob_compress_run compress_run_of(const struct codec_case *c, const void *input,
+                                              const void *residual, void *out, void *bits) {
+  return (struct ob_compress_run){.count = c->count,
+                                  .valid = c->count,
+                                  .input = input,
+                                  .dtype = c->dtype,
+                                  .rule = ONEBIT_SCALE_RMS,
+                                  .momentum_width = 1,
+                                  .momentum_scale = 0.37f,
+                                  .decay = 0.9f,
+                                  .scaling = 1,
+                                  .weight = 0.1f,
+                                  .residual = residual,
+                                  .residual_scale = 0.21f,
+                                  .residual_out = out,
+                                  .bits = bits};
+}
+
 /* With values that are not finite the new residuals are discarded by the library, and only the
  * sum tells. */
 static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
@@ -33,26 +53,15 @@ static void run_compress(const struct codec_case *c, const struct ob_codec *code
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
                        out = words_create(c->count, 3), bits = bits_create(c->count, 4),
                        last = bits_create(c->count, 5);
-  struct ob_compress_run run = {
-      .count = c->count,
-      .valid = c->values == VALUES_GRADIENTS && stream ? c->count - c->count / 3 : c->count,
-      .input = input.data,
-      .dtype = c->dtype,
-      .rule = rule,
-      .stream = stream,
-      .momentum_bits = momentum ? last.data : NULL,
-      .momentum_width = 1,
-      .momentum_scale = 0.37f,
-      .decay = 0.9f,
-      .scaling = momentum && !stream ? 1.7f : 1,
-      .momentum_in_residual = rule == ONEBIT_SCALE_RMS,
-      .weight = momentum ? 0.1f : 1,
-      .reciprocals = momentum && stream ? residual.data : NULL,
-      .residual = residual.data,
-      .residual_scale = 0.21f,
-      .residual_out = out.data,
-      .bits = bits.data,
-  };
+  struct ob_compress_run run = compress_run_of(c, input.data, residual.data, out.data, bits.data);
+  run.valid -= c->values == VALUES_GRADIENTS && stream ? c->count / 3 : 0;
+  run.rule = rule;
+  run.stream = stream;
+  run.momentum_bits = momentum ? last.data : NULL;
+  run.scaling = momentum && !stream ? 1.7f : 1;
+  run.momentum_in_residual = rule == ONEBIT_SCALE_RMS;
+  run.weight = momentum ? 0.1f : 1;
+  run.reciprocals = momentum && stream ? residual.data : NULL;
   result_add_sum(result, codec->compress(&run));
   bool finite = c->values != VALUES_NAN;
   result_add_array(result, &out, finite ? words_of(c->count) * OB_LANES * sizeof(float) : 0);
@@ -67,18 +76,10 @@ static void run_in_place(const struct codec_case *c, const struct ob_codec *code
                          struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),
                        bits = bits_create(c->count, 4);
-  const struct ob_compress_run run = {.count = c->count,
-                                      .valid = c->count - c->count / 3,
-                                      .input = input.data,
-                                      .dtype = c->dtype,
-                                      .rule = ONEBIT_SCALE_RMS,
-                                      .momentum_width = 1,
-                                      .scaling = 1,
-                                      .weight = 1,
-                                      .residual = residual.data,
-                                      .residual_scale = 0.21f,
-                                      .residual_out = residual.data,
-                                      .bits = bits.data};
+  struct ob_compress_run run =
+      compress_run_of(c, input.data, residual.data, residual.data, bits.data);
+  run.valid -= c->count / 3;
+  run.weight = 1;
   result_add_sum(result, codec->compress(&run));
   result_add_array(result, &residual, words_of(c->count) * OB_LANES * sizeof(float));
   array_destroy(&bits);
@@ -92,36 +93,25 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
                        out = words_create(c->count, 3), bits = bits_create(c->count, 4),
                        last = bits_create(c->count, 5), now = moments_create(c->count, 6),
                        next = moments_create(c->count, 7);
-  struct ob_compress_run run = {
-      .count = c->count,
-      .valid = c->count - (stream ? 0 : c->count / 3),
-      .input = c->values == VALUES_EDGES && stream ? NULL : input.data,
-      .dtype = c->dtype,
-      .rule = stream ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_MEAN_ABSOLUTE,
-      .stream = stream,
-      .stream_moments = stream && (uintptr_t)next.data % OB_ALIGNMENT == 0,
-      .momentum_bits = momentum ? last.data : NULL,
-      .momentum_width = 1,
-      .momentum_scale = stream ? 0.37f : 0,
-      .decay = 0.9f,
-      .scaling = 1,
-      .weight = 0.1f,
-      .moment_rule = OB_MOMENTS_SECOND,
-      .moments = now.data,
-      .moments_out = next.data,
-      .factor = 0.3f,
-      .moment = {.beta2 = 0.97f,
-                 .one_minus_beta2 = 0.03f,
-                 .epsilon = 1e-4f,
-                 .now = 0.11f,
-                 .before = 0.33f,
-                 .fresh = 0.44f,
-                 .floor = 0.02f},
-      .residual = residual.data,
-      .residual_scale = 0.21f,
-      .residual_out = out.data,
-      .bits = bits.data,
-  };
+  struct ob_compress_run run = compress_run_of(c, input.data, residual.data, out.data, bits.data);
+  run.valid -= stream ? 0 : c->count / 3;
+  run.input = c->values == VALUES_EDGES && stream ? NULL : input.data;
+  run.rule = stream ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_MEAN_ABSOLUTE;
+  run.stream = stream;
+  run.stream_moments = stream && (uintptr_t)next.data % OB_ALIGNMENT == 0;
+  run.momentum_bits = momentum ? last.data : NULL;
+  run.momentum_scale = stream ? 0.37f : 0;
+  run.moment_rule = OB_MOMENTS_SECOND;
+  run.moments = now.data;
+  run.moments_out = next.data;
+  run.factor = 0.3f;
+  run.moment = (struct ob_moment_factors){.beta2 = 0.97f,
+                                          .one_minus_beta2 = 0.03f,
+                                          .epsilon = 1e-4f,
+                                          .now = 0.11f,
+                                          .before = 0.33f,
+                                          .fresh = 0.44f,
+                                          .floor = 0.02f};
   const struct ob_sample sample = {words_of(c->count) / 3, words_of(c->count), 1 + c->count % 3};
   result_add_sum(result, codec->add_moments(now.data, sample));
   result_add_sum(result, codec->compress(&run));
@@ -135,91 +125,90 @@ static void run_moments(const struct codec_case *c, const struct ob_codec *codec
   array_destroy(&now);
 }
 
-static const size_t streams[stream_count] = {1, 2, 7};
+static const size_t stream_counts[stream_count] = {1, 2, MAX_STREAMS};
 
-/* A reduction of Lion; the direction is zero where the momentum and the sum of the streams are. */
-static void run_lion(const struct codec_case *c, const struct ob_codec *codec, size_t count,
-                     unsigned width, struct result *result) {
-  struct guarded_array bits[7], residual = words_create(c->count, 2),
-                                out = words_create(c->count, 3), word = bits_create(c->count, 4);
-  const uint32_t *pointers[7];
-  float scales[7];
+struct streams {
+  struct guarded_array fields[MAX_STREAMS];
+  const uint32_t *pointers[MAX_STREAMS];
+  float scales[MAX_STREAMS];
+};
+
+static void streams_create(struct streams *streams, const struct codec_case *c, size_t count,
+                           unsigned width, bool equal) {
+  const float overflow = c->values == VALUES_OVERFLOW ? 1e30f : 1;
   for (size_t s = 0; s < count; s++) {
-    bits[s] = fields_create(c->count, width, 100 + (uint32_t)s);
-    pointers[s] = bits[s].data;
-    scales[s] = c->values == VALUES_OVERFLOW ? 1e30f : 0.1f;
+    streams->fields[s] = fields_create(c->count, width, 100 + (uint32_t)s);
+    streams->pointers[s] = streams->fields[s].data;
+    streams->scales[s] = equal ? 0.1f * overflow : s == 3 ? 0 : 0.1f / (float)(s + 1) * overflow;
   }
-  for (size_t i = 0; i < c->count; i++)
+}
+
+/* A reduction, after an update of Lion: the direction is zero where the momentum and the sum of the
+ * streams are. Of levels the residual is an error as such, whose scale is 0, and the message is
+ * made of it later. */
+static void run_reduce(const struct codec_case *c, const struct ob_codec *codec, size_t count,
+                       unsigned width, bool lion, struct result *result) {
+  const bool bits = width == 1 || lion, mean = width == 1 && c->values == VALUES_EDGES && !lion;
+  struct guarded_array residual = words_create(c->count, 2), out = words_create(c->count, 3),
+                       word = bits_create(c->count, 4);
+  struct streams streams;
+  streams_create(&streams, c, count, width, lion);
+  for (size_t i = 0; lion && i < c->count; i++)
     ((float *)residual.data)[i] *= (float)(i % 3 != 1);
   struct ob_reduce_run run = {.count = c->count,
                               .width = width,
                               .streams = count,
-                              .bits = pointers,
-                              .scales = scales,
-                              .serving = {OB_SERVE_LION, {0.9f, 0.1f, 0.99f, 0.01f}},
-                              .stream = c->values == VALUES_GRADIENTS,
+                              .bits = streams.pointers,
+                              .scales = streams.scales,
+                              .rule = mean ? ONEBIT_SCALE_MEAN_ABSOLUTE : ONEBIT_SCALE_RMS,
+                              .stream = bits && c->values == VALUES_GRADIENTS,
                               .residual = residual.data,
-                              .residual_scale = 0.3f,
+                              .residual_scale = bits ? 0.3f : 0,
                               .residual_out = out.data,
                               .out = word.data};
+  if (lion)
+    run.serving = (struct ob_serving){OB_SERVE_LION, {0.9f, 0.1f, 0.99f, 0.01f}};
   result_add_sum(result, codec->reduce(&run));
   result_add_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
-  result_add_array(result, &word, words_of(c->count) * sizeof(uint32_t));
+  result_add_array(result, &word, bits ? words_of(c->count) * sizeof(uint32_t) : 0);
   array_destroy(&residual);
   for (size_t s = 0; s < count; s++)
-    array_destroy(&bits[s]);
+    array_destroy(&streams.fields[s]);
 }
 
-static void run_streams(const struct codec_case *c, const struct ob_codec *codec, size_t count,
-                        bool sum, struct result *result) {
-  struct guarded_array bits[7], residual = words_create(c->count, 2),
-                                out = words_create(c->count, 3), word = bits_create(c->count, 4),
-                                plain = input_create(c, 6);
-  const uint32_t *pointers[7];
-  float scales[7];
-  for (size_t s = 0; s < count; s++) {
-    bits[s] = bits_create(c->count, 100 + (uint32_t)s);
-    pointers[s] = bits[s].data;
-    scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == VALUES_OVERFLOW ? 1e30f : 1);
-  }
-  struct ob_reduce_run reduce = {.count = c->count,
-                                 .width = 1,
-                                 .streams = count,
-                                 .bits = pointers,
-                                 .scales = scales,
-                                 .rule = c->values == VALUES_EDGES ? ONEBIT_SCALE_MEAN_ABSOLUTE
-                                                                   : ONEBIT_SCALE_RMS,
-                                 .stream = c->values == VALUES_GRADIENTS,
-                                 .residual = residual.data,
-                                 .residual_scale = 0.3f,
-                                 .residual_out = out.data,
-                                 .out = word.data};
-  struct ob_sum_run total = {c->count, count, 1, pointers, scales, plain.data, c->dtype};
-  if (sum)
-    codec->sum(&total);
-  else
-    result_add_sum(result, codec->reduce(&reduce));
-  result_add_array(result, &out, words_of(c->count) * OB_LANES * sizeof(float));
-  result_add_array(result, &word, words_of(c->count) * sizeof(uint32_t));
+/* The sum of streams, and the first of them alone. */
+static void run_sum(const struct codec_case *c, const struct ob_codec *codec, size_t count,
+                    unsigned width, struct result *result) {
+  struct guarded_array plain = input_create(c, 6), stored = input_create(c, 8);
+  struct streams streams;
+  streams_create(&streams, c, count, width, false);
+  struct ob_sum_run total = {c->count,       count,      width,   streams.pointers,
+                             streams.scales, plain.data, c->dtype};
+  struct ob_store_run store = {c->count,
+                               width,
+                               c->values != VALUES_GRADIENTS,
+                               streams.pointers[0],
+                               c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
+                               stored.data,
+                               c->dtype};
+  codec->sum(&total);
+  codec->store(&store);
   result_add_array(result, &plain, c->count * ob_dtype_size(c->dtype));
-  array_destroy(&residual);
+  result_add_array(result, &stored, c->count * ob_dtype_size(c->dtype));
   for (size_t s = 0; s < count; s++)
-    array_destroy(&bits[s]);
+    array_destroy(&streams.fields[s]);
 }
 
-static void run_store(const struct codec_case *c, const struct ob_codec *codec,
-                      struct result *result) {
-  struct guarded_array bits = bits_create(c->count, 7), out = input_create(c, 8);
-  struct ob_store_run run = {c->count,
-                             1,
-                             c->values != VALUES_GRADIENTS,
-                             bits.data,
-                             c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
-                             out.data,
-                             c->dtype};
-  codec->store(&run);
-  result_add_array(result, &out, c->count * ob_dtype_size(c->dtype));
-  array_destroy(&bits);
+static void run_reductions(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
+                           bool lion, struct result *result) {
+  for (int s = 0; s < stream_count; s++)
+    run_reduce(c, codec, stream_counts[s], width, lion, result);
+}
+
+static void run_sums(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
+                     struct result *result) {
+  for (int s = 0; s < stream_count; s++)
+    run_sum(c, codec, stream_counts[s], width, result);
 }
 
 /* A block's values become levels, as blocks.c has it. */
@@ -251,20 +240,10 @@ static void run_compress_levels(const struct codec_case *c, const struct ob_code
                        kept = words_create(c->count, 3), bits = bits_create(c->count, 4),
                        last = fields_create(c->count, width, 5);
   const bool momentum = c->values == VALUES_EDGES, stream = c->values == VALUES_GRADIENTS;
-  struct ob_compress_run run = {.count = c->count,
-                                .valid = c->count,
-                                .input = input.data,
-                                .dtype = c->dtype,
-                                .rule = ONEBIT_SCALE_RMS,
-                                .momentum_bits = momentum ? last.data : NULL,
-                                .momentum_width = width,
-                                .momentum_scale = 0.37f,
-                                .decay = 0.9f,
-                                .scaling = 1,
-                                .weight = 0.1f,
-                                .residual = residual.data,
-                                .residual_out = kept.data,
-                                .bits = bits.data};
+  struct ob_compress_run run = compress_run_of(c, input.data, residual.data, kept.data, bits.data);
+  run.momentum_bits = momentum ? last.data : NULL;
+  run.momentum_width = width;
+  run.residual_scale = 0;
   const float sum = codec->compress(&run);
   result_add_sum(result, sum);
   for (int rule = ONEBIT_SCALE_RMS; rule <= ONEBIT_SCALE_LARGEST; rule++)
@@ -277,52 +256,11 @@ static void run_compress_levels(const struct codec_case *c, const struct ob_code
   array_destroy(&last);
 }
 
-static void run_streams_of_levels(const struct codec_case *c, const struct ob_codec *codec,
-                                  unsigned width, size_t count, struct result *result) {
-  struct guarded_array fields[7], residual = words_create(c->count, 2),
-                                  kept = words_create(c->count, 3), bits = bits_create(c->count, 4),
-                                  plain = input_create(c, 6), stored = input_create(c, 8);
-  const uint32_t *pointers[7];
-  float scales[7];
-  for (size_t s = 0; s < count; s++) {
-    fields[s] = fields_create(c->count, width, 100 + (uint32_t)s);
-    pointers[s] = fields[s].data;
-    scales[s] = s == 3 ? 0 : 0.1f / (float)(s + 1) * (c->values == VALUES_OVERFLOW ? 1e30f : 1);
-  }
-  struct ob_reduce_run reduce = {.count = c->count,
-                                 .streams = count,
-                                 .width = width,
-                                 .bits = pointers,
-                                 .scales = scales,
-                                 .rule = ONEBIT_SCALE_RMS,
-                                 .residual = residual.data,
-                                 .residual_out = kept.data,
-                                 .out = bits.data};
-  struct ob_sum_run total = {c->count, count, width, pointers, scales, plain.data, c->dtype};
-  struct ob_store_run store = {c->count,
-                               width,
-                               c->values != VALUES_GRADIENTS,
-                               pointers[0],
-                               c->values == VALUES_OVERFLOW ? 70000.0f : 0.123f,
-                               stored.data,
-                               c->dtype};
-  result_add_sum(result, codec->reduce(&reduce));
-  codec->sum(&total);
-  codec->store(&store);
-  result_add_array(result, &kept, words_of(c->count) * OB_LANES * sizeof(float));
-  result_add_array(result, &plain, c->count * ob_dtype_size(c->dtype));
-  result_add_array(result, &stored, c->count * ob_dtype_size(c->dtype));
-  array_destroy(&residual);
-  array_destroy(&bits);
-  for (size_t s = 0; s < count; s++)
-    array_destroy(&fields[s]);
-}
-
 static void run_levels(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
                        struct result *result) {
   run_compress_levels(c, codec, width, result);
-  for (int s = 0; s < stream_count; s++)
-    run_streams_of_levels(c, codec, width, streams[s], result);
+  run_reductions(c, codec, width, false, result);
+  run_sums(c, codec, width, result);
 }
 
 /* Plain arrays of float32, `count` long, not in whole words. */
@@ -420,16 +358,16 @@ RUN(compress_rms, run_compress(c, codec, false, ONEBIT_SCALE_RMS, false, result)
 RUN(compress_mean, run_compress(c, codec, false, ONEBIT_SCALE_MEAN_ABSOLUTE, false, result))
 RUN(compress_momentum, run_compress(c, codec, true, ONEBIT_SCALE_RMS, false, result))
 RUN(compress_stream, run_compress(c, codec, true, ONEBIT_SCALE_MEAN_ABSOLUTE, true, result))
-RUN(reduce, for (int s = 0; s < stream_count; s++) run_streams(c, codec, streams[s], false, result))
-RUN(sum, for (int s = 0; s < stream_count; s++) run_streams(c, codec, streams[s], true, result))
+RUN(reduce, run_reductions(c, codec, 1, false, result))
+RUN(sum, run_sums(c, codec, 1, result))
 RUN(moments, run_moments(c, codec, false, true, result))
 RUN(moments_streaming, run_moments(c, codec, true, true, result))
 RUN(moments_alone, run_moments(c, codec, true, false, result))
-RUN(lion, for (int s = 0; s < stream_count; s++) run_lion(c, codec, streams[s], 1, result))
+RUN(lion, run_reductions(c, codec, 1, true, result))
 RUN(levels_2, run_levels(c, codec, 2, result))
 RUN(levels_4, run_levels(c, codec, 4, result))
 RUN(levels_8, run_levels(c, codec, 8, result))
-RUN(lion_levels, for (unsigned w = 2; w <= 8; w *= 2) run_lion(c, codec, 2, w, result))
+RUN(lion_levels, for (unsigned w = 2; w <= 8; w *= 2) run_reduce(c, codec, 2, w, true, result))
 
 static const struct {
   const char *name;
@@ -440,8 +378,7 @@ static const struct {
     {"compress-momentum", compress_momentum},
     {"compress-stream", compress_stream},
     {"reduce", reduce},
-    {"sum", sum},
-    {"store", run_store},
+    {"sum-and-store", sum},
     {"dense", run_dense},
     {"compress-moments", moments},
     {"compress-moments-streaming", moments_streaming},
