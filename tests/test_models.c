@@ -152,14 +152,6 @@ Test(models, gradients_are_the_slopes_of_the_loss) {
   }
 }
 
-Test(models, rows_of_words_that_were_not_drawn_have_no_gradient) {
-  model_t *model = make_log_bilinear(3);
-  find_gradient(&subjects[2], model);
-  for (size_t i = 9 * words.width; i < 11 * words.width; i++)
-    cr_expect_eq(model->tensors[CONTEXT_TABLE].gradient[i], 0.0f);
-  model_destroy(model);
-}
-
 Test(models, steps_along_the_gradient_learn_the_batch) {
   for (const struct subject *of = subjects; of < subjects + SUBJECTS; of++) {
     model_t *model = of->make(6);
@@ -237,20 +229,6 @@ Test(models, a_transformer_begins_as_gpt2_does) {
     cr_expect_float_eq(found, expected, 0.1 * expected, "tensor %zu: %g", t, found);
   }
   model_destroy(model);
-}
-
-Test(models, predictions_are_probabilities) {
-  for (const struct subject *of = subjects; of < subjects + SUBJECTS; of++) {
-    model_t *model = of->make(5);
-    loss(of, model);
-    for (size_t r = 0; r < of->samples * model->rows; r++) {
-      double sum = 0.0;
-      for (size_t j = 0; j < model->classes; j++)
-        sum += (double)model->predicted[r * model->classes + j];
-      cr_expect_float_eq(sum, 1.0, 1e-6);
-    }
-    model_destroy(model);
-  }
 }
 
 Test(models, positions_do_not_see_what_comes_after) {
