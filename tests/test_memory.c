@@ -12,31 +12,15 @@
 #include "tests/support_collectives.h"
 #include "tests/support_optimizers.h"
 
-static void create_self(long fewest) {
-  onebit_status_t status = ONEBIT_ERROR_MEMORY;
-  long n = 0;
-  while (status == ONEBIT_ERROR_MEMORY) {
-    onebit_comm_t comm = NULL;
-    ob_memory_fail_at(++n);
-    status = onebit_comm_create_self(&comm);
-    ob_memory_fail_at(0);
-    CHECK((comm == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
-    onebit_comm_destroy(comm);
-  }
-  CHECK_STATUS(status, ONEBIT_OK);
-  CHECK(n > fewest, "only %ld allocations failed", n - 1);
-  checks_must_hold();
-}
-
-static void create_loopback(long fewest) {
+static void create_comms(int size, long fewest) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
   long n = 0;
   while (status == ONEBIT_ERROR_MEMORY) {
     onebit_comm_t comms[3] = {NULL, NULL, NULL};
     ob_memory_fail_at(++n);
-    status = onebit_comm_create_loopback(3, comms);
+    status = size == 1 ? onebit_comm_create_self(comms) : onebit_comm_create_loopback(size, comms);
     ob_memory_fail_at(0);
-    for (int r = 0; r < 3; r++) {
+    for (int r = 0; r < size; r++) {
       CHECK((comms[r] == NULL) == (status != ONEBIT_OK), "status and handle do not agree");
       onebit_comm_destroy(comms[r]);
     }
@@ -46,14 +30,14 @@ static void create_loopback(long fewest) {
   checks_must_hold();
 }
 
-Test(memory, comm_create_self) { create_self(1); }
-Test(memory, comm_create_loopback) { create_loopback(4); }
+Test(memory, comm_create_self) { create_comms(1, 1); }
+Test(memory, comm_create_loopback) { create_comms(3, 4); }
 
 /* With a thread, which may not be had either. */
 Test(memory, comm_create_with_a_thread) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
-  create_self(2);
-  create_loopback(5);
+  create_comms(1, 2);
+  create_comms(3, 5);
 }
 
 /* Blocks of shared memory whose name begins with this process's number (collectives/hosts.c). */
