@@ -159,6 +159,18 @@ onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream) {
   return put != ONEBIT_OK ? put : ended;
 }
 
+cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream) {
+  cudaGraph_t graph = NULL;
+  cudaGraphExec_t runs = NULL;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
+  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
+    CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
+  if (graph)
+    CHECK_CUDA(cudaGraphDestroy(graph));
+  return runs;
+}
+
 /* --- What is left behind */
 
 uint64_t digest(const void *bytes, size_t count) {

@@ -54,6 +54,8 @@ onebit_status_t part_call(struct part *part);
 onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_put(struct part *part, cudaStream_t stream);
 onebit_status_t part_put_and_wait(struct part *part, cudaStream_t stream);
+/* The operation in a graph, which the caller destroys. */
+cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream);
 
 /* The effects of a call, as numbers to compare: bits of result and input, and residuals. */
 struct traces {

@@ -224,18 +224,6 @@ static void give_up(const struct gpu_rank *self, void *context) {
 
 static void aborted(void) { with_barrier(3, give_up, NULL); }
 
-static cudaGraphExec_t capture_call(struct part *part, cudaStream_t stream) {
-  cudaGraph_t graph = NULL;
-  cudaGraphExec_t runs = NULL;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
-  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
-    CHECK_CUDA(cudaGraphInstantiate(&runs, graph, 0));
-  if (graph)
-    cudaGraphDestroy(graph);
-  return runs;
-}
-
 /* Rank 1 never comes: ranks that wait for it get an error and free everything, while NCCL waits for
  * the end of a graph. */
 static void leave_graph(const struct gpu_rank *self, void *context) {
@@ -245,7 +233,7 @@ static void leave_graph(const struct gpu_rank *self, void *context) {
   if (!create(&part, self))
     return;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraphExec_t graph = capture_call(&part, stream);
+  cudaGraphExec_t graph = part_capture(&part, stream);
   meet();
   ranks_nccl_gone();
   if (self->rank == 1)

@@ -149,18 +149,6 @@ static void requests_alone(void) { ranks_self(1, in_flight, NULL); }
 
 enum { SPOILT = 7 }; /* the replay whose input is not finite */
 
-static cudaGraphExec_t capture(struct part *part, cudaStream_t stream) {
-  cudaGraph_t graph = NULL;
-  cudaGraphExec_t ready = NULL;
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  CHECK_STATUS(part_put(part, stream), ONEBIT_OK);
-  if (CHECK_CUDA(cudaStreamEndCapture(stream, &graph)))
-    CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
-  if (graph)
-    CHECK_CUDA(cudaGraphDestroy(graph));
-  return ready;
-}
-
 static void replay_once(struct part *part, struct part *other, cudaGraphExec_t graph,
                         cudaStream_t stream, unsigned number) {
   const bool spoilt = number == SPOILT;
@@ -198,7 +186,7 @@ static void replayed(const struct gpu_rank *self, void *context) {
       return;
     CHECK((part.info.chunks == 2 || self->size == 1) && other.info.chunks == 1,
           "%zu and %zu messages", part.info.chunks, other.info.chunks);
-    cudaGraphExec_t graph = capture(&part, stream);
+    cudaGraphExec_t graph = part_capture(&part, stream);
     for (unsigned number = 0; graph && number < replays; number++)
       replay_once(&part, &other, graph, stream, number);
     CHECK_STATUS(onebit_plan_synchronize(part.plan), ONEBIT_OK);

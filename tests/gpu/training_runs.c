@@ -303,12 +303,18 @@ static void compare_staged(const struct gpu_rank *self, void *context) {
   run_cases(context, self->comm, self, true);
 }
 
-void training_over_loopback(const struct training_table *table) {
+/* Records the trainings of the host on so many ranks and more, and compares others with them. */
+static void compare_on_threads(const struct training_table *table, int ranks,
+                               gpu_rank_body *compare) {
   struct run run = take_run(table, false);
-  for (int size = 1; size <= TRAINING_RANKS; size++)
+  for (int size = ranks; size <= TRAINING_RANKS; size++)
     if (gpu_threads(size, record_cases, &run))
-      gpu_threads(size, compare_staged, &run);
+      gpu_threads(size, compare, &run);
   free(run.records);
+}
+
+void training_over_loopback(const struct training_table *table) {
+  compare_on_threads(table, 1, compare_staged);
 }
 
 /* Odd ranks have a device, the others none. */
@@ -330,11 +336,7 @@ static void compare_mixed(const struct gpu_rank *self, void *context) {
 }
 
 void training_in_one_job(const struct training_table *table) {
-  struct run run = take_run(table, false);
-  for (int size = 2; size <= TRAINING_RANKS; size++)
-    if (gpu_threads(size, record_cases, &run))
-      gpu_threads(size, compare_mixed, &run);
-  free(run.records);
+  compare_on_threads(table, 2, compare_mixed);
 }
 
 static void compare_over_nccl(const struct gpu_rank *self, void *context) {
@@ -375,11 +377,7 @@ static void compare_aware(const struct gpu_rank *self, void *context) {
 }
 
 void training_over_what_knows_devices(const struct training_table *table) {
-  struct run run = take_run(table, false);
-  for (int size = 1; size <= TRAINING_RANKS; size++)
-    if (gpu_threads(size, record_cases, &run))
-      gpu_threads(size, compare_aware, &run);
-  free(run.records);
+  compare_on_threads(table, 1, compare_aware);
 }
 #else
 void training_over_what_knows_devices(const struct training_table *table) {
