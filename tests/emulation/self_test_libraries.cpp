@@ -14,14 +14,23 @@
 
 namespace {
 
-constexpr int RANKS = 3;
+constexpr int RANKS = 4;
 
 struct rank {
   int number;
+  ncclUniqueId id;
   ncclComm_t comm;
   cudaStream_t stream;
   int *memory; /* 16 numbers */
 };
+
+ncclUniqueId new_id() {
+  ncclUniqueId id;
+  EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
+  return id;
+}
+
+ncclResult_t join(rank &self) { return ncclCommInitRank(&self.comm, RANKS, self.id, self.number); }
 
 /* NCCL reports the error while the kernel still spins; the rank's abort ends it. */
 void expect_error(rank &of, ncclResult_t expected) {
@@ -37,11 +46,11 @@ void expect_error(rank &of, ncclResult_t expected) {
 }
 
 void live(int number, ncclUniqueId id, const std::function<void(rank &)> &body) {
-  rank self = {number, nullptr, nullptr, nullptr};
+  rank self = {number, id, nullptr, nullptr, nullptr};
   EXPECT(cudaSetDevice(number % 2) == cudaSuccess);
   EXPECT(cudaStreamCreateWithFlags(&self.stream, cudaStreamNonBlocking) == cudaSuccess);
   self.memory = pinned<int>(16);
-  EXPECT(ncclCommInitRank(&self.comm, RANKS, id, number) == ncclSuccess);
+  EXPECT(join(self) == ncclSuccess);
   body(self);
   EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
   if (self.comm)
@@ -52,8 +61,7 @@ void live(int number, ncclUniqueId id, const std::function<void(rank &)> &body) 
 
 /* Runs the body as each rank, each on a thread. */
 void on_ranks(const std::function<void(rank &)> &body) {
-  ncclUniqueId id;
-  EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
+  const ncclUniqueId id = new_id();
   std::vector<std::thread> threads;
   for (int number = 0; number < RANKS; number++)
     threads.emplace_back(live, number, id, body);
@@ -156,81 +164,25 @@ void receive_from_nobody() {
   cudaStreamSynchronize(nullptr);
 }
 
-} // namespace
-
-void test_nccl() {
-  for (const auto &body :
-       {crossed_streams, one_rank_waits, mismatch, broken_link, abort_one, wrong_calls})
-    on_ranks(body);
-  EXPECT(aborts_with(receive_from_nobody, "nothing has moved"));
-}
-
 /*
  * ---- Communicators ----
  *
  * NCCL's calls that make and end communicators.
  */
 
-namespace communicators {
-
-constexpr int RANKS = 4;
-
-/* A rank's stream and memory on the current device, and a communicator that a test makes. */
-struct rank {
-  int number;
-  ncclUniqueId id;
-  ncclComm_t comm = nullptr;
-  cudaStream_t stream = nullptr;
-  long long *memory = pinned<long long>(8);
-
-  rank(int of, const ncclUniqueId &where) : number(of), id(where) {
-    EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-  }
-  void end() {
-    EXPECT(cudaStreamSynchronize(stream) == cudaSuccess);
-    EXPECT(ncclCommDestroy(comm) == ncclSuccess);
-    EXPECT(cudaStreamDestroy(stream) == cudaSuccess);
-    EXPECT(cudaFreeHost(memory) == cudaSuccess);
-  }
-};
-
-ncclUniqueId new_id() {
-  ncclUniqueId id;
-  EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
-  return id;
-}
-
-ncclResult_t join(rank &self) { return ncclCommInitRank(&self.comm, RANKS, self.id, self.number); }
-
-/* Runs the body as each rank, each on a thread; the body makes the communicator. */
-void on_ranks(const std::function<void(rank &)> &body) {
-  ncclUniqueId id = new_id();
-  std::vector<std::thread> threads;
-  for (int number = 0; number < RANKS; number++)
-    threads.emplace_back([=] {
-      EXPECT(cudaSetDevice(number % 2) == cudaSuccess);
-      rank self(number, id);
-      body(self);
-      self.end();
-    });
-  for (std::thread &thread : threads)
-    thread.join();
-}
-
 /* The largest of the ranks' numbers. */
-ncclResult_t enqueue_largest(const rank &self, long long value) {
+ncclResult_t enqueue_largest(const rank &self, int value) {
   self.memory[0] = value;
   self.memory[1] = 0;
-  return ncclAllReduce(self.memory, self.memory + 1, 1, ncclInt64, ncclMax, self.comm, self.stream);
+  return ncclAllReduce(self.memory, self.memory + 1, 1, ncclInt32, ncclMax, self.comm, self.stream);
 }
 
-bool reaches(const rank &self, long long expected) {
+bool reaches(const rank &self, int expected) {
   EXPECT(cudaStreamSynchronize(self.stream) == cudaSuccess);
   return self.memory[1] == expected;
 }
 
 void revoke(rank &self) {
-  EXPECT(join(self) == ncclSuccess);
   EXPECT(ncclCommRevoke(self.comm, 1) == ncclInvalidArgument);
   EXPECT(ncclCommRevoke(self.comm, 0) == ncclSuccess);
   EXPECT(enqueue_largest(self, self.number) == ncclRemoteError);
@@ -238,7 +190,6 @@ void revoke(rank &self) {
 
 /* A rank that aborts releases the others. */
 void split_that_fails(rank &self) {
-  EXPECT(join(self) == ncclSuccess);
   if (self.number) {
     ncclComm_t none = nullptr;
     EXPECT(ncclCommSplit(self.comm, 0, 0, &none, nullptr) == ncclRemoteError && !none);
@@ -250,7 +201,6 @@ void split_that_fails(rank &self) {
 
 void finalize(rank &self) {
   ncclComm_t none = nullptr;
-  EXPECT(join(self) == ncclSuccess);
   EXPECT(ncclGroupStart() == ncclSuccess && enqueue_largest(self, self.number) == ncclSuccess);
   EXPECT(ncclCommFinalize(self.comm) == ncclInvalidUsage && ncclGroupEnd() == ncclInvalidUsage);
   EXPECT(enqueue_largest(self, self.number) == ncclSuccess);
@@ -263,7 +213,6 @@ void finalize(rank &self) {
 /* A collective that another thread has begun is over too when the communicator is final. */
 void finalize_what_runs(rank &self) {
   static std::atomic<int> waiting{0};
-  EXPECT(join(self) == ncclSuccess);
   if (self.number) {
     EXPECT(enqueue_largest(self, self.number) == ncclSuccess);
     cudaStreamQuery(self.stream); /* begins it */
@@ -280,7 +229,7 @@ void finalize_what_runs(rank &self) {
 void window(rank &self) {
   void *memory = nullptr;
   ncclWindow_t made = nullptr;
-  EXPECT(join(self) == ncclSuccess && ncclMemAlloc(&memory, 64) == ncclSuccess);
+  EXPECT(ncclMemAlloc(&memory, 64) == ncclSuccess);
   EXPECT(ncclCommWindowRegister(self.comm, self.memory, 8, &made, NCCL_WIN_COLL_SYMMETRIC) ==
          ncclInvalidArgument);
   EXPECT(ncclCommWindowRegister(self.comm, memory, self.number ? 32 : 64, &made,
@@ -316,14 +265,19 @@ void window_of_old() {
   setenv("EMULATED_NCCL_VERSION", "22600", 1);
   with_window(&memory, &made);
 }
-} // namespace communicators
+} // namespace
+
+void test_nccl() {
+  for (const auto &body :
+       {crossed_streams, one_rank_waits, mismatch, broken_link, abort_one, wrong_calls})
+    on_ranks(body);
+  EXPECT(aborts_with(receive_from_nobody, "nothing has moved"));
+}
 
 void test_communicators() {
-  for (const auto &body :
-       {communicators::split_that_fails, communicators::revoke, communicators::finalize,
-        communicators::finalize_what_runs, communicators::window})
-    communicators::on_ranks(body);
-  EXPECT(aborts_with(communicators::free_a_window, "gives back the memory of a window"));
-  EXPECT(aborts_with(communicators::destroy_with_window, "that has windows"));
-  EXPECT(aborts_with(communicators::window_of_old, "NCCL 22600 has no ncclCommWindowRegister"));
+  for (const auto &body : {split_that_fails, revoke, finalize, finalize_what_runs, window})
+    on_ranks(body);
+  EXPECT(aborts_with(free_a_window, "gives back the memory of a window"));
+  EXPECT(aborts_with(destroy_with_window, "that has windows"));
+  EXPECT(aborts_with(window_of_old, "NCCL 22600 has no ncclCommWindowRegister"));
 }
