@@ -176,30 +176,29 @@ void test_allocation() {
   EXPECT(cudaFree(nullptr) == cudaSuccess);
 }
 
-/* Captures a fork to a second stream, work on both, and a join. */
+/* Begins a capture of a fork to a second stream, work on both, and a join. */
+void begin_fork(cudaStream_t first, cudaStream_t second, cudaEvent_t fork, cudaEvent_t join,
+                int *memory) {
+  EXPECT(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
+  EXPECT(cudaEventRecord(fork, first) == cudaSuccess);
+  EXPECT(cudaStreamWaitEvent(second, fork) == cudaSuccess);
+  EXPECT(launch(second, 1, 1, copy, memory + 1, memory) == cudaSuccess);
+  EXPECT(cudaEventRecord(join, second) == cudaSuccess);
+  EXPECT(cudaStreamWaitEvent(first, join) == cudaSuccess);
+  EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
+}
+
+/* A capture that something has invalidated has no graph; the next one has. */
 cudaGraphExec_t capture_fork(cudaStream_t first, cudaStream_t second, int *memory) {
   cudaEvent_t fork = new_event(), join = new_event();
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   size_t nodes;
-  EXPECT(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-  EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
-  EXPECT(cudaEventRecord(fork, first) == cudaSuccess);
-  EXPECT(cudaStreamWaitEvent(second, fork) == cudaSuccess);
-  EXPECT(launch(second, 1, 1, copy, memory + 1, memory) == cudaSuccess);
-  EXPECT(cudaEventRecord(join, second) == cudaSuccess);
-  EXPECT(cudaStreamWaitEvent(first, join) == cudaSuccess);
-  EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
+  begin_fork(first, second, fork, join, memory);
   EXPECT(cudaEventQuery(fork) == cudaErrorCapturedEvent);
   EXPECT(cudaStreamEndCapture(first, &graph) == cudaErrorStreamCaptureInvalidated && !graph);
-  EXPECT(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-  EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
-  EXPECT(cudaEventRecord(fork, first) == cudaSuccess);
-  EXPECT(cudaStreamWaitEvent(second, fork) == cudaSuccess);
-  EXPECT(launch(second, 1, 1, copy, memory + 1, memory) == cudaSuccess);
-  EXPECT(cudaEventRecord(join, second) == cudaSuccess);
-  EXPECT(cudaStreamWaitEvent(first, join) == cudaSuccess);
-  EXPECT(launch(first, 1, 1, increment, memory) == cudaSuccess);
+  begin_fork(first, second, fork, join, memory);
   EXPECT(cudaStreamEndCapture(first, &graph) == cudaSuccess);
   EXPECT(cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess && nodes == 3);
   EXPECT(cudaGraphInstantiate(&executable, graph) == cudaSuccess);

@@ -133,10 +133,10 @@ void streams(void) {
   CUDA(cudaEventDestroy(done)), CUDA(cudaFree(mine));
 }
 
-/* Sums in a graph, with calls outside of it before and after. */
-void graph(void) {
+/* Sums in a graph, which is captured after so many calls, with others beside it or none. */
+static void graph_after(int before, bool beside) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
-  for (int step = 0; step < STEPS / 2; step++) {
+  for (int step = 0; step < before; step++) {
     fill(mine, COUNT, step, 1);
     sum(mine, all, COUNT);
     check("before a graph", all, COUNT, step, (float)size);
@@ -146,7 +146,7 @@ void graph(void) {
   cudaGraphExec_t ready = captured_end();
   for (int step = 0; step < STEPS; step++) {
     fill(mine, COUNT, step, 1);
-    if (step % 2)
+    if (step % 2 || !beside)
       CUDA(cudaGraphLaunch(ready, stream));
     else
       sum(mine, all, COUNT);
@@ -156,20 +156,10 @@ void graph(void) {
   CUDA(cudaFree(mine)), CUDA(cudaFree(all));
 }
 
-/* Captures a graph before the ranks have agreed on anything. */
-void early_graph(void) {
-  float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
-  captured_begin();
-  sum(mine, all, COUNT);
-  cudaGraphExec_t ready = captured_end();
-  for (int step = 0; step < STEPS; step++) {
-    fill(mine, COUNT, step, 1);
-    CUDA(cudaGraphLaunch(ready, stream));
-    check("early graph", all, COUNT, step, (float)size);
-  }
-  CUDA(cudaGraphExecDestroy(ready));
-  CUDA(cudaFree(mine)), CUDA(cudaFree(all));
-}
+void graph(void) { graph_after(STEPS / 2, true); }
+
+/* Before the ranks have agreed on anything. */
+void early_graph(void) { graph_after(0, false); }
 
 /* Makes three sums a step, two of one length; then in a graph, where two of them have other
  * buffers, with steps outside of it now and then. */
