@@ -48,7 +48,8 @@ struct ob_schedule {
   void (*sizes)(const struct onebit_plan *plan, struct ob_schedule_sizes *sizes);
 
   /* Writes a line about the task's messages. False: the model cannot estimate this schedule, and
-   * the line says why, or is empty. NULL: it has no public name, and the model does not choose it. */
+   * the line says why, or is empty. NULL: it has no public name, and the model does not choose
+   * it. */
   bool (*describe)(const struct ob_cost_task *task, onebit_wire_t wire, size_t chunk, char *line,
                    size_t capacity);
 
