@@ -366,13 +366,13 @@ static const struct {
     /* Half a processor is more than a system's own services use. */
     [DOCTOR_BUSY] = {judge_busy, 0.5, HOSTS, BLURS | ONCE,
         "{h}: other programs use {0:1} of the {1} CPUs of {2} rank{a}{b}",
-        "times measure the processors, not the network: of hosts only one 5 times slower is named",
+        "times measure the processors, not the network: no host less than 5 times slower is named",
         "end the other programs, or give ranks cores of their own; then again", NULL},
     /* A twentieth of the time is beyond chance. */
     [DOCTOR_STOLEN] = {judge_stolen, 0.05, HOSTS, BLURS,
         "{h}: the hypervisor took {0} % of the time, and a limit of its container stopped it {1} "
         "times",
-        "ranks are stopped at any moment: of hosts only one 5 times slower is named",
+        "ranks are stopped at any moment: no host less than 5 times slower is named",
         "a container's cpu.max, or another instance type; then again", NULL},
     [DOCTOR_SPINNING] = {judge_waiting, 2000, HOSTS, TIMES | BLURS | ONCE,
         "a message that goes round the ranks of a host takes {0} us a hop; {1} ranks on {2} CPUs "
