@@ -78,7 +78,7 @@ def check_wrapped(model):
         )
     handle = _handles.get(model)
     if handle is not None and not handle.optimizer._closed:
-        raise wrong("the model has a communication hook already: close() the optimizer that it is of")
+        raise wrong("the model has a communication hook already: close() the optimizer that set it")
     if handle is None and getattr(model, "_comm_hooks", None):
         raise wrong("the model has a communication hook already")
 
