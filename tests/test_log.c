@@ -126,6 +126,44 @@ Test(log, what_is_not_recommended_is_said_once) {
   cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 3, "%s", text);
 }
 
+/* The advice is given once a process: each of these has a process of its own. */
+static void create_dense_forms(onebit_comm_t comm, void *context) {
+  float parameter[8] = {0}, gradient[8] = {0};
+  const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
+  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
+  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
+  onebit_optimizer_t made[2] = {NULL};
+  adam.freeze_step = ONEBIT_FREEZE_NEVER;
+  lion.common.dense_below = SIZE_MAX;
+  (void)context;
+  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &adam, &made[0]), ONEBIT_OK);
+  CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &lion, &made[1]), ONEBIT_OK);
+  for (int k = 0; k < 2; k++)
+    onebit_optimizer_destroy(made[k]);
+}
+
+static void create_ratios_at_once(onebit_comm_t comm, void *context) {
+  float parameter[8] = {0}, gradient[8] = {0};
+  const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
+  onebit_efficient_adam_options_t ratios = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
+  onebit_optimizer_t made = NULL;
+  ratios.trust_ratio = 1;
+  ratios.warmup_steps = ONEBIT_WARMUP_NONE;
+  (void)context;
+  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &ratios, &made), ONEBIT_OK);
+  onebit_optimizer_destroy(made);
+}
+
+Test(log, a_dense_form_is_not_advised_against) {
+  const char *text = said_by(create_dense_forms, NULL, "WARN");
+  cr_expect_str_empty(text, "%s", text);
+}
+
+Test(log, no_warmup_is_no_dense_form) {
+  const char *text = said_by(create_ratios_at_once, NULL, "WARN");
+  cr_expect_eq(times(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
+}
+
 Test(log, info_says_what_is_decided) {
   const char *text = said_at("INFO");
   cr_expect_eq(times(text, "onebit INFO "), times(text, "\n"), "%s", text);
