@@ -127,8 +127,10 @@ static bool trace_step(const struct onebit_plan *plan, const struct ob_step *ste
 /* --- Walking -----------------------------------------------------------------------------------*/
 
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk) {
-  plan->steps[plan->step_count++] =
-      (struct ob_step){plan->executor->run[kind], (uint32_t)chunk, kind};
+  if (plan->steps)
+    plan->steps[plan->step_count] =
+        (struct ob_step){plan->executor->run[kind], (uint32_t)chunk, kind};
+  plan->step_count++;
 }
 
 const char *ob_operation_name(onebit_operation_t operation) {

@@ -64,7 +64,7 @@ struct ob_step {
   enum ob_step_kind kind;
 };
 
-/* Appends a step to the plan's list, which has capacity for it. */
+/* Appends a step to the plan's list; before that has memory it only counts it. */
 void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk);
 
 /* Runs steps until the list ends or one has to wait, which it may do for a moment with `wait`. A

@@ -218,18 +218,23 @@ void ob_schedule_add_sending(struct onebit_plan *plan, enum ob_step_kind compres
   ob_schedule_add_all(plan, send);
 }
 
-onebit_status_t ob_schedule_steps(struct onebit_plan *plan) {
-  /* At most thirteen steps a chunk, two a round of doubling, of which 2^32 ranks have 32, and five
-   * for the whole. */
-  plan->steps = ob_allocate(13 * plan->geometry.chunks + 2 * 32 + 5, sizeof *plan->steps);
-  if (!plan->steps)
-    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks",
-                    plan->geometry.chunks);
+/* Writes the list, or counts its steps where it has no memory yet. */
+static void list_steps(struct onebit_plan *plan) {
+  plan->step_count = 0;
   plan->schedule->build(plan, false);
   ob_steps_add(plan, OB_STEP_DECIDE, 0);
   plan->decided = plan->step_count;
   plan->schedule->build(plan, true);
   ob_steps_add(plan, OB_STEP_COMMIT, 0);
+}
+
+onebit_status_t ob_schedule_steps(struct onebit_plan *plan) {
+  list_steps(plan);
+  plan->steps = ob_allocate(plan->step_count, sizeof *plan->steps);
+  if (!plan->steps)
+    return ob_error(ONEBIT_ERROR_MEMORY, "no memory for the steps of %zu chunks",
+                    plan->geometry.chunks);
+  list_steps(plan);
   return ONEBIT_OK;
 }
 
