@@ -258,7 +258,7 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
     tell_of_gpus(&plan->choice);
   plan->options.wire = plan->choice.wire;
   plan->schedule = ob_schedule_named(plan->choice.schedule);
-  if (shape->windowed && plan->choice.schedule != ONEBIT_SCHEDULE_ALLGATHER)
+  if (shape->windowed && !plan->schedule->whole)
     plan->schedule = &ob_schedule_window;
   else if (shape->options.operation == ONEBIT_ALLGATHER)
     plan->schedule = &ob_schedule_allgather;

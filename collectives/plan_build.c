@@ -209,8 +209,7 @@ static onebit_status_t set_up_group(struct onebit_plan *plan) {
 static void set_up_messages(struct onebit_plan *plan, const struct ob_plan_shape *shape) {
   struct ob_geometry *geometry = &plan->geometry;
   bool gathers = plan->options.operation == ONEBIT_ALLGATHER;
-  geometry->whole =
-      gathers ? !shape->of_segments : plan->choice.schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  geometry->whole = gathers ? !shape->of_segments : plan->schedule->whole;
   geometry->one_scale = shape->one_scale;
   geometry->dense = plan->options.wire == ONEBIT_WIRE_DENSE;
   geometry->width = (unsigned)plan->options.bits;

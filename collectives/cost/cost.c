@@ -64,7 +64,7 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
   struct ob_costs none = {.cores_per_host = 0};
   struct ob_cost_model model = ob_cost_model(&none, task);
   double bytes = (double)task->elements * ob_cost_element_bytes(task, wire);
-  bool all = task->operation == ONEBIT_ALLGATHER || schedule == ONEBIT_SCHEDULE_ALLGATHER;
+  bool all = task->operation == ONEBIT_ALLGATHER || ob_schedule_named(schedule)->whole;
   if (all || task->operation == ONEBIT_REDUCE_SCATTER)
     return model.on_host * model.away * bytes;
   if (schedule == ONEBIT_SCHEDULE_HIERARCHICAL)

@@ -97,7 +97,8 @@ static double allgather_cost(const struct ob_cost_model *model, onebit_wire_t wi
                                    : bits_cost(model, &phase, latency);
 }
 
-const struct ob_schedule ob_schedule_allgather = {.applicable = allgather_applicable,
+const struct ob_schedule ob_schedule_allgather = {.whole = true,
+                                                  .applicable = allgather_applicable,
                                                   .build = allgather_build,
                                                   .sizes = allgather_sizes,
                                                   .describe = allgather_describe,

@@ -36,6 +36,7 @@ struct ob_schedule_sizes {
 
 struct ob_schedule {
   size_t window; /* slots of messages; 0: one a chunk */
+  bool whole;    /* every message of an allreduce is about everything: there are no servers */
 
   /* Fails unless this plan can have it, as asked for in its options. NULL: every plan can. */
   onebit_status_t (*applicable)(const struct onebit_plan *plan, const struct ob_plan_shape *shape);
