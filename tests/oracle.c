@@ -357,8 +357,7 @@ void oracle_keep(struct oracle *oracle) {
 bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *result) {
   if (!compress(oracle, inputs))
     return false;
-  if (oracle->options.operation == ONEBIT_ALLREDUCE &&
-      oracle->options.schedule != ONEBIT_SCHEDULE_ALLGATHER) {
+  if (oracle_has_servers(oracle)) {
     if (!allreduce(oracle, result))
       return false;
   } else {

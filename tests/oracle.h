@@ -109,6 +109,9 @@ size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
 
+/* True if ranks serve shares: not if each computes the mean of everyone's messages itself. */
+bool oracle_has_servers(const struct oracle *oracle);
+
 /* The first element and the length of the server residual that a rank keeps (0 unless it is an
  * allreduce). */
 size_t oracle_server_first(const struct oracle *oracle, int rank);

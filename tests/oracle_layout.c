@@ -117,6 +117,11 @@ static int share_of(const struct oracle *oracle, int rank) {
   return rank % oracle->each * oracle->size + rank / oracle->each;
 }
 
+bool oracle_has_servers(const struct oracle *oracle) {
+  return oracle->options.operation == ONEBIT_ALLREDUCE &&
+         oracle->options.schedule != ONEBIT_SCHEDULE_ALLGATHER;
+}
+
 size_t oracle_server_first(const struct oracle *oracle, int rank) {
   for (size_t k = 0; k < oracle->run_count; k++)
     if (oracle->runs[k].server >= share_of(oracle, rank))
@@ -126,8 +131,7 @@ size_t oracle_server_first(const struct oracle *oracle, int rank) {
 
 size_t oracle_server_count(const struct oracle *oracle, int rank) {
   size_t count = 0;
-  if (oracle->options.operation == ONEBIT_ALLREDUCE && oracle->options.wire == ONEBIT_WIRE_BITS &&
-      oracle->options.schedule != ONEBIT_SCHEDULE_ALLGATHER)
+  if (oracle->options.wire == ONEBIT_WIRE_BITS && oracle_has_servers(oracle))
     for (size_t k = 0; k < oracle->run_count; k++)
       count += oracle->runs[k].server == share_of(oracle, rank) ? oracle->runs[k].count : 0;
   return count;

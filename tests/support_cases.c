@@ -1,4 +1,5 @@
 /* The table of cases of the collectives. */
+#include "collectives/schedules/schedule.h"
 #include "tests/support_collectives.h"
 
 #define BLOCK_SIZES 5
@@ -147,8 +148,7 @@ static void add_schedule(struct table *table, size_t count, onebit_schedule_t sc
 struct collective_case *schedule_cases(int size, int hosts, enum extent extent, size_t *count) {
   struct table table = {.size = size};
   for (size_t c = 0; c < test_counts_count; c++)
-    for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= ONEBIT_SCHEDULE_HIERARCHICAL;
-         schedule++) {
+    for (int schedule = ONEBIT_SCHEDULE_EXCHANGE; schedule <= OB_SCHEDULE_LAST; schedule++) {
       bool large = test_counts[c] > 10000;
       if (schedule != ONEBIT_SCHEDULE_HIERARCHICAL || size % hosts == 0)
         add_schedule(&table, test_counts[c], (onebit_schedule_t)schedule, hosts,
