@@ -116,7 +116,7 @@ void *ob_mpi_symbol(const char *name) {
   return found ? dlsym(found->library, name) : NULL;
 }
 
-/* --- Whether the launcher and the MPI library belong together ----------------------------------*/
+/* --- Check that the launcher and the MPI library belong together -------------------------------*/
 
 /* Launchers say of a job in the environment of its ranks what is below. */
 static const struct launcher {

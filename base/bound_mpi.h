@@ -245,7 +245,7 @@ int ob_launch_rank(void);
 bool ob_launch_is_foreign(char *text, size_t bytes);
 
 /* Called while MPI runs, with a communicator of the program's. The launcher of one MPI starts a
- * program of another as so many jobs of one rank each, all of which compute something and succeed.
+ * program of another as separate jobs of one rank each, all of which compute something and succeed.
  * The result, where the launcher says that there are several ranks and MPI_COMM_WORLD has one, is
  * ONEBIT_ERROR_UNSUPPORTED if the launcher is another MPI's; if it may be meant (srun, mpirun of
  * the same MPI), ONEBIT_OK and, once, a line on standard error. Started by a program of MPI's

@@ -65,7 +65,7 @@ static void *find_private(void) {
   return found;
 }
 
-/* ---- Of which kind ---- */
+/* ---- The kind of a library */
 
 typedef int version_call(char *text, int *length);
 typedef int abi_call(int *version, int *subversion);

@@ -87,7 +87,7 @@ static struct {
   size_t count;
 } config;
 
-/* --- What it says */
+/* --- The value of a variable */
 
 /* The value of the outermost object that follows `value` in the text, the first one after NULL;
  * NULL: none. */

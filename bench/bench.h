@@ -299,7 +299,7 @@ void bench_note(struct bench_table *table, const char *format, ...)
 
 /* Puts a field. `key` is its name in JSON and CSV, `head` in text: NULL where it does not appear
  * there. Text is `width` wide, to the right, or with a negative width to the left. A number that is
- * not finite is null, or a -. digits < 0: so many significant ones. */
+ * not finite is null, or a -. digits < 0: -digits significant ones. */
 void bench_text(struct bench_table *table, const char *key, const char *head, int width,
                 const char *text);
 void bench_number(struct bench_table *table, const char *key, const char *head, int width,

@@ -251,7 +251,7 @@ static void collective_report(struct bench_table *table, const struct bench_case
 }
 
 /* Prints what stands above the rows, before the first of them is measured. */
-static void announce(struct bench_job *job, const struct bench_case *test) {
+static void print_heads(struct bench_job *job, const struct bench_case *test) {
   struct bench_row row = collective_row_of(test, 0);
   test->calls->note(job, test);
   bench_collective_heads(job->table, &row);
@@ -261,7 +261,7 @@ int bench_measure_ways(struct bench_job *job, struct bench_case *test) {
   bool right = true;
   bench_case_count(job, test, &test->rounds);
   if (job->team->rank == 0 && job->first)
-    announce(job, test);
+    print_heads(job, test);
   BENCH_TRY(bench_rounds_measure(&test->rounds));
   if (test->calls->settle)
     BENCH_TRY(test->calls->settle(test));

@@ -101,7 +101,7 @@ int bench_case_check(struct bench_case *test, bool *right);
 /* Does so for every plan of the case, with -c. */
 int bench_case_judge(struct bench_case *test, bool *right);
 
-/* Measures way->computing of every plan; below, the seconds that so many bytes take a link. */
+/* Measures way->computing of every plan; below, the seconds of `bytes` on a link. */
 int bench_limits(struct bench_case *test);
 double bench_wire_seconds(const struct bench_options *options, double bytes);
 
@@ -129,7 +129,7 @@ void bench_collective_heads(struct bench_table *table, const struct bench_row *r
 void bench_collective_row(struct bench_table *table, const struct bench_row *row);
 void bench_collective_note(struct bench_job *job, const struct bench_case *test);
 
-/* --- What a subcommand runs */
+/* --- The subcommands' runs */
 
 /* Begins a job's case, with all that does not depend on the size; below, measures one size. */
 struct bench_case bench_case_begin(struct bench_job *job);

@@ -28,8 +28,8 @@ struct bench_kernels {
 
 /* --- The kernels, a launch a chunk */
 
-/* The kernels' plan as that of a rank among so many members, all of which have messages for its
- * share. */
+/* The kernels' plan as that of a rank among `members` ranks, each of which has a message for its
+ * segment. */
 static struct ob_cuda_plan plan_among(const struct onebit_plan *plan, unsigned char *incoming,
                                       size_t members) {
   struct ob_cuda_plan kernel = plan->device->kernel;
@@ -93,7 +93,7 @@ static struct ob_cuda_plan with_moments(const struct bench_passes *passes,
   return kernel;
 }
 
-/* Defines a pass of so many launches, each of a chunk, on stream `s`, of entry `e` of passes `p`
+/* Defines a pass of `count` launches, each of a chunk, on stream `s`, of entry `e` of passes `p`
  * with kernels `k`. */
 #define KERNEL(function, count, launch)                                                            \
   static int function(const struct bench_entry *e) {                                               \
@@ -186,7 +186,7 @@ const struct bench_list bench_optimizer_kernels = {
      &zero_one_met, &squares, &squares_float16}};
 /* clang-format on */
 
-/* --- What they work on */
+/* --- Data of the kernels */
 
 static int kernels_create_plans(const struct bench_options *options, struct bench_passes *passes) {
   struct bench_kernels *kernels = passes->kernels;

@@ -201,9 +201,9 @@ struct bench_entry *bench_rounds_entry(struct bench_rounds *rounds, const char *
   return entry;
 }
 
-/* Counts the bytes that this host's interface has sent, when no message of the call before is on
- * its way any more, and none of this one yet; and when all ranks have their results, so that all
- * messages have left: their acknowledgements soon will have. */
+/* Returns the bytes that this host's interface has sent. The barrier separates two calls: all
+ * messages of the one before have left (their acknowledgements follow soon), and none of the next
+ * has. */
 static double count_link(const struct bench_rounds *rounds) {
   if (!rounds->link)
     return 0;

@@ -45,7 +45,7 @@ static const struct step steps[] = {
     {"Lion", &ob_method_lion, .fused = {bench_fused_lion}, .kinds = {OB_PASS_LION}},
 };
 
-/* --- What is timed */
+/* --- The timed steps */
 
 struct run {
   const struct step *step;

@@ -180,7 +180,7 @@ static double bytes_of_pass(const struct bench_passes *passes, const struct benc
   return (bytes > 0 ? bytes : bytes_of_kind(passes, pass->kind)) * (double)passes->count;
 }
 
-/* --- What they work on */
+/* --- Data of the passes */
 
 static uint32_t random_word(uint64_t *state) {
   *state = *state * 6364136223846793005u + 1442695040888963407u; /* Knuth's, TAOCP 3.3.4 */

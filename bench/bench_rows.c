@@ -38,7 +38,7 @@ static int limits_measure(struct bench_way *way, struct ob_moment *moments, size
     ob_plan_trace(way->plan, moments, capacity);
     test->team->kind->barrier(test->team);
     onebit_status_t status = test->collective->call(test->send, test->receive, way->plan);
-    double seconds = sum_computing(moments, ob_plan_traced(way->plan));
+    double seconds = sum_computing(moments, ob_plan_trace_length(way->plan));
     ob_plan_trace(way->plan, NULL, 0);
     BENCH_TRY(bench_status(status, test->collective->name));
     least = seconds < least ? seconds : least;
@@ -110,7 +110,9 @@ void bench_collective_note(struct bench_job *job, const struct bench_case *test)
 /* The head of a column, if the table has it. */
 static const char *head(bool wanted, const char *text) { return wanted ? text : NULL; }
 
-static bool compares(const struct bench_row *row) { return row->test->options->compare_count > 0; }
+static bool row_compares(const struct bench_row *row) {
+  return row->test->options->compare_count > 0;
+}
 
 /* Puts the settings of a row: as asked for, and as the plan decided. */
 static void put_setting(struct bench_table *table, const struct bench_row *row) {
@@ -124,7 +126,7 @@ static void put_setting(struct bench_table *table, const struct bench_row *row) 
   if (test->device)
     bench_text(table, "row", "Row", -24, row->time->name);
   else
-    bench_text(table, "requested", head(compares(row), "Schedule"), -22, row->time->name);
+    bench_text(table, "requested", head(row_compares(row), "Schedule"), -22, row->time->name);
   bench_text(table, "schedule", NULL, 0, known ? bench_schedules[info.schedule] : NULL);
   bench_text(table, "wire", NULL, 0, known ? bench_wires[info.wire] : NULL);
   bench_text(table, "dtype", NULL, 0, known ? bench_dtypes[test->options->dtype] : NULL);
@@ -202,7 +204,8 @@ static void put_dense(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics none = {.median = NAN, .minimum = NAN, .mean = NAN, .maximum = NAN};
   const struct bench_statistics *time = row->dense ? &row->dense->time : &none;
-  bool shown = row->dense && !row->overlap && !compares(row), full = shown && test->options->full;
+  bool shown = row->dense && !row->overlap && !row_compares(row),
+       full = shown && test->options->full;
   bench_time(table, "dense_median_us", head(shown, "Dense median(us)"), 18, 2, time->median);
   bench_time(table, NULL, head(full, "Dense avg(us)"), 15, 2, time->mean);
   bench_time(table, "dense_minimum_us", head(full, "Dense min(us)"), 15, 2, time->minimum);
@@ -259,7 +262,7 @@ static void rows_fields(struct bench_table *table, const void *context) {
     bench_text(table, NULL, "Validation", 12, validation);
     bench_bool(table, "right", row->own ? &row->way->right : NULL);
   }
-  if (compares(row))
+  if (row_compares(row))
     bench_number(table, "of_best", "Of best", 10, 3, row->of_best);
 }
 

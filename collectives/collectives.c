@@ -94,7 +94,7 @@ static bool walk_steps(onebit_plan_t plan, bool wait) {
 }
 
 /* A held call that ended well is still to be applied. */
-static bool to_be_applied(const struct onebit_plan *plan) {
+static bool awaits_apply(const struct onebit_plan *plan) {
   return plan->flight->call.hold && plan->flight->outcome.status == ONEBIT_OK;
 }
 
@@ -109,7 +109,7 @@ static void call_undo(onebit_plan_t plan) {
 }
 
 void ob_plan_revoke(onebit_plan_t plan) {
-  if (to_be_applied(plan))
+  if (awaits_apply(plan))
     call_undo(plan);
 }
 
@@ -138,7 +138,7 @@ static onebit_status_t call_leave(onebit_plan_t plan) {
   plan->state->in_flight = false;
   if (plan->flight->began > 0)
     log_call(plan);
-  if (!to_be_applied(plan))
+  if (!awaits_apply(plan))
     end_call(plan);
   return ob_outcome_tell(&plan->flight->outcome);
 }
@@ -158,7 +158,7 @@ void ob_plan_abandon(onebit_plan_t plan) {
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait) {
   if (!walk_steps(plan, wait))
     return ONEBIT_IN_PROGRESS;
-  if (ob_steps_settled(plan, wait))
+  if (ob_steps_are_settled(plan, wait))
     return call_leave(plan);
   ob_engine_free(plan->comm->engine, plan);
   return ONEBIT_IN_PROGRESS;
@@ -170,7 +170,7 @@ onebit_status_t ob_plan_put(onebit_plan_t plan) {
 }
 
 onebit_status_t ob_plan_settle(onebit_plan_t plan) {
-  ob_steps_settled(plan, true);
+  ob_steps_are_settled(plan, true);
   onebit_status_t status = ob_outcome_tell(&plan->state->outcome);
   plan->state->outcome.status = ONEBIT_OK;
   return status;
@@ -195,7 +195,7 @@ onebit_status_t ob_plan_apply(onebit_plan_t plan) {
       ob_steps_walk(plan, true);
     end_call(plan);
     if (plan->flight->call.outputs && !plan->flight->call.on_stream)
-      ob_steps_settled(plan, true);
+      ob_steps_are_settled(plan, true);
   }
   return ob_outcome_tell(&plan->flight->outcome);
 }

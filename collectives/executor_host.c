@@ -260,7 +260,7 @@ static void undo_residual(const struct onebit_plan *plan, struct ob_residual *re
     return;
   for (size_t chunk = 0; chunk < plan->geometry.chunks; chunk++)
     of_chunk(plan, chunk);
-  ob_residual_undone(residual);
+  ob_residual_end_undo(residual);
 }
 
 static void executor_host_undo(const struct onebit_plan *plan) {

@@ -120,8 +120,8 @@ static int open_block(uint64_t name, int flags) {
   return ob_memory_must_fail() ? -1 : shm_open(shared_path_of(name).text, O_RDWR | flags, 0600);
 }
 
-/* --- What processes have left behind that were killed while their block had a name. A block is
- * locked for as long as it has one, and with its process goes the lock. */
+/* --- Blocks of killed processes: a process that is killed while its block has a name leaves the
+ * name behind. A block is locked for as long as it has a name; the lock ends with the process. */
 
 /* Linux's; elsewhere there is no list to look at. */
 #define BLOCKS "/dev/shm"

@@ -34,7 +34,7 @@ struct ob_ladder_state {
   uint64_t calls, moves;      /* committed; how often the width has changed */
   uint64_t settling;          /* windows until it may move again */
   uint64_t calm;              /* windows in a row in which all ranks could do with less */
-  uint64_t patience;          /* so many must be */
+  uint64_t patience;          /* the value of `calm` at which the width falls */
   uint64_t descended;         /* 1: since the plan was made */
   /* 1: this is the call after a window, which has these flags of this rank. */
   uint64_t voting, wish;
@@ -56,7 +56,7 @@ struct ob_ladder {
   unsigned heard;
   float rms, max_rms;
   float agreed_rms;        /* of the latest window that all ranks know of, */
-  unsigned measured_width; /* in messages of so many bits */
+  unsigned measured_width; /* bits an element of that window's messages */
   unsigned fitted;         /* while a budget is spent: the bits so far */
 };
 

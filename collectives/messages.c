@@ -64,7 +64,7 @@ void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end)
   *end = geometry->bounds[(segment + 1) * geometry->chunks];
 }
 
-void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
+void ob_plan_find_compressed(const struct onebit_plan *plan, size_t *first, size_t *end) {
   *first = plan->sizes.compressed_first;
   *end = plan->sizes.compressed_end;
 }
@@ -318,7 +318,7 @@ bool ob_receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool 
                           OB_MESSAGE_SERVER, wait);
 }
 
-/* --- What this rank knows ----------------------------------------------------------------------*/
+/* --- This rank's own state ---------------------------------------------------------------------*/
 
 static bool is_set(const atomic_bool *flag) {
   return atomic_load_explicit(flag, memory_order_relaxed);
@@ -363,7 +363,7 @@ void ob_steps_note_own(const struct onebit_plan *plan) {
     plan->flight->not_finite_rank = plan->comm->rank;
 }
 
-/* --- How the call ends -------------------------------------------------------------------------*/
+/* --- The end of a call -------------------------------------------------------------------------*/
 
 /* Every worker's message is in, so no input can cause the call to be skipped any more. What a
  * server makes of finite numbers that are not large is finite; dense messages do not say whether
@@ -411,7 +411,7 @@ bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-bool ob_steps_nothing(const struct onebit_plan *plan, size_t chunk, bool wait) {
+bool ob_steps_do_nothing(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)plan, (void)chunk, (void)wait;
   return true;
 }

@@ -37,7 +37,7 @@ static bool is_exchanged(const onebit_method_choice_t *choice, int method) {
          (method == ONEBIT_METHOD_ONE_BIT && is_allowed(choice, ONEBIT_METHOD_LOCAL_STEPS));
 }
 
-/* --- What the ranks tell each other ------------------------------------------------------------*/
+/* --- Messages between the ranks ----------------------------------------------------------------*/
 
 static bool is_number(double value) { return isfinite(value) && value >= 0; }
 
@@ -175,8 +175,8 @@ static onebit_status_t measure_method(const struct probe *probe, onebit_method_t
   return ONEBIT_OK;
 }
 
-static onebit_status_t measure(onebit_comm_t comm, onebit_method_choice_t *choice,
-                               onebit_method_exchange_t exchange, void *context) {
+static onebit_status_t measure_exchanges(onebit_comm_t comm, onebit_method_choice_t *choice,
+                                         onebit_method_exchange_t exchange, void *context) {
   const struct probe probe = {comm, choice, exchange ? exchange : exchange_here,
                               exchange ? context : comm};
   double found[METHODS] = {0}, nothing = 0;
@@ -193,7 +193,7 @@ onebit_status_t onebit_method_measure(onebit_comm_t comm, onebit_method_choice_t
                                       onebit_method_exchange_t exchange, void *context) {
   OB_CALL_SCOPE;
   OB_TRY(ob_handle_check(comm, OB_HANDLE_COMM, "comm"));
-  return measure(comm, choice, exchange, context);
+  return measure_exchanges(comm, choice, exchange, context);
 }
 
 /* --- The choice --------------------------------------------------------------------------------*/
@@ -285,7 +285,7 @@ static void describe(onebit_method_choice_t *choice) {
                              duration(choice->exchange[m]).text, rows[m].name);
 }
 
-static onebit_status_t choose(onebit_comm_t comm, onebit_method_choice_t *choice) {
+static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t *choice) {
   const int current = (int)choice->current;
   if (choice->step > 0)
     choice->extra[current] = choice->step - choice->compute - exchange_waiting(choice, current);
@@ -314,6 +314,6 @@ onebit_status_t onebit_method_choose(onebit_comm_t comm, onebit_method_choice_t 
   OB_TRY(agree_on_choice(comm, status, choice, &compute));
   choice->compute = compute;
   if (memcmp(choice->exchange, nothing, sizeof nothing) == 0)
-    OB_TRY(measure(comm, choice, NULL, NULL));
-  return choose(comm, choice);
+    OB_TRY(measure_exchanges(comm, choice, NULL, NULL));
+  return choose_method(comm, choice);
 }

@@ -169,7 +169,7 @@ static onebit_status_t choose_check(const struct onebit_plan *plan,
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "schedule is %s, which is for ONEBIT_ALLREDUCE in the default profile only",
                     names[options->schedule]);
-  return ob_schedule_named(options->schedule)->applicable(plan, shape);
+  return ob_schedule_find(options->schedule)->applicable(plan, shape);
 }
 
 /* Elements of the buffer that an allreduce is about. */
@@ -257,7 +257,7 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
   if (is_between_gpus(plan) && !shape->options.schedule)
     tell_of_gpus(&plan->choice);
   plan->options.wire = plan->choice.wire;
-  plan->schedule = ob_schedule_named(plan->choice.schedule);
+  plan->schedule = ob_schedule_find(plan->choice.schedule);
   if (shape->windowed && !plan->schedule->whole)
     plan->schedule = &ob_schedule_window;
   else if (shape->options.operation == ONEBIT_ALLGATHER)

@@ -152,7 +152,7 @@ static size_t common_multiple(size_t a, size_t b) {
 
 /* DeepSpeed pads to a multiple of ranks * lcm(ranks, 8) (runtime/fp16/onebit/adam.py,
  * corrected_tensor_size). */
-size_t ob_plan_padded(size_t ranks, size_t count) {
+size_t ob_plan_pad_count(size_t ranks, size_t count) {
   size_t quantum = ranks * common_multiple(ranks, 8);
   return (count + quantum - 1) / quantum * quantum;
 }
@@ -164,7 +164,7 @@ void ob_plan_cut(struct ob_plan_shape *shape, size_t ranks, size_t count, size_t
   shape->pieces = shape->segment_a_piece ? ranks : 1;
   shape->counts = counts;
   shape->valid = valid;
-  size_t part = deepspeed ? ob_plan_padded(ranks, count) / ranks : count;
+  size_t part = deepspeed ? ob_plan_pad_count(ranks, count) / ranks : count;
   for (size_t k = 0; k < shape->pieces; k++) {
     size_t before = deepspeed ? k * part : 0;
     size_t left = before < count ? count - before : 0;
@@ -276,11 +276,11 @@ static onebit_status_t plan_residual_check_idle(onebit_plan_t plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->state->in_flight)
     return ob_error(ONEBIT_ERROR_BUSY, "the plan has a request in flight");
-  ob_steps_settled(plan, true);
+  ob_steps_are_settled(plan, true);
   return ONEBIT_OK;
 }
 
-onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large) {
+onebit_status_t ob_plan_note_import(onebit_plan_t plan, bool large) {
   plan->state->server_large = large;
   return plan->executor->imported ? plan->executor->imported(plan) : ONEBIT_OK;
 }
@@ -326,9 +326,9 @@ onebit_status_t onebit_plan_import_residual(onebit_plan_t plan, const float *wor
   if (worker)
     OB_TRY(ob_residual_import(&plan->state->worker, &plan->geometry.layout, worker));
   if (!server)
-    return ob_plan_imported(plan, plan->state->server_large);
+    return ob_plan_note_import(plan, plan->state->server_large);
   OB_TRY(ob_residual_import(&plan->state->server, &plan->geometry.layout, server));
-  return ob_plan_imported(
+  return ob_plan_note_import(
       plan, any_large(server, ob_residual_elements(&plan->state->server, &plan->geometry.layout)));
 }
 
@@ -341,7 +341,7 @@ onebit_status_t ob_plan_accept(onebit_plan_t plan) {
 static onebit_status_t plan_residual_reset(onebit_plan_t plan) {
   OB_TRY(ob_residual_reset(&plan->state->worker));
   OB_TRY(ob_residual_reset(&plan->state->server));
-  return ob_plan_imported(plan, false);
+  return ob_plan_note_import(plan, false);
 }
 
 onebit_status_t onebit_plan_reset_residual(onebit_plan_t plan) {

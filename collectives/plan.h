@@ -29,7 +29,7 @@ struct ob_plan_shape {
   const size_t *segment_pieces;
   bool momentum;     /* the source will want the last result */
   bool moments;      /* moments of this rank's own gradients are kept (struct ob_source) */
-  bool from_servers; /* a pass takes the result, as servers send it in bits */
+  bool from_servers; /* a pass takes the result, as servers send it compressed */
   struct ob_serving serving;
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
@@ -96,7 +96,7 @@ onebit_status_t ob_plan_create_numbers(onebit_comm_t comm, onebit_status_t statu
                                        size_t count, bool *refused, onebit_plan_t *plan);
 
 /* `count` elements with the padding of profile deepspeed. */
-size_t ob_plan_padded(size_t ranks, size_t count);
+size_t ob_plan_pad_count(size_t ranks, size_t count);
 
 /* Begins a call. `status`: this rank's arguments; a negative one is told to the other ranks, and
  * comes out at the end. Errors: ONEBIT_ERROR_BUSY, ONEBIT_ERROR_TRANSPORT (broken). */
@@ -175,7 +175,7 @@ onebit_status_t ob_plan_restart(onebit_plan_t plan, uint64_t last_width);
 
 /* Tells the executor that the host has written the server's residual; large: it has a value from
  * OB_LARGE_SCALE on. */
-onebit_status_t ob_plan_imported(onebit_plan_t plan, bool large);
+onebit_status_t ob_plan_note_import(onebit_plan_t plan, bool large);
 
 /* Finds the sources whose latest results are in memory of this rank: first .. end - 1. */
 void ob_plan_own_results(const struct onebit_plan *plan, size_t *first, size_t *end);
@@ -187,7 +187,7 @@ unsigned char *ob_plan_result(const struct onebit_plan *plan, bool next, size_t 
                               size_t chunk);
 
 /* The blocks first .. end - 1 that this rank compresses; those of the segment that it reduces. */
-void ob_plan_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
+void ob_plan_find_compressed(const struct onebit_plan *plan, size_t *first, size_t *end);
 void ob_plan_segment(const struct onebit_plan *plan, size_t *first, size_t *end);
 
 /* Returns the number of results. */

@@ -31,7 +31,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
                                          const struct ob_plan_shape *shape) {
   const struct ob_work *work = &plan->state->work;
   size_t first, end;
-  ob_plan_compressed(plan, &first, &end);
+  ob_plan_find_compressed(plan, &first, &end);
   if (plan->momentum) { /* an optimizer keeps other things there before */
     first = 0;
     end = plan->geometry.layout.blocks;

@@ -76,7 +76,7 @@ void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacit
   plan->state->trace = (struct ob_trace){.moments = moments, .capacity = moments ? capacity : 0};
 }
 
-size_t ob_plan_traced(onebit_plan_t plan) { return plan->state->trace.count; }
+size_t ob_plan_trace_length(onebit_plan_t plan) { return plan->state->trace.count; }
 
 static void trace_begin(struct ob_trace *trace, const struct ob_step *step, double now) {
   if (trace->count == trace->capacity || trace->open)
@@ -219,7 +219,7 @@ bool ob_steps_walk(const struct onebit_plan *plan, bool wait) {
   return moved;
 }
 
-bool ob_steps_settled(const struct onebit_plan *plan, bool wait) {
+bool ob_steps_are_settled(const struct onebit_plan *plan, bool wait) {
   return !plan->executor->settled || plan->executor->settled(plan, wait);
 }
 

@@ -73,16 +73,16 @@ void ob_steps_add(struct onebit_plan *plan, enum ob_step_kind kind, size_t chunk
 bool ob_steps_walk(const struct onebit_plan *plan, bool wait);
 
 /* True if after the last step the call is over and its status known (the executor's `settled`). */
-bool ob_steps_settled(const struct onebit_plan *plan, bool wait);
+bool ob_steps_are_settled(const struct onebit_plan *plan, bool wait);
 
 /* Looks at how long the call has waited (watch.h). ONEBIT_ERROR_TRANSPORT: too long. */
 onebit_status_t ob_steps_watch(const struct onebit_plan *plan);
 
 /* Steps of a host that walks, for the tables of executors; and one that does nothing. */
 ob_step_run ob_steps_check_early, ob_steps_apply_early, ob_steps_apply_late, ob_steps_decide,
-    ob_steps_nothing;
+    ob_steps_do_nothing;
 
-/* --- What steps find out about the call */
+/* --- Results of steps */
 
 /* Marks this rank as failed: its messages say so from now on. The latest error message of this
  * thread becomes the plan's. */
@@ -174,6 +174,6 @@ bool ob_step_computes(unsigned kind);
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity);
 
 /* Steps noted of the latest call. */
-size_t ob_plan_traced(onebit_plan_t plan);
+size_t ob_plan_trace_length(onebit_plan_t plan);
 
 #endif

@@ -58,7 +58,7 @@ struct ob_norms ob_measure(const struct ob_measure_run *run, const struct ob_cod
 
 /* --- The residuals -----------------------------------------------------------------------------*/
 
-/* One block in so many is measured in a call: the measurement takes up to a tenth of the time. */
+/* A call measures one block in OB_MEASURE_EVERY: that takes up to a tenth of its time. */
 #define OB_MEASURE_EVERY 16
 
 /* Residuals of the blocks first .. first + blocks - 1 of a layout. */
@@ -187,13 +187,13 @@ void ob_reduce_blocks(struct ob_work *work, const struct ob_view *in, struct ob_
 bool ob_residual_has_changed(const struct ob_residual *residual);
 /* Undo a call that failed or was skipped: the blocks of `shape` that it has changed become the
  * errors before, as exactly as is said above, from the call's own input; the others become their
- * present errors. Call ob_residual_undone after all blocks. One thread at a time. */
+ * present errors. Call ob_residual_end_undo after all blocks. One thread at a time. */
 void ob_undo_compress(struct ob_work *work, const struct ob_source *source,
                       struct ob_residual *residual, const struct ob_message_shape *shape,
                       const struct ob_view *last);
 void ob_undo_reduce(struct ob_work *work, const struct ob_view *in, struct ob_residual *residual,
                     const struct ob_message_shape *shape);
-void ob_residual_undone(struct ob_residual *residual);
+void ob_residual_end_undo(struct ob_residual *residual);
 
 /* Finds the one scale, from the sums of all blocks of the residuals, for the residuals; the caller
  * puts the returned scale into the messages. */
@@ -295,7 +295,7 @@ struct ob_block_step {
 void ob_block_step_run(struct ob_block_step *step,
                        void (*body)(void *context, size_t first, size_t end, int thread));
 
-/* Does `body` on all blocks of the shape, cut among so many threads. */
+/* Runs `body` on all blocks of the shape, divided among `threads` threads. */
 void ob_block_step_each(struct ob_block_step *step, int threads, ob_block_body *body);
 
 /* Floats of scratch of a thread: the values of a block that wait for their scale. */

@@ -7,7 +7,7 @@
  * has and who works on it is decided above (blocks.h). Bits past the run's last element in its last
  * word are written as zero, and ignored when read.
  *
- * Where `width` is more than 1, in place of signs there are levels of so many bits (levels.h), as
+ * Where `width` is more than 1, in place of signs there are levels of `width` bits (levels.h), as
  * many words a group of 32, which stand for the level times the scale. That is a scale of the whole
  * block: compress and reduce write the new values as `residual_out`, to a place where they stay in
  * the caches, and `quantise` makes levels of them and the new residual, which is the error itself:

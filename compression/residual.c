@@ -189,7 +189,7 @@ bool ob_residual_has_changed(const struct ob_residual *residual) {
 
 /* Converts the values to plain errors, since blocks that share one scale cannot be reset one by
  * one. */
-void ob_residual_undone(struct ob_residual *residual) {
+void ob_residual_end_undo(struct ob_residual *residual) {
   const size_t scales = residual->one_scale ? 1 : residual->blocks;
   memset(residual->scales[residual->now], 0, scales * sizeof(float));
   memset(residual->changed, 0, residual->blocks);

@@ -145,7 +145,7 @@ bool ob_sparse_compress(float *values, size_t elements, uint32_t *message) {
 
 /* --- Messages that arrived ---------------------------------------------------------------------*/
 
-/* The fault of a chunk of so many elements, as text, or NULL. */
+/* The fault of a chunk of `count` elements, as text, or NULL. */
 static const char *chunk_error(const uint32_t *words, size_t count) {
   uint16_t positions[OB_SPARSE_SENT];
   if (!(ob_is_finite(sparse_level_of(words, 0)) && ob_is_finite(sparse_level_of(words, 1)) &&

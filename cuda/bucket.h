@@ -6,7 +6,7 @@
 #include "cuda/device.h"
 #include "optimizers/optimizer.h"
 
-/* A bucket's plans: what it sends dense, and in bits. */
+/* A bucket's plans: the dense and the compressed one. */
 enum { OB_DENSE, OB_BITS, OB_PLANS };
 
 /* Addresses of gradients on their way to the device: pinned, by piece. */

@@ -181,7 +181,7 @@ static void stream_outcome_give_up(const struct onebit_plan *plan, onebit_status
 }
 
 /* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
-bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
+bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait) {
   OB_ON_DEVICE(plan->device->number);
   onebit_status_t status = ONEBIT_OK;
   cudaError_t error = cudaErrorNotReady;
@@ -209,7 +209,7 @@ bool ob_stream_settled(const struct onebit_plan *plan, bool wait) {
   return error != cudaErrorNotReady || plan->state->broken;
 }
 
-onebit_status_t ob_stream_imported(const struct onebit_plan *plan) {
+onebit_status_t ob_stream_note_import(const struct onebit_plan *plan) {
   struct ob_cuda_state *state = plan->device->kernel.state;
   uint32_t flags = plan->state->server_large ? OB_FLAG_LARGE : 0;
   return ob_memory_cuda.copy(&state->residual_flags, &flags, sizeof flags);

@@ -8,7 +8,7 @@
 onebit_status_t ob_device_open(struct onebit_plan *plan) {
   const struct ob_transport *transport = plan->comm->transport;
   int number;
-  OB_TRY(ob_cuda_current(&number));
+  OB_TRY(ob_cuda_current_device(&number));
   if (transport->check_current)
     OB_TRY(transport->check_current(plan->comm));
   plan->device = ob_allocate(1, sizeof *plan->device);

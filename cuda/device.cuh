@@ -390,7 +390,7 @@ static __device__ inline float min_lane(float lane) {
 
 /* Threads of a block that adds sums, where there are few of them and where there are many. */
 constexpr unsigned threads_for_few = 128, threads_for_many = OB_SUM_LANES;
-/* Up to so many sums a block of few threads loads at once all that there are. */
+/* Up to this number of sums, a block of few threads loads all of them at once. */
 constexpr size_t few_sums = OB_SUM_LANES;
 
 /* The sum by halving of what a thread has. */

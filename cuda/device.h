@@ -88,7 +88,7 @@ int ob_device_enter(const struct onebit_plan *plan);
 
 /* The current device, if the kernels can run there. ONEBIT_ERROR_UNSUPPORTED: it is too old, or
  * there is none. */
-onebit_status_t ob_cuda_current(int *number);
+onebit_status_t ob_cuda_current_device(int *number);
 
 /* plan->device, on the current device. */
 onebit_status_t ob_device_open(struct onebit_plan *plan);
@@ -182,7 +182,7 @@ void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *
 
 /* The inside of a host, in memory that its ranks share, whose blocks are attached: copies are made
  * from them and to them. Nothing where the plan is not hierarchical. */
-onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan);
+onebit_status_t ob_staged_host_register(const struct onebit_plan *plan);
 
 /* Called at the beginning of a call. */
 void ob_staged_host_begin(const struct onebit_plan *plan);
@@ -217,7 +217,7 @@ void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda
 void ob_stream_open(const struct onebit_plan *plan);
 
 /* Decides how the call goes on after a step with this status. False: the step has to wait. */
-bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status);
+bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status);
 
 /* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
  * Nothing where the plan is not hierarchical. */
@@ -229,8 +229,8 @@ ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, 
 
 /* Rows of the executor (calls.c): whether the last call is over, and then its outcome is
  * told; the host has changed residuals, and may have found large values; ob_plan_accept. */
-bool ob_stream_settled(const struct onebit_plan *plan, bool wait);
-onebit_status_t ob_stream_imported(const struct onebit_plan *plan);
+bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait);
+onebit_status_t ob_stream_note_import(const struct onebit_plan *plan);
 onebit_status_t ob_stream_accept(const struct onebit_plan *plan);
 
 /* The rank that a state's origin stands for. */

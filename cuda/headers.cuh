@@ -73,8 +73,8 @@ static __device__ inline bool is_last_warp(uint32_t *done) {
   return __shfl_sync(all_lanes, before, 0) + 1 == warps;
 }
 
-/* True in the last of so many thread blocks that come here with the same `done`, in all its
- * threads. The barriers make one thread's fences those of all. */
+/* True in all threads of the last of `blocks` thread blocks that come here with the same
+ * `done`. The barriers make one thread's fences those of all. */
 static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
   __shared__ bool last;
   __syncthreads();
@@ -301,7 +301,7 @@ static __device__ inline bool is_worse(int32_t status, int32_t than) {
  * multiprocessor. Registers are scarce in those that messages of any length are made by, and where
  * these are short, so many blocks at once are never needed. */
 
-/* The warps of whole thread blocks, for so many warps. */
+/* `warps`, rounded up to whole thread blocks. */
 static __host__ __device__ inline size_t whole_blocks(size_t warps) {
   return (warps + warps_a_block - 1) / warps_a_block * warps_a_block;
 }

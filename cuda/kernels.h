@@ -100,7 +100,7 @@ struct ob_cuda_plan {
   bool early; /* kernels may come to the device before those ahead of them have ended */
 };
 
-/* 32-bit words of scratch for checksums, for so many members. */
+/* 32-bit words of scratch for the checksums of `members` messages. */
 #define OB_CUDA_CHECKS(members) (1 + 2 * (size_t)(members))
 
 /* The places of a buffer's pieces: each[k]; or, if `each` is NULL, base + k * step. */

@@ -40,7 +40,7 @@ static __device__ inline double ratio_of(const struct ob_cuda_lamb &lamb,
                second = sum_of(lamb, tensor, 2, lanes->second);
   double ratio;
   if (warm) {
-    ratio = ob_lamb_warm(&coefficient, first, second, &lamb.limits);
+    ratio = ob_lamb_warmup_ratio(&coefficient, first, second, &lamb.limits);
   } else {
     factor = ob_lamb_correct(factor, first, second, largest_of(lamb, tensor, lanes->largest),
                              &lamb.limits);

@@ -114,7 +114,7 @@ const struct ob_memory ob_memory_pinned = {allocate_pinned, release_pinned, devi
 /* The kernels are compiled for Ampere and newer. */
 #define OLDEST_CAPABILITY 8
 
-onebit_status_t ob_cuda_current(int *number) {
+onebit_status_t ob_cuda_current_device(int *number) {
   int major = 0;
   cudaError_t error = cudaGetDevice(number);
   if (error == cudaSuccess)
@@ -177,7 +177,7 @@ static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
  * when the program has loaded something since: a search takes 14 microseconds, which is long beside
  * a small allreduce. */
 static void *open_driver(void) {
-  static _Atomic unsigned long long searched; /* at so many loads it was not there */
+  static _Atomic unsigned long long searched; /* libraries loaded at the last search */
   unsigned long long loads = 0;
   dl_iterate_phdr(count_loads, &loads);
   if (loads == atomic_load_explicit(&searched, memory_order_relaxed))

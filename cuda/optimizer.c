@@ -207,7 +207,7 @@ static void device_optimizer_destroy(struct ob_bucket *bucket) {
 
 static onebit_status_t device_optimizer_check(const char *name, const void *array) {
   int number;
-  OB_TRY(ob_cuda_current(&number));
+  OB_TRY(ob_cuda_current_device(&number));
   return ob_cuda_check(number, name, array);
 }
 
@@ -219,8 +219,8 @@ static onebit_status_t mark_addresses_stale(struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-static onebit_status_t reweigh(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                               size_t piece) {
+static onebit_status_t copy_factors(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
+                                    size_t piece) {
   struct ob_bucket_device *device = bucket->device;
   OB_ON_DEVICE(device->number);
   onebit_status_t status =
@@ -239,7 +239,7 @@ static void device_optimizer_serve(struct ob_bucket *bucket) {
   plan->device->host.host.server.serving = plan->state->server.serving;
 }
 
-/* --- What the host learns ----------------------------------------------------------------------*/
+/* --- Results that the host reads ---------------------------------------------------------------*/
 
 static onebit_status_t copy_lamb_numbers(struct onebit_optimizer *optimizer, bool to_host) {
   const struct ob_lamb *own = optimizer->own;
@@ -353,7 +353,7 @@ const struct ob_optimizer_executor ob_optimizer_executor_cuda = {.check = device
                                                                  .sum = ob_cuda_step_sum,
                                                                  .lamb = ob_cuda_step_lamb,
                                                                  .repoint = mark_addresses_stale,
-                                                                 .reweigh = reweigh,
+                                                                 .reweigh = copy_factors,
                                                                  .serve = device_optimizer_serve,
                                                                  .counts = count_steps,
                                                                  .finish = ob_cuda_step_finish,

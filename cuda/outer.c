@@ -29,7 +29,7 @@ static onebit_status_t device_outer_create(struct onebit_outer *outer) {
   if (!device)
     return ob_error(ONEBIT_ERROR_MEMORY, "no memory for an outer step");
   outer->device = device;
-  OB_TRY(ob_cuda_current(&device->number));
+  OB_TRY(ob_cuda_current_device(&device->number));
   device->sums = ob_memory_cuda.allocate(sums, sizeof *device->sums);
   device->found = ob_memory_cuda.allocate(FOUND, sizeof *device->found);
   outer->own_bytes += sizeof *device + sums * sizeof *device->sums + FOUND * sizeof *device->found;
@@ -49,7 +49,7 @@ static onebit_status_t device_outer_check(const struct onebit_outer *outer, cons
                                           const void *array) {
   int number;
   (void)outer;
-  OB_TRY(ob_cuda_current(&number));
+  OB_TRY(ob_cuda_current_device(&number));
   return ob_cuda_check(number, name, array);
 }
 

@@ -34,7 +34,7 @@
 #include "compression/pass_element.h"
 #include "cuda/location.cuh"
 
-/* Words of each array that are loaded at once: so many registers, and no more. */
+/* Words of each array that are loaded at once: what fits in the registers. */
 constexpr unsigned count_at_once(enum ob_pass_kind kind) {
   switch (kind) {
   case OB_PASS_SQUARES: /* one array, and nothing is written */
@@ -76,7 +76,7 @@ static __device__ inline bool has(float *const *arrays, int slot) {
   return slot != OB_MOVED || arrays[OB_MOVED];
 }
 
-/* --- Where things are, as apply.c has it */
+/* --- Addresses, as in apply.c */
 
 template <enum ob_pass_kind kind>
 static __device__ inline void point_to_arrays(const struct ob_cuda_pass &pass,

@@ -76,13 +76,13 @@ bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error) {
   return true;
 }
 
-static bool staged_settled(const struct onebit_plan *plan, bool wait) {
+static bool staged_is_settled(const struct onebit_plan *plan, bool wait) {
   cudaStream_t stream = plan->device->staging.compute;
   OB_ON_DEVICE(plan->device->number);
   return ob_staged_is_over(plan, wait ? cudaStreamSynchronize(stream) : cudaStreamQuery(stream));
 }
 
-/* --- What the host learns ----------------------------------------------------------------------*/
+/* --- Results that the host reads ---------------------------------------------------------------*/
 
 void ob_staged_hear(const struct onebit_plan *plan, const struct ob_cuda_state *seen) {
   if (seen->flags & OB_FLAG_NOT_FINITE)
@@ -318,9 +318,9 @@ static onebit_status_t staged_create(struct onebit_plan *plan) {
   return ob_staging_create(plan);
 }
 
-static onebit_status_t staged_attached(const struct onebit_plan *plan) {
+static onebit_status_t staged_host_register(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
-  return ob_staged_host_attached(plan);
+  return ob_staged_host_register(plan);
 }
 
 static void staged_destroy(struct onebit_plan *plan) {
@@ -339,13 +339,13 @@ const struct ob_executor ob_executor_staged = {
     .chunks = ob_device_chunks,
     .create = staged_create,
     .destroy = staged_destroy,
-    .attached = staged_attached,
+    .attached = staged_host_register,
     .check = ob_device_check,
     .begin = staged_begin,
     .end = staged_end,
     .enter = ob_device_enter,
     .leave = ob_cuda_leave,
-    .settled = staged_settled,
+    .settled = staged_is_settled,
     .run = {[OB_STEP_HOST_PUT] = ob_staged_host_put,
             [OB_STEP_HOST_BARRIER] = ob_staged_host_barrier,
             [OB_STEP_HOST_COMPRESS] = staged_compress,

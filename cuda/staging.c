@@ -137,7 +137,7 @@ static onebit_status_t staged_host_create(struct onebit_plan *plan) {
 }
 
 /* A copy from or to memory that is not registered would make the host wait for the device. */
-onebit_status_t ob_staged_host_attached(const struct onebit_plan *plan) {
+onebit_status_t ob_staged_host_register(const struct onebit_plan *plan) {
   const struct ob_shared *shared = &plan->host.shared;
   size_t *registered = &staged_of(plan)->registered;
   for (; *registered < plan->host.ranks; ++*registered)
@@ -252,7 +252,7 @@ onebit_status_t ob_staged_host_compress(const struct onebit_plan *plan, size_t c
   return ONEBIT_OK;
 }
 
-/* --- What comes from the host */
+/* --- Copies from the host */
 
 onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;

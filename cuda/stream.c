@@ -41,7 +41,7 @@ static void stream_destroy(struct onebit_plan *plan) {
     return;
   OB_ON_DEVICE(device->number);
   if (device->seen) /* created last: from here on there may be calls to wait for */
-    ob_stream_settled(plan, true);
+    ob_stream_is_settled(plan, true);
   if (device->last)
     cudaEventDestroy(device->last);
   if (device->reached)
@@ -84,7 +84,7 @@ static onebit_status_t stream_follow(const struct onebit_plan *plan) {
 static onebit_status_t stream_begin(const struct onebit_plan *plan) {
   OB_ON_DEVICE(plan->device->number);
   if (!plan->flight->call.on_stream)
-    ob_stream_settled(plan, true);
+    ob_stream_is_settled(plan, true);
   onebit_status_t status = stream_follow(plan);
   plan->device->has_sealed = false;
   plan->device->unopened = NULL;
@@ -154,7 +154,7 @@ void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda
 }
 
 /* A transport that fails is the end of the plan: what else would be put waits for ever. */
-bool ob_stream_ended(const struct onebit_plan *plan, onebit_status_t status) {
+bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)
     ob_steps_give_up(plan);
   else if (status < ONEBIT_OK)
@@ -201,12 +201,12 @@ static onebit_status_t stream_send(const struct onebit_plan *plan, struct ob_bat
 
 static bool stream_send_to_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = ob_exchange_batch(plan, chunk);
-  return ob_stream_ended(plan, stream_send(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
+  return ob_stream_end_batch(plan, stream_send(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
 static bool stream_send_to_all(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = ob_gather_batch(plan, chunk);
-  return ob_stream_ended(plan, stream_send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
+  return ob_stream_end_batch(plan, stream_send(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
 static onebit_status_t stream_receive(const struct onebit_plan *plan, struct ob_batch *batch,
@@ -220,20 +220,21 @@ static onebit_status_t stream_receive(const struct onebit_plan *plan, struct ob_
 
 static bool receive_from_workers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = plan->exchange[chunk % plan->geometry.slots];
-  return ob_stream_ended(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
+  return ob_stream_end_batch(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_WORKER, wait));
 }
 
 static bool receive_from_servers(const struct onebit_plan *plan, size_t chunk, bool wait) {
   struct ob_batch *batch = plan->gather[chunk % plan->geometry.slots];
-  return ob_stream_ended(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
+  return ob_stream_end_batch(plan, stream_receive(plan, batch, chunk, OB_MESSAGE_SERVER, wait));
 }
 
 /* Doubling, which only transports use that the host drives: rounds pass on received messages, and
  * all are checked after the last round. */
 static bool stream_begin_round(const struct onebit_plan *plan, size_t round, bool wait) {
   struct ob_batch *batch = ob_round_batch(plan, round);
-  return ob_stream_ended(plan, round > 0 ? ob_comm_begin(batch, plan->tag)
-                                         : stream_send(plan, batch, 0, OB_MESSAGE_SERVER, wait));
+  return ob_stream_end_batch(plan, round > 0
+                                       ? ob_comm_begin(batch, plan->tag)
+                                       : stream_send(plan, batch, 0, OB_MESSAGE_SERVER, wait));
 }
 
 static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
@@ -241,7 +242,7 @@ static bool end_round(const struct onebit_plan *plan, size_t round, bool wait) {
   onebit_status_t status = plan->comm->transport->test(plan->gather[0], wait ? OB_WAIT_SLICE : 0);
   if (status == ONEBIT_OK && last)
     ob_stream_note_arrival(plan, &plan->device->kernel, 0, OB_MESSAGE_SERVER);
-  return ob_stream_ended(plan, status);
+  return ob_stream_end_batch(plan, status);
 }
 
 /* Notes the outcome of a launch of this rank's own work; a rank that does not take part has
@@ -345,7 +346,7 @@ static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
 /* A held call is concluded when all that it is held with have been decided. */
 static bool stream_commit(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
-  return plan->flight->call.hold || ob_stream_ended(plan, stream_conclude(plan));
+  return plan->flight->call.hold || ob_stream_end_batch(plan, stream_conclude(plan));
 }
 
 static void stream_end(const struct onebit_plan *plan) {
@@ -367,13 +368,13 @@ const struct ob_executor ob_executor_stream = {
     .create = stream_create,
     .destroy = stream_destroy,
     .check = ob_device_check,
-    .imported = ob_stream_imported,
+    .imported = ob_stream_note_import,
     .accept = ob_stream_accept,
     .begin = stream_begin,
     .end = stream_end,
     .enter = ob_device_enter,
     .leave = ob_cuda_leave,
-    .settled = ob_stream_settled,
+    .settled = ob_stream_is_settled,
     .run = {[OB_STEP_HOST_PUT] = ob_stream_host_put,
             [OB_STEP_HOST_BARRIER] = ob_stream_host_barrier,
             [OB_STEP_HOST_COMPRESS] = stream_compress_host_mean,
@@ -382,7 +383,7 @@ const struct ob_executor ob_executor_stream = {
             [OB_STEP_FINISH_WORKER] = stream_finish_worker,
             [OB_STEP_EXCHANGE] = stream_send_to_servers,
             [OB_STEP_RECEIVE] = receive_from_workers,
-            [OB_STEP_HOST_WAIT_FREE] = ob_steps_nothing,
+            [OB_STEP_HOST_WAIT_FREE] = ob_steps_do_nothing,
             [OB_STEP_REDUCE] = stream_reduce,
             [OB_STEP_FINISH_SERVER] = stream_finish_server,
             [OB_STEP_REDUCE_WHOLE] = stream_reduce,
@@ -392,9 +393,9 @@ const struct ob_executor ob_executor_stream = {
             [OB_STEP_END_ROUND] = end_round,
             [OB_STEP_HOST_PUBLISH] = ob_stream_host_publish,
             [OB_STEP_HOST_WAIT] = ob_stream_host_wait,
-            [OB_STEP_CHECK_EARLY] = ob_steps_nothing,
-            [OB_STEP_APPLY_EARLY] = ob_steps_nothing,
-            [OB_STEP_HOST_APPLY_EARLY] = ob_steps_nothing,
+            [OB_STEP_CHECK_EARLY] = ob_steps_do_nothing,
+            [OB_STEP_APPLY_EARLY] = ob_steps_do_nothing,
+            [OB_STEP_HOST_APPLY_EARLY] = ob_steps_do_nothing,
             [OB_STEP_DECIDE] = stream_decide,
             [OB_STEP_APPLY] = stream_apply,
             [OB_STEP_APPLY_LATE] = stream_apply,

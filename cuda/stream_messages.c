@@ -38,7 +38,7 @@ void ob_overlap_destroy(const struct onebit_plan *plan) {
     cudaEventDestroy(overlap->computed);
 }
 
-static onebit_status_t branch(const struct onebit_plan *plan) {
+static onebit_status_t overlap_follow_kernels(const struct onebit_plan *plan) {
   struct ob_overlap *overlap = &plan->device->overlap;
   OB_TRY_CUDA(cudaEventRecord(overlap->computed, plan->device->stream));
   OB_TRY_CUDA(cudaStreamWaitEvent(overlap->stream, overlap->computed, 0));
@@ -52,7 +52,7 @@ onebit_status_t ob_overlap_put(const struct onebit_plan *plan, struct ob_batch *
   cudaStream_t stream = plan->device->stream;
   if (!overlap->stream)
     return ob_comm_put(batch, stream);
-  onebit_status_t forked = branch(plan);
+  onebit_status_t forked = overlap_follow_kernels(plan);
   if (forked == ONEBIT_OK)
     stream = overlap->stream;
   else
@@ -193,7 +193,7 @@ bool ob_stream_host_put(const struct onebit_plan *plan, size_t chunk, bool wait)
     ob_steps_fail(plan, ob_cuda_error(error, "launching a kernel"));
   ob_stream_open(plan);
   ob_stream_seal(plan, window, chunk, OB_MESSAGE_WORKER);
-  return ob_stream_ended(plan, stream_host_put(plan, chunk, add_inputs));
+  return ob_stream_end_batch(plan, stream_host_put(plan, chunk, add_inputs));
 }
 
 static bool stream_note_chunk(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
@@ -201,7 +201,7 @@ static bool stream_note_chunk(const struct onebit_plan *plan, const struct ob_cu
   onebit_status_t joined = ob_overlap_join(plan, chunk);
   if (joined == ONEBIT_OK)
     ob_stream_note_arrival(plan, messages, chunk, kind);
-  return ob_stream_ended(plan, joined);
+  return ob_stream_end_batch(plan, joined);
 }
 
 bool ob_stream_host_barrier(const struct onebit_plan *plan, size_t chunk, bool wait) {
@@ -212,7 +212,7 @@ bool ob_stream_host_barrier(const struct onebit_plan *plan, size_t chunk, bool w
 bool ob_stream_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)wait;
   ob_stream_open(plan);
-  return ob_stream_ended(plan, stream_host_put(plan, chunk, stream_host_add_results));
+  return ob_stream_end_batch(plan, stream_host_put(plan, chunk, stream_host_add_results));
 }
 
 bool ob_stream_host_wait(const struct onebit_plan *plan, size_t chunk, bool wait) {

@@ -230,7 +230,7 @@ static onebit_status_t nccl_test(struct ob_batch *batch, double seconds) {
 static onebit_status_t check_current(onebit_comm_t comm) {
   const struct nccl_state *state = state_of(comm);
   int current;
-  OB_TRY(ob_cuda_current(&current));
+  OB_TRY(ob_cuda_current_device(&current));
   if (current != state->device)
     return ob_error(ONEBIT_ERROR_ARGUMENT,
                     "nccl_comm is of CUDA device %d, and device %d is current", state->device,

@@ -120,7 +120,7 @@ void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seco
     ob_record_time(record, reason == OB_REASON_WITHDRAWN, seconds);
 }
 
-void ob_record_compressed(struct ob_record *record, double seconds) {
+void ob_record_count_compressed(struct ob_record *record, double seconds) {
   if (!record)
     return;
   counters_add(&record->calls, 1);
@@ -147,8 +147,8 @@ static struct ob_record_shadow *shadow_of(struct ob_record *record, int tensor) 
   return shadow;
 }
 
-void ob_record_shadowed(struct ob_record *record, int tensor, double error, double norm,
-                        bool refused) {
+void ob_record_count_shadow(struct ob_record *record, int tensor, double error, double norm,
+                            bool refused) {
   struct ob_record_shadow *shadow = record ? shadow_of(record, tensor) : NULL;
   if (!shadow)
     return;
@@ -169,12 +169,12 @@ double ob_record_difference(const struct ob_record_shadow *shadow) {
   return norm > 0 ? sqrt(error / norm) : 0;
 }
 
-void ob_record_skipped(struct ob_record *record) {
+void ob_record_count_skip(struct ob_record *record) {
   if (record)
     counters_add(&record->skipped, 1);
 }
 
-void ob_record_decided(struct ob_record *record, double seconds) {
+void ob_record_count_decision(struct ob_record *record, double seconds) {
   if (record)
     add_seconds(&record->seconds_deciding, seconds);
 }
@@ -187,7 +187,7 @@ void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t
   counters_add(&record->bytes_dense, bytes_dense);
 }
 
-void ob_record_moved(struct ob_record *record) {
+void ob_record_count_moves(struct ob_record *record) {
   if (record)
     counters_add(&record->moves, 1);
 }
@@ -213,7 +213,7 @@ double ob_record_dense_seconds(const struct ob_record *record) {
   return count ? (samples[(count - 1) / 2] + samples[count / 2]) / 2 : 0;
 }
 
-double ob_record_saved(const struct ob_record *record) {
+double ob_record_saved_seconds(const struct ob_record *record) {
   uint64_t compressed = atomic_load(&record->timed_compressed);
   if (!atomic_load(&record->timed_dense) || !compressed)
     return 0;
@@ -234,7 +234,7 @@ static void sum_record(const struct ob_record *record, onebit_counters_t *sum) {
     return;
   sum->seconds_dense += atomic_load(&record->seconds_dense);
   sum->seconds_compressed += atomic_load(&record->seconds_compressed);
-  sum->seconds_saved += ob_record_saved(record);
+  sum->seconds_saved += ob_record_saved_seconds(record);
 }
 
 onebit_status_t onebit_counters_get(onebit_counters_t *counters) {

@@ -103,12 +103,12 @@ static inline void ob_counters_pass(enum ob_reason reason) {
 }
 
 void ob_record_pass(struct ob_record *record, enum ob_reason reason, double seconds);
-void ob_record_compressed(struct ob_record *record, double seconds);
-void ob_record_decided(struct ob_record *record, double seconds);
+void ob_record_count_compressed(struct ob_record *record, double seconds);
+void ob_record_count_decision(struct ob_record *record, double seconds);
 /* Counts the bytes of a compressed call with `bits` an element. */
 void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t bytes_dense);
 /* Counts a change of a tensor's bits, at the first call with the new number. */
-void ob_record_moved(struct ob_record *record);
+void ob_record_count_moves(struct ob_record *record);
 
 /* The bytes that a rank sends in such a call when it is dense, with the common algorithms: each
  * element once in each phase, but for a rank's own part. */
@@ -123,20 +123,20 @@ void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 void ob_record_residual(struct ob_record *record, double error, double mean);
 
 /* Notes a compressed sum of a tensor beside the exact one, as squares of norms. */
-void ob_record_shadowed(struct ob_record *record, int tensor, double error, double norm,
-                        bool refused);
+void ob_record_count_shadow(struct ob_record *record, int tensor, double error, double norm,
+                            bool refused);
 
 /* The difference of the latest sums from the exact ones, relative to the sums' norm. */
 double ob_record_difference(const struct ob_record_shadow *shadow);
 
 /* Counts a compressed call with a result that is not-a-number, since a value was not finite. */
-void ob_record_skipped(struct ob_record *record);
+void ob_record_count_skip(struct ob_record *record);
 
 /* Seconds of a dense call: the median, which a few slow first ones do not move; 0 before the
  * second. */
 double ob_record_dense_seconds(const struct ob_record *record);
 
 /* The seconds that the record's compressed calls have saved so far. */
-double ob_record_saved(const struct ob_record *record);
+double ob_record_saved_seconds(const struct ob_record *record);
 
 #endif

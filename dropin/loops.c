@@ -92,7 +92,7 @@ static const struct seen *loops_call_before(const struct ob_loops *loops, size_t
   return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
-/* A program of many tensors has repeated its calls after so many steps, too. */
+/* The number of steps after which a program of many tensors has repeated its calls, too. */
 #define LONG_STEPS 256
 
 /* The smallest length with which the latest calls have come `repeats` times, and half of all calls
@@ -122,8 +122,8 @@ static bool learn_call(struct ob_loops *loops, const struct seen *call) {
   return loops->learned >= loops->next_look && length_of(loops, ALONE);
 }
 
-/* The number of calls that must have come where buffers show no length: a loop of a single call may
- * be of several tensors. */
+/* The number of calls to wait for where the buffers do not show the length of the loop: what looks
+ * like a loop of a single call may be calls of several tensors. */
 static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }

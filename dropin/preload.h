@@ -77,7 +77,7 @@ struct ob_report {
 void ob_report_start(int size, const char *over, const char *sums);
 
 /* Prints why nothing was seen, unless no report is wanted. */
-void ob_report_unseen(const char *why);
+void ob_report_print_unseen(const char *why);
 
 /* Prints the report, and judges it where ONEBIT_REQUIRE asks for that. On one rank. */
 void ob_report_print(const struct ob_report *report);

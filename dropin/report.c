@@ -91,7 +91,7 @@ static void put_record(struct ob_json *json, const struct ob_record *record) {
   ob_json_real(json, "seconds_compressed", atomic_load(&record->seconds_compressed));
   ob_json_real(json, "seconds_deciding", atomic_load(&record->seconds_deciding));
   ob_json_real(json, "seconds_dense_median", ob_record_dense_seconds(record));
-  ob_json_real(json, "seconds_saved", ob_record_saved(record));
+  ob_json_real(json, "seconds_saved", ob_record_saved_seconds(record));
   ob_json_real(json, "residual_ratio", atomic_load(&record->residual_ratio));
   ob_json_real(json, "max_residual_ratio", atomic_load(&record->max_residual_ratio));
   put_passed(json, passed);
@@ -168,7 +168,7 @@ static void print_seconds(FILE *file, const struct ob_record *record,
     fprintf(file, "    a call took %.6f s dense, %.6f s compressed: %.3f s saved\n",
             ob_record_dense_seconds(record),
             report_text_mean(&record->seconds_compressed, &record->timed_compressed),
-            ob_record_saved(record));
+            ob_record_saved_seconds(record));
   else if (dense > 0 && report->seconds > 0)
     fprintf(file, "    %.3f s, %.0f %% of the run%s", dense, 100 * dense / report->seconds,
             saved > 0 ? "" : "\n");
@@ -340,7 +340,7 @@ static void print_plan(int size, const char *over, const char *sums) {
   fprintf(stderr, ".\n");
 }
 
-void ob_report_unseen(const char *why) {
+void ob_report_print_unseen(const char *why) {
   if (!is_off() || ob_preload.required)
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), why);
 }

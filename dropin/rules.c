@@ -357,7 +357,7 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* The least number of elements that may have so many bytes: those of the widest type, on the most
+/* The least number of elements that may have `bytes` bytes: those of the widest type, on the most
  * ranks. */
 static uint64_t min_elements_of(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
@@ -404,7 +404,7 @@ uint64_t ob_rules_hash(const struct ob_rules *rules) {
   return hash;
 }
 
-/* Rules are read whole; nobody writes so many by hand. */
+/* A file of rules is read whole; one written by hand is shorter than this. */
 enum { MAX_FILE_BYTES = 64 << 10 };
 
 static onebit_status_t load_file(const char *path, struct ob_rules *rules) {

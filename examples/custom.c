@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int begun(int code, MPI_Request *request, void **operation) {
+static int begin_result(int code, MPI_Request *request, void **operation) {
   *operation = request;
   return request && code == MPI_SUCCESS ? 0 : -1;
 }
@@ -12,19 +12,19 @@ static int begun(int code, MPI_Request *request, void **operation) {
 static int send_to(void *context, const void *data, size_t bytes, int peer, int tag,
                    void **operation) {
   MPI_Request *request = malloc(sizeof *request);
-  return begun(request
-                   ? MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, *(MPI_Comm *)context, request)
-                   : MPI_ERR_NO_MEM,
-               request, operation);
+  return begin_result(
+      request ? MPI_Isend(data, (int)bytes, MPI_BYTE, peer, tag, *(MPI_Comm *)context, request)
+              : MPI_ERR_NO_MEM,
+      request, operation);
 }
 
 static int receive_from(void *context, void *data, size_t bytes, int peer, int tag,
                         void **operation) {
   MPI_Request *request = malloc(sizeof *request);
-  return begun(request
-                   ? MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, tag, *(MPI_Comm *)context, request)
-                   : MPI_ERR_NO_MEM,
-               request, operation);
+  return begin_result(
+      request ? MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, tag, *(MPI_Comm *)context, request)
+              : MPI_ERR_NO_MEM,
+      request, operation);
 }
 
 static int test(void *context, void *operation, double seconds, size_t *bytes) {

@@ -280,13 +280,13 @@ void images_free(images_t *images) {
 /* --- Orders ------------------------------------------------------------------------------------*/
 
 /* The place from which the element in place `last` comes: any up to it (Fisher and Yates). */
-static size_t partner(size_t last, uint64_t *random) {
+static size_t draw_partner(size_t last, uint64_t *random) {
   return (size_t)(random_bits(random) % (last + 1));
 }
 
 void shuffle(uint32_t *order, size_t count, uint64_t *random) {
   for (size_t i = 0; i < count; i++) {
-    const size_t j = partner(i, random);
+    const size_t j = draw_partner(i, random);
     order[i] = order[j];
     order[j] = (uint32_t)i;
   }
@@ -304,7 +304,7 @@ void images_split(images_t *images, size_t held_out) {
   const size_t size = images->rows * images->columns;
   uint64_t random = random_stream(0, 1, 0);
   for (size_t i = images->count; i-- > 1;) {
-    const size_t j = partner(i, &random);
+    const size_t j = draw_partner(i, &random);
     images_swap(images->pixel + i * size, images->pixel + j * size, size);
     images_swap(images->label + i, images->label + j, 1);
   }

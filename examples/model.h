@@ -88,7 +88,7 @@ struct model {
   int out_of_memory;
 };
 
-/* Creates a model whose struct has so many bytes, for at most `samples`. The others fill in the
+/* Creates a model whose struct has `size` bytes, for at most `samples`. The others fill in the
  * rest: `like` has the numbers and functions. NULL when memory is out. */
 void *model_create(size_t size, const model_t *like, size_t samples);
 /* Makes an array of zeros that the model owns, of `size` bytes each; NULL when memory is out. */

@@ -16,7 +16,7 @@ static float feature(int rank, int point, int i) {
   return (float)(n >> 16 & 0xff) / 128 - 1;
 }
 
-static float truth(int i) { return (float)(i % 11 - 5) / 10; }
+static float true_weight(int i) { return (float)(i % 11 - 5) / 10; }
 
 /* Adds the gradient of this rank's points to the decayed momentum; returns the mean squared error
  * of the line. */
@@ -25,7 +25,7 @@ static double add_gradient(int rank, const float *weights, float *momentum) {
   for (int point = 0; point < POINTS; point++) {
     float missed = 0;
     for (int i = 0; i < FEATURES; i++)
-      missed += feature(rank, point, i) * (weights[i] - truth(i));
+      missed += feature(rank, point, i) * (weights[i] - true_weight(i));
     for (int i = 0; i < FEATURES; i++)
       momentum[i] += 0.1f * missed * feature(rank, point, i) / POINTS;
     loss += (double)missed * (double)missed / POINTS;

@@ -88,7 +88,7 @@ const struct tool_option train_rows[] = {
     {"seed", 0, TOOL_COUNT, AT(seed), "N",
      "of the first parameters, the batches, the sample", .high = 1e15},
     {"zero-steps", 0, TOOL_COUNT, AT(zero_steps), "N",
-     "a hard case: so many steps at first have gradients of zero; default 0", .high = 1e9},
+     "a hard case: the first N steps have gradients of zero; default 0", .high = 1e9},
     {"hard", 0, TOOL_CHOICE, AT(hard), "none|idle|same",
      "another: rank 0 never has a gradient, or all ranks draw the same samples;\n"
      "default none", .names = hard_names},
@@ -102,13 +102,14 @@ const struct tool_option train_rows[] = {
      "ranks as threads of this process, instead of MPI's processes", .low = 1, .high = 1024},
     {.kind = TOOL_HEADING, .help = "Optimizer:"},
     {"method", 0, TOOL_CHOICE, AT(automatic), "NAME",
-     "given, auto: dense, 8 bits, one bit, or local steps with an outer step, by\n"
-     "the time of exchanges and of a gradient (onebit/method.h), for efficient-adam\n"
-     "and efficient-lamb; default as the other options give it", .names = method_names},
+     "auto: the program measures an exchange and a gradient, and chooses dense, 8\n"
+     "bits, one bit, or local steps with an outer step (onebit/method.h), for\n"
+     "efficient-adam and efficient-lamb; default given: the other options decide",
+     .names = method_names},
     {"freeze-step", 0, TOOL_CALL, 0, "N|auto",
-     "of adam, lamb and momentum only: dense steps at first; auto, of the first\n"
-     "two: until the variance is steady; default a fifth of the steps, of momentum\n"
-     "(also with 0) 40 in 8 bits", .read = read_freeze_step},
+     "number of dense steps at the start, for adam, lamb and momentum; auto (adam,\n"
+     "lamb): until the variance is steady; default a fifth of the steps, for\n"
+     "momentum (also with 0) 40 steps of 8 bits", .read = read_freeze_step},
     {"local-step-scaler", 0, TOOL_COUNT, AT(local_scaler), "N",
      "0/1 Adam: steps after which the ranks synchronise half as often; default a\n"
      "tenth of the steps", .low = 1, .high = 1e9},
@@ -133,7 +134,7 @@ const struct tool_option train_rows[] = {
      "elements that share a scale, a multiple of 32; buffer: all; default the\n"
      "library's", .read = train_read_block_size},
     {"bucket-size", 0, TOOL_COUNT, AT(bucket_size), "N",
-     "exchange tensors in buckets of so many elements, while the backward pass\n"
+     "exchange tensors in buckets of N elements, while the backward pass\n"
      "goes on; default 0: all at once, after it", .high = 1e15},
     {"dense-below", 0, TOOL_COUNT, AT(dense_below), "N",
      "tensors of fewer elements are never compressed; default 0: none", .high = 1e15},
@@ -148,7 +149,7 @@ const struct tool_option train_rows[] = {
     {.kind = TOOL_HEADING, .help = "Outer step:"},
     {"outer", 0, TOOL_COUNT, AT(outer), "N",
      "train each rank by itself, with the optimizer's dense form, and exchange\n"
-     "every so many steps how far the ranks have come (onebit/outer.h); by default\n"
+     "every N steps how far the ranks have come (onebit/outer.h); by default\n"
      "the ranks exchange in every step", .low = 1, .high = 1e9},
     {"outer-rule", 0, TOOL_CHOICE, AT(outer_rule), "mean|momentum|nesterov",
      "what is done with the mean of that; default mean", .names = outer_rule_names},
@@ -164,8 +165,8 @@ const struct tool_option train_rows[] = {
      "weight of the consensus against the rank's parameters; default 1, with a\n"
      "delay 0.5", .high = 1},
     {"outer-patience", 0, TOOL_FLOAT, AT(outer_patience), "X",
-     "each rank is a site: an exchange waits so many seconds for those that are\n"
-     "late, goes on without them, and they are caught up; default: the ranks are\n"
+     "each rank is a site: an exchange waits X seconds for those that are late,\n"
+     "goes on without them, and they are caught up; default: the ranks are\n"
      "no sites, and all are waited for", .low = 1e-3, .high = 1e6},
     {.kind = TOOL_HEADING, .help = "Precision:"},
     {"parameters", 0, TOOL_CHOICE, AT(parameters), "NAME",
@@ -272,7 +273,7 @@ int train_options_check(const train_options_t *options, char words[TRAIN_WORDS])
   return 0;
 }
 
-/* --- What the options mean ---------------------------------------------------------------------*/
+/* --- Conversion of the options -----------------------------------------------------------------*/
 
 static const char *const forms[METHODS][FORMS] = {
     [EFFICIENT_ADAM] = {"Efficient-Adam", "dense Adam", "local Adam"},

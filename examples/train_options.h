@@ -92,9 +92,9 @@ typedef struct train_options {
   size_t vocabulary; /* of train_words */
   bool no_table;
   const char *images, *labels; /* of train_images; NULL: drawn digits */
-  size_t drawn, side;          /* so many, of so many pixels a side */
+  size_t drawn, side;          /* drawn digits: their number, and pixels a side */
   size_t channels, hidden;
-  size_t held_out; /* images, 0: a fifth; bytes of the held-out text to look at, 0: all */
+  size_t held_out; /* images, 0: a fifth; bytes of the held-out text to use, 0: all */
 } train_options_t;
 
 /* The initial members of a program's own defaults. */

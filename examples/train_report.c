@@ -85,11 +85,11 @@ static void report_progress(const training_t *training, size_t step, onebit_stag
       (double)samples / since->seconds, per_step(since, (double)since->bytes));
 }
 
-static double seconds(const training_t *training) {
+static double sum_seconds(const training_t *training) {
   return training->tally[0].seconds + training->tally[1].seconds;
 }
 
-static uint64_t bytes(const training_t *training) {
+static uint64_t sum_bytes(const training_t *training) {
   return training->tally[0].bytes + training->tally[1].bytes;
 }
 
@@ -113,7 +113,8 @@ static int check_progress(const training_t *training, const tally_t *since) {
 
 static void log_steps(const training_t *training, size_t step, int validates) {
   fprintf(training->log, "{\"step\":%zu,\"seconds\":%.6f,\"bytes\":%" PRIu64, step,
-          training->logged_seconds + seconds(training), training->logged_bytes + bytes(training));
+          training->logged_seconds + sum_seconds(training),
+          training->logged_bytes + sum_bytes(training));
   print_json_number(training->log, "training_loss", training->loss);
   if (validates)
     print_json_number(training->log, "loss", training->quality.loss);
@@ -206,18 +207,18 @@ static void print_outer(const training_t *training) {
   printf("; %zu fragments, delay %zu; residual / drift: %.2f; exchanges skipped: %llu\n",
          outer->fragments, outer->delay, training->residual_ratio,
          (unsigned long long)outer->skipped);
-  if (bytes(training) > 0)
+  if (sum_bytes(training) > 0)
     printf("sent per rank: %llu bytes a round; in all 1/%.1f of float32 in every step\n",
            (unsigned long long)outer->exchange_bytes,
-           float32_bytes(training) / (double)bytes(training));
+           float32_bytes(training) / (double)sum_bytes(training));
 }
 
 static void report_sum(const training_t *training) {
   const uint64_t *rounds = training->info.exchanges;
   printf("in all: %zu steps in %.2f s; sent per rank: %llu bytes, %.0f a step; steps that sent "
          "%s: %llu, one bit: %llu, nothing: %llu\n",
-         report_all_steps(training), seconds(training), (unsigned long long)bytes(training),
-         (double)bytes(training) / fmax(1.0, (double)report_all_steps(training)),
+         report_all_steps(training), sum_seconds(training), (unsigned long long)sum_bytes(training),
+         (double)sum_bytes(training) / fmax(1.0, (double)report_all_steps(training)),
          warms_in_bits(training) ? "the warm-up's bits" : "full precision",
          (unsigned long long)rounds[0], (unsigned long long)rounds[1],
          (unsigned long long)rounds[2]);
@@ -234,9 +235,9 @@ static void print_json(const training_t *training) {
   print_json_number(stdout, "loss", training->quality.loss);
   if (training->quality.accuracy >= 0.0)
     print_json_number(stdout, "accuracy", training->quality.accuracy);
-  printf(",\"bytes\":%llu", (unsigned long long)bytes(training));
+  printf(",\"bytes\":%llu", (unsigned long long)sum_bytes(training));
   print_json_number(stdout, "float32_bytes", float32_bytes(training));
-  print_json_number(stdout, "seconds", seconds(training));
+  print_json_number(stdout, "seconds", sum_seconds(training));
   printf(",\"checksum\":\"%016llx\"}\n", (unsigned long long)training->checksum);
 }
 

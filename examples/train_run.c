@@ -128,7 +128,7 @@ static int is_saved(const train_options_t *options, size_t step) {
          (step == train_last_step(options) || (every > 0 && step % every == 0));
 }
 
-/* Saves after so many steps, if a checkpoint is due. */
+/* Saves a checkpoint if one is due at this number of steps. */
 static int training_save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
   if (!is_saved(options, step))

@@ -99,7 +99,7 @@ struct train_kind {
    * steps; below, the place of a sample with a held-out one. */
   void (*draw)(train_task_t *task, size_t micro_batch);
   void (*hold)(const train_task_t *task, size_t place, size_t sample);
-  size_t (*held_out)(const train_task_t *task); /* so many samples */
+  size_t (*held_out)(const train_task_t *task); /* the number of samples */
 };
 
 extern const train_kind_t train_kind; /* the program's */

@@ -26,7 +26,7 @@ static const struct tool_option rows[] = {
      "text to train on: a file, or all files of a directory; may be given again",
      .read = train_read_path},
     {"vocabulary", 0, TOOL_COUNT, AT(vocabulary), "N",
-     "rows of a table: so many different words, the last of them for all others",
+     "rows of a table, a different word each, the last one for all other words",
      .low = 2, .high = 1e6},
     {"width", 0, TOOL_COUNT, AT(width), "N", "columns of a table", .low = 1, .high = 4096},
     {"context", 0, TOOL_COUNT, AT(context), "N",

@@ -120,7 +120,7 @@ static onebit_status_t fused_cut(const struct onebit_optimizer *optimizer, size_
   for (size_t t = 0; t < tensors; t++)
     if (is_in(optimizer, t, bucket))
       cut->total += optimizer->tensors[t].count;
-  size_t padded = ob_plan_padded(ranks, cut->total), segment = padded / ranks, at = 0;
+  size_t padded = ob_plan_pad_count(ranks, cut->total), segment = padded / ranks, at = 0;
   for (size_t t = 0; t < tensors; t++)
     if (is_in(optimizer, t, bucket)) {
       fused_add(cut, segment, at, t, optimizer->tensors[t].count, true);
@@ -138,7 +138,7 @@ static void fused_release(struct fused *cut) {
   ob_release(cut->segment_pieces);
 }
 
-/* --- Where pieces lie */
+/* --- Addresses of pieces */
 
 static const void *gradient_at(const struct onebit_optimizer *optimizer, const void *gradient,
                                size_t offset) {

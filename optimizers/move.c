@@ -105,7 +105,7 @@ static onebit_status_t move_check(const struct onebit_optimizer *optimizer, oneb
   return ONEBIT_OK;
 }
 
-static onebit_status_t rebuild(onebit_optimizer_t optimizer) {
+static onebit_status_t rebuild_optimizer(onebit_optimizer_t optimizer) {
   OB_TRY(ob_optimizer_build(optimizer, ONEBIT_OK));
   return ob_agree(optimizer->comm, ob_checkpoint_restore(optimizer, optimizer->held), NULL, 0);
 }
@@ -132,7 +132,7 @@ onebit_status_t onebit_optimizer_move(onebit_optimizer_t optimizer, onebit_comm_
   onebit_comm_t before = optimizer->comm;
   optimizer->comm = ob_comm_keep(comm);
   ob_comm_drop(before);
-  onebit_status_t status = rebuild(optimizer);
+  onebit_status_t status = rebuild_optimizer(optimizer);
   if (status != ONEBIT_OK) {
     ob_optimizer_strip(optimizer);
     return status;
@@ -169,7 +169,7 @@ onebit_status_t ob_shrink_and_move(onebit_comm_t from, onebit_comm_t *survivors,
   return status;
 }
 
-static onebit_status_t move(void *optimizer, onebit_comm_t comm) {
+static onebit_status_t move_optimizer(void *optimizer, onebit_comm_t comm) {
   return onebit_optimizer_move(optimizer, comm);
 }
 
@@ -183,5 +183,5 @@ onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_com
   if (!survivors)
     return ob_error(ONEBIT_ERROR_ARGUMENT, "survivors is NULL");
   onebit_comm_t from = optimizer->latest ? optimizer->latest : optimizer->comm;
-  return ob_shrink_and_move(from, survivors, move, optimizer);
+  return ob_shrink_and_move(from, survivors, move_optimizer, optimizer);
 }

@@ -167,7 +167,7 @@ static onebit_status_t optimizer_prepare(onebit_optimizer_t optimizer,
   return ob_metrics_open(optimizer);
 }
 
-/* --- What depends on the communicator */
+/* --- Settings that depend on the communicator */
 
 /* Ranks that are left of some hosts have perhaps no hierarchical schedule any more. */
 static onebit_schedule_t optimizer_schedule_of(const struct onebit_optimizer *optimizer) {
@@ -270,7 +270,7 @@ static bool optimizer_is_dense_form(const struct onebit_optimizer *optimizer) {
 }
 
 /* Once for each kind of optimizer and process. */
-static void recommend(const struct onebit_optimizer *optimizer) {
+static void warn_not_recommended(const struct onebit_optimizer *optimizer) {
   static atomic_uint told;
   const struct ob_method *method = optimizer->method;
   const unsigned kind = 1u << ob_method_number(optimizer->asked->name);
@@ -311,7 +311,7 @@ onebit_status_t ob_optimizer_create(onebit_comm_t comm, const struct ob_method *
     onebit_optimizer_destroy(optimizer);
     return status;
   }
-  recommend(optimizer);
+  warn_not_recommended(optimizer);
   *result = optimizer;
   return ONEBIT_OK;
 }

@@ -417,7 +417,7 @@ onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer);
 void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
 void ob_metrics_close(onebit_optimizer_t optimizer);
 
-/* --- What methods are made of (bucket.c) */
+/* --- Functions that methods share (bucket.c) */
 
 /* The factors of step number `step`, the first being 1, but for what is one a piece. */
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);

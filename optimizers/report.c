@@ -105,7 +105,7 @@ static void put_stage(struct line *line, const onebit_optimizer_info_t *info) {
     describe_put(line, ", compressed since step %llu", (unsigned long long)info->freeze_step + 1);
   if (info->stage == ONEBIT_STAGE_WARMUP && info->variance_ratio > 0)
     describe_put(line, ", variance ratio %.3f", info->variance_ratio);
-  describe_put(line, "; exchanges: %llu in the warm-up, %llu in bits",
+  describe_put(line, "; exchanges: %llu in the warm-up, %llu compressed",
                (unsigned long long)info->exchanges[0], (unsigned long long)info->exchanges[1]);
   if (info->exchanges[2])
     describe_put(line, ", %llu left out", (unsigned long long)info->exchanges[2]);
@@ -119,7 +119,7 @@ static void describe_put_text(struct line *line, const onebit_optimizer_statisti
   describe_put(line, "; momentum %.4g, residual %.2f of the signal; sent ", info->momentum_norm,
                statistics->residual_ratio);
   put_bytes(line, statistics->dense_bytes, "in the warm-up, ");
-  put_bytes(line, statistics->bits_bytes, "in bits; ");
+  put_bytes(line, statistics->bits_bytes, "compressed; ");
   describe_put(line, "%.3f s: %.0f%% work on messages, %.0f%% network, %.0f%% update",
                statistics->seconds, percent(statistics->compress_seconds, statistics->seconds),
                percent(statistics->network_seconds, statistics->seconds),

@@ -76,7 +76,7 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
   }
 }
 
-/* --- Where a bucket has it --------------------------------------------------------------------*/
+/* --- The memory of each array in a bucket -----------------------------------------------------*/
 
 static void set_residual(struct ob_section *section, const struct ob_residual *residual,
                          enum ob_content content) {
@@ -88,8 +88,8 @@ static void set_residual(struct ob_section *section, const struct ob_residual *r
   section->first_word = residual->first_word;
 }
 
-/* Sets the sections of a compressed bucket. If steps come back in bits, the residual belongs to the
- * server that sends them; servers that keep no residual have the momentum in its place. */
+/* Sets the sections of a compressed bucket. If steps come back compressed, the residual belongs to
+ * the server that sends them; servers that keep no residual have the momentum in its place. */
 static void set_compressed(struct ob_section *section, enum ob_stage stage) {
   const struct ob_bucket *bucket = section->bucket;
   const struct ob_residual *worker = ob_plan_residual(section->plan, false),
@@ -97,11 +97,11 @@ static void set_compressed(struct ob_section *section, enum ob_stage stage) {
   bool from_servers = server->serving.rule != OB_SERVE_MEAN;
   if (section->what == OB_SAVED_WORKER) {
     set_residual(section, worker, OB_CONTENT_RESIDUAL);
-    ob_plan_compressed(section->plan, &section->first, &section->end);
+    ob_plan_find_compressed(section->plan, &section->first, &section->end);
   } else if (section->what == OB_SAVED_MOMENTS) {
     set_residual(section, worker, OB_CONTENT_BFLOATS);
     section->values = worker->moments[worker->now];
-    ob_plan_compressed(bucket->bits, &section->first, &section->end);
+    ob_plan_find_compressed(bucket->bits, &section->first, &section->end);
   } else if (section->what == OB_SAVED_SERVER) {
     server = bucket->steps_back ? ob_plan_residual(bucket->steps_back, false) : server;
     set_residual(section, server, OB_CONTENT_RESIDUAL);

@@ -120,12 +120,12 @@ size_t oracle_server_count(const struct oracle *oracle, int rank);
 /* Cuts the elements into runs (oracle_layout.c). */
 void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors);
 
-/* ---- What gradients count as (oracle_weigh.c) ---- */
+/* ---- Weights of gradients (oracle_weigh.c) */
 
 struct oracle_weigher {
   onebit_optimizer_options_t options; /* with the defaults of what is used here filled in */
   int ranks;
-  size_t share; /* not 0: all tensors are one buffer, of which a rank serves so many elements */
+  size_t share; /* not 0: all tensors are one buffer, of which a rank reduces `share` elements */
   double loss_scale, norm; /* norm: of the latest step that was weighed, with clipping */
   size_t good_steps;       /* since the loss scale changed */
 };

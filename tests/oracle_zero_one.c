@@ -9,7 +9,7 @@ static bool deepspeed(const struct oracle_zero_one *oracle) {
   return oracle->options.common.profile == ONEBIT_PROFILE_DEEPSPEED;
 }
 
-/* --- What is exchanged */
+/* --- The exchanged values */
 
 /* values[r]: of rank r. Each worker's: that of its rank, or the mean of its ranks'. False when one
  * of them is not finite. */
@@ -57,7 +57,7 @@ static void exchange_bucket(struct oracle_zero_one *oracle,
   free(output);
 }
 
-/* The mean of what was taken in, in `mean`: in bits, or of tensor after tensor as it is. */
+/* Sets `mean` to the mean of the exchanged values: compressed, or each tensor in float32. */
 static void exchange(struct oracle_zero_one *oracle, bool bits) {
   for (size_t k = 0; k < oracle->tensors; k++)
     if (!bits || oracle->uncompressed[k])

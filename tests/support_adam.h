@@ -49,9 +49,9 @@ struct adam_case {
   float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this
                    value */
   int poisoned_rank, poisoned_from; /* the latter: the step from which on */
-  float multiple; /* when not 0: arrays hold so many times the gradients; see gradient_factor. They
-                     are multiplied by the loss scale in any case */
-  size_t absent;  /* when not 0: one of so many gradients, of a tensor and rank and step, is NULL */
+  float multiple; /* when not 0: arrays hold this multiple of the gradients; see gradient_factor.
+                     They are multiplied by the loss scale in any case */
+  size_t absent; /* when not 0: one in `absent` gradients, of a tensor and rank and step, is NULL */
   unsigned uncompressed; /* bit k: tensor k stays so */
   unsigned tables;       /* likewise: is one */
   bool moving;           /* gradients are in another array every other step */

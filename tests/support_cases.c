@@ -158,7 +158,7 @@ struct collective_case *schedule_cases(int size, int hosts, enum extent extent, 
   return table.cases;
 }
 
-/* --- Which of them to walk */
+/* --- The choice of cases */
 
 static size_t place_in(const size_t *list, size_t count, size_t value) {
   size_t k = 0;

@@ -163,7 +163,7 @@ void wrong_steps(const struct wrong_scene *scene) {
   WRONG_VALUE(onebit_optimizer_destroy, (foreign), DESTROY(foreign), "which is no optimizer");
 }
 
-/* ---- What looks at them ---- */
+/* ---- Functions that read optimizers */
 
 void wrong_looks(const struct wrong_scene *scene) {
   onebit_optimizer_t optimizer = scene->optimizer, open = scene->open;

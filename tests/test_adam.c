@@ -174,7 +174,8 @@ Test(adam, lambs_ratios_at_their_ends) {
                {1e-40, 1e-40, 1}, {INFINITY, INFINITY, 0.01}};
   for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
     double coefficient = 3;
-    double ratio = ob_lamb_warm(&coefficient, cases[k].parameters, cases[k].updates, &limits);
+    double ratio =
+        ob_lamb_warmup_ratio(&coefficient, cases[k].parameters, cases[k].updates, &limits);
     CHECK(ratio == cases[k].ratio, "case %zu: ratio %g, not %g", k, ratio, cases[k].ratio);
     double wanted = ratio == 1 ? 3 : 0.9 * 3 + (1 - 0.9) * ratio;
     CHECK(coefficient == wanted, "case %zu: coefficient %g, not %g", k, coefficient, wanted);

@@ -359,7 +359,7 @@ Test(bench, data_is_never_constant) {
   cr_expect(negative > 1800 && negative < 2200, "%zu of 4000 are negative", negative);
 }
 
-/* --- What -c looks at */
+/* --- The checks of -c */
 
 /* A collective whose result is wrong in one element, by a little, on the ranks whose bit is set. */
 static unsigned wrong_on;

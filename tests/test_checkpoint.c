@@ -137,7 +137,7 @@ Test(checkpoint, every_optimizer_goes_on_exactly) {
   }
 }
 
-/* --- What a residual becomes */
+/* --- Residuals after loading */
 
 enum { ALONE = 40 };
 

@@ -119,7 +119,7 @@ Test(config, the_environment_comes_first_then_the_file_then_the_default) {
   unlink(path);
 }
 
-/* --- What is wrong */
+/* --- Wrong files */
 
 struct wrong {
   const char *text, *message;

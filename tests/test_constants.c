@@ -180,7 +180,7 @@ static void copy_state(onebit_comm_t comm, const struct one *from, struct one *t
   meet(comm);
 }
 
-/* Set before the first step, and again after so many. */
+/* The constants are set before the first step, and again after `steps` steps. */
 static void set_beta1_after(onebit_comm_t comm, const struct any_case *what, int steps) {
   const int rank = onebit_comm_rank(comm);
   struct one *changed = make_one(comm, what, 0.9), *first = make_one(comm, what, 0.8),

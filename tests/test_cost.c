@@ -169,7 +169,7 @@ Test(cost, one_scale_costs_the_overlap) {
       1.1 * ob_cost_seconds(&costs, &blocks, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536));
 }
 
-/* --- What was measured */
+/* --- Measured costs */
 
 enum { EXCHANGE_BITS = 0, ALLGATHER_BITS = 1, EXCHANGE_DENSE = 3 };
 

@@ -277,7 +277,7 @@ Test(clipping, norms_up_to_a_limit) {
       }
 }
 
-/* --- What it costs */
+/* --- The cost of a call */
 
 static void bytes_on_rank(onebit_comm_t comm, void *context) {
   float parameter[100] = {0}, gradient[100] = {1.0f};

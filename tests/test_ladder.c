@@ -33,7 +33,7 @@ Test(ladder, climbs_and_descends) {
   }
 }
 
-/* --- What is decided ---------------------------------------------------------------------------*/
+/* --- Decisions of the ladder -------------------------------------------------------------------*/
 
 /* So many windows at whose ends all ranks have said the same. */
 static void windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {

@@ -347,7 +347,7 @@ Test(metrics, each_rank_writes_a_file_of_its_own) {
 }
 
 /* A failed step counts in no row, and its error message stays. */
-static void fail_between(onebit_comm_t comm, void *context) {
+static void fail_between_steps(onebit_comm_t comm, void *context) {
   static _Thread_local float parameter[COUNT], gradient[COUNT];
   static const float rates[] = {0.5f, NAN, NAN, 0.5f};
   (void)context;
@@ -363,7 +363,7 @@ Test(metrics, steps_that_fail_are_left_out) {
   cr_assert(mkdtemp(directory));
   setenv("ONEBIT_METRICS", file_in("run.csv"), 1);
   setenv("ONEBIT_METRICS_EVERY", "2", 1);
-  on_ranks(RANKS, fail_between, NULL);
+  on_ranks(RANKS, fail_between_steps, NULL);
   read_file("run.csv", text, sizeof text);
   const char *row = strchr((char *)text, '\n');
   cr_assert(row);
@@ -372,7 +372,7 @@ Test(metrics, steps_that_fail_are_left_out) {
   cr_expect(rmdir(directory) == 0);
 }
 
-/* --- What is wrong */
+/* --- Wrong settings */
 
 static void make_in_vain(onebit_comm_t comm, void *wanted) {
   float parameter[COUNT] = {0}, gradient[COUNT] = {0};
@@ -427,18 +427,18 @@ Test(counters, reasons_have_words_and_other_places_none) {
 Test(counters, differences_from_exact_sums_are_of_the_latest) {
   static struct ob_record record;
   for (int i = 0; i < OB_SHADOW_SAMPLES; i++)
-    ob_record_shadowed(&record, 1, 0.25, 1, false);
-  ob_record_shadowed(&record, 2, 4, 16, false);
+    ob_record_count_shadow(&record, 1, 0.25, 1, false);
+  ob_record_count_shadow(&record, 2, 4, 16, false);
   const struct ob_record_shadow *second = atomic_load(&record.shadows), *first = second->next;
   CHECK(second->tensor == 2 && first->tensor == 1 && !first->next, "tensors are not listed");
   cr_expect_float_eq(ob_record_difference(first), 0.5, 1e-12);
   cr_expect_float_eq(ob_record_difference(second), 0.5, 1e-12);
   for (int i = 0; i < OB_SHADOW_SAMPLES; i++)
-    ob_record_shadowed(&record, 1, 0.01, 1, i == 0);
+    ob_record_count_shadow(&record, 1, 0.01, 1, i == 0);
   cr_expect_float_eq(ob_record_difference(first), 0.1, 1e-12);
   cr_expect_float_eq(first->largest, 0.5, 1e-12);
   CHECK(first->refused && !second->refused, "the wrong tensor is exact");
-  ob_record_shadowed(&record, 3, 0, 0, false);
+  ob_record_count_shadow(&record, 3, 0, 0, false);
   CHECK(ob_record_difference(atomic_load(&record.shadows)) == 0, "of sums that are zero");
-  ob_record_shadowed(NULL, 1, 1, 1, false);
+  ob_record_count_shadow(NULL, 1, 1, 1, false);
 }

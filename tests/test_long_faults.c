@@ -387,7 +387,7 @@ static void step_all(onebit_comm_t comm, void *context) {
   free(trainer);
 }
 
-/* About so many faults in a run, however long it is; from 10^4 steps on one in a hundred. */
+/* The expected faults in a run, however long it is; from 10^4 steps on one in a hundred. */
 Test(long_faults, steps_end_as_without) {
   const uint64_t steps = steps_wanted();
   struct long_run *plain = long_create(steps, 0),

@@ -197,7 +197,7 @@ Test(optimizers, in_any_combination) {
   free(sample.rows);
 }
 
-/* --- What is not chosen there */
+/* --- Cases that the tables above leave out */
 
 Test(optimizers, counts_on_the_edges) {
   for (size_t k = 0; k < KINDS; k++)

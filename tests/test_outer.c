@@ -142,7 +142,7 @@ static void weigh(onebit_comm_t comm, void *context) {
 
 Test(outer, unequal_steps_are_weighted) { on_ranks(2, weigh, NULL); }
 
-/* --- What is wrong -----------------------------------------------------------------------------*/
+/* --- Wrong calls -------------------------------------------------------------------------------*/
 
 static void skip(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);

@@ -1,12 +1,12 @@
-/* The outer step in bits, in sparse messages, and what a rank keeps of its drift. */
+/* The compressed outer step, sparse messages, and the residual of a drift. */
 #include "compression/sparse.h"
 #include "tests/support.h"
 #include "tests/support_outer.h"
 
 /*
- * The outer step in bits: the consensus is the same on all ranks, comes to the dense optimum, which
- * the control without error feedback does not, and costs the bytes that were promised, and none
- * between exchanges.
+ * The compressed outer step: the consensus is the same on all ranks and reaches the dense optimum,
+ * which the control without error feedback does not. An exchange costs the promised bytes, and
+ * there is no traffic between exchanges.
  */
 
 enum { MAX_RANKS = 16 };

@@ -16,7 +16,7 @@ struct resume {
   onebit_outer_options_t options;
   int size;
   bool wrong;
-  struct saved_parts parts[STEPS + 1]; /* after so many steps */
+  struct saved_parts parts[STEPS + 1]; /* parts[k]: after k steps */
   float p[STEPS + 1][MAX_RANKS][OUTER_ELEMENTS];
   onebit_status_t status[STEPS + 1];
 };

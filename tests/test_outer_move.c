@@ -307,7 +307,7 @@ Test(outer_move, the_others_go_on_without_a_lost_rank) {
   free(loss);
 }
 
-/* --- What fails --------------------------------------------------------------------------------*/
+/* --- Moves that fail ---------------------------------------------------------------------------*/
 
 /* Options that differ: all fail, no step can be made, and the next communicator has what they had.
  */

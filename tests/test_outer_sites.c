@@ -158,7 +158,7 @@ Test(outer_sites, what_is_held_back_comes_later) {
   on_ranks(3, drift_apart, &options);
 }
 
-/* --- Of unequal speed --------------------------------------------------------------------------*/
+/* --- Sites of unequal speed --------------------------------------------------------------------*/
 
 /* Site s makes s + 1 times as many steps as site 0, each of a drift of its own. */
 static void train_unequally(onebit_comm_t comm, void *context) {

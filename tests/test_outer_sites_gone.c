@@ -164,7 +164,7 @@ Test(outer_sites_gone, a_site_that_vanishes_comes_back) {
   vanish(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE, 2, true);
 }
 
-/* --- What is wrong -----------------------------------------------------------------------------*/
+/* --- Wrong calls -------------------------------------------------------------------------------*/
 
 static void skip(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   float p[SITES_ALL] = {0}, zero[SITES_ALL] = {0};

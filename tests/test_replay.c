@@ -182,7 +182,7 @@ static struct replay_result replayed(const char *path, bool ok, const char *part
   return result;
 }
 
-/* --- What is right and what is wrong -----------------------------------------------------------*/
+/* --- Right and wrong recordings ----------------------------------------------------------------*/
 
 Test(replay, sound_cases_are_ok) {
   const int worlds[] = {1, 2, 3, 4, 8};
@@ -269,7 +269,7 @@ Test(replay, program_prints_a_line_a_case) {
   expect_said(said, "replay good: 200 values, 0 exceptions, worst 0, ok\n");
 }
 
-/* --- What DeepSpeed recorded -------------------------------------------------------------------*/
+/* --- Recordings of DeepSpeed -------------------------------------------------------------------*/
 
 static void replay_golden(const char *codec, char **paths, size_t count) {
   if (!use_codec(codec))

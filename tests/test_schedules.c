@@ -67,7 +67,7 @@ static void check_many_calls(onebit_schedule_t schedule) {
 Test(schedules, many_calls_by_allgather) { check_many_calls(ONEBIT_SCHEDULE_ALLGATHER); }
 Test(schedules, many_calls_by_hosts) { check_many_calls(ONEBIT_SCHEDULE_HIERARCHICAL); }
 
-/* --- What plans say of themselves --------------------------------------------------------------*/
+/* --- The explanations of plans -----------------------------------------------------------------*/
 
 static onebit_plan_t make(onebit_comm_t comm, onebit_schedule_t schedule, onebit_wire_t wire) {
   onebit_plan_options_t options = ONEBIT_PLAN_OPTIONS_INIT;
@@ -102,7 +102,7 @@ static void check_places(const onebit_plan_info_t *info, int rank) {
 }
 
 /* The last line says what was chosen, also where the cost model does not know of it. */
-static void check_words_of(onebit_plan_t plan, onebit_schedule_t schedule) {
+static void check_explanation_of(onebit_plan_t plan, onebit_schedule_t schedule) {
   static const char *const names[] = {"", "exchange", "allgather", "hierarchical"};
   const char *words = onebit_plan_explain(plan);
   char wanted[32];
@@ -136,7 +136,7 @@ static void introduce(onebit_comm_t comm, void *context) {
     uint64_t sent = onebit_comm_bytes_sent(comm) - before;
     CHECK(sent == info.wire_bytes, "%llu bytes sent, %llu announced", (unsigned long long)sent,
           (unsigned long long)info.wire_bytes);
-    check_words_of(plan, schedule);
+    check_explanation_of(plan, schedule);
     CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
   }
 }
@@ -152,7 +152,7 @@ static void choose_by_default(onebit_comm_t comm, void *context) {
   CHECK(info.wire == ONEBIT_WIRE_BITS, "wire %d", (int)info.wire);
   CHECK(info.hosts == 2 && info.ranks_per_host == *each, "%d hosts with %d ranks", info.hosts,
         info.ranks_per_host);
-  check_words_of(plan, ONEBIT_SCHEDULE_EXCHANGE);
+  check_explanation_of(plan, ONEBIT_SCHEDULE_EXCHANGE);
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
@@ -163,7 +163,7 @@ static void ask_for_flat_hierarchy(onebit_comm_t comm, void *context) {
   onebit_plan_info_t info = plan_info(plan);
   CHECK(info.schedule == ONEBIT_SCHEDULE_HIERARCHICAL && info.hosts == *hosts,
         "schedule %d, %d hosts", (int)info.schedule, info.hosts);
-  check_words_of(plan, ONEBIT_SCHEDULE_HIERARCHICAL);
+  check_explanation_of(plan, ONEBIT_SCHEDULE_HIERARCHICAL);
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 

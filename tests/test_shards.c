@@ -255,7 +255,7 @@ static void tell_statistics(onebit_comm_t comm, void *context) {
   }
   CHECK_STATUS(onebit_optimizer_get_statistics(optimizer, &statistics), ONEBIT_OK);
   CHECK(statistics.dense_bytes + statistics.bits_bytes == onebit_comm_bytes_sent(comm) - before,
-        "%llu bytes dense and %llu in bits", (unsigned long long)statistics.dense_bytes,
+        "%llu bytes dense and %llu compressed", (unsigned long long)statistics.dense_bytes,
         (unsigned long long)statistics.bits_bytes);
   CHECK(statistics.residual_ratio > 0.2 && statistics.residual_ratio < 20, "residual ratio %g",
         statistics.residual_ratio);

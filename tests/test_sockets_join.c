@@ -360,7 +360,7 @@ Test(sockets_join, a_child_does_not_hide_a_dead_rank) {
 
 /* --- Open files --------------------------------------------------------------------------------*/
 
-static void limited(onebit_sockets_options_t *options, void *context) {
+static void check_file_limit(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   (void)context;
   CHECK_STATUS(onebit_comm_create_sockets(options, &comm), ONEBIT_ERROR_TRANSPORT);
@@ -371,7 +371,7 @@ Test(sockets_join, too_few_files) {
   struct rlimit limit = {60, 60};
   cr_assert(setrlimit(RLIMIT_NOFILE, &limit) == 0);
   double begin = ob_seconds();
-  sockets_attempt(4, 1, 16, limited, NULL);
+  sockets_attempt(4, 1, 16, check_file_limit, NULL);
   cr_expect(ob_seconds() - begin < 15, "it took %g s", ob_seconds() - begin);
 }
 

@@ -203,7 +203,7 @@ Test(sparse, is_not_sent_when_not_finite) {
   sent_destroy(&largest);
 }
 
-/* --- What arrives may be anything */
+/* --- Arbitrary messages */
 
 static void refused(const struct sent *sent, size_t bytes, const char *part) {
   cr_expect_eq(ob_sparse_check(sent->message, bytes, sent->count), ONEBIT_ERROR_MESSAGE, "%s",

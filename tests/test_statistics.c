@@ -14,7 +14,7 @@ static double square_sum(const float *values, size_t count) {
   return sum;
 }
 
-/* --- Of every tensor, against the oracle's 1-bit Adam */
+/* --- Statistics of each tensor, against the oracle's 1-bit Adam */
 
 struct case_of_adam {
   int size, hosts;
@@ -177,7 +177,7 @@ Test(statistics, of_every_tensor_on_hosts) {
   }
 }
 
-/* --- Of all of it, for every optimizer, and mixed precision */
+/* --- Statistics of all tensors, for every optimizer, and mixed precision */
 
 static void check_whole(const struct subject *subject, onebit_optimizer_t optimizer,
                         const void *parameters, uint64_t sent) {

@@ -47,7 +47,7 @@ static void draw(images_t *images) {
   images_split(images, 200);
 }
 
-/* A training with these options on so many ranks. */
+/* A training with these options on `ranks` ranks. */
 static training_t train_on(size_t ranks, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 static training_t train_on(size_t ranks, const char *format, ...) {
@@ -232,7 +232,7 @@ Test(training, the_latest_checkpoint_counts) {
   scratch_remove(directory);
 }
 
-/* The bytes after so many steps, by the log's last line; and how many lines it has. */
+/* The bytes after `step` steps, by the log's last line; *lines: the number of its lines. */
 static uint64_t logged(const char *path, size_t step, size_t *lines) {
   char line[300], last[300] = "";
   unsigned long long bytes = 0;

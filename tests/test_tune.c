@@ -187,7 +187,7 @@ static struct ob_costs slow_costs(double bits_a_second) {
   return costs;
 }
 
-/* Bytes of an exchange in bits: 2(K-1)/K of them and the scales, and 1/(30 H) of dense fp32's. */
+/* Bytes of a compressed exchange: 2(K-1)/K of them and the scales, and 1/(30 H) of dense fp32's. */
 Test(tune, a_run_sends_what_its_rounds_send) {
   struct ob_costs costs = slow_costs(1e8);
   const double rounds = ceil(slow_training.steps / 30), exchanged = 1.5 * slow_training.parameters;

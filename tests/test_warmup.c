@@ -314,7 +314,7 @@ Test(warmup, goes_on_from_none) {
   directories_remove(&directories);
 }
 
-/* --- Of divided gradients ----------------------------------------------------------------------*/
+/* --- Divided gradients -------------------------------------------------------------------------*/
 
 enum { QUIET = 7, DIVIDED = 60, SIZES = 3 };
 

@@ -42,7 +42,7 @@ static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tens
 /* Ranks and hosts; 0: in the schedule of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
                                 {4, 2}, {6, 3}, {6, 2}, {3, 1}};
-/* After one step, after a step in bits, in the last step, and never in this run. */
+/* After one step, after a compressed step, in the last step, and never in this run. */
 static const size_t freezes[] = {1, 2, 7, 10, 30, 31};
 /* Scalers of 1, one that is never reached, clippers that are no power of two, and 1: the ranks meet
  * in every step. */
@@ -254,7 +254,7 @@ Test(zero_one_schedule, has_no_end) {
   cr_expect_lt(counts[OB_EXCHANGE_BITS], 64);
 }
 
-/* --- What DeepSpeed's code computed, with two ranks */
+/* --- Results of DeepSpeed's code, with two ranks */
 
 struct printed {
   int step;

@@ -124,7 +124,7 @@ static void spoil(struct learner *learner, int rank, int step, float value) {
     learner->gradients[i] = rank == 1 ? value : input_value(i, rank, step);
 }
 
-/* Rank 1's gradients are nothing but NaN: alone, and then when the ranks would meet. */
+/* All gradients of rank 1 are NaN: first in local steps, then in a synchronisation step. */
 static void lose_gradients(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = come_to_silence(comm, rank, context);
@@ -259,7 +259,7 @@ Test(zero_one_alone, mistakes_travel_with_uncompressed_tensors) {
   on_ranks(3, make_mistake_with_messages, &options);
 }
 
-/* Rates that differ are found when the ranks meet. */
+/* Rates that differ are found in the synchronisation step. */
 static void differ_in_rate(onebit_comm_t comm, void *context) {
   static const float rates[] = {2e-3f, NAN, -1.0f};
   int rank = onebit_comm_rank(comm);

@@ -156,7 +156,7 @@ static void print_device(int number) {
     printf("  device %-8d %s\n", number, cudaGetErrorString(error));
     return;
   }
-  bool usable = ob_cuda_current(&number) == ONEBIT_OK;
+  bool usable = ob_cuda_current_device(&number) == ONEBIT_OK;
   printf("  device %-8d %s, compute capability %d.%d, %.1f GiB, %s\n", number, properties.name,
          properties.major, properties.minor,
          (double)properties.totalGlobalMem / (double)((size_t)1 << 30),

@@ -264,7 +264,7 @@ static enum tool_asked refuse(const char *argument, int got, int found, char err
 
 /* True if an argument is an abbreviation: getopt_long takes them, but a later option can make them
  * ambiguous. */
-static bool abbreviated(const char *argument, const struct option *option) {
+static bool is_abbreviated(const char *argument, const struct option *option) {
   size_t length = strlen(option->name);
   return strncmp(argument + 2, option->name, length) != 0 ||
          (argument[2 + length] && argument[2 + length] != '=');
@@ -284,7 +284,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
     if (got == -1)
       break;
     if (got == 'h' || got == 'v' || got == HELP || got == VERSION) {
-      if (place < 0 || !abbreviated(argv[from], &longs[place]))
+      if (place < 0 || !is_abbreviated(argv[from], &longs[place]))
         return got == VERSION || got == 'v' ? TOOL_VERSION : TOOL_HELP;
       return refuse(argv[from], '?', 0, error);
     }
@@ -292,7 +292,7 @@ enum tool_asked tool_parse(const struct tool *tool, int *argc, char **argv, void
       argv[operands++] = optarg;
     else if (got == 1 || got == ':' || got == '?')
       return refuse(argv[from], got, optopt, error);
-    else if (place >= 0 && abbreviated(argv[from], &longs[place]))
+    else if (place >= 0 && is_abbreviated(argv[from], &longs[place]))
       return refuse(argv[from], '?', 0, error);
     else if (!set_option(option_of(tool, got), place >= 0, optarg, values, error))
       return TOOL_WRONG;

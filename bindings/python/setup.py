@@ -122,7 +122,7 @@ def build_library():
     return [TOP / library, *(TOP / build).glob("mpi/*/python/*.so")]
 
 
-# --- What setuptools does with it ----------------------------------------------------------------
+# --- Commands of setuptools ----------------------------------------------------------------------
 
 
 class BuildPackage(build_py):

@@ -8,11 +8,11 @@
 
 /* --- Seconds and bytes */
 
-double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task) {
+double ob_cost_sharing_factor(const struct ob_costs *costs, const struct ob_cost_task *task) {
   return ob_cost_model(costs, task).core;
 }
 
-const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule) {
+const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule) {
 #define ROW(constant, name) , &ob_schedule_##name
   static const struct ob_schedule *const rows[] = {&ob_schedule_exchange OB_SCHEDULES(ROW)};
 #undef ROW
@@ -27,7 +27,7 @@ static const struct ob_schedule *cost_schedule_of(const struct ob_cost_task *tas
     return &ob_schedule_allgather;
   if (task->operation == ONEBIT_REDUCE_SCATTER)
     return &ob_schedule_exchange;
-  return ob_schedule_named(schedule);
+  return ob_schedule_find(schedule);
 }
 
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
@@ -64,7 +64,7 @@ double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t sch
   struct ob_costs none = {.cores_per_host = 0};
   struct ob_cost_model model = ob_cost_model(&none, task);
   double bytes = (double)task->elements * ob_cost_element_bytes(task, wire);
-  bool all = task->operation == ONEBIT_ALLGATHER || ob_schedule_named(schedule)->whole;
+  bool all = task->operation == ONEBIT_ALLGATHER || ob_schedule_find(schedule)->whole;
   if (all || task->operation == ONEBIT_REDUCE_SCATTER)
     return model.on_host * model.away * bytes;
   if (schedule == ONEBIT_SCHEDULE_HIERARCHICAL)
@@ -104,7 +104,7 @@ const char *ob_cost_schedule_name(onebit_schedule_t schedule) {
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
                       onebit_wire_t wire) {
   char line[LINE];
-  return ob_schedule_named(schedule)->describe(task, wire, 1, line, sizeof line);
+  return ob_schedule_find(schedule)->describe(task, wire, 1, line, sizeof line);
 }
 
 static bool is_wanted(const struct ob_cost_task *task, const struct ob_cost_candidate *row) {
@@ -151,7 +151,7 @@ static void cost_append(struct ob_cost_choice *choice, const char *line) {
 static bool cost_tell(struct ob_cost_choice *choice, const struct ob_cost_task *task,
                       const struct ob_cost_candidate *row, const struct estimate *estimate) {
   char about[LINE] = "", line[LINE + 64];
-  bool possible = ob_schedule_named(row->schedule)
+  bool possible = ob_schedule_find(row->schedule)
                       ->describe(task, row->wire, estimate->chunk, about, sizeof about);
   if (possible)
     snprintf(line, sizeof line, "%s: %.0f us, %s\n", about, 1e6 * estimate->seconds,

@@ -56,7 +56,7 @@ struct ob_cost_curve {
 /* Curves of the measured number of hosts and ranks on each, and no others. */
 struct ob_cost_measured {
   struct ob_cost_curve factor[OB_COST_CANDIDATES];
-  struct ob_cost_curve chunk; /* of exchange, in bits */
+  struct ob_cost_curve chunk; /* of the compressed exchange */
 };
 
 /* Plain bytes: rank 0 may send them to the others as they are. Seconds of one core where a core is
@@ -120,7 +120,7 @@ void ob_costs_default(const char *codec, struct ob_costs *costs);
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
 /* The factor by which a rank's work takes longer than alone, since ranks share cores: 1 or more. */
-double ob_cost_sharing(const struct ob_costs *costs, const struct ob_cost_task *task);
+double ob_cost_sharing_factor(const struct ob_costs *costs, const struct ob_cost_task *task);
 
 /* True if these ranks can make such a call at all. */
 bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedule,
@@ -130,7 +130,7 @@ bool ob_cost_possible(const struct ob_cost_task *task, onebit_schedule_t schedul
 double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                        onebit_schedule_t schedule, onebit_wire_t wire, size_t chunk);
 
-/* Seconds of MPI_Allreduce of task->elements elements of so many bytes. */
+/* Seconds of MPI_Allreduce of task->elements elements of `element_bytes` bytes each. */
 double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                            size_t element_bytes);
 

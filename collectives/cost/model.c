@@ -199,7 +199,7 @@ double ob_phase_double(const struct ob_cost_model *model, struct ob_phase *phase
 
 /* --- Calls -------------------------------------------------------------------------------------*/
 
-double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *parts) {
+double ob_cost_overlap(const struct ob_costs *costs, const struct ob_call_parts *parts) {
   double first = (parts->wire + parts->cores) / parts->pieces;
   double remainder = larger_of(parts->wire, parts->cores) +
                      smaller_of(1, costs->unhidden) * smaller_of(parts->wire, parts->cores);
@@ -221,7 +221,7 @@ double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_ph
       .after = model->codec * after + 2 * ob_phase_latency(model, phase),
       .pieces = ob_phase_pieces(model, phase),
   };
-  return ob_overlapped(costs, &parts);
+  return ob_cost_overlap(costs, &parts);
 }
 
 double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double elements,

@@ -25,7 +25,7 @@ struct ob_cost_model {
 
 struct ob_cost_model ob_cost_model(const struct ob_costs *costs, const struct ob_cost_task *task);
 
-/* Rounds in which what has reached one rank reaches so many, doubling. */
+/* Rounds of doubling after which one rank's data has reached `ranks` ranks. */
 double ob_cost_rounds(double ranks);
 
 /* Bytes an element takes in messages, headers left out. */
@@ -63,7 +63,7 @@ struct ob_call_parts {
   double wire, cores, after, pieces;
 };
 
-double ob_overlapped(const struct ob_costs *costs, const struct ob_call_parts *parts);
+double ob_cost_overlap(const struct ob_costs *costs, const struct ob_call_parts *parts);
 
 /* An element of the mean of all ranks' messages, which is computed where it is written: the larger
  * of decoding one and reading so many. (4 MiB on 2, 4, 8 and 16 ranks that are threads, AVX-512,
@@ -75,9 +75,9 @@ double ob_cost_of_mean(const struct ob_cost_model *model);
 double ob_cost_of_exchange(const struct ob_cost_model *model, const struct ob_phase *phase,
                            double segment, double peers, double before, double after);
 
-/* Dense messages through a window of two, in so many phases: a chunk's result is waited for before
- * the next but one leaves, so nothing overlaps, and every chunk pays a latency; a rendezvous is two
- * more. */
+/* Seconds of dense messages in `phases` phases, through a window of two chunks: a chunk leaves only
+ * when the result of the last but one is there, so nothing overlaps, and each chunk costs one
+ * latency, or three with a rendezvous. */
 double ob_cost_of_window(const struct ob_cost_model *model, size_t chunk, double elements,
                          double phases);
 

@@ -73,7 +73,7 @@ static double bits_cost(const struct ob_cost_model *model, const struct ob_phase
       .after = model->codec * n * decode + latency,
       .pieces = ob_phase_pieces(model, phase),
   };
-  return ob_overlapped(costs, &parts);
+  return ob_cost_overlap(costs, &parts);
 }
 
 static double dense_cost(const struct ob_cost_model *model, const struct ob_phase *phase,

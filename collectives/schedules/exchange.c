@@ -81,7 +81,7 @@ static double scatter_cost(const struct ob_cost_model *model, size_t chunk) {
       .after = model->codec * segment * ob_cost_of_mean(model) + ob_phase_latency(model, &phase),
       .pieces = ob_phase_pieces(model, &phase),
   };
-  return ob_overlapped(costs, &parts);
+  return ob_cost_overlap(costs, &parts);
 }
 
 /* Dense: a chunk's result is waited for before the next but one is reduced: as if nothing

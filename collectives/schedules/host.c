@@ -108,7 +108,7 @@ static const int *ranks_here(const struct onebit_plan *plan) {
   return hosts->ranks + hosts->host * hosts->each;
 }
 
-/* True if all ranks of the host have done so many chunks, or one of them has failed. Until then
+/* True if all ranks of the host have done `chunks` chunks, or one of them has failed. Until then
  * this rank's messages must move on: the others may wait for them. */
 static bool all_ranks_have(const struct onebit_plan *plan, enum counter kind, uint64_t chunks) {
   const struct ob_host *host = &plan->host;

@@ -72,7 +72,7 @@ enum { OB_SCHEDULE_LAST = OB_SCHEDULES(OB_SCHEDULE_COUNTED) };
 extern const struct ob_schedule ob_schedule_doubling, ob_schedule_window;
 
 /* The row of a public name; of AUTOMATIC the exchange's. */
-const struct ob_schedule *ob_schedule_named(onebit_schedule_t schedule);
+const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule);
 
 /* Decides which one: plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT,
  * ONEBIT_ERROR_UNSUPPORTED when what was asked for cannot be had. */
@@ -82,14 +82,14 @@ onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_pla
  * geometry but for where messages are, and plan->sizes. */
 onebit_status_t ob_schedule_cut(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
-/* Messages have so many bits an element from now on, for which the plan has memory. Between calls.
- */
+/* Sets the bits an element of all later messages. The plan must have memory for them. Between
+ * calls. */
 void ob_schedule_set_width(struct onebit_plan *plan, unsigned width);
 
 /* Writes the list of steps. */
 onebit_status_t ob_schedule_steps(struct onebit_plan *plan);
 
-/* --- What schedules share */
+/* --- Functions that schedules share */
 
 void ob_schedule_add_all(struct onebit_plan *plan, enum ob_step_kind kind);
 

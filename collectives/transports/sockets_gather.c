@@ -189,7 +189,7 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   return false;
 }
 
-/* --- What they report --------------------------------------------------------------------------*/
+/* --- Reports to rank 0 -------------------------------------------------------------------------*/
 
 /* A member that has not got the list, or has not reported since, comes again for the verdict. */
 static onebit_status_t lose_member(struct ob_rendezvous *state, int rank, bool joining) {
@@ -235,7 +235,7 @@ int ob_members_first_apart(const struct ob_rendezvous *state) {
   return -1;
 }
 
-/* --- What they are told ------------------------------------------------------------------------*/
+/* --- Answers of rank 0 -------------------------------------------------------------------------*/
 
 /* Closes the members' files first, so that there are free ones for ranks that still come. */
 static void tell_members(struct ob_rendezvous *state) {

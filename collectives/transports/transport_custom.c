@@ -124,7 +124,7 @@ static onebit_status_t read_size(struct custom_batch *batch, size_t number, size
   return ONEBIT_OK;
 }
 
-static onebit_status_t test_one(struct custom_batch *batch, size_t number, double seconds) {
+static onebit_status_t test_operation(struct custom_batch *batch, size_t number, double seconds) {
   const struct ob_batch *base = &batch->base;
   const struct custom *custom = base->comm->state;
   bool receives = number < base->receives;
@@ -146,7 +146,7 @@ static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
   for (size_t i = count; i-- > 0;) {
     if (!batch->operations[i])
       continue;
-    onebit_status_t status = test_one(batch, i, 0);
+    onebit_status_t status = test_operation(batch, i, 0);
     if (status < 0)
       return status;
     if (status == ONEBIT_IN_PROGRESS)
@@ -154,7 +154,7 @@ static onebit_status_t test_all(struct custom_batch *batch, double seconds) {
   }
   if (open == count)
     return ONEBIT_OK;
-  onebit_status_t status = seconds > 0 ? test_one(batch, open, seconds) : ONEBIT_IN_PROGRESS;
+  onebit_status_t status = seconds > 0 ? test_operation(batch, open, seconds) : ONEBIT_IN_PROGRESS;
   return status < 0 ? status : ONEBIT_IN_PROGRESS;
 }
 

@@ -118,7 +118,7 @@ MPI_Op ob_mpi_average(void) {
   return own == &none ? MPI_OP_NULL : own->average;
 }
 
-/* ---- What a call is ---- */
+/* ---- Properties of a call */
 
 /* True if the type is a half of this MPI's. MPI has no type for half that every library has. */
 static bool is_mpis_half(MPI_Datatype type) {

@@ -30,7 +30,7 @@ struct ob_attached {
   struct ob_loops *loops;
   onebit_status_t failure; /* of the tensor that could not be made last */
   uint64_t calls;
-  int slots; /* tensors are among the first so many */
+  int slots; /* all tensors are among the first `slots` entries */
   struct tensor *tensors[MAX_TENSORS];
 };
 
@@ -40,7 +40,7 @@ struct ob_attached {
 #define MAX_ONCE          128
 #define MAX_ONCE_ELEMENTS ((size_t)1 << 28)
 
-/* Tensors that were not used for so many calls are not used any more. */
+/* A tensor that was not used for OLD_CALLS calls counts as gone. */
 #define OLD_CALLS (4 * (uint64_t)OB_MAX_POSITIONS)
 
 /* ---- Beginning and end ---- */

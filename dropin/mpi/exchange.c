@@ -123,7 +123,7 @@ const struct ob_tally *ob_exchange_tally(const struct ob_exchange *exchange) {
   return &exchange->tally;
 }
 
-/* ---- What a call comes to ---- */
+/* ---- The result of a call */
 
 struct buffers {
   const void *send;

@@ -145,7 +145,7 @@ int ob_exchange_run(struct ob_exchange *exchange, const struct ob_mpi_call *call
 int ob_exchange_begin(struct ob_exchange *exchange, const struct ob_mpi_call *call, bool withdraw,
                       struct ob_operation **operation);
 /* True if the operation has ended; moves nothing. *compressed: false where it was withdrawn. */
-bool ob_operation_ended(struct ob_operation *operation, bool *compressed);
+bool ob_operation_is_done(struct ob_operation *operation, bool *compressed);
 int ob_operation_test(struct ob_operation **operation, bool *done);
 int ob_operation_wait(struct ob_operation **operation);
 

@@ -244,7 +244,7 @@ enum { MESSAGE_BYTES = 512 };
 static bool failed;
 static bool went_well(void) { return !failed; }
 
-/* ---- What this rank finds ---- */
+/* ---- This rank's findings */
 
 typedef const char *version_call(void);
 
@@ -271,7 +271,7 @@ static onebit_status_t find_settings(void) {
   return status == ONEBIT_OK ? check_version() : status;
 }
 
-/* ---- What all of them agree on ---- */
+/* ---- The agreement of all ranks */
 
 /* Gives all ranks the message of the lowest rank that has failed; false where none has. */
 static bool agree_on_failure(int rank, int size, char message[MESSAGE_BYTES]) {

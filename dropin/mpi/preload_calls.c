@@ -147,14 +147,14 @@ int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision
   decision->max_bits = followed.bits.max;
   decision->shadow = followed.shadow;
   ob_flights_release();
-  ob_record_decided(decision->record, ob_seconds() - start);
+  ob_record_count_decision(decision->record, ob_seconds() - start);
   return followed.failed ? preload_calls_fail(call, MPI_ERR_OTHER) : MPI_SUCCESS;
 }
 
 void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally) {
   ob_record_sent(record, tally->bits, tally->bytes_sent, tally->bytes_dense);
   if (tally->moved)
-    ob_record_moved(record);
+    ob_record_count_moves(record);
 }
 
 /* Notes in the record a call that its exchange has done. False: it was withdrawn. */
@@ -165,7 +165,7 @@ static bool preload_calls_note(const struct ob_preload_decision *decision, uint6
     ob_record_pass(decision->record, OB_REASON_WITHDRAWN, seconds);
     return false;
   }
-  ob_record_compressed(decision->record, seconds);
+  ob_record_count_compressed(decision->record, seconds);
   ob_preload_sent(decision->record, tally);
   return true;
 }
@@ -182,7 +182,7 @@ static int preload_calls_run_compressed(const struct ob_mpi_call *call,
   if (code == MPI_SUCCESS && preload_calls_note(decision, before, end - start) && shadowed) {
     ob_shadow_end(decision->shadow, call, decision->tensor,
                   tally->bits < decision->max_bits ? 0 : tally->bits, decision->record);
-    ob_record_decided(decision->record, ob_seconds() - end);
+    ob_record_count_decision(decision->record, ob_seconds() - end);
   }
   ob_flights_release();
   return code == MPI_SUCCESS ? code : preload_calls_fail(call, code);

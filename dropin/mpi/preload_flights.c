@@ -41,12 +41,12 @@ static bool flight_test(struct ob_flight *flight) {
   bool compressed = true;
   if (flight->operation) {
     ob_queues_advance();
-    if (!ob_operation_ended(flight->operation, &compressed))
+    if (!ob_operation_is_done(flight->operation, &compressed))
       return false;
     flight->code = ob_operation_wait(&flight->operation);
   }
   if (compressed) {
-    ob_record_compressed(flight->record, OB_NOT_TIMED);
+    ob_record_count_compressed(flight->record, OB_NOT_TIMED);
     ob_preload_sent(flight->record, &flight->tally);
   } else {
     ob_record_pass(flight->record, OB_REASON_WITHDRAWN, OB_NOT_TIMED);
@@ -234,7 +234,7 @@ void ob_flights_finish(void) {
 /* ---- MPI_Iallreduce ---- */
 
 /* Fills in the status of a generalized request for MPI. */
-static int query(void *state, MPI_Status *status) {
+static int request_query(void *state, MPI_Status *status) {
   const struct ob_flight *flight = state;
   PMPI_Status_set_elements(status, MPI_BYTE, 0);
   PMPI_Status_set_cancelled(status, 0);
@@ -248,7 +248,7 @@ static int give_back(void *state) {
   return MPI_SUCCESS;
 }
 
-static int cancel(void *state, int complete) { /* no collective can be */
+static int request_cancel(void *state, int complete) { /* no collective can be */
   (void)state, (void)complete;
   return MPI_SUCCESS;
 }
@@ -257,7 +257,8 @@ static int preload_requests_compressed(const struct ob_mpi_call *what,
                                        const struct ob_preload_decision *decision,
                                        MPI_Request *request) {
   struct ob_flight *flight = ob_allocate(1, sizeof *flight);
-  if (!flight || PMPI_Grequest_start(query, give_back, cancel, flight, request) != MPI_SUCCESS) {
+  if (!flight || PMPI_Grequest_start(request_query, give_back, request_cancel, flight, request) !=
+                     MPI_SUCCESS) {
     ob_release(flight);
     *request = MPI_REQUEST_NULL; /* it has ended already */
     return ob_exchange_run(decision->exchange, what, false);

@@ -363,13 +363,13 @@ static bool is_done(const struct ob_operation *operation) {
   return operation->stage == OB_STAGE_DONE;
 }
 
-bool ob_operation_ended(struct ob_operation *operation, bool *compressed) {
+bool ob_operation_is_done(struct ob_operation *operation, bool *compressed) {
   bool done = is_done(operation);
   *compressed = done && operation->compressed;
   return done;
 }
 
-static int collect(struct ob_operation **operation) {
+static int operation_collect(struct ob_operation **operation) {
   struct ob_operation *done = *operation;
   int code = done->code;
   if (code != MPI_SUCCESS)
@@ -388,7 +388,7 @@ int ob_operation_test(struct ob_operation **operation, bool *done) {
     ob_queues_advance();
     *done = is_done(*operation);
   }
-  return *done ? collect(operation) : MPI_SUCCESS;
+  return *done ? operation_collect(operation) : MPI_SUCCESS;
 }
 
 int ob_operation_wait(struct ob_operation **operation) {
@@ -399,5 +399,5 @@ int ob_operation_wait(struct ob_operation **operation) {
     if (!is_done(*operation))
       ob_queues_backoff(idle);
   }
-  return collect(operation);
+  return operation_collect(operation);
 }

@@ -134,7 +134,7 @@ void ob_shadow_end(struct ob_shadow *shadow, const struct ob_mpi_call *call, int
   int64_t refused = is_refused(shadow, ratio, bound);
   if (ob_largest(call->comm, &refused, 1) == MPI_SUCCESS && refused)
     shadow->refused = true;
-  ob_record_shadowed(record, tensor, found.error, found.norm, shadow->refused);
+  ob_record_count_shadow(record, tensor, found.error, found.norm, shadow->refused);
   if (shadow->refused)
     shadow_warn(call, tensor, ratio, bound);
 }

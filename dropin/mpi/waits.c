@@ -51,7 +51,7 @@ void ob_roll_answer(struct ob_queue *queue) {
 }
 
 /* The first rank that has not answered; -1: all have. */
-static int waits_first_missing(const struct ob_queue *queue, int number) {
+static int waits_find_missing(const struct ob_queue *queue, int number) {
   for (int rank = 0; rank < queue->size; rank++)
     if (rank != queue->rank && atomic_load(&queue->heard[rank]) != number)
       return rank;
@@ -65,7 +65,7 @@ static int call_roll(struct ob_queue *queue) {
     if (rank != queue->rank)
       send_roll(queue, rank, ASK, number);
   for (unsigned idle = 0;
-       (missing = waits_first_missing(queue, number)) >= 0 && ob_seconds() < until; idle++) {
+       (missing = waits_find_missing(queue, number)) >= 0 && ob_seconds() < until; idle++) {
     ob_roll_answer(queue);
     ob_queues_backoff(idle);
   }

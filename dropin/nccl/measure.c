@@ -84,7 +84,7 @@ static void record_timer(const struct ob_nccl_timer *timer) {
   if (timer->tensor->captures) { /* calls of a graph may follow that are not seen */
     ob_nccl_count_replays(timer->tensor);
   } else if (onebit_plan_synchronize(timer->tensor->plan) == ONEBIT_SKIPPED) {
-    ob_record_skipped(timer->record);
+    ob_record_count_skip(timer->record);
     timer->tensor->skipped++;
   } else {
     sample_look(timer->tensor);

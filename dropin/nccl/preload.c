@@ -182,11 +182,12 @@ __attribute__((destructor)) static void tell_of_unseen(void) {
   rank = rank ? rank : getenv("OMPI_COMM_WORLD_RANK");
   rank = rank ? rank : getenv("PMI_RANK");
   if (rank && !strcmp(rank, "0") && !atomic_load(&seen) && next_is_loaded())
-    ob_report_unseen("NCCL is loaded, and no communicator was made that libonebit-nccl.so sees: a "
-                     "library that looks NCCL up by dlopen (CuPy, JAX) passes it by");
+    ob_report_print_unseen(
+        "NCCL is loaded, and no communicator was made that libonebit-nccl.so sees: a "
+        "library that looks NCCL up by dlopen (CuPy, JAX) passes it by");
 }
 
-/* ---- What a call is ---- */
+/* ---- Properties of a call */
 
 enum ob_reason ob_nccl_resolve(const struct ob_nccl_call *call, struct ob_nccl_kind *kind) {
   *kind = (struct ob_nccl_kind){ONEBIT_FLOAT32, false};

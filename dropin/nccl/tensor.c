@@ -235,11 +235,11 @@ void ob_nccl_count_replays(struct ob_nccl_tensor *tensor) {
   if (!tensor->captures || onebit_plan_get_calls(tensor->plan, &made, &skipped) != ONEBIT_OK)
     return;
   for (; made + skipped > direct + tensor->replays; tensor->replays++) {
-    ob_record_compressed(tensor->record, OB_NOT_TIMED);
+    ob_record_count_compressed(tensor->record, OB_NOT_TIMED);
     ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   }
   for (; skipped > tensor->skipped; tensor->skipped++)
-    ob_record_skipped(tensor->record);
+    ob_record_count_skip(tensor->record);
 }
 
 /* ---- Outside of graphs ---- */
@@ -252,7 +252,7 @@ static ncclResult_t tensor_run_compressed(struct ob_nccl_comm *comm, struct ob_n
   ob_nccl_timer_end(timer, call->stream);
   if (result != ncclSuccess)
     return result;
-  ob_record_compressed(tensor->record, OB_NOT_TIMED);
+  ob_record_count_compressed(tensor->record, OB_NOT_TIMED);
   ob_record_sent(tensor->record, tensor->bits, tensor->bytes_sent, tensor->bytes_dense);
   return ncclSuccess;
 }
@@ -266,7 +266,7 @@ static struct ob_nccl_tensor *tensor_of(const struct ob_nccl_call *call,
     OB_ON_DEVICE(comm->device);
     int made = tensor_make(comm, call, decision->record);
     *number = made == FAILED_TENSOR ? FAILED_TENSOR : made + 1;
-    ob_record_decided(decision->record, ob_seconds() - start);
+    ob_record_count_decision(decision->record, ob_seconds() - start);
   }
   return *number > 0 ? comm->tensor[*number - 1] : NULL;
 }

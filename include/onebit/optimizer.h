@@ -326,7 +326,7 @@ typedef struct onebit_optimizer_info {
   double loss_scale;         /* onebit_optimizer_get_loss_scale */
   double gradient_norm;      /* of the latest step, before clipping; 0 without clipping */
   int synchronized;          /* 0: parameters may differ between ranks, by 0/1 Adam's local steps */
-  uint64_t exchanges[3];     /* steps that sent gradients dense, in bits, nothing */
+  uint64_t exchanges[3];     /* steps that sent dense gradients, compressed ones, nothing */
   double bits;               /* an element of what is compressed, in the next step: the mean */
   uint64_t moves;            /* how often a bucket has changed its bits (max_bits) */
 } onebit_optimizer_info_t;

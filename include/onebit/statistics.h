@@ -42,7 +42,7 @@ typedef struct onebit_optimizer_statistics {
   onebit_optimizer_info_t info; /* as onebit_optimizer_get_info has it, filled in by this call */
   double residual_ratio;        /* see above; 0 before the first bits, infinite without a signal */
   uint64_t dense_bytes;         /* sent by the warm-up so far, skipped steps too */
-  uint64_t bits_bytes;          /* and in bits */
+  uint64_t bits_bytes;          /* and compressed */
   /* Seconds in onebit_optimizer_begin, _ready and _step so far, by the host's clock; what part of
    * them went into the work on messages (compressing, adding up; converting dense ones), into
    * sending, receiving and waiting for other ranks, and into updating parameters and state. What is

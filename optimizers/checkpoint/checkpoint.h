@@ -85,11 +85,11 @@ struct ob_checksum ob_checksum_begin(void);
 void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes); /* times 8 */
 uint64_t ob_checksum_end(const struct ob_checksum *sum);
 
-/* Bytes of a section of so many numbers, filled up with zeros; how many there can be at most. */
+/* Bytes of a section of `count` numbers, padded with zeros; the largest such count. */
 uint64_t ob_section_bytes(uint32_t what, uint64_t count);
 uint64_t ob_section_limit(const struct ob_part_header *header, uint32_t what, uint32_t space);
 
-/* --- Where elements are (save.c) */
+/* --- Positions of elements (save.c) */
 
 /* Elements of a section. */
 struct ob_range {

@@ -200,7 +200,7 @@ void ob_part_name(char name[OB_FILE_NAME], uint64_t generation, int rank) {
   snprintf(name, OB_FILE_NAME, "part-%" PRIu64 "-%d", generation, rank);
 }
 
-int ob_part_named(const char *name, uint64_t *generation) {
+int ob_part_read_name(const char *name, uint64_t *generation) {
   char again[OB_FILE_NAME];
   int rank;
   if (sscanf(name, "part-%20" SCNu64 "-%9d", generation, &rank) != 2)

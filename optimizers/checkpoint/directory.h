@@ -115,7 +115,7 @@ struct ob_manifest {
 
 void ob_part_name(char name[OB_FILE_NAME], uint64_t generation, int rank);
 /* True if this is the name of a part. */
-int ob_part_named(const char *name, uint64_t *generation);
+int ob_part_read_name(const char *name, uint64_t *generation);
 
 /* Returns the text, as a string to be released; NULL: no memory. */
 char *ob_manifest_text(const struct ob_manifest *manifest);

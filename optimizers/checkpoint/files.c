@@ -56,7 +56,7 @@ static onebit_status_t look_through(const struct ob_directory *directory, uint64
   if (!list)
     return ob_error(ONEBIT_ERROR_FILE, "%s: the directory cannot be read", directory->path);
   for (const struct dirent *entry; (entry = readdir(list)) != NULL;) {
-    if (!ob_part_named(entry->d_name, &generation))
+    if (!ob_part_read_name(entry->d_name, &generation))
       continue;
     if (generation > *largest)
       *largest = generation;

@@ -125,7 +125,7 @@ onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_pi
   return distribute_piece(merge, piece, slot);
 }
 
-/* --- What is lost -----------------------------------------------------------------------------*/
+/* --- State that is lost -----------------------------------------------------------------------*/
 
 /* Adds a variance to the sum: if the stage stores reciprocals, its denominator. Elements without
  * variance do not count. */

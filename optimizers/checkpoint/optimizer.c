@@ -7,7 +7,7 @@
 #include "onebit/checkpoint.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* --- What is no array --------------------------------------------------------------------------*/
+/* --- State that is no array --------------------------------------------------------------------*/
 
 enum ob_form ob_checkpoint_form(const struct onebit_optimizer *optimizer) {
   bool step = optimizer->moments.exchange == ONEBIT_ADAM_EXCHANGE_STEP;
@@ -69,7 +69,7 @@ static const void *checkpoint_optimizer_number_of(void *optimizer, enum ob_saved
   return ob_checkpoint_number(optimizer, what, i, &is);
 }
 
-/* --- What it declares --------------------------------------------------------------------------*/
+/* --- The declaration of an optimizer's state ---------------------------------------------------*/
 
 static onebit_status_t checkpoint_optimizer_describe(struct ob_saving *saving) {
   struct onebit_optimizer *optimizer = saving->state->object;

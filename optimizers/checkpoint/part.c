@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct ob_part_tensor) == 16, "and that of a tensor");
 /* Odd, so that multiplying can be undone. */
 #define FACTOR 0x9e3779b97f4a7c15u
 
-static uint64_t part_mixed(uint64_t x) {
+static uint64_t part_mix(uint64_t x) {
   x *= FACTOR;
   return x ^ x >> 32;
 }
@@ -32,14 +32,14 @@ void ob_checksum_add(struct ob_checksum *sum, const void *data, size_t bytes) {
   for (size_t i = 0; i < bytes / 8; i++, sum->words++) {
     uint64_t word, *lane = &sum->lanes[sum->words % 4];
     memcpy(&word, at + 8 * i, sizeof word);
-    *lane = part_mixed(*lane ^ word);
+    *lane = part_mix(*lane ^ word);
   }
 }
 
 uint64_t ob_checksum_end(const struct ob_checksum *sum) {
   uint64_t all = sum->words;
   for (int k = 0; k < 4; k++)
-    all = part_mixed(all ^ sum->lanes[k]);
+    all = part_mix(all ^ sum->lanes[k]);
   return all;
 }
 
@@ -232,7 +232,7 @@ onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_se
   return read_at(part, section->offset + (first - section->first) * size, values, count * size);
 }
 
-/* The first of so many floats that is not finite, or `count`. */
+/* The index of the first of `count` floats that is not finite, or `count`. */
 static uint64_t first_infinite(const unsigned char *bytes, uint64_t count) {
   for (uint64_t i = 0; i < count; i++) {
     float value;

@@ -45,7 +45,7 @@ static void parts_close(struct ob_parts *parts) {
   ob_release(parts->counts);
 }
 
-/* --- Whether they fit together -----------------------------------------------------------------*/
+/* --- Checks of the parts against each other ----------------------------------------------------*/
 
 enum {
   ALIKE_FROM = offsetof(struct ob_part_header, kind),
@@ -123,7 +123,7 @@ static onebit_status_t parts_check_objects(const struct ob_parts *parts,
   return status;
 }
 
-/* --- Whether they fit the optimizer ------------------------------------------------------------*/
+/* --- Checks of the parts against the optimizer -------------------------------------------------*/
 
 /* From the freeze on, and in a warm-up of divided gradients, what is kept of a tensor depends on
  * whether it is compressed. */
@@ -231,7 +231,7 @@ onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *
   return ONEBIT_OK;
 }
 
-/* --- What they have ----------------------------------------------------------------------------*/
+/* --- Contents of the parts ---------------------------------------------------------------------*/
 
 static onebit_status_t missing_error(enum ob_saved what, uint64_t element) {
   return ob_error(ONEBIT_ERROR_CHECKPOINT, "no part has element %" PRIu64 " of section '%s'",

@@ -137,7 +137,7 @@ static onebit_status_t restore_section(struct ob_loading *loading, enum ob_saved
     OB_TRY(parameters ? restore_parameters(loading, &to, run)
                       : restore_run(loading, &to, &run, &large));
   if (what == OB_SAVED_SERVER && !loading->dry)
-    return ob_plan_imported(to.plan, large);
+    return ob_plan_note_import(to.plan, large);
   return ONEBIT_OK;
 }
 

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "optimizers/checkpoint/checkpoint.h"
 
-/* --- Where elements are ------------------------------------------------------------------------*/
+/* --- Positions of elements ---------------------------------------------------------------------*/
 
 /* Orders pieces by their first element. Of several that begin with the same number all but the last
  * are empty. */
@@ -61,7 +61,7 @@ static const struct ob_stretch *map_find(const struct ob_map *map, enum ob_space
   return &list[low];
 }
 
-/* --- Which sections there are ------------------------------------------------------------------*/
+/* --- The sections of a part --------------------------------------------------------------------*/
 
 /* Elements that follow those before are in one section with them. */
 static void checkpoint_save_add(struct ob_saving *saving, enum ob_saved what, enum ob_space space,

@@ -8,9 +8,9 @@
  *   STEP             reduce-scatter of bits      momentum, and the step          steps, in bits
  *   PARAMETERS       likewise                    momentum; moves its share       parameters, dense
  *
- * After the exchange in, all ranks know that every gradient is sound, and nothing is left to spoil
- * the step: those in bits are in -1 .. 1, parameters travel as they are. So the server changes its
- * state before the way back begins, and there is nothing to take back.
+ * After the exchange in, all ranks know that every gradient is sound, and nothing can fail the
+ * step any more: compressed steps are in -1 .. 1, and parameters travel as they are. So the server
+ * changes its state before the way back begins, and never has to undo it.
  *
  * Why steps are bounded. An optimizer that is not sharded gets its momentum as bits: every element
  * of it is as large as its block's scale. Here the server adds up exactly, while the gradients of
@@ -79,12 +79,12 @@ static void shards_destroy(struct onebit_optimizer *optimizer) {
   ob_release(own->parts);
 }
 
-static onebit_plan_t sums(const struct onebit_optimizer *optimizer) {
+static onebit_plan_t adam_get_sums(const struct onebit_optimizer *optimizer) {
   const struct own *own = optimizer->own;
   return own->sums;
 }
 
-static double variance(const struct onebit_optimizer *optimizer) {
+static double adam_get_variance(const struct onebit_optimizer *optimizer) {
   const struct own *own = optimizer->own;
   return own->variance;
 }
@@ -104,9 +104,9 @@ static struct ob_plan_shape shape_back(const struct ob_plan_shape *in, onebit_dt
   return back;
 }
 
-static onebit_status_t plans(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                             const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
-                             size_t count) {
+static onebit_status_t adam_create_plans(struct onebit_optimizer *optimizer,
+                                         struct ob_bucket *bucket, const struct ob_plan_shape *bits,
+                                         const struct ob_plan_shape *dense, size_t count) {
   struct ob_plan_shape in = *bits, dense_in = *dense;
   in.of_segments = dense_in.of_segments = true;
   in.momentum = in.from_servers = false;
@@ -265,9 +265,9 @@ static const struct ob_method with_shards = {.name = "adam",
                                              .arrays = OB_MASK(OB_MOMENTUM) | OB_MASK(OB_VARIANCE) |
                                                        OB_MASK(OB_SCRATCH),
                                              .create = shards_create,
-                                             .plans = plans,
-                                             .sums = sums,
-                                             .variance = variance,
+                                             .plans = adam_create_plans,
+                                             .sums = adam_get_sums,
+                                             .variance = adam_get_variance,
                                              .call = shards_call,
                                              .update = shards_update,
                                              .freeze = shards_freeze,

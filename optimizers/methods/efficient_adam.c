@@ -39,8 +39,8 @@ static onebit_status_t efficient_adam_prepare(struct onebit_optimizer *optimizer
   return ob_bucket_pass(optimizer, bucket, OB_PASS_DIVISORS, step);
 }
 
-/* A divided gradient is at most so many times what one rank's is if the ranks' are independent. The
- * limit is for elements whose first gradients were next to nothing: those of rare rows
+/* The largest ratio of a divided gradient to one rank's, if the gradients of ranks are independent.
+ * The limit is for elements whose first gradients were next to nothing: those of rare rows
  * are 10 times as large as usual, and cutting them off at 5 costs a half per cent in loss. */
 #define LIMIT 50
 
@@ -115,7 +115,7 @@ static onebit_status_t efficient_adam_dense(struct onebit_optimizer *optimizer,
 static struct ob_interval own_interval(const struct onebit_plan *plan) {
   const struct ob_layout *layout = ob_plan_layout(plan);
   size_t first, end;
-  ob_plan_compressed(plan, &first, &end);
+  ob_plan_find_compressed(plan, &first, &end);
   return (struct ob_interval){ob_layout_word(layout, first), ob_layout_word(layout, end)};
 }
 

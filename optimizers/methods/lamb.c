@@ -39,13 +39,13 @@ static onebit_status_t methods_lamb_sum_of(struct onebit_optimizer *optimizer,
   return optimizer->executor->sum(optimizer, bucket, which, of->first_block, of->end_block, sum);
 }
 
-static onebit_status_t warm(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
-                            size_t tensor, double *ratio) {
+static onebit_status_t lamb_warmup_ratio(struct onebit_optimizer *optimizer,
+                                         struct ob_bucket *bucket, size_t tensor, double *ratio) {
   struct ob_lamb *lamb = optimizer->own;
   double parameters, updates;
   OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 1, &parameters));
   OB_TRY(methods_lamb_sum_of(optimizer, bucket, tensor, 2, &updates));
-  *ratio = ob_lamb_warm(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
+  *ratio = ob_lamb_warmup_ratio(&lamb->coefficients[tensor], parameters, updates, &lamb->limits);
   return ONEBIT_OK;
 }
 
@@ -66,7 +66,7 @@ static onebit_status_t lamb_set_rates(struct onebit_optimizer *optimizer, struct
   size_t tensor;
   for (size_t k = 0, first = 0; next_tensor(optimizer, bucket, &k, &tensor); first = k) {
     double ratio = 1;
-    OB_TRY(stage == OB_LAMB_WARM ? warm(optimizer, bucket, tensor, &ratio)
+    OB_TRY(stage == OB_LAMB_WARM ? lamb_warmup_ratio(optimizer, bucket, tensor, &ratio)
                                  : correct(optimizer, bucket, tensor, &ratio));
     for (size_t i = first; i < k; i++)
       bucket->learning_rates[i] =
@@ -214,7 +214,7 @@ size_t ob_lamb_numbers(struct onebit_optimizer *optimizer, struct ob_numbers lis
   return 3;
 }
 
-static double *scalings(struct onebit_optimizer *optimizer) {
+static double *lamb_get_scalings(struct onebit_optimizer *optimizer) {
   struct ob_lamb *lamb = optimizer->own;
   return lamb->scalings;
 }
@@ -281,6 +281,6 @@ const struct ob_method ob_method_lamb = {.name = "lamb",
                                          .freeze = lamb_freeze,
                                          .tell = ob_lamb_tell,
                                          .numbers = ob_lamb_numbers,
-                                         .scalings = scalings};
+                                         .scalings = lamb_get_scalings};
 
 OB_METHOD_CREATE(lamb)

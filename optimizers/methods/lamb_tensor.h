@@ -42,8 +42,8 @@ OB_INLINE double ob_lamb_clamp(double value, double min, double max) {
 }
 
 /* The ratio r of a warm-up step, from |p|^2 and |u|^2; the coefficient follows it. */
-OB_INLINE double ob_lamb_warm(double *coefficient, double parameters, double updates,
-                              const struct ob_lamb_limits *limits) {
+OB_INLINE double ob_lamb_warmup_ratio(double *coefficient, double parameters, double updates,
+                                      const struct ob_lamb_limits *limits) {
   const double beta = limits->coefficient_beta;
   double ratio = 1;
   if (parameters > 0 && updates > 0)

@@ -71,7 +71,7 @@ static struct period period_of(const struct ob_zero_one_schedule *schedule, uint
 
 /* --- The local stage */
 
-/* The interval of synchronisation steps after so many doublings: it divides their numbers. */
+/* The interval of synchronisation steps after `doublings` doublings: it divides their numbers. */
 static uint64_t local_interval(const struct ob_zero_one_schedule *schedule, uint64_t doublings) {
   if (doublings > 63 || schedule->local_step_clipper >> doublings == 0)
     return schedule->local_step_clipper;

@@ -19,7 +19,7 @@ static onebit_status_t fragments_no_memory(const struct onebit_outer *outer) {
 }
 
 /* Returns the unit in which a tensor may be cut: a block. */
-static size_t quantum(const struct onebit_outer *outer) {
+static size_t cut_unit(const struct onebit_outer *outer) {
   struct ob_plan_shape shape;
   const bool dense = outer->options.bits == ONEBIT_OUTER_DENSE;
   return ob_outer_shape(outer, dense, &shape) == ONEBIT_OK ? shape.block : 1;
@@ -36,7 +36,7 @@ static size_t cut_at(size_t before, size_t count, size_t end, size_t block) {
 
 /* Fills in outer->pieces, in the order of fragments. */
 static void cut(struct onebit_outer *outer) {
-  const size_t parts = outer->options.fragments, block = quantum(outer);
+  const size_t parts = outer->options.fragments, block = cut_unit(outer);
   size_t tensor = 0, first = 0, before = 0; /* elements of the tensors before this one */
   for (size_t f = 0; f < parts; f++) {
     struct ob_fragment *fragment = &outer->fragments[f];

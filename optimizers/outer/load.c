@@ -16,7 +16,7 @@
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/sites.h"
 
-/* --- Whether a part fits -----------------------------------------------------------------------*/
+/* --- Checks of a part --------------------------------------------------------------------------*/
 
 static onebit_status_t load_check_part(const struct ob_part *part,
                                        const struct onebit_outer *outer) {

@@ -196,7 +196,7 @@ static onebit_status_t plans_settle(struct ob_fragment *fragment, bool wait) {
     OB_TRY(plans_put(fragment));
   for (int p = 0; p < PARTS; p++) {
     struct part *part = &plans->part[p];
-    if (part->plan && !ob_steps_settled(part->plan, wait))
+    if (part->plan && !ob_steps_are_settled(part->plan, wait))
       return ONEBIT_IN_PROGRESS;
   }
   for (int p = 0; p < PARTS; p++) {

@@ -7,7 +7,7 @@
 #include "onebit/checkpoint.h"
 #include "optimizers/outer/sites.h"
 
-/* --- What is in flight -------------------------------------------------------------------------*/
+/* --- Exchanges in flight -----------------------------------------------------------------------*/
 
 static onebit_status_t save_agree_started(struct onebit_outer *outer, onebit_status_t status) {
   const struct ob_term term = {"how many exchanges have begun", outer->started};
@@ -44,7 +44,7 @@ onebit_status_t ob_outer_settle(struct onebit_outer *outer) {
   return status;
 }
 
-/* --- What it declares --------------------------------------------------------------------------*/
+/* --- The declaration of an outer step's state --------------------------------------------------*/
 
 static struct ob_fragment_numbers outer_save_numbers_of(const struct ob_fragment *fragment) {
   const bool idle = fragment->stage == OB_FRAGMENT_IDLE;

@@ -118,7 +118,7 @@ struct ob_site_group {
   unsigned char *history; /* messages of the latest sites->depth rounds */
   uint64_t round, finals; /* finals: sites whose final drift is in */
   uint64_t ended_in;      /* the latest round that ended a synchronisation */
-  bool closed;            /* a round of it, since drifts were last sent */
+  bool closed;            /* a round was closed since drifts were last sent */
   float *snapshot;        /* consensus, momentum */
   uint64_t snapshot_round;
   uint32_t snapshot_sum;
@@ -234,9 +234,9 @@ onebit_status_t ob_sites_move_sends(struct ob_site_group *group);
 bool ob_sites_may_close(const struct ob_site_group *group, bool all, bool late);
 onebit_status_t ob_sites_close(struct ob_site_group *group);
 /* The round that was closed and is not applied yet, or NULL. */
-unsigned char *ob_sites_closed(const struct ob_site_group *group);
+unsigned char *ob_sites_find_closed(const struct ob_site_group *group);
 /* True if all others have been sent every round. */
-bool ob_sites_flushed(const struct ob_site_group *group);
+bool ob_sites_are_flushed(const struct ob_site_group *group);
 /* Looks for a peer's drift, for so long. */
 onebit_status_t ob_sites_receive(struct ob_site_group *group, int peer, double seconds);
 /* Begins to receive its next one. */

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "optimizers/outer/sites.h"
 
-/* --- What of this site is not in the consensus -------------------------------------------------*/
+/* --- Changes of this site that the consensus does not have -------------------------------------*/
 
 static void sites_round_decode(struct ob_shard *shard, const unsigned char *message) {
   for (int p = 0; p < OB_SITE_PARTS; p++) {

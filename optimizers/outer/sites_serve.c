@@ -147,7 +147,7 @@ onebit_status_t ob_sites_move_sends(struct ob_site_group *group) {
   return ONEBIT_OK;
 }
 
-bool ob_sites_flushed(const struct ob_site_group *group) {
+bool ob_sites_are_flushed(const struct ob_site_group *group) {
   for (int peer = 0; peer < group->sites->count; peer++)
     if (peer != group->sites->own &&
         (group->peers[peer].sending || group->peers[peer].sent != group->round))
@@ -208,7 +208,7 @@ static onebit_status_t use_drifts(struct ob_site_group *group, struct ob_site_he
   return ONEBIT_OK;
 }
 
-unsigned char *ob_sites_closed(const struct ob_site_group *group) {
+unsigned char *ob_sites_find_closed(const struct ob_site_group *group) {
   const uint64_t next = own_shard(group)->round + 1;
   return next <= group->round ? round_at(group, next) : NULL;
 }
@@ -295,7 +295,7 @@ static onebit_status_t sites_step_end(struct ob_site_group *group) {
   return ONEBIT_OK;
 }
 
-static onebit_status_t verdict(struct ob_sites *sites, bool skipped) {
+static onebit_status_t report_skipped(struct ob_sites *sites, bool skipped) {
   sites->outer->skipped += skipped;
   if (!skipped)
     return ONEBIT_OK;
@@ -305,7 +305,7 @@ static onebit_status_t verdict(struct ob_sites *sites, bool skipped) {
 
 /* Makes a group's step. An exchange that is still under way, after a checkpoint of another round,
  * ends first. */
-static onebit_status_t step(struct ob_site_group *group, bool *skipped) {
+static onebit_status_t group_step(struct ob_site_group *group, bool *skipped) {
   const struct onebit_outer *outer = group->sites->outer;
   const size_t begin = outer->fragments[group->first].begin_step;
   const size_t apply = (begin + outer->options.delay - 1) % outer->options.local_steps + 1;
@@ -320,9 +320,9 @@ static onebit_status_t step(struct ob_site_group *group, bool *skipped) {
 onebit_status_t ob_sites_step(struct ob_sites *sites) {
   bool skipped = false;
   for (size_t g = 0; g < sites->outer->groups; g++)
-    OB_TRY(step(&sites->groups[g], &skipped));
+    OB_TRY(group_step(&sites->groups[g], &skipped));
   ob_sites_move(sites);
-  return verdict(sites, skipped);
+  return report_skipped(sites, skipped);
 }
 
 static bool all_ended(const struct onebit_outer *outer) {
@@ -351,5 +351,5 @@ onebit_status_t ob_sites_synchronize(struct ob_sites *sites) {
   for (size_t g = 0; g < outer->groups; g++)
     sites->groups[g].in_flight = false;
   sites->late = sites->late_rounds = sites->late_drifts = 0;
-  return verdict(sites, skipped);
+  return report_skipped(sites, skipped);
 }

@@ -37,7 +37,7 @@ onebit_status_t ob_site_test(struct ob_batch *batch, double seconds, bool *compl
   return status == ONEBIT_IN_PROGRESS ? ONEBIT_OK : status;
 }
 
-/* --- What rank 0 tells the other ranks of its site ---------------------------------------------*/
+/* --- Messages from rank 0 to the other ranks of its site ---------------------------------------*/
 
 static onebit_status_t sites_wait_tell(struct ob_sites *sites, unsigned char *message,
                                        size_t bytes) {
@@ -84,7 +84,7 @@ static onebit_status_t sites_wait_follow(struct ob_sites *sites) {
                   onebit_status_string((onebit_status_t)header->status));
 }
 
-/* --- What rank 0 receives ----------------------------------------------------------------------*/
+/* --- Messages that rank 0 receives -------------------------------------------------------------*/
 
 static onebit_status_t receive_result(struct ob_shard *shard, double seconds) {
   if (shard->here)
@@ -148,7 +148,7 @@ static onebit_status_t sites_wait_apply(struct ob_shard *shard, unsigned char *m
 static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_sites *sites = group->sites;
   struct ob_shard *own = ob_shard_of(group, sites->own);
-  unsigned char *closed = ob_sites_closed(group);
+  unsigned char *closed = ob_sites_find_closed(group);
   if (closed)
     OB_TRY(sites_wait_apply(own, closed, own->bytes));
   for (int s = 0; s < sites->count; s++) {
@@ -164,7 +164,7 @@ static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   return ONEBIT_OK;
 }
 
-/* --- How long it waits -------------------------------------------------------------------------*/
+/* --- The length of a wait ----------------------------------------------------------------------*/
 
 /* The exchange of one group, or with NULL the end of a synchronisation of all. */
 struct exchange {
@@ -222,7 +222,7 @@ static bool is_synchronised(const struct ob_sites *sites) {
     if (!((const struct ob_shard *)sites->outer->fragments[f].state)->ended)
       return false;
   for (size_t g = 0; g < sites->outer->groups; g++)
-    if (!ob_sites_flushed(&sites->groups[g]))
+    if (!ob_sites_are_flushed(&sites->groups[g]))
       return false;
   return true;
 }

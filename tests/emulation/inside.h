@@ -206,7 +206,7 @@ enum class counted {
 };
 void count(counted what, long times = 1);
 
-/* True if emulation_only_count is on; and then, true if so many bytes are left as they are. */
+/* True if emulation_only_count is on; and true if a copy of that many bytes is then left out. */
 bool only_counts();
 bool leaves(size_t bytes);
 

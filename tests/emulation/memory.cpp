@@ -274,7 +274,7 @@ cudaError_t stage(lock &held, const rows &copy, const stream_ptr &stream) {
   if (error)
     return error;
   count(counted::synchronisations);
-  complete(held, reached, "a stream, behind whose work a copy from pageable memory begins");
+  complete(held, reached, "a stream: a copy from pageable memory begins after its work");
   return submit(held, stream, staged_copy(copy));
 }
 
@@ -312,7 +312,7 @@ cudaError_t copy_rows(const rows &copy, cudaMemcpyKind kind, cudaStream_t handle
   if (error || captured || !host_waits)
     return error;
   count(counted::synchronisations);
-  complete(held, done, "a stream, behind whose work a copy to the host ends");
+  complete(held, done, "a stream: a copy to the host ends after its work");
   return cudaSuccess;
 }
 

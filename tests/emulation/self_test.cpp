@@ -287,8 +287,8 @@ static void test_driver() {
   late_copy_on_a_stream();
   destroyed_stream();
   ends_by_abort();
-  EXPECT(aborts_with(copy_to_host, "behind whose work a copy to the host ends"));
-  EXPECT(aborts_with(copy_from_host, "behind whose work a copy from pageable memory begins"));
+  EXPECT(aborts_with(copy_to_host, "a copy to the host ends after its work"));
+  EXPECT(aborts_with(copy_from_host, "a copy from pageable memory begins after its work"));
   EXPECT(aborts_with(free_memory, "the device, whose work cudaFree waits for"));
   EXPECT(aborts_with(free_pinned, "the device, whose work cudaFreeHost waits for"));
   EXPECT(aborts_with(destroy_it, "ncclCommDestroy"));

@@ -45,7 +45,7 @@ enum work {
   HIERARCHICAL,
   DENSE,       /* full precision, cut into shares */
   DOUBLING,    /* full precision, small */
-  SCATTER,     /* reduce-scatter, then allgather, in bits */
+  SCATTER,     /* reduce-scatter, then allgather, both compressed */
   TRAINING,    /* 1-bit Adam through its freeze */
   LOCAL_STEPS, /* 0/1 Adam */
   SAVING,      /* a training that saves to files every third step */
@@ -112,7 +112,7 @@ enum state { AWAY, RUNNING, ENDED };
 /* A rank's notes of itself. */
 struct record {
   _Atomic int state;
-  _Atomic int paused; /* it has stopped itself, and wants to be continued after so many ms */
+  _Atomic int paused; /* it has stopped itself, and is to be continued after that many ms */
   pid_t process;
   int status, calls; /* the status that it has ended with, calls that ended well */
   double ended;      /* when that was known */
@@ -138,7 +138,7 @@ struct participant {
   onebit_comm_t comm;
   bool messages_fail; /* the moment of a fault to messages has come */
   bool struck;        /* and it was done */
-  int skip;           /* so many messages are left alone first */
+  int skip;           /* messages that pass unharmed first */
   double held_until;
 };
 

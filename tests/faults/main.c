@@ -136,7 +136,7 @@ static void continue_ranks(struct running *running) {
   }
 }
 
-/* --- How it has ended */
+/* --- The end of a run */
 
 /* True if this rank cannot be expected to end. */
 static bool is_gone(const struct row *row, int rank) {

@@ -21,7 +21,7 @@
 
 /* ---- The results of checks while a test runs ---- */
 
-/* After so many failures of a test only their number grows. */
+/* The failures of a test that are printed; later ones are only counted. */
 #define FAILURES_TOLD 10
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

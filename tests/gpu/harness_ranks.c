@@ -56,7 +56,7 @@ void gpu_ranks_end(void) {
   area_count = 0;
 }
 
-/* --- What they share */
+/* --- Data that ranks share */
 
 void gpu_give_up(const char *what) {
   perror(what);

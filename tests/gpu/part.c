@@ -171,7 +171,7 @@ cudaGraphExec_t part_capture(struct part *part, cudaStream_t stream) {
   return runs;
 }
 
-/* --- What is left behind */
+/* --- Calls that are left behind */
 
 uint64_t digest(const void *bytes, size_t count) {
   uint64_t number = OB_HASH_START, word = 0;

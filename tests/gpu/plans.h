@@ -70,7 +70,7 @@ void part_scale_errors(struct part *part, float factor);
 /* Returns a number for the fields of the info that are equal in two plans of the same case. */
 uint64_t part_account(const struct part *part);
 
-/* A number for so many bytes. */
+/* A hash of `count` bytes. */
 uint64_t digest(const void *bytes, size_t count);
 
 /*

@@ -143,7 +143,7 @@ bool twin_check(const struct twin *twin, const char *file, int line) {
   return check_gap(twin, end, twin->used, before, file, line) && same;
 }
 
-/* --- Of a scene */
+/* --- Data of a scene */
 
 /* Residuals and messages are finite whatever the case's values are. */
 static enum codec_values finite_values(const struct scene *scene) {

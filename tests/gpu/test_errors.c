@@ -428,8 +428,8 @@ static const struct gpu_test tests[] = {
     {"another device is current", another_is_current, false},
     {"ranks that do not agree", disagreement, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"no device that will do", no_device, false},
-    {"no context where nothing is", no_context, false},
+    {"no device is new enough", no_device, false},
+    {"a device that no plan uses gets no context", no_context, false},
     {"out of memory", memory, false},
     {"a launch over loopback", launch_loopback, false},
     {"a launch over NCCL", launch_nccl, false},

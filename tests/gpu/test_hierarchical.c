@@ -203,7 +203,7 @@ static void trouble_reaches_all_hosts(void) {
   hosts_run(&hosts_splits[2], check_ends, &shared);
 }
 
-/* A host sends 2 (H - 1) / H n of n elements in bits, and scales and headers. */
+/* A host sends 2 (H - 1) / H n bits of n elements, and scales and headers. */
 static void check_bytes(const struct gpu_rank *self, const struct hosts_split *split,
                         enum hosts_place place, void *context) {
   const size_t count = 1 << 21;

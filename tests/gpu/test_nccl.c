@@ -18,7 +18,7 @@
 
 enum { ELEMENTS = 1000 };
 
-/* --- What is not for them */
+/* --- Plans and communicators that NCCL refuses */
 
 static void refuse_host(const struct gpu_rank *self, void *context) {
   (void)context;
@@ -142,7 +142,7 @@ static void broken_link(void) {
 
 #endif
 
-/* --- What newer versions of NCCL have */
+/* --- Features of newer versions of NCCL */
 
 #ifdef ONEBIT_EMULATED_CUDA
 
@@ -366,12 +366,12 @@ static const struct gpu_test tests[] = {
     {"a link breaks", broken_link, false},
     {"windows", newer, false},
 #endif
-    {"given up while others wait", aborted, false},
+    {"a communicator is aborted while others wait", aborted, false},
     {"messages of the host without a rank", alone, false},
-    {"calls that are left behind", left_behind, false},
-    {"given up while there is a graph", graph_left, false},
+    {"calls are in flight at the end", left_behind, false},
+    {"a communicator is aborted while a graph uses it", graph_left, false},
     {"a step without a rank", step, false},
-    {"asked while another thread aborts", asked_meanwhile, false},
+    {"its error is read while another thread aborts it", asked_meanwhile, false},
 };
 GPU_SUITE("nccl", tests)
 

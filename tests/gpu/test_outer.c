@@ -289,7 +289,7 @@ static void in_one_job(void) { training_in_one_job(&table); }
 static void over_nccl(void) { training_over_nccl(&table); }
 static void alone(void) { training_alone(&table); }
 
-/* --- What is wrong -----------------------------------------------------------------------------*/
+/* --- Wrong calls -------------------------------------------------------------------------------*/
 
 static void try_to_make(onebit_comm_t comm, void *parameter, onebit_outer_options_t options,
                         onebit_status_t wanted, const char *words) {
@@ -325,7 +325,7 @@ static void refuse(const struct gpu_rank *self, void *context) {
 static void refuses_what_is_wrong(void) { gpu_threads(3, refuse, NULL); }
 
 /* One bit of a rank's consensus is flipped: all ranks get an error, and none applies anything. */
-static void differ(const struct gpu_rank *self, void *context) {
+static void check_differing_consensus(const struct gpu_rank *self, void *context) {
   static const struct outer_case what = CASE("differs", PLAIN, .local_steps = 1);
   struct trained it;
   float before[ELEMENTS], after[ELEMENTS];
@@ -345,9 +345,9 @@ static void differ(const struct gpu_rank *self, void *context) {
 }
 
 static void finds_ranks_that_differ(void) {
-  gpu_threads(3, differ, NULL);
+  gpu_threads(3, check_differing_consensus, NULL);
 #ifdef ONEBIT_EMULATED_CUDA
-  ranks_aware(3, differ, NULL);
+  ranks_aware(3, check_differing_consensus, NULL);
 #endif
 }
 

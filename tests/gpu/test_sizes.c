@@ -144,7 +144,7 @@ static struct emulation_counters count_call(const struct row *row, const struct 
   return counts;
 }
 
-/* In bits, a message has at most 8 runs of 1024 words, with its scales. */
+/* True if a message of one bit an element has at most 8 runs of 1024 words, with its scales. */
 static bool is_short(const struct row *row, size_t k, long ranks) {
   const size_t elements = sizes[k] / (size_t)ranks / row->chunks[k];
   return elements / 32 + elements / 2048 <= 8 * 1024;

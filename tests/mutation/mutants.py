@@ -114,7 +114,7 @@ MUTANTS = [
      "    memcpy(last, words + whole * sizeof(uint32_t), (count - whole) * sizeof(uint32_t));",
      "    memcpy(last, words + whole * sizeof(uint32_t), (count - whole - 1) * sizeof(uint32_t));"),
     ("checksum", "optimizers/checkpoint/part.c", "checkpoint_damage checkpoint",
-     "    all = part_mixed(all ^ sum->lanes[k]);", "    all ^= sum->lanes[k];"),
+     "    all = part_mix(all ^ sum->lanes[k]);", "    all ^= sum->lanes[k];"),
     ("checksum", "optimizers/checkpoint/part.c", "checkpoint_damage checkpoint",
      "  if (ob_checksum_end(&sum) != section->checksum)", "  if (section->count > 1000 && ob_checksum_end(&sum) != section->checksum)"),
     ("checksum", "optimizers/checkpoint/files.c", "checkpoint_manifest checkpoint_files",

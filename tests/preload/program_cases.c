@@ -170,7 +170,7 @@ void quiet(void) {
   free(mine), free(sum);
 }
 
-/* ---- What must not change, or is noticed ---- */
+/* ---- Calls that must pass unchanged, or are noticed */
 
 static int copied, deleted;
 

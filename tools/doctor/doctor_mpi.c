@@ -152,7 +152,7 @@ static void measure_local_hops(void) {
     keep_sooner(&facts.hosts[team.host].local_hop, hop);
 }
 
-/* --- What carries the traffic ------------------------------------------------------------------*/
+/* --- The transport that MPI uses ---------------------------------------------------------------*/
 
 /* The bulk transfer, 4 MiB: 0.35 s at 100 Mbit/s, and far more than all other traffic. */
 enum { BYTES = 256 << 10, BULK_PIECES = 16 };

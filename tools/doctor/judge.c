@@ -79,7 +79,7 @@ int doctor_fastest_subnet(const struct doctor_facts *facts) {
   return best;
 }
 
-/* --- What a rule is asked ----------------------------------------------------------------------*/
+/* --- Questions to a rule -----------------------------------------------------------------------*/
 
 struct question {
   const struct doctor_facts *facts;
@@ -325,7 +325,7 @@ static bool judge_pair(struct question *at) {
   return rate > 0 && rate * at->bound <= expected;
 }
 
-/* --- What MPI does not mind, but others do -----------------------------------------------------*/
+/* --- Faults that MPI tolerates -----------------------------------------------------------------*/
 
 static bool judge_name(struct question *at) {
   at->answer.word[0] = at->the->loopback;

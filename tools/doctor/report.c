@@ -13,7 +13,7 @@ const char *doctor_network(uint32_t address, uint32_t netmask, char text[DOCTOR_
 /* The most rows and columns of a table; measurements on further hosts are judged all the same. */
 enum { TABLE_HOSTS = 16 };
 
-static int shown(const struct doctor_facts *facts) {
+static int shown_hosts(const struct doctor_facts *facts) {
   return facts->host_count < TABLE_HOSTS ? facts->host_count : TABLE_HOSTS;
 }
 
@@ -23,7 +23,7 @@ static void print_hosts(FILE *file, const struct doctor_facts *facts) {
       "\nRanks; CPUs that other programs use; a hop of a message that goes round the ranks of a "
       "host, in us\n  %-16s %6s %6s %6s %6s %9s\n",
       "host", "ranks", "CPUs", "usable", "others", "hop");
-  for (int h = 0; h < shown(facts); h++)
+  for (int h = 0; h < shown_hosts(facts); h++)
     fprintf(file, "  %-16s %6d %6d %6d %6.1f %9.1f\n", facts->hosts[h].name, facts->hosts[h].ranks,
             facts->hosts[h].cpus_online, facts->hosts[h].usable, facts->hosts[h].others,
             facts->hosts[h].local_hop);
@@ -36,7 +36,7 @@ static void print_interfaces(FILE *file, const struct doctor_facts *facts) {
           "%.1f MiB\n  %-16s %-12s %-18s %6s %8s %-5s %9s\n",
           (double)facts->bulk / (1 << 20), "host", "interface", "address", "MTU", "Mbit/s", "state",
           "MiB");
-  for (int h = 0; h < shown(facts); h++)
+  for (int h = 0; h < shown_hosts(facts); h++)
     for (int i = 0; i < facts->hosts[h].interface_count; i++) {
       const struct doctor_interface *one = &facts->hosts[h].interfaces[i];
       fprintf(file, "  %-16s %-12s %-18s %6d %7d%c %-5s %9.2f\n", facts->hosts[h].name, one->name,
@@ -65,11 +65,11 @@ static void print_subnets(FILE *file, const struct doctor_facts *facts) {
 
 static void print_bandwidths(FILE *file, const struct doctor_facts *facts) {
   fprintf(file, "\nMPI bandwidth in Gbit/s, from row to column\n  %-16s", "");
-  for (int to = 0; to < shown(facts); to++)
+  for (int to = 0; to < shown_hosts(facts); to++)
     fprintf(file, " %8.8s", facts->hosts[to].name);
-  for (int from = 0; from < shown(facts); from++) {
+  for (int from = 0; from < shown_hosts(facts); from++) {
     fprintf(file, "\n  %-16s", facts->hosts[from].name);
-    for (int to = 0; to < shown(facts); to++)
+    for (int to = 0; to < shown_hosts(facts); to++)
       fprintf(file, " %8.2f", facts->bandwidth[from * facts->host_count + to]);
   }
   fprintf(file, "\n");

@@ -129,7 +129,7 @@ static struct tune_point point_of(const struct contest *contest, size_t bytes,
   return point;
 }
 
-/* --- What the model is fitted to ---------------------------------------------------------------*/
+/* --- Measurements for the fit of the model -----------------------------------------------------*/
 
 #define POINT_SECONDS 0.2
 
@@ -197,7 +197,7 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
   return well;
 }
 
-/* --- What corrects the model -------------------------------------------------------------------*/
+/* --- Measurements that correct the model -------------------------------------------------------*/
 
 /* Seconds of a size in a turn, and the least calls of each candidate. */
 #define SIZE_SECONDS 0.5

@@ -50,7 +50,7 @@ static struct shape card_shape_of(const struct tune_training *training) {
                         (double)training->hosts * training->ranks_per_host};
 }
 
-static double between(double low, double value, double high) {
+static double clamp_whole(double low, double value, double high) {
   return fmax(low, fmin(floor(value), high));
 }
 
@@ -94,7 +94,8 @@ static struct tune_update in_chunks(const struct tune_card *card, double chunks,
 
 static struct tune_update flat(const struct tune_card *card, const struct shape *shape) {
   const double others = shape->ranks - 1, message = shape->n / shape->ranks * BITS;
-  const double chunks = others > 0 ? between(1, sqrt(shape->n / ELEMENTS_A_CHUNK), MAX_CHUNKS) : 1;
+  const double chunks =
+      others > 0 ? clamp_whole(1, sqrt(shape->n / ELEMENTS_A_CHUNK), MAX_CHUNKS) : 1;
   const double near = (shape->each - 1) * message;
   const double host = shape->each * (shape->ranks - shape->each) * message;
   const double bytes = COMPRESS * shape->n + REDUCE(shape->ranks) * shape->n / shape->ranks;
@@ -113,7 +114,7 @@ static struct tune_update flat(const struct tune_card *card, const struct shape 
 static struct tune_update hierarchical(const struct tune_card *card, const struct shape *shape) {
   const double share = shape->n / shape->each, away = (shape->hosts - 1) / shape->hosts;
   const double near = (shape->each - 1) / shape->each * shape->n;
-  const double chunks = between(1, shape->n / ELEMENTS_A_CHUNK_HOST, MAX_CHUNKS_HOST);
+  const double chunks = clamp_whole(1, shape->n / ELEMENTS_A_CHUNK_HOST, MAX_CHUNKS_HOST);
   const double bytes = (LOAD + MEAN) * shape->n + (4 + COMPRESS) * share +
                        REDUCE(shape->hosts) * share / shape->hosts;
   struct tune_update update = {.kernels = bytes / card->copy,
@@ -134,7 +135,7 @@ static struct tune_update card_compressed(const struct tune_card *card, const st
   return method == TUNE_HIERARCHICAL || two.together < one.together ? two : one;
 }
 
-/* Mixes steps as often as the policy has them: in bits, and dense; between them a local step. */
+/* Mixes steps as often as the policy has them: compressed and dense ones, and local steps. */
 static struct tune_update card_mixed(const struct tune_card *card, const struct shape *shape,
                                      struct tune_policy policy) {
   const struct tune_update bits = card_compressed(card, shape, TUNE_ZERO_ONE),
@@ -169,7 +170,7 @@ double tune_card_step(const struct tune_card *card, const struct tune_training *
   return training->compute + update.kernels + ob_step_waiting(update.messages, training->compute);
 }
 
-/* --- What is printed ---------------------------------------------------------------------------*/
+/* --- The printed text --------------------------------------------------------------------------*/
 
 /* Links of hosts where none is given: 10, 25 and 100 Gbit/s. */
 static const double usual_links[] = {1.25e9, 3.125e9, 12.5e9};

@@ -40,7 +40,7 @@ static struct ob_cost_task training_task_of(const struct tune_training *training
 
 double tune_sharing(const struct ob_costs *costs, const struct tune_training *training) {
   const struct ob_cost_task task = training_task_of(training);
-  return ob_cost_sharing(costs, &task);
+  return ob_cost_sharing_factor(costs, &task);
 }
 
 /* The costs of a network that takes no time: what an exchange takes by them is the work of one
@@ -61,12 +61,13 @@ static double work_of(const struct ob_costs *costs, struct ob_cost_task task, do
   return fmin(seconds, core_seconds / ob_cost_model(costs, &task).threads);
 }
 
-/* Seconds of an MPI_Allreduce of elements of so many bytes, converted from and to float32. */
+/* Seconds of an MPI_Allreduce of elements of `element_bytes` bytes, converted from and to
+ * float32. */
 static double mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                           size_t element_bytes) {
   const double converting = element_bytes < 4 ? costs->load + costs->convert : 0;
   return ob_cost_mpi_seconds(costs, task, element_bytes) +
-         (double)task->elements * converting * ob_cost_sharing(costs, task);
+         (double)task->elements * converting * ob_cost_sharing_factor(costs, task);
 }
 
 static struct tune_exchange training_dense(const struct ob_costs *costs,
@@ -81,7 +82,7 @@ static struct tune_exchange training_dense(const struct ob_costs *costs,
       .work = work_of(costs, *task, mpi_seconds(&core, task, element_bytes), seconds)};
 }
 
-/* The exchange in bits; hierarchical falls back to exchange. */
+/* The compressed exchange; hierarchical falls back to exchange. */
 static struct tune_exchange training_compressed(const struct ob_costs *costs,
                                                 struct ob_cost_task task,
                                                 onebit_schedule_t schedule) {
@@ -98,7 +99,7 @@ static struct tune_exchange training_compressed(const struct ob_costs *costs,
                                 .work = work_of(costs, task, work.seconds, choice.seconds)};
 }
 
-/* An exchange in so many bits by the method's schedule, or by the better of both. */
+/* An exchange of that width by the method's schedule, or by the better of both. */
 static struct tune_exchange bits_of(const struct ob_costs *costs,
                                     const struct tune_training *training, enum tune_method method,
                                     int bits) {
@@ -144,7 +145,7 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 
 /* The seconds that an exchange adds to a step. Work that takes cores from the computation is never
  * hidden. */
-static double waiting(const struct tune_exchange *exchange, double compute, bool overlap) {
+static double added_seconds(const struct tune_exchange *exchange, double compute, bool overlap) {
   return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
                  : exchange->seconds;
 }
@@ -153,14 +154,14 @@ double tune_step_seconds(const struct ob_costs *costs, const struct tune_trainin
                          enum tune_method method, bool overlap) {
   const struct parts parts = parts_of(costs, training, method);
   const double compute = training->compute * tune_sharing(costs, training);
-  return compute + parts.policy.one_bit * waiting(&parts.one_bit, compute, overlap) +
-         parts.policy.eight_bits * waiting(&parts.eight_bits, compute, overlap) +
-         parts.policy.dense * waiting(&parts.full, compute, overlap);
+  return compute + parts.policy.one_bit * added_seconds(&parts.one_bit, compute, overlap) +
+         parts.policy.eight_bits * added_seconds(&parts.eight_bits, compute, overlap) +
+         parts.policy.dense * added_seconds(&parts.full, compute, overlap);
 }
 
 /* True if the method is worth it at a bandwidth. */
-static bool worth(const struct ob_costs *costs, const struct tune_training *training,
-                  enum tune_method method, double bandwidth) {
+static bool is_worth_using(const struct ob_costs *costs, const struct tune_training *training,
+                           enum tune_method method, double bandwidth) {
   struct ob_costs other = *costs;
   double faster = fmax(1, bandwidth / costs->between.bandwidth);
   other.between.bandwidth = bandwidth;
@@ -175,13 +176,13 @@ static bool worth(const struct ob_costs *costs, const struct tune_training *trai
 double tune_break_even(const struct ob_costs *costs, const struct tune_training *training,
                        enum tune_method method) {
   double low = 1e4, high = 1e12;
-  if (worth(costs, training, method, high))
+  if (is_worth_using(costs, training, method, high))
     return INFINITY;
-  if (!worth(costs, training, method, low))
+  if (!is_worth_using(costs, training, method, low))
     return 0;
   for (int k = 0; k < 60; k++) {
     double middle = sqrt(low * high);
-    *(worth(costs, training, method, middle) ? &low : &high) = middle;
+    *(is_worth_using(costs, training, method, middle) ? &low : &high) = middle;
   }
   return low;
 }
@@ -211,13 +212,13 @@ static struct tune_exchange exchange_of(const struct ob_costs *costs,
   return tune_exchange_bits(costs, training, bits);
 }
 
-/* Adds exchanges in each step: seconds waited and bytes of so many steps. */
+/* Adds `steps` steps with an exchange each: seconds waited and bytes. */
 static void add_steps(const struct ob_costs *costs, const struct tune_training *training, int bits,
                       double steps, struct tune_whole *whole) {
   const struct tune_exchange exchange = exchange_of(costs, training, bits);
   whole->exchange = exchange.seconds;
   whole->waiting +=
-      steps * waiting(&exchange, training->compute * tune_sharing(costs, training), true);
+      steps * added_seconds(&exchange, training->compute * tune_sharing(costs, training), true);
   whole->host_bytes += steps * exchange.host_bytes;
 }
 
@@ -254,7 +255,7 @@ const char *tune_way_error(const struct tune_way *way) {
   return way->fragments > way->local_steps ? "--fragments is more than --local-steps" : NULL;
 }
 
-/* --- Which ways there are ----------------------------------------------------------------------*/
+/* --- The possible ways -------------------------------------------------------------------------*/
 
 static bool whole_same(const struct tune_way *a, const struct tune_way *b) {
   return a->bits == b->bits && a->local_steps == b->local_steps && a->fragments == b->fragments &&
@@ -272,8 +273,8 @@ static size_t add_way(const struct tune_way *way, struct tune_way *ways, size_t 
 
 /* Makes an outer step; overlapped: four fragments, each with as many steps to hide behind as lie
  * between two. */
-static struct tune_way outer(const struct tune_wanted *wanted, int local_steps, int bits,
-                             bool overlapped) {
+static struct tune_way make_outer_way(const struct tune_wanted *wanted, int local_steps, int bits,
+                                      bool overlapped) {
   struct tune_way way = {"outer step", bits, bits, 0, local_steps, 1, 0};
   way.local_steps = wanted->local_steps > 0 ? wanted->local_steps : local_steps;
   way.bits = wanted->bits >= 0 ? wanted->bits : bits;
@@ -297,7 +298,7 @@ size_t tune_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAY
     count = add_way(&each_step[k], ways, count);
   for (size_t h = 0; h < 4; h++)
     for (int k = 0; k < 4; k++) {
-      const struct tune_way way = outer(wanted, local_steps[h], bits[k / 2], k % 2);
+      const struct tune_way way = make_outer_way(wanted, local_steps[h], bits[k / 2], k % 2);
       count = add_way(&way, ways, count);
     }
   return count;

@@ -117,7 +117,7 @@ void tune_fit(struct ob_costs *costs, struct tune_points *points) {
   costs->residual = points->count ? sqrt(square / (double)points->count) : 0;
 }
 
-/* --- What was measured -------------------------------------------------------------------------*/
+/* --- The measured values -----------------------------------------------------------------------*/
 
 static void report_print_link(const char *name, const struct ob_link *link) {
   printf("%-16s%14s%14.0f%14s%14.2f\n", name, TUNE_WORDS(TUNE_TIME, link->latency),

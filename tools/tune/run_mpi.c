@@ -309,7 +309,7 @@ static void measure_link(MPI_Comm comm, struct ob_link *link, double sharing) {
 /* Measures the links; values that cannot be measured (one host, one rank a host) stay as they
  * are. */
 static void measure_links(struct tune_run *run) {
-  double sharing = ob_cost_sharing(&run->costs, &run->cluster);
+  double sharing = ob_cost_sharing_factor(&run->costs, &run->cluster);
   measure_link(run->team.local, &run->costs.inside, sharing);
   if (run->cluster.max_ranks > 1) /* on the same core a byte is copied twice, once by each side */
     run->costs.inside.byte = 1 / run->costs.inside.bandwidth / 2;

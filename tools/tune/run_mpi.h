@@ -20,7 +20,7 @@ void tune_cluster_free(struct tune_cluster *cluster);
 /* Waits for the other ranks without using a processor, as MPI_Barrier may. */
 void tune_wait_asleep(MPI_Comm comm);
 
-/* Sends a small message round for so many seconds, while every rank waits for it in MPI: to the
+/* Sends a small message round for `seconds` seconds, while every rank waits for it in MPI: to the
  * next rank, and in from the one before. Returns the mean time of a round, in microseconds, on the
  * first rank; and the median. */
 double tune_go_round(MPI_Comm comm, int next, int before, bool first, double seconds,

@@ -29,7 +29,7 @@ double tune_median(double *values, int count) {
 
 /* --- Values with units -------------------------------------------------------------------------*/
 
-/* A value of a unit is written, from a bound on, as so many of a size. */
+/* Values from `from` on are written as multiples of `size`, with this name. */
 static const struct {
   enum tune_unit unit;
   double from, size;

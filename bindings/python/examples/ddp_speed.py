@@ -26,7 +26,7 @@ INPUTS, OUTPUTS, WARMUP = 64, 10, 4
 
 
 def network(parameters):
-    """Square layers, of which a fourth is one: so many parameters, or just above."""
+    """Four square layers with about `parameters` parameters in all."""
     torch.manual_seed(0)
     width = next(one for one in range(32, 1 << 16, 32) if 4 * one * one >= 0.98 * parameters)
     layers = [nn.Linear(INPUTS, width), nn.ReLU()]

@@ -30,7 +30,7 @@ def _run(rank, environment, body, arguments):
 
 def start(ranks, body, *arguments):
     """body(*arguments) on each rank of a process group over gloo: the processes of torchrun, or, where
-    that has not started this one, so many of this machine."""
+    that has not started this one, that many processes of this machine."""
     if "RANK" in os.environ:
         _run(None, None, body, arguments)
         return

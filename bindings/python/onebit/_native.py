@@ -32,7 +32,7 @@ from onebit import _interface  # noqa: E402
 from onebit._interface import *  # noqa: E402, F403
 from onebit._interface import VERSION, Status  # noqa: E402
 
-# --- What goes wrong -----------------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------------
 
 
 class Error(RuntimeError):

@@ -123,8 +123,8 @@ _ROOM_ELEMENT, _ROOM_BESIDE = 32, 64 << 20
 
 
 def make_room(count):
-    """Before something is made on a device for so many elements: memory that torch keeps for itself,
-    and does not use now, is given back where the device has too little."""
+    """Called before an object of `count` elements is made on a device: where the device has too little
+    memory, torch gives back what it has cached and does not use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return

@@ -324,7 +324,7 @@ class Optimizer(Stateful):
         check(_native.library().onebit_optimizer_compare(self.handle))
 
     def set_compare_interval(self, steps: int) -> None:
-        """From now on every so many steps begin with `compare`; 0: none does."""
+        """Compares the parameters at the start of every n-th step from now on; 0: never."""
         check(_native.library().onebit_optimizer_set_compare_interval(self.handle, steps))
 
     def save_whole(self) -> bytes:

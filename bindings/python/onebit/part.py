@@ -69,7 +69,7 @@ def read_part(data):
     return Part(header, bytes(data[HEADER:end]), sections)
 
 
-# --- What a header says
+# --- The header of a part
 
 
 def _field(form, at):

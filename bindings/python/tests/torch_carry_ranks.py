@@ -22,7 +22,7 @@ KINDS = ("EfficientAdam", "Adam", "Lamb", "ZeroOneAdam", "Momentum", "Lion")
 
 
 def network():
-    """Three buckets of DistributedDataParallel, and of the library with bucket_size=30000."""
+    """Its gradients fill three buckets of DistributedDataParallel, and of onebit (bucket_size=30000)."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Linear(20, 160), nn.Tanh(), nn.Linear(160, 160), nn.Tanh(), nn.Linear(160, 160),
@@ -604,12 +604,12 @@ def copies(comm, rank):
     run.close()
 
 
-# --- What is cut short ---------------------------------------------------------------------------
+# --- Exchanges that are cut short ----------------------------------------------------------------
 
 
 def compressed(rank, size):
     """compress: in a dense warm-up the steps are those of torch's optimizer on mean gradients, with
-    its groups and a schedule that was made before; then they are in bits, and replicas alike."""
+    its groups and a schedule that was made before; then they are compressed, and the replicas are equal."""
     sgd = {"momentum": 0.7, "weight_decay": 0.1}
     frozen = {"kind": onebit.torch.Adam, "freeze_step": 6}
     cases = [

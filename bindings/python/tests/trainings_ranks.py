@@ -413,7 +413,7 @@ def in_a_module(rank, take):
     return judged(model.network)
 
 
-# --- What else must hold -------------------------------------------------------------------------
+# --- Further conditions --------------------------------------------------------------------------
 
 
 def check(function):

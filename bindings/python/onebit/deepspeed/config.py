@@ -38,8 +38,8 @@ _REASONS = {
     "scheduler": "a scheduler of torch.optim.lr_scheduler steps the rate",
     "communication_data_type": "compressed steps send bits, others float32",
     "hysteresis": "the loss scale falls at once",
-    "prescale_gradients": "gradients are each rank's own, and are weighed once",
-    "gradient_predivide_factor": "gradients are each rank's own, and are weighed once",
+    "prescale_gradients": "each rank passes its own gradients, and the library divides the sum",
+    "gradient_predivide_factor": "each rank passes its own gradients, and the library divides the sum",
 }
 
 
@@ -151,7 +151,7 @@ class _Reader:
                 self.arguments[name] = value
 
     def accumulation(self):
-        """A gradient is the sum over so many backward passes."""
+        """Backward passes over which a gradient is summed."""
         steps = self.take("gradient_accumulation_steps")
         batch, micro = self.take("train_batch_size"), self.take("train_micro_batch_size_per_gpu")
         if batch and micro and self.world:

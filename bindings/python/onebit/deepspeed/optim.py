@@ -73,7 +73,7 @@ class _Optimizer(optim._Optimizer):
         elif given is not None:
             self._options["freeze_step"] = max(given - 1, 1)
 
-    def _optimized(self):
+    def _trained_parameters(self):
         """(number, parameter) of those that are trained; numbers are DeepSpeed's."""
         every = [one for group in self.param_groups for one in group["params"]]
         return [(number, one) for number, one in enumerate(every) if one.requires_grad]

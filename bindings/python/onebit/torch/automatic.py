@@ -51,7 +51,7 @@ class Meter:
         return total, compute
 
     def exchange(self, method, count):
-        """Seconds of an exchange of so many elements. Collective."""
+        """Seconds of an exchange of `count` elements. Collective."""
         values = torch.linspace(-1, 1, count, **{**FLOATS, "device": self._device})
         if method == DENSE:
             return self._time(lambda: dist.all_reduce(values, group=self._group), values)

@@ -73,7 +73,7 @@ def _is_prepared(optimizer):
     return any(isinstance(optimizer, getattr(one, name, ())) for one, name in modules)
 
 
-# --- What is carried -----------------------------------------------------------------------------
+# --- The optimizer that is replaced --------------------------------------------------------------
 
 
 def _why_not_group(how, group, first):
@@ -203,7 +203,7 @@ def _choose(comm, model, optimizers, kind):
     return choice
 
 
-# --- What is made --------------------------------------------------------------------------------
+# --- The optimizer that replaces it --------------------------------------------------------------
 
 
 def _options_of(optimizer):

@@ -151,7 +151,7 @@ class Remainder:
                 }
 
 
-# --- What the hook saves --------------------------------------------------------------------------
+# --- The hook's saved state -----------------------------------------------------------------------
 #
 # It is a tensor of bytes in the state of the optimizer's first parameter, `hook_RANK`, since that is
 # what all trainers save and load, also into torch's own optimizer before `compress` has it. A byte is

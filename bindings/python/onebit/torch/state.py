@@ -315,7 +315,7 @@ class _Loaded:
         return np.where(rounded == now, masters, now)
 
     def part(self, rank, ranks, whole):
-        """The part that rank number `rank` of so many would have saved. whole: each rank's is known;
+        """The part that rank `rank` of `ranks` would have saved. whole: each rank's is known;
         else what is not its own begins as another rank's, and residuals are left out."""
         source = rank if rank in self.heads else min(self.heads)
         head, known = self.heads[source], whole or (rank == source)
