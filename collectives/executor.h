@@ -42,7 +42,7 @@ struct ob_executor {
   /* ob_plan_accept. NULL: nothing else knows of what was refused. */
   onebit_status_t (*accept)(const struct onebit_plan *plan);
 
-  /* At the beginning and at the end of every call. NULL: nothing to do. */
+  /* Called at the beginning and at the end of every call. NULL: nothing to do. */
   onebit_status_t (*begin)(const struct onebit_plan *plan);
   void (*end)(const struct onebit_plan *plan);
 

@@ -72,7 +72,7 @@ static uint32_t threshold_of(const uint32_t *magnitudes, unsigned sent) {
   return threshold;
 }
 
-/* From here on a level would be rounded to infinity. */
+/* A level from this value on would be rounded to infinity. */
 #define TOO_LARGE 0x7f7f8000u
 
 /* Finds the magnitudes; behind a short chunk they are 0, which no threshold but 0 reaches. False:

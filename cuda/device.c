@@ -287,7 +287,7 @@ cudaError_t ob_device_apply_sum(const struct onebit_plan *plan, size_t chunk, cu
  * (docs/cuda.md, H200). The sum of the two is least at c = sqrt(n / (354 G/s * 12 us)). */
 #define ELEMENTS_A_CHUNK (4 * MI)
 
-/* From 8 on what a chunk more would still hide is less than an eighth of that. */
+/* With 8 chunks, a further one hides less than an eighth of that time. */
 #define MAX_STREAMED 8
 
 /* The host launches 3 kernels, 6 copies and as many events a chunk, about 30 us: less than the

@@ -174,7 +174,7 @@ onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t 
 /* True if a query or a wait is over. An error ends the waiting too, and fails the call. */
 bool ob_staged_is_over(const struct onebit_plan *plan, cudaError_t error);
 
-/* From here on this rank only tells the others that it cannot take part. */
+/* After this call the rank only tells the others that it cannot take part. */
 void ob_staged_fail(const struct onebit_plan *plan, onebit_status_t status);
 
 /* Takes over the device's errors and flags, as they were when it sent this state. */
@@ -227,8 +227,9 @@ void ob_stream_host_destroy(const struct onebit_plan *plan);
 /* Its steps (collectives/steps.h). */
 ob_step_run ob_stream_host_put, ob_stream_host_barrier, ob_stream_host_publish, ob_stream_host_wait;
 
-/* Rows of the executor (calls.c): whether the last call is over, and then its outcome is
- * told; the host has changed residuals, and may have found large values; ob_plan_accept. */
+/* Functions of the executor (calls.c). The first is true if the last call is over, and sets its
+ * outcome; the second is called when the host has imported residuals, which may be large; the third
+ * is ob_plan_accept's. */
 bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait);
 onebit_status_t ob_stream_note_import(const struct onebit_plan *plan);
 onebit_status_t ob_stream_accept(const struct onebit_plan *plan);

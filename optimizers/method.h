@@ -37,7 +37,8 @@ enum ob_option_kind {
 };
 
 struct ob_option {
-  const char *name, *term; /* the term says of a double that its bits are compared */
+  const char *name,
+      *term; /* term: the name in an agreement, which says that the bits of a double are compared */
   enum ob_option_kind kind;
   size_t from, to; /* bytes: in the caller's struct, in struct ob_moments; the types are the same */
   double fallback;

@@ -220,7 +220,7 @@ static float *find_floors(const struct oracle_efficient_adam *oracle,
   return floors;
 }
 
-/* The source of an exchange: moments move when it is made. */
+/* The state of a step. Reading its source updates the moments. */
 struct step {
   const struct oracle_efficient_adam *oracle;
   const bool *begins;

@@ -22,7 +22,7 @@ const struct adam_tensors adam_tensors_tiny = {3, {{1, 0, 0}, {1, 0.1f, 0}, {2, 
 const struct adam_tensors adam_tensors_none = {0, {{0, 0, 0}}};
 
 /* The value of a gradient in an array of the gradients' type, at the loss scale. */
-static float held(const struct adam_case *what, float gradient, double loss_scale) {
+static float store_gradient(const struct adam_case *what, float gradient, double loss_scale) {
   float multiple = what->multiple != 0.0f ? what->multiple : 1.0f;
   uint32_t element;
   oracle_store(&element, 0, what->options.common.gradient_dtype,
@@ -179,7 +179,7 @@ static void oracle_gradient(const struct adam_case *what, const struct learner *
                             double loss_scale, int rank, int step, float *gradient) {
   adam_gradient(what, gradient, learner->total, rank, step);
   for (size_t i = 0; i < learner->total; i++)
-    gradient[i] = held(what, gradient[i], loss_scale);
+    gradient[i] = store_gradient(what, gradient[i], loss_scale);
   for (size_t k = 0; k < what->tensors->count; k++)
     if (is_absent(what, k, rank, step))
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
@@ -365,7 +365,7 @@ static void take_gradients(const struct adam_case *what, struct learner *learner
   CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &loss_scale), ONEBIT_OK);
   adam_gradient(what, learner->values, learner->total, rank, step);
   for (size_t i = 0; i < learner->total; i++)
-    oracle_store(array, i, dtype, held(what, learner->values[i], loss_scale));
+    oracle_store(array, i, dtype, store_gradient(what, learner->values[i], loss_scale));
   for (size_t k = 0; k < what->tensors->count && (what->moving || what->absent); k++)
     if (is_absent(what, k, rank, step) || !learner->tensors[k].count)
       CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, k, NULL), ONEBIT_OK);

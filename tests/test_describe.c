@@ -24,7 +24,7 @@ Test(describe, without_memory) {
 
 /* --- Lines */
 
-/* With every size of buffer as much as fits, ended by a zero, and nothing behind it. */
+/* A buffer of any size gets the text as far as it fits and a zero; nothing is written after it. */
 static void check_cuts(onebit_optimizer_t optimizer, onebit_format_t format) {
   enum { MOST = 2000 };
   char whole[MOST], cut[MOST];

@@ -229,7 +229,7 @@ static void load_infinite(onebit_comm_t comm, void *context) {
   CHECK_STATUS(outer_load(it, &run->before), ONEBIT_OK);
   CHECK_STATUS(onebit_outer_get_consensus(it->outer, 3, x), ONEBIT_OK);
   CHECK(it->p[400] == x[400 - 398], "%g, not %g", (double)it->p[400], (double)x[2]);
-  CHECK(it->p[401] != x[401 - 398], "only that element");
+  CHECK(it->p[401] != x[401 - 398], "more than that element was changed");
   outer_end(it);
 }
 

@@ -171,7 +171,7 @@ Test(training, efficient_adam_learns_in_sixteen_bits) {
 
 /* --- Bits --------------------------------------------------------------------------------------*/
 
-static void same_end(const training_t *a, const training_t *b, const char *what) {
+static void expect_same_end(const training_t *a, const training_t *b, const char *what) {
   cr_expect_eq(a->checksum, b->checksum, "%s: other parameters", what);
   cr_expect_eq(memcmp(&a->quality, &b->quality, sizeof a->quality), 0,
                "%s: losses %.9g and %.9g of the held-out images", what, a->quality.loss,
@@ -180,7 +180,7 @@ static void same_end(const training_t *a, const training_t *b, const char *what)
                (int)b->info.steps);
 }
 
-static void other_end(const training_t *a, const training_t *b, const char *what) {
+static void expect_different_end(const training_t *a, const training_t *b, const char *what) {
   cr_expect_neq(a->checksum, b->checksum, "%s: the same parameters", what);
 }
 
@@ -198,7 +198,7 @@ static void goes_on(const char *arguments) {
     const training_t rest =
         train_on(RANKS, "%s %s --checkpoint %s --resume", run, arguments, directory);
     cr_expect_eq(rest.first, stops[i], "%s: resumed after step %zu", arguments, rest.first);
-    same_end(&whole, &rest, arguments);
+    expect_same_end(&whole, &rest, arguments);
   }
   scratch_remove(directory);
 }
@@ -287,11 +287,11 @@ static void only_what_must_matters(const char *method) {
                                 "--epsilon 1e-8"};
   for (size_t i = 0; i < sizeof alike / sizeof *alike; i++) {
     const training_t other = train_on(RANKS, "%s %s", run, alike[i]);
-    same_end(&plain, &other, alike[i]);
+    expect_same_end(&plain, &other, alike[i]);
   }
   for (size_t i = 0; i < sizeof unlike / sizeof *unlike; i++) {
     const training_t other = train_on(RANKS, "%s %s", run, unlike[i]);
-    other_end(&plain, &other, unlike[i]);
+    expect_different_end(&plain, &other, unlike[i]);
   }
 }
 
@@ -301,15 +301,15 @@ Test(training, what_must_not_matter_does_not) {
   only_what_must_matters("efficient-adam");
   const training_t plain = train_on(RANKS, "%s", run);
   const training_t named = train_on(RANKS, "%s --optimizer efficient-adam", run);
-  same_end(&plain, &named, "Efficient-Adam is the default");
+  expect_same_end(&plain, &named, "Efficient-Adam is the default");
   const training_t momenta = train_on(RANKS, "%s --optimizer adam", run);
   const training_t steps = train_on(RANKS, "%s --optimizer adam --exchange step", run);
-  other_end(&momenta, &steps, "--exchange step");
+  expect_different_end(&momenta, &steps, "--exchange step");
   const training_t adam = train_on(RANKS, "%s --dense --optimizer adam", run);
   const char *const others[] = {"efficient-adam", "zero-one-adam"};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
     const training_t other = train_on(RANKS, "%s --dense --optimizer %s", run, others[i]);
-    same_end(&adam, &other, others[i]); /* whose dense form is Adam */
+    expect_same_end(&adam, &other, others[i]); /* whose dense form is Adam */
   }
 }
 
@@ -322,7 +322,7 @@ Test(training, micro_batches_add_up) {
   const training_t parts = train_on(1, "%s --batch 4 --accumulate 2 --bucket-size 100", run);
   cr_expect_float_eq(one.quality.loss, two.quality.loss, 1e-5, "%.9g and %.9g", one.quality.loss,
                      two.quality.loss);
-  same_end(&two, &parts, "in parts");
+  expect_same_end(&two, &parts, "in parts");
   const training_t half = train_on(1, "%s --batch 4", run);
   cr_expect_gt(fabs(half.quality.loss - one.quality.loss), 1e-4, "the second has no effect");
 }
@@ -340,6 +340,6 @@ Test(training, hard_cases_are_what_they_say) {
   cr_expect_eq(idle.checksum, unmoved.checksum, "--hard idle: rank 0 moves parameters");
   const training_t later = train_on(2, "%s --steps 10 --zero-steps 9", run);
   const training_t other = train_on(2, "%s --steps 10 --hard idle", run);
-  other_end(&later, &unmoved, "--zero-steps 9 of 10");
-  other_end(&other, &unmoved, "--hard idle on two ranks");
+  expect_different_end(&later, &unmoved, "--zero-steps 9 of 10");
+  expect_different_end(&other, &unmoved, "--hard idle on two ranks");
 }

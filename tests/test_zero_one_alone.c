@@ -163,7 +163,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   end_learning(learner);
 }
 
-/* Clipping finds them too. */
+/* Clipping finds gradients of NaN, too. */
 Test(zero_one_alone, gradients_of_nan) {
   onebit_zero_one_adam_options_t options = every_fourth();
   for (int k = 0; k < 4; k++) {
@@ -177,9 +177,10 @@ Test(zero_one_alone, gradients_of_nan) {
 
 /* --- Clipping */
 
-/* Steps with gradients that no clipping is for, and then a silent one with these times `size`. */
-static struct learner *grow(onebit_comm_t comm, const onebit_zero_one_adam_options_t *options,
-                            float size) {
+/* Makes steps whose gradients are not clipped, and then a local step with them times `size`. */
+static struct learner *train_to_local_step(onebit_comm_t comm,
+                                           const onebit_zero_one_adam_options_t *options,
+                                           float size) {
   struct learner *learner = begin_learning(comm, options);
   for (int step = 0; step <= BEFORE_SILENCE; step++) {
     for (size_t i = 0; i < COUNT; i++)
@@ -195,9 +196,9 @@ static void clip_alone(onebit_comm_t comm, void *context) {
   onebit_zero_one_adam_options_t options = every_fourth();
   (void)context;
   options.common.clip_norm = 1e6;
-  struct learner *halved = grow(comm, &options, 0.5f);
+  struct learner *halved = train_to_local_step(comm, &options, 0.5f);
   options.common.clip_norm = optimizer_info(halved->optimizer).gradient_norm;
-  struct learner *clipped = grow(comm, &options, 1);
+  struct learner *clipped = train_to_local_step(comm, &options, 1);
   CHECK(optimizer_info(clipped->optimizer).gradient_norm ==
             2 * optimizer_info(halved->optimizer).gradient_norm,
         "norms of %g and %g", optimizer_info(clipped->optimizer).gradient_norm,

@@ -38,7 +38,7 @@ struct ob_part_header {
   uint64_t bytes;    /* of the part */
   uint64_t front;    /* bytes before the first section */
   uint64_t checksum; /* of these, with zero here */
-  /* From here to `rank` the same in all parts of a checkpoint. */
+  /* The fields from here to `rank` are the same in all parts of a checkpoint. */
   char kind[16];
   uint32_t library, profile;
   uint32_t ranks, hosts; /* hosts: of a hierarchical schedule; 0: of no such */
@@ -56,7 +56,7 @@ struct ob_part_header {
   uint64_t steps, frozen_at, exchanges[3];
   double variance_ratio;
   uint64_t window, numbers; /* how many norms and numbers of the method's own */
-  /* From here on this rank's. */
+  /* The fields from here on are this rank's. */
   uint32_t rank, host, local_rank, reserved;
   uint64_t skipped, good_steps;
   double loss_scale; /* 0 without loss scaling */

@@ -50,8 +50,8 @@ struct ob_outer_exchange {
                                      float *values);
   onebit_status_t (*import_residual)(struct ob_fragment *fragment, enum ob_saved what,
                                      const float *values);
-  /* Copies the worker's residual to fragment->drift, not while an exchange is in flight, where a
-   * rank's residual stays in its parameters. NULL: it does not stay. */
+  /* Copies the worker's residual to fragment->drift. Called while no exchange is in flight, of
+   * exchanges that leave a rank's residual in its parameters; NULL for others. */
   onebit_status_t (*keep)(struct ob_fragment *fragment);
 };
 
@@ -163,7 +163,7 @@ struct onebit_outer {
   struct ob_outer_device *device; /* the executor's own */
   bool on_host;                   /* the host has copies (ob_outer_to_host), and these */
   void *array[OB_OUTER_ARRAYS];
-  void *home[OB_OUTER_HOME_ARRAYS]; /* are where the arrays are */
+  void *home[OB_OUTER_HOME_ARRAYS]; /* arrays in the memory that the parameters are in */
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */

@@ -225,7 +225,7 @@ static const struct gpu_test tests[] = {
     {"of a call alone", alone, false},
     {"of a call over NCCL", nccl, false},
     {"of a call over loopback", loopback, false},
-    {"of a call over what knows device memory", aware, false},
+    {"of a call over a transport of device memory", aware, false},
     {"beside the kernels in a graph over NCCL", graphs, false},
     {"beside the kernels in the graph of a window", windows, false},
 };

@@ -222,7 +222,7 @@ static void give_up(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-static void aborted(void) { with_barrier(3, give_up, NULL); }
+static void abort_while_waiting(void) { with_barrier(3, give_up, NULL); }
 
 /* Rank 1 never comes: ranks that wait for it get an error and free everything, while NCCL waits for
  * the end of a graph. */
@@ -366,7 +366,7 @@ static const struct gpu_test tests[] = {
     {"a link breaks", broken_link, false},
     {"windows", newer, false},
 #endif
-    {"a communicator is aborted while others wait", aborted, false},
+    {"a communicator is aborted while others wait", abort_while_waiting, false},
     {"messages of the host without a rank", alone, false},
     {"calls are in flight at the end", left_behind, false},
     {"a communicator is aborted while a graph uses it", graph_left, false},

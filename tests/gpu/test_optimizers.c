@@ -230,7 +230,9 @@ static const struct training_case warmups[] = {
 #define TESTS(name)                                                                                \
   static const struct training_table table_of_##name = TRAINING_TABLE(name);                       \
   static void name##_over_loopback(void) { training_over_loopback(&table_of_##name); }             \
-  static void name##_over_what_knows(void) { training_over_what_knows_devices(&table_of_##name); } \
+  static void name##_over_device_transport(void) {                                                 \
+    training_over_device_transport(&table_of_##name);                                              \
+  }                                                                                                \
   static void name##_in_one_job(void) { training_in_one_job(&table_of_##name); }                   \
   static void name##_over_nccl(void) { training_over_nccl(&table_of_##name); }                     \
   static void name##_alone(void) { training_alone(&table_of_##name); }
@@ -244,7 +246,7 @@ TESTS(warmups)
 
 #define ROWS(words, name)                                                                          \
   {words " over loopback", name##_over_loopback, false},                                           \
-      {words " over what knows device memory", name##_over_what_knows, false},                     \
+      {words " over a transport of device memory", name##_over_device_transport, false},           \
       {words ", host and device in one job", name##_in_one_job, false},                            \
       {words " over NCCL", name##_over_nccl, false}, {                                             \
     words " alone", name##_alone, false                                                            \

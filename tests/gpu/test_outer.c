@@ -284,7 +284,7 @@ static const struct training_table table = {
     cases, sizeof cases / sizeof cases[0], sizeof(struct record), run_case, saves, check_own};
 
 static void over_loopback(void) { training_over_loopback(&table); }
-static void over_what_knows_devices(void) { training_over_what_knows_devices(&table); }
+static void over_device_transport(void) { training_over_device_transport(&table); }
 static void in_one_job(void) { training_in_one_job(&table); }
 static void over_nccl(void) { training_over_nccl(&table); }
 static void alone(void) { training_alone(&table); }
@@ -353,7 +353,7 @@ static void finds_ranks_that_differ(void) {
 
 static const struct gpu_test tests[] = {
     {"over loopback", over_loopback, false},
-    {"over what knows device memory", over_what_knows_devices, false},
+    {"over a transport of device memory", over_device_transport, false},
     {"host and device in one job", in_one_job, false},
     {"over NCCL", over_nccl, false},
     {"alone", alone, false},

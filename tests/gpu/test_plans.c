@@ -198,7 +198,7 @@ static void far_apart(void) {
 static const struct gpu_test tests[] = {
     {"over loopback as on the host", loopback, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"over what knows device memory", aware, false},
+    {"over a transport of device memory", aware, false},
     {"hosts and such devices in one job", aware_and_not, false},
     {"rows far apart", far_apart, false},
 #endif

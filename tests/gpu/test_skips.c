@@ -141,7 +141,7 @@ static void told_once_aware(void) { ranks_aware(3, error_after_skips, NULL); }
 static const struct gpu_test tests[] = {
     {"over loopback as on the host", loopback, false},
 #ifdef ONEBIT_EMULATED_CUDA
-    {"over what knows device memory", aware, false},
+    {"over a transport of device memory", aware, false},
     {"an error counts more, over that", told_once_aware, false},
 #endif
     {"a rank alone as on the host", alone, false},

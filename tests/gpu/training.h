@@ -146,7 +146,7 @@ void training_in_one_job(const struct training_table *table);
 void training_over_nccl(const struct training_table *table);
 void training_alone(const struct training_table *table);
 /* Trains over a transport of the host that takes memory of a device; the emulated device only. */
-void training_over_what_knows_devices(const struct training_table *table);
+void training_over_device_transport(const struct training_table *table);
 
 struct training_nccl {
   onebit_comm_t comm;

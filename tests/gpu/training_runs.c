@@ -376,11 +376,11 @@ static void compare_aware(const struct gpu_rank *self, void *context) {
   self->comm->transport = before;
 }
 
-void training_over_what_knows_devices(const struct training_table *table) {
+void training_over_device_transport(const struct training_table *table) {
   compare_on_threads(table, 1, compare_aware);
 }
 #else
-void training_over_what_knows_devices(const struct training_table *table) {
+void training_over_device_transport(const struct training_table *table) {
   (void)table;
   SKIP("a real device is no part of it");
 }

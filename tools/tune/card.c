@@ -208,12 +208,11 @@ static void card_print_assumptions(const struct network *network) {
          TUNE_WORDS(TUNE_TIME, card->group), 1e-9 * card->inside,
          TUNE_WORDS(TUNE_TIME, card->latency));
   printf(
-      "# Dense: ncclAllReduce at the rate of its links, between hosts 2(H-1)/H of the buffer "
-      "and no more,\n#   and a fused Adam; float16: gradients are.\n"
-      "# One bit: the kernels of 1-bit Adam, chunks that overlap as plans over NCCL cut them; "
-      "in all steps.\n"
-      "# 1-bit Adam: after %.3g %% dense ones. 0/1 Adam: mean of %.0f steps, local ones too. All "
-      "count the update.\n"
+      "# Dense: ncclAllReduce at the rate of its links, which sends 2(H-1)/H of the buffer between "
+      "hosts,\n#   and a fused Adam. Float16: the gradients are float16.\n"
+      "# One bit: 1-bit Adam's kernels in every step; chunks overlap as plans over NCCL cut them.\n"
+      "# 1-bit Adam: after %.3g %% dense steps. 0/1 Adam: mean of %.0f steps, with local ones. All "
+      "times include the update.\n"
       "# Overlapped: messages hide behind %.0f %% of the computation, but for the last of %.0f "
       "buckets.\n",
       100 * network->training.warm_up, network->training.steps, 100 * OB_STEP_HIDING,

@@ -75,7 +75,8 @@ def train(options, text, seed, **bits):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    # Gathered in forward and backward, but the root's once, and reduced once.
+    # Dense FSDP gathers parameters in forward and backward (the root's once), and reduces gradients
+    # once.
     root = sum(one.numel() for one in model.parameters()) - sum(
         one.numel() for one in model.blocks.parameters()
     )

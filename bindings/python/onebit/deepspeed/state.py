@@ -54,7 +54,7 @@ def _inner(optimizer):
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def _errors(states, name):
+def _residuals(states, name):
     found = [one[name] for one in states if name in one]
     return found if len(found) == len(states) else []
 
@@ -66,7 +66,7 @@ def save_residuals(engine, directory, tag=None):
     optimizer = _inner(engine.optimizer)
     given = [one for group in optimizer.param_groups for one in group["params"]]
     states = [optimizer.state[one] for one in given if optimizer.state.get(one)]
-    worker, server = _errors(states, "worker_error"), _errors(states, "server_error")
+    worker, server = _residuals(states, "worker_error"), _residuals(states, "server_error")
     tail = []
     if hasattr(optimizer, "worker_errors"):  # 1-bit LAMB
         worker, server = optimizer.worker_errors, optimizer.server_errors

@@ -354,8 +354,8 @@ class HookState:
             job.tensor.copy_(job.summed)
 
     def _go_on(self, jobs):
-        """A step whose gradients go into the buckets of the state, and back: those that
-        DistributedDataParallel has in its first step are others than later. What is left."""
+        """The first step after loading: it sorts gradients into the buckets of the saved state, since
+        DistributedDataParallel's buckets differ in its first step. Returns the other jobs."""
         loaded, self._loaded = self._loaded, None
         pieces, sizes = {}, {}
         for job in jobs:
