@@ -70,8 +70,15 @@ static onebit_status_t check_choice(const onebit_method_choice_t *choice) {
   return ONEBIT_OK;
 }
 
+/* The local steps that a training has now; 0: it has none. */
+static size_t current_local_steps(const onebit_method_choice_t *choice) {
+  return choice->current == ONEBIT_METHOD_LOCAL_STEPS ? choice->local_steps : 0;
+}
+
 static uint64_t hash_numbers(const onebit_method_choice_t *choice) {
-  const uint64_t extra = ob_hash(OB_HASH_START, choice->extra, sizeof choice->extra);
+  const size_t steps = current_local_steps(choice);
+  const uint64_t local = ob_hash(OB_HASH_START, &steps, sizeof steps);
+  const uint64_t extra = ob_hash(local, choice->extra, sizeof choice->extra);
   const uint64_t exchange = ob_hash(extra, choice->exchange, sizeof choice->exchange);
   const uint64_t step = ob_hash(exchange, &choice->step, sizeof choice->step);
   return ob_hash(step, &choice->bytes_a_day, sizeof choice->bytes_a_day);
@@ -86,7 +93,7 @@ static onebit_status_t agree_on_choice(onebit_comm_t comm, onebit_status_t statu
       {"choice->methods", status == ONEBIT_OK ? (uint64_t)choice->methods : 0},
       {"choice->blocking", status == ONEBIT_OK && choice->blocking},
       {"choice->current", status == ONEBIT_OK ? (uint64_t)choice->current : 0},
-      {"choice->exchange, step, extra or bytes_a_day",
+      {"choice->exchange, step, extra, bytes_a_day or local_steps",
        status == ONEBIT_OK ? hash_numbers(choice) : 0}};
   uint64_t largest = 0;
   memcpy(&largest, number, sizeof largest);
@@ -220,15 +227,25 @@ static double expect_step(onebit_comm_t comm, const onebit_method_choice_t *choi
                                                                                           : seconds;
 }
 
+/* An exchange of one bit takes no more than this part of the computation of its local steps. A
+ * training that has local steps keeps their number at the boundaries. */
+static double allowed_part(size_t steps, size_t current) {
+  if (!current || steps > current)
+    return 1 / 20.0;
+  return steps == current ? 1 / 14.0 : 1 / 28.0;
+}
+
 /* Finds the fewest local steps, and what a step then takes. */
 static double expect_local_step(onebit_comm_t comm, onebit_method_choice_t *choice) {
   static const size_t steps[] = {10, 30, 100, 300};
   const int method = ONEBIT_METHOD_LOCAL_STEPS;
+  const size_t current = current_local_steps(choice);
+  const double bearable = (current ? 0.7 : 1.0) * choice->compute;
   const bool fits =
       !sends_too_much(comm, choice, ONEBIT_METHOD_ONE_BIT,
                       1 / (choice->compute + exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT)));
   if (!is_allowed(choice, method) ||
-      (fits && exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT) <= choice->compute))
+      (fits && exchange_waiting(choice, ONEBIT_METHOD_ONE_BIT) <= bearable))
     return INFINITY;
   for (size_t k = 0; k < sizeof steps / sizeof steps[0]; k++) {
     const double each = choice->exchange[method] / (double)steps[k];
@@ -236,7 +253,7 @@ static double expect_local_step(onebit_comm_t comm, onebit_method_choice_t *choi
     const bool is_last = k + 1 == sizeof steps / sizeof steps[0];
     choice->local_steps = steps[k];
     if (!sends_too_much(comm, choice, method, 1 / seconds / (double)steps[k]) &&
-        (is_last || each <= choice->compute / 20))
+        (is_last || each <= choice->compute * allowed_part(steps[k], current)))
       return seconds;
   }
   return INFINITY;
@@ -287,8 +304,11 @@ static void describe(onebit_method_choice_t *choice) {
 
 static onebit_status_t choose_method(onebit_comm_t comm, onebit_method_choice_t *choice) {
   const int current = (int)choice->current;
+  const size_t local = current_local_steps(choice);
   if (choice->step > 0)
-    choice->extra[current] = choice->step - choice->compute - exchange_waiting(choice, current);
+    choice->extra[current] =
+        choice->step - choice->compute -
+        (local ? choice->exchange[current] / (double)local : exchange_waiting(choice, current));
   for (int m = 0; m < EXCHANGES; m++)
     choice->expected[m] = expect_step(comm, choice, m);
   choice->expected[ONEBIT_METHOD_LOCAL_STEPS] = expect_local_step(comm, choice);

@@ -103,6 +103,37 @@ static void agreed(onebit_comm_t comm, void *context) {
 }
 Test(method, agreed) { on_ranks(3, agreed, NULL); }
 
+/* A training that has local steps is compared with these, and keeps them at the boundaries. */
+static void local(onebit_comm_t comm, void *context) {
+  static const struct {
+    double exchange; /* of one bit; the computation is 1 s */
+    size_t current, wanted;
+  } cases[] = {{1.7, 0, 100},    {1.7, 30, 30},   {1.6, 0, 0},     {1.6, 30, 30},
+               {1.3, 100, 0},    {4.5, 100, 100}, {2.5, 100, 100}, {1.05, 30, 0},
+               {1.38, 100, 100}, {6, 100, 100},   {8, 100, 300},   {0.01, 300, 0}};
+  (void)context;
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    onebit_method_choice_t choice = begin(ELEMENTS, 1);
+    const double one = cases[k].exchange;
+    check_case("case %zu", k);
+    choice.exchange[0] = 30 * one, choice.exchange[1] = 8 * one;
+    choice.exchange[2] = choice.exchange[3] = one;
+    choice.local_steps = cases[k].current;
+    choice.current = cases[k].current ? ONEBIT_METHOD_LOCAL_STEPS : ONEBIT_METHOD_DENSE;
+    choice.step = cases[k].current ? 1.25 + one / (double)cases[k].current : 0;
+    CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_OK);
+    CHECK(choice.local_steps == cases[k].wanted, "%g s, %zu: %s", one, cases[k].current,
+          choice.text);
+    CHECK(!cases[k].current || fabs(choice.extra[3] - 0.25) < 1e-9, "%g s", choice.extra[3]);
+  }
+  onebit_method_choice_t choice = begin(ELEMENTS, 1);
+  choice.current = ONEBIT_METHOD_LOCAL_STEPS;
+  choice.local_steps = onebit_comm_rank(comm) ? 100 : 30;
+  CHECK_STATUS(onebit_method_choose(comm, &choice), ONEBIT_ERROR_MISMATCH);
+  CHECK_WORDS("local_steps");
+}
+Test(method, local) { on_ranks(2, local, NULL); }
+
 /* A limit of bytes leaves what keeps to it; exchanges are the library's own. */
 static void limited(onebit_comm_t comm, void *context) {
   (void)context;

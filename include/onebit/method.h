@@ -23,7 +23,8 @@
  * where it makes steps at least 5 % shorter. Local steps change what is learned, and are taken only
  * where one bit in each step would wait for the link longer than it computes, or send more than the
  * caller allows: as few of them, of 10, 30, 100 and 300, as make an exchange no more than a 20th of
- * the computation.
+ * the computation. A training that has them leaves them where one bit would wait for less than 0.7
+ * of what it computes, and changes their number only where another one is clearly better.
  */
 #ifndef ONEBIT_METHOD_H
 #define ONEBIT_METHOD_H
@@ -62,7 +63,8 @@ typedef struct onebit_method_choice {
   /* These are chosen. */
   onebit_method_t method;
   double expected[4];  /* by method: seconds of a step; infinite where it may not be chosen */
-  size_t local_steps;  /* of an outer step; 0: the ranks exchange in each step */
+  size_t local_steps;  /* of an outer step; 0: the ranks exchange in each step. In, where `current`
+                        * is LOCAL_STEPS: those that the training has */
   size_t warmup_steps; /* of Efficient-Adam: the default, or with 8 bits more than are ever made */
   size_t dense_below;  /* of onebit_optimizer_options_t: the default, or with DENSE all */
   char text[256]; /* "takes one bit, and expects a step of 0.17 s instead of 1.2 s dense: ..." */
