@@ -28,7 +28,8 @@ LAUNCHES = {
     "torch_life_ranks": [
         ("freed,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
     ],
-    "torch_auto_ranks": [("choices,thawed,refused", 2), ("corrected", 2), ("resumed", 2)],
+    "torch_auto_ranks": [("choices,thawed,refused", 2), ("corrected", 2), ("resumed", 2),
+        ("local,local_never", 2), ("local_resumed", 2), ("local,local_skipped", 4)],
     "torch_resume_ranks": [
         ("resumed", 2), ("half,dense", 2), ("others,averaged_by_others", 3),
         ("distributed", 3),

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 COMPUTE = 0.3
-BYTES = {"dense": 4.0, "8 bits": 1.0, "one bit": 0.125}
+BYTES = {"dense": 4.0, "8 bits": 1.0, "one bit": 0.125, "local steps": 0.125}
 
 
 class Network(automatic.Meter):
@@ -34,6 +34,10 @@ class Network(automatic.Meter):
     def step(self, method, total, compute):
         compute = COMPUTE + self.extra
         exchange = BYTES[method] * ELEMENTS / self.rate
+        if method == "local steps":
+            steps = (10, 30, 100, 300)
+            exchange /= next((one for one in steps if exchange / one <= COMPUTE / 20), 300)
+            return compute + exchange, compute
         wait = max(exchange - 2 / 3 * COMPUTE, exchange / 25) + self.surprise.get(method, 0.0)
         return compute + wait, compute
 
@@ -68,7 +72,7 @@ class Run(Trainer):
 def choices(rank, size):
     """Each method where it is the shortest; one line on rank 0 says so; a rank that computes longer is
     no slow link; optimizers without a form in one bit have none."""
-    cases = [(0.01, "dense"), (0.55, "8 bits"), (20.0, "one bit")]
+    cases = [(0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")]
     for seconds, wanted in cases:
         Network.rate = rate_of(seconds)
         said = io.StringIO()
@@ -84,7 +88,7 @@ def choices(rank, size):
             assert "takes one bit, and expects a step of" in lines[0] and "instead of" in lines[0]
         assert type(run.optimizer) is torch.optim.AdamW and alike(run.bits())
         run.close()
-    Network.rate = rate_of(20.0)
+    Network.rate = rate_of(12.0)
     run = Run(twin=torch.optim.RMSprop)
     run.train(0, 8)
     assert run.method == "8 bits"
@@ -106,7 +110,7 @@ def corrected(rank, size):
     run = Run()
     run.train(0, 30)
     assert run.method == "dense"
-    Network.rate = rate_of(20.0 + rank)  # the slower one counts
+    Network.rate = rate_of(12.0 + rank)  # the slower one counts
     run.train(30, 120)
     assert run.method == "one bit" and run.optimizer.automatic.made is not None
     Network.rate = rate_of(0.01)
@@ -119,13 +123,13 @@ def corrected(rank, size):
     assert alike(run.bits()) and abs(found / wanted - 1) < 5e-3, (found, wanted)
     assert run.optimizer.report().steps == 300
     run.close()
-    Network.rate, Network.surprise = rate_of(20.0), {"8 bits": 30.0, "one bit": 30.0}
+    Network.rate, Network.surprise = rate_of(12.0), {"8 bits": 30.0, "one bit": 30.0}
     run, before = Run(), Network.probes
     run.train(0, 290)
     assert run.method == "dense" and run.optimizer.automatic.changes <= 3
     assert Network.probes - before < 24, Network.probes
     run.close()
-    Network.rate, Network.surprise = rate_of(20.0), {}
+    Network.rate, Network.surprise = rate_of(12.0), {}
     run = Run(bytes_a_day=1e12)
     run.train(0, 60)
     assert run.method == "one bit"
@@ -148,7 +152,7 @@ CASES = ((torch.optim.AdamW, {}), (torch.optim.AdamW, WARMUP), (torch.optim.SGD,
 def resumed(rank, size):
     """The choice is in the state, and goes on to the bit with as many ranks: loaded before auto and
     after it, saved by each rank or by one for all."""
-    for seconds, method in ((0.01, "dense"), (0.55, "8 bits"), (20.0, "one bit")):
+    for seconds, method in ((0.01, "dense"), (0.55, "8 bits"), (12.0, "one bit")):
         for twin, options in CASES:
             Network.rate = rate_of(seconds)
             run = Run(twin=twin, **options)
@@ -178,6 +182,153 @@ def resumed(rank, size):
     compressed.close(), other.close()
 
 
+def moments(run):
+    """All of the optimizer's."""
+    every = (one for state in run.optimizer.state.values() for one in state.values() if one.dim())
+    return torch.cat([one.reshape(-1) for one in every])
+
+
+def exchanged(run):
+    """Returns the number of exchanges. The consensus is the same on all ranks; parameters have residuals."""
+    info = run.optimizer.automatic.local.outer.info()
+    assert alike(torch.tensor([float(info["checksum"]), float(info["exchanges"])], dtype=torch.double))
+    return info["exchanges"]
+
+
+def local(rank, size):
+    """The ranks make local steps where one bit would wait for the link longer than it computes: they have the
+    same consensus after each round, are alike once the link is fast again, and the loss is near dense."""
+    plain = Trainer(compressed=False)
+    wanted = plain.train(0, 300)
+    Network.rate, said = rate_of(20.0), io.StringIO()
+    run = Run()
+    with contextlib.redirect_stderr(said):
+        run.train(0, 7)
+    assert run.method == "local steps" and run.optimizer.automatic.local.steps == 100, said.getvalue()
+    if rank == 0:
+        assert "takes local steps (100), and expects a step of 0.306 s instead of" in said.getvalue()
+    assert "an outer step (mean, 1 bit) after every 100" in run.optimizer.describe()
+    run.train(7, 10)
+    assert not alike(run.bits())
+    Network.rate = rate_of(40.0)  # no reason for another number of steps
+    run.train(10, 107)
+    assert exchanged(run) == 1
+    run.train(107, 150)
+    assert run.method == "local steps" and not alike(run.bits()) and not alike(moments(run))
+    before, Network.rate, step = run.optimizer.report(), rate_of(0.01), 150
+    while run.method == "local steps":
+        run.train(step, step + 1)
+        step += 1
+        assert step < 270 and (step != 207 or run.method != "local steps" or exchanged(run) == 2)
+    assert run.method == "dense" and alike(run.bits()) and alike(moments(run))
+    found = run.train(step, 300)
+    assert alike(run.bits()) and alike(moments(run)) and abs(found / wanted - 1) < 0.02, (found, wanted)
+    assert 0 < before.bytes_sent < before.dense_bytes / 9 and run.optimizer.report().steps == 300
+    run.close()
+
+
+def local_resumed(rank, size):
+    """A state of local steps, saved between two exchanges, goes on to the bit where each rank saves its own, and
+    after an exchange where one saves for all; one rank's alone begins anew, which is said."""
+    Network.rate = rate_of(20.0)
+    for twin in torch.optim.AdamW, torch.optim.SGD:
+        run = Run(twin=twin)
+        run.train(0, 40)
+        assert run.method == "local steps" and not alike(run.bits())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            own = run.saved()
+        assert any("the model is this rank's own" in str(one.message) for one in told)
+        alone = from_rank_0(own)
+        run.train(40, 150)
+        wanted = run.train(150, 160)
+        for when in "saved", "late":
+            other = Run(**{when: copy.deepcopy(own)}, twin=twin)
+            assert other.method == "local steps" and not alike(other.bits())
+            assert other.optimizer.automatic.steps == 40
+            assert other.train(40, 160) == wanted and torch.equal(run.bits(), other.bits()), when
+            other.close()
+            other = Run(**{when: copy.deepcopy(alone)}, twin=twin)
+            assert other.method == "local steps" and alike(other.bits())
+            other.train(40, 44)
+            other.close()
+        run.optimizer.consolidate_state_dict()
+        assert alike(run.bits())
+        whole = from_rank_0(run.saved() if rank == 0 else None)
+        for when in "saved", "late":
+            other = Run(**{when: copy.deepcopy(whole)}, twin=twin)
+            assert torch.equal(run.bits(), other.bits()) and other.method == "local steps"
+            residuals = [one.optimizer.automatic.local.outer.info()["residual_norm"] for one in (run, other)]
+            assert residuals[0] == residuals[1] > 0
+            other.close()
+        other = Run(twin=twin, local_steps=False)
+        expect("is of method local steps, not of one of dense", lambda: other.optimizer.load_state_dict(whole["optimizer"]))
+        other.close()
+        run.train(160, 163)
+        assert not alike(run.bits())
+        run.close()
+        assert alike(run.bits())
+
+
+def local_skipped(rank, size):
+    """An exchange with a rank that is not finite is skipped, and that rank goes on from the consensus."""
+    Network.rate = rate_of(20.0)
+    run = Run()
+    run.train(0, 40)
+    if rank == 1:
+        for one in run.module.parameters():
+            one.grad.fill_(float("inf"))
+    run.optimizer.step()
+    assert torch.isfinite(run.bits()).all() == (rank != 1)
+    run.train(41, 108)
+    assert run.optimizer.report().skipped == 1 and torch.isfinite(run.bits()).all()
+    assert torch.isfinite(moments(run)).all()
+    run.close()
+    assert alike(run.bits())
+
+
+def local_never(rank, size):
+    """Local steps are not taken where they would be wrong or are not wanted, and the line says why."""
+    Network.rate = rate_of(20.0)
+
+    def check(run, why):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            run.train(0, 8)
+        assert run.method in ("one bit", "8 bits") and why in run.optimizer.describe(), run.optimizer.describe()
+        assert rank or why in said.getvalue(), said.getvalue()
+        run.close()
+
+    check(Run(local_steps=False), "; no local steps: local_steps=False")
+    check(Run(twin=torch.optim.RMSprop), "; no local steps: not all parameters are of one optimizer")
+    for late in (False, True) if hasattr(torch.amp, "GradScaler") else ():
+        run, scaler = Run(), torch.amp.GradScaler("cpu", init_scale=4.0)
+        run.train(0, 20 if late else 0)
+        assert run.method == ("local steps" if late else "8 bits")
+        for step in range(8):
+            run.optimizer.zero_grad()
+            scaler.scale(run.loss(run.model, step, 48, slice(rank, None, size))).backward()
+            if late and not step and rank == 1:
+                next(run.module.parameters()).grad.fill_(float("inf"))
+            scaler.step(run.optimizer)
+            scaler.update()
+        assert run.method != "local steps" and "a GradScaler" in run.optimizer.describe()
+        assert alike(run.bits()) and scaler.get_scale() == (2.0 if late else 4.0)
+        run.close()
+    run = Run()
+    run.train(0, 20)
+    assert run.method == "local steps"
+    with run.model.join():
+        run.train(20, 22)
+    assert run.method == "8 bits" and alike(run.bits()) and alike(moments(run))
+    assert "join()" in run.optimizer.describe()
+    with run.model.join():
+        run.train(22, 24 + rank)
+    run.train(30, 60)
+    assert run.method != "local steps"
+    run.close()
+
+
 def thawed(rank, size):
     """DistributedDataParallel has no bucket for a layer that is thawed: that is said, once."""
     Network.rate, module = rate_of(0.01), network()
@@ -204,7 +355,7 @@ def refused(rank, size):
     onebit.torch.auto(model, optimizer).close()
 
 
-SCENARIOS = (choices, corrected, resumed, thawed, refused)
+SCENARIOS = (choices, corrected, resumed, local, local_resumed, local_skipped, local_never, thawed, refused)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,18 @@ import torch.distributed as dist
 from onebit import _native
 from onebit._native import Error, OnebitWarning, Status, check, wrong
 from onebit.plan import Plan
-from onebit.torch.backward import tell_scalers
+from onebit.torch.backward import scalers_of, tell_scalers
 from onebit.torch.hook import CHUNK
+from onebit.torch.local import LAST, LocalSteps, saved_parts
 from onebit.torch.ranks import FLOATS, gather, interruptible
 from onebit.torch.remainder import SavedHook, moments_of, records, save_with, take
 from onebit.torch.report import Report
 
-METHODS = DENSE, EIGHT, ONE = "dense", "8 bits", "one bit"
+METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
+# What keeps a training from local steps, with which ranks differ; of several the last that was seen.
+_OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
+    None, "local_steps=False", "not all parameters are of one optimizer that has a form in one bit",
+    "find_unused_parameters", "a GradScaler, whose skipped steps would be each rank's own", "join()")
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 _SLOW = 0.1  # seconds of a dense exchange, from which on the first steps are in 8 bits
 _FIRST, _MEASURED = 2, 4  # steps that are not looked at, and that are, before the first choice
@@ -87,9 +92,10 @@ class Automatic:
     warmup: steps that the lead is to have made before
     words: what to say when it is made
     bytes_a_day: that a host may send; None: any
+    local_steps: whether local steps may be chosen
     """
 
-    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words, bytes_a_day):
+    def __init__(self, comm, model, optimizers, lead, hook, make, warmup, words, bytes_a_day, local_steps):
         self.comm, self.hook, self._make, self._words = comm, hook, make, words
         self._warmup = warmup
         self.lead, self._model = optimizers[lead], weakref.ref(model)
@@ -98,11 +104,15 @@ class Automatic:
         self._frozen = [(name, one) for name, one in model.module.named_parameters() if not one.requires_grad]
         self._scaling = False
         self.meter = Meter(comm, model.process_group, every[0].device)
-        self.methods = METHODS[: 2 + (make is not None)]
+        whole = make is not None and len(optimizers) == 1 and not hook.averaged
+        self._obstacle = (_SWITCH if not local_steps else _OTHERS if not whole else
+                          _UNUSED if model.find_unused_parameters else _NONE)  # fmt: skip
+        self._every_step = METHODS[: 2 + (make is not None)]
         self._choice = _native.sized(_native.MethodChoice)
         self._choice.elements, self._choice.methods = self._elements, 2 ** len(self.methods) - 1
         self._choice.bytes_a_day = bytes_a_day or 0.0
-        self.made = self._plan = None
+        self.made = self.local = self._plan = self._saved = None
+        self._said = False
         self._reports, self._own, self._end = [], 0.0, None
         self._length, self._cost_of_comparing = _WINDOW, 0.0
         self._on_device = every[0].device.type != "cpu"
@@ -139,22 +149,56 @@ class Automatic:
     def _closed(self):
         return self.comm is None
 
+    @property
+    def methods(self):
+        return self._every_step if self._obstacle else METHODS
+
     def add(self, bucket):
         """In the backward pass, whatever the method is: the future of a bucket of gradients."""
-        return (self.made or self.hook).add(bucket)
+        joins = self._joins()
+        if joins and self._obstacle is _NONE:
+            self._obstacle = _JOIN
+        if self.local is None:
+            return (self.made or self.hook).add(bucket)
+        if not joins:
+            return self._own_gradients(bucket.buffer())
+        future = self.hook.add(bucket)
+        if bucket.is_last():  # here is each rank, those without inputs, which make no step, too
+            self._change(EIGHT)
+        return future
+
+    def _own_gradients(self, buffer):
+        future = torch.futures.Future(devices=[buffer.device] if self._on_device else [])
+        future.set_result(buffer)
+        return future
+
+    def _joins(self):
+        """True inside join(), with which a rank may make no step."""
+        return getattr(getattr(self._model(), "_join_config", None), "enable", False)
 
     # --- What a step is --------------------------------------------------------------------------
 
     def _step(self, closure):
         begin = self.meter.now()
-        if self.made is None:
+        if self.local is not None and "found_inf" in vars(self.lead):
+            result = self._leave_to_scaler()
+        elif self.made is None:
             self._look_for_thawed()
             result = self._dense_step(closure)
+            if self.local is not None:
+                self.lead.status = self.local.step()
+                self.hook.steps += 1  # what it has saved is of these steps
         else:
             result = self._step_made(closure)
         self._look(begin, self.meter.now())
         self._end = self.meter.now()
         return result
+
+    def _leave_to_scaler(self):
+        """A scaler that was not there before: gradients are averaged from the next step on."""
+        self._obstacle = _SCALER
+        tell_scalers(self.lead)
+        self._change(EIGHT)
 
     def _look_for_thawed(self):
         """Warns once of gradients that no bucket has."""
@@ -189,9 +233,13 @@ class Automatic:
         """convert: the lead goes on from the state of the method before
         waits: one bit begins later; None: where the lead has not made the steps of its warm-up
         """
+        if self.local is not None:
+            self._end_local(convert, method)
         if self.made is not None and method != ONE:
             self._give_back(convert)
         self.method = method
+        if method == LOCAL:
+            self._begin_local()
         if method == ONE and self.made is None:
             self._waits = self._is_early() if waits is None else waits
             if not self._waits:
@@ -199,7 +247,7 @@ class Automatic:
         in_bits = method == EIGHT or self._waits_for_one_bit()
         if not in_bits:
             self.hook.drop()
-        self.hook.warmup_steps = 0 if in_bits else math.inf
+        self.hook.warmup_steps = 0 if in_bits or method == LOCAL else math.inf
 
     def _waits_for_one_bit(self):
         return self.method == ONE and self.made is None
@@ -229,6 +277,31 @@ class Automatic:
         self._reports.append(made.report())
         made.close()
 
+    def _begin_local(self):
+        """Begins at parameters that are equal on all ranks, or goes on as was saved."""
+        group, (steps, parts) = self._model().process_group, self._saved or (self._choice.local_steps, None)
+        self.local, self._saved = LocalSteps(self.comm, self.lead, group, int(steps), parts), None
+        self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
+        self.lead._step_supports_amp_scaling = True
+        self.hook.waited = 0.0
+        if self.hook.comm is None:
+            self.hook._open(group)
+
+    def _end_local(self, convert, method):
+        """convert: the ranks become equal, and the lead's moments for a method of each step"""
+        local, self.local = self.local, None
+        if convert:
+            local.end() if method != LOCAL else local.synchronize()
+        self.lead._step_supports_amp_scaling = self._scaling
+        self._reports.append(local.report(self.hook.averaged))
+        local.close()
+
+    def synchronize(self):
+        """Makes the parameters equal on all ranks, as before a validation or a checkpoint of one rank.
+        Collective."""
+        if self.local is not None:
+            self.local.synchronize()
+
     # --- What is measured ------------------------------------------------------------------------
 
     def _begin(self, record):
@@ -247,24 +320,30 @@ class Automatic:
         self._length = self._length if self.decided else _MEASURED
         if self.made is not None:  # of a class with a warm-up of its own
             self._skip += max(self.made._warmup_steps - self.made.onebit.info()["steps"], 0)
+        if self.local is not None and self.local.seconds is None:  # until an exchange has been seen
+            self._skip += self.local.steps
 
     def _record(self):
         names = "method", "steps", "changes", "decided", "expected"
         record = {name: getattr(self, name) for name in names}
         record.update(extras=self._extras, cost=self._cost, compute=self._compute,
                       waits=self._waits_for_one_bit())  # fmt: skip
-        return {"auto": json.dumps(record)}
+        if self.local is None:
+            return {"auto": json.dumps(record)}
+        return {"auto": json.dumps({**record, "local_steps": self.local.steps}), "outer": self.local.part()}
 
     def _look(self, begin, end):
         """After a step, which began and ended then."""
         self.steps += 1
         before, self._end = self._end, end
-        joins = getattr(getattr(self._model(), "_join_config", None), "enable", False)
-        if before is None or joins:  # with join() a rank may make no step
+        if before is None or self._joins():
             return
-        total, compute = end - before, begin - before
+        total, compute, spent = end - before, begin - before, 0.0
+        if self.local is not None:  # each step has its part of the latest exchange
+            spent = self.local.spent
+            total += (self.local.seconds or 0.0) / self.local.steps - spent
         if self.made is None:
-            self._own, compute = end - begin, compute - self.hook.waited
+            self._own, compute = end - begin - spent, compute - self.hook.waited
         compute += self._own  # a step of the library's has its exchange in it
         if self._on_device and self.decided:  # nobody waits for the device
             compute = self._compute
@@ -332,6 +411,12 @@ class Automatic:
     def _choose(self, total, compute):
         """The best method, and what is expected of a step of each; `total` was measured with this."""
         choice, now = self._choice, METHODS.index(self.method)
+        if self._obstacle is _NONE and scalers_of(self.lead):
+            self._obstacle = _SCALER
+        (number,) = self._everyone([float(_OBSTACLES.index(self._obstacle))])
+        self._obstacle = _OBSTACLES[int(number)]
+        choice.methods = 2 ** len(self.methods) - 1
+        choice.local_steps = self.local.steps if self.local is not None else 0
         choice.compute, choice.current, choice.step = compute, now, total
         for number, one in enumerate(self.methods):
             # Steps have taken so much beyond the model. On a faster link they take less of it, and
@@ -378,27 +463,34 @@ class Automatic:
         self._change(best)
 
     def _change(self, method):
-        changed = method != self.method
+        changed = method != self.method or (
+            self.local is not None and method == LOCAL and self.local.steps != self._choice.local_steps)
         if changed:
             self._become(method)
         self.expected = self._choice.expected[METHODS.index(method)]
         self._since = 0
         self._settle(_SETTLING if changed else 0)
 
+    def _why_not_local(self, method):
+        """Returns why a training that waits for the link longer than it computes has no local steps, or ''."""
+        waits = self._choice.expected[METHODS.index(method)] > 2 * self._choice.compute
+        return f"; no local steps: {self._obstacle}" if waits and self._obstacle else ""
+
     def _say(self, words=""):
         if not self.comm.rank:
-            text = self._choice.text.decode()
+            text = self._choice.text.decode() + self._why_not_local(METHODS[self._choice.method])
             print(f"onebit: auto {text}{words}", file=sys.stderr, flush=True)
 
     # --- State -----------------------------------------------------------------------------------
 
     def _agreed_record(self, states):
         """Returns auto's record in saved states; of states without one, the method that saved them. Collective."""
-        record, names = None, set()
+        record, names, saved = None, set(), {}
         for state in states:
             found = take({key: dict(one) for key, one in state.items()})
             names.update(name for one in state.values() for name in one)
             parts = records(found)
+            saved.update(parts)
             record = record or next((one["auto"] for one in parts.values() if "auto" in one), None)
         if record is not None:
             record = json.loads(record)
@@ -410,9 +502,16 @@ class Automatic:
         if len(methods) > 1 or record["method"] not in self.methods:
             raise wrong(f"the state is of method {' and '.join(sorted(methods))}, not of one of "
                         f"{', '.join(self.methods)}, the same on all ranks")  # fmt: skip
+        if record["method"] == LOCAL:
+            self._saved = record["local_steps"], saved_parts(self.comm, saved)
         return record
 
     def _state_dict(self):
+        if self.local is not None and not self.local.is_equal and not self._said:
+            self._said = True
+            warnings.warn("with local steps the model is this rank's own: where each rank "
+                          "saves its own, nothing is missing; where one rank saves, all ranks call "
+                          "consolidate_state_dict() before", OnebitWarning, stacklevel=3)  # fmt: skip
         return self._dense_state[0]() if self.made is None else self.made.state_dict()
 
     def _load_state_dict(self, state_dict):
@@ -428,28 +527,34 @@ class Automatic:
         self._begin(record)
 
     def _consolidate(self, to=0):
+        self.synchronize()
         consolidate = self._dense_state[2] if self.made is None else self.made.consolidate_state_dict
         consolidate(to)
 
     # --- Accounts --------------------------------------------------------------------------------
 
     def describe(self):
-        text = f"auto: {self.method}"
-        return text if self.made is None else f"{text}; {self.made.describe()}"
+        text = f"auto: {self.method}{self._why_not_local(self.method)}"
+        more = self.made or self.local
+        return text if more is None else f"{text}; {more.describe()}"
 
     def report(self):
         """A `Report` of all methods."""
         every = [self.hook.report(), *self._reports]
         every += [self.made.report()] if self.made is not None else []
+        every += [self.local.report(self.hook.averaged)] if self.local is not None else []
         last = every[-1]
         sums = [sum(getattr(one, name) for one in every)
                 for name in ("skipped", "overlapped", "bytes_sent", "dense_bytes")]  # fmt: skip
         return Report(self.steps, *sums, last.averaged)
 
     def close(self):
-        """On all ranks. The method stays what it is."""
+        """On all ranks. The method stays what it is, but that parameters become equal after local steps."""
         if self.comm is None:
             return
+        if self.local is not None:
+            self.local.synchronize(LAST)
+            self._end_local(False, LOCAL)
         if self.made is not None:
             self.made.close()
         if self._plan is not None:

@@ -119,11 +119,17 @@ def check_model(model, parameters, ranks, remainder):
             raise wrong(f"parameter {number} of the optimizer is not one of the model's")
 
 
+def scalers_of(optimizer):
+    """In a step: the scalers by which the program makes it."""
+    kind = getattr(getattr(torch, "amp", None), "GradScaler", torch.cuda.amp.GradScaler)
+    every = [one for one in instances_of(kind) if one.is_enabled()]
+    return [one for one in every if one._found_inf_per_device(optimizer)]
+
+
 def tell_scalers(optimizer):
     """A step that all ranks have skipped lowers each rank's scale, whoever's gradients it was: what is
     averaged in the backward pass was multiplied with the same scale on all ranks."""
-    kind = getattr(getattr(torch, "amp", None), "GradScaler", torch.cuda.amp.GradScaler)
-    for scaler in instances_of(kind):
+    for scaler in scalers_of(optimizer):
         for found in scaler._found_inf_per_device(optimizer).values():
             found.fill_(1.0)
 

@@ -304,7 +304,7 @@ def _average(comm, model, optimizers, timeout, options, dense, averaged):
         one.close, one.report, one.clip_grad_norm_ = state.close, state.report, clip_grad_norm_
 
 
-def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day):
+def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice, bytes_a_day, local_steps):
     """The method chooses itself, of those that this optimizer can have."""
     make, lead = None, choice.carried or 0
     if choice.carried is not None:
@@ -326,7 +326,7 @@ def _begin_auto(comm, model, optimizers, kind, overlap, timeout, options, choice
     words = choice.words() if make else ()
     warmup = kind is optim.EfficientAdam and (options.get("warmup_steps") or onebit.WARMUP_STEPS)
     warmup = 0 if warmup == onebit.WARMUP_NONE else int(warmup)
-    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day)
+    automatic = Automatic(comm, model, optimizers, lead, state, make, warmup, words, bytes_a_day, local_steps)
     register(model, automatic)
 
 
@@ -336,8 +336,8 @@ def auto(model, optimizer, **options):
 
 
 def compress(
-    model, optimizer, kind=None, *, method=None, bytes_a_day=None, overlap=True, timeout=None,
-    inside="auto", **options
+    model, optimizer, kind=None, *, method=None, bytes_a_day=None, local_steps=True, overlap=True,
+    timeout=None, inside="auto", **options
 ):  # fmt: skip
     """The optimizer that goes on in place of torch's, attached to a DistributedDataParallel, or to a
     model of fully_shard on a mesh of replicas and shards (HSDP), whose replicas exchange what is
@@ -362,13 +362,16 @@ def compress(
         have `clip_grad_norm_`, `report` and `close`
     kind: a class of this module; None: `Momentum` for SGD, else `EfficientAdam`, whose first 40
         steps send 8 bits an element (warmup_steps=, warmup_bits=), all others one. `HookState`: every optimizer stays as it is
-    method: "auto": DistributedDataParallel's own exchange, 8 bits, or one bit, whatever makes a step
+    method: "auto": DistributedDataParallel's own exchange, 8 bits, one bit or local steps, whatever makes a step
         shorter: exchanges and the first steps are timed, the ranks choose alike, rank 0 says what
         and why on standard error, and steps that take another time than was expected are looked
         into. The optimizers stay, also with one bit, and have `automatic`, which tells the `method`;
         kind and options are those of one bit. None: as `kind` has it
     bytes_a_day: with method "auto", the most that a host may send: methods that send more are not
         chosen, and where all do, that is an `Error`. None: any
+    local_steps: with method "auto", whether local steps and an outer step may be chosen, which change what
+        is learned: only where one bit in each step would wait for the link longer than it computes, or
+        send more than bytes_a_day
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
@@ -397,7 +400,8 @@ def compress(
         is_auto = method == "auto" and not choice.dense
         made = list(inner)
         if is_auto:
-            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice, bytes_a_day)
+            _begin_auto(comm, wrapped, inner, kind, overlap, timeout, options, choice, bytes_a_day,
+                        local_steps)
         elif choice.carried is None:
             _average(comm, wrapped, inner, timeout, options, choice.dense, choice.averaged())
         else:

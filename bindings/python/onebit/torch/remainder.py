@@ -310,7 +310,7 @@ def save_with(optimizer, saved):
 # --- Torch's state from one of Efficient-Adam or 1-bit momentum SGD: the way back to dense steps --
 
 
-def _mean_share(gradient, group, hosts):
+def mean_share(gradient, group, hosts):
     """Returns the mean gradient's squares relative to those of the gradient whose moments a rank keeps,
     its own or its host's: 1 / hosts where gradients are independent."""
     ranks = group.size()
@@ -334,7 +334,7 @@ def _variance(parameter, state, group, rank):
     dist.all_reduce(known, group=group)
     gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
     hosts = max(float(known.max()), 1.0)
-    return own / known.clamp(min=1.0) * _mean_share(gradient, group, hosts)
+    return own / known.clamp(min=1.0) * mean_share(gradient, group, hosts)
 
 
 def _of_adam(made, parameter, state, group, is_plain):

@@ -1,0 +1,115 @@
+"""Local steps of torch's own optimizer with an outer step: a method of `automatic`."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from onebit._native import Status
+from onebit.outer import Outer
+from onebit.torch.ranks import gather, interruptible
+from onebit.torch.remainder import mean_share
+from onebit.torch.report import Report, ring
+from onebit.torch.state import flat
+
+# Exchanges at the end of local steps: one bit leaves a residual, which each further one sends a part of.
+LAST = 4
+
+
+def saved_parts(comm, parts):
+    """Returns the outer step's state of all ranks that saved, in their order, of what a rank has loaded of
+    it, by rank; None: some rank lacks a part of it. Collective."""
+    every = {rank: one["outer"].cpu().numpy().tobytes() for rank, one in parts.items() if "outer" in one}
+    ranks = {one["ranks"] for one in parts.values()}
+    own = every.get(comm.rank) if ranks == {comm.size} else None
+    has = 2 if ranks == {len(every)} else int(own is not None)
+    has = min(one[0] for one in gather(comm, bytes([has])))
+    if has == 1:
+        return gather(comm, own)
+    return [every[rank] for rank in sorted(every)] if has else None
+
+
+class LocalSteps:
+    """comm, optimizer, group: the ranks, torch's optimizer, and the ranks' process group
+    steps: from one exchange to the next
+    parts: as of `saved_parts`; None: the parameters are equal on all ranks
+    """
+
+    def __init__(self, comm, optimizer, group, steps, parts=None):
+        self._comm, self._optimizer, self._group, self.steps = comm, optimizer, group, steps
+        self._parameters = [one for of in optimizer.param_groups for one in of["params"] if one.requires_grad]
+        arrays = [flat(one.detach()) for one in self._parameters]
+        for one in arrays if parts else ():
+            one.zero_()  # which are equal on all ranks; the parts have the parameters
+        self.outer = Outer(comm, arrays, local_steps=steps)
+        if parts:
+            self.outer.load(parts)
+        self._count = self.outer.info()["steps"]
+        self.is_equal = parts is None  # the parameters on all ranks; after a step only the consensus is
+        self.spent, self.seconds = 0.0, None  # in the latest step; in the latest exchange
+
+    def step(self):
+        """Counts a step that the optimizer has made."""
+        began = time.perf_counter()
+        status = interruptible(self._comm, self.outer.step)
+        self._count += 1
+        self.spent, self.is_equal = time.perf_counter() - began, False
+        if self._count % self.steps == 0:
+            self.seconds = self.spent
+        if status == Status.SKIPPED:
+            self._average_moments()
+        return status
+
+    def synchronize(self, times=1):
+        """Makes the parameters equal on all ranks. Collective."""
+        for _ in range(times):
+            status = interruptible(self._comm, self.outer.synchronize)
+            if status == Status.SKIPPED:  # a rank has gone back to the consensus
+                self._average_moments()
+                interruptible(self._comm, self.outer.synchronize)
+        self.is_equal = True
+
+    def end(self):
+        """Makes all ranks equal, the optimizer's moments too, for steps that exchange. Collective."""
+        self.synchronize(LAST)
+        self._average_moments(True)
+
+    def close(self):
+        self.outer.close()
+
+    @torch.no_grad()
+    def _average_moments(self, of_means=False):
+        """Gives all ranks the mean of their moments, where they are finite.
+
+        of_means: gradients are means over the ranks from now on, whose second moments are smaller
+        """
+        states = [(one, self._optimizer.state.get(one, {})) for one in self._parameters]
+        names = {name for _, state in states for name, value in state.items()
+                 if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point()}  # fmt: skip
+        for name in sorted(names):
+            own = [(one, state[name]) for one, state in states if state.get(name) is not None]
+            values = torch.cat([value.float().reshape(-1) for _, value in own])
+            finite = values.isfinite().all()
+            values = torch.cat([values if finite else torch.zeros_like(values), finite.float().view(1)])
+            dist.all_reduce(values, group=self._group)
+            values = values[:-1] / values[-1].clamp(min=1)
+            for (one, value), mean in zip(own, values.split([value.numel() for _, value in own])):
+                share = 1.0
+                if of_means and name.endswith("_sq"):
+                    gradient = torch.zeros_like(one) if one.grad is None else one.grad
+                    share = mean_share(gradient, self._group, self._comm.size)
+                value.copy_(mean.view_as(value) * share)
+
+    def part(self):
+        """This rank's state, with its parameters, as bytes in a tensor. Local."""
+        return torch.frombuffer(bytearray(self.outer.save()), dtype=torch.uint8)
+
+    def report(self, averaged):
+        info = self.outer.info()
+        size = sum(one.numel() * one.element_size() for one in self._parameters)
+        sent = info["exchanges"] * info["exchange_bytes"]
+        return Report(0, info["skipped"], 0, sent, ring(size, self._comm.size) * info["steps"], averaged)
+
+    def describe(self):
+        info = self.outer.info()
+        return f"an outer step (mean, {info['bits']} bit) after every {self.steps}"
