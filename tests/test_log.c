@@ -9,8 +9,10 @@
 #include "base/log.h"
 #include "dropin/counters.h"
 #include "onebit/counters.h"
+#include "optimizers/optimizer.h"
 #include "tests/support.h"
 #include "tests/support_disk.h"
+#include "tests/support_optimizers.h"
 
 /* ONEBIT_DEBUG: what each level says, where it goes, and what is refused. */
 
@@ -91,33 +93,31 @@ Test(log, threads_without_processors_are_warned_of_once) {
 }
 #endif
 
-static void create_some(onebit_comm_t comm, void *context) {
+/* Makes an optimizer of each of these, up to one without a method. */
+static void create_all(onebit_comm_t comm, void *context) {
   float parameter[8] = {0}, gradient[8] = {0};
   const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT, never = adam, deepspeed = adam;
-  const onebit_adam_options_t *const of_adam[] = {&deepspeed, &never, &adam, &adam};
-  never.freeze_step = ONEBIT_FREEZE_NEVER;
-  deepspeed.common.profile = ONEBIT_PROFILE_DEEPSPEED;
-  onebit_efficient_adam_options_t ratios = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
-  onebit_lion_options_t dense_lion = ONEBIT_LION_OPTIONS_INIT;
-  onebit_optimizer_t made[10] = {NULL};
-  ratios.trust_ratio = 1;
-  dense_lion.common.dense_below = SIZE_MAX;
-  (void)context;
-  for (int k = 0; k < 4; k++)
-    CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, of_adam[k], &made[k]), ONEBIT_OK);
-  CHECK_STATUS(onebit_lamb_create(comm, &tensor, 1, NULL, &made[4]), ONEBIT_OK);
-  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, NULL, &made[5]), ONEBIT_OK);
-  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &ratios, &made[6]), ONEBIT_OK);
-  CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &dense_lion, &made[7]), ONEBIT_OK);
-  for (int k = 8; k < 10; k++)
-    CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, NULL, &made[k]), ONEBIT_OK);
-  for (int k = 0; k < 10; k++)
-    onebit_optimizer_destroy(made[k]);
+  for (const struct any_case *what = context; what->method; what++) {
+    onebit_optimizer_t made = NULL;
+    CHECK_STATUS(ob_optimizer_create(comm, what->method, what->options, &tensor, 1, &made),
+                 ONEBIT_OK);
+    onebit_optimizer_destroy(made);
+  }
 }
 
 Test(log, what_is_not_recommended_is_said_once) {
-  const char *text = said_by(create_some, NULL, "WARN");
+  struct any_case mixed[] = {{ANY(adam, .common.profile = ONEBIT_PROFILE_DEEPSPEED)},
+                             {ANY(adam, .freeze_step = ONEBIT_FREEZE_NEVER)},
+                             {ANY(adam, 0)},
+                             {ANY(adam, 0)},
+                             {ANY(lamb, 0)},
+                             {ANY(efficient_adam, 0)},
+                             {ANY(efficient_adam, .trust_ratio = 1)},
+                             {ANY(lion, .common.dense_below = SIZE_MAX)},
+                             {ANY(lion, 0)},
+                             {ANY(lion, 0)},
+                             {NULL, NULL}};
+  const char *text = said_by(create_all, mixed, "WARN");
   cr_expect_eq(times(text, "\n"), 4, "%s", text);
   cr_expect_eq(times(text, "lion is not recommended where most parameters are tables of words"), 1,
                "%s", text);
@@ -127,40 +127,18 @@ Test(log, what_is_not_recommended_is_said_once) {
 }
 
 /* The advice is given once a process: each of these has a process of its own. */
-static void create_dense_forms(onebit_comm_t comm, void *context) {
-  float parameter[8] = {0}, gradient[8] = {0};
-  const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
-  onebit_adam_options_t adam = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_lion_options_t lion = ONEBIT_LION_OPTIONS_INIT;
-  onebit_optimizer_t made[2] = {NULL};
-  adam.freeze_step = ONEBIT_FREEZE_NEVER;
-  lion.common.dense_below = SIZE_MAX;
-  (void)context;
-  CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &adam, &made[0]), ONEBIT_OK);
-  CHECK_STATUS(onebit_lion_create(comm, &tensor, 1, &lion, &made[1]), ONEBIT_OK);
-  for (int k = 0; k < 2; k++)
-    onebit_optimizer_destroy(made[k]);
-}
-
-static void create_ratios_at_once(onebit_comm_t comm, void *context) {
-  float parameter[8] = {0}, gradient[8] = {0};
-  const onebit_tensor_t tensor = {parameter, gradient, 8, 0, 0, 0};
-  onebit_efficient_adam_options_t ratios = ONEBIT_EFFICIENT_ADAM_OPTIONS_INIT;
-  onebit_optimizer_t made = NULL;
-  ratios.trust_ratio = 1;
-  ratios.warmup_steps = ONEBIT_WARMUP_NONE;
-  (void)context;
-  CHECK_STATUS(onebit_efficient_adam_create(comm, &tensor, 1, &ratios, &made), ONEBIT_OK);
-  onebit_optimizer_destroy(made);
-}
-
 Test(log, a_dense_form_is_not_advised_against) {
-  const char *text = said_by(create_dense_forms, NULL, "WARN");
+  struct any_case dense[] = {{ANY(adam, .freeze_step = ONEBIT_FREEZE_NEVER)},
+                             {ANY(lion, .common.dense_below = SIZE_MAX)},
+                             {NULL, NULL}};
+  const char *text = said_by(create_all, dense, "WARN");
   cr_expect_str_empty(text, "%s", text);
 }
 
 Test(log, no_warmup_is_no_dense_form) {
-  const char *text = said_by(create_ratios_at_once, NULL, "WARN");
+  struct any_case at_once[] = {
+      {ANY(efficient_adam, .trust_ratio = 1, .warmup_steps = ONEBIT_WARMUP_NONE)}, {NULL, NULL}};
+  const char *text = said_by(create_all, at_once, "WARN");
   cr_expect_eq(times(text, "Take Efficient-Adam without trust_ratio"), 1, "%s", text);
 }
 
