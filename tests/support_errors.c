@@ -144,8 +144,8 @@ static float parameters[2 * COUNT], gradients[2 * COUNT]; /* never written: shar
 void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   bool guilty = onebit_comm_rank(comm) == culprit->rank;
-  for (int k = 0; k < 4; k++) {
-    static const char *const names[] = {"beta1", "parameter", "overlap", "optimizer"};
+  for (int k = 0; k < 5; k++) {
+    static const char *const names[] = {"beta1", "parameter", "overlap", "optimizer", "tensors"};
     onebit_optimizer_t optimizer = NULL;
     onebit_tensor_t tensors[] = {{parameters, gradients, COUNT, 0, 0, 0},
                                  {parameters + COUNT, gradients + COUNT, COUNT, 0, 0, 0}};
@@ -155,8 +155,8 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
       tensors[1].parameter = NULL;
     if (guilty && k == 2)
       tensors[1].parameter = parameters;
-    onebit_status_t status =
-        onebit_adam_create(comm, tensors, 2, &options, guilty && k == 3 ? NULL : &optimizer);
+    onebit_status_t status = onebit_adam_create(comm, guilty && k == 4 ? NULL : tensors, 2,
+                                                &options, guilty && k == 3 ? NULL : &optimizer);
     check_blame(status, comm, culprit->rank, names[k]);
     CHECK(optimizer == NULL, "a failed creation left an optimizer");
     meet(comm);
@@ -174,6 +174,7 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
                                  {parameter + 200, gradient + 200, COUNT - 200, 0, 0, 0}};
     onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
     onebit_optimizer_t optimizer = NULL;
+    onebit_optimizer_info_t info = {.size = sizeof info};
     options.freeze_step = 3;
     options.shards = culprit->shards;
     options.common.clip_norm = culprit->clip_norm;
@@ -193,6 +194,8 @@ void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
       CHECK_STATUS(status, ONEBIT_ERROR_MISMATCH);
       CHECK_WORDS("learning_rate");
       CHECK_BITS("parameters", parameter, before, COUNT, ONEBIT_FLOAT32);
+      CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
+      CHECK(info.steps == (uint64_t)step, "%llu steps", (unsigned long long)info.steps);
       CHECK_STATUS(onebit_optimizer_step(optimizer, 0.01f), ONEBIT_OK);
     }
     onebit_optimizer_destroy(optimizer);

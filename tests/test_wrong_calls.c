@@ -57,27 +57,22 @@ Test(wrong_calls, are_made_of_every_function) {
 
 /* ---- One rank of several ---- */
 
-/* Rank 1 makes the call with `wrong`, the others with `right`: it gets `status`, and they learn of
- * it. */
-#define ONE_RANK(function, right, wrong, status, part)                                             \
-  (rank == 1 ? WRONG(function, wrong, status, part)                                                \
-             : WRONG(function, right, ONEBIT_ERROR_PEER, "rank 1"))
-#define ARGUMENT ONEBIT_ERROR_ARGUMENT
-
 /* Makes wrong calls that the scenarios of disagreement have not: a handle that is none, or one of
  * another kind. The own call is refused where it stands; the others wait until it makes the right
  * one. */
-static void one_wrong_call(onebit_comm_t comm, int rank) {
+static void one_wrong_call(onebit_comm_t comm, void *context) {
   float send[WRONG_COUNT] = {1}, receive[WRONG_COUNT];
+  const int rank = onebit_comm_rank(comm);
   onebit_plan_t plan = NULL;
+  (void)context;
   CHECK_STATUS(onebit_plan_create(comm, WRONG_COUNT / 2, NULL, &plan), ONEBIT_OK);
   if (rank == 1)
-    WRONG(onebit_iallreduce, (send, receive, plan, NULL), ARGUMENT, "request is NULL");
+    WRONG(onebit_iallreduce, (send, receive, plan, NULL), ONEBIT_ERROR_ARGUMENT, "request is NULL");
   else
     WRONG(onebit_allreduce, (send, receive, plan), ONEBIT_ERROR_PEER, "rank 1");
   if (rank == 1) {
-    WRONG(onebit_allreduce, (send, receive, NULL), ARGUMENT, "plan is NULL");
-    WRONG(onebit_allreduce, (send, receive, (onebit_plan_t)(void *)comm), ARGUMENT,
+    WRONG(onebit_allreduce, (send, receive, NULL), ONEBIT_ERROR_ARGUMENT, "plan is NULL");
+    WRONG(onebit_allreduce, (send, receive, (onebit_plan_t)(void *)comm), ONEBIT_ERROR_ARGUMENT,
           "which is a communicator");
   }
   CHECK_STATUS(onebit_allreduce(send, receive, plan), ONEBIT_OK);
@@ -85,26 +80,9 @@ static void one_wrong_call(onebit_comm_t comm, int rank) {
   onebit_plan_destroy(plan);
 }
 
-static void one_wrong_optimizer(onebit_comm_t comm, int rank) {
-  float p[8] = {0}, g[8] = {1};
-  onebit_tensor_t tensor = {.parameter = p, .gradient = g, .count = 8}, none = {.count = 8};
-  onebit_optimizer_t optimizer = NULL;
-  ONE_RANK(onebit_lion_create, (comm, &tensor, 1, NULL, &optimizer),
-           (comm, &none, 1, NULL, &optimizer), ARGUMENT, "tensors[0].parameter is NULL");
-  ONE_RANK(onebit_adam_create, (comm, &tensor, 1, NULL, &optimizer),
-           (comm, NULL, 1, NULL, &optimizer), ARGUMENT, "tensors is NULL");
-}
-
-static void one_wrong_rank(onebit_comm_t comm, void *context) {
-  int rank = onebit_comm_rank(comm);
-  (void)context;
-  one_wrong_call(comm, rank);
-  one_wrong_optimizer(comm, rank);
-}
-
 Test(wrong_calls, of_one_rank_are_told_to_the_others) {
-  on_ranks(2, one_wrong_rank, NULL);
-  on_hosts(4, 2, one_wrong_rank, NULL);
+  on_ranks(2, one_wrong_call, NULL);
+  on_hosts(4, 2, one_wrong_call, NULL);
   cr_expect_eq(wrong_failed(), 0, "%zu of %zu", wrong_failed(), wrong_made());
   fprintf(stderr, "%zu calls of which one rank's is wrong\n", wrong_made());
 }
@@ -267,39 +245,6 @@ Test(arguments, tensors_of_two_bytes) {
       CHECK_STATUS(status, ONEBIT_OK);
     onebit_optimizer_destroy(optimizer);
   }
-  onebit_comm_destroy(comm);
-}
-
-/* A wrong rate changes neither parameters nor the count of steps, in the warm-up and after. */
-Test(arguments, a_wrong_rate_changes_nothing) {
-  static const float wrong[] = {NAN, INFINITY, -0.5f};
-  float parameter[TENSOR], gradient[TENSOR], before[TENSOR];
-  const onebit_tensor_t tensors[] = {{parameter, gradient, TENSOR, 0, 0, 0},
-                                     {NULL, NULL, 0, 0, 0, 0}};
-  onebit_comm_t comm = self_comm();
-  onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
-  onebit_optimizer_t optimizer = NULL;
-  onebit_optimizer_info_t info = {.size = sizeof info};
-  double scale = 0;
-  options.freeze_step = 1;
-  fill_input(parameter, ONEBIT_FLOAT32, TENSOR, 1, 0);
-  fill_input(gradient, ONEBIT_FLOAT32, TENSOR, 0, 0);
-  CHECK_STATUS(onebit_adam_create(comm, tensors, 2, &options, &optimizer), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 1, NULL), ONEBIT_OK);
-  CHECK_STATUS(onebit_optimizer_get_loss_scale(optimizer, &scale), ONEBIT_OK);
-  CHECK(scale == 1, "a loss scale of %g without loss scaling", scale);
-  for (uint64_t step = 0; step < 2; step++) {
-    memcpy(before, parameter, sizeof before);
-    for (size_t k = 0; k < 3; k++) {
-      check_wrong(onebit_optimizer_step(optimizer, wrong[k]), "learning_rate", "");
-      CHECK_BITS("parameters", parameter, before, TENSOR, ONEBIT_FLOAT32);
-    }
-    CHECK_STATUS(onebit_optimizer_get_info(optimizer, &info), ONEBIT_OK);
-    CHECK(info.steps == step, "%llu steps", (unsigned long long)info.steps);
-    CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
-    CHECK_STATUS(onebit_optimizer_set_gradient(optimizer, 0, gradient), ONEBIT_OK);
-  }
-  onebit_optimizer_destroy(optimizer);
   onebit_comm_destroy(comm);
 }
 
