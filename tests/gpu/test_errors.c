@@ -59,23 +59,21 @@ static void close_foreign(const struct foreign *foreign) {
     CHECK_CUDA(cudaStreamDestroy(foreign->stream));
 }
 
-static onebit_status_t host_sendbuf(struct part *part, const struct foreign *foreign) {
-  return onebit_allreduce(foreign->host, part->out, part->plan);
-}
+/* Defines a wrong call. */
+#define CALLS(name, call)                                                                          \
+  static onebit_status_t name(struct part *part, const struct foreign *foreign) {                  \
+    (void)foreign;                                                                                 \
+    return call;                                                                                   \
+  }
 
-static onebit_status_t pinned_recvbuf(struct part *part, const struct foreign *foreign) {
-  (void)foreign;
-  return onebit_allreduce(part->in, part->received, part->plan);
-}
-
-static onebit_status_t another_devices(struct part *part, const struct foreign *foreign) {
-  return onebit_allreduce(foreign->device, part->out, part->plan);
-}
-
-static onebit_status_t no_sendbuf(struct part *part, const struct foreign *foreign) {
-  (void)foreign;
-  return onebit_allreduce(NULL, part->out, part->plan);
-}
+CALLS(host_sendbuf, onebit_allreduce(foreign->host, part->out, part->plan))
+CALLS(pinned_recvbuf, onebit_allreduce(part->in, part->received, part->plan))
+CALLS(another_devices, onebit_allreduce(foreign->device, part->out, part->plan))
+CALLS(no_sendbuf, onebit_allreduce(NULL, part->out, part->plan))
+CALLS(misaligned, onebit_allreduce((char *)part->in + 1, part->out, part->plan))
+CALLS(overlapping, onebit_allreduce(part->in, (float *)part->in + 1, part->plan))
+CALLS(wrong_operation, onebit_allgather(part->in, part->out, part->plan))
+CALLS(no_request, onebit_iallreduce(part->in, part->out, part->plan, NULL))
 
 static onebit_status_t no_recvbuf(struct part *part, const struct foreign *foreign) {
   (void)foreign;
@@ -84,31 +82,11 @@ static onebit_status_t no_recvbuf(struct part *part, const struct foreign *forei
   return status;
 }
 
-static onebit_status_t misaligned(struct part *part, const struct foreign *foreign) {
-  (void)foreign;
-  return onebit_allreduce((char *)part->in + 1, part->out, part->plan);
-}
-
-static onebit_status_t overlapping(struct part *part, const struct foreign *foreign) {
-  (void)foreign;
-  return onebit_allreduce(part->in, (float *)part->in + 1, part->plan);
-}
-
-static onebit_status_t wrong_operation(struct part *part, const struct foreign *foreign) {
-  (void)foreign;
-  return onebit_allgather(part->in, part->out, part->plan);
-}
-
 static onebit_status_t foreign_stream(struct part *part, const struct foreign *foreign) {
   onebit_status_t status =
       onebit_allreduce_stream(part->in, part->out, part->plan, foreign->stream);
   CHECK_STATUS(onebit_plan_synchronize(part->plan), status);
   return status;
-}
-
-static onebit_status_t no_request(struct part *part, const struct foreign *foreign) {
-  (void)foreign;
-  return onebit_iallreduce(part->in, part->out, part->plan, NULL);
 }
 
 static const struct wrong {
