@@ -253,18 +253,20 @@ class Optimizer(Stateful):
         `synchronize` has the status."""
         return self._on_stream("step", learning_rate)
 
-    def _on_stream(self, call, argument):
+    def _call(self, name, *arguments):
+        return check(self._function(name)(self.handle, *arguments))
+
+    def _on_stream(self, name, argument):
         """A call of the library, with device="cuda" its form on torch's current stream."""
-        function, arguments = f"onebit_optimizer_{call}", [self.handle, argument]
-        if self._on_device:
-            function += "_stream"
-            arguments.append(current_stream(self._parameters[0]) if self._parameters else None)
-        return check(getattr(_native.library(), function)(*arguments))
+        if not self._on_device:
+            return self._call(name, argument)
+        stream = current_stream(self._parameters[0]) if self._parameters else None
+        return self._call(f"{name}_stream", argument, stream)
 
     def synchronize(self) -> Status:
         """With device="cuda": waits until the steps are through, and returns the status of the first
         since the last time that did not end well."""
-        return check(_native.library().onebit_optimizer_synchronize(self.handle))
+        return self._call("synchronize")
 
     def begin(self, learning_rate: float) -> None:
         """Opens a step whose gradients become final one by one (`ready`); `step` ends it."""
@@ -281,7 +283,7 @@ class Optimizer(Stateful):
             raise wrong(f"tensor is {tensor}, of {len(self._parameters)}")
         found = self._gradient(tensor, gradient)
         address = found.address if found and found.count else None
-        check(_native.library().onebit_optimizer_set_gradient(self.handle, tensor, address))
+        self._call("set_gradient", tensor, address)
         self._gradients[tensor] = found
 
     def set_learning_rate_pointer(self, rate: Any) -> None:
@@ -291,41 +293,38 @@ class Optimizer(Stateful):
         found = None if rate is None else buffer_of(rate, "rate", False, self._on_device)
         if found and (found.count != 1 or found.dtype != Dtype.FLOAT32):
             raise wrong(f"rate is {found.count} of {found.dtype.name}, not one float32")
-        function = _native.library().onebit_optimizer_set_learning_rate_pointer
-        check(function(self.handle, found.address if found else None))
+        self._call("set_learning_rate_pointer", found.address if found else None)
         self._rate = found
 
     def set_learning_rate_factor(self, tensor: int, factor: float) -> None:
         """From the next step on the learning rate of tensor number `tensor` is the step's times
         this; the same on all ranks."""
-        function = _native.library().onebit_optimizer_set_learning_rate_factor
-        check(function(self.handle, tensor, factor))
+        self._call("set_learning_rate_factor", tensor, factor)
 
     def set_weight_decay(self, tensor: int, weight_decay: float) -> None:
         """From the next step on; the same on all ranks."""
-        function = _native.library().onebit_optimizer_set_weight_decay
-        check(function(self.handle, tensor, weight_decay))
+        self._call("set_weight_decay", tensor, weight_decay)
 
     def set_beta1(self, beta1: float) -> None:
         """From the next step on beta1, of `Momentum` its momentum; the same on all ranks."""
-        check(_native.library().onebit_optimizer_set_beta1(self.handle, beta1))
+        self._call("set_beta1", beta1)
 
     def set_tag(self, tag: int) -> None:
         """From the next step on the ranks must have the same tag, a number, or that step fails."""
-        check(_native.library().onebit_optimizer_set_tag(self.handle, tag))
+        self._call("set_tag", tag)
 
     def take_parameters(self) -> None:
         """The caller has written to parameters of 16 bits: steps go on from what they are now."""
-        check(_native.library().onebit_optimizer_take_parameters(self.handle))
+        self._call("take_parameters")
 
     def compare(self) -> None:
         """Raises `Error` (ERROR_MISMATCH), which names the tensor and the ranks, unless all ranks
         have the same parameters. Collective. The first step does it by itself."""
-        check(_native.library().onebit_optimizer_compare(self.handle))
+        self._call("compare")
 
     def set_compare_interval(self, steps: int) -> None:
         """Compares the parameters at the start of every n-th step from now on; 0: never."""
-        check(_native.library().onebit_optimizer_set_compare_interval(self.handle, steps))
+        self._call("set_compare_interval", steps)
 
     def save_whole(self) -> bytes:
         """This rank's part of a checkpoint, and of what all ranks have alike all that it has."""
@@ -335,8 +334,7 @@ class Optimizer(Stateful):
     def loss_scale(self) -> float:
         """The factor of the next step's loss; 1 without loss scaling."""
         scale = ctypes.c_double()
-        function = _native.library().onebit_optimizer_get_loss_scale
-        check(function(self.handle, ctypes.byref(scale)))
+        self._call("get_loss_scale", ctypes.byref(scale))
         return scale.value
 
     def info(self) -> dict[str, Any]:
@@ -354,11 +352,10 @@ class Optimizer(Stateful):
         return _native.ask(function, self.handle, _native.TensorStatistics, tensor)
 
     def _line(self, form):
-        function = _native.library().onebit_optimizer_describe
         length = ctypes.c_size_t()
-        check(function(self.handle, form, None, 0, ctypes.byref(length)))
+        self._call("describe", form, None, 0, ctypes.byref(length))
         line = ctypes.create_string_buffer(length.value + 64)  # numbers may have grown
-        check(function(self.handle, form, line, len(line), None))
+        self._call("describe", form, line, len(line), None)
         return line.value.decode()
 
     def describe(self) -> str:
@@ -373,8 +370,7 @@ class Optimizer(Stateful):
         """None; or, where a tensor's error is beyond what healthy runs have shown, its number and
         the library's words about it."""
         tensor = ctypes.c_size_t()
-        function = _native.library().onebit_optimizer_check
-        if check(function(self.handle, ctypes.byref(tensor))) == Status.WARNING:
+        if self._call("check", ctypes.byref(tensor)) == Status.WARNING:
             return tensor.value, last_message()
         return None
 
