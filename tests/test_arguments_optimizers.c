@@ -93,7 +93,6 @@ static const struct {
     {{ANY(lamb, .factor_change = 1.5)}, "factor_change", "1.5"},
     {{ANY(lamb, .factor_change = -0.1)}, "factor_change", "-0.1"},
     {{ANY(lamb, .factor_change = NAN)}, "factor_change", "nan"},
-    {{ANY(lamb, .common.block_size = 40)}, "block_size", "40"},
     {{ANY(lamb, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
 
     {{ANY(efficient_adam, .beta1 = 1)}, "beta1 is 1", ""},
@@ -110,22 +109,17 @@ static const struct {
     {{ANY(zero_one_adam, .beta1 = NAN)}, "beta1", "nan"},
     {{ANY(zero_one_adam, .beta2 = -1)}, "beta2", "-1"},
     {{ANY(zero_one_adam, .epsilon = INFINITY)}, "epsilon", "inf"},
-    {{ANY(zero_one_adam, .common.block_size = 40)}, "block_size", "40"},
     {{ANY(zero_one_adam, DEEPSPEED, .common.bucket_size = 7)}, "bucket_size", "7"},
     {{ANY(zero_one_adam, .common.schedule = ONEBIT_SCHEDULE_ALLGATHER)}, "schedule", "ALLGATHER"},
-    {{ANY(zero_one_adam, .common.gradient_factor = -2)}, "gradient_factor", "-2"},
 
     {{ANY(momentum, .momentum = 1)}, "momentum", "1"},
     {{ANY(momentum, .momentum = -0.5)}, "momentum", "-0.5"},
     {{ANY(momentum, .momentum = NAN)}, "momentum", "nan"},
-    {{ANY(momentum, .common.block_size = 40)}, "block_size", "40"},
-    {{ANY(momentum, .common.gradient_factor = -2)}, "gradient_factor", "-2"},
 
     {{ANY(lion, .beta1 = 1)}, "beta1", "1"},
     {{ANY(lion, .beta2 = -0.5)}, "beta2", "-0.5"},
     {{ANY(lion, .beta3 = NAN)}, "beta3", "nan"},
     {{ANY(lion, .epsilon = -1)}, "epsilon", "-1"},
-    {{ANY(lion, .common.block_size = 40)}, "block_size", "40"},
 };
 
 Test(arguments_optimizers, options) {
