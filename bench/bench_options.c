@@ -298,6 +298,15 @@ static void read_numbered_flags(int argc, char **argv) {
   }
 }
 
+/* Tells whether the line has --transport sockets, also behind what ended its reading. */
+static bool names_sockets(int argc, char **argv) {
+  bool found = false;
+  for (int k = 2; k < argc; k++)
+    found |= !strcmp(argv[k], "--transport=sockets") ||
+             (!strcmp(argv[k - 1], "--transport") && !strcmp(argv[k], "sockets"));
+  return found;
+}
+
 enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_benchmark *benchmark,
                                     struct bench_options *options, char error[TOOL_ERROR]) {
   char name[64], usage[96];
@@ -305,8 +314,11 @@ enum tool_asked bench_options_parse(int argc, char **argv, const struct bench_be
   read_numbered_flags(argc, argv);
   *options = (struct bench_options){
       .factor = 2, .iterations = BENCH_BY_SIZE, .warmups = BENCH_BY_SIZE, .tests = BENCH_BY_TIME};
+  const bool sockets = names_sockets(argc, argv);
   argc--;
   enum tool_asked asked = tool_parse(&tool, &argc, argv + 1, options, error);
+  if (asked != TOOL_RUN) /* one rank answers, which MPI does not tell */
+    options->sockets |= sockets;
   fill_in_defaults(benchmark, options);
   return asked == TOOL_RUN && !check_combination(benchmark, options, error) ? TOOL_WRONG : asked;
 }
