@@ -2,7 +2,10 @@
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -322,6 +325,26 @@ static const char *json_path(void) {
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;
 }
 
+/* Tells why a file cannot be written, or 0. It is not opened: who reads a FIFO would see an end. */
+static int judge_path(const char *path) {
+  const char *slash = strrchr(path, '/');
+  struct stat about;
+  if (stat(path, &about) == 0)
+    return S_ISDIR(about.st_mode) ? EISDIR : access(path, W_OK) != 0 ? errno : 0;
+  if (errno != ENOENT)
+    return errno;
+  char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+  const int code = !directory ? ENOMEM : access(directory, W_OK) != 0 ? errno : 0;
+  free(directory);
+  return code;
+}
+
+static void print_no_file(const char *path, int code, const char *instead) {
+  char text[OB_INPUT_REASON];
+  fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s; the report %s here\n", path,
+          ob_input_reason(code, text), instead);
+}
+
 static void print_plan(int size, const char *over, const char *sums) {
   const struct ob_rules *rules = &ob_preload.rules;
   fprintf(stderr, "onebit %s: preloaded, %d ranks over %s. ", onebit_version(), size, over);
@@ -351,6 +374,9 @@ void ob_report_start(int size, const char *over, const char *sums) {
     fprintf(stderr, "onebit %s: nothing is compressed: %s\n", onebit_version(), ob_preload.refused);
   else if (!is_off() || ob_preload.required)
     print_plan(size, over, sums);
+  const int code = json_path() ? judge_path(json_path()) : 0;
+  if (code != 0)
+    print_no_file(json_path(), code, "will be");
 }
 
 double ob_report_max_residual_ratio(void) {
@@ -363,15 +389,16 @@ double ob_report_max_residual_ratio(void) {
 
 static void write_json(const char *path, const struct ob_report *report) {
   FILE *file = NULL;
-  char text[OB_INPUT_REASON];
   int code = ob_output_open(&file, path, false);
   if (code == 0) {
     report_json(file, report);
     code = ferror(file) ? EIO : 0;
     code = fclose(file) == 0 ? code : errno;
   }
-  if (code != 0)
-    fprintf(stderr, "onebit: ONEBIT_REPORT=%s: %s\n", path, ob_input_reason(code, text));
+  if (code == 0)
+    return;
+  print_no_file(path, code, "is");
+  report_text(stderr, report);
 }
 
 void ob_report_print(const struct ob_report *report) {
