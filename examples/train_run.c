@@ -2,9 +2,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "examples/train_run.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 static double now(void) {
   struct timespec time;
@@ -128,6 +131,14 @@ static int is_saved(const train_options_t *options, size_t step) {
          (step == train_last_step(options) || (every > 0 && step % every == 0));
 }
 
+/* Makes the directory of checkpoints before a training that could not be saved. */
+static int make_directory(const training_t *training) {
+  const char *path = training->options->checkpoint;
+  const int well = !path || mkdir(path, 0777) == 0 || errno == EEXIST;
+  return agree(training->team, well && (!path || access(path, W_OK) == 0),
+               "--checkpoint: the directory cannot be written");
+}
+
 /* Saves a checkpoint if one is due at this number of steps. */
 static int training_save(training_t *training, size_t step) {
   const train_options_t *options = training->options;
@@ -234,6 +245,8 @@ int train(training_t *training, const train_kind_t *kind, const void *data) {
   int result = training_create(training, kind, data);
   if (result == 0)
     result = training_resume(training);
+  if (result == 0)
+    result = make_directory(training);
   if (result == 0)
     result = report_open(training);
   if (result == 0)
