@@ -49,7 +49,7 @@ def _world(comm):
 
 def _check_dtype(wanted, optimizer):
     """The model is the caller's to convert."""
-    for _, one in optimizer._optimized():
+    for _, one in optimizer._trained_parameters():
         if wanted and str(one.dtype) != f"torch.{wanted}":
             section = {"float16": "fp16", "bfloat16": "bf16"}[wanted]
             words = f"{section}.enabled is true and a parameter is of {one.dtype}"

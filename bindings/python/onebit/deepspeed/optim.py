@@ -118,7 +118,7 @@ class _Optimizer(optim._Optimizer):
 
     def _before_attach(self):
         """DeepSpeed's fp16 and bf16 wrappers make a first call with gradients of zero."""
-        for _, one in self._optimized():
+        for _, one in self._trained_parameters():
             if one.grad is not None and one.grad.count_nonzero():
                 raise wrong("a step before attach(engine): DeepSpeed has averaged its gradients")
 
@@ -179,7 +179,7 @@ class _Optimizer(optim._Optimizer):
         layout, other = part.layout_of(self.onebit.save())
         if other:
             raise wrong("exchange and shards are not options of DeepSpeed's")
-        found = state.read_state(folder, checkpoint, self._optimized())
+        found = state.read_state(folder, checkpoint, self._trained_parameters())
         saved = checkpoint["optimizer"].get("optimizer_state_dict", checkpoint["optimizer"])
         parts = convert.parts_of(found, layout, self._named)
         for group, one in zip(self.param_groups, saved["param_groups"]):
