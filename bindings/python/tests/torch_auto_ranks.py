@@ -266,6 +266,12 @@ def local_resumed(rank, size):
         other.close()
         run.train(160, 163)
         assert not alike(run.bits())
+        other = Run(copy.deepcopy(whole), twin=twin)
+        other.train(160, 163)
+        other.module.load_state_dict(whole["model"])  # as a trainer does with the best at the end
+        loaded = other.bits()
+        other.close()
+        assert torch.equal(other.bits(), loaded)
         run.close()
         assert alike(run.bits())
 
