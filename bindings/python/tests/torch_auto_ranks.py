@@ -207,6 +207,7 @@ def local(rank, size):
     assert run.method == "local steps" and run.optimizer.automatic.local.steps == 100, said.getvalue()
     if rank == 0:
         assert "takes local steps (100), and expects a step of 0.306 s instead of" in said.getvalue()
+        assert said.getvalue().count("the ranks' models differ until optimizer.automatic.synchronize()") == 1
     assert "an outer step (mean, 1 bit) after every 100" in run.optimizer.describe()
     run.train(7, 10)
     assert not alike(run.bits())

@@ -34,6 +34,8 @@ METHODS = DENSE, EIGHT, ONE, LOCAL = "dense", "8 bits", "one bit", "local steps"
 _OBSTACLES = _NONE, _SWITCH, _OTHERS, _UNUSED, _SCALER, _JOIN = (
     None, "local_steps=False", "not all parameters are of one optimizer that has a form in one bit",
     "find_unused_parameters", "a GradScaler, whose skipped steps would be each rank's own", "join()")
+_DIFFER = ("; the ranks' models differ until optimizer.automatic.synchronize(), on all ranks; "
+           "local_steps=False keeps them equal")  # fmt: skip
 _BITS = {DENSE: None, EIGHT: 8, ONE: 1}
 _SLOW = 0.1  # seconds of a dense exchange, from which on the first steps are in 8 bits
 _FIRST, _MEASURED = 2, 4  # steps that are not looked at, and that are, before the first choice
@@ -478,7 +480,9 @@ class Automatic:
 
     def _say(self, words=""):
         if not self.comm.rank:
-            text = self._choice.text.decode() + self._why_not_local(METHODS[self._choice.method])
+            method = METHODS[self._choice.method]
+            text = self._choice.text.decode() + self._why_not_local(method)
+            words = words + _DIFFER if method == LOCAL != self.method else words
             print(f"onebit: auto {text}{words}", file=sys.stderr, flush=True)
 
     # --- State -----------------------------------------------------------------------------------
