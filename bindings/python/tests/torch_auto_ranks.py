@@ -5,7 +5,7 @@ import copy
 import io
 import warnings
 
-from torch_common import alike, expect, from_rank_0, run_scenarios
+from torch_common import alike, bits, expect, from_rank_0, run_scenarios
 from torch_resume_ranks import Trainer, network
 
 import onebit.torch
@@ -347,10 +347,17 @@ def thawed(rank, size):
         for step in range(4):
             module[6].requires_grad_(step > 1)
             optimizer.zero_grad()
-            model(torch.ones(4, 20)).sum().backward()
+            model(torch.ones(4, 20) + rank).sum().backward()
             optimizer.step()
     assert ["6.weight, 6.bias: frozen when" in str(one.message) for one in told] == [True], told
+    Network.rate = rate_of(20.0)
+    for _ in range(120):  # until there are local steps, which begin at equal parameters
+        optimizer.zero_grad()
+        model(torch.ones(4, 20) + rank).sum().backward()
+        optimizer.step()
+    assert optimizer.automatic.method == "local steps"
     optimizer.close()
+    assert alike(bits(module))
 
 
 def refused(rank, size):

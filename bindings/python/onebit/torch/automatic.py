@@ -104,7 +104,7 @@ class Automatic:
         every = [one for one in model.parameters() if one.requires_grad]
         self._elements = sum(one.numel() for one in every)
         self._frozen = [(name, one) for name, one in model.module.named_parameters() if not one.requires_grad]
-        self._scaling = False
+        self._scaling, self._once_frozen = False, [one for _, one in self._frozen]
         self.meter = Meter(comm, model.process_group, every[0].device)
         whole = make is not None and len(optimizers) == 1 and not hook.averaged
         self._obstacle = (_SWITCH if not local_steps else _OTHERS if not whole else
@@ -282,12 +282,23 @@ class Automatic:
     def _begin_local(self):
         """Begins at parameters that are equal on all ranks, or goes on as was saved."""
         group, (steps, parts) = self._model().process_group, self._saved or (self._choice.local_steps, None)
+        if parts is None:
+            self._average_thawed(group)
         self.local, self._saved = LocalSteps(self.comm, self.lead, group, int(steps), parts), None
         self._scaling = getattr(self.lead, "_step_supports_amp_scaling", False)
         self.lead._step_supports_amp_scaling = True
         self.hook.waited = 0.0
         if self.hook.comm is None:
             self.hook._open(group)
+
+    @torch.no_grad()
+    def _average_thawed(self, group):
+        """Makes layers equal that each rank has stepped by its own gradients. Collective."""
+        for one in self._once_frozen:
+            if one.requires_grad:
+                mean = one.detach().to(torch.float32, copy=True).contiguous() / group.size()
+                dist.all_reduce(mean, group=group)
+                one.copy_(mean)
 
     def _end_local(self, convert, method):
         """convert: the ranks become equal, and the lead's moments for a method of each step"""
