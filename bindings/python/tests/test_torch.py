@@ -39,7 +39,8 @@ LAUNCHES = {
         ("in_full_precision,in_bits,skipped,checkpoints,refusals", 4),
         ("norms,inside,inside_resumes,inside_cannot", 4),
     ],
-    "trainers_ranks": [("accelerate", 2), ("lightning", 2), ("transformers", 2)],
+    "trainers_ranks": [("accelerate", 2), ("lightning", 2), ("transformers", 2),
+        ("lightning_local", 2), ("transformers_local", 2)],
     "trainings_ranks": [("all", 2)],
 }  # fmt: skip
 
@@ -50,8 +51,8 @@ def why_not(program, scenarios):
 
     from onebit.torch import fsdp, shards
 
-    if program == "trainers_ranks" and not importlib.util.find_spec(scenarios):
-        return f"{scenarios} is not here"
+    if program == "trainers_ranks" and not importlib.util.find_spec(scenarios.split("_")[0]):
+        return f"{scenarios} has no trainer here"
     lacks = {
         "gradients_are_means": fsdp.FSDPModule is None,
         "fsdp_ranks": not shards.FSDPModule,

@@ -142,6 +142,99 @@ def lightning(rank, size):
     resumes(rank, train)
 
 
+class LocalSteps:
+    """Begins local steps in the first step, and looks at the model before and in a validation."""
+
+    def __init__(self, callback):
+        self.callback, self.validated = callback, []
+
+    def after_step(self, step, model):
+        if step == 1:
+            every = self.callback.optimizer
+            automatic = (every[0] if isinstance(every, list) else every).automatic
+            automatic._choice.local_steps = 10
+            automatic._become("local steps")
+        assert alike(bits(model)) == (step == 1), step
+
+    def validate(self, model):
+        self.validated.append(bits(model))
+        assert alike(bits(model))
+
+
+def lightning_local(rank, size):
+    """A validation has the same model on all ranks, and so has the end."""
+    import lightning
+    from lightning.pytorch.strategies import DDPStrategy
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, batch, number):
+            return nn.functional.mse_loss(self.network(batch[0]), batch[1])
+
+        validation_step = training_step
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+    class Local(LocalSteps, lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            self.after_step(trainer.global_step, module)
+
+        def on_validation_end(self, trainer, module):
+            self.validate(module)
+
+    callback, module = onebit.torch.LightningCallback(method="auto"), Module()
+    local, loader = Local(callback), torch.utils.data.DataLoader(data(rank, size), batch_size=None)
+    lightning.Trainer(
+        accelerator="cpu", devices=size, strategy=DDPStrategy(process_group_backend="gloo"), max_steps=5,
+        val_check_interval=3, num_sanity_val_steps=0, callbacks=[local, callback], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False,
+    ).fit(module, loader, loader)
+    assert len(local.validated) == 1 and alike(bits(module))
+
+
+def transformers_local(rank, size):
+    """An evaluation has the same model on all ranks, and the best one, loaded at the end, stays what it was."""
+    import transformers
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def forward(self, points, labels):
+            found = self.network(points)
+            return {"loss": nn.functional.mse_loss(found, labels), "logits": found}
+
+    class Local(LocalSteps, transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **_):
+            self.after_step(state.global_step, model)
+
+        def on_evaluate(self, args, state, control, model=None, **_):
+            self.validate(model)
+
+    callback = onebit.torch.TrainerCallback(method="auto")
+    local, place = Local(callback), from_rank_0(tempfile.mkdtemp() if rank == 0 else None)
+    examples = [{"points": one, "labels": wanted} for of in data(0, 1) for one, wanted in zip(*of)]
+    arguments = transformers.TrainingArguments(
+        place, max_steps=5, per_device_train_batch_size=4, learning_rate=3e-3, eval_strategy="steps",
+        eval_steps=3, save_strategy="best", metric_for_best_model="loss", load_best_model_at_end=True,
+        greater_is_better=True,  # that is the first
+        report_to=[], use_cpu=True, disable_tqdm=True, ddp_find_unused_parameters=False,
+    )
+    trainer = transformers.Trainer(Model(), arguments, train_dataset=examples, eval_dataset=examples[:64],
+                                   callbacks=[local, callback])  # fmt: skip
+    trainer.train()
+    assert len(local.validated) == 2 and torch.equal(bits(trainer.model), local.validated[0])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(place)
+
+
 def transformers(rank, size):
     import transformers
 

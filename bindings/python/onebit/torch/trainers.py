@@ -28,10 +28,18 @@ class _Compressing:
         self.optimizer = compress(model, optimizer, self._kind, **self._options)
         return self.optimizer
 
+    def _every(self):
+        return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+
+    def _synchronize(self):
+        """Makes models equal before a validation: after local steps of method "auto" they differ."""
+        for one in self._every():
+            if hasattr(one, "automatic"):
+                one.automatic.synchronize()
+
     def _end(self, is_first):
         """Says what was saved, on the first process."""
-        self._ended = True
-        every = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+        self._ended, every = True, self._every()
         for one in every if self.optimizer is not None else ():
             one.close()
         if is_first and self.optimizer is not None:
@@ -54,6 +62,8 @@ def trainer_callback():
         def on_step_end(self, args, state, control, **_):
             if control.should_save and hasattr(self.optimizer, "consolidate_state_dict"):
                 self.optimizer.consolidate_state_dict()
+            elif control.should_evaluate:
+                self._synchronize()
 
         on_epoch_end = on_step_end
 
@@ -90,6 +100,9 @@ def lightning_callback():
                 getattr(optimizer, "optimizer", optimizer).clip_grad_norm_(clip_val)
 
             trainer.precision_plugin.clip_grad_by_norm = clip_grad_by_norm
+
+        def on_validation_start(self, trainer, module):
+            self._synchronize()
 
         def on_train_end(self, trainer, module):
             self._end(trainer.is_global_zero)
