@@ -371,7 +371,8 @@ def compress(
         chosen, and where all do, that is an `Error`. None: any
     local_steps: with method "auto", whether local steps and an outer step may be chosen, which change what
         is learned: only where one bit in each step would wait for the link longer than it computes, or
-        send more than bytes_a_day
+        send more than bytes_a_day. The ranks' models then differ until `automatic.synchronize()` or
+        `close()`, on all ranks
     overlap: as of `attach`
     timeout: seconds that a rank waits for others
     inside: where several ranks share a host, torch's own collectives reduce gradients inside it, each
