@@ -217,6 +217,7 @@ def local(rank, size):
     run.train(107, 150)
     assert run.method == "local steps" and not alike(run.bits()) and not alike(moments(run))
     before, Network.rate, step = run.optimizer.report(), rate_of(0.01), 150
+    assert before.steps == 150 and before.overlapped == 150 - run.optimizer.automatic.local.outer.info()["steps"] < 10
     while run.method == "local steps":
         run.train(step, step + 1)
         step += 1

@@ -45,7 +45,7 @@ class LocalSteps:
         self.outer = Outer(comm, arrays, local_steps=steps)
         if parts:
             self.outer.load(parts)
-        self._count = self.outer.info()["steps"]
+        self._first = self._count = self.outer.info()["steps"]
         self.is_equal = parts is None  # the parameters on all ranks; after a step only the consensus is
         self.spent, self.seconds = 0.0, None  # in the latest step; in the latest exchange
 
@@ -116,7 +116,8 @@ class LocalSteps:
         info = self.outer.info()
         size = sum(one.numel() * one.element_size() for one in self._parameters)
         sent = info["exchanges"] * info["exchange_bytes"]
-        return Report(0, info["skipped"], 0, sent, ring(size, self._comm.size) * info["steps"], averaged)
+        overlapped = self._first - self._count  # none of these, which the hook's report has among its steps
+        return Report(0, info["skipped"], overlapped, sent, ring(size, self._comm.size) * info["steps"], averaged)
 
     def describe(self):
         info = self.outer.info()
