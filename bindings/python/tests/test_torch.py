@@ -29,7 +29,7 @@ LAUNCHES = {
         ("freed,forked,interrupted", 2), ("of_its_group", 4), ("gone", 3),
     ],
     "torch_auto_ranks": [("choices,thawed,refused", 2), ("corrected", 2), ("resumed", 2),
-        ("local,local_never", 2), ("local_resumed", 2), ("local,local_skipped", 4)],
+        ("local,local_never", 2), ("local_resumed", 2), ("local,local_skipped", 4), ("local_failed", 2)],
     "torch_resume_ranks": [
         ("resumed", 2), ("half,dense", 2), ("others,averaged_by_others", 3),
         ("distributed", 3),

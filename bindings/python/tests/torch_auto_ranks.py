@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import time
 import warnings
 
 from torch_common import alike, bits, expect, from_rank_0, run_scenarios
@@ -295,6 +296,25 @@ def local_skipped(rank, size):
     assert alike(run.bits())
 
 
+def local_failed(rank, size):
+    """A rank that closes because of an exception waits for no other, and the others learn of it."""
+    Network.rate = rate_of(20.0)
+    run = Run(timeout=30)
+    run.train(0, 40)
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            if rank == 0:
+                raise ValueError("of rank 0")
+            run.train(40, 140)
+        except (ValueError, onebit.Error) as reason:
+            assert isinstance(reason, ValueError) == (rank == 0), reason
+            run.close()
+    assert any("stay each rank's own" in str(one.message) for one in told)
+    assert time.monotonic() - began < 20
+
+
 def local_never(rank, size):
     """Local steps are not taken where they would be wrong or are not wanted, and the line says why."""
     Network.rate = rate_of(20.0)
@@ -370,7 +390,7 @@ def refused(rank, size):
     onebit.torch.auto(model, optimizer).close()
 
 
-SCENARIOS = (choices, corrected, resumed, local, local_resumed, local_skipped, local_never, thawed, refused)
+SCENARIOS = (choices, corrected, resumed, local, local_resumed, local_skipped, local_failed, local_never, thawed, refused)
 
 
 if __name__ == "__main__":

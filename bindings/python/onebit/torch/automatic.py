@@ -568,7 +568,11 @@ class Automatic:
         if self.comm is None:
             return
         if self.local is not None:
-            self.local.synchronize(LAST)
+            if sys.exc_info()[0] is None:
+                self.local.synchronize(LAST)
+            else:
+                warnings.warn("closed in the handling of an exception, which other ranks may not have: the "
+                              "models of local steps stay each rank's own", OnebitWarning, stacklevel=2)  # fmt: skip
             self._end_local(False, LOCAL)
         if self.made is not None:
             self.made.close()
