@@ -31,7 +31,7 @@ static struct {
   pthread_mutex_t lock;
   _Atomic(const struct ob_mpi_table *) known; /* NULL: no MPI library was found yet */
   struct ob_mpi_table table;
-  const char *missing; /* of what is required */
+  const char *missing; /* the name of a required function that is missing */
 } bound = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- Binding ---- */
@@ -118,7 +118,7 @@ void *ob_mpi_symbol(const char *name) {
 
 /* --- Check that the launcher and the MPI library belong together -------------------------------*/
 
-/* Launchers say of a job in the environment of its ranks what is below. */
+/* Environment variables in which launchers tell each rank about its job. */
 static const struct launcher {
   const char *size; /* its variable */
   const char *sign; /* set by this launcher and by no other that has the same variables */

@@ -29,7 +29,7 @@
 #define OB_MPI_KIND OB_MPI_MPICH
 #endif
 
-/* Every MPI library since MPI 3 has these: a library that lacks one of them is not used. */
+/* Every MPI library since MPI 3 has these functions: a library that lacks one is not used. */
 #define OB_MPI_REQUIRED(X)                                                                         \
   X(MPI_Abort)                                                                                     \
   X(MPI_Bcast)                                                                                     \
@@ -234,10 +234,10 @@ const struct ob_mpi_table *ob_mpi(void);
 /* The name and version of the bound library, as it gives them. */
 const char *ob_mpi_version(void);
 
-/* Another symbol of the bound library, or of one that it needs; NULL: it has none. */
+/* Returns another symbol of the bound library or of a library that it depends on, or NULL. */
 void *ob_mpi_symbol(const char *name);
 
-/* This process's rank by its launcher's variables; 0 without such variables. */
+/* Returns this process's rank by its launcher's variables; 0 without such variables. */
 int ob_launch_rank(void);
 
 /* True if another MPI's launcher has started several ranks; then `text` says so. May be called

@@ -138,7 +138,7 @@ void ob_handle_release(void *handle) {
   ob_release(handle);
 }
 
-/* The kind of a handle; 0: it is none. */
+/* Returns the kind of a handle; 0: it is no handle. */
 static uintptr_t kind_of(const void *handle) {
   uintptr_t address = (uintptr_t)handle, entry;
   if (!address || address & KIND_BITS)

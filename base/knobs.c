@@ -89,8 +89,8 @@ static struct {
 
 /* --- The value of a variable */
 
-/* The value of the outermost object that follows `value` in the text, the first one after NULL;
- * NULL: none. */
+/* Returns the outermost object's value after `value` (NULL: the first value), or NULL at the
+ * end. */
 static const struct ob_json_value *next_value(const struct ob_json_value *value) {
   size_t k = value ? (size_t)(value - config.values) : 0;
   while (++k < config.count)
@@ -126,7 +126,8 @@ static const char *text_of(const struct ob_json_value *value) {
   return value->kind == OB_JSON_TRUE ? "1" : value->kind == OB_JSON_FALSE ? "0" : value->text;
 }
 
-/* The value of a knob in the file, as the environment would have it; NULL: there is none. */
+/* Returns a knob's value from the file, in the form of the environment variable; NULL: it has
+ * none. */
 static const char *config_find_knob(enum ob_knob knob, const struct ob_json_value **found) {
   const struct ob_json_value *value = NULL;
   if (ob_config_check() != ONEBIT_OK)

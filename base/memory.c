@@ -61,7 +61,7 @@ void ob_memory_return(void *memory, size_t bytes) {
 #endif
 }
 
-/* A list, so that a leak checker finds the memory that is kept on purpose. */
+/* Lists memory that is kept on purpose, so that a leak checker finds it. */
 struct retained {
   struct retained *next;
   void *memory;

@@ -69,11 +69,11 @@ struct bench_options {
   bool sockets;      /* the ranks talk over connections of the library's own */
   int connections;   /* of each two ranks; 0: the library's default */
   double rate;       /* bytes a second of each host's link, headers in; 0: limits do not matter */
-  int cores;         /* of all ranks together; 0: one each */
+  int cores;         /* all ranks' cores together; 0: each rank has its own */
   const char *link;  /* NULL: do not look; the interface whose bytes are counted */
   const char *codec; /* NULL: all of them, or the library's choice */
   size_t streams[BENCH_STREAMS], stream_count;
-  struct bench_variant variant; /* where there is nothing to compare */
+  struct bench_variant variant; /* without --compare: the one that is run */
   struct bench_variant compare[BENCH_VARIANTS];
   size_t compare_count;
   int all_algorithms; /* of the MPI library's; 0: only its own choice */
@@ -108,7 +108,7 @@ struct bench_progress {
   bool open, terminal, shown;
   double start, next; /* of the run; of the next line: seconds */
   char what[64];      /* is measured */
-  double later;       /* what follows, in units of what is measured now; 0: nothing is known */
+  double later;       /* duration of what follows, relative to this measurement; 0: unknown */
 };
 
 /* Prints that an entry is measured. `part` of what is measured is done, and took `seconds`. */
@@ -135,11 +135,11 @@ struct bench_benchmark {
   unsigned kind;
   size_t smallest, largest; /* when -m does not say; smallest 0: only the largest */
   bench_run *run;
-  bench_run *run_cuda; /* with buffers on a device; NULL: there is no such thing here */
+  bench_run *run_cuda; /* runs with buffers on a device; NULL: this benchmark has no such form */
 };
 
 extern const struct bench_benchmark bench_table[];
-const struct bench_benchmark *bench_find(const char *name); /* NULL: there is none */
+const struct bench_benchmark *bench_find(const char *name); /* Returns NULL where there is none. */
 /* Runs a benchmark with the options' memory and format. */
 int bench_run_on(const struct bench_benchmark *benchmark, const struct bench_options *options,
                  struct bench_team *team);

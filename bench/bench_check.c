@@ -67,7 +67,7 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
     if (first + i >= terms->sent_first && sent < test->send_count) {
       values[i] = terms->weight * (double)ob_load(test->send, sent, test->options->dtype);
       sizes[i] = fabs(values[i]);
-      if (residual < info->worker_residual_count) /* a dense wire has none */
+      if (residual < info->worker_residual_count) /* a dense wire has no residual */
         add_change(terms->residual_weight, terms->worker[0][residual], terms->worker[1][residual],
                    &values[i], &sizes[i]);
     }
@@ -81,8 +81,8 @@ static void add_terms(const struct bench_case *test, const struct terms *terms, 
 static double tolerance(const struct bench_case *test, double size, double result) {
   static const double half[] = {0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0, 0x1p-25};
   onebit_dtype_t dtype = test->options->dtype;
-  /* Each rank's compensation and new error, the sum over ranks, the server's likewise: fewer than
-   * ranks + 8 roundings of terms that are no larger than `size`. */
+  /* Bound of the rounding error of a worker's compensation and residual, the sum over ranks and the
+   * server's: fewer than ranks + 8 roundings of terms that are no larger than `size`. */
   return (test->team->size + 8) * 0x1p-24 * size + half[dtype] * fabs(result) + least[dtype];
 }
 

@@ -205,7 +205,8 @@ void bench_case_count(struct bench_job *job, const struct bench_case *test,
 
 /* --- Times and rows */
 
-/* The quickest of ways first .. end - 1 that ran, leaving out automatic ones; NULL: none. */
+/* Returns the fastest of the entries first .. end - 1 that ran, without automatic ones; NULL:
+ * none. */
 static const struct bench_entry *quickest(const struct bench_case *test, size_t first, size_t end) {
   const struct bench_entry *best = NULL;
   for (size_t k = first; k < end; k++) {

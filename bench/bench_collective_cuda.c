@@ -317,8 +317,8 @@ static const struct bench_calls cuda_calls = {cuda_add_ways, bench_measure_ways,
 
 /* --- The ranks */
 
-/* The reason why the options are refused, or NULL. NCCL wants a GPU for each rank of a process; the
- * emulated one has all its ranks in one. */
+/* Returns why the options are refused, or NULL. NCCL needs a GPU for each rank of a process; the
+ * emulated device serves all ranks in one. */
 static const char *refusal(const struct bench_options *options, const struct bench_team *team) {
   int count = 0;
   bool threads = options->ranks > 0;

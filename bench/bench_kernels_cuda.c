@@ -132,8 +132,8 @@ KERNEL(copy_memory, 1,
                        cudaMemcpyDeviceToDevice, s))
 
 /* clang-format off */
-/* Passes with their bytes as the head comments of cuda/ have them: memory that is read counts once,
- * and so does memory that is written; a scale is 4 bytes a block, and a sum two of these. */
+/* The passes, with their bytes as in the head comments of cuda/: memory that is read and written
+ * counts twice; a scale is 4 bytes a block, and a sum is 8. */
 static const struct bench_pass
     copy = {"cudaMemcpyAsync", copy_memory, .floats = 2},
     kernel_compress = {"compress", compress, .floats = 3, .bits = 1, .scales = 3},
@@ -156,7 +156,7 @@ static const struct bench_pass
     kernel_mean = {"mean", mean, .floats = 1, .each = {.floats = 1}, .streams = true},
     kernel_convert = {"convert", convert, .floats = 2};
 
-/* Passes of optimizers. A row without bytes has those of the pass's own row. */
+/* Passes of optimizers. A row without bytes moves as many as the pass's own row. */
 static const struct bench_pass
     compress_step = {"compress step", compress, .floats = 4, .bits = 2, .scales = 4,
                      .momentum = true, .reciprocals = true},
@@ -196,7 +196,7 @@ static int kernels_create_plans(const struct bench_options *options, struct benc
     onebit_plan_t *bits = &kernels->bits[k], *dense = &kernels->dense[k];
     status = bench_passes_plan(options, dtype, ONEBIT_WIRE_BITS, passes, bits);
     if (status == ONEBIT_OK) {
-      (*bits)->device->kernel.seals = false; /* what is measured does nothing besides */
+      (*bits)->device->kernel.seals = false; /* only the kernel's own work is measured */
       status = bench_passes_plan(options, dtype, ONEBIT_WIRE_DENSE, passes, dense);
     }
   }

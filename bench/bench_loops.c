@@ -53,8 +53,8 @@ BENCH_INSIDE void triad(float *a, const float *b, float s, size_t count) {
 
 BENCH_WIDTHS(triad_loop, triad, (float *a, const float *b, float s, size_t count), (a, b, s, count))
 
-/* Does the same into an array of its own, past the caches: the speed of memory for a pass that must
- * not overwrite its input. Arrays are aligned to 64 bytes. */
+/* Like the triad, but writes into another array, past the caches: the speed of memory for a pass
+ * that must not overwrite its input. Arrays are aligned to 64 bytes. */
 void bench_triad_apart_loop(float *to, const float *a, const float *b, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)
@@ -80,7 +80,7 @@ BENCH_INSIDE void scale(float *a, float s, size_t count) {
 
 BENCH_WIDTHS(scale_loop, scale, (float *a, float s, size_t count), (a, s, count))
 
-/* Scales into an array of its own. */
+/* Scales into another array than its input. */
 void bench_scale_apart_loop(float *to, const float *a, float s, size_t count) {
   size_t i = 0;
 #if defined(__x86_64__)

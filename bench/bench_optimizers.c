@@ -26,7 +26,8 @@ struct step {
 #define DENSE_LAMB                                                                                 \
   .fused = {bench_fused_lamb, bench_fused_lamb_move}, .kinds = {OB_PASS_LAMB, OB_PASS_LAMB_MOVE}
 
-/* 0/1 Adam has three kinds of compressed steps; of a row nearly all are of the named one. */
+/* 0/1 Adam has three kinds of compressed steps; nearly all steps of a row are of the kind that it
+ * names. */
 static const struct step steps[] = {
     {"Efficient-Adam", &ob_method_efficient_adam, {"warmup_steps"}, DENSE_ADAM},
     {"1-bit Adam", &ob_method_adam, {"freeze_step"}, DENSE_ADAM},
@@ -133,7 +134,8 @@ struct row {
   const struct bench_rounds *rounds;
 };
 
-/* Puts the step's time by the dense one's of the same round; none where only heads are. */
+/* Puts the ratio of the step's time to the dense step's of the same round, or nothing where only
+ * heads are printed. */
 static void put_of_dense(struct bench_table *table, const struct bench_rounds *rounds) {
   const struct bench_entry *entries = rounds->entries;
   struct bench_statistics ratio = {.median = NAN, .minimum = NAN, .maximum = NAN};

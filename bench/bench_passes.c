@@ -43,8 +43,8 @@ static void passes_compress(struct bench_passes *passes, const struct ob_source 
   ob_residual_commit(residual);
 }
 
-/* An array that is read and then written is in the cache: in place there is nothing to gain by
- * streaming. */
+/* An array that was just read is in the cache when it is written: streaming stores gain nothing in
+ * place. */
 static int passes_run_compress(const struct bench_entry *entry) {
   struct bench_passes *passes = entry->context;
   const struct bench_pass *pass = entry->pass;
@@ -317,8 +317,9 @@ void bench_passes_destroy(struct bench_passes *passes) {
 #define ROUNDS  15
 #define WARMUPS 2
 
-/* The least elements of a timed call: some milliseconds, as against the clock's fraction of a
- * microsecond. Below 4096 elements a call's own time suffices, of which there are as many. */
+/* The least elements of a timed measurement, which then takes milliseconds, while the clock is
+ * exact to a fraction of a microsecond. Below 4096 elements MOST_REPEATS calls are timed
+ * together. */
 #define ELEMENTS_A_TIME ((size_t)4 << 20)
 #define MOST_REPEATS    ((size_t)1024)
 

@@ -73,11 +73,11 @@ struct bench_pass {
   bench_timed *run;     /* its context is a struct bench_passes */
   onebit_dtype_t dtype; /* of the input; on a device */
   double inputs, floats, bits, scales;
-  const struct bench_pass *like; /* a plain loop that reads and writes as it does; NULL: none */
+  const struct bench_pass *like; /* a plain loop with the same reads and writes; NULL: none */
   struct {
     double floats, bits, scales;
   } each;
-  bool streams; /* it takes other ranks' messages */
+  bool streams; /* this pass reads other ranks' messages */
   enum ob_pass_kind kind;
   bool frozen;                                   /* the variance is a reciprocal */
   bool momentum, reciprocals, moments, in_place; /* of a compress pass */

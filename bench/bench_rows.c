@@ -19,7 +19,7 @@ double bench_busbw(const struct bench_case *test, double seconds) {
 /* --- Lower bounds of a call's time: its bytes at the rate of the links, and its arithmetic on the
  * cores that all ranks have together. */
 
-/* Calls of which the least arithmetic counts. */
+/* The number of calls, of which the one with the least arithmetic is taken. */
 #define CALLS 5
 
 static double sum_computing(const struct ob_moment *moments, size_t count) {
@@ -114,7 +114,7 @@ static bool row_compares(const struct bench_row *row) {
   return row->test->options->compare_count > 0;
 }
 
-/* Puts the settings of a row: as asked for, and as the plan decided. */
+/* Puts the settings of a row, both as asked for and as the plan decided. */
 static void put_setting(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);
@@ -152,7 +152,7 @@ static void put_overlap(struct bench_table *table, const struct bench_row *row) 
   bench_number(table, "tests", head(full, "Tests"), 12, 0, (double)row->tests);
 }
 
-/* Puts the times of a row; those of a nonblocking row are the communication's alone. */
+/* Puts the times of a row; a nonblocking row has the times of its communication alone. */
 static void put_times(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   const struct bench_statistics *time = &row->time->time;
@@ -185,8 +185,8 @@ static void put_traffic(struct bench_table *table, const struct bench_row *row) 
   bench_number(table, "busbw_gbs", "busbw(GB/s)", 13, 3, bench_busbw(test, seconds));
 }
 
-/* Puts the limits. Ranks of a host share its link; those of a single host are as if each had
- * one. */
+/* Puts the limits. Ranks of a host share its link; ranks of a single host are treated as if each
+ * had its own. */
 static void put_limits(struct bench_table *table, const struct bench_row *row) {
   const struct bench_case *test = row->test;
   onebit_plan_info_t info = bench_plan_info(row->way->plan);

@@ -46,7 +46,7 @@ struct row {
   const struct bench_entry *entry;
 };
 
-/* Puts the bytes a second of the row by those of an entry: the median of the rounds. */
+/* Puts the row's bytes a second relative to an entry's: the median over the rounds. */
 static void put_ratio(struct bench_table *table, const struct row *row, const char *name,
                       const struct bench_entry *other) {
   const struct bench_entry *own = row->entry;
@@ -65,8 +65,8 @@ static void put_ratio(struct bench_table *table, const struct row *row, const ch
   bench_number(table, keys[2], spread ? "Max" : NULL, 9, 3, factor * ratio.maximum);
 }
 
-/* Puts the ratio to a plain loop with the same traffic; passes that write residuals in place have
- * that of the triad. */
+/* Puts the ratio to a plain loop with the same traffic; for passes that write residuals in place
+ * that loop is the triad. */
 static void put_loop(struct bench_table *table, const struct row *row) {
   const struct bench_entry none = {.time = {.median = NAN}}, *loop = &none;
   const struct bench_rounds *rounds = row->rounds;

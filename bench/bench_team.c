@@ -138,8 +138,8 @@ static int bench_run_process(struct member *member) {
   return status;
 }
 
-/* After a failure the other ranks have so long to notice it and to say why: a rank may have failed
- * alone, and the others wait for it. */
+/* After a failure the other ranks have this long to notice it and report it: one rank may have
+ * failed alone while the others wait for it. */
 #define GRACE_MS 5000
 
 static int wait_for_processes(struct member *members, int ranks) {

@@ -303,7 +303,7 @@ static onebit_status_t call_start(const void *sendbuf, void *recvbuf, onebit_pla
   return ob_plan_start(plan, status, &call);
 }
 
-/* A call that is waited for at once. */
+/* Starts a call and waits for its end. */
 static onebit_status_t call_blocking(const void *sendbuf, void *recvbuf, onebit_plan_t plan,
                                      onebit_operation_t operation) {
   onebit_request_t request;
@@ -337,7 +337,7 @@ static onebit_status_t call_begin(const void *sendbuf, void *recvbuf, onebit_pla
   if (request)
     *request = NULL;
   OB_TRY(call_start(sendbuf, recvbuf, plan, operation, request, false, NULL));
-  if (!request) /* nobody could wait for it: tell the others now, and end */
+  if (!request) /* nobody could wait for this call: tell the other ranks, and end it */
     return ob_plan_test(plan, true);
   ob_engine_advance(plan->comm->engine);
   *request = request_of(plan);

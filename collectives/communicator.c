@@ -137,7 +137,7 @@ onebit_comm_t ob_comm_keep(onebit_comm_t comm) {
   return comm;
 }
 
-/* In a forked child the memory stays: what is the parent's is not closed here. */
+/* A forked child keeps the memory, and closes nothing that belongs to the parent. */
 void ob_comm_drop(onebit_comm_t comm) {
   if (--comm->users > 0 || ob_comm_is_foreign(comm))
     return;
@@ -186,7 +186,7 @@ onebit_status_t ob_comm_make_names(onebit_comm_t comm) {
 
 struct proposal {
   uint32_t magic, version;
-  uint64_t checksum; /* of all that follows */
+  uint64_t checksum; /* of all bytes after it */
   uint64_t number;   /* of the agreement on the communicator */
   int32_t status;
   uint32_t count;
@@ -273,7 +273,7 @@ static onebit_status_t check_peer(onebit_comm_t comm, int rank) {
                   rank, onebit_status_string(status));
 }
 
-/* Every rank compares everyone with rank 0, so all come to the same error message. */
+/* Every rank compares all ranks with rank 0, so all ranks return the same error message. */
 static onebit_status_t agree_compare(onebit_comm_t comm, int rank, const struct ob_term *terms,
                                      size_t count) {
   const struct proposal *first = slot_of_rank(comm, 0), *theirs = slot_of_rank(comm, rank);
@@ -321,7 +321,7 @@ onebit_status_t ob_agree_noting(onebit_comm_t comm, onebit_status_t status,
                                 const struct ob_term *terms, size_t count, uint64_t note) {
   struct proposal *mine = slot_of_rank(comm, comm->rank);
   char what[64];
-  /* This comes first: the message in `mine` of a failed agreement may still be under way. */
+  /* The check comes first: after a failed agreement its message `mine` may still be in flight. */
   OB_TRY(ob_comm_check(comm));
   snprintf(what, sizeof what, "collective creation or loading, number %" PRIu32,
            ++comm->agreements);

@@ -45,7 +45,7 @@ struct onebit_comm {
   _Atomic double noticed;                 /* when a wait was last told of on standard error */
   char (*host_names)[OB_HOST_NAME_BYTES]; /* one a rank; NULL: not known */
   struct ob_comm_end end;
-  struct ob_engine *engine; /* the requests that must move while one of them is waited for */
+  struct ob_engine *engine; /* the requests that move together while a rank waits for one */
   struct ob_engine own_engine;
   bool progress; /* a thread moves the engine's requests for it */
   /* For agreements: made with the communicator, so that they cannot run out of memory. */

@@ -36,10 +36,11 @@ struct ob_executor {
   /* Fails unless it can work on this buffer. The error message names the argument. */
   onebit_status_t (*check)(const struct onebit_plan *plan, const char *name, const void *buffer);
 
-  /* The host has changed the residuals, and server_large. NULL: nothing else knows of them. */
+  /* Called after the host has changed the residuals and server_large. NULL: no copy has to
+   * follow. */
   onebit_status_t (*imported)(const struct onebit_plan *plan);
 
-  /* ob_plan_accept. NULL: nothing else knows of what was refused. */
+  /* Called by ob_plan_accept. NULL: the executor keeps no note of refused messages. */
   onebit_status_t (*accept)(const struct onebit_plan *plan);
 
   /* Called at the beginning and at the end of every call. NULL: nothing to do. */

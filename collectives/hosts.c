@@ -90,7 +90,7 @@ void ob_hosts_destroy(struct ob_hosts *hosts) {
 
 /* --- Blocks of POSIX shared memory -------------------------------------------------------------*/
 
-/* A name in the system's one list of them. */
+/* The name of a block in the system's list. */
 struct path {
   char text[40];
 };
@@ -101,8 +101,8 @@ static struct path shared_path_of(uint64_t name) {
   return path;
 }
 
-/* The process, and which of its blocks; what is left over of a crashed process with the same number
- * is told apart by the clock. Never 0. */
+/* Combines the process number, the block's number and the clock, so that a name differs from one
+ * left by a crashed process with the same number. Never 0. */
 static uint64_t new_name(void) {
   static atomic_uint blocks;
   struct timespec now;
@@ -167,7 +167,8 @@ static onebit_status_t map_block(struct ob_shared *shared, int block, int file) 
   return ONEBIT_OK;
 }
 
-/* The memory is taken now: a full file system is an error here, and a signal later. */
+/* The memory is allocated here, where a full file system is an error; later it would be a
+ * signal. */
 static onebit_status_t shared_fill(struct ob_shared *shared, int file) {
   int code = ob_memory_must_fail() ? ENOSPC : posix_fallocate(file, 0, (off_t)shared->bytes);
   if (code)
@@ -207,8 +208,8 @@ onebit_status_t ob_shared_create(struct ob_shared *shared, size_t bytes, int blo
   return shared_fill(shared, shared->file);
 }
 
-/* Another process of this user made it for this job; anything else by that name is not touched. A
- * block that is smaller would end this process with a signal. */
+/* Fails unless another process of this user made the block for this job; other files of that name
+ * are not touched. A block that is too small would end this process with a signal. */
 static onebit_status_t check_block(const struct ob_shared *shared, int file, uint64_t name) {
   struct stat is;
   if (fstat(file, &is) != 0)

@@ -34,7 +34,7 @@ struct ob_shared {
   size_t bytes;
   int blocks, own;
   uint64_t name;        /* of this rank's block; 0 when it has none (any more) */
-  int file;             /* while it has one: locked, so that nobody takes it for left behind */
+  int file;             /* open and locked while there is a block: it is in use */
   unsigned char **base; /* block k, here; NULL while not attached */
 };
 

@@ -53,14 +53,15 @@ static double ladder_ratio_of(const struct ob_norms *norms) {
   return norms->input > 0 ? sqrt(norms->residual / norms->input) : 0;
 }
 
-/* The largest that the ratio can become with half as many bits: where quantising leaves the part q
- * of a value's norm, |e'| = q |x + e| <= q (|x| + |e|). From q = 1 on it grows without end. */
+/* The largest ratio that half as many bits can give: where quantising leaves the part q of a
+ * value's norm, |e'| = q |x + e| <= q (|x| + |e|). From q = 1 on the residual grows without
+ * bound. */
 static double bound_below(const struct ob_norms *norms) {
   const double part = norms->value > 0 ? sqrt(norms->lower / norms->value) : 0;
   return part < 1 ? part / (1 - part) : INFINITY;
 }
 
-/* A window is over: decides what this rank asks for in the next call. */
+/* Decides at the end of a window what this rank asks for in the next call. */
 static void make_wish(const struct onebit_plan *plan) {
   struct ob_ladder *ladder = &plan->state->ladder;
   struct ob_norms *server = &ladder->state.server, *worker = &ladder->state.worker;

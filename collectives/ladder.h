@@ -22,8 +22,8 @@ struct onebit_plan;
 
 #define OB_LADDER_WINDOW 16 /* OB_MEASURE_EVERY: each block is measured once */
 
-/* Windows that all ranks could have done with less: twice as many after every climb, since that is
- * how often a width that is too small was tried. */
+/* The number of windows in which all ranks could have used fewer bits before the plan moves down.
+ * It doubles after every climb, so that a width that is too small is tried less and less often. */
 #define OB_LADDER_PATIENCE 4
 
 /* The state that decides the width of the next calls. In a checkpoint it is a row of numbers, so
@@ -46,13 +46,13 @@ enum { OB_LADDER_NUMBERS = sizeof(struct ob_ladder_state) / sizeof(uint64_t) };
 
 struct ob_ladder {
   unsigned min, max; /* bits; equal: it never moves */
-  bool fixed;        /* by a budget: it measures, and does not move by itself */
+  bool fixed;        /* a budget sets the width: the ladder measures, but does not move */
   struct ob_ladder_state state;
   unsigned width;    /* of the next call; geometry.width: of the latest, until it is over */
   size_t elements;   /* of the worker residual */
   size_t max_stride; /* bytes of the longest message of all widths */
-  /* Heard of all ranks so far in the call after a window; the root mean square of this rank's
-   * residual, and the largest that was heard of. */
+  /* The flags received from all ranks so far in the call after a window; the root mean square of
+   * this rank's residual, and the largest one received. */
   unsigned heard;
   float rms, max_rms;
   float agreed_rms;        /* of the latest window that all ranks know of, */

@@ -335,7 +335,7 @@ void ob_steps_give_up(const struct onebit_plan *plan) {
   ob_steps_fail(plan, ONEBIT_ERROR_TRANSPORT);
   plan->state->broken = true;
   plan->flight->step = plan->flight->stop;
-  /* A call on a stream fails there, and its communicator is the program's to abort. */
+  /* A call on a stream fails on that stream, and the program has to abort its communicator. */
   if (!plan->comm->transport->put)
     ob_comm_give_up(plan->comm, plan->flight->outcome.error);
   if (plan->host.shared.base)
@@ -398,7 +398,7 @@ static void tell_verdict(const struct onebit_plan *plan, onebit_status_t status)
   ob_steps_fail(plan, status);
 }
 
-/* Every rank's flags are in: all ranks come to the same end. */
+/* Called when every rank's flags are known: all ranks then decide alike how the call ends. */
 bool ob_steps_decide(const struct onebit_plan *plan, size_t chunk, bool wait) {
   (void)chunk, (void)wait;
   ob_steps_note_own(plan);

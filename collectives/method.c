@@ -227,8 +227,8 @@ static double expect_step(onebit_comm_t comm, const onebit_method_choice_t *choi
                                                                                           : seconds;
 }
 
-/* An exchange of one bit takes no more than this part of the computation of its local steps. A
- * training that has local steps keeps their number at the boundaries. */
+/* Exchanges of one bit may take at most this part of the time of their local steps. At the
+ * boundaries a training that already has local steps keeps their number. */
 static double allowed_part(size_t steps, size_t current) {
   if (!current || steps > current)
     return 1 / 20.0;

@@ -44,8 +44,8 @@ static onebit_status_t agree_on_plan(onebit_comm_t comm, onebit_status_t status,
                          plan ? plan->host.shared.name : 0);
 }
 
-/* The second half, where ranks share memory: all have allocated their blocks, and now attach the
- * others'. */
+/* The second half of creation where ranks share memory: every rank has allocated its block, and
+ * attaches the others'. */
 static onebit_status_t attach_host(struct onebit_plan *plan) {
   onebit_status_t status = ob_host_attach(plan);
   if (status == ONEBIT_OK && plan->executor->attached)
@@ -271,7 +271,7 @@ const char *onebit_plan_explain(onebit_plan_t plan) {
 
 /* --- The residual, for the plan's owner: out, in, and set back ---------------------------------*/
 
-/* Fails unless the plan is free for a look at its residual. Waits for what is on a stream. */
+/* Fails unless the plan is idle, so that its residual can be read. Waits for work on a stream. */
 static onebit_status_t plan_residual_check_idle(onebit_plan_t plan) {
   OB_TRY(ob_handle_check(plan, OB_HANDLE_PLAN, "plan"));
   if (plan->state->in_flight)

@@ -20,7 +20,7 @@
 /* The request for a plan, with every default filled in. */
 struct ob_plan_shape {
   onebit_plan_options_t options;
-  onebit_dtype_t output_dtype; /* that of the options, unless the caller sets another */
+  onebit_dtype_t output_dtype; /* the options' dtype, unless the caller sets another */
   size_t block;                /* elements a block; with one_scale, elements a run of the sum */
   bool one_scale;
   bool segment_a_piece; /* rank k serves piece k; else shares are cut by size */
@@ -29,14 +29,14 @@ struct ob_plan_shape {
   const size_t *segment_pieces;
   bool momentum;     /* the source will want the last result */
   bool moments;      /* moments of this rank's own gradients are kept (struct ob_source) */
-  bool from_servers; /* a pass takes the result, as servers send it compressed */
+  bool from_servers; /* a pass reads the result in the compressed form in which servers send it */
   struct ob_serving serving;
   /* Dense: few message buffers, results are stored before the call is known to be well. */
   bool windowed;
   /* A reduce-scatter or an allgather works on the shares of one list of pieces, cut by size as an
    * allreduce cuts them. A dense allgather then moves values as they are, finite or not. */
   bool of_segments;
-  bool among_hosts; /* other ranks' plans are on processors: messages are cut as theirs are */
+  bool among_hosts; /* other ranks' plans run on processors: messages are cut as theirs are */
   size_t pieces;
   const size_t *counts, *valid; /* one a piece; valid NULL: all */
   bool *refused;                /* shared with other plans (struct onebit_plan); NULL: its own */
@@ -54,17 +54,17 @@ struct ob_call {
   /* The bits of a float32 argument that must be the same on all ranks, and its name. */
   uint32_t agreed;
   const char *agreed_name;
-  bool agreed_whole; /* it is no float32, but a whole number */
+  bool agreed_whole; /* the agreed number is an integer, not a float32 */
   const float *rate; /* NULL, or in memory of the device what counts instead of `agreed` */
   /* Arrays of pointers, by piece, in memory of the plan's device; NULL: the plan's inputs and
    * outputs are parts of one buffer. */
   void *const *device_inputs, *const *device_outputs;
-  bool counted;       /* the device knows the bias corrections of the step, and the host may not */
+  bool counted;       /* only the device knows the bias corrections of the step */
   bool only_at_first; /* likewise, until when the source's momentum is kept */
   /* On which stream of the device, where the plan is on one: NULL is a stream too. */
   bool on_stream;
   void *stream;
-  /* Stop when decided: the caller has several plans to apply all or none of (ob_plan_apply). */
+  /* Stops when decided: the caller applies either all or none of several plans (ob_plan_apply). */
   bool hold;
 };
 
@@ -107,8 +107,8 @@ onebit_status_t ob_plan_start(onebit_plan_t plan, onebit_status_t status,
  * is not done. */
 onebit_status_t ob_plan_test(onebit_plan_t plan, bool wait);
 
-/* A call that was held and ended well will not be applied; its input is still there. Nothing is
- * done for one that was applied, or where there was none. */
+/* Marks a successful held call as one that will not be applied; its input is still valid. Does
+ * nothing if the call was applied, or if there was none. */
 void ob_plan_revoke(onebit_plan_t plan);
 
 /* Ends a call that may be in flight, without its messages: then the plan can only be destroyed.

@@ -64,7 +64,7 @@ static onebit_status_t allocate_residual(struct onebit_plan *plan,
                                                               : plan_build_out_of_memory(plan);
 }
 
-/* The messages of `count` ranks; NULL when there are none of them. */
+/* Allocates the messages of `count` ranks; NULL when count is 0. */
 static onebit_status_t allocate_members(struct onebit_plan *plan, size_t count,
                                         unsigned char **memory) {
   struct ob_window *window = plan->window;

@@ -21,14 +21,14 @@ struct ob_trace {
 struct ob_flight {
   struct ob_call call;
   size_t step, stop;                /* the next one; where the walk ends */
-  int failed_rank, not_finite_rank; /* the first that said so, or -1 */
+  int failed_rank, not_finite_rank; /* the first rank that reported it, or -1 */
   bool large_heard;                 /* a rank has large scales */
-  bool apply_early_ok;              /* the call will end well: results are applied as they come */
+  bool apply_early_ok;              /* the call will succeed: results are applied as they arrive */
   float worker_scale, server_scale;
   struct ob_outcome outcome; /* of this rank */
   struct ob_host_call host;  /* where the plan is hierarchical */
   struct ob_watch watch;     /* how long nothing has moved */
-  double began; /* the call, where ONEBIT_DEBUG=TRACE tells of it, and the bytes that it sends */
+  double began; /* for ONEBIT_DEBUG=TRACE: when the call began, and the bytes that it sends */
   uint64_t call_bytes;
 };
 
@@ -82,8 +82,8 @@ struct onebit_plan {
   struct ob_step *steps;
   size_t step_count, decided; /* decided: the step after DECIDE */
   int tag;
-  /* A message was refused, and other ranks may have ended the call well: from then on this rank
-   * takes no part in any call, and tells the others so, until ob_plan_accept. */
+  /* True after a refused message: other ranks may have completed the call, so this rank takes part
+   * in no call, and reports that to the others, until ob_plan_accept. */
   bool *refused;
 };
 

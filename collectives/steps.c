@@ -177,7 +177,7 @@ static void steps_describe(const void *waiter, struct ob_wait *wait) {
   const struct onebit_plan *plan = waiter;
   ob_plan_describe_call(plan, wait);
   if (plan->flight->step == plan->flight->stop)
-    return; /* what is left is on a stream */
+    return; /* the remaining steps are on a stream */
   const struct ob_step *step = &plan->steps[plan->flight->step];
   wait->peer = awaited_rank(plan);
   snprintf(wait->detail, sizeof wait->detail, "%s, %s %u", step_name(step->kind),
@@ -225,8 +225,8 @@ bool ob_steps_are_settled(const struct onebit_plan *plan, bool wait) {
 
 /* --- Requests in flight ------------------------------------------------------------------------*/
 
-/* A plan that a thread moves is marked as claimed; only an unclaimed plan leaves the list, so a
- * thread that holds a claim can go on to the next one. */
+/* A plan that a thread moves is claimed. Only unclaimed plans are removed from the list, so a
+ * thread that holds a claim can go on to the next plan. */
 
 void ob_engine_add(struct ob_engine *engine, const struct onebit_plan *plan) {
   OB_LOCKED(&engine->lock);
@@ -337,8 +337,7 @@ static void *move_requests(void *argument) {
   return NULL;
 }
 
-/* Keeps the begin and the end of threads apart: one that is told to stop has ended before another
- * begins. */
+/* Separates threads: one that was told to stop has ended before the next one begins. */
 static pthread_mutex_t threads_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void set_stop(struct ob_engine *engine, bool stop) {

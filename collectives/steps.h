@@ -40,15 +40,15 @@ enum ob_step_kind {
   OB_STEP_BEGIN_ROUND,      /* doubling: begin round `chunk`, passing on what is here */
   OB_STEP_END_ROUND,        /* until it is over */
   OB_STEP_HOST_PUBLISH,     /* hierarchical: a chunk of the results to the ranks of this host */
-  OB_STEP_HOST_WAIT,        /* until all of them have done that */
+  OB_STEP_HOST_WAIT,        /* waits until all of them have published */
   OB_STEP_CHECK_EARLY,      /* whether it is already certain that the call will end well */
   OB_STEP_APPLY_EARLY,      /* if so: apply */
   OB_STEP_HOST_APPLY_EARLY, /* the same, and tell the host that the results are used */
   OB_STEP_DECIDE,           /* the call is skipped or fails, unless every rank is well */
-  OB_STEP_APPLY,            /* a chunk of the results to where the caller wants it */
+  OB_STEP_APPLY,            /* writes a chunk of the results to the caller's buffer */
   OB_STEP_APPLY_LATE,       /* if it was not done early: apply */
   OB_STEP_HOST_APPLY_LATE,  /* the same, and tell the host that the results are used */
-  OB_STEP_APPLY_WHOLE,      /* the mean of everyone's messages to where the caller wants it */
+  OB_STEP_APPLY_WHOLE,      /* writes the mean of all messages to the caller's buffer */
   OB_STEP_APPLY_SEGMENT,    /* reduce-scatter: the mean of messages about this rank's segment */
   OB_STEP_COMMIT,           /* the new residuals become the current ones */
   OB_STEP_KINDS

@@ -101,7 +101,7 @@ void ob_presence_end(struct ob_presence *presence) {
 /* A look costs a call of the clock and takes the communicator's state: a thousand a second are
  * nothing, and no timeout is finer. */
 #define LOOK_SECONDS 0.001
-/* The most seconds that a stopped process is charged when it goes on (struct ob_watch). */
+/* The most seconds by which a stopped process is charged when it continues (struct ob_watch). */
 #define LONGEST_GAP 1.0
 
 double ob_watch_notice = 10.0;
@@ -165,8 +165,8 @@ static onebit_status_t watch_give_up(onebit_comm_t comm, double seconds,
   return ob_error(ONEBIT_ERROR_TRANSPORT, "%s", text);
 }
 
-/* The communicator has failed. Who has given up may have waited for a rank that waited, too: which
- * one this rank waited for leads to the one that is missing. */
+/* The communicator has failed. The rank that gave up may itself have waited for another rank: the
+ * message names the rank that this one waited for, so that the chain leads to the missing rank. */
 static onebit_status_t add_awaited(onebit_status_t status, ob_wait_describe *describe,
                                    const void *waiter) {
   struct ob_wait wait = {.peer = -1};

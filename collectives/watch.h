@@ -25,13 +25,13 @@ struct ob_watch {
                     stopped, or computed meanwhile, does not blame others for its own absence */
   double seen;   /* when it was last looked at, by ob_seconds; 0: not yet */
   int notices;   /* so far */
-  struct ob_presence *presence; /* where there is no communicator yet; NULL: none */
+  struct ob_presence *presence; /* for waits before there is a communicator; NULL: none */
 };
 
 /* The text of a wait: "WHAT: waiting 10 s for rank PEER (DETAIL)". */
 struct ob_wait {
   char what[96], detail[48]; /* detail may be empty */
-  int peer;                  /* -1: `others` says for what, as far as is known */
+  int peer;                  /* -1: `others` names the ranks that are waited for, as far as known */
   const char *others;
 };
 
@@ -75,7 +75,7 @@ extern double ob_watch_notice;
  * second and more is written there, once a second.
  */
 
-/* One a communicator; all zero: none, where no file can be made. */
+/* One for each communicator; all zero where no file can be made. */
 struct ob_presence {
   int file;        /* 0: none */
   unsigned number; /* of the file, in this process */

@@ -90,7 +90,7 @@ static void blocks_measure(const struct ob_block_step *step, size_t b, const str
 struct levels {
   struct ob_compress_run *compress;
   struct ob_reduce_run *reduce;
-  struct ob_quantise_run last; /* of the block before: count is 0 where there is none */
+  struct ob_quantise_run last; /* of the previous block; count is 0 if there is none */
 };
 
 static void quantise_part(const struct ob_block_step *step, struct ob_quantise_run run,
@@ -143,7 +143,7 @@ static struct ob_quantise_run quantise_run(const struct ob_block_step *step, siz
   };
 }
 
-/* Quantises the rest of the block before. */
+/* Quantises the rest of the previous block. */
 static void finish_levels(const struct ob_block_step *step, struct levels *levels) {
   for (size_t i = 0; i < levels->last.count; i += PART)
     quantise_part(step, levels->last, i);
@@ -353,8 +353,8 @@ float ob_finish(struct ob_work *work, struct ob_residual *residual, const double
 
 /* --- Undoing a call: of one copy of the residuals */
 
-/* The element's error before `added`, or its present error where nothing was added. A sum that is
- * not finite has lost it: then it is zero. */
+/* Returns the element's residual before `added`, or its current residual where nothing was added.
+ * If the sum is not finite, the residual is lost and becomes zero. */
 static float blocks_undo_error(float value, float scale, float added, bool changed) {
   if (!changed || !ob_is_finite(added))
     return ob_residual_of(value, scale);

@@ -34,7 +34,7 @@
 /* Sums of squares. */
 struct ob_norms {
   double input;    /* what was added to the residual */
-  double residual; /* what is left now */
+  double residual; /* the residual after quantising */
   double value;    /* the compensated values, input and residual before */
   double lower;    /* what half as many bits would leave of those */
 };
@@ -58,7 +58,7 @@ struct ob_norms ob_measure(const struct ob_measure_run *run, const struct ob_cod
 
 /* --- The residuals -----------------------------------------------------------------------------*/
 
-/* A call measures one block in OB_MEASURE_EVERY: that takes up to a tenth of its time. */
+/* A call measures one block in OB_MEASURE_EVERY: measuring takes up to a tenth of its time. */
 #define OB_MEASURE_EVERY 16
 
 /* Residuals of the blocks first .. first + blocks - 1 of a layout. */
@@ -81,8 +81,8 @@ struct ob_residual {
    * modulo OB_MEASURE_EVERY, are measured in this call. NULL: none. */
   struct ob_norms *norms;
   size_t phase;
-  /* The server's rule. Where it keeps something else than an error, that is stored as it is, and a
-   * scale is only its size. */
+  /* The server's rule. Where it keeps something other than a residual, that is stored as plain
+   * numbers, and the scale only says how large they are. */
   struct ob_serving serving;
 };
 
@@ -92,7 +92,8 @@ onebit_status_t ob_residual_create(struct ob_residual *residual, const struct ob
                                    int copies, const struct ob_memory *memory);
 void ob_residual_destroy(struct ob_residual *residual);
 void ob_residual_commit(struct ob_residual *residual);
-/* Resets everything but the moments. Errors: those of the memory, which the host's has not. */
+/* Resets everything except the moments. Fails only where the memory does, which host memory never
+ * does. */
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
 /* Gives memory of the host back to the system after a reset, until it is written. */
 void ob_residual_return(struct ob_residual *residual);
@@ -127,7 +128,7 @@ struct ob_work {
   bool half, bounded;
   int threads;
   size_t streams;         /* messages that are reduced or summed */
-  size_t max_streams;     /* of which means are made, if those are more */
+  size_t max_streams;     /* the number of streams of which means are made, if larger */
   const uint32_t **words; /* scratch of ob_reduce_blocks and ob_sum_blocks: streams a thread */
   float *scales;          /* likewise */
   const float **values;   /* scratch of ob_mean_blocks: max_streams */
@@ -167,7 +168,7 @@ struct ob_source {
   /* The rule of the moments, of residuals that have them, and its factors. */
   enum ob_moment_rule moment_rule;
   struct ob_moment_factors moment;
-  const float *floors;    /* NULL, or one a piece: so many times a table's mean moment counts */
+  const float *floors;    /* NULL, or for each piece a factor of a table's mean moment */
   struct ob_interval own; /* where there are floors: the words whose moments this rank moves */
 };
 
@@ -263,8 +264,8 @@ void ob_average_blocks(struct ob_work *work, const struct ob_view *in, float fac
 void ob_convert_blocks(struct ob_work *work, const struct ob_view *in,
                        const struct ob_message_shape *shape, void *const *outputs);
 
-/* The number of processors that the calling thread may use, by its binding; 0: there are no threads
- * here. */
+/* Returns how many processors the calling thread may use, by its binding; 0: this build has no
+ * threads. */
 int ob_processors(void);
 
 /* --- Within compression/: one step on one message, as the threads see it -----------------------*/

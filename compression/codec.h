@@ -62,8 +62,8 @@ struct ob_compress_run {
   const float *residual;
   float residual_scale;
   float *residual_out;    /* whole words: lanes past count are set to zero */
-  uint32_t *bits;         /* NULL: nobody needs them */
-  struct ob_lanes *lanes; /* NULL, or what it adds to, of a block in parts */
+  uint32_t *bits;         /* NULL: the caller does not need them */
+  struct ob_lanes *lanes; /* NULL, or the sums so far of a block that is added in parts */
   float limit;            /* the largest magnitude of products with reciprocals; 0: unbounded */
 };
 
@@ -146,7 +146,8 @@ struct ob_codec {
   float (*reduce)(const struct ob_reduce_run *);
   /* The sum of the moments of a sample, by lanes as well. */
   float (*add_moments)(const uint16_t *moments, struct ob_sample sample);
-  /* The largest magnitude of whole groups of values; of such as are not finite, one that is not. */
+  /* Returns the largest magnitude of whole groups of values; a value that is not finite if one of
+   * them is not. */
   float (*largest)(const float *values, size_t count);
   void (*quantise)(const struct ob_quantise_run *);
   void (*sum)(const struct ob_sum_run *);
@@ -163,7 +164,7 @@ struct ob_codec {
   uint32_t (*checksum)(const void *payload, size_t count);
 };
 
-/* Rows of the table, fastest first; NULL past the end. Not all of them can run on this
+/* Returns a row of the table, fastest first, or NULL past the end. Not all rows can run on this
  * processor. */
 const struct ob_codec *ob_codec_row(size_t index);
 bool ob_codec_usable(const struct ob_codec *codec);

@@ -97,7 +97,7 @@ static inline void group_signed(uint32_t word, V magnitude, V group[4]) {
   }
 }
 
-/* Decodes 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
+/* Decodes 8 bits: sign, 0111 and the code's other bits are the upper 12 bits of the float. */
 #define VECTOR_LEVELS
 static inline V level_of_byte(__m256i code) {
   const __m256i upper = _mm256_slli_epi32(code, 20),
@@ -161,7 +161,8 @@ static inline void pack_codes(const __m256i code[4], unsigned width, uint32_t *f
   _mm_storeu_si128((__m128i *)(void *)fields, _mm256_castsi256_si128(packed));
 }
 
-/* ob_code_of, of 8 bits: the lower 7 bits of the code are those of the lane, and its level. */
+/* ob_code_of for 8 bits: the code's lower 7 bits are those of the lane, which also gives its
+ * level. */
 static inline __m256i code_in_byte(V ratio, V *level) {
   const __m256i bits = _mm256_castps_si256(ratio), above = _mm256_castps_si256(v_abs(ratio)),
                 rounded = _mm256_add_epi32(above, _mm256_set1_epi32(1 << 19)),

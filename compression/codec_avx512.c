@@ -107,7 +107,7 @@ static inline V level_of(unsigned width, V table, __m512i code) {
   return width == 2 ? _mm512_permutevar_ps(table, code) : _mm512_permutexvar_ps(code, table);
 }
 
-/* Decodes 8 bits: sign, 0111 and the rest of the code are the upper 12 bits of the float. */
+/* Decodes 8 bits: sign, 0111 and the code's other bits are the upper 12 bits of the float. */
 static inline V level_of_byte(__m512i code) {
   const __m512i upper = _mm512_slli_epi32(code, 20), no_sign = _mm512_set1_epi32((int)0x87ffffff),
                 exponent = _mm512_set1_epi32(112 << 23);

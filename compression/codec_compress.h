@@ -48,7 +48,7 @@ FIXED void group_moments(V group[GROUP], const struct ob_compress_run *run, size
   }
 }
 
-/* ob_limited of the group; zeros come out as +0 either way. */
+/* Computes ob_limited of the group; a zero becomes +0 in both cases. */
 FIXED void group_limit(V group[GROUP], const V own[GROUP], float limit) {
   const V zero = v_set(0), bound = v_set(limit);
   for (int k = 0; k < GROUP; k++) {

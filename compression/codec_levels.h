@@ -113,7 +113,7 @@ static void quantise(const struct ob_quantise_run *run) {
     quantise_run(run, 8);
 }
 
-/* The largest magnitude. As whole numbers, the bits of magnitudes are in the order of the
+/* Returns the largest magnitude. As integers, the bits of magnitudes are in the same order as the
  * magnitudes, and those of a NaN are above all others. */
 static float largest(const float *values, size_t count) {
   uint32_t lanes[OB_LANES] = {0}, max_bits = 0;

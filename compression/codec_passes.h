@@ -57,8 +57,8 @@ FIXED float *pass_array(const struct ob_pass_run *run, int slot) {
   return slot < OB_ARRAYS ? run->arrays[slot] : slot == OB_PARAMETER ? run->parameter : NULL;
 }
 
-/* Slots that a pass writes and does not read are stored past the caches: a line that is only
- * written is not read first. */
+/* True for slots that a pass writes and does not read: these are stored past the caches, since
+ * otherwise their lines would be read first. */
 FIXED bool pass_only_writes(enum ob_pass_kind kind, int slot) {
   return OB_MASK(slot) & ob_pass_writes(kind) & ~ob_pass_reads(kind);
 }

@@ -180,8 +180,8 @@ FIXED void group_compensate(V group[GROUP], const V error[GROUP]) {
     group[k] = v_add(error[k], group[k]);
 }
 
-/* Leaves a residual that is written in place as it is where the input makes it not finite, so that
- * the call can be undone (blocks.h). */
+/* Keeps a residual that is written in place unchanged where the input would make it not finite, so
+ * that the call can be undone (blocks.h). */
 FIXED void group_guard(V stored[GROUP], const V input[GROUP], const float *residual) {
   for (int k = 0; k < GROUP; k++)
     stored[k] = v_if_zero(v_sub(input[k], input[k]), stored[k], v_load(residual + k * VL));

@@ -55,8 +55,8 @@ OB_INLINE int32_t ob_between(int32_t value, int32_t min, int32_t max) {
   return above < max ? above : max;
 }
 
-/* A number that rounds another, of less than 2^22, to the nearest whole one, ties to even, when
- * added to it: that is then in the low bits of the sum. */
+/* Adding this number to one below 2^22 rounds that to the nearest integer, ties to even: the
+ * integer is then in the low bits of the sum. */
 #define OB_ROUNDER 0x1.8p23f
 
 /* The level next to a value over its scale, as its code. Of 8 bits: the upper 12 bits of a float

@@ -37,7 +37,7 @@ extern "C" {
  */
 struct ob_piece {
   size_t count; /* elements */
-  /* of them in the caller's buffer; the rest is padding, which is compressed as zeros */
+  /* elements in the caller's buffer; the others are padding, which is compressed as zeros */
   size_t valid;
   size_t first_block, first_word;
 };
@@ -45,7 +45,7 @@ struct ob_piece {
 struct ob_layout {
   size_t block; /* elements of a full block, a multiple of 32 */
   size_t pieces;
-  struct ob_piece *piece; /* pieces + 1 of them; the last one only ends the one before */
+  struct ob_piece *piece; /* pieces + 1 entries; the last one marks the end of the piece before */
   size_t blocks, words, elements;
 };
 
@@ -75,8 +75,8 @@ OB_INLINE size_t ob_layout_piece(const struct ob_layout *layout, size_t block) {
   return low;
 }
 
-/* Looks up block number `block`. *piece is where to start searching, and is moved there: start at
- * 0, keep it between neighbours. Here, since device code looks blocks up too. */
+/* Returns block number `block`. *piece is where the search starts, and is updated: pass 0 at first,
+ * and keep it between neighbouring blocks. It is inline here because device code calls it too. */
 OB_INLINE struct ob_block ob_layout_block(const struct ob_layout *layout, size_t block,
                                           size_t *piece) {
   const struct ob_piece *at = &layout->piece[*piece];
@@ -108,7 +108,7 @@ OB_INLINE struct ob_interval ob_piece_interval(const struct ob_piece *piece,
   return found;
 }
 
-/* The first word of a block; block == blocks gives the number of words. */
+/* Returns a block's first word; for block == blocks, the number of words. */
 OB_INLINE size_t ob_layout_word(const struct ob_layout *layout, size_t block) {
   if (block >= layout->blocks)
     return layout->words;
@@ -169,7 +169,7 @@ OB_INLINE uint32_t ob_check_end(uint32_t lane) {
 enum ob_message_kind { OB_MESSAGE_WORKER = 1, OB_MESSAGE_SERVER = 2 };
 
 enum ob_message_flag {
-  /* the sender met a value that is not finite, in this message or before it in this call */
+  /* the sender found a value that is not finite, in this message or an earlier one of this call */
   OB_FLAG_NOT_FINITE = 1,
   OB_FLAG_ERROR = 2, /* the sender cannot take part in this call; the payload means nothing */
   OB_FLAG_DENSE = 4, /* the payload is float32 values */
@@ -193,7 +193,7 @@ struct ob_header {
   float scale;       /* of the sender's buffer; the size of its residual (ladder.h); or 0 */
   uint64_t elements; /* of the whole call, padding included */
   uint64_t block;    /* the first block of the message */
-  uint32_t agreed;   /* a number that all ranks must have given to this call alike, or 0 */
+  uint32_t agreed;   /* a number that must be the same on all ranks in this call, or 0 */
   uint32_t checksum; /* of all other bytes of the message */
 };
 
@@ -343,8 +343,8 @@ OB_INLINE bool ob_header_disagrees(unsigned flags, uint32_t agreed, uint32_t own
   return (flags & OB_FLAG_MISMATCH) || (!(flags & OB_FLAG_ERROR) && agreed != own);
 }
 
-/* The status of a call when all flags are in: `status` is this rank's own; `failed` and
- * `not_finite` are the first rank that said so, or -1. */
+/* Returns the status of a call whose flags are all known: `status` is this rank's own; `failed` and
+ * `not_finite` are the first ranks that reported it, or -1. */
 OB_INLINE onebit_status_t ob_call_verdict(onebit_status_t status, int failed, int not_finite) {
   if (status != ONEBIT_OK)
     return status;

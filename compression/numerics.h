@@ -152,9 +152,9 @@ OB_INLINE uint16_t ob_to_float16(float value) {
 /* The largest float16. */
 #define OB_FLOAT16_MAX 65504.0f
 
-/* Bounds a result that is stored as float16, before it is rounded: a number beyond the largest
- * becomes the largest, infinity too. Finite inputs must not give infinity, and what is cut off is
- * less wrong. NaN stays NaN. */
+/* Bounds a result that is stored as float16, before it is rounded: a number (or infinity) beyond
+ * the largest float16 becomes the largest, since finite inputs must not give infinity and cutting
+ * off is the smaller error. NaN stays NaN. */
 OB_INLINE float ob_bound_float16(float value) {
   const float below = value > OB_FLOAT16_MAX ? OB_FLOAT16_MAX : value;
   return below < -OB_FLOAT16_MAX ? -OB_FLOAT16_MAX : below;
@@ -183,8 +183,8 @@ OB_INLINE void ob_store(void *buffer, size_t index, onebit_dtype_t dtype, float 
         dtype == ONEBIT_BFLOAT16 ? ob_to_bfloat16(value) : ob_to_float16(value);
 }
 
-/* A scale as a buffer of the type holds it; one that is not finite stays so, so that it is
- * found. */
+/* Rounds a scale to the type of the buffer; a scale that is not finite stays so, so that it is
+ * noticed. */
 OB_INLINE float ob_round(float value, onebit_dtype_t dtype) {
   if (dtype == ONEBIT_FLOAT32 || !ob_is_finite(value))
     return value;
@@ -192,8 +192,8 @@ OB_INLINE float ob_round(float value, onebit_dtype_t dtype) {
                                   : ob_from_float16(ob_to_float16(ob_bound_float16(value)));
 }
 
-/* base^exponent, by squaring: the same multiplications everywhere, which a library's pow does not
- * promise. */
+/* Returns base^exponent, by squaring: it makes the same multiplications on every machine, which a
+ * library's pow does not promise. */
 OB_INLINE double ob_power(double base, uint64_t exponent) {
   double power = 1;
   for (; exponent; exponent >>= 1, base *= base)
@@ -298,9 +298,9 @@ OB_INLINE struct ob_moment_factors ob_moment_factors_for(struct ob_moment_factor
  * to dense Adam, with 4 ranks and 1,000 steps on words of C headers. */
 #define OB_TABLE_FLOOR 1.0f
 
-/* Words of 32 elements, from `first` on, of those that a table has in the residual of a rank: the
- * mean is that of a sample, for each block another one. A block alone will not do, which may be no
- * more than a row. */
+/* Words of 32 elements, from `first` on, of a table's part of a rank's residual: the mean moment is
+ * computed from this sample, another one for each block. The block alone would be too small a
+ * sample: it may be a single row. */
 struct ob_sample {
   size_t first, end, step;
 };
@@ -350,8 +350,8 @@ OB_INLINE float ob_lion_momentum(float momentum, float gradient, const struct ob
   return f->beta2 * momentum + f->one_minus_beta2 * gradient;
 }
 
-/* The signs of elements without a direction: one bit has no 0, so the sign of such an element of a
- * word is by its number, + - + -, so that a block of them moves nowhere as a whole. */
+/* The signs of elements without a direction: one bit cannot say 0, so elements of a word alternate
+ * between + and -, and a block of them does not move as a whole. */
 #define OB_LION_ZEROS 0xaaaaaaaau
 
 OB_INLINE float ob_lion_signed(float direction, unsigned element) {
@@ -408,8 +408,8 @@ OB_INLINE float ob_bounded(float step, float bound) {
   return below > -bound ? below : -bound;
 }
 
-/* Bounds value * reciprocal by -limit .. limit. It is not finite where the value's square is not:
- * then the step is to be skipped, and what is cut off would not show it. */
+/* Bounds value * reciprocal by -limit .. limit. The result is not finite where the value's square
+ * is not: such a step has to be skipped, and a bounded value would hide that. */
 OB_INLINE float ob_limited(float value, float reciprocal, float limit) {
   const float square = value * value;
   return ob_bounded(value * reciprocal, limit) + (square - square);

@@ -19,7 +19,7 @@ extern "C" {
  * been zero so far are divided by something. */
 #define OB_DIVISOR_FLOOR 0.03f
 
-/* A pass that divides gradients wants the mean variance of each block. */
+/* True for a pass that divides gradients, which needs the mean variance of each block. */
 OB_INLINE int ob_pass_divides(enum ob_pass_kind kind) {
   return kind == OB_PASS_DIVISORS || kind == OB_PASS_DIVIDED;
 }
@@ -36,7 +36,8 @@ OB_INLINE float ob_divisor(float variance, const struct ob_pass_factors *f) {
   return moment > 0 ? sqrtf(moment + f->adam.epsilon * f->adam.epsilon) : 1;
 }
 
-/* The momentum takes the gradient divided by the variance that has this gradient in it. */
+/* Returns the gradient divided by the root of the variance that already includes it, for the
+ * momentum. */
 OB_INLINE float ob_divided(float gradient, float variance, const struct ob_pass_factors *f) {
   const float factor = f->adam.variance_factor;
   const float moment = variance * factor * factor + f->adam.epsilon * f->adam.epsilon;
@@ -53,15 +54,14 @@ OB_INLINE float ob_zero_one_move(struct ob_element *e, const struct ob_pass_fact
   return -f->learning_rate * (step + f->weight_decay * e->at[OB_PARAMETER]);
 }
 
-/* Without variance the denominator is infinity: such an element does not move. */
+/* Returns infinity for an element without variance, so that it does not move. */
 OB_INLINE float ob_zero_one_denominator(float variance, const struct ob_pass_factors *f) {
   const float denominator = ob_adam_denominator(variance, &f->adam);
   return f->keep_zero && variance == 0 ? ob_float_of(0x7f800000u) : denominator;
 }
 
-/* The value to exchange for a movement; 0 for an element that does not move, or NaN if its movement
- * is not finite. NaN, too, where the gradient's square is not finite, whose step is bounded all the
- * same. */
+/* Returns the value to exchange for a movement: 0 for an element that does not move, NaN if its
+ * movement or the gradient's square is not finite, though its step would be bounded. */
 OB_INLINE float ob_zero_one_sent(float moved, float denominator, float gradient) {
   const float square = gradient * gradient;
   const float sent = ob_is_finite(denominator) ? moved * denominator : moved - moved;
@@ -102,7 +102,7 @@ OB_INLINE float ob_pass_quotient(enum ob_pass_kind kind, float message, float la
   return kind == OB_PASS_ZERO_ONE_MET && f->rate_sum > 0 ? -(message / f->rate_sum) : 0;
 }
 
-/* One element of a pass, with that; what it does not read is zero. */
+/* Computes one element of a pass with that variance; inputs that it does not read are zero. */
 OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_element e,
                                             float quotient, const struct ob_pass_factors *f) {
   const struct ob_adam_factors *adam = &f->adam;

@@ -20,7 +20,7 @@ enum ob_slot {
   OB_VARIANCE,
   OB_FRESH,   /* 1-bit LAMB: the fresh variance */
   OB_ANCHOR,  /* 0/1 Adam: the parameters of the last synchronisation */
-  OB_MOVED,   /* 0/1 Adam, profile deepspeed: what was added to them since */
+  OB_MOVED,   /* 0/1 Adam, profile deepspeed: what was added to the parameters since */
   OB_SCRATCH, /* the mean gradient, and what a pass leaves for the next one */
   OB_ARRAYS,
   OB_PARAMETER = OB_ARRAYS, /* the master values, where parameters are not float32 */
@@ -83,7 +83,7 @@ OB_INLINE float ob_sum_start(int which) {
   return ob_float_of(which == OB_LARGEST ? 0x7f800000u : 0);
 }
 
-/* The total of the sums of `count` blocks, of tensors or of all: none is negative. */
+/* Returns the total of `count` block sums, of one tensor or of all; no sum is negative. */
 OB_INLINE double ob_total_of(int which, const double *sums, size_t count) {
   double largest = 0;
   if (which != OB_LARGEST)
@@ -110,7 +110,7 @@ struct ob_pass_factors {
   float scaling;      /* 1-bit LAMB: what the tensor's momentum travels with */
   float rate_sum;     /* 0/1 Adam: rates times momentum factors, summed since the anchor */
   float anchor_decay; /* likewise: weight decay times the sum of rates; 0 where moves include it */
-  float bound;        /* of steps on bits with a frozen variance; infinity: there is none */
+  float bound;        /* the largest step on bits with a frozen variance; infinity: no bound */
   /* For passes that divide gradients: the bias correction of the variance before this step, and
    * OB_DIVISOR_FLOOR of the block's mean variance, so corrected. */
   float before, floor;
@@ -118,7 +118,7 @@ struct ob_pass_factors {
   int adds_up;   /* 0/1 Adam: OB_MOVED is kept */
 };
 
-/* An element: slots by number, and what it adds to each sum. */
+/* One element: its slots by number, and what it adds to each sum. */
 struct ob_element {
   float at[OB_SLOTS];
   float sum[OB_SUMS];

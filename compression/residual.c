@@ -205,7 +205,8 @@ bool ob_residual_large(const struct ob_residual *residual) {
 
 /* --- Measuring ---------------------------------------------------------------------------------*/
 
-/* Sums are in lanes, as those of scales are, so that any compiler's vectors give the same. */
+/* Sums are added in lanes, as those of scales are, so that vectors of any width give the same
+ * bits. */
 
 struct lanes {
   float input[OB_LANES], residual[OB_LANES], value[OB_LANES], magnitude[OB_LANES];

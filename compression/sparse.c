@@ -99,7 +99,8 @@ static void sparse_choose(const uint32_t *magnitudes, size_t count, unsigned sen
     }
 }
 
-/* The mean magnitude of the positions from the bound on, or of those below it; 0 of none. */
+/* Returns the mean magnitude of the positions from the bound on, or of those below it; 0 if there
+ * are none. */
 static double mean_of(const float *values, const uint16_t *positions, unsigned sent, double bound,
                       bool upper) {
   double sum = 0;

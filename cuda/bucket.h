@@ -26,7 +26,8 @@ struct ob_bucket_device {
   struct ob_addresses addresses[2]; /* in turns */
   int turn;
   bool moved; /* the device has not all addresses of now */
-  /* Block sums of the latest pass, pinned: those of this kind, or with -1 none of them yet. */
+  /* Block sums of the latest pass of this kind, in pinned memory; kind -1: no pass has made sums
+   * yet. */
   double *sums;
   int which_sums;
   bool counted; /* in this step the device has the bias corrections */
@@ -36,10 +37,11 @@ struct ob_bucket_device {
   struct ob_cuda_lamb lamb; /* of 1-bit LAMB; what is by tensor is the first bucket's */
   bool rated;               /* there are learning rates of its making */
   cudaStream_t own;         /* for steps without a stream */
-  /* The first bucket has these for all. The states of all buckets' dense plans, then of those that
-   * they use when the compressed ones send bits, and then of the uncompressed buckets. */
+  /* States of plans that the first bucket holds for all: those of all buckets' dense plans, then
+   * those that buckets use when the compressed plans send bits, then those of uncompressed
+   * buckets. */
   struct ob_cuda_state **states;
-  uint64_t steps_before, skipped_before; /* what the plans' outcomes do not count */
+  uint64_t steps_before, skipped_before; /* calls that the plans' outcomes do not include */
   cudaEvent_t last;                      /* the end of the latest step on any stream */
   cudaStream_t parts;                    /* of steps in parts, beside the caller's */
 };

@@ -162,7 +162,8 @@ static onebit_status_t forget_outcome(const struct onebit_plan *plan) {
   return ob_memory_cuda.clear(&state->outcome.status, sizeof state->outcome.status);
 }
 
-/* The stream has come to the end, so the host can look: its view of the plan is the device's. */
+/* Called when the stream has reached the end of the call: the host copies the device's view of the
+ * plan. */
 static void stream_outcome_look(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   onebit_status_t status = ONEBIT_OK;
@@ -180,7 +181,7 @@ static void stream_outcome_give_up(const struct onebit_plan *plan, onebit_status
   stream_outcome_tell(plan, status);
 }
 
-/* While NCCL waits for a rank that is gone, the event never comes: then health tells. */
+/* The event never comes while NCCL waits for a lost rank: then health reports the error. */
 bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait) {
   OB_ON_DEVICE(plan->device->number);
   onebit_status_t status = ONEBIT_OK;

@@ -53,9 +53,9 @@ static __device__ inline void apply_moments(const struct moments &moments, unsig
     store_raw(moments.next + first, after);
 }
 
-/* The elements from `first` on, to the residuals and to the tile in shared memory, as
- * group_weigh, group_momentum and group_compensate have it. `whole`: none is padding, and the
- * input is there. */
+/* Loads the elements from `first` on to the residuals and to the tile in shared memory, as
+ * group_weigh, group_momentum and group_compensate do. `whole`: there is an input and no
+ * padding. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment, bool whole>
 static __device__ inline void compress_tile(const struct ob_compress_run &run,
                                             const struct moments &moments, unsigned first,
@@ -116,7 +116,7 @@ static __device__ inline float compress(const struct ob_compress_run &run,
   return sum_lanes(lane);
 }
 
-/* The result of the last exchange that is about the same blocks, as momentum. */
+/* Adds the result of the last exchange of the same blocks, as momentum. */
 static __device__ inline void add_momentum(const struct ob_cuda_plan &plan, uint32_t now,
                                            const struct location &location,
                                            struct ob_compress_run *run) {
@@ -181,8 +181,8 @@ constexpr bool few_registers = true;
 constexpr bool few_registers = false;
 #endif
 
-/* A block less at once where there are moments or reciprocals, which take registers too; and one
- * less where the momentum's signs, or a table's mean, would not fit in what is left. */
+/* One thread block less where moments or reciprocals take registers, and one less where the
+ * momentum's signs or a table's mean would not fit into the registers that are left. */
 constexpr unsigned blocks_with(bool momentum, enum treatment treatment) {
   return blocks_at_once - (treatment != AS_IT_IS) - (treatment == TABLES) -
          (momentum && few_registers);

@@ -15,9 +15,8 @@
  * members before the first addition, are 128 bytes a thread in flight. */
 constexpr unsigned mean_pairs = 4, mean_elements = mean_pairs * 2 * OB_LANES, members_at_once = 4;
 
-/* The sum of the members' values, those of 16 bits times their factor, of the lane's pairs from
- * `first` on: of those before `end`. Past the last member it is loaded again: that costs less than
- * to ask. */
+/* Returns the sum of the members' values (of 16 bits: times their factor) of the lane's pairs from
+ * `first` up to `end`. Past the last member it is loaded again, which costs less than a branch. */
 template <onebit_dtype_t dtype>
 static __device__ inline void sum_pairs(const struct ob_cuda_plan &plan,
                                         const struct senders &senders,

@@ -23,7 +23,7 @@ static onebit_status_t device_out_of_memory(const struct onebit_plan *plan) {
                   plan->device->number, plan->count);
 }
 
-/* An array on the device, with a copy of what the host has; NULL when there is none. */
+/* Allocates an array on the device and copies the host's into it; NULL without memory. */
 static void *device_copied(struct onebit_plan *plan, const void *values, size_t count,
                            size_t size) {
   void *memory = ob_memory_cuda.allocate(count, size);
@@ -96,7 +96,7 @@ static onebit_status_t mirror_array(struct onebit_plan *plan, const unsigned cha
   return *memory ? ONEBIT_OK : device_out_of_memory(plan);
 }
 
-/* The results of all, of which the group's own are told to most kernels. */
+/* Allocates the results of all ranks; most kernels are given those of their own group. */
 static onebit_status_t mirror_results(struct onebit_plan *plan, unsigned char **memory) {
   const struct ob_geometry *geometry = &plan->geometry;
   size_t count = plan->host.ranks ? geometry->segments : geometry->members;
@@ -176,7 +176,7 @@ bool ob_cuda_is_capturing(cudaStream_t stream) {
   enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaStreamIsCapturing(stream, &capture);
   if (error != cudaSuccess)
-    cudaGetLastError(); /* what is wrong with the stream is found when it is given work */
+    cudaGetLastError(); /* an error of the stream is found when work is put on it */
   return error == cudaSuccess && capture != cudaStreamCaptureStatusNone;
 }
 
@@ -189,7 +189,7 @@ onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStrea
   return error == cudaSuccess ? ONEBIT_OK : ob_cuda_error(error, "stream");
 }
 
-/* Parts of one buffer, all of the same size: from the first that there is. */
+/* Describes parts of one buffer, all of the same size, from the first one that exists. */
 static struct ob_cuda_pieces parts_of_buffer(const void *const *each, size_t count, size_t step) {
   for (size_t k = 0; k < count; k++)
     if (each[k])
@@ -312,8 +312,8 @@ static size_t chunks_on_stream(size_t elements) {
   return chunks;
 }
 
-/* With one scale nothing leaves before all is compressed, and what is left to overlap, the
- * reducing of a share, is less than it would cost. */
+/* With one scale no message leaves before everything is compressed; only the reducing of a share
+ * could overlap, and that saves less than another chunk costs. */
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements) {
   const bool in_window =
       plan->schedule->window || plan->choice.schedule == ONEBIT_SCHEDULE_HIERARCHICAL;

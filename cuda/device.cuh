@@ -337,8 +337,8 @@ static __device__ inline void store_signs(uint32_t *words, unsigned first, unsig
     words[word] = signs;
 }
 
-/* The signs of the lane's four number k, element j in bit j; the tile's words are with the lanes
- * from `base` on. Bits above are others'. */
+/* Returns the signs of the lane's group of four number k, element j in bit j; lanes from `base` on
+ * hold the tile's words. Higher bits belong to other groups. */
 static __device__ inline uint32_t four_signs(uint32_t signs, unsigned k, unsigned base) {
   const unsigned word = four_at(k) / OB_LANES, bit = four_at(k) % OB_LANES;
   return __shfl_sync(all_lanes, signs, (int)(base + word)) >> bit;
@@ -359,7 +359,7 @@ static __device__ inline uint32_t add_tile(const float4 *tile, onebit_scale_t ru
     if (own & 1u << w) /* predicates at once, seven of them (R2P) */
       mine = signs;
   }
-  __syncwarp(); /* the next tile comes into the same place */
+  __syncwarp(); /* the next tile is stored in the same place */
   return mine;
 }
 
@@ -370,7 +370,7 @@ template <typename T> static __device__ inline T sum_lanes(T lane) {
   return lane;
 }
 
-/* The largest of the lanes, none of which has a NaN; for all of them. */
+/* Returns the largest value of the lanes, none of which has a NaN, to all of them. */
 template <typename T> static __device__ inline T largest_lane(T lane) {
   for (unsigned width = OB_LANES / 2; width > 0; width /= 2) {
     const T other = __shfl_xor_sync(all_lanes, lane, (int)width);

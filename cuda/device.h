@@ -26,7 +26,7 @@ struct ob_staged_host {
   size_t registered;                   /* blocks of shared memory that copies are made from */
   size_t applied;                      /* chunks of the call whose results are being applied */
   cudaEvent_t there[OB_WINDOW_CHUNKS]; /* a chunk of inputs is in this rank's block */
-  struct ob_cuda_state *seen;          /* pinned: what was met in it */
+  struct ob_cuda_state *seen;          /* pinned; the state after the latest call */
 };
 
 /* The device's state for exchanges inside a host (device_host.c). The window has inputs of all
@@ -54,7 +54,7 @@ struct ob_device {
   struct ob_piece *pieces;
   size_t *bounds;
   struct ob_device_host host; /* of a hierarchical plan */
-  cudaEvent_t started;        /* what was on the caller's stream before a call */
+  cudaEvent_t started;        /* marks what was on the caller's stream before a call */
   struct ob_staging staging;  /* staged.c */
   struct ob_overlap overlap;
   /* stream.c */
@@ -66,7 +66,7 @@ struct ob_device {
   cudaEvent_t last;           /* the end of the latest call on any stream */
   struct ob_cuda_state *seen; /* pinned: how the calls ended */
   bool has_sealed;            /* messages of the call in flight */
-  /* Messages that were received, and are opened before anything depends on them; NULL: none. */
+  /* Received messages that must be opened before anything depends on them; NULL: none. */
   const struct ob_cuda_plan *unopened;
   enum ob_message_kind unopened_kind;
   size_t unopened_chunk;
@@ -86,8 +86,8 @@ onebit_status_t ob_cuda_error(cudaError_t error, const char *call);
 /* Makes the plan's device current. */
 int ob_device_enter(const struct onebit_plan *plan);
 
-/* The current device, if the kernels can run there. ONEBIT_ERROR_UNSUPPORTED: it is too old, or
- * there is none. */
+/* Gets the current device, if the kernels can run there. ONEBIT_ERROR_UNSUPPORTED: it is too old,
+ * or there is none. */
 onebit_status_t ob_cuda_current_device(int *number);
 
 /* plan->device, on the current device. */
@@ -105,13 +105,13 @@ onebit_status_t ob_cuda_check(int number, const char *name, const void *buffer);
 
 bool ob_cuda_is_capturing(cudaStream_t stream);
 
-/* Fails unless the plan's device can be given work on this stream. */
+/* Fails unless work for the plan's device can be put on this stream. */
 onebit_status_t ob_device_check_stream(const struct onebit_plan *plan, cudaStream_t stream);
 
 /* The executors' chunks (device.c). */
 size_t ob_device_chunks(const struct onebit_plan *plan, size_t elements);
 
-/* cudaErrorNotReady until the event has come; with `wait`, waits for it. */
+/* Returns cudaErrorNotReady until the event has been reached; with `wait`, waits for it. */
 static inline cudaError_t ob_cuda_reach(cudaEvent_t event, bool wait) {
   return wait ? cudaEventSynchronize(event) : cudaEventQuery(event);
 }
@@ -129,11 +129,11 @@ void ob_device_host_destroy(const struct onebit_plan *plan);
 /* Called at the beginning of a call, or of its first step. */
 void ob_device_host_begin(const struct onebit_plan *plan);
 
-/* A chunk of the host's inputs to messages for the other hosts. */
+/* Compresses a chunk of the host's inputs into messages for the other hosts. */
 cudaError_t ob_device_host_compress(const struct onebit_plan *plan, size_t chunk,
                                     cudaStream_t stream);
 
-/* Bytes of the results of a hierarchical plan that lie before those of its own group. */
+/* Returns the bytes of a hierarchical plan's results that lie before those of its own group. */
 size_t ob_device_results_before(const struct onebit_plan *plan);
 
 /* Returns the kernels' plan of all ranks' results. */
@@ -205,8 +205,9 @@ unsigned char *ob_staging_result(const struct onebit_plan *plan, const struct ob
  * stream_messages.c.
  */
 
-/* Stamps the messages of a chunk, unless the kernel that made them does (ob_cuda_can_seal). When
- * that fails, it is tried again with a stamp that says so: the others wait for the message. */
+/* Stamps the messages of a chunk, unless the kernel that makes them does so (ob_cuda_can_seal).
+ * After a failure it tries again with a stamp that reports the failure, since other ranks wait for
+ * the message. */
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind);
 
@@ -216,7 +217,7 @@ void ob_stream_note_arrival(const struct onebit_plan *plan, const struct ob_cuda
                             size_t chunk, enum ob_message_kind kind);
 void ob_stream_open(const struct onebit_plan *plan);
 
-/* Decides how the call goes on after a step with this status. False: the step has to wait. */
+/* Decides how the call continues after a step with this status. False: the step has to wait. */
 bool ob_stream_end_batch(const struct onebit_plan *plan, onebit_status_t status);
 
 /* The inside of a host, in memory of the device: after ob_device_create, before ob_device_destroy.
@@ -234,7 +235,7 @@ bool ob_stream_is_settled(const struct onebit_plan *plan, bool wait);
 onebit_status_t ob_stream_note_import(const struct onebit_plan *plan);
 onebit_status_t ob_stream_accept(const struct onebit_plan *plan);
 
-/* The rank that a state's origin stands for. */
+/* Returns the rank that a state's origin stands for. */
 int ob_stream_origin(const struct onebit_plan *plan, int32_t origin);
 
 /*

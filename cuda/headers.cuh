@@ -91,7 +91,7 @@ static __device__ inline bool is_last_block(uint32_t *done, uint32_t blocks) {
 
 /* --- Sealing */
 
-/* Resets the call's state, but for what kernels before it may have found. For one lane. */
+/* Resets the call's state, except what kernels before it may have found. Called by one lane. */
 static __device__ inline void begin_call(struct ob_cuda_state *state) {
   state->server_flags = 0;
   state->stop = 0;
@@ -146,7 +146,8 @@ static __device__ inline void note_rate(const struct ob_cuda_plan &plan,
   state->agreed = agreed_of(stamp);
 }
 
-/* Who met a value that is not finite: the first, as steps.c has it. For one lane. */
+/* Records the first rank that found a value that is not finite, as steps.c does. Called by one
+ * lane. */
 static __device__ inline void note_own(const struct ob_cuda_plan &plan) {
   if (plan.state->flags & OB_FLAG_NOT_FINITE && plan.state->not_finite < 0)
     plan.state->not_finite = origin_of(plan, plan.geometry.member);
@@ -213,7 +214,7 @@ static __device__ inline onebit_status_t judge(const struct ob_cuda_plan &plan,
                                                                             : ONEBIT_OK;
 }
 
-/* The lowest lane that says so, or -1. */
+/* Returns the lowest lane for which `says` is true, or -1. */
 static __device__ inline int first_lane(bool says) {
   return __ffs((int)__ballot_sync(all_lanes, says)) - 1;
 }
@@ -310,7 +311,7 @@ static inline bool seals_or_opens(const struct ob_cuda_plan &plan) {
   return plan.seals || plan.opens;
 }
 
-/* The warps that open what has come from workers, in a launch that does. */
+/* Returns how many warps open the messages of workers in a launch that also opens them. */
 static inline size_t warps_besides(const struct ob_cuda_plan &plan) {
   return plan.opens ? (plan.geometry.members - 1) * check_runs(plan.geometry) : 0;
 }
@@ -336,7 +337,7 @@ static __device__ inline void finish_messages(const struct ob_cuda_plan &plan) {
     hear_all(plan, opened);
   if (!plan.seals)
     return;
-  __syncthreads(); /* the checksums have been taken out of their places */
+  __syncthreads(); /* each checksum has been read from its place */
   struct ob_message_shape shape;
   unsigned char *message = sent_message(plan, plan.stamp.kind, blockIdx.y, &shape);
   for (size_t run = warp; run * OB_CHECK_RUN < ob_message_payload(&shape); run += warps_a_block)

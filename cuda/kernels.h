@@ -28,7 +28,7 @@ extern "C" {
 
 /* The outcome of calls on a stream, whose end the host does not check. */
 struct ob_cuda_outcome {
-  int32_t status, origin; /* of the first that did not end well, errors before skips */
+  int32_t status, origin; /* of the first call that did not succeed; errors count before skips */
   uint32_t agreed;
   uint32_t calls, skipped; /* that ended well; that were skipped */
 };
@@ -47,10 +47,10 @@ struct ob_cuda_state {
   uint32_t sequence;
   int32_t status;                         /* onebit_status_t: why the call does not end well */
   int32_t origin;                         /* who the status is about: ob_cuda_plan's origin */
-  int32_t failed, not_finite;             /* the first that said so, or -1 */
+  int32_t failed, not_finite;             /* the first rank that reported it, or -1 */
   uint32_t agreed;                        /* the origin's number, if numbers differ */
   float momentum_factor, variance_factor; /* of this step */
-  struct ob_moment_factors moment;        /* likewise, what of them depends on the step */
+  struct ob_moment_factors moment;        /* likewise, the factors that depend on the step */
   uint64_t before;                        /* steps that were made besides the outcome's calls */
   struct ob_cuda_outcome outcome;
 };
@@ -63,20 +63,20 @@ struct ob_cuda_residual {
   uint16_t *moments[2]; /* one an element; NULL without moments */
   struct ob_serving serving;
   onebit_dtype_t result_dtype;
-  double *sums; /* one a block, where there is one scale */
+  double *sums; /* one for each block, if there is one scale */
 };
 
 /* The header's description of a call, and the additional work of sealing and opening. */
 struct ob_cuda_stamp {
   enum ob_message_kind kind;
   uint32_t agreed;
-  const float *rate; /* NULL, or in memory of the device what the other ranks must have too */
+  const float *rate; /* NULL, or device memory with a number that must be the same on all ranks */
   bool failed;       /* this rank cannot take part */
   bool begins;       /* sealing: the first messages of the call, which begins */
   bool decides;      /* opening: the last ones, so that it can be decided how it ends */
 };
 
-/* A plan, as struct onebit_plan has it; what its geometry points to is memory of the device. */
+/* A plan with the contents of struct onebit_plan; its geometry points to device memory. */
 struct ob_cuda_plan {
   struct ob_geometry geometry;
   size_t max_blocks; /* in a message */
@@ -97,7 +97,7 @@ struct ob_cuda_plan {
    * stamp, and open the workers'. */
   bool seals, opens;
   struct ob_cuda_stamp stamp;
-  bool early; /* kernels may come to the device before those ahead of them have ended */
+  bool early; /* kernels may start on the device before the kernels ahead of them have ended */
 };
 
 /* 32-bit words of scratch for the checksums of `members` messages. */
@@ -148,7 +148,7 @@ struct ob_cuda_pass {
   const float *last_values; /* NULL: the last message has them, times last_decay */
   bool only_at_first;       /* also when a call of the plan has ended well, by its state */
   float last_decay;
-  struct ob_pass_factors factors; /* but for what is one a piece */
+  struct ob_pass_factors factors; /* all factors except those that differ by piece */
   bool counted;                   /* the factors that depend on the step's number are the state's */
   double *sums[OB_SUMS];          /* one a block of the layout; NULL where not wanted */
   const double *variances;
@@ -194,8 +194,8 @@ cudaError_t ob_cuda_store_levels(struct ob_cuda_plan plan, struct ob_cuda_pieces
 
 /* --- Dense messages */
 
-/* The inputs times their factor as float32 to the messages, zeros in what is left of their last
- * words. */
+/* Writes inputs times their factor as float32 to the messages, and zeros to the unused elements of
+ * their last words. */
 cudaError_t ob_cuda_load(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                          cudaStream_t stream);
 
@@ -222,7 +222,7 @@ cudaError_t ob_cuda_host_mean(struct ob_cuda_plan host, float factor, size_t mem
 
 /* --- The optimizers' local passes */
 
-/* A pass that takes no message, over all blocks. Without a state nothing can stop it. */
+/* Runs a pass that reads no message over all blocks. Without a state nothing can stop it. */
 cudaError_t ob_cuda_pass_over(struct ob_cuda_plan plan, struct ob_cuda_pass pass,
                               cudaStream_t stream);
 
@@ -315,10 +315,10 @@ cudaError_t ob_cuda_adam_count(struct ob_cuda_plan plan, double beta1, double be
 
 /* --- The state */
 
-/* A call begins that the host looks after: what is of the call is set back. */
+/* Begins a call that the host supervises: resets the state of a call. */
 cudaError_t ob_cuda_begin(struct ob_cuda_plan plan, cudaStream_t stream);
 
-/* The new residuals become the current ones, unless state->stop. */
+/* Makes the new residuals the current ones, unless state->stop. */
 cudaError_t ob_cuda_commit(struct ob_cuda_plan plan, bool forget, cudaStream_t stream);
 
 /* Sets the current residuals to zero, between calls. */

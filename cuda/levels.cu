@@ -16,7 +16,7 @@
 struct weighed {
   const float *residual;
   const void *input;
-  unsigned valid, given; /* elements that are no padding; and that there is input of */
+  unsigned valid, given; /* elements without padding; elements for which there is input */
   bool aligned;
   float weight;
   const float *reciprocals; /* or NULL */
@@ -145,7 +145,7 @@ static __device__ inline void add_known(const struct part *known, unsigned membe
     add_members<width, whole, 1>(known + member, first, count, total);
 }
 
-/* The sum of the elements from `first` on; in what is past `count`, anything. */
+/* Returns the sum of the elements from `first` on; elements past `count` may hold any value. */
 template <unsigned width, bool whole>
 static __device__ inline void sum_tile(const struct ob_cuda_plan &plan,
                                        const struct location &location, const struct parts &parts,

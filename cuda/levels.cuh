@@ -98,7 +98,7 @@ static __device__ inline void keep_tile(const struct level_run &run, unsigned fi
   }
 }
 
-/* The codes of what was kept, and the errors. Past the block's end both are zeros. */
+/* Stores the codes of the stored values, and the residuals. Past the block's end both are zeros. */
 template <unsigned width, bool whole>
 static __device__ inline void quantise_tile(const struct level_run &run, unsigned first,
                                             float scale) {

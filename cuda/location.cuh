@@ -21,7 +21,7 @@ static inline struct ob_cuda_plan of_chunk(struct ob_cuda_plan plan, size_t chun
 
 /* The block of a message that a warp works on. */
 struct location {
-  struct ob_message_shape shape; /* of the message, but for its number of words */
+  struct ob_message_shape shape; /* of the message, except its number of words */
   struct ob_block block;
   size_t number, index; /* of the block, in the layout and in the message */
   size_t word;          /* where the message has its signs */
@@ -49,7 +49,7 @@ static __device__ inline size_t segment_of(const struct ob_cuda_plan &plan, size
 
 /* --- Messages */
 
-/* The copy of the results that is the last call's; below, the next one's. */
+/* Returns which copy holds the last call's results; the function below, the next call's. */
 static __device__ inline uint32_t last_of(const struct ob_cuda_plan &plan, uint32_t now) {
   return plan.results_stay ? 0 : now;
 }
@@ -141,7 +141,7 @@ static __device__ inline void note(struct ob_cuda_state *state, uint32_t flags) 
     atomicOr(&state->flags, flags);
 }
 
-/* A scale that is not finite never leaves: the flag does. */
+/* A scale that is not finite is never sent: the flag is. */
 static __device__ inline float checked_scale(struct ob_cuda_state *state, float scale,
                                              bool server) {
   if (!ob_is_finite(scale)) {
@@ -176,7 +176,7 @@ static __device__ inline void set_scale(const struct ob_cuda_plan &plan, uint32_
 
 /* --- The parts of each member's message that a warp needs to add members up */
 
-/* Members whose parts a warp knows at once. */
+/* The number of members whose parts a warp holds at once. */
 constexpr unsigned known_members = OB_LANES;
 
 /* The signs or levels of the block, and the scale times the member's share of the mean. */
@@ -185,16 +185,16 @@ struct part {
   float scale;
 };
 
-/* The members' messages, and what the warp knows of them. */
+/* The members' messages, and what the warp has read of them. */
 struct parts {
   struct senders senders;
   float weight;
   struct part *known;
 };
 
-/* The parts of the members from `first` on. Past the last one it has all signs negative and the
- * scale 0: to add -0 changes no sum, and costs less than to ask. (Of levels -0 would not be all
- * that it gives, and their sums ask.) */
+/* Gets the parts of the members from `first` on. A member past the last one has only negative signs
+ * and the scale 0: adding -0 changes no sum, and costs less than a branch. (Levels can also give
+ * +0, so their sums do branch.) */
 template <unsigned width = 1>
 static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
                                          const struct location &location, const struct parts &parts,
@@ -207,7 +207,7 @@ static __device__ inline void find_parts(const struct ob_cuda_plan &plan,
   __syncwarp();
 }
 
-/* A member's share of the mean, which goes into its scale. */
+/* Returns a member's share of the mean, by which its scale is multiplied. */
 static inline float weight_of_mean(const struct ob_cuda_plan &plan) {
   return (float)(1.0 / (double)plan.geometry.members);
 }

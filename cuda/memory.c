@@ -20,7 +20,7 @@
 #endif
 
 onebit_status_t ob_cuda_error(cudaError_t error, const char *call) {
-  cudaGetLastError(); /* it is told here, so the next call need not find it */
+  cudaGetLastError(); /* returned here; clears it, so that no later call returns it */
   onebit_status_t status =
       error == cudaErrorMemoryAllocation ? ONEBIT_ERROR_MEMORY : ONEBIT_ERROR_DEVICE;
   return ob_error(status, "CUDA: %s (%s)", cudaGetErrorString(error), call);
@@ -173,9 +173,9 @@ static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
   return 1; /* it is the same for every library */
 }
 
-/* The driver, if the program has loaded it already; NULL else, and then it is looked for again only
- * when the program has loaded something since: a search takes 14 microseconds, which is long beside
- * a small allreduce. */
+/* Returns the driver if the program has loaded it, else NULL. It is looked for again only after the
+ * program has loaded another library: a search takes 14 microseconds, which is long beside a small
+ * allreduce. */
 static void *open_driver(void) {
   static _Atomic unsigned long long searched; /* libraries loaded at the last search */
   unsigned long long loads = 0;
@@ -230,7 +230,7 @@ static bool has_context(int device) {
  * invalidate a capture, so they run in another mode. */
 enum { MODES = cudaStreamCaptureModeRelaxed + 1 };
 
-/* The device first: what asks for anything else makes a context on the current one. */
+/* Sets the device first: any other call would make a context on the current device. */
 int ob_cuda_enter(int number) {
   enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   int before = 0;
@@ -240,8 +240,8 @@ int ob_cuda_enter(int number) {
   return before * MODES + (int)mode;
 }
 
-/* A device without a context has been current to a thread that does not use it, as device 0 is from
- * the beginning: going back there would make one, of hundreds of MiB. */
+/* A device without a context was current only because nothing had used it, as device 0 is at the
+ * start: setting it again would make a context of hundreds of MiB. */
 void ob_cuda_leave(int before) {
   enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)(before % MODES);
   int now, device = before / MODES;

@@ -37,7 +37,7 @@ static void *abort_nccl(void *context) {
   return NULL;
 }
 
-/* Without a thread the abort is made here, and may take long. */
+/* Without a thread the abort is made here, which may take long. */
 static void begin_abort(struct nccl_state *state) {
   pthread_t thread;
   atomic_fetch_add(&state->users, 1);
@@ -50,7 +50,7 @@ static void begin_abort(struct nccl_state *state) {
 void ob_nccl_abort(onebit_comm_t comm, const char *text) {
   struct nccl_state *state = state_of(comm);
   int busy;
-  (void)text; /* the others hear of it from NCCL */
+  (void)text; /* the other ranks learn of it from NCCL */
   if (atomic_exchange(&state->aborted, true))
     return;
   double until = ob_seconds() + ABORT_SECONDS;
@@ -80,7 +80,7 @@ static int nccl_version(void) {
 
 struct nccl_window {
   struct ob_window window;
-  ncclWindow_t handle; /* NULL: not registered, or NCCL could make nothing of it */
+  ncclWindow_t handle; /* NULL: not registered, or NCCL could not use it */
 };
 
 /* ncclMemAlloc takes whole pages of the device, which have this size: a plan of fewer messages
@@ -128,8 +128,8 @@ onebit_status_t ob_nccl_window_register(struct ob_window *window) {
   return register_window((struct nccl_window *)window);
 }
 
-/* An aborted communicator has no windows any more. While NCCL still aborts it, the window's memory,
- * which NCCL may unmap yet, is not given back. */
+/* An aborted communicator has no windows any more. While NCCL is still aborting it, NCCL may yet
+ * unmap the window's memory, so it is not freed. */
 void ob_nccl_window_destroy(struct ob_window *window) {
   struct nccl_window *own = (struct nccl_window *)window;
   struct nccl_state *state = state_of(window->comm);

@@ -28,8 +28,8 @@ static inline struct nccl_state *state_of(onebit_comm_t comm) { return comm->sta
 void ob_nccl_abort(onebit_comm_t comm, const char *text);
 void ob_nccl_state_release(struct nccl_state *state);
 
-/* A communicator that does not block may have only started what a call is to do: waits until it is
- * done, and gives NCCL's result. ONEBIT_ERROR_TRANSPORT: that took longer than ONEBIT_TIMEOUT. */
+/* Waits until a call on a nonblocking communicator, which may only have started it, is complete,
+ * and returns NCCL's result. ONEBIT_ERROR_TRANSPORT: that took longer than ONEBIT_TIMEOUT. */
 onebit_status_t ob_nccl_finish(onebit_comm_t comm, ncclResult_t result, const char *what);
 
 /* Weak symbols: the loaded NCCL may be older than the one at compile time, and lack these. */

@@ -170,7 +170,7 @@ static void destroy_lamb(struct ob_bucket_device *device) {
   ob_memory_cuda.release(lamb->factors);
 }
 
-/* Steps may still be on a stream that use what is given back: cudaFree waits for them. */
+/* Steps on a stream may still use this memory: cudaFree waits for them. */
 static void device_optimizer_destroy(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   if (!device)
@@ -232,7 +232,7 @@ static onebit_status_t copy_factors(struct onebit_optimizer *optimizer, struct o
   return status;
 }
 
-/* Kernels are given it with each launch. */
+/* Nothing is stored: each launch passes the value to the kernels. */
 static void device_optimizer_serve(struct ob_bucket *bucket) {
   const struct onebit_plan *plan = bucket->bits;
   plan->device->kernel.server.serving = plan->state->server.serving;
@@ -263,8 +263,8 @@ static onebit_status_t wait_for_passes(struct onebit_optimizer *optimizer) {
   return copy_lamb_numbers(optimizer, true);
 }
 
-/* Steps are those that any bucket's exchanges ended well in: best of one that has exchanges in
- * every step, since nothing can stop a step that has none. */
+/* Counts the steps in which a bucket's exchanges ended well. A bucket that exchanges in every step
+ * is preferred, since nothing can stop a step without exchanges. */
 static void device_optimizer_count(const struct onebit_optimizer *optimizer, uint64_t *steps,
                                    uint64_t *skipped) {
   const struct ob_bucket *bucket = &optimizer->buckets[0];
@@ -308,7 +308,7 @@ static onebit_status_t restore_results(const struct onebit_plan *plan) {
                              plan->geometry.results[plan->state->result_now], bytes);
 }
 
-/* `calls`: those whose results the last ones are of, or NULL: they stay. */
+/* Restores a plan. `calls`: those that made the last results, or NULL: the results stay. */
 static onebit_status_t restore_plan(const struct onebit_plan *plan, const uint64_t *calls) {
   struct ob_device *device = plan->device;
   struct ob_cuda_state state;

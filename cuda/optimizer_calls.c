@@ -111,7 +111,8 @@ onebit_status_t onebit_optimizer_ready_stream(onebit_optimizer_t optimizer, size
   return ob_optimizer_ready_on(optimizer, tensor, true, stream);
 }
 
-/* Refuses a rate in memory where the host takes part in a step, and has to know it. */
+/* Refuses a learning rate in device memory where the host takes part in a step and has to read
+ * it. */
 static onebit_status_t check_rate_there(const struct onebit_optimizer *optimizer,
                                         const float *rate) {
   if (optimizer->method->exchange)

@@ -12,7 +12,7 @@ static cudaStream_t device_step_stream_of(const struct onebit_optimizer *optimiz
   return optimizer->step.on_stream ? optimizer->step.stream : bucket->device->own;
 }
 
-/* The plan that the bucket sends its gradients with in this step; NULL: none. */
+/* Returns the plan that sends the bucket's gradients in this step; NULL: none does. */
 static struct onebit_plan *plan_of(const struct onebit_optimizer *optimizer,
                                    const struct ob_bucket *bucket) {
   enum ob_exchange exchange = ob_bucket_exchange(optimizer, bucket);
@@ -235,8 +235,8 @@ static struct ob_cuda_state *device_step_state_of(const struct onebit_optimizer 
   return plan ? plan->device->kernel.state : NULL;
 }
 
-/* Launches a pass. A pass before the exchange has to follow the steps before by itself. It changes
- * nothing but scratch memory, which need not be stopped. */
+/* Launches a pass. A pass before the exchange waits for the earlier steps by itself. It changes
+ * only scratch memory, so it need not be stopped. */
 onebit_status_t ob_cuda_step_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   const struct ob_pass_sink *sink) {
   OB_ON_DEVICE(bucket->device->number);
@@ -287,7 +287,7 @@ static cudaStream_t stream_of_latest_pass(const struct onebit_optimizer *optimiz
   return staged ? bucket->bits->device->staging.compute : device_step_stream_of(optimizer, bucket);
 }
 
-/* Scalings are made once, when the host knows. */
+/* Scalings are computed once, on the host. */
 onebit_status_t ob_cuda_step_lamb(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                   enum ob_lamb_stage stage) {
   if (stage == OB_LAMB_SCALE)

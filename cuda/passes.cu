@@ -138,8 +138,8 @@ static __device__ inline void point_to_messages(const struct ob_cuda_plan &plan,
 
 /* --- Elements */
 
-/* Element number `word` of a lane, and whether there is one. `whole`: all that is loaded at once is
- * there, so that no access has a condition, and one address serves all of an array. */
+/* Returns element number `word` of a lane, and whether it exists. `whole`: all elements exist, so
+ * that no access has a condition, and one address serves all of an array. */
 static __device__ inline unsigned element_at(unsigned word) {
   return word * OB_LANES + lane_number();
 }
@@ -173,7 +173,7 @@ static __device__ inline void load_gradients(const struct run &run, unsigned wor
     OB_UNROLL
     for (unsigned w = 0; w < words; w++)
       e[w].at[OB_GRADIENT] = widened<dtype>(tile[element_at(w)]);
-    __syncwarp(); /* the next ones come into the same place */
+    __syncwarp(); /* the next elements are stored in the same place */
     return;
   }
   OB_UNROLL
@@ -245,8 +245,8 @@ static __device__ inline void store_element(const struct run &run, unsigned i,
       __stcs(&run.arrays[slot][i], e.at[slot]);
 }
 
-/* The parameters, of which the arrays have the master values, in their own type: 64 bytes at once
- * of a warp are two whole sectors. */
+/* Loads parameters in their own type, while the arrays hold the master values: 64 bytes a warp at
+ * once are two whole sectors. */
 template <onebit_dtype_t dtype, bool whole, unsigned words>
 static __device__ inline void store_copies(const struct run &run, unsigned word,
                                            const struct ob_element (&e)[words]) {

@@ -251,7 +251,7 @@ template <enum crowd crowd> static auto sum_kernel_of(onebit_dtype_t dtype) {
                                     : sum_kernel<ONEBIT_FLOAT16, crowd>;
 }
 
-/* The kernel for the plan's members, among those of a template. */
+/* Chooses the kernel of a template for the plan's number of members. */
 #define KERNEL_FOR(plan, kernel_of, what)                                                          \
   (crowd_of(plan) == FEW    ? kernel_of<FEW>(what)                                                 \
    : crowd_of(plan) == SOME ? kernel_of<SOME>(what)                                                \

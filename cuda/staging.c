@@ -34,8 +34,8 @@ static onebit_status_t staging_compute_follows(struct ob_staging *staging) {
   return ONEBIT_OK;
 }
 
-/* Around a copy from the host, on staging->in: it waits for what was computed, where memory that
- * it writes may be in use; and what is computed next waits for it. */
+/* Brackets a copy from the host, on staging->in: it waits for earlier kernels that may still use
+ * the memory that it writes, and later kernels wait for it. */
 static onebit_status_t staging_in_follows(struct ob_staging *staging) {
   OB_TRY_CUDA(cudaEventRecord(staging->computed, staging->compute));
   OB_TRY_CUDA(cudaStreamWaitEvent(staging->in, staging->computed, 0));
@@ -69,7 +69,7 @@ static cudaError_t staging_copy_rows(const struct onebit_plan *plan, struct rows
   return error;
 }
 
-/* One slot of all members, between the host's messages and the device's. */
+/* Copies one slot of all members between the host's messages and the device's. */
 static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
                               unsigned char *from, size_t chunk, bool down) {
   const struct ob_geometry *geometry = &plan->geometry;
@@ -78,7 +78,7 @@ static cudaError_t copy_slots(const struct onebit_plan *plan, unsigned char *to,
   return staging_copy_rows(plan, rows[0], rows[1], geometry->stride, geometry->members, down);
 }
 
-/* One message, or the beginning of it. */
+/* Copies one message, or only its beginning. */
 static cudaError_t copy_message(const struct onebit_plan *plan, unsigned char *to,
                                 unsigned char *from, size_t bytes, bool down) {
   const struct ob_staging *staging = &plan->device->staging;
@@ -159,8 +159,8 @@ static void staged_host_destroy(const struct onebit_plan *plan) {
 
 /* --- Copies ------------------------------------------------------------------------------------*/
 
-/* The values of `count` segments from `segment` on, between the window on the device and a rank's
- * block. Both hold the longest message; what is behind a shorter one means nothing. */
+/* Copies `count` segments from `segment` on between the window on the device and a rank's block.
+ * Both have room for the longest message; bytes past the end of a shorter one have no meaning. */
 static cudaError_t copy_values(const struct onebit_plan *plan, unsigned char *there, size_t rank,
                                size_t segment, size_t count, size_t chunk, bool down) {
   const struct ob_geometry *window = &plan->device->host.window.geometry;
@@ -265,8 +265,8 @@ onebit_status_t ob_staging_bring_results(const struct onebit_plan *plan, size_t 
   return staging_compute_follows(staging);
 }
 
-/* This rank's own never left the device, but with one scale its header, where
- * that scale is, was stamped here. */
+/* This rank's own result never left the device; but with one scale its header, which holds the
+ * scale, was stamped on the host. */
 onebit_status_t ob_staging_bring_incoming(const struct onebit_plan *plan, size_t chunk) {
   struct ob_staging *staging = &plan->device->staging;
   const struct ob_geometry *host = &plan->geometry, *device = &plan->device->kernel.geometry;

@@ -51,8 +51,8 @@ static __global__ void decide_alone(const struct ob_cuda_plan plan,
     decide(plan, stamp);
 }
 
-/* A call that would have succeeded, but is held with one that did not: it takes the other's
- * status. */
+/* Gives a call that would have succeeded the status of another one that it is held with and that
+ * did not. */
 static __global__ void join(struct ob_cuda_state *const *states, size_t count) {
   const struct ob_cuda_state *first = NULL;
   if (lane_number() != 0)
@@ -242,8 +242,8 @@ static __device__ inline void conclude(struct ob_cuda_state *state,
   outcome->agreed = state->agreed;
 }
 
-/* All copy the results in flight to where the last ones are kept, unless state->stop, which nobody
- * changes; one thread does the rest. */
+/* All threads copy the results in flight to where the last results are kept, unless state->stop,
+ * which no thread changes; one thread does everything else. */
 static __global__ void __launch_bounds__(threads_a_block)
     conclude_kernel(const __grid_constant__ struct ob_cuda_plan plan,
                     const struct ob_cuda_stamp stamp, bool commits, size_t count) {

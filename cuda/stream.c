@@ -64,7 +64,7 @@ static cudaStream_t stream_of(const struct onebit_plan *plan) { return plan->dev
 static onebit_status_t stream_follow(const struct onebit_plan *plan) {
   struct ob_device *device = plan->device;
   cudaStream_t stream = plan->flight->call.on_stream ? plan->flight->call.stream : device->own;
-  device->stream = device->own; /* until the other is known to be sound */
+  device->stream = device->own; /* until the other stream is known to work */
   device->capturing = ob_cuda_is_capturing(stream);
   if (device->capturing && !plan->comm->transport->put) {
     device->capturing = false;
@@ -114,8 +114,9 @@ static struct ob_cuda_stamp stream_stamp(const struct onebit_plan *plan,
                                 .begins = !plan->device->has_sealed};
 }
 
-/* Seals messages. A launch on which the other ranks depend is repeated when it fails: the call is
- * lost, but they are told, and find the next call's messages numbered as theirs. */
+/* Seals messages. A launch on which the other ranks depend is repeated if it fails: the call fails,
+ * but the other ranks are told, and the next call's messages still have the numbers that they
+ * expect. */
 void ob_stream_seal(const struct onebit_plan *plan, const struct ob_cuda_plan *messages,
                     size_t chunk, enum ob_message_kind kind) {
   cudaStream_t stream = stream_of(plan);
@@ -186,7 +187,8 @@ static onebit_status_t stream_seal(const struct onebit_plan *plan, size_t chunk,
   return ONEBIT_OK;
 }
 
-/* Sealed or not: the others wait for it. What a header says depends on what theirs have said. */
+/* Sends the messages even if sealing them failed, since the other ranks wait for them. A header
+ * depends on the flags that were received before. */
 static onebit_status_t stream_send(const struct onebit_plan *plan, struct ob_batch *batch,
                                    size_t chunk, enum ob_message_kind kind, bool wait) {
   ob_stream_open(plan);
@@ -329,9 +331,8 @@ static bool stream_decide(const struct onebit_plan *plan, size_t chunk, bool wai
   return note_launch(plan, ob_cuda_decide(plan->device->kernel, stamp, stream_of(plan)));
 }
 
-/* The last part of a call. A windowed one is applied before it is decided, and has no residual.
- * Where it is not launched, at least the next call is not taken for one that met what this one did.
- */
+/* Ends a call. A windowed call is applied before it is decided, and has no residual. If this launch
+ * fails, the next call must not be taken for one that found what this call did. */
 static onebit_status_t stream_conclude(const struct onebit_plan *plan) {
   const struct ob_cuda_plan *kernel = ob_device_results(plan);
   struct ob_cuda_stamp stamp = stream_stamp(plan, OB_MESSAGE_SERVER);

@@ -28,7 +28,7 @@ struct nccl_batch {
   struct ob_batch batch;
   unsigned char *memory, *pinned;
   size_t capacity;
-  bool is_there; /* what was received is still to be given to the caller */
+  bool is_there; /* the received message has not been given to the caller yet */
 };
 
 static onebit_status_t nccl_error(const struct nccl_state *state, ncclResult_t result,
@@ -94,7 +94,7 @@ static onebit_status_t put_group(struct nccl_state *state, const struct ob_batch
   return status == ONEBIT_OK ? finished : status;
 }
 
-/* When NCCL has failed, its kernels go on waiting, and with them streams and who gives memory back,
+/* After NCCL has failed, its kernels go on waiting, and so do streams and calls that free memory,
  * until the communicator is aborted. */
 static onebit_status_t note_failure(onebit_comm_t comm, onebit_status_t status) {
   if (status == ONEBIT_ERROR_TRANSPORT)

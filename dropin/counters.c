@@ -55,8 +55,8 @@ static struct ob_record *counters_make(const struct ob_record_of *of, const char
   return record;
 }
 
-/* The most records. Programs whose counts change call by call would have no end of them: from here
- * on, and without memory, tensors share one. */
+/* The most records. A program whose counts change with every call would need ever more records:
+ * above this number, or without memory, tensors share one. */
 enum { MAX_RECORDS = 1024 };
 
 static struct ob_record *counters_shared_record(void) {

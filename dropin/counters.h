@@ -19,7 +19,7 @@ enum ob_reason {
   OB_REASON_OPERATION, /* neither a sum nor a mean */
   OB_REASON_SMALL,     /* below the least number of bytes */
   OB_REASON_ALONE,     /* one rank, or an inter-communicator */
-  OB_REASON_RULE,      /* a rule says so, or none asks for it (allgathers) */
+  OB_REASON_RULE,      /* a rule excludes it, or no rule asks for it (allgathers) */
   OB_REASON_LEARNING,  /* not yet seen often enough, in this order */
   OB_REASON_UNSTABLE,  /* the order of calls does not repeat */
   /* compressed, but a rank had values that are not finite, or that no float holds: sent again */
@@ -27,7 +27,7 @@ enum ob_reason {
   OB_REASON_MEMORY,     /* a plan could not be made, on some rank */
   OB_REASON_WATCHED,    /* neither ONEBIT_GRADIENTS nor a rule asks for compression */
   OB_REASON_UNFAITHFUL, /* its shadow was too far from the exact sums */
-  OB_REASON_CALL,       /* of a kind that is never compressed, as MPI_Reduce is */
+  OB_REASON_CALL,       /* of a kind that is never compressed, such as MPI_Reduce */
   OB_REASON_REFUSED,    /* a setting is wrong, ranks differ, or threads forbid it */
   OB_REASON_CAPTURED,   /* it is in a CUDA graph */
   OB_REASON_COUNT
@@ -41,7 +41,7 @@ struct ob_record_of {
   uint64_t communicator; /* its handle, as a number: one that is freed and used again is the same */
   int comm_size;
   const char *call;     /* "allreduce", "reduce" and the like */
-  onebit_dtype_t dtype; /* also those of dropin/elements.h */
+  onebit_dtype_t dtype; /* may also be one of dropin/elements.h */
   uint64_t type;        /* of OB_OTHER_TYPE its handle, as a number */
   size_t count;
 };
@@ -68,7 +68,7 @@ struct ob_record {
   _Atomic uint64_t calls, compressed, dense[OB_REASON_COUNT];
   _Atomic uint64_t bytes_sent, bytes_dense;
   _Atomic uint64_t skipped; /* results that are not-a-number */
-  _Atomic int bits;         /* an element, in the latest compressed call; 0: there was none */
+  _Atomic int bits;         /* bits an element in the latest compressed call; 0: there was none */
   _Atomic uint64_t moves;   /* how often a tensor's have changed */
   /* Blocking calls that were timed, and their seconds. The first dense call is left out: it
    * connects the ranks. A call that was withdrawn counts among the compressed ones: it has cost
@@ -85,7 +85,7 @@ struct ob_record {
 /* Begins the seconds of the report. */
 void ob_counters_start(double now);
 
-/* The record of such calls, or NULL where none has been made. */
+/* Returns the record of such calls, or NULL where none has been made. */
 struct ob_record *ob_counters_find(const struct ob_record_of *of);
 /* Finds the record, or makes one with these names for communicator and type, of so many bytes a
  * call; after very many records, and without memory, calls share one. */
@@ -110,12 +110,12 @@ void ob_record_sent(struct ob_record *record, int bits, uint64_t bytes, uint64_t
 /* Counts a change of a tensor's bits, at the first call with the new number. */
 void ob_record_count_moves(struct ob_record *record);
 
-/* The bytes that a rank sends in such a call when it is dense, with the common algorithms: each
- * element once in each phase, but for a rank's own part. */
+/* Returns the bytes that a rank sends in such a call when it is dense, by the usual algorithms:
+ * each element once in each phase, except the rank's own part. */
 uint64_t ob_dense_bytes(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                         int comm_size);
 
-/* The time of a call that is not blocking, which says nothing, or is known later. */
+/* The time of a call that is nonblocking, so that it says nothing, or that is known only later. */
 #define OB_NOT_TIMED (-1.0)
 void ob_record_time(struct ob_record *record, bool compressed, double seconds);
 

@@ -37,13 +37,13 @@ struct ob_loops {
   size_t learned, next_look;            /* calls since learning began; when ranks agree next */
   struct seen seen[OB_MAX_POSITIONS];   /* the latest, by their numbers */
   unsigned run[WAYS][OB_MAX_POSITIONS]; /* latest calls equal to those one period before */
-  uint64_t before;                      /* the calls since the last one that was examined */
+  uint64_t before;                      /* the calls since the latest one that was examined */
   bool is_started;      /* there was a call; of the first it is not known what lies before it */
   int count, positions; /* loops; their calls together */
   struct loop loop[MAX_LOOPS];
   struct position position[OB_MAX_POSITIONS];
   int current, phase, matched, missed; /* missed: inexact since `matched` was a whole loop */
-  int left;                            /* the loop whose expected call did not come last */
+  int left;                            /* the loop that was left: its expected call did not come */
 };
 
 static void start_learning(struct ob_loops *loops) {
@@ -92,11 +92,12 @@ static const struct seen *loops_call_before(const struct ob_loops *loops, size_t
   return &loops->seen[(loops->learned - back) % OB_MAX_POSITIONS];
 }
 
-/* The number of steps after which a program of many tensors has repeated its calls, too. */
+/* After this many steps a program with many tensors has also repeated its calls. */
 #define LONG_STEPS 256
 
-/* The smallest length with which the latest calls have come `repeats` times, and half of all calls
- * since learning began, or very many: two equal calls of a longer loop are none. 0: none. */
+/* Returns the smallest length that the latest calls have repeated `repeats` times and for at least
+ * half of all calls since learning began, or very often: two equal calls within a longer loop do
+ * not count. 0: none. */
 static size_t length_of(const struct ob_loops *loops, int way) {
   size_t all = loops->learned < 2 * LONG_STEPS ? loops->learned : 2 * LONG_STEPS;
   for (size_t length = 1; length < OB_MAX_POSITIONS && length < loops->learned; length++) {
@@ -128,8 +129,8 @@ static size_t required_calls(const struct ob_loops *loops, size_t alone) {
   return alone == 1 ? 8 * loops->repeats : (loops->repeats + 1) * alone;
 }
 
-/* The smallest length for signatures, which all ranks find alike, or the multiple of it that some
- * rank's buffers need; 0: none yet. *alone: the former. */
+/* Returns the smallest length by signatures, which is the same on all ranks, or the multiple of it
+ * that some rank's buffers need; 0: none yet. *alone: the former. */
 static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   size_t length[WAYS];
   for (int way = 0; way < WAYS; way++)
@@ -145,8 +146,8 @@ static size_t agree_on_length(struct ob_loops *loops, size_t *alone) {
   return all[2] > all[0] && all[2] % all[0] == 0 ? (size_t)all[2] : *alone;
 }
 
-/* The call in a phase of the loop of such a length that is to be followed: the next call is in
- * phase 0. */
+/* Returns the call in a phase of a loop of this length that is about to be followed: the next call
+ * is in phase 0. */
 static const struct seen *loops_call_in_phase(const struct ob_loops *loops, int length, int phase) {
   return loops_call_before(loops, (size_t)(length - phase));
 }
@@ -203,7 +204,8 @@ bool ob_loops_look(struct ob_loops *loops) {
 
 /* ---- Following ---- */
 
-/* Enters the loop with the only position of such calls in all loops; ambiguous loops have none. */
+/* Enters the loop that has such a call, if only one position in all loops fits; a loop with several
+ * fitting positions is not entered. */
 static bool enter_loop(struct ob_loops *loops, uint64_t exact) {
   int found = 0, loop = 0, phase = 0;
   for (int l = 0; l < loops->count; l++)
@@ -235,14 +237,14 @@ static int loops_advance(struct ob_loops *loops, uint64_t signature, bool exact)
   return loops->matched >= loop->length ? position : OB_NO_POSITION;
 }
 
-/* A call that differs from the expected one only by small sums before it keeps the order once,
- * without a position; a second such call before the loop has come whole does not. */
+/* True if the call differs from the expected one only by small sums before it: it then keeps the
+ * order once, without a position; a second such call before the loop is complete does not. */
 static bool may_miss_position(struct ob_loops *loops, uint64_t signature) {
   return loops->current != NO_LOOP && expected_position(loops)->signature == signature &&
          !loops->missed && !loops->loop[loops->current].ambiguous;
 }
 
-/* The call's position in the known loops; none where it is not certain. */
+/* Returns the call's position in the known loops; none where it is not certain. */
 static int follow_loop(struct ob_loops *loops, uint64_t signature, uint64_t exact) {
   bool follows = loops->current != NO_LOOP && expected_position(loops)->exact == exact;
   loops->left = follows ? NO_LOOP : loops->current;

@@ -29,7 +29,7 @@
 
 struct ob_loops;
 
-/* Replaces each value by the largest of all ranks' values; collective. False: it has failed. */
+/* Replaces each value by the largest of all ranks; collective. False: it failed. */
 typedef bool ob_loops_largest(void *context, int64_t *values, int count);
 
 /* Creates loops. repeats: the number of times that a loop must have come whole before it is
@@ -38,7 +38,8 @@ onebit_status_t ob_loops_create(unsigned repeats, ob_loops_largest *largest, voi
                                 struct ob_loops **loops);
 void ob_loops_destroy(struct ob_loops *loops);
 
-/* A number that is equal for calls with the same operation, count, type and kind of result. */
+/* Returns a number that is equal for calls with the same operation, count, type and kind of
+ * result. */
 uint64_t ob_loops_signature(onebit_operation_t operation, onebit_dtype_t dtype, bool sum,
                             size_t count);
 
@@ -54,7 +55,7 @@ int ob_loops_position(struct ob_loops *loops, uint64_t signature, const void *se
  * was no space for more. */
 bool ob_loops_look(struct ob_loops *loops);
 
-/* The caller's entry for a position: its tensor's number plus one; 0: none yet. */
+/* Returns the caller's entry for a position: its tensor's number plus one; 0: none yet. */
 int *ob_loops_tensor(struct ob_loops *loops, int position);
 
 /* Sets the tensor of the last call, which had no position, as the ranks have agreed on it
@@ -73,8 +74,8 @@ void ob_loops_read_left(const struct ob_loops *loops, int *first, int *count);
  * on where that is OB_NO_POSITION. OB_NO_POSITION: there is none. All ranks find the same. */
 int ob_loops_find(const struct ob_loops *loops, uint64_t signature, int after);
 
-/* A rank's buffers of a tensor. A side that has been the same for eight calls should stay so: true
- * where it does not, since the residual may be another tensor's then, and is to be given up. */
+/* One rank's buffers of a tensor. ob_buffers_move is true when a buffer changes after eight equal
+ * calls: the residual may then belong to another tensor, and has to be dropped. */
 struct ob_buffers {
   const void *sendbuf, *recvbuf;
   unsigned steady[2]; /* calls for which they have been the same */

@@ -33,7 +33,7 @@ extern struct ob_preload ob_preload;
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE. */
 onebit_status_t ob_preload_read_settings(void);
 
-/* A number that is equal where rules and version of the library are: ranks compare it. */
+/* Returns a number that is equal where rules and library version are equal: ranks compare it. */
 uint64_t ob_preload_hash(void);
 
 /* Lets calls through to where they may be compressed (open), stops that (close), or refuses it for

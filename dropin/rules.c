@@ -286,7 +286,7 @@ onebit_status_t ob_rules_parse(const char *name, const char *text, size_t length
 
 /* ---- Applying them to calls ---- */
 
-/* The meaning of `bytes` in a rule: the bytes that a rank gives to such a call. */
+/* Returns what `bytes` means in a rule: the bytes that a rank passes to such a call. */
 static uint64_t rules_bytes_of(onebit_operation_t operation, onebit_dtype_t dtype, size_t count,
                                int comm_size) {
   uint64_t ranks = operation == ONEBIT_REDUCE_SCATTER ? (uint64_t)comm_size : 1;
@@ -357,8 +357,8 @@ onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules) {
   return rules->bits.min ? ONEBIT_OK : ob_knob_bits(fallback, &rules->bits);
 }
 
-/* The least number of elements that may have `bytes` bytes: those of the widest type, on the most
- * ranks. */
+/* Returns the least number of elements that may have `bytes` bytes: elements of the widest type, on
+ * the most ranks. */
 static uint64_t min_elements_of(uint64_t bytes, onebit_operation_t operation) {
   return operation == ONEBIT_REDUCE_SCATTER ? bytes > 0 : bytes / sizeof(double);
 }
@@ -375,7 +375,7 @@ size_t ob_rules_min_count(const struct ob_rules *rules, onebit_operation_t opera
     low = low > count ? low : count;
     min = low < min ? low : min;
   }
-  return min > 0 ? (size_t)min : 1; /* nothing is no call to compress */
+  return min > 0 ? (size_t)min : 1; /* a call without elements is not compressed */
 }
 
 /* Hashes field by field: a struct's padding is anything. */

@@ -26,9 +26,9 @@
 #include "onebit/plan.h"
 #include "onebit/status.h"
 
-/* The least bytes with ONEBIT_GRADIENTS=1. From 8 KiB on a compressed call is the faster one at 1
- * Gbit/s; but calls below 64 KiB are mostly numbers that a program wants as they are, and little of
- * its time. */
+/* The least bytes with ONEBIT_GRADIENTS=1. At 1 Gbit/s compressed calls are faster from 8 KiB on;
+ * but most calls below 64 KiB carry numbers that a program needs exactly, and take little of its
+ * time. */
 #define OB_RULES_MIN_BYTES ((size_t)64 << 10)
 /* The least rounds of a loop that are dense before the first compressed one. */
 #define OB_RULES_WARMUP 2
@@ -54,9 +54,9 @@ struct ob_rule {
 struct ob_rules {
   struct ob_rule rule[OB_MAX_RULES];
   size_t rules;
-  size_t min_bytes;    /* of allreduces that no rule fits; smaller ones are not looked at */
+  size_t min_bytes;    /* of allreduces that no rule matches; smaller ones are not examined */
   unsigned warmup;     /* steps */
-  struct ob_bits bits; /* where the rule that fits does not say; 0: ONEBIT_BITS says */
+  struct ob_bits bits; /* bits where the matching rule gives none; 0: those of ONEBIT_BITS */
   double budget;       /* ONEBIT_BUDGET; 0: none */
   bool gradients;      /* ONEBIT_GRADIENTS: what no rule fits is compressed */
 };
@@ -78,7 +78,7 @@ onebit_status_t ob_rules_load(const char *value, struct ob_rules *rules);
  * line in the rules; and the budget, with which that is 1 to 8. Errors: ONEBIT_ERROR_ARGUMENT. */
 onebit_status_t ob_rules_settle(int fallback, struct ob_rules *rules);
 
-/* A number that is equal where the rules are: ranks compare it. */
+/* Returns a number that is equal where the rules are equal: ranks compare it. */
 uint64_t ob_rules_hash(const struct ob_rules *rules);
 
 /* Decides whether such a call is to be compressed: OB_REASON_NONE, or the reason why not. */
@@ -88,7 +88,7 @@ enum ob_reason ob_rules_judge(const struct ob_rules *rules, onebit_operation_t o
 /* True if anything can be compressed: by ONEBIT_GRADIENTS or a rule. */
 bool ob_rules_ask(const struct ob_rules *rules);
 
-/* The bits an element of a call that is compressed. */
+/* Returns the bits an element of a call that is compressed. */
 struct ob_bits ob_rules_bits(const struct ob_rules *rules, onebit_operation_t operation,
                              onebit_dtype_t dtype, size_t count, int comm_size);
 

@@ -1,4 +1,4 @@
-/* Fits a linear model with Efficient-Adam, each rank on points of its own: mpirun -n 4 adam */
+/* Fits a linear model with Efficient-Adam; each rank has its own points: mpirun -n 4 adam */
 #include <onebit/mpi.h>
 #include <onebit/onebit.h>
 #include <stdio.h>

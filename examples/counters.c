@@ -1,5 +1,5 @@
-/* Asks how many of its own calls were compressed, linked to the shared library, as the preloaded
- * one is: onebit run --gradients -- mpirun -n 2 counters */
+/* Prints how many of its own calls were compressed; it is linked to the shared library, which is
+ * also preloaded: onebit run --gradients -- mpirun -n 2 counters */
 #include <mpi.h>
 #include <onebit/counters.h>
 #include <stdio.h>

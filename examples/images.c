@@ -279,7 +279,7 @@ void images_free(images_t *images) {
 
 /* --- Orders ------------------------------------------------------------------------------------*/
 
-/* The place from which the element in place `last` comes: any up to it (Fisher and Yates). */
+/* Draws the index from which the element at `last` comes: any index up to it (Fisher and Yates). */
 static size_t draw_partner(size_t last, uint64_t *random) {
   return (size_t)(random_bits(random) % (last + 1));
 }

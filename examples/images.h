@@ -27,7 +27,7 @@ int images_load(images_t *images, const char *images_path, const char *labels_pa
 /* Draws digits, the same ones every time. */
 int images_draw(images_t *images, size_t count, size_t side, char words[IMAGE_WORDS]);
 
-/* Shuffles the images, always in the same way, and holds `held_out` of them out. */
+/* Shuffles the images, always in the same way, and holds `held_out` of them back. */
 void images_split(images_t *images, size_t held_out);
 
 void images_free(images_t *images);

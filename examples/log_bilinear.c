@@ -39,7 +39,7 @@ static void log_bilinear_forward(model_t *model, size_t samples) {
   softmax(model->predicted, samples, vocabulary, 1.0f, 0);
 }
 
-/* Spreads gradients to the table's rows. Rows that no word of these samples has get zeros. */
+/* Adds gradients to the table's rows. Rows whose word is not in these samples get zeros. */
 static void spread(const log_bilinear_t *own, size_t samples) {
   const size_t width = own->shape.width, context = own->shape.context;
   const tensor_t *table = &own->model.tensors[CONTEXT_TABLE];

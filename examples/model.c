@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) void tile(float *c, size_t c_stride
       c[r * c_stride + j] = sum[r][j] + (mode == ADD ? c[r * c_stride + j] : 0.0f);
 }
 
-/* Columns beyond the matrix become zeros. */
+/* Sets columns beyond the matrix to zero. */
 static inline __attribute__((always_inline)) void copy_panel(float *restrict panel, matrix_t b,
                                                              size_t depth, size_t columns) {
   for (size_t p = 0; p < depth; p++)

@@ -37,11 +37,11 @@ typedef enum product_mode { REPLACE, ADD } product_mode_t;
 void multiply(float *c, size_t c_stride, matrix_t a, matrix_t b, size_t rows, size_t inner,
               size_t columns, product_mode_t mode);
 
-/* Each row becomes softmax(scale * row). Causal: row r is a position that sees the columns up to r;
- * the others get zero. */
+/* Each row becomes softmax(scale * row). Causal: position r attends to columns up to r; the other
+ * columns get zero. */
 void softmax(float *x, size_t rows, size_t columns, float scale, int causal);
 
-/* dp, the gradient of softmax's result p, becomes the gradient of what it was given. */
+/* dp, the gradient of the loss by softmax's result p, becomes the gradient by its input. */
 void softmax_backward(float *dp, const float *p, size_t rows, size_t columns, float scale);
 
 /* y = GELU(x); the backward multiplies dx by the slope at x. */
@@ -107,7 +107,7 @@ void tensor_draw(const tensor_t *tensor, float most, uint64_t *random);
 double model_loss(const model_t *model, size_t samples);
 /* Returns how many targets have no class that is more probable. */
 size_t model_correct(const model_t *model, size_t samples);
-/* Replaces the probabilities by the gradient of the loss by what softmax was given. */
+/* Replaces the probabilities by the gradient of the loss by softmax's input. */
 float *model_loss_backward(model_t *model, size_t samples);
 
 /* Tells that the gradient of a tensor is final in this backward pass. */

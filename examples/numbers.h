@@ -24,7 +24,7 @@ static inline float random_uniform(uint64_t *state) {
   return (float)(random_bits(state) >> 40) * 0x1p-24f;
 }
 
-/* A generator of its own for each (seed, rank, step): each number goes through the mixer. */
+/* Starts a generator for each (seed, rank, step): every number of these is mixed in. */
 static inline uint64_t random_stream(uint64_t seed, uint64_t rank, uint64_t step) {
   uint64_t state = seed;
   state = random_bits(&state) + rank;
@@ -32,8 +32,8 @@ static inline uint64_t random_stream(uint64_t seed, uint64_t rank, uint64_t step
   return random_bits(&state);
 }
 
-/* float32 becomes 16 bits, rounded to nearest, ties to even. A number too large becomes an
- * infinity; not-a-number stays one. */
+/* Rounds float32 to 16 bits, to nearest, ties to even. A number that is too large becomes infinity;
+ * NaN stays NaN. */
 
 static inline uint32_t bits_of(float x) {
   uint32_t bits;
@@ -57,7 +57,7 @@ static inline uint16_t to_bfloat16(float x) {
 static inline float from_bfloat16(uint16_t half) { return float_of((uint32_t)half << 16); }
 
 /* Converts to IEEE binary16: 5 bits of exponent, 10 of fraction. Below 2^-14 its steps are 2^-24
- * wide, as are those of a float32 from 0.5 to 1: adding 0.5 rounds there. */
+ * wide, like those of a float32 between 0.5 and 1: adding 0.5 rounds there. */
 static inline uint16_t to_float16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000u, size = bits_of(x) & 0x7fffffffu;
   const uint32_t small = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);

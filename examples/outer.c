@@ -1,8 +1,5 @@
-/*
- * Fits a linear model, each rank on points of its own, with an exchange every 30 steps, by sockets:
- *   export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29400
- *   RANK=1 outer & RANK=0 outer
- */
+/* Fits a linear model over sockets; each rank has its own points, and they exchange every 30 steps:
+ * export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29400 RANK=1 outer & RANK=0 outer */
 #include <onebit/onebit.h>
 #include <stdio.h>
 

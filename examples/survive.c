@@ -55,7 +55,7 @@ static uint64_t steps_of(const job_t *job) {
   return info.steps;
 }
 
-/* Continues with the remaining ranks. All of them come here: a rank is gone, and their step has
+/* Continues with the remaining ranks. All of them call this: a rank is lost, and their step has
  * failed. */
 static onebit_status_t continue_without(job_t *job) {
   onebit_comm_t survivors = NULL, old = job->comm;

@@ -194,7 +194,7 @@ static int words_is_blank(const text_t *text, size_t at) {
   return text->bytes[text->tokens[at]] <= ' ';
 }
 
-/* The next word from *start on: its length, or 0 when there is none. */
+/* Finds the next word from *start on; returns its length, or 0 when there is none. */
 static size_t words_next(const text_t *text, size_t *start) {
   size_t end;
   while (*start < text->length && words_is_blank(text, *start))
@@ -211,7 +211,7 @@ static size_t count_words(const text_t *text) {
   return count;
 }
 
-/* The place of a word among the different ones, where it comes to be if it is new. */
+/* Returns the place of a word in the index, which is the place to add it at if it is new. */
 static size_t words_find(index_t *index, size_t start, size_t length) {
   const unsigned char *word = index->text->tokens + start;
   uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
@@ -236,7 +236,7 @@ static int by_count(const void *a, const void *b) {
   return x->number < y->number ? -1 : 1;
 }
 
-/* Numbers in the order of first occurrence become those of the vocabulary. */
+/* Replaces numbers in the order of first occurrence by those of the vocabulary. */
 static void number_words(words_t *words, index_t *index, size_t most, uint32_t *numbers) {
   for (size_t i = 0; i < words->training; i++)
     index->entries[words->word[i]].count++;

@@ -36,9 +36,9 @@ static const struct tool_option rows[] = {
     {.kind = TOOL_ROWS, .rows = train_rows}};
 /* clang-format on */
 
-/* Weights behind a unit that is rarely active have almost no variance. Steps must not be divided by
- * that once it is frozen: epsilon is large against it, and small against all others' (some
- * 1e-2). */
+/* Weights of a unit that is rarely active have almost no variance, by which frozen steps must not
+ * be divided: epsilon is large compared with it, and small compared with all others' variance
+ * (about 1e-2). */
 static const train_options_t defaults = {
     TRAIN_OPTIONS_DEFAULTS, .steps = 500, .batch = 32,    .weight_decay = 0.01f, .epsilon = 1e-4f,
     .drawn = 10000,         .side = 28,   .channels = 16, .hidden = 64,
@@ -137,8 +137,8 @@ static void image_task_take(const train_task_t *task, size_t place, size_t image
   task->model->target[place] = images->label[image];
 }
 
-/* The image of a sample. All ranks go through the images in one order, a new one each epoch: of
- * every size * batch images each rank takes its batch. */
+/* Returns the image of a sample. All ranks go through the images in the same order, a new one each
+ * epoch: of every size * batch images each rank takes its batch. */
 static size_t image_of(train_task_t *task, size_t sample) {
   const size_t training = ((const images_t *)task->data)->training;
   const size_t epoch = sample / training + 1;

@@ -7,9 +7,9 @@
 
 #include "examples/train_task.h"
 
-/* The arrays that an optimizer sees, where they are not the model's own: parameters and gradients
- * of 16 bits, and sums over micro-batches. The model itself computes in float32, with values that
- * are those of the rounded parameters. */
+/* The arrays that an optimizer works on, where they are not the model's own: parameters and
+ * gradients of 16 bits, and sums over micro-batches. The model computes in float32, from the
+ * rounded parameters. */
 typedef struct train_arrays {
   const train_task_t *task;
   onebit_dtype_t parameter_dtype, gradient_dtype;
@@ -74,7 +74,7 @@ onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer)
  * step relative to the mean drift; 0 without one. */
 double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
-/* The bytes that this rank has sent for it so far. */
+/* Returns how many bytes this rank has sent for it so far. */
 uint64_t train_optimizer_sent(const train_optimizer_t *optimizer);
 
 /* Loads the state that was saved in a directory of checkpoints, and the parameters. */

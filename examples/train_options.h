@@ -19,8 +19,8 @@ typedef enum method {
   METHODS
 } method_t;
 
-/* The exchange of gradients: with the bits of the method, dense by the same optimizer, or none:
- * --outer. */
+/* The exchange of gradients: with the method's bits, dense by the same optimizer, or not at all
+ * (--outer). */
 typedef enum form { COMPRESSED, DENSE, OUTER, FORMS } form_t;
 
 #define FREEZE_AUTOMATIC ((size_t)-3) /* --freeze-step auto */
@@ -34,7 +34,7 @@ typedef struct paths {
   size_t count;
 } paths_t;
 
-/* These defaults stand for one that is found later, from the other options. */
+/* These defaults stand for a value that is determined later, from the other options. */
 #define COUNT_UNSET ((size_t)-2)
 #define REAL_UNSET  (-1.0f)
 
@@ -51,7 +51,7 @@ typedef struct train_options {
   int hard;
   size_t zero_steps;
   float step_seconds; /* of computing, at least */
-  float link;         /* Mbit/s of a modelled link; 0: none */
+  float link;         /* a simulated link, Mbit/s; 0: none */
 
   float learning_rate; /* its highest value */
   size_t rise;         /* steps until then */

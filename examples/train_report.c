@@ -259,8 +259,8 @@ void report_end(const training_t *training) {
 
 /* --- Two trainings -----------------------------------------------------------------------------*/
 
-/* The steps to compare: the compressed stage after a warm-up; else all steps, and with 0/1 Adam,
- * too. */
+/* Returns the steps to compare: the compressed stage if there was a warm-up; otherwise, and for 0/1
+ * Adam, all steps. */
 static tally_t report_steady_steps(const training_t *training) {
   const tally_t *first = &training->tally[ONEBIT_STAGE_WARMUP];
   const tally_t *bits = &training->tally[ONEBIT_STAGE_COMPRESSED];

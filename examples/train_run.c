@@ -291,7 +291,7 @@ static int training_load_and_run(const team_t *team, const train_options_t *opti
 typedef struct command {
   const train_kind_t *kind;
   train_options_t options;
-  enum tool_asked asked; /* by the command line, of which each rank may have its own */
+  enum tool_asked asked; /* from the command line, which can differ between ranks */
   char words[TRAIN_WORDS];
 } command_t;
 

@@ -27,9 +27,9 @@ typedef struct training {
   size_t skipped; /* how many of the latest steps were, in a row */
 
   /* The results. */
-  size_t first;     /* steps made before, by the training that is resumed */
+  size_t first;     /* steps that the resumed training had made */
   tally_t tally[2]; /* of each onebit_stage_t; of dense forms all in the first */
-  double loss;      /* of all ranks' samples, since the report before the last one */
+  double loss;      /* over the samples of all ranks, since the latest report */
   train_quality_t quality;
   onebit_optimizer_info_t info;
   onebit_outer_info_t outer; /* of --outer; else zeros */

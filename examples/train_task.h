@@ -22,7 +22,7 @@ typedef struct team {
   onebit_comm_t comm;
   size_t rank, size;
   onebit_plan_t plan; /* dense allreduce of NUMBERS floats */
-  int quiet;          /* nothing is to be said */
+  int quiet;          /* print nothing */
 } team_t;
 
 /* The work of each rank; returns its exit status. */
@@ -51,8 +51,8 @@ void give_up(const char *what, const char *why);
 /* Replaces each number by its mean over the ranks. 0, or -1 after saying why. */
 int mean(const team_t *team, float numbers[NUMBERS], const char *what);
 
-/* 0 when every rank is well; else -1 on every rank, after rank 0 has said its words, or, if rank 0
- * is well, each rank that is not. */
+/* Returns 0 when every rank is well; else -1 on every rank, after rank 0 has printed its message,
+ * or, if rank 0 is well, after each failed rank has printed its own. */
 int agree(const team_t *team, int well, const char *words);
 
 /* Returns 1 when all ranks have the same bits, else 0. */

@@ -104,7 +104,7 @@ static void block_forward(const transformer_t *model, struct transformer_layer *
   linear(output, layer->activated, layer->mlp_output, rows, 4 * width, width, ADD);
 }
 
-/* model->d_stream: on entry the gradient of the block's output, on return that of its input. */
+/* model->d_stream holds the gradient by the block's output on entry, and by its input on return. */
 static void block_backward(const transformer_t *model, struct transformer_layer *layer,
                            size_t sequences) {
   const transformer_shape_t *shape = &model->shape;
@@ -133,7 +133,7 @@ static void block_backward(const transformer_t *model, struct transformer_layer 
 
 /* --- The whole ---------------------------------------------------------------------------------*/
 
-/* Places of tensors; behind the layers' come the final gain and the head. */
+/* Indices of tensors; the final gain and the head come after those of the layers. */
 enum { TOKEN_EMBEDDING, POSITION_EMBEDDING, FIRST_LAYER, LAYER_TENSORS = 6, OTHER_TENSORS = 4 };
 
 /* Embeds the tokens; the next of each is its row's target. */
@@ -266,9 +266,8 @@ static void transformer_draw(const tensor_t *tensor, float deviation, uint64_t *
   tensor_draw(tensor, deviation * 1.7320508f, random);
 }
 
-/* Standard deviations at first. The two matrices of a block that end in the residual stream start
- * smaller than `matrix` and `mlp_output` say, so that all 2 * layers of them together add as much
- * as one. */
+/* Initial standard deviations. The two matrices of a block that write to the residual stream start
+ * smaller than `matrix` and `mlp_output` say, so that all 2 * layers of them add as much as one. */
 typedef struct deviations {
   float embedding, matrix, mlp_output;
 } deviations_t;

@@ -52,9 +52,9 @@ static onebit_status_t check_warmup(const struct ob_recipe *recipe) {
   return ONEBIT_OK;
 }
 
-/* Refuses one copy of the residuals where a call's input does not stay until its end. Shards send
- * arrays that are reused, and 1-bit LAMB's first compressed step goes on from momentum that is in
- * the residuals. */
+/* Refuses a single copy of the residuals where a call's input changes before the call ends: shards
+ * send arrays that are reused, and 1-bit LAMB's first compressed step starts from momentum stored
+ * in the residuals. */
 static onebit_status_t arguments_check_copies(const struct ob_recipe *recipe) {
   const bool shards = recipe->method->plans, lamb = recipe->asked->lamb;
   if (recipe->common.residual_copies != 1 || !(shards || lamb))

@@ -1,4 +1,4 @@
-/* The arrays of a bucket: their memory, and the passes over them, of which methods consist. */
+/* A bucket's arrays: their memory, and the passes over them that make up the methods. */
 #include <math.h>
 
 #include "base/error.h"
@@ -90,7 +90,8 @@ static onebit_status_t bucket_memory_allocate_arrays(onebit_optimizer_t optimize
   const unsigned own = arrays_of(optimizer, bucket);
   const size_t size = OB_LANES * sizeof(float);
   bool there = true;
-  /* Not where they are replaced: what is there is released, whatever came in between. */
+  /* Not done where the arrays are replaced: existing memory is released, whatever was set in
+   * between. */
   bucket->arrays[OB_MOMENTUM] =
       own & OB_MASK(OB_MOMENTUM) ? NULL : ob_plan_residual(bucket->bits, false)->values[0];
   bucket->arrays[OB_SCRATCH] =
@@ -124,7 +125,7 @@ static void set_extent(const struct onebit_optimizer *optimizer, struct ob_bucke
   bucket->words = ob_layout_word(layout, end) - bucket->first_word;
 }
 
-/* The lists of what is known of each piece. */
+/* The lists that have an entry for each piece. */
 #define LISTS(row)                                                                                 \
   row(parameters) row(copies) row(gradients) row(means) row(factors) row(weight_decays)            \
       row(learning_rates) row(scalings) row(floors) row(tensor_of)

@@ -3,7 +3,8 @@
 #include "base/memory.h"
 #include "optimizers/optimizer.h"
 
-/* In profile deepspeed each tensor is compressed by itself, or all of them in one buffer. */
+/* In profile deepspeed each tensor is compressed separately, or all tensors together in one
+ * buffer. */
 static bool compresses_separately(const struct onebit_optimizer *optimizer) {
   return optimizer->options.profile == ONEBIT_PROFILE_DEEPSPEED && !optimizer->method->fused;
 }
@@ -74,8 +75,8 @@ onebit_status_t ob_buckets_group(onebit_optimizer_t optimizer, const onebit_tens
 
 struct fused {
   size_t total, pieces; /* elements without padding */
-  /* By piece: elements, those of them that are no padding, which tensor it is of (tensor_count: of
-   * none), and how far into it the piece begins. */
+  /* For each piece: its elements, those that are not padding, its tensor (tensor_count: none), and
+   * where in the tensor it begins. */
   size_t *counts, *real, *tensor, *offset;
   size_t *segment_pieces; /* as in struct ob_plan_shape */
 };
@@ -146,8 +147,8 @@ static const void *gradient_at(const struct onebit_optimizer *optimizer, const v
   return gradient ? (const char *)gradient + bytes : NULL;
 }
 
-/* The arrays of a piece that is not all padding. Of a share's master values a piece has but a part:
- * passes know where they lie. */
+/* Sets the arrays of a piece that is not only padding. With sharded master values a piece has only
+ * a part of them: passes know which. */
 static void locate_arrays(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k,
                           const onebit_tensor_t *tensor, size_t offset) {
   size_t word = ob_plan_layout(bucket->bits)->piece[k].first_word;
@@ -181,7 +182,7 @@ static void locate_piece(struct onebit_optimizer *optimizer, struct ob_bucket *b
   optimizer->tensors[t].end_block = piece[1].first_block;
 }
 
-/* Padding that is no tensor's: its momentum stays as it is. */
+/* Sets the arrays of padding that belongs to no tensor: its momentum does not change. */
 static void locate_padding(struct onebit_optimizer *optimizer, struct ob_bucket *bucket, size_t k) {
   bucket->factors[k] = 1;
   bucket->tensor_of[k] = optimizer->tensor_count;
@@ -231,7 +232,7 @@ void ob_buckets_set_serving(struct onebit_optimizer *optimizer) {
   }
 }
 
-/* Dense messages; or of a warm-up that is compressed, which has no momentum to send yet. */
+/* Chooses dense messages, or those of a compressed warm-up, which has no momentum to send yet. */
 static void set_dense(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket,
                       struct ob_plan_shape *dense) {
   int bits = bucket->uncompressed ? 0 : optimizer->options.warmup_bits;

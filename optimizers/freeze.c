@@ -1,5 +1,5 @@
-/* When the warm-up ends: after a given number of steps, or when the variance has settled; and not
- * while the variance lags behind the gradients. Counts the steps that were made. */
+/* Decides when the warm-up ends: after a given number of steps, or when the variance has settled;
+ * but not while the variance lags behind the gradients. Counts the steps that were made. */
 #include <math.h>
 
 #include "base/error.h"
@@ -69,8 +69,8 @@ static onebit_status_t variance_norm(struct onebit_optimizer *optimizer, double 
   return ONEBIT_OK;
 }
 
-/* Remembers the variance's norm, and says whether it has settled: whether it changed by less than
- * the threshold in the last `window` steps. */
+/* Records the variance's norm, and returns whether the variance has settled: whether its norm
+ * changed by less than the threshold in the last `window` steps. */
 static onebit_status_t freeze_settled(struct onebit_optimizer *optimizer, bool *yes) {
   double norm, threshold = optimizer->moments.freeze_threshold;
   OB_TRY(variance_norm(optimizer, &norm));
@@ -98,9 +98,9 @@ static size_t freeze_elements_of(const struct onebit_optimizer *optimizer) {
   return elements;
 }
 
-/* Divided gradients are waited for otherwise. A share's sums say nothing of the others', 0/1 Adam's
- * freeze is by its schedule, and DeepSpeed does not look. Nor is there anything to look at without
- * elements. */
+/* False for divided gradients, which wait in another way; for shards, whose sums say nothing of
+ * other shards; for 0/1 Adam, whose schedule decides; and for DeepSpeed's profile, which does not
+ * check. Without elements there is nothing to check either. */
 static bool can_lag(const struct onebit_optimizer *optimizer) {
   const struct ob_method *method = optimizer->method;
   return freeze_elements_of(optimizer) && method->momentum &&
@@ -177,8 +177,8 @@ onebit_status_t ob_optimizer_end_outcome(onebit_optimizer_t optimizer) {
   return status;
 }
 
-/* Rescales by the number of steps. If the order of several steps is not known, a skipped one is
- * taken as the last. */
+/* Changes the loss scale by the number of steps. If the order of several steps is not known, a
+ * skipped one is taken as the last. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped) {
   const onebit_optimizer_options_t *options = &optimizer->options;
   if (options->initial_loss_scale == 0)

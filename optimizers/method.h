@@ -46,8 +46,8 @@ struct ob_option {
   const char *type; /* of a choice */
 };
 
-/* Rows of the struct OPTIONS, which the file that has them defines: its field, and where that goes
- * in struct ob_moments. */
+/* Rows of the struct OPTIONS, which the including file defines: its field, and the field of struct
+ * ob_moments that it sets. */
 /* clang-format off */
 #define OB_DEVICES(field, to) offsetof(OPTIONS, field), offsetof(struct ob_moments, to)
 #define OB_DOUBLE(kind, field, to, fallback) \
@@ -89,8 +89,8 @@ double ob_given_or(double value, double fallback);
 
 /* --- Methods */
 
-/* Numbers of a method's own that a checkpoint has to have, `count` of them, 8 bytes each. What is
- * loaded lies in least .. most. */
+/* Numbers of a method's own that a checkpoint must contain: `count` of 8 bytes each. A loaded value
+ * must lie in least .. most. */
 enum ob_numbers_kind { OB_NUMBERS_WHOLE /* uint64_t */, OB_NUMBERS_REAL /* double */ };
 
 struct ob_numbers {
@@ -125,20 +125,20 @@ struct ob_moments {
 /* The table of methods: what the optimizers do not have in common. */
 struct ob_method {
   const char *name;
-  /* Its options: the rows; the caller's struct, with the common options in it; the macro to start
-   * one from. What is set in all optimizers of the method. */
+  /* Its options: the rows; the caller's struct, which contains the common options; the initialiser
+   * macro. And fields that all optimizers of the method set. */
   const struct ob_option *options;
   size_t option_count, options_size, common_at;
   const char *options_init;
   struct ob_moments initial;
-  /* Another optimizer, where this one's default options end behind its dense form; or NULL. With
-   * which models that is so; NULL: with most. */
+  /* Another optimizer to take where this one's default options end with a higher loss than its
+   * dense form, or NULL; and with which models that is so; NULL: with most. */
   const char *recommended, *not_where;
   const char *not_deepspeeds; /* DeepSpeed has no optimizer of this name; NULL: it has one */
   /* Options are read: what follows from them, and checks of several; it may choose another row, and
    * make recipe->own. NULL: nothing. */
   onebit_status_t (*resolve)(struct ob_recipe *recipe, size_t ntensors);
-  /* True: what is exchanged continues the last exchange's result. */
+  /* True: each exchanged value builds on the last exchange's result. */
   bool momentum;
   bool begins_frozen; /* its state may be frozen at step 0, also where options ask for a warm-up */
   bool fused;         /* profile deepspeed compresses all tensors in one buffer */
@@ -157,9 +157,9 @@ struct ob_method {
   onebit_status_t (*plans)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                            const struct ob_plan_shape *bits, const struct ob_plan_shape *dense,
                            size_t count);
-  /* The plan that a step of the warm-up exchanges besides the buckets' plans, or NULL; and, from
-   * its result, the sum of the variances of all ranks. NULL: nothing, and each rank has them
-   * all. */
+  /* Returns the plan that a warm-up step exchanges besides the buckets' plans, or NULL; and from
+   * its result the sum of all ranks' variances. NULL: there is none, since each rank has all
+   * variances. */
   onebit_plan_t (*sums)(const struct onebit_optimizer *optimizer);
   double (*variance)(const struct onebit_optimizer *optimizer);
   /* The whole step on mean gradients, of uncompressed tensors: a function, or a pass. Neither:
@@ -182,7 +182,8 @@ struct ob_method {
   onebit_status_t (*update)(struct onebit_optimizer *optimizer);
   /* The freeze, after the last step of the warm-up (freeze.c). NULL: the stage never changes. */
   onebit_status_t (*freeze)(struct onebit_optimizer *optimizer);
-  /* In its place, called when a step is made and counted: changes the stage if that is due. */
+  /* Called instead of `freeze` when a step is made and counted: changes the stage if that is
+   * due. */
   onebit_status_t (*advance)(struct onebit_optimizer *optimizer);
   void (*destroy)(struct onebit_optimizer *optimizer); /* optimizer->own; NULL: there is none */
   /* Adds the method's statistics of a tensor besides norms. NULL: none. */
@@ -210,7 +211,7 @@ OB_METHODS(OB_METHOD_DECLARED)
 #define OB_METHOD_COUNTED(name) +1
 enum { OB_METHOD_COUNT = OB_METHODS(OB_METHOD_COUNTED) };
 #undef OB_METHOD_COUNTED
-/* The place of a method among the rows; OB_METHOD_COUNT: there is none of that name. */
+/* Returns a method's index among the rows; OB_METHOD_COUNT: no method has that name. */
 size_t ob_method_number(const char *name);
 #define OB_METHOD_LISTED(name) &ob_method_##name,
 static const struct ob_method *const ob_methods[] = {OB_METHODS(OB_METHOD_LISTED) NULL};

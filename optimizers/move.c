@@ -173,7 +173,7 @@ static onebit_status_t move_optimizer(void *optimizer, onebit_comm_t comm) {
   return onebit_optimizer_move(optimizer, comm);
 }
 
-/* A rank whose move succeeded while others' failed shrinks the same communicator as these: the
+/* A rank whose move succeeded while it failed on others shrinks the same communicator as these: the
  * latest one. */
 onebit_status_t onebit_optimizer_shrink(onebit_optimizer_t optimizer, onebit_comm_t *survivors) {
   OB_CALL_SCOPE;

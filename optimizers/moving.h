@@ -18,15 +18,15 @@ struct ob_moving {
   int source, holders;
 };
 
-/* Destroyed also after a failure. False: messages could not be taken back, and their memory must
- * stay. */
+/* Has to be destroyed also after a failure. ob_moving_destroy returns false if messages could not
+ * be cancelled, so that their memory must stay. */
 onebit_status_t ob_moving_create(struct ob_moving *moving, onebit_comm_t comm, const char *name);
 bool ob_moving_destroy(struct ob_moving *moving);
 
 /* Collective: everyone's number. */
 onebit_status_t ob_moving_learn(struct ob_moving *moving, onebit_status_t status, uint64_t number);
-/* Chooses by these numbers: the source is the first rank with the largest one. Holders are behind
- * it by `slack` at most; a rank at 0 is none unless all are at 0. */
+/* Chooses by these numbers: the source is the first rank with the largest one. Holders are at most
+ * `slack` behind it; a rank at 0 is a holder only if all ranks are at 0. */
 void ob_moving_choose_source(struct ob_moving *moving, uint64_t slack);
 
 /* Queue a message; it is complete when the exchange returns. */

@@ -1,4 +1,4 @@
-/* Optimizers: made from their options, and given back. */
+/* Creates optimizers from their options, and destroys them. */
 #include "optimizers/optimizer.h"
 
 #include <stdatomic.h>
@@ -90,7 +90,7 @@ static uint64_t optimizer_name_of(const char *name) {
   return ob_hash(OB_HASH_START, name, strlen(name));
 }
 
-/* The kind of optimizer and the profile come first, then its own options: what follows depends on
+/* Ranks first agree on the kind of optimizer and the profile, then on its options, which depend on
  * these. */
 static onebit_status_t optimizer_agree(const struct onebit_optimizer *optimizer, onebit_comm_t comm,
                                        const struct ob_recipe *recipe, onebit_status_t status,

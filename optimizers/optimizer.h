@@ -34,11 +34,11 @@ struct ob_bucket {
   onebit_plan_t steps_back, parameters_back;
   struct ob_bucket_device *device; /* the executor's own, where it is a device */
   bool uncompressed;               /* exchanged dense in every step */
-  /* The part of the layout that arrays and master values are of: all of it, or sharded the share
-   * that this rank serves. They begin with its first word. */
+  /* The part of the layout that arrays and master values cover: all of it, or if sharded the part
+   * that this rank serves. They begin at its first word. */
   size_t first_block, blocks, first_word, words;
-  /* By slot, NULL where the method has none. Where momentum and scratch have no array of their own
-   * they are the two copies of the residuals, which are free until bits are sent. */
+  /* By slot; NULL if the method has no such array. Without arrays of their own, momentum and
+   * scratch use the two copies of the residuals, which are not needed until bits are sent. */
   float *arrays[OB_ARRAYS];
   float *masters;        /* NULL: the parameters are float32 themselves */
   double *sums[OB_SUMS]; /* of a pass, one a block */
@@ -53,12 +53,12 @@ struct ob_bucket {
   float *factors, *weight_decays;
   float *learning_rates; /* factor * the step's learning rate */
   float *scalings;       /* as in struct ob_source */
-  float *floors;         /* likewise: 0 but for tables */
-  bool has_tables;       /* true if any of them is not 0 */
+  float *floors;         /* likewise: 0 except for tables */
+  bool has_tables;       /* true if one of them is not 0 */
   size_t *tensor_of;     /* which tensor it is of; tensor_count: of none */
   struct ob_pass_sink sink;
   size_t filled;  /* tensors that have elements */
-  size_t waiting; /* those of them that are not ready in this step */
+  size_t waiting; /* tensors of the bucket that are not ready in this step */
   bool started;   /* its exchange, in this step; and that it has ended, or is on a stream */
   bool ended;
 };
@@ -78,7 +78,7 @@ struct ob_step_state {
   enum ob_exchange exchange;
   bool weighed; /* gradient_factor is known */
   float gradient_factor;
-  size_t senders, started; /* buckets that exchange something; those of them that have begun to */
+  size_t senders, started; /* buckets that exchange something; those whose exchange has begun */
   /* Seconds in onebit_optimizer_ready, and in the method's preparation of what it sends. */
   double ready, prepare;
   bool on_stream;
@@ -87,14 +87,14 @@ struct ob_step_state {
    * it is captured. */
   void *caller;
   bool captured;
-  /* This rank's errors, and once the exchanges have ended their outcome. */
+  /* This rank's errors and, when the exchanges have ended, their outcome. */
   struct ob_outcome outcome;
 };
 
 /* The host's time in steps so far, in seconds. */
 struct ob_times {
   double compress, network, update;
-  double all; /* the rest of it is what surrounds those three */
+  double all; /* the whole step, of which the three above are parts */
 };
 
 struct ob_part; /* checkpoint/checkpoint.h */
@@ -106,8 +106,8 @@ struct ob_optimizer_executor {
   /* Creates the device's part of one bucket, after all other parts. */
   onebit_status_t (*create)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
   void (*destroy)(struct ob_bucket *bucket);
-  /* An open step on streams: what is put on a stream for it from now on comes behind the caller's,
-   * and finish puts what the caller does next behind the step. NULL: there are no streams. */
+  /* In an open step on streams: puts further work of the step behind the caller's stream, and
+   * finish makes the caller's stream wait for the step. NULL: the executor has no streams. */
   onebit_status_t (*follow)(struct onebit_optimizer *optimizer, void *stream);
   /* The call is about to start: what the executor has to add to it. */
   onebit_status_t (*prepare)(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -141,15 +141,15 @@ struct ob_optimizer_executor {
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
   /* For the passes of steps on streams. */
   onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
-  /* A checkpoint was loaded: arrays, steps and skipped are others. NULL: nothing else knows of
-   * them. */
+  /* Called after a checkpoint was loaded, which replaces arrays, steps and skipped. NULL: the
+   * executor has no copies. */
   onebit_status_t (*restored)(struct onebit_optimizer *optimizer);
 };
 
 extern const struct ob_optimizer_executor ob_optimizer_executor_host;
 
-/* 1-bit LAMB and other optimizers with trust ratios (lamb.c): optimizer->own is a struct ob_lamb,
- * and the method says so. By the executor, or on the host. */
+/* 1-bit LAMB and other optimizers with trust ratios (lamb.c), for which optimizer->own is a struct
+ * ob_lamb: runs a stage in the executor, or on the host. */
 onebit_status_t ob_lamb_run(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                             enum ob_lamb_stage stage);
 onebit_status_t ob_lamb_on_host(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
@@ -177,11 +177,11 @@ struct onebit_optimizer {
    */
   onebit_tensor_t *list;
   size_t list_count;
-  /* After a move that failed half-way: the state, and there are no buckets. Else NULL. */
+  /* After a move that failed half-way: the state, since there are no buckets. Else NULL. */
   struct ob_part *held;
   /* The host learns how a step ended only when it asks (ob_optimizer_catch_up). */
   bool deferred;
-  uint64_t unknown;          /* steps since it asked */
+  uint64_t unknown;          /* steps since it asked last */
   struct ob_outcome outcome; /* of steps on streams */
   struct ob_moments moments;
   onebit_optimizer_options_t options; /* defaults filled in */
@@ -201,7 +201,8 @@ struct onebit_optimizer {
   size_t window;
   double loss_scale;   /* 1 without loss scaling */
   uint64_t good_steps; /* since the scale changed */
-  /* Clipping: the exchange of sums of squares, or NULL; this rank's, and the mean of all. */
+  /* Clipping: the exchange of the sums of squares, or NULL; this rank's sum; and the mean over all
+   * ranks. */
   onebit_plan_t squares;
   float *square[2];
   double gradient_norm;
@@ -223,8 +224,8 @@ struct onebit_optimizer {
   bool compared;
   uint64_t calls, compare_interval;
   uint64_t *hashes; /* scratch: one a tensor */
-  /* Deferred: skipped because of the norm, before the buckets' exchanges, whose executor counts
-   * what they skip. */
+  /* Deferred: steps skipped because of the norm, before the exchange of buckets, whose skips the
+   * executor counts. */
   uint64_t skipped_by_norm;
   struct ob_metrics *metrics; /* NULL: this rank writes none */
   uint64_t own_bytes;
@@ -245,14 +246,14 @@ onebit_status_t ob_optimizer_build(struct onebit_optimizer *optimizer, onebit_st
 void ob_optimizer_strip(struct onebit_optimizer *optimizer);
 void ob_optimizer_abandon_plans(struct onebit_optimizer *optimizer); /* the first of that */
 
-/* Collective: fails on all ranks of comm unless their optimizers are of one kind, with the same
- * options and tensors. */
+/* Collective: fails on all ranks of comm unless their optimizers are of the same kind, with the
+ * same options and tensors. */
 onebit_status_t ob_optimizer_agree(struct onebit_optimizer *optimizer, onebit_comm_t comm,
                                    onebit_status_t status);
 
 void ob_part_release(struct ob_part *part); /* checkpoint/part.c; NULL is fine */
 
-/* Fails where there are no buckets, after a move that has failed. */
+/* Fails if there are no buckets, after a move that failed. */
 static inline onebit_status_t ob_optimizer_check_held(const struct onebit_optimizer *optimizer) {
   if (optimizer->held)
     return ob_error(ONEBIT_ERROR_TRANSPORT,
@@ -261,7 +262,7 @@ static inline onebit_status_t ob_optimizer_check_held(const struct onebit_optimi
   return ONEBIT_OK;
 }
 
-/* Memory that counts as the optimizer's. NULL when there is none. */
+/* Allocates memory that counts as the optimizer's. NULL when out of memory. */
 static inline void *ob_optimizer_allocate(struct onebit_optimizer *optimizer, size_t count,
                                           size_t size) {
   optimizer->own_bytes += count * size;
@@ -279,8 +280,8 @@ onebit_status_t ob_check_array(const struct ob_optimizer_executor *executor, con
 onebit_status_t ob_check_tensors(const struct onebit_optimizer *optimizer,
                                  const onebit_tensor_t *tensors, size_t count);
 
-/* Everything of a bucket but its plans, which are there already (bucket.c). ONEBIT_ERROR_MEMORY:
- * then some of it may be there. Master values, from parameters that are placed. */
+/* Allocates everything of a bucket except its plans, which exist already (bucket.c); sets the
+ * master values from the parameters. ONEBIT_ERROR_MEMORY: some of it may be allocated. */
 onebit_status_t ob_bucket_allocate(struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
 void ob_bucket_release(const struct onebit_optimizer *optimizer, struct ob_bucket *bucket);
 onebit_status_t ob_bucket_make_masters(const struct onebit_optimizer *optimizer,
@@ -302,7 +303,7 @@ onebit_status_t ob_buckets_fit_arrays(struct onebit_optimizer *optimizer, bool w
 
 onebit_status_t ob_buckets_set_gradient(struct onebit_optimizer *optimizer, size_t tensor,
                                         const void *gradient);
-/* The list's factor and weight decay of the tensor come into force. */
+/* Applies the list's new factor and weight decay of the tensor. */
 onebit_status_t ob_buckets_set_constants(struct onebit_optimizer *optimizer, size_t tensor);
 void ob_buckets_set_serving(struct onebit_optimizer *optimizer); /* beta1 of now */
 
@@ -398,8 +399,8 @@ onebit_status_t ob_optimizer_compare(struct onebit_optimizer *optimizer, onebit_
 onebit_status_t ob_weigh_create(struct onebit_optimizer *optimizer);
 void ob_weigh_destroy(struct onebit_optimizer *optimizer);
 
-/* Beyond this no loss scale helps: gradients of float16 are infinite long before, and those of
- * float32 and bfloat16 have exponents enough without one. */
+/* Limits the loss scale: gradients of float16 overflow long before, and float32 and bfloat16 have
+ * enough exponents without one. */
 #define OB_MAX_LOSS_SCALE 0x1p64
 
 /* After a step, made or skipped: the loss scale follows. */
@@ -411,15 +412,14 @@ void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uin
 /* Opens the file where this rank writes one; optimizer->metrics is NULL where it does not.
  * ONEBIT_ERROR_ARGUMENT, ONEBIT_ERROR_FILE, ONEBIT_ERROR_MEMORY. */
 onebit_status_t ob_metrics_open(onebit_optimizer_t optimizer);
-/* A call of step has ended with that status: writes a row where one is due. One that failed is no
- * step, and its error message stays. What cannot be written is warned of, once, and the metrics
- * end. */
+/* Called when a step has ended with that status: writes a row if one is due. A failed call is no
+ * step, and its error message is kept. If writing fails, this warns once, and writes no more. */
 void ob_metrics_step(onebit_optimizer_t optimizer, float learning_rate, onebit_status_t status);
 void ob_metrics_close(onebit_optimizer_t optimizer);
 
 /* --- Functions that methods share (bucket.c) */
 
-/* The factors of step number `step`, the first being 1, but for what is one a piece. */
+/* Returns the factors of step number `step` (from 1), except those that differ by piece. */
 struct ob_pass_factors ob_factors_of(const struct onebit_optimizer *optimizer, uint64_t step);
 
 /* Lion's, which are the same for all steps. */
@@ -464,7 +464,7 @@ static inline bool ob_optimizer_is_frozen(const struct onebit_optimizer *optimiz
 /* The optimizer is in a warm-up of divided gradients, in which the host must know each step. */
 bool ob_optimizer_divides(const struct onebit_optimizer *optimizer);
 
-/* The number of the warm-up's last step, unless that is found from the variance. */
+/* Returns the number of the warm-up's last step, unless the variance decides. */
 size_t ob_freeze_last_step(const struct onebit_optimizer *optimizer);
 
 /* Does the same, but if the step is found from the variance returns the latest step in which it can

@@ -55,7 +55,7 @@ static onebit_status_t put_count(const struct ob_option *row, size_t value, char
   return ONEBIT_OK;
 }
 
-/* The caller's value, or the default where that is zero. */
+/* Returns the caller's value, or the default if that is zero. */
 static onebit_status_t read_row(const struct ob_option *row, const char *from, char *to) {
   double real = 0;
   size_t count = 0;

@@ -40,8 +40,8 @@ enum ob_stage ob_stage_of(const struct onebit_optimizer *optimizer) {
   return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
 }
 
-/* Residuals begin at the freeze where momentum is what is sent or the state is sharded. A warm-up
- * that is compressed has residuals of its own. */
+/* A method that sends momentum, or whose state is sharded, has residuals only from the freeze on; a
+ * compressed warm-up has residuals of its own. */
 static bool has_residual(const struct onebit_optimizer *optimizer, enum ob_stage stage,
                          enum ob_saved what) {
   const struct ob_method *method = optimizer->method;
@@ -125,7 +125,7 @@ struct ob_section ob_section_of(const struct ob_bucket *bucket, enum ob_stage st
   bool parameters = what == OB_SAVED_PARAMETERS;
   const int slot = what == OB_SAVED_MOMENTS ? OB_VARIANCE : ob_saved_rows[what].slot;
   section.values = parameters ? bucket->masters : bucket->arrays[slot];
-  if (parameters && !bucket->masters) { /* the caller's, who has all of them */
+  if (parameters && !bucket->masters) { /* the caller's parameters, of which it has all */
     section.content = OB_CONTENT_PIECES;
     section.first = 0;
     section.end = ob_plan_layout(bucket->bits)->blocks;

@@ -26,7 +26,7 @@ enum ob_saved {
   /* The rows of outer steps: */
   OB_SAVED_CONSENSUS,
   OB_SAVED_OUTER_MOMENTUM,
-  OB_SAVED_DRIFT, /* the mean drift that is not applied yet */
+  OB_SAVED_DRIFT, /* the mean drift that has not been applied yet */
   /* An optimizer's ladders, if its buckets change widths: struct ob_ladder_state of each tensor's
    * bucket, 8 bytes each */
   OB_SAVED_LADDERS,
@@ -38,8 +38,8 @@ struct ob_saved_row {
   size_t size;    /* bytes of one number in a checkpoint */
   bool own;       /* it is each rank's own; other ranks than those that saved begin with the mean */
   bool own_apart; /* likewise while ranks differ (ob_part_header.apart) */
-  bool may_lack;  /* elements that nobody has are zeros; of the rest somebody must have each */
-  bool finite;    /* messages and residuals are made of it */
+  bool may_lack;  /* elements that no rank has are zeros; of the others some rank must have each */
+  bool finite;    /* it takes part in messages and residuals */
   /* The stages in which an optimizer has the row, 1 << enum ob_stage each, and the slot of the
    * buckets' arrays that it is in; OB_MOMENTUM: in that or elsewhere. Rows of an outer step alone
    * have 0, and the array (enum ob_outer_array). */
@@ -59,7 +59,7 @@ static inline bool ob_saved_numbers(uint32_t what) {
   return what <= OB_SAVED_NUMBERS || what == OB_SAVED_LADDERS;
 }
 
-/* Elements are numbered through all tensors; what fills tensors up has numbers of its own. */
+/* Elements are numbered across all tensors; the padding of tensors has numbers of its own. */
 enum ob_space { OB_ELEMENTS, OB_PADDING, OB_SPACES };
 
 /* Elements of a piece of a bucket or fragment. Those of each space are together, those of tensors
@@ -121,10 +121,10 @@ bool ob_has_section(const struct onebit_optimizer *optimizer, enum ob_stage stag
 /* The form in which numbers are stored. */
 enum ob_content {
   OB_CONTENT_FLOATS,
-  OB_CONTENT_PIECES,   /* floats, those of a piece where the bucket's parameters are */
+  OB_CONTENT_PIECES,   /* floats where the bucket's parameters are, piece by piece */
   OB_CONTENT_BFLOATS,  /* bfloat16 */
   OB_CONTENT_RESIDUAL, /* compensated values: what their scales leave out of them */
-  OB_CONTENT_SENT,     /* the same, and what was sent of them: signs times scales */
+  OB_CONTENT_SENT,     /* the same, plus what was sent of them: signs times scales */
   OB_CONTENT_MESSAGES  /* the latest messages that have come: signs times scales */
 };
 
@@ -133,7 +133,7 @@ struct ob_section {
   enum ob_saved what;
   enum ob_content content;
   const struct ob_bucket *bucket;
-  struct onebit_plan *plan; /* whose layout, residuals and messages these are */
+  struct onebit_plan *plan; /* the plan that has this layout, these residuals and messages */
   size_t first, end;
   /* Not of messages and pieces: the array, in memory of the bucket's executor; its first word. */
   void *values;
@@ -176,7 +176,8 @@ onebit_status_t ob_section_read(struct ob_reader *reader, const struct ob_sectio
 onebit_status_t ob_section_write(const struct ob_section *section, const struct ob_run *run,
                                  const float *values, float *scratch);
 
-/* The interval of `bounds`, count + 1 of them, that has this block: messages, shards. */
+/* Returns the index of the interval of `bounds` (count + 1 of them) that contains this block:
+ * messages, shards. */
 size_t ob_interval_of(const size_t *bounds, size_t stride, size_t count, size_t block);
 
 #endif

@@ -19,7 +19,7 @@ struct span {
 
 enum norm {
   NORM_PARAMETERS, /* or their master values */
-  NORM_MOMENTUM,   /* what the ranks share of it, or of what is exchanged in its place */
+  NORM_MOMENTUM,   /* what the ranks have in common of it, or of what is exchanged instead */
   NORM_RESIDUAL,   /* of what this rank sends */
   NORM_SIGNAL      /* of the latest exchange of bits, where this rank has a residual */
 };
@@ -75,8 +75,8 @@ static onebit_status_t add_squares(struct look *look, const struct ob_run *all) 
   return ONEBIT_OK;
 }
 
-/* Elements that make a step of more than ONEBIT_STEP_BOUND: what is exchanged is the step, or the
- * momentum, and then the variance is the reciprocals of the denominators. */
+/* Counts the elements whose step is larger than ONEBIT_STEP_BOUND: what is exchanged is either the
+ * step, or the momentum; then the variance holds the reciprocals of the denominators. */
 static onebit_status_t add_beyond(struct look *look, const struct ob_run *all) {
   const struct ob_run run = counted_run(look, all);
   const struct onebit_optimizer *optimizer = look->optimizer;

@@ -62,10 +62,10 @@ static void step_start(struct onebit_optimizer *optimizer, struct ob_bucket *buc
   if (optimizer->executor->prepare)
     ob_step_note(optimizer, optimizer->executor->prepare(optimizer, bucket, &call));
   onebit_status_t so_far =
-      ob_outcome_tell(&step->outcome); /* the plan tells of it in these words */
+      ob_outcome_tell(&step->outcome); /* the plan's error message contains it */
   onebit_plan_t plan = bits ? bucket->bits : bucket->dense;
   uint64_t bytes =
-      ob_plan_wire_bytes(plan); /* a call that is over may have moved it to another width */
+      ob_plan_wire_bytes(plan); /* a call that has ended may have moved it to another width */
   onebit_status_t status = ob_plan_start(plan, so_far, &call);
   optimizer->sent[bits ? OB_EXCHANGE_BITS : OB_EXCHANGE_DENSE] += bytes;
   bucket->started = status == ONEBIT_OK;
@@ -184,7 +184,7 @@ onebit_status_t ob_step_check_form(struct onebit_optimizer *optimizer, bool stre
                                optimizer->step.streamed ? "" : "out"));
 }
 
-/* Puts what is open behind the caller's stream from now on, where it is on one. */
+/* From now on puts the open step's work behind the caller's stream, if the step is on one. */
 static onebit_status_t step_follow(struct onebit_optimizer *optimizer, void *stream) {
   if (!optimizer->step.on_stream || !optimizer->executor->follow)
     return ONEBIT_OK;
@@ -206,7 +206,7 @@ void ob_step_revoke(struct onebit_optimizer *optimizer) {
     ob_plan_revoke(optimizer->buckets[u].bits);
 }
 
-/* Exchanges may be on a stream, though nothing comes of them. */
+/* Exchanges may still be on a stream, though their results are not used. */
 static onebit_status_t step_give_up(onebit_optimizer_t optimizer, onebit_status_t status) {
   ob_step_revoke(optimizer);
   if (optimizer->step.on_stream && optimizer->executor->finish)
@@ -232,8 +232,8 @@ static onebit_status_t update_dense(onebit_optimizer_t optimizer) {
   return ONEBIT_OK;
 }
 
-/* Updates after the exchange of a step, in its stage. A step that is made may still return a status
- * of this rank alone, whose own loss scale follows. */
+/* Updates after the exchange of a step, by its stage. A step that is made may still return a status
+ * of this rank alone, whose own loss scale changes by it. */
 static onebit_status_t step_update(onebit_optimizer_t optimizer) {
   if (optimizer->executor->join)
     OB_TRY(optimizer->executor->join(optimizer));
@@ -389,7 +389,8 @@ static onebit_status_t ready_check_tensor(const struct onebit_optimizer *optimiz
   return ONEBIT_OK;
 }
 
-/* Clipping wants all gradients before the first can leave; and the last bucket waits for step. */
+/* Clipping needs all gradients before the first bucket can be sent; and the last bucket waits for
+ * step. */
 static bool may_start(const struct onebit_optimizer *optimizer, const struct ob_bucket *bucket) {
   return optimizer->options.clip_norm == 0 && bucket->waiting == 0 && !bucket->started &&
          optimizer->step.started + 1 < optimizer->step.senders;

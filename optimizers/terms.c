@@ -189,7 +189,7 @@ static onebit_status_t hash_tensors(const struct onebit_optimizer *optimizer, un
   return ONEBIT_OK;
 }
 
-/* All ranks reach this, since they have received the same fingerprints of all tensors together. */
+/* All ranks reach this together, since each has received the same fingerprints of all tensors. */
 static onebit_status_t compare_find_tensor(const struct onebit_optimizer *optimizer,
                                            const uint64_t *hashes) {
   for (size_t t = 0; t < optimizer->tensor_count; t += TENSORS) {
@@ -294,7 +294,7 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer) {
   optimizer->squares = NULL;
 }
 
-/* The mean over the ranks of `own`. A rank without one has a status that says why. */
+/* Exchanges the mean over the ranks of `own`. A rank without a value has a status that says why. */
 static onebit_status_t weigh_exchange(struct onebit_optimizer *optimizer, onebit_status_t status,
                                       float own, float *mean) {
   struct onebit_plan *plan = optimizer->squares;
@@ -311,7 +311,8 @@ static onebit_status_t weigh_exchange(struct onebit_optimizer *optimizer, onebit
 
 /* --- The norm */
 
-/* Added up by tensor, so that no bit of it depends on what is exchanged together. */
+/* Adds squares tensor by tensor, so that the bits do not depend on which tensors are exchanged
+ * together. */
 static onebit_status_t square_sum(struct onebit_optimizer *optimizer, double *sum) {
   *sum = 0;
   for (size_t u = 0; u < optimizer->bucket_count; u++)

@@ -22,7 +22,7 @@ enum { MAX_RANKS = 4, STEPS = 14, TENSORS = 4 };
 static const size_t counts[TENSORS] = {3001, 33, 2048, 777};
 enum { ELEMENTS = 3001 + 33 + 2048 + 777 };
 
-/* The shared part of all cases of a run, and one rank's part. */
+/* The part of a run that all its cases share, and one rank's part. */
 struct group {
   const struct behaviour *what;
   int size, hosts;
@@ -102,7 +102,7 @@ static const struct {
                METHOD(momentum),
                METHOD(momentum_warmup)};
 
-/* A model: its parameters and gradients, and the optimizer of them. */
+/* A model: its parameters, its gradients, and its optimizer. */
 struct model {
   char *parameters, *gradients;
   onebit_tensor_t tensors[TENSORS];

@@ -1,4 +1,4 @@
-/* Arrays for kernels of codecs, and what they wrote. */
+/* Arrays for kernels of codecs, and their contents after a kernel. */
 #define _DEFAULT_SOURCE
 #include "tests/codec_cases.h"
 

@@ -143,9 +143,9 @@ static void streams_create(struct streams *streams, const struct codec_case *c, 
   }
 }
 
-/* A reduction, after an update of Lion: the direction is zero where the momentum and the sum of the
- * streams are. Of levels the residual is an error as such, whose scale is 0, and the message is
- * made of it later. */
+/* Runs a reduction after an update of Lion: the direction is zero where the momentum and the sum of
+ * the streams are. With levels the residual is stored without a scale, and the message is made of
+ * it later. */
 static void run_reduce(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                        unsigned width, bool lion, struct result *result) {
   const bool bits = width == 1 || lion, mean = width == 1 && c->values == VALUES_EDGES && !lion;
@@ -176,7 +176,7 @@ static void run_reduce(const struct codec_case *c, const struct ob_codec *codec,
     array_destroy(&streams.fields[s]);
 }
 
-/* The sum of streams, and the first of them alone. */
+/* Runs the sum of several streams, and then that of the first one alone. */
 static void run_sum(const struct codec_case *c, const struct ob_codec *codec, size_t count,
                     unsigned width, struct result *result) {
   struct guarded_array plain = input_create(c, 6), stored = input_create(c, 8);
@@ -211,7 +211,7 @@ static void run_sums(const struct codec_case *c, const struct ob_codec *codec, u
     run_sum(c, codec, stream_counts[s], width, result);
 }
 
-/* A block's values become levels, as blocks.c has it. */
+/* Quantises a block to levels, as blocks.c does. */
 static void quantise_case(const struct codec_case *c, const struct ob_codec *codec, unsigned width,
                           onebit_scale_t rule, bool stream, const float *kept, float sum,
                           struct result *result) {
@@ -233,7 +233,8 @@ static void quantise_case(const struct codec_case *c, const struct ob_codec *cod
   result_add_array(result, &fields, finite ? words_of(c->count) * width * sizeof(uint32_t) : 0);
 }
 
-/* The error is kept as such: its scale is 0. The momentum is of the same width. */
+/* Runs compression to levels: the residual is stored without a scale, and the momentum has the same
+ * width. */
 static void run_compress_levels(const struct codec_case *c, const struct ob_codec *codec,
                                 unsigned width, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),

@@ -11,8 +11,7 @@
 
 struct golden {
   const char *name;
-  /* Digests (64-bit FNV-1a) of all messages as sent, of the residuals at the end, and of the
-   * results. */
+  /* Digests (64-bit FNV-1a) of all messages sent, of the final residuals, and of the results. */
   uint64_t messages, residuals, results;
 };
 

@@ -177,7 +177,8 @@ static onebit_plan_t plan_of(MPI_Comm comm) {
   return plan;
 }
 
-/* The residual of all calls together, of the mean: mean of the workers' errors and the servers'. */
+/* Adds up the residual of all calls, of the mean: the mean of the workers' residuals plus the
+ * servers'. */
 static void owed(MPI_Comm comm, double *owes) {
   onebit_plan_t plan = plan_of(comm);
   float *worker = allocate(COUNT, sizeof *worker), *server = allocate(COUNT, sizeof *server);
@@ -308,7 +309,7 @@ static void move_a_buffer(int before, bool everywhere) {
   if (mine)
     moving.receive[1] = allocate(COUNT, sizeof(float));
   steps(&moving, 3);
-  bool known = everywhere && before == 1; /* nobody knows it, so it is a new tensor's */
+  bool known = everywhere && before == 1; /* no rank knows it, so it belongs to a new tensor */
   /* Ranks that follow a loop know the tensor by its position. */
   check_tally(moving.comm, known ? TENSORS + 1 : TENSORS, before == 1 && !everywhere);
   if (mine)
@@ -330,8 +331,8 @@ static void change_a_count(void) {
   MPI_Comm_free(&moving.comm);
 }
 
-/* One call of a step is left out, and the others look like each other: ranks that follow take one
- * for the other, notice it by the buffers, and do not go on so. */
+/* Leaves out one call of a step whose other calls look alike: ranks that follow take one call for
+ * the other, notice it by the buffers, and stop following. */
 static void leave_one_out(void) {
   struct moving moving = make_moving(duplicate());
   steps(&moving, 9);
@@ -386,7 +387,7 @@ static void never_the_same(void) {
   MPI_Comm_free(&comm);
 }
 
-/* Noise leaves an error that the next call would carry; a buffer that is forgotten has none. */
+/* Noise leaves a residual that the next call would add; a buffer that is forgotten has none. */
 static void forget(int before) {
   struct moving moving = make_moving(duplicate());
   int rank = rank_of(moving.comm);

@@ -62,9 +62,9 @@ static void end(struct flight *flight, int t, bool test) {
 
 static bool is_spoilt(int t, int spoilt) { return spoilt >= 0 && t % 2 == spoilt; }
 
-/* Ranks wait in different orders, and each with a way of its own, in learning and in following. One
- * value of two tensors is not finite on one rank: their sums are not either, and the others are
- * right. */
+/* Ranks wait in different orders, each in its own way, while calls are learned and while they are
+ * followed. A value of two tensors is not finite on one rank: their sums are not finite either, and
+ * all other sums are right. */
 static void wait_in_any_order(struct flight *flight, int steps) {
   int rank = rank_of(flight->comm);
   for (int step = 0; step < steps; step++) {
@@ -86,8 +86,8 @@ static void wait_in_any_order(struct flight *flight, int steps) {
   }
 }
 
-/* A rank moves the send buffers of tensors in turn, so that two of those in flight fall; and
- * blocking calls of the library and of MPI come in between. */
+/* A rank moves the send buffers of tensors in turn, so that two of the calls in flight are
+ * withdrawn; blocking calls of the library and of MPI are made in between. */
 static void withdraw_in_flight(struct flight *flight) {
   int rank = rank_of(flight->comm), size = size_of(flight->comm);
   float *other = allocate(COUNT, sizeof *other);
@@ -131,7 +131,8 @@ RankedTest(mpi_calls_requests, are_done_in_any_order) {
   MPI_Comm_free(&flight.comm);
 }
 
-/* Two communicators: a rank waits for the one first, another for the other, and both fall. */
+/* Two communicators: one rank waits for the first one first, another rank for the second, and both
+ * calls are withdrawn. */
 RankedTest(mpi_calls_requests, on_several_communicators_do_not_wait_for_each_other) {
   struct flight flights[2] = {make_flight(duplicate()), make_flight(duplicate())};
   for (int step = 0; step < 12; step++)

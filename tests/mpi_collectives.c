@@ -68,7 +68,8 @@ static void run_scenarios(MPI_Comm comm) {
   flight_release(flight);
 }
 
-/* Half of the ranks, in the opposite order. The library keeps a duplicate: ours may go at once. */
+/* Creates a communicator of half of the ranks, in reverse order. The library keeps a duplicate, so
+ * ours may be freed at once. */
 static onebit_comm_t make_half(int world_rank) {
   MPI_Comm half;
   onebit_comm_t comm = NULL;
@@ -81,8 +82,8 @@ static onebit_comm_t make_half(int world_rank) {
 #define COUNT 3000
 #define TURNS 10
 
-/* One request on each of two communicators, waited for in the order that suits the rank: nobody may
- * block on the one while another rank needs the other to move. */
+/* Starts a request on each of two communicators, and waits in an order that differs between ranks:
+ * a rank must not block on one of them while another rank needs progress on the other. */
 static void wait_across_communicators(int world_rank) {
   onebit_comm_t comms[2] = {NULL, make_half(world_rank)};
   onebit_plan_t plans[2];
@@ -163,8 +164,8 @@ static void check_inter_communicator(int rank, int size) {
   MPI_Comm_free(&half);
 }
 
-/* The first, the second, ... allocation of a rank fails while a communicator is made: the others
- * learn of it. */
+/* Fails the first, the second, ... allocation of a rank while a communicator is created: the other
+ * ranks get an error. */
 static void check_memory(int rank, int size) {
   for (int culprit = 0; culprit < size; culprit++)
     for (long n = 1, done = 0; !done; n++) {
@@ -200,7 +201,7 @@ Test(mpi_errors, reach_all_ranks) {
     for (int guilty = 0; guilty < size; guilty++) {
       struct culprit culprit = {.rank = guilty};
       on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
-      culprit.clip_norm = 1.5; /* there is one exchange more */
+      culprit.clip_norm = 1.5; /* clipping adds an exchange */
       if (k < 3)
         on_mpi_ranks(MPI_COMM_WORLD, scenarios[k], &culprit);
     }

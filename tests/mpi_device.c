@@ -39,7 +39,7 @@ static onebit_device_t device_of(enum job job, int rank) {
   return device ? ONEBIT_DEVICE_CUDA : ONEBIT_DEVICE_HOST;
 }
 
-/* Room where the plan wants its buffers. */
+/* Allocates memory where the plan needs its buffers. */
 static void *allocate_on(onebit_device_t device, size_t bytes) {
   void *memory = NULL;
   if (device == ONEBIT_DEVICE_HOST)
@@ -80,7 +80,7 @@ static const struct plan_case plan_cases[] = {
     {PLAN(EXCHANGE, .profile = ONEBIT_PROFILE_DEEPSPEED), "deepspeed"},
 };
 
-/* The results of all steps. A call without a stream, then one on a stream, in turn. */
+/* Gets the results of all steps: calls without a stream and calls on a stream, in turn. */
 static void run_plan(onebit_comm_t comm, const struct plan_case *what, enum job job,
                      unsigned char *results) {
   onebit_plan_options_t options = what->options;
@@ -131,7 +131,8 @@ Test(mpi_device, plans_equal_the_host) {
   mpi_end();
 }
 
-/* A device by itself cuts longer messages than a processor; where both take part it cuts theirs. */
+/* Returns the number of messages. A device alone cuts longer messages than a processor; together
+ * both use the processor's. */
 static size_t messages_of(onebit_comm_t comm, enum job job) {
   const size_t count = 500000 * (size_t)onebit_comm_size(comm);
   onebit_plan_options_t options = {.size = sizeof options, EXCHANGE};

@@ -122,7 +122,7 @@ RankedTest(mpi_optimizers, zero_one_adam) {
 
 enum { SAVED_AT = 5, STEPS = 9 };
 
-/* Every rank has the parts of all of them. */
+/* Gives every rank the parts of all ranks. */
 static void share_parts(struct saved_parts *parts) {
   int size;
   MPI_Comm_size(MPI_COMM_WORLD, &size);

@@ -20,7 +20,7 @@ static int class_of(int code) {
   return class;
 }
 
-/* The call must give an error of this class, and a message that has `part` in it. */
+/* Requires that the call returns an error of this class, with a message that contains `part`. */
 #define WRONG_MPI(function, arguments, wanted, part)                                               \
   WRONG_VALUE(function, arguments, class_of(function arguments) == (wanted), part)
 
@@ -56,7 +56,7 @@ static void wrong_arguments(MPI_Comm comm) {
   WRONG_MPI(ONEBIT_Forget, (send, MPI_COMM_NULL), MPI_ERR_COMM, "comm is MPI_COMM_NULL");
 }
 
-/* Every call refuses a value that is no valid request. */
+/* Checks that every call refuses a value that is no valid request. */
 static void wrong_handle(ONEBIT_Request request, const char *part) {
   int flag;
   WRONG_MPI(ONEBIT_Start, (&request), MPI_ERR_REQUEST, part);
@@ -245,7 +245,7 @@ static int wait_dense(MPI_Comm comm, const float *from, float *to, int count) {
 
 typedef int calling(MPI_Comm comm, const float *from, float *to, int count);
 
-/* The last rank comes when the others have their errors: it gets one as well. */
+/* The last rank calls after the others got their errors: it gets one as well. */
 static void miss_the_last(calling *call, bool late_fails) {
   int rank = rank_of(MPI_COMM_WORLD), last = size_of(MPI_COMM_WORLD) - 1;
   MPI_Comm comm = duplicate();
@@ -270,7 +270,7 @@ static void miss_the_last(calling *call, bool late_fails) {
   MPI_Barrier(MPI_COMM_WORLD); /* so that the last rank has heard of it */
   CHECK(sum(comm, from, to, COUNT + 2) != MPI_SUCCESS, "the communicator works again");
   MPI_Barrier(MPI_COMM_WORLD);
-  /* The buffers and the communicator are MPI's until it ends. */
+  /* now the last rank has been told */
 }
 
 RankedTest(mpi_calls_waits, an_agreement_on_which_a_rank_never_comes) {

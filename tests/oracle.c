@@ -283,8 +283,8 @@ static void keep_worker_errors(struct oracle *oracle) {
     oracle->worker_error[i] = oracle->compensated[i] - oracle->decoded[i];
 }
 
-/* The mean over the ranks of what they sent, in rank order, with the division folded into the
- * scales. */
+/* Returns the mean over the ranks of the values that they sent, in rank order; the division is part
+ * of the scales. */
 static void average(const struct oracle *oracle, float *mean) {
   for (size_t i = 0; i < oracle->elements; i++) {
     float sum = oracle->parts[i];
@@ -372,7 +372,7 @@ bool oracle_exchange(struct oracle *oracle, const float *const *inputs, float *r
   return true;
 }
 
-/* Everyone's values, one after the other. */
+/* Concatenates the values of all ranks. */
 static bool gather_dense(const struct oracle *oracle, const float *const *inputs, float *result) {
   for (size_t r = 0; r < (size_t)oracle->size; r++)
     for (size_t i = 0; i < oracle->valid; i++) {

@@ -60,7 +60,7 @@ struct oracle {
   size_t elements;     /* with the padding of profile deepspeed */
   size_t result_count; /* elements of all ranks' results together, or of the common result */
   /* The results' type: in an exchange (profile default) and an allgather scales are rounded to it
-   * before they are sent, so that the residual has what rounding takes. oracle_call sets it. */
+   * before they are sent, so that the residual includes the rounding error. oracle_call sets it. */
   onebit_dtype_t result_dtype;
   bool common_scale; /* one scale for all runs of a worker buffer, and of a server share */
   struct oracle_run *runs;
@@ -103,8 +103,8 @@ void oracle_keep(struct oracle *oracle);
 /* Sets all residuals to zero. */
 void oracle_forget(struct oracle *oracle);
 
-/* The part of the worker residual that a rank keeps: all of it, except in the hierarchical
- * schedule. */
+/* Returns where the part of the worker residual that a rank keeps begins: it is all of it, except
+ * in the hierarchical schedule. */
 size_t oracle_worker_first(const struct oracle *oracle, int rank);
 size_t oracle_worker_count(const struct oracle *oracle, int rank);
 const float *oracle_worker_error(const struct oracle *oracle, int rank);
@@ -125,7 +125,7 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
 struct oracle_weigher {
   onebit_optimizer_options_t options; /* with the defaults of what is used here filled in */
   int ranks;
-  size_t share; /* not 0: all tensors are one buffer, of which a rank reduces `share` elements */
+  size_t share; /* not 0: all tensors form one buffer, of which a rank reduces `share` elements */
   double loss_scale, norm; /* norm: of the latest step that was weighed, with clipping */
   size_t good_steps;       /* since the loss scale changed */
 };

@@ -295,7 +295,7 @@ static void warm_up(struct oracle_adam *adam, float learning_rate) {
     oracle_freeze(adam);
 }
 
-/* One rank of profile deepspeed has nobody to exchange with and keeps its momentum exact. */
+/* True for one rank in profile deepspeed, which exchanges nothing and keeps its momentum exact. */
 static bool is_alone(const struct oracle_adam *adam) { return deepspeed(adam) && adam->size == 1; }
 
 float oracle_own_gradient(const struct oracle_adam *adam, const float *const *gradients, size_t w,
@@ -384,7 +384,7 @@ static float own_share(const void *context, const struct oracle_exchange *exchan
   return given->adam->gradient_factor * given->gradients[w][i];
 }
 
-/* mean becomes the momentum, `step` the step, in the order of the exchange. */
+/* Stores mean as the momentum and `step` as the step, in the order of the exchange. */
 static void serve_share(const struct oracle_adam *adam, const struct oracle_exchange *exchange,
                         float *mean, float *step) {
   float b1 = (float)adam->options.beta1, w1 = (float)(1.0 - adam->options.beta1);
@@ -398,8 +398,8 @@ static void serve_share(const struct oracle_adam *adam, const struct oracle_exch
     }
 }
 
-/* Every worker's gradients to the servers, which keep the momentum. In mode STEP the steps come
- * back in bits. */
+/* Sends every worker's gradients to the servers, which keep the momentum. In mode STEP the steps
+ * are sent back in bits. */
 static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchange *exchange,
                             const struct given *given) {
   float **inputs = oracle_inputs(adam, exchange, own_share, given);

@@ -14,7 +14,7 @@ static struct oracle_adam *create_adam(int size, int hosts, const onebit_tensor_
   return oracle_adam_create(size, hosts, tensors, count, &adam);
 }
 
-/* Its messages are of more bits, and each block has its own scale. */
+/* Creates an Adam whose messages have more bits, with a scale for each block. */
 static struct oracle_adam *create_warm(int size, int hosts, const onebit_tensor_t *tensors,
                                        size_t count,
                                        const onebit_efficient_adam_options_t *options) {
@@ -175,8 +175,8 @@ static size_t *find_tensors(const struct oracle_adam *state,
   return tensor;
 }
 
-/* The mean moment of every so many words of 32, from word `start` on, of elements first .. end - 1:
- * every lane's sum, and then the sum of lanes. */
+/* Returns the mean moment of a sample of words of 32 elements, from word `start` on, within
+ * elements first .. end - 1: each lane is summed, and then the lanes. */
 static float mean_of_sample(const float *moment, size_t first, size_t end, size_t start,
                             size_t step) {
   size_t words = 0, total = (end - first + 31) / 32;
@@ -266,7 +266,8 @@ static bool exchange_all(struct oracle_efficient_adam *oracle) {
   return done;
 }
 
-/* The norm of the parameters over that of the step: of its bits two thirds count. */
+/* Returns the norm of the parameters over that of the step, in which the momentum has the factor
+ * 2/3. */
 static double trust_ratio(struct oracle_lamb *lamb, size_t k) {
   const struct oracle_adam *state = lamb->state;
   for (size_t i = state->first[k]; i < state->first[k] + state->count[k]; i++)

@@ -41,7 +41,7 @@ static size_t padded(size_t count, size_t ranks) {
   return (count + quantum - 1) / quantum * quantum;
 }
 
-/* The exchange of all tensors that are compressed, instead of one of each. */
+/* Returns one exchange of all compressed tensors, instead of one for each tensor. */
 static struct oracle_exchange join(struct oracle_adam *state) {
   struct oracle_exchange all = {.tensor = zeros(state->tensors, sizeof(size_t))};
   for (size_t k = 0; k < state->tensors; k++)
@@ -59,7 +59,7 @@ static struct oracle_exchange join(struct oracle_adam *state) {
   return all;
 }
 
-/* The padding is a tensor of its own there. */
+/* Adds the padding as a tensor of its own. */
 static void fuse(struct oracle_lamb *lamb) {
   struct oracle_adam *state = lamb->state;
   struct oracle_exchange all = join(state);
@@ -151,8 +151,8 @@ static double squares_there(const struct oracle *oracle, size_t before, size_t c
   return oracle_total(&sum);
 }
 
-/* The squares of a tensor that is in no exchange: in blocks, or in runs where a scale would cover
- * more. */
+/* Returns the sum of squares of a tensor that is in no exchange: by blocks, or by runs if one scale
+ * covered more than a block. */
 static double squares_alone(const struct oracle_lamb *lamb, size_t count, const float *values) {
   size_t length = lamb->state->options.common.block_size;
   struct oracle_sum sum = {0};
@@ -286,7 +286,7 @@ static void receive(struct oracle_lamb *lamb, const struct oracle_exchange *exch
     lamb->padding[i] = result[at++];
 }
 
-/* One rank of profile deepspeed has nobody to exchange with. */
+/* One rank in profile deepspeed exchanges nothing. */
 static bool exchange_tensors(struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                              const float *const *gradients) {
   size_t size = (size_t)lamb->state->size;

@@ -112,7 +112,7 @@ void oracle_lay_out(struct oracle *oracle, const size_t *counts, size_t tensors)
     lay_out_segments(oracle, counts[0], options->operation == ONEBIT_ALLGATHER ? 1 : oracle->size);
 }
 
-/* The share that a rank serves: of segment l, that of its host. */
+/* Returns the share that a rank serves: in segment l, its host's. */
 static int share_of(const struct oracle *oracle, int rank) {
   return rank % oracle->each * oracle->size + rank / oracle->each;
 }

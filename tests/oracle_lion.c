@@ -98,8 +98,9 @@ static float direction(struct oracle_lion *lion, size_t i, float mean) {
   return (float)beta1 * before + (float)(1.0 - beta1) * mean;
 }
 
-/* Steps of one scale: of a block, or with one scale a buffer of all that a rank serves. Elements
- * without a direction take turns; where none has one, all stay. */
+/* Computes steps with one scale for each block, or with one scale for all that a rank serves.
+ * Elements without a direction alternate between + and -; where no element has a direction, none
+ * moves. */
 static void serve(const struct oracle_run *runs, size_t count, const float *directions,
                   float *steps) {
   float most = 0.0f;

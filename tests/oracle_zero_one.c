@@ -11,8 +11,8 @@ static bool deepspeed(const struct oracle_zero_one *oracle) {
 
 /* --- The exchanged values */
 
-/* values[r]: of rank r. Each worker's: that of its rank, or the mean of its ranks'. False when one
- * of them is not finite. */
+/* Reads values[r], those of rank r, into each worker: a rank's own, or the mean of a host's ranks.
+ * False if one of them is not finite. */
 static bool take_in(struct oracle_zero_one *oracle, const float *const *values, float factor) {
   bool finite = true;
   for (size_t w = 0; w < (size_t)oracle->workers; w++)
@@ -93,7 +93,8 @@ static float denominator_of(const struct oracle_zero_one *oracle, float variance
   return sqrtf(variance) * variance_correction(oracle, updates) + (float)oracle->options.epsilon;
 }
 
-/* A movement in steps of these rates, each within ONEBIT_STEP_BOUND but in profile deepspeed. */
+/* Bounds a movement: the sum of steps at these rates, each at most ONEBIT_STEP_BOUND except in
+ * profile deepspeed. */
 static float bounded(const struct oracle_zero_one *oracle, float movement, float rates) {
   float most = ONEBIT_STEP_BOUND * rates;
   return deepspeed(oracle) ? movement : fmaxf(-most, fminf(most, movement));
@@ -104,7 +105,8 @@ static float bounded(const struct oracle_zero_one *oracle, float movement, float
   for (size_t r = 0; r < (size_t)(oracle)->ranks; r++)                                             \
     for (size_t i = (oracle)->first[k]; i < (oracle)->first[k] + (oracle)->count[k]; i++)
 
-/* Adam on mean gradients. Ranks have the same variance: it moves on with the last of them. */
+/* Makes a step of Adam with mean gradients. All ranks have the same variance: it is updated for the
+ * last of them. */
 static void dense_step(struct oracle_zero_one *oracle, size_t k, float learning_rate,
                        size_t updates) {
   float b2 = (float)oracle->options.beta2, w2 = (float)(1.0 - oracle->options.beta2);
@@ -135,7 +137,7 @@ static void bits_step(struct oracle_zero_one *oracle, size_t k, float learning_r
   }
 }
 
-/* One element of one rank on its own: what it would come to. */
+/* The state that one element of one rank would get in a step. */
 struct moved {
   float momentum, move;
 };
@@ -163,7 +165,7 @@ static void local_step(struct oracle_zero_one *oracle, size_t k, const float *co
   }
 }
 
-/* wd L', where that is not part of what is exchanged. */
+/* Returns wd L', if weight decay is not part of what is exchanged. */
 static float anchor_decay(const struct oracle_zero_one *oracle, size_t k, float learning_rate) {
   float rates = (float)(oracle->rates + (double)learning_rate);
   return deepspeed(oracle) ? 0.0f : oracle->weight_decay[k] * (rates * oracle->factor[k]);

@@ -18,7 +18,7 @@ struct oracle_zero_one_clock {
   bool local;
 };
 
-/* With `deepspeed`, a call that makes no step has been counted already. */
+/* With `deepspeed` the clock starts after the first call, which makes no step. */
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed);
 

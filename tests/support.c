@@ -16,7 +16,8 @@ const size_t test_counts_count = sizeof test_counts / sizeof test_counts[0];
 const char *const test_codecs[] = {"scalar", "avx2", "avx512", "neon"};
 const size_t test_codecs_count = sizeof test_codecs / sizeof test_codecs[0];
 
-/* Failures of all threads. The first few are told; a broken kernel fails thousands. */
+/* The number of failures that are printed, over all threads: a broken kernel fails thousands of
+ * times. */
 #define FAILURES_TOLD 5
 static pthread_mutex_t failures_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t failures;

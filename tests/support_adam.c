@@ -116,7 +116,7 @@ static double norm_of(const float *values, size_t count) {
   return sqrt(sum);
 }
 
-/* The norm of the share that a rank serves, of all exchanges. */
+/* Returns the norm of the share that a rank serves, over all exchanges. */
 static double share_norm(const struct oracle_adam *adam, int rank) {
   double sum = 0.0;
   for (size_t k = 0; k < adam->exchange_count; k++) {
@@ -174,7 +174,7 @@ static bool is_poisoned(const struct adam_case *what, int step) {
   return what->poison != 0.0f && step >= what->poisoned_from;
 }
 
-/* Rank r's gradients of a step, as the oracle is given them. */
+/* Computes rank r's gradients of a step in the oracle's form. */
 static void oracle_gradient(const struct adam_case *what, const struct learner *learner,
                             double loss_scale, int rank, int step, float *gradient) {
   adam_gradient(what, gradient, learner->total, rank, step);
@@ -185,7 +185,7 @@ static void oracle_gradient(const struct adam_case *what, const struct learner *
       memset(gradient + learner->first[k], 0, learner->tensors[k].count * sizeof(float));
 }
 
-/* The kinds: their oracles, and where these have what is an Adam's. */
+/* The kinds: their oracles, and which part of these is an Adam's. */
 #define KIND(kind, of, row, state_of)                                                              \
   static void *kind##_oracle(int size, int hosts, const onebit_tensor_t *tensors, size_t count,    \
                              const void *options) {                                                \
@@ -298,7 +298,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
   const onebit_adam_options_t *options = &run->what->options;
   const onebit_optimizer_info_t info = optimizer_info(optimizer);
   const uint64_t made = (uint64_t)step + 1;
-  /* One rank of profile deepspeed has nobody to exchange with. */
+  /* One rank in profile deepspeed exchanges nothing. */
   bool alone = options->common.profile == ONEBIT_PROFILE_DEEPSPEED && run->what->size == 1;
   const uint64_t dense = wanted->compressed && !alone ? wanted->freeze_step : made;
   CHECK(strcmp(info.name, kind_of(run->what)->name) == 0, "the name is %s", info.name);
@@ -328,7 +328,7 @@ static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer,
           step, info.variance_ratio, wanted->variance_ratio);
 }
 
-/* A permutation that is another one for each rank and step. */
+/* Shuffles the order, differently for each rank and step. */
 static void shuffle(size_t *order, size_t count, int rank, int step) {
   uint64_t state = (uint64_t)rank * 1009 + (uint64_t)step * 31 + 7;
   for (size_t i = count; i > 1; i--) {

@@ -10,9 +10,8 @@ static const size_t chunk_sizes[] = {0, 32, 4096, 0, 2048};
 #define SCALES 2
 #define DTYPES 3
 
-/* A number below `limit` that depends on the case and on what is drawn, the same in every run: it
- * spreads the options that are not multiplied out evenly over the cases. (Knuth's multiplicative
- * hash.) */
+/* Draws a number below `limit` from the case and from `what`, the same in every run: it spreads
+ * options that are not multiplied out evenly over the cases. (Knuth's multiplicative hash.) */
 static size_t drawn(size_t number, size_t what, size_t limit) {
   uint32_t hash = (uint32_t)(number * 8 + what) * 2654435761u;
   return (hash >> 16) % limit;
@@ -74,8 +73,8 @@ static size_t combinations(int size, enum extent extent, size_t count) {
   return extent == EVERY_OPTION ? BLOCK_SIZES * SCALES * DTYPES : BLOCK_SIZES * SCALES;
 }
 
-/* More than one bit an element: the widths in turn, and what such messages have of blocks and
- * scales. */
+/* Gives a case more than one bit an element: each width in turn, and the block sizes and scales
+ * that such messages can have. */
 static void widen(struct collective_case *what, size_t number, size_t k) {
   static const int widths[] = {8, 2, 4};
   what->options.bits = widths[k % 3];
@@ -83,7 +82,7 @@ static void widen(struct collective_case *what, size_t number, size_t k) {
   what->options.scale = drawn(number, 6, 3) ? ONEBIT_SCALE_RMS : ONEBIT_SCALE_LARGEST;
 }
 
-/* A case of that type, where all of them are wanted. */
+/* Adds a case of that type, if all types are wanted. */
 static struct collective_case *add_kind(struct table *table, onebit_operation_t operation,
                                         size_t count, size_t dtypes, size_t dtype) {
   struct collective_case *what = add(table, operation, count);
@@ -92,8 +91,8 @@ static struct collective_case *add_kind(struct table *table, onebit_operation_t 
   return what;
 }
 
-/* Dense messages of all operations, and what only the allreduce knows: profile deepspeed, and the
- * control without error feedback. */
+/* Adds dense messages of all operations, and what only the allreduce has: profile deepspeed, and
+ * the control without error feedback. */
 static void add_other_kinds(struct table *table, size_t count, enum extent extent) {
   size_t dtypes = extent == FEW || count > 10000 ? 1 : DTYPES;
   for (size_t k = 0; k < dtypes; k++) {

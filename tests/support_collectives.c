@@ -139,7 +139,7 @@ static void free_buffers(struct buffers *buffers) {
     guarded_destroy(&buffers->receive_memory);
 }
 
-/* A blocking call, or a request that is tested a few times and then waited for. */
+/* Makes a blocking call, or starts a request, tests it a few times, and waits for it. */
 static onebit_status_t call_once(const struct collective_case *what, const struct buffers *buffers,
                                  onebit_plan_t plan, bool nonblocking) {
   onebit_operation_t operation = what->options.operation;
@@ -222,7 +222,7 @@ void collective_each(const char *name, size_t thinner, struct collective_case *c
   free(cases);
 }
 
-/* Cases that go over one communicator, one after the other. */
+/* Cases that use one communicator, one after the other. */
 struct list {
   struct collective_run *runs;
   size_t count;
@@ -356,7 +356,7 @@ static void check_same(const struct same *same, int size, int bits, uint64_t has
           call, bits, k, (double)same->all[2 * k], (double)same->all[2 * k + 1]);
 }
 
-/* The bits at the end of each third, and what a call says that it sends. */
+/* Checks the bits at the end of each third, and how many bytes a call says that it sends. */
 static void check_climb(onebit_plan_t plan, int call, bool alone) {
   const onebit_plan_info_t info = plan_info(plan);
   if (call + 1 == LADDER_ORDINARY)

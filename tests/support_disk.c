@@ -18,10 +18,10 @@ enum event_kind { MADE, RENAMED, REMOVED };
 
 struct event {
   enum event_kind kind;
-  char path[PATH], to[PATH], residual[PATH]; /* kept: a link to what was there, or "" */
+  char path[PATH], to[PATH], residual[PATH]; /* kept: a link to the former file, or "" */
 };
 
-/* Files that are open, and whether bytes of them are not synced. */
+/* Open files, and whether all their bytes are synced. */
 struct open_file {
   int number; /* 0: none */
   char path[PATH];
@@ -219,7 +219,7 @@ static int sync_disk(int number) {
   return result;
 }
 
-/* Closed is not synced: what is lost when the power ends is lost all the same. */
+/* A file that is closed but not synced loses its bytes at a power failure. */
 static int close_disk(int number) {
   pthread_mutex_lock(&lock);
   bool fails = happens();

@@ -33,7 +33,7 @@ enum disk_fault {
   DISK_CUT_LATE,  /* likewise; and a name that was changed stays changed */
   DISK_FULL,      /* the call fails: ENOSPC */
   DISK_BROKEN,    /* it fails, and so do all that follow: EIO */
-  DISK_SLOW       /* no call does all that it is asked for at once, and some are interrupted */
+  DISK_SLOW       /* no call does at once all that is asked of it, and some are interrupted */
 };
 
 /* The fault is set from now on. `shadow` is a directory beside, for files that may be lost. A

@@ -50,7 +50,7 @@ static onebit_status_t call_mistaken(const struct collective_case *what, enum mi
   return status;
 }
 
-/* All mistakes, each between two good calls. */
+/* Makes all mistakes, each between two correct calls. */
 static void check_mistakes(onebit_comm_t comm, int culprit, struct collective_run *run) {
   static const char *const names[] = {"sendbuf", "recvbuf", "sendbuf",
                                       "recvbuf", "overlap", "overlap"};

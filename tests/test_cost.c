@@ -74,7 +74,7 @@ static void check_choice(const struct ob_costs *costs, struct ob_cost_task task,
   cr_assert(ob_cost_possible(&task, choice.schedule, choice.wire));
   cr_assert_eq(choice.seconds,
                ob_cost_seconds(costs, &task, choice.schedule, choice.wire, choice.chunk));
-  /* But for two per cent, within which a chunk is as good as another. */
+  /* The choice may be 2 % slower: chunk sizes within 2 % count as equally good. */
   cr_assert_leq(0.98 * choice.seconds, ob_cost_seconds(costs, &task, schedule, wire, 65536),
                 "%s is better than what was chosen:\n%s", ob_cost_schedule_name(schedule),
                 choice.text);

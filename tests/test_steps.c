@@ -204,7 +204,7 @@ Test(still, elements_without_variance_stay_and_begin_without_a_jump) {
 
 enum { STILL = 2048 * 3 };
 
-/* The first blocks have gradients, the last one none; nor has any for some steps. */
+/* The first blocks have gradients and the last block has none; in some steps no block has any. */
 static void stay(onebit_comm_t comm, void *context) {
   static const size_t block_sizes[] = {0, 64};
   (void)context;

@@ -262,7 +262,8 @@ double ob_cost_factor(const struct ob_costs *costs, const struct ob_cost_task *t
   return k + 1 < count ? cost_measured_between(curve, k, bytes) : curve->point[k].value;
 }
 
-/* Below half of the smallest size the model knows as much: there is hardly more than a message. */
+/* Sizes below half of the smallest measured one use the model: they are hardly more than one
+ * message. */
 size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost_task *task,
                               size_t candidate) {
   const struct ob_cost_candidate *which = &ob_cost_candidates[candidate];

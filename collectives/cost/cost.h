@@ -41,8 +41,8 @@ struct ob_cost_candidate {
 enum { OB_COST_CANDIDATES = 5, OB_COST_POINTS = 16 };
 extern const struct ob_cost_candidate ob_cost_candidates[OB_COST_CANDIDATES];
 
-/* A curve over the bytes, as float32, of allreduces' buffers, ascending: a factor, measured/model,
- * or the elements of the messages that were fastest. */
+/* A curve over the bytes (as float32) of allreduce buffers, ascending: either a factor measured /
+ * model, or the chunk size (elements) that was fastest. */
 struct ob_cost_curve {
   double count; /* of points */
   struct {
@@ -66,7 +66,7 @@ struct ob_costs {
   /* Seconds an element: compress; reduce and one stream more of it; decode to the caller's buffer;
    * read dense input into a message or shared memory; add a dense stream; write dense output. */
   double compress, reduce, reduce_stream, apply, load, add, convert;
-  double call; /* seconds a call takes on each rank whatever its size */
+  double call; /* seconds that a call takes on each rank, whatever its size */
   /* The part of between.bandwidth that a compressed exchange reaches; the codec's times within an
    * exchange over those alone; of the smaller of wire and cores, the part that does not hide behind
    * the larger, since MPI moves messages only when it is called. All are fitted. */
@@ -78,11 +78,11 @@ struct ob_costs {
   double oversubscribed;
   double cores_per_host; /* 0: as many as ranks */
   double cores_shared;   /* cores that all hosts share, being one machine; 0: each has its own */
-  double hosts, ranks_per_host; /* what was measured; 0: nothing was */
-  double residual; /* of the fit: root mean square of log(predicted/measured); 0: none */
+  double hosts, ranks_per_host; /* the cluster that was measured; 0: nothing was */
+  double residual; /* root mean square of log(predicted / measured) of the fit; 0: no fit */
   struct ob_cost_measured measured;
   char codec[OB_COST_CODEC_CAPACITY];
-  char source[OB_COST_SOURCE_CAPACITY]; /* where they come from */
+  char source[OB_COST_SOURCE_CAPACITY]; /* the origin of these costs */
 };
 
 /* The call to be made, and the choices that it leaves. */
@@ -100,7 +100,7 @@ struct ob_cost_task {
   size_t chunk;               /* elements in a message; 0: any */
 };
 
-/* Up to three ranks, an allgather's messages to all are no more than rounds would take. */
+/* With at most three ranks the allgather sends no more messages than doubling has rounds. */
 #define OB_COST_DOUBLING_RANKS 4
 
 struct ob_cost_choice {
@@ -119,7 +119,7 @@ void ob_costs_default(const char *codec, struct ob_costs *costs);
  * so in `source`. Costs that were measured have it already, and stay as they are. */
 void ob_costs_of_one_machine(struct ob_costs *costs);
 
-/* The factor by which a rank's work takes longer than alone, since ranks share cores: 1 or more. */
+/* Returns by which factor shared cores make a rank's work slower than alone: 1 or more. */
 double ob_cost_sharing_factor(const struct ob_costs *costs, const struct ob_cost_task *task);
 
 /* True if these ranks can make such a call at all. */
@@ -134,7 +134,7 @@ double ob_cost_seconds(const struct ob_costs *costs, const struct ob_cost_task *
 double ob_cost_mpi_seconds(const struct ob_costs *costs, const struct ob_cost_task *task,
                            size_t element_bytes);
 
-/* Bytes that one call takes out of the fullest host. */
+/* Returns the bytes that one call sends out of the host with the most ranks. */
 double ob_cost_host_bytes(const struct ob_cost_task *task, onebit_schedule_t schedule,
                           onebit_wire_t wire);
 
@@ -150,7 +150,7 @@ size_t ob_cost_measured_chunk(const struct ob_costs *costs, const struct ob_cost
 /* Adds a point to a curve. False when the curve is full, or the size does not ascend. */
 bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value);
 
-/* Chooses the best of all that is possible. */
+/* Chooses the fastest possible candidate. */
 void ob_cost_choose(const struct ob_costs *costs, const struct ob_cost_task *task,
                     struct ob_cost_choice *choice);
 

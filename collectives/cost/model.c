@@ -36,7 +36,8 @@ void ob_costs_default(const char *codec, struct ob_costs *costs) {
   memset(costs, 0, sizeof *costs); /* padding too: the bytes are sent */
   /* TCP carries 1448 bytes in 1538 on the wire; 50 microseconds are a kernel's and a switch's. */
   costs->between = (struct ob_link){50e-6, 125e6 * 1448 / 1538, 4e-6, 0.3e-9};
-  /* A call of two ranks takes 1 to 2 microseconds in all, with two messages and a latency in it. */
+  /* A call of two ranks takes 1 to 2 microseconds in all, which includes two messages and one
+   * latency. */
   costs->inside = (struct ob_link){1e-6, 5e9, 0.2e-6, 0.2e-9};
   costs->compress = 1e-9 * speed->compress;
   costs->reduce = 1e-9 * speed->reduce;

@@ -17,8 +17,8 @@ struct ob_cost_model {
   const struct ob_cost_task *task;
   double ranks, on_host, away; /* in all; on the fullest host; on other hosts than that */
   double hosts;
-  double core;    /* how many times longer than alone a rank's work takes: cores are shared */
-  double flow;    /* the same of one rank that is alone on its host */
+  double core;    /* shared cores make a rank's work slower by this factor */
+  double flow;    /* the same for a rank that is alone on its host */
   double threads; /* how many times faster the codec is: they help where there are cores */
   double codec;   /* by what the seconds of a codec are multiplied */
 };
@@ -57,8 +57,8 @@ double ob_phase_latency(const struct ob_cost_model *model, const struct ob_phase
 /* The number of parts that overlap: one, if all scales are known at the end only. */
 double ob_phase_pieces(const struct ob_cost_model *model, const struct ob_phase *phase);
 
-/* Parts of a call, in seconds: what is done before and between messages (cores), the messages
- * (wire), and what can only begin when all is there (after). */
+/* Parts of a call, in seconds: work before and between messages (cores), the messages (wire), and
+ * work that needs all messages (after). */
 struct ob_call_parts {
   double wire, cores, after, pieces;
 };

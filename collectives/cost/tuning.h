@@ -48,9 +48,8 @@ struct ob_tuning_origin {
   size_t host_count;
 };
 
-/* The path of the file that would be read, or written: ONEBIT_TUNING, else onebit/tuning in
- * $XDG_CONFIG_HOME or ~/.config. False when the environment names none (ONEBIT_TUNING=none, or no
- * home). */
+/* Gets the path of the tuning file: ONEBIT_TUNING, or else onebit/tuning in $XDG_CONFIG_HOME or
+ * ~/.config. False when the environment names none (ONEBIT_TUNING=none, or no home). */
 bool ob_tuning_path(char path[OB_TUNING_PATH_CAPACITY]);
 
 /* Fills in the costs, always: costs->source says where they come from, and what was wrong with the

@@ -55,7 +55,7 @@ static const char *wire_word(onebit_wire_t wire) {
   return wire == ONEBIT_WIRE_DENSE ? "float32" : "bits";
 }
 
-/* Cuts exactly so many fields from a text, at its spaces; a comment ends it. */
+/* Cuts a text at spaces into exactly `count` fields; a comment ends the text. */
 static bool tuning_points_split(char *text, char *field[], size_t count) {
   text[strcspn(text, "#")] = '\0';
   for (size_t k = 0; k < count; k++) {
@@ -91,7 +91,7 @@ static void tuning_points_add(struct ob_cost_curve *curve, double bytes, double 
              bytes);
 }
 
-/* OB_COST_CANDIDATES: none. */
+/* Returns OB_COST_CANDIDATES for an unknown name. */
 static size_t candidate_of(const char *schedule, const char *wire) {
   size_t k = 0;
   while (k < OB_COST_CANDIDATES &&

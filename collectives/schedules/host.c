@@ -11,16 +11,16 @@
 #include "collectives/plan_private.h"
 #include "collectives/steps.h"
 
-/* Chunks of inputs in the window: one being added up, one being loaded, and one to spare for a rank
- * that is ahead. Few, so that they stay in the caches. */
+/* Chunks of inputs in the window: one that is summed, one that is loaded, and one more for a rank
+ * that is ahead. They are few, so that they stay in the caches. */
 #define WINDOW_CHUNKS 3
 
-/* Chunks that a rank has done with, each kind on a cache line of its own: loaded into its window,
- * taken from everyone's window, collected from the other hosts, applied. */
+/* Progress counters of a rank, in chunks, each on a cache line of its own: loaded into its window,
+ * read from all windows, collected from the other hosts, applied. */
 enum counter { LOADED, USED, COLLECTED, APPLIED, COUNTERS };
 
-/* The beginning of a rank's block. Flags and the agreed number are those of the calls with an even
- * and an odd number: no rank is more than one call ahead of another. */
+/* The beginning of a rank's block. Flags and the agreed number have one entry for calls of even
+ * number and one for odd: no rank is more than one call ahead of another. */
 struct page {
   struct {
     _Alignas(OB_ALIGNMENT) _Atomic uint64_t chunks;
@@ -258,7 +258,7 @@ bool ob_host_publish(const struct onebit_plan *plan, size_t chunk, bool wait) {
   return true;
 }
 
-/* The results that the other ranks of the host have collected are used where they lie. */
+/* Results that the other ranks of the host have collected are read in their blocks. */
 static void check_collected(const struct onebit_plan *plan, size_t chunk) {
   const size_t members = plan->geometry.members;
   const int *ranks = plan->comm->hosts.ranks + plan->comm->hosts.host * plan->comm->hosts.each;

@@ -42,7 +42,7 @@ struct ob_host_call {
  * memory makes this rank's block. */
 onebit_status_t ob_host_create(struct onebit_plan *plan);
 
-/* Attaches the others' blocks: after an agreement in which each told the name of its own. */
+/* Attaches the other ranks' blocks, after an agreement in which each rank sent its block's name. */
 onebit_status_t ob_host_attach(struct onebit_plan *plan);
 void ob_host_destroy(struct ob_host *host);
 
@@ -50,7 +50,7 @@ void ob_host_destroy(struct ob_host *host);
 void ob_host_begin(const struct onebit_plan *plan);
 void ob_host_end(const struct onebit_plan *plan);
 
-/* The transport has failed: nobody must wait for this rank. */
+/* Releases the ranks that wait for this rank, after its transport has failed. */
 void ob_host_give_up(const struct onebit_plan *plan);
 
 /* Its steps. */

@@ -8,8 +8,9 @@
 #include "base/memory.h"
 #include "collectives/plan_private.h"
 
-/* Elements in a message of one bit where neither the plan's options nor the cost model say: 8 kB.
- * Of more bits they are fewer. With very large segments messages grow, to bound their number. */
+/* Elements in a message of one bit (8 kB) where neither the plan's options nor the cost model
+ * decide. Messages of more bits have fewer. Very large segments have longer messages, to bound
+ * their number. */
 #define CHUNK_ELEMENTS ((size_t)65536)
 #define MAX_CHUNKS     ((size_t)256)
 
@@ -155,8 +156,8 @@ static void set_strides(struct ob_geometry *geometry, const struct onebit_plan *
     }
   geometry->stride = stride_of(geometry->stride);
   geometry->width = width;
-  /* A cache line more: messages of all peers are read together, and at multiples of 4 kB from each
-   * other they would contend for the same few lines of the first cache. */
+  /* One more cache line: messages of all peers are read together, and at distances of a multiple of
+   * 4 kB they would compete for the same few lines of the L1 cache. */
   geometry->peer_stride = geometry->slots * geometry->stride + OB_ALIGNMENT;
 }
 

@@ -38,7 +38,7 @@ struct ob_schedule {
   size_t window; /* slots of messages; 0: one a chunk */
   bool whole;    /* every message of an allreduce is about everything: there are no servers */
 
-  /* Fails unless this plan can have it, as asked for in its options. NULL: every plan can. */
+  /* Fails unless this plan can use the schedule with its options. NULL: every plan can. */
   onebit_status_t (*applicable)(const struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
   /* Appends the steps of a call (ob_steps_add) up to OB_STEP_DECIDE, which it does not append, and
@@ -74,8 +74,8 @@ extern const struct ob_schedule ob_schedule_doubling, ob_schedule_window;
 /* The row of a public name; of AUTOMATIC the exchange's. */
 const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule);
 
-/* Decides which one: plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT,
- * ONEBIT_ERROR_UNSUPPORTED when what was asked for cannot be had. */
+/* Decides plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT or ONEBIT_ERROR_UNSUPPORTED when
+ * the requested schedule is not possible. */
 onebit_status_t ob_schedule_choose(struct onebit_plan *plan, const struct ob_plan_shape *shape);
 
 /* Cuts the layout in segments and chunks, and may replace the allgather by doubling: the plan's

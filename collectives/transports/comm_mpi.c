@@ -58,8 +58,8 @@ static onebit_status_t mpi_state_create(MPI_Comm mpi, int size, struct ob_mpi_st
   return ONEBIT_OK;
 }
 
-/* MPI keeps a failed communicator, which may have messages on their way, and other ranks that do
- * not free theirs. */
+/* A failed communicator is not freed: messages may still be in flight, and MPI_Comm_free would wait
+ * for other ranks. */
 void ob_mpi_state_destroy(onebit_comm_t comm) {
   struct ob_mpi_state *state = comm->state;
   bool finalized = ob_mpi_is_finalized(), ended = atomic_load(&comm->end.set);
@@ -176,7 +176,7 @@ static onebit_status_t mpi_find_costs(struct creation *creation, int rank, int s
   return mpi_wait(&request, "creation of a communicator: the costs of rank 0");
 }
 
-/* Collective on every rank: one without memory for the list takes part all the same. */
+/* Collective on every rank: a rank without memory for the list still takes part. */
 static onebit_status_t mpi_create(struct creation *creation, bool wanted, onebit_comm_t *comm) {
   int rank, size;
   onebit_status_t status = ONEBIT_OK;
@@ -213,8 +213,9 @@ static void mpi_abandon(struct creation *creation, onebit_comm_t comm, onebit_st
     ob_release(creation->host_of);
 }
 
-/* MPI_Comm_dup would run the program's attribute callbacks, for a communicator that the program
- * never made. MPI_Comm_split does not return while a rank is missing, so all of them come first. */
+/* MPI_Comm_dup would run the program's attribute callbacks for a communicator that the program did
+ * not make. MPI_Comm_split does not return while a rank is missing, so this first waits for all
+ * ranks. */
 static onebit_status_t duplicate_communicator(MPI_Comm mpi_comm, struct creation *creation) {
   MPI_Request request;
   int rank = 0;

@@ -36,7 +36,7 @@ void ob_address_set_port(struct ob_address *address, int port);
 /* Prints an address, without the interface of a link-local one: other hosts name theirs
  * differently. */
 void ob_address_print(const struct ob_address *address, char text[OB_ADDRESS_BYTES]);
-/* False: it is none. */
+/* Returns false if the text is no address. */
 int ob_address_scan(const char text[OB_ADDRESS_BYTES], struct ob_address *address);
 
 /* Gives a link-local address without an interface the interface of another address. */

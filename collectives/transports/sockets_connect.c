@@ -15,7 +15,7 @@
 #define PAUSE_NS 1000000
 /* Seconds that members wait longer than rank 0, which can name the missing ranks. */
 #define GRACE 1.0
-/* A refusal this old is of a rank 0 that has gone; the next one answers sooner. */
+/* A refusal this old came from a rank 0 that has exited since; a new rank 0 answers sooner. */
 #define RECENT_SECONDS 2.0
 
 /* --- Small things ------------------------------------------------------------------------------*/
@@ -123,8 +123,8 @@ static bool accept_stream(struct ob_rendezvous *state, struct ob_visitor *visito
       greeting->stream < 0 || greeting->stream > state->streams ||
       !ob_send_all(visitor->file, &answer, sizeof answer))
     return false;
-  /* Replaces an earlier connection with this number, which the sender has given up and which has
-   * carried nothing yet. */
+  /* Replaces an earlier connection with this number, which the sender has given up and over which
+   * nothing was sent. */
   ob_own_close(state->sockets->links[greeting->rank].streams[greeting->stream].file);
   onebit_status_t status =
       ob_sockets_adopt(state->sockets, greeting->rank, greeting->stream, visitor->file);
@@ -193,7 +193,7 @@ static onebit_status_t move_attempt(struct ob_rendezvous *state, struct attempt 
   return ONEBIT_OK;
 }
 
-/* The first rank that is not connected yet; -1: none. */
+/* Returns the first rank that is not connected yet, or -1. */
 static int first_apart(const struct ob_rendezvous *state) {
   for (int rank = 0; rank < state->size; rank++)
     for (int i = 0; i <= state->streams && rank != state->rank; i++)

@@ -66,8 +66,8 @@ onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept
 
 /* --- Rank 0 collects the ranks that join, reads their reports, and answers them ----------------*/
 
-/* Two jobs without names can only be told apart because a rank comes twice. The ranks of a job that
- * no launcher names start within this many seconds of each other. */
+/* Two jobs without names are only noticed when a second connection claims the same rank. The ranks
+ * of a job that no launcher names start within this many seconds of each other. */
 double ob_join_quiet = 2.0;
 double ob_join_last = 2.0;
 
@@ -185,13 +185,14 @@ bool ob_join_accept(struct ob_rendezvous *state, struct ob_visitor *visitor) {
   else
     sockets_gather_add_member(state, visitor);
   if (state->verdict.status != ONEBIT_OK && greeting->rank < state->size)
-    state->members[greeting->rank].connected = true; /* it has been told */
+    state->members[greeting->rank].connected = true; /* the member has been told */
   return false;
 }
 
 /* --- Reports to rank 0 -------------------------------------------------------------------------*/
 
-/* A member that has not got the list, or has not reported since, comes again for the verdict. */
+/* A member that did not receive the list, or has not reported since, connects again for the
+ * verdict. */
 static onebit_status_t lose_member(struct ob_rendezvous *state, int rank, bool joining) {
   bool connected = state->members[rank].connected;
   ob_own_close(state->members[rank].file);
@@ -355,7 +356,7 @@ onebit_status_t ob_join_gather(struct ob_rendezvous *state) {
  * each other at a port that was given up; so the port is kept, and late ranks are refused.
  */
 
-/* Warns of a late rank: another job's rank may have taken its place. */
+/* Warns of a rank that is late: a rank of another job may have taken its place. */
 static void sockets_late_warn(struct ob_sockets *sockets) {
   if (!sockets->warned)
     ob_log(

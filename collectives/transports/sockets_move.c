@@ -166,8 +166,8 @@ static int used_streams(const struct ob_sockets_link *link) {
   return link->far || link->sockets->use_all ? link->sockets->streams : 1;
 }
 
-/* The stream for the next segment of the link's first message. Short messages take the first stream
- * that is free; a long one takes turns. */
+/* Chooses the stream for the next segment of the link's first message. A short message takes the
+ * first free stream; the segments of a long one alternate between streams. */
 static struct ob_stream *find_free_stream(struct ob_sockets_link *link) {
   int streams = used_streams(link);
   int from = link->first->total > OB_SEGMENT_MIN ? link->turn : 0;

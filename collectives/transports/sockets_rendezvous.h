@@ -93,7 +93,7 @@ struct ob_rendezvous {
   char (*addresses)[OB_ADDRESS_BYTES];
   struct ob_member *members; /* rank 0's, one a rank */
   int root;                  /* the others' connection with rank 0; -1: none */
-  bool joined;               /* rank 0 knows of it */
+  bool joined;               /* rank 0 has this rank's address */
   struct ob_answer verdict;
   size_t verdict_done;
   bool told;               /* the error is another rank's, with its message */
@@ -101,7 +101,7 @@ struct ob_rendezvous {
   double complete;         /* on rank 0: the time at which all had joined */
   int absence;             /* the errno of the latest attempt to reach rank 0 */
   double refused_since;    /* the time since which rank 0 is another job's; 0: it is not */
-  double refused_last;     /* the time at which it said so last, in `verdict` */
+  double refused_last;     /* time of its latest refusal, which is in `verdict` */
   struct ob_sockets *sockets;
   struct ob_visitor visitors[OB_VISITORS];
   unsigned next_visitor;
@@ -138,7 +138,7 @@ onebit_status_t ob_visitors_serve(struct ob_rendezvous *state, ob_visitor_accept
 bool ob_visitor_read_greeting(struct ob_rendezvous *state, struct ob_visitor *visitor);
 void ob_visitor_close(struct ob_visitor *visitor);
 
-/* sockets_gather.c, on rank 0. Returns when all have joined and have the list of all. */
+/* sockets_gather.c, on rank 0. Returns when all ranks have joined and received the list. */
 onebit_status_t ob_join_gather(struct ob_rendezvous *state);
 /* Serves a rank that joins. If all have joined already and the job has no exact name, joining fails
  * on all ranks. */
@@ -159,13 +159,14 @@ onebit_status_t ob_join(struct ob_rendezvous *state);
 onebit_status_t ob_verdict_read(struct ob_rendezvous *state);
 /* Reports this rank's error to rank 0. */
 void ob_join_report(struct ob_rendezvous *state, const struct ob_answer *report);
-/* Called when rank 0's port is taken: joins at the port, and says so if another rank 0 has it. */
+/* Called when rank 0's port is in use: joins at the port, and reports an error if another rank 0
+ * has it. */
 void ob_join_claim(struct ob_rendezvous *state);
 
 /* Seconds after all have joined in which rank 0 of a job without an exact name looks for a second
  * job at its port. Tests set it. */
 extern double ob_join_quiet;
-/* Seconds in which a failed rank still answers ranks that come. */
+/* For how many seconds a failed rank still answers ranks that connect. */
 extern double ob_join_last;
 
 #endif

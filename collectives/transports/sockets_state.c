@@ -23,13 +23,13 @@
 #endif
 #define RESEND_MS 3000
 
-/* Routers forget connections without traffic, some after five minutes; between two exchanges of an
- * outer step it may be as long. A host that does not answer is no reason to give up here: for that
- * there is the timeout. */
+/* Routers forget idle connections, some after five minutes, and an outer step may be idle for
+ * longer between exchanges. Keep-alive does not close connections to a host that does not answer:
+ * the timeout does that. */
 #define KEEP_IDLE   60
 #define KEEP_PROBES 127
-/* The limit for data too. Without it the system gives up after 15 attempts, which with RESEND_MS
- * are 40 s. */
+/* The same limit for unacknowledged data. Without it the system gives up after 15 attempts, which
+ * take 40 s with RESEND_MS. */
 #define GIVE_UP_MS (KEEP_IDLE * (KEEP_PROBES + 1) * 1000)
 
 /* The most reads, of OB_SEGMENT_MIN bytes each, of unwanted bytes at the end. */
@@ -160,7 +160,8 @@ static void close_stream(struct ob_sockets *sockets, struct ob_stream *stream) {
   ob_own_close(stream->file);
 }
 
-/* A child process leaves its copy: its files are closed, and their numbers may be others' now. */
+/* A forked child closes nothing: its copies of the files are closed already, and their numbers may
+ * belong to other files now. */
 void ob_sockets_destroy(struct ob_sockets *sockets) {
   if (!sockets || ob_sockets_is_foreign(sockets))
     return;
@@ -195,8 +196,8 @@ static void sockets_state_set(int file, int level, int option, int value) {
   setsockopt(file, level, option, &value, sizeof value); /* without it, slower */
 }
 
-/* The sizes of buffers are left to the system, which makes them as large as the link needs; one
- * that is set stays as it is, and below net.core.rmem_max. */
+/* Buffer sizes are left to the system, which adapts them to the link; a size that is set stays
+ * fixed, and below net.core.rmem_max. */
 static void set_socket_options(int file) {
   sockets_state_set(file, IPPROTO_TCP, TCP_NODELAY, 1);
   sockets_state_set(file, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MAX_UNSENT);

@@ -29,7 +29,7 @@ struct ob_segment {
   uint32_t magic, check; /* of what follows */
   uint64_t number;       /* the message's number among those with its tag from that rank */
   uint64_t total;        /* bytes of the message */
-  uint64_t offset;       /* of the segment in it */
+  uint64_t offset;       /* offset of the segment in the message */
   uint32_t bytes;        /* of the segment */
   int32_t tag;
 };
@@ -49,14 +49,14 @@ size_t ob_segment_bytes(uint64_t total, uint64_t given, int streams);
 struct ob_outgoing {
   struct ob_outgoing *next;
   const unsigned char *data;
-  size_t total, given; /* its bytes, and those of them that streams have got */
+  size_t total, given; /* bytes of the message; bytes that streams have taken */
   uint64_t number;
   int tag;
   unsigned under_way; /* segments that streams have not sent yet */
   size_t *open;       /* counts incomplete messages, this one included; or NULL */
 };
 
-/* A receive, or a message that no receive has asked for yet. */
+/* A posted receive, or a message that arrived before its receive. */
 struct ob_incoming {
   struct ob_incoming *next;
   unsigned char *data;
@@ -72,8 +72,8 @@ struct ob_incoming {
 struct ob_stream {
   struct ob_sockets_link *link;
   int file;     /* -1: none */
-  bool ended;   /* nothing comes any more */
-  bool blocked; /* takes no bytes until the system reports that it can */
+  bool ended;   /* the other side has closed the stream */
+  bool blocked; /* the stream's buffer is full until the system reports otherwise */
   bool watched; /* the system is to say so */
   int unsent;   /* the limit of its bytes besides those under way; 0: as at its start */
   struct ob_outgoing *sending;
@@ -101,7 +101,7 @@ struct ob_sockets_link {
   struct ob_sockets *sockets;
   int peer;
   struct ob_stream *streams;         /* and the control connection after them */
-  struct ob_outgoing *first, **last; /* not yet completely given to streams */
+  struct ob_outgoing *first, **last; /* messages that are not yet completely given to streams */
   struct ob_incoming *incoming;      /* in the order in which they were begun */
   struct ob_tag_count *tags;         /* ascending */
   size_t tag_count, tag_capacity;
@@ -128,7 +128,7 @@ struct ob_sockets {
   bool use_all;                  /* all streams carry messages, even on a near link */
   struct ob_sockets_link *links; /* one a rank */
   struct ob_stream *all_streams;
-  unsigned char waste[OB_SEGMENT_MIN]; /* what is thrown away */
+  unsigned char waste[OB_SEGMENT_MIN]; /* receives bytes that are discarded */
 };
 
 /* Allocates all connections; none is open yet. ONEBIT_ERROR_MEMORY; *sockets is NULL. */

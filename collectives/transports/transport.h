@@ -64,7 +64,7 @@ struct ob_transport {
   /* For messages in memory of a device: puts the batch on a stream, complete before the stream's
    * next operation begins. NULL: the transport moves messages of the host only. */
   onebit_status_t (*put)(struct ob_batch *batch, void *stream);
-  /* A stream of the communicator's that messages may be put on beside kernels; absent: there is
+  /* Returns the communicator's stream on which messages may be put beside kernels. NULL: it has
    * none. */
   void *(*stream)(onebit_comm_t comm);
   /* Memory for all messages of a plan that it puts on streams, set to zero; all ranks ask for as

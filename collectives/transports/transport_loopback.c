@@ -31,7 +31,7 @@ struct member {
   int host;
   bool gone;               /* its communicator was destroyed */
   bool shrinks;            /* it has called onebit_comm_shrink */
-  onebit_comm_t successor; /* its communicator of the survivors, until it takes it */
+  onebit_comm_t successor; /* the next communicator of the survivors, until this rank takes it */
 };
 
 struct group {
@@ -375,7 +375,7 @@ static int list_survivors(const struct group *group, int *host_of) {
   return count;
 }
 
-/* Called by the last of the remaining ranks; each rank then takes its own communicator. */
+/* Called by the last of the surviving ranks; each rank then takes its communicator. */
 static onebit_status_t make_successors(struct group *group) {
   int *host_of = ob_allocate((size_t)group->size, sizeof *host_of);
   onebit_comm_t *comms = ob_allocate((size_t)group->size, sizeof *comms);

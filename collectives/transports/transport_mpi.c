@@ -323,7 +323,7 @@ static void mpi_progress(onebit_comm_t comm) {
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi_of(comm), &found, MPI_STATUS_IGNORE);
 }
 
-/* Asks the MPI library; one that is built for devices may still be told not to use them. */
+/* Asks the MPI library; a library that is built for devices can be configured not to use them. */
 static bool device_messages(void) {
 #if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
   return MPIX_Query_cuda_support && MPIX_Query_cuda_support() == 1;

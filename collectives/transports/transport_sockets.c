@@ -12,7 +12,7 @@
 #include "collectives/transports/sockets_state.h"
 #include "collectives/watch.h"
 
-/* The windows of so many together fill 500 Mbit/s at 80 ms (5 MB) with 640 kB each. */
+/* Windows of 640 kB each on so many connections fill 500 Mbit/s at 80 ms (5 MB). */
 /* Connections of two ranks. By TCP's classic rule 8 of them carry less than a link of 40 Mbit/s at
  * 80 ms with 0.1 % lost, 16 fill it; many ranks have few open files each. */
 #define DEFAULT_STREAMS 16
@@ -98,8 +98,7 @@ static onebit_status_t sockets_judge(const struct sockets_batch *batch) {
   if (batch->open == 0)
     return ONEBIT_OK;
   int lost = sockets->any_lost ? first_open(batch, true) : -1;
-  if (atomic_load(&comm->end.set)) /* a rank that gave up may have waited for one that waited,
-                                    * too */
+  if (atomic_load(&comm->end.set)) /* that rank may itself have waited for another one */
     return ob_error(ONEBIT_ERROR_TRANSPORT, "%s; this rank waited for rank %d", comm->end.text,
                     first_open(batch, false));
   if (lost < 0)

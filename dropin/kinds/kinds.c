@@ -21,8 +21,9 @@ typedef word entry(word, word, word, word, word, word, word, word, word, word, w
 
 enum { openmpi = OB_MPI_OPENMPI, mpich = OB_MPI_MPICH, standard = OB_MPI_STANDARD };
 
-/* Open MPI's part has entries of Fortran's, where others' call C's: then MPI's own is next. Without
- * a part for the process's MPI any other's is called, which finds that out, and says so. */
+/* Open MPI's part defines Fortran's functions, where other libraries' Fortran calls C's: then the
+ * next function is MPI's own. If the process's MPI has no part, any part is called, which notices
+ * that and reports it. */
 static entry *kinds_choose(entry *const parts[OB_MPI_KINDS], const bool *has, const char *name) {
   const struct ob_mpi_found *found = ob_mpi_find();
   entry *next = NULL;

@@ -56,7 +56,7 @@ static struct holder *oldest_attribute(void) {
   return holders;
 }
 
-/* Deletes all communicators' attributes when that of MPI_COMM_SELF is deleted. */
+/* Deletes the attribute of all communicators when that of MPI_COMM_SELF is deleted. */
 static int delete_all(MPI_Comm self, int key, void *value, void *extra) {
   (void)self, (void)key, (void)value, (void)extra;
   for (struct holder *holder = oldest_attribute(); holder; holder = oldest_attribute())
@@ -118,15 +118,15 @@ static bool is_group(MPI_Comm comm) {
          PMPI_Comm_size(comm, &size) == MPI_SUCCESS && size > 1;
 }
 
-/* Agrees with the other ranks that all keep the attribute. A rank that can not keep it can not take
- * part again either, so it says so now: the next call comes here again, on all ranks. */
+/* Agrees with the other ranks that all keep the attribute. A rank that cannot keep it could not
+ * take part later either, so it reports that now; the next call tries again, on all ranks. */
 static bool agree_to_keep(MPI_Comm comm, int key, struct holder *holder) {
   bool mine = holder && PMPI_Comm_set_attr(comm, key, holder) == MPI_SUCCESS;
   int64_t missing = !mine;
   if (ob_largest(comm, &missing, 1) == MPI_SUCCESS && !missing)
     return true;
   if (mine) {
-    holder->attached = NULL; /* its caller's, and the communicator stays */
+    holder->attached = NULL; /* the caller keeps both */
     holder->comm = MPI_COMM_NULL;
     PMPI_Comm_delete_attr(comm, key);
   } else {
@@ -139,7 +139,7 @@ static struct ob_attached *attributes_attach(MPI_Comm comm, int key, unsigned re
   struct ob_attached *attached;
   onebit_status_t status = ob_attached_create(comm, repeats, &attached);
   if (status == ONEBIT_ERROR_TRANSPORT)
-    return NULL; /* some rank has not come: there is nobody to agree with */
+    return NULL; /* some rank has not arrived: no agreement is possible */
   struct holder *holder = ob_allocate(1, sizeof *holder);
   if (holder) {
     *holder = (struct holder){.comm = comm, .attached = attached};

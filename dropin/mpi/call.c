@@ -15,7 +15,7 @@ struct handles {
   MPI_Op sum, average;
 };
 
-/* The handles; calls read them without a lock: all of them are here, or none. */
+/* Calls read the handles without a lock: either all of them are set, or none. */
 static const struct handles none; /* of bytes that are no handle */
 static struct handles made;
 static _Atomic(const struct handles *) known = &none;
@@ -191,8 +191,8 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
 
 /* ---- The call as it is ---- */
 
-/* The operation of the dense call. A mean is a sum that is divided; MPI does not know how to add
- * types of our own. */
+/* Returns the operation of the dense call. A mean is a sum that is divided; MPI cannot add types
+ * that we define. */
 static MPI_Op dense_op(const struct ob_mpi_call *call) {
   bool adds = call->op == MPI_SUM || is_average(call->op);
   return !adds ? call->op : is_own(call->datatype) ? handles()->sum : MPI_SUM;

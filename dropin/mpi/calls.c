@@ -21,7 +21,7 @@
 
 /* ---- Errors ---- */
 
-/* Reports the failure of an exchange, with the library's message: MPI_COMM_NULL stands for
+/* Reports that an exchange failed, with the library's message; MPI_COMM_NULL stands for
  * MPI_COMM_WORLD. Returns the code. */
 static int call_exchange_failed(MPI_Comm comm, int code) {
   PMPI_Comm_call_errhandler(comm == MPI_COMM_NULL ? MPI_COMM_WORLD : comm, code);
@@ -305,7 +305,7 @@ static int requests_begin(ONEBIT_Request request) {
   return code;
 }
 
-/* Without memory for a request the call is made all the same, since the other ranks make it. */
+/* Without memory for a request the call is still made, since the other ranks make it. */
 int ONEBIT_Iallreduce(const void *sendbuf, void *recvbuf, int count, MPI_Datatype datatype,
                       MPI_Op op, MPI_Comm comm, ONEBIT_Request *request) {
   OB_CALL_SCOPE;

@@ -11,7 +11,7 @@
 
 #define MAX_TENSORS   OB_MAX_POSITIONS
 #define NO_TENSOR     (-1)
-#define FAILED_TENSOR (-2) /* no memory for it, on some rank: the call stays dense */
+#define FAILED_TENSOR (-2) /* some rank had no memory for it: its calls stay dense */
 
 struct tensor {
   uint64_t signature;
@@ -139,7 +139,7 @@ static int make_slot(struct ob_attached *attached) {
   return oldest;
 }
 
-/* The bits that ONEBIT_BITS gives. */
+/* Selects the bits that ONEBIT_BITS gives. */
 static const struct ob_bits own_bits = {0, 0};
 
 /* Makes a tensor. Collective. Returns the slot, or FAILED_TENSOR on all ranks. */
@@ -199,7 +199,8 @@ static int mpi_communicator_position_of(struct ob_attached *attached,
   return position;
 }
 
-/* Looks for a loop. Where there was no space for one more, the tensors of all known loops go. */
+/* Looks for a loop. If there was no space for one more, the tensors of all known loops are
+ * freed. */
 static void look_for_loop(struct ob_attached *attached) {
   if (!ob_loops_look(attached->loops))
     return;
@@ -208,7 +209,8 @@ static void look_for_loop(struct ob_attached *attached) {
       drop_tensor(attached, slot);
 }
 
-/* The tensor of a position, made when it comes for the first time; NULL where that has failed. */
+/* Returns the tensor of a position, which is made when it is first needed; NULL where that
+ * failed. */
 static struct tensor *tensor_at(struct ob_attached *attached, int position,
                                 const struct ob_mpi_call *call, struct ob_bits bits,
                                 uint64_t signature) {
@@ -312,8 +314,8 @@ static bool may_make(const struct ob_attached *attached, const struct ob_mpi_cal
   return once == 0 || (once < MAX_ONCE && elements <= MAX_ONCE_ELEMENTS);
 }
 
-/* Agrees on the tensor that some rank knows by its buffers: of several the last one. NO_TENSOR: no
- * rank knows one. alike: it is the same for all ranks. */
+/* Agrees on the tensor that some rank recognises by its buffers: the last one if ranks differ.
+ * NO_TENSOR: no rank recognises one. alike: all ranks recognise the same one. */
 static int agree_on_tensor(struct ob_attached *attached, const struct ob_mpi_call *call,
                            uint64_t signature, bool *alike, int *code) {
   int64_t slot = mpi_communicator_find(attached, signature, call);
@@ -359,7 +361,7 @@ static struct ob_exchange *mpi_communicator_find_tensor(struct ob_attached *atta
   struct ob_exchange *exchange = use_tensor(attached, slot, call);
   if (alike)
     return exchange;
-  ob_exchange_count_dense(exchange); /* some rank would withdraw: all know, and none begins */
+  ob_exchange_count_dense(exchange); /* some rank would withdraw: all ranks know, and none begins */
   return NULL;
 }
 

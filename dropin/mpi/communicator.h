@@ -25,11 +25,11 @@ struct ob_attached *ob_attached_of(MPI_Comm comm, unsigned repeats);
 /* A call as the preload library follows it. */
 struct ob_followed {
   struct ob_bits bits;      /* in: an element, where it is compressed */
-  double budget;            /* in: of the bytes, for all tensors; 0: none */
+  double budget;            /* in: of the bytes of all tensors; 0: no budget */
   enum ob_reason reason;    /* out: why it is dense */
   int tensor;               /* out: its number, where it is compressed */
   struct ob_shadow *shadow; /* out: of that tensor */
-  bool failed;              /* out: a rank has not come; onebit_last_error names it */
+  bool failed;              /* out: a rank has not arrived; onebit_last_error names it */
 };
 
 /* Finds the exchange for a preloaded program's call, or NULL for a dense call, and the reason.
@@ -69,11 +69,11 @@ onebit_status_t ob_attached_create(MPI_Comm comm, unsigned repeats, struct ob_at
 /* Destroys it after the calls in flight. Collective. */
 void ob_attached_destroy(struct ob_attached *attached);
 
-/* The communicator's state, or NULL where there is none yet or can be none. Local. */
+/* Returns the communicator's state, or NULL where there is none yet or can be none. Local. */
 struct ob_attached *ob_attached_known(MPI_Comm comm);
 
-/* The status with which making one has failed, so that there can be none; ONEBIT_OK where nobody
- * has tried. Local. */
+/* Returns the status with which creating it failed, so that there can be none; ONEBIT_OK if it was
+ * not tried. Local. */
 onebit_status_t ob_attached_read_failure(MPI_Comm comm);
 
 /* Registers a call by MPI_Finalize that frees everything. Local. */
@@ -94,9 +94,9 @@ void ob_requests_orphan(MPI_Comm comm);
 /* The shadow of a tensor. All zero at first; the same on all ranks but for the input. */
 struct ob_shadow {
   uint64_t calls;           /* compressed blocking ones */
-  unsigned offences, since; /* shadows beyond the bound, and since the last of them */
+  unsigned offences, since; /* shadows beyond the bound; calls since the latest of them */
   bool refused;             /* it is exact from now on */
-  size_t first;             /* element of the part that is compared, where the call has a shadow */
+  size_t first;             /* the element from which on a part is compared, if there is a shadow */
   double *input;            /* of that part; ob_shadow_bytes */
   double norm;              /* square, of a part of the latest nonblocking call's input */
 };

@@ -130,8 +130,8 @@ struct buffers {
   void *receive;
 };
 
-/* The buffers of the plan: MPI_IN_PLACE is this rank's part of the receive buffer, and in a
- * reduce-scatter the whole of it, of which MPI overwrites the first part and nothing else. */
+/* Returns the plan's buffers: MPI_IN_PLACE stands for this rank's part of the receive buffer, and
+ * in a reduce-scatter for all of it, of which MPI overwrites only the first part. */
 static struct buffers buffers_of(const struct ob_exchange *exchange,
                                  const struct ob_mpi_call *call) {
   struct buffers buffers = {call->sendbuf, call->recvbuf};

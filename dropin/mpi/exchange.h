@@ -84,7 +84,7 @@ void ob_mpi_handles_free(void);
 
 /* Counts of an exchange's calls: calls that are not compressed were withdrawn. */
 struct ob_tally {
-  int bits;   /* an element, of what is sent in the latest call */
+  int bits;   /* bits an element sent in the latest call */
   bool moved; /* which had others than the call before */
   uint64_t calls, compressed;
   uint64_t bytes_sent, bytes_dense; /* bytes of one compressed call; bytes of the same call dense */
@@ -106,7 +106,7 @@ void ob_queue_destroy(struct ob_queue *queue);
  * that wait for something else. Thread-safe. */
 void ob_queues_advance(void);
 
-/* Does the same in such a loop, and waits the longer the longer nothing has happened. */
+/* Backs off in such a loop, longer the longer nothing has happened. */
 void ob_queues_backoff(unsigned idle);
 
 /* Creates an exchange. Collective over the queue's communicator, all ranks alike. The queue
@@ -189,7 +189,7 @@ struct ob_queue {
   int rank, size;
   struct ob_operation *first, *last;
   bool moving;
-  bool failed; /* a wait was given up */
+  bool failed; /* a wait has timed out */
   int64_t agreed[OB_MAX_AGREED];
   atomic_int rolls, heard[]; /* of waits.c: roll calls, and the last one that each rank answered */
 };
@@ -234,7 +234,7 @@ void ob_exchange_count(struct ob_exchange *exchange, bool compressed);
 extern pthread_mutex_t ob_queues_lock;
 size_t ob_queues_in_flight(void);
 
-/* The queue of a program's communicator; NULL: there is none, or not yet. */
+/* Returns the queue of a program's communicator; NULL: it has none (yet). */
 struct ob_queue *ob_queue_of(MPI_Comm comm);
 
 /* True if an operation of the exchange is in flight. */
@@ -252,7 +252,7 @@ void ob_operation_spare(struct ob_operation *operation);
  * queue. */
 int ob_wait_moving(MPI_Comm comm, MPI_Request *request, const char *what);
 
-/* Each value becomes the largest of all ranks. Errors: as ob_wait_moving. */
+/* Replaces each value by the largest of all ranks. Errors: as ob_wait_moving. */
 int ob_largest(MPI_Comm comm, int64_t *values, int count);
 
 /* Checks the timeout of a wait for `what` in which nothing has moved since the last check. Errors:

@@ -32,7 +32,7 @@ enum presence_found { PRESENCE_UNKNOWN, PRESENCE_SOME, PRESENCE_ALL };
 struct presence {
   enum presence_found found; /* UNKNOWN: there is no name service */
   int missing;               /* with SOME: a rank that has no library */
-  bool speaks;               /* this is the first rank that has it: it says what is wrong */
+  bool speaks;               /* this is the first rank that has the library: it reports problems */
 };
 
 enum {
@@ -54,8 +54,9 @@ static struct {
   char value[OWN_BYTES], answer[OWN_BYTES];
 } presence;
 
-/* Error handlers that are replaced meanwhile: by default errors go to that of MPI_COMM_WORLD, or in
- * MPI 4 of MPI_COMM_SELF, which ends the program, but a missing name is no error here. */
+/* Error handlers that are replaced during the look-up: by default errors go to the handler of
+ * MPI_COMM_WORLD, or in MPI 4 of MPI_COMM_SELF, which ends the program, but a missing name is no
+ * error here. */
 struct handlers {
   MPI_Errhandler world, self;
 };
@@ -239,8 +240,8 @@ static bool preload_report_end(bool all, bool prints) {
 
 enum { MESSAGE_BYTES = 512 };
 
-/* True: rank 0's exit status becomes 1. One rank's is enough, launchers end the others when they
- * see it. */
+/* True: rank 0's exit status becomes 1. One rank is enough: launchers end the others when they see
+ * it. */
 static bool failed;
 static bool went_well(void) { return !failed; }
 
@@ -327,7 +328,7 @@ static bool has_every_rank(int size, const struct presence *ranks, char message[
 
 static bool speaks;
 
-/* Settles with the other ranks, once, from MPI_Init. */
+/* Agrees with the other ranks on the settings, once, in MPI_Init. */
 static void mpi_preload_settle(void) {
   static char message[MESSAGE_BYTES];
   int rank, size;

@@ -31,9 +31,9 @@ struct ob_preload_decision {
   int tensor, max_bits;     /* of it */
   struct ob_shadow *shadow;
 };
-/* Decides a call. Returns an MPI error code: where ranks have to agree first, one may not come
- * within ONEBIT_TIMEOUT. Then the call is not to be made, and the communicator's error handler has
- * been called. */
+/* Decides a call. Returns an MPI error code: in an agreement a rank may not arrive within
+ * ONEBIT_TIMEOUT. The call must then not be made, and the communicator's error handler has been
+ * called. */
 int ob_preload_decide(const struct ob_mpi_call *call, struct ob_preload_decision *decision);
 
 /* True if MPI would reject an argument that a compressed call would not; asks MPI. */
@@ -52,7 +52,7 @@ void ob_preload_sent(struct ob_record *record, const struct ob_tally *tally);
 
 /* ---- Nonblocking calls (preload_flights.c) ---- */
 
-/* Waits until all have ended, and stops moving. */
+/* Waits until all flights have ended, and stops the thread that moves them. */
 void ob_flights_finish(void);
 
 /* Keeps flights from being moved under this thread, which moves them itself, until the release. */

@@ -30,7 +30,8 @@ static struct ob_record *make_record(const struct ob_record_of *of, MPI_Comm com
                           bytes);
 }
 
-/* The record of calls like this one; NULL where it is below the size that is looked at. */
+/* Returns the record of calls like this one; NULL for calls below the size from which on calls are
+ * recorded. */
 static struct ob_record *preload_calls_record_of(const char *name, onebit_dtype_t dtype,
                                                  size_t count, MPI_Datatype type, MPI_Comm comm,
                                                  int comm_size) {

@@ -79,8 +79,8 @@ static struct ob_flight *preload_flights_move_all(void) {
   return done;
 }
 
-/* Moves all flights, also during a call of MPI that waits. Nothing blocks here, and no thread
- * enters twice. */
+/* Moves all flights, also while a call of MPI waits. It does not block, and is not entered again by
+ * a thread that is in it. */
 static int move_flights(void) {
   int ended = 0;
   if (!atomic_load_explicit(&alive, memory_order_relaxed) || held ||
@@ -197,7 +197,7 @@ static bool flights_move(void) {
 
 /* Adds a flight, which is moved from now on until it has ended. */
 static void flights_add(struct ob_flight *flight) {
-  ob_flights_hold(); /* nobody moves in this thread while it has the lock */
+  ob_flights_hold(); /* no flight is moved by this thread while it has the lock */
   pthread_mutex_lock(&lock);
   struct ob_flight **at = &flights;
   while (*at)
@@ -210,8 +210,8 @@ static void flights_add(struct ob_flight *flight) {
   wake_thread();
 }
 
-/* Warns of calls without a wait, which MPI forbids: if their buffers are freed, ending the calls
- * writes to others' memory. */
+/* Warns of calls without a wait, which MPI forbids: if the program frees their buffers, completing
+ * the calls writes to memory that is used otherwise. */
 static void warn_of_unfinished(void) {
   int rank = 0, unfinished = atomic_load(&alive);
   PMPI_Comm_rank(MPI_COMM_WORLD, &rank);

@@ -72,7 +72,8 @@ static struct difference shadow_compare(onebit_dtype_t dtype, const char *sum, c
   return found;
 }
 
-/* A call this much smaller than the one before is quiet: the bound that MAX_BOUNDS below gives. */
+/* A call whose norm is this many times smaller than the previous one is quiet: the bound is that of
+ * MAX_BOUNDS below. */
 #define QUIET (1.0 / 13)
 
 bool ob_shadow_is_quiet(struct ob_shadow *shadow, const struct ob_mpi_call *call) {

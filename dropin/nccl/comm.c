@@ -68,7 +68,7 @@ static bool ask_end(struct ob_nccl_comm *comm, int count, cudaStream_t stream) {
          cudaEventRecord(to->done, stream) == cudaSuccess;
 }
 
-/* True unless a rank is gone: while NCCL waits for one, the event never comes. */
+/* True unless a rank is lost: the event never comes while NCCL waits for it. */
 static bool is_well(struct ob_nccl_comm *comm) {
   ncclResult_t found = ncclSuccess;
   OB_LOCKED(&comm->lock);
@@ -224,7 +224,7 @@ static ncclResult_t comm_settle(struct ob_nccl_comm **made, size_t count) {
     ask_end(made[i], VALUES, made[i]->agreement.stream);
   for (size_t i = 0; i < count; i++) {
     if (!ob_nccl_answer(made[i], values, VALUES)) {
-      result = made[i]->failed ? ncclRemoteError : result; /* else the program hears of it */
+      result = made[i]->failed ? ncclRemoteError : result; /* otherwise the program learns of it */
       continue;
     }
     const char *refused = comm_judge(made[i], values);
@@ -411,8 +411,8 @@ OB_PRELOAD_VISIBLE ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
   return result;
 }
 
-/* Leaves a communicator that has failed to the program, which goes on asking NCCL about it and
- * would find it gone: NCCL tells it of the error, too. */
+/* Leaves a failed communicator to the program, which goes on asking NCCL about it and would
+ * otherwise find it gone: NCCL reports the error to the program. */
 ncclResult_t ob_nccl_leave_to_program(ncclComm_t comm) {
   (void)comm;
   return ncclSuccess;

@@ -59,8 +59,8 @@ bool ob_nccl_group_make(const struct ob_nccl_made *made) {
 
 /* ---- The end ---- */
 
-/* Times the only call of a group: where NCCL does several together nobody knows which took how
- * long. */
+/* Times the only call of a group: if NCCL runs several together, their single times are not
+ * known. */
 static struct ob_nccl_timer *group_time_only_call(void) {
   const struct entry *only = entries_of();
   if (group.count != 1 || only->decision.reason == OB_REASON_NONE)

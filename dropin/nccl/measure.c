@@ -15,7 +15,7 @@ struct ob_nccl_sample {
   size_t first, count, floats; /* elements of the result; how many floats the worker residual has */
   int divisor;                 /* what makes a mean of the result */
   float *result;               /* pinned */
-  uint64_t call;               /* whose result it is; 0: nobody's */
+  uint64_t call;               /* the call whose result it is; 0: none */
 };
 
 /* Creates a sample, of an allreduce: only there does a rank hold the mean of what it has sent. */

@@ -224,8 +224,8 @@ ncclResult_t ob_nccl_dense(const struct ob_nccl_call *call) {
   return ncclInternalError;
 }
 
-/* True while a graph is captured. NCCL wants that ranks agree on that, so all of them find
- * alike. */
+/* True while a graph is captured. NCCL requires that ranks agree on that, so the answer is the same
+ * on all of them. */
 static bool is_captured(cudaStream_t stream) {
   enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {

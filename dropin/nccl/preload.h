@@ -149,7 +149,7 @@ struct ob_nccl_tensor {
    * far as was counted; and of results that were not-a-number, of all calls. */
   uint64_t captures, replays, skipped;
   struct ob_record *record;
-  struct ob_nccl_sample *sample; /* NULL: of such calls there is none */
+  struct ob_nccl_sample *sample; /* NULL: such calls have none */
 };
 
 /* The most calls that are timed on their streams at once. */
@@ -175,12 +175,12 @@ struct ob_nccl_comm {
   onebit_comm_t onebit;
   int tensors;
   struct ob_nccl_tensor *tensor[OB_MAX_POSITIONS];
-  int captured; /* the position of the last call, where that was captured */
+  int captured; /* the position of the latest call, if it was captured */
   struct ob_nccl_timer timers[OB_TIMERS];
   unsigned timers_first, timers_used;
   pthread_mutex_t lock; /* of `aborted` */
   bool aborted;
-  bool failed;    /* a rank has not come within ONEBIT_TIMEOUT: all calls fail from then on */
+  bool failed;    /* a rank did not arrive within ONEBIT_TIMEOUT: all later calls fail */
   unsigned users; /* of the list's lock: threads that are in a call on it, and the list itself */
 };
 
@@ -209,7 +209,7 @@ bool ob_nccl_answer(struct ob_nccl_comm *comm, int64_t *values, int count);
 
 /* The decision on a call, the same on all ranks of its communicator. */
 struct ob_nccl_decision {
-  struct ob_nccl_comm *comm; /* used; NULL where nothing is known of it */
+  struct ob_nccl_comm *comm; /* the communicator used; NULL if it is not known */
   enum ob_reason reason;     /* OB_REASON_NONE: it is to be compressed */
   int position;              /* then; in the loop that is followed */
   bool captured;             /* by a graph: nothing is asked, noted or timed */

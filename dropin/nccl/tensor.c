@@ -80,7 +80,8 @@ static struct ob_nccl_tensor *tensor_allocate(const struct ob_nccl_comm *comm,
   return tensor;
 }
 
-/* The next free number, the same on all ranks, since tensors are made and given up alike. */
+/* Returns the next free number, which is the same on all ranks, since they make and drop tensors
+ * alike. */
 static int free_number(struct ob_nccl_comm *comm) {
   for (int i = 0; i < comm->tensors; i++)
     if (!comm->tensor[i])

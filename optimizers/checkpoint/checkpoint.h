@@ -21,7 +21,7 @@
 
 /* --- The format */
 
-#define OB_PART_MAGIC   "O1BC\r\n\x1a\n" /* as in PNG: shows what has passed for text */
+#define OB_PART_MAGIC   "O1BC\r\n\x1a\n" /* as in PNG: shows a transfer that changed line ends */
 #define OB_PART_VERSION 2
 #define OB_PART_ORDER   0x01020304u
 
@@ -31,7 +31,7 @@
 /* The form in which the momentum is sent. */
 enum ob_form { OB_FORM_MOMENTUM, OB_FORM_STEP };
 
-/* A part begins with this; all of it in multiples of 8 bytes. */
+/* A part begins with this header; its sizes are multiples of 8 bytes. */
 struct ob_part_header {
   unsigned char magic[8];
   uint32_t version, order;
@@ -75,8 +75,8 @@ struct ob_part_section {
   uint64_t checksum;
 };
 
-/* A checksum of 64-bit words, four of them side by side. As each word passes through nothing but
- * what can be undone, no change within one word goes unseen. */
+/* A checksum of 64-bit words in four lanes. Every operation on a word is reversible, so any change
+ * within one word changes the checksum. */
 struct ob_checksum {
   uint64_t lanes[4], words;
 };
@@ -116,7 +116,7 @@ enum { OB_READ_AT_ONCE = 8192 };
 /* The longest front of a part: some millions of sections. */
 #define OB_MAX_FRONT ((uint64_t)256 << 20)
 
-/* A part in memory or, where that is NULL, in a file. */
+/* A part in memory or, if that is NULL, in a file. */
 struct ob_part_source {
   const unsigned char *memory;
   const struct ob_stored *file;
@@ -213,7 +213,7 @@ struct ob_parts {
   struct ob_part *list;
   int count;
   int own;           /* the part that this rank had, where the ranks are the same; else -1 */
-  bool same_padding; /* what is known of padding is of use */
+  bool same_padding; /* the parts' padding can be used here */
   int latest;        /* of what all have alike: the part that was looked at last */
   /* NULL, or each part's weight in means of ranks' own arrays; the weights add up to the number of
    * parts. */
@@ -222,7 +222,7 @@ struct ob_parts {
   uint32_t *counts;
 };
 
-/* The parts that a caller gives: memory and its bytes, or files. */
+/* The parts that a caller gives, either in memory or as files. */
 struct ob_sources {
   const void *const *memory;
   const size_t *bytes;
@@ -230,7 +230,7 @@ struct ob_sources {
   int count;
 };
 
-/* Fails unless an optimizer of these options can have the state of the parts. */
+/* Fails unless an optimizer with these options can load the state of the parts. */
 onebit_status_t ob_parts_check(struct ob_parts *parts, struct onebit_optimizer *optimizer,
                                const struct ob_map *map);
 
@@ -244,11 +244,11 @@ onebit_status_t ob_parts_read(struct ob_parts *parts, const struct ob_range *ran
 struct ob_load {
   void *object;
   const struct ob_state *state;
-  struct ob_term term; /* that the ranks agree on besides; name NULL: none */
-  /* Collective: the agreement with ranks that are not in comm. NULL: there are none. */
+  struct ob_term term; /* a further number that ranks must agree on; name NULL: none */
+  /* Collective: extends the agreement to ranks that are not in comm. NULL: there are none. */
   onebit_status_t (*agreed)(void *object, onebit_status_t status);
-  /* First dry: looks at everything that is needed, and changes nothing. The parts are of one
-   * checkpoint, of an object of this kind, of such tensors. */
+  /* Called first with `dry`: it then reads everything that is needed, and changes nothing. The
+   * parts belong to one checkpoint, of an object of this kind and these tensors. */
   onebit_status_t (*restore)(void *object, struct ob_parts *parts, bool dry);
   void (*close)(void *object); /* in any case */
 };
@@ -268,7 +268,7 @@ struct ob_loading {
   struct ob_map map;
   struct ob_parts *parts;
   struct ob_part *own;                /* the part that has this rank's numbers */
-  bool dry, ladders;                  /* ladders: the part has those of the optimizer's scratch */
+  bool dry, ladders;                  /* ladders: the part has the optimizer's scratch ladders */
   enum ob_stage stage;                /* of the optimizer, once it is loaded */
   size_t bucket;                      /* that is being restored; */
   const struct ob_stretch *stretches; /* its own */
@@ -292,9 +292,9 @@ onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_pa
 
 /* --- Merging (merge.c) */
 
-/* Collective: of what the optimizers of comm's ranks have, a part that has all of it: of what must
- * be alike on all ranks, the same everywhere; of what is each rank's own, this rank's. Changes
- * nothing. Released with ob_part_release. */
+/* Collective: merges the states of comm's ranks into one part. State that must be equal on all
+ * ranks is the same everywhere; other state is this rank's own. Changes nothing. Release it with
+ * ob_part_release. */
 onebit_status_t ob_merge(onebit_optimizer_t optimizer, onebit_comm_t comm, struct ob_part **part);
 
 #endif

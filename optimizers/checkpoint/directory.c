@@ -146,7 +146,7 @@ onebit_status_t ob_file_write(struct ob_file *file, uint64_t offset, const void 
   return ONEBIT_OK;
 }
 
-/* A close that is interrupted has closed, and the bytes are on the disk. */
+/* An interrupted close has still closed the file, and its bytes are on the disk. */
 onebit_status_t ob_file_finish(struct ob_file *file) {
   onebit_status_t status = sync_again(file->number) == 0 ? ONEBIT_OK : file_failed("fsync", file);
   int closed = ob_system.close(file->number);

@@ -38,7 +38,7 @@ static onebit_status_t make_directory(struct ob_directory *directory, const char
   return ob_directory_sync_parent(directory);
 }
 
-/* The names in it, from the first one on; NULL: it cannot be read. */
+/* Opens the list of its names, at the first one; NULL: it cannot be read. */
 static DIR *list_directory(const struct ob_directory *directory) {
   int number = openat(directory->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *list = number < 0 ? NULL : fdopendir(number);
@@ -101,7 +101,7 @@ static onebit_status_t lock_directory(struct files *files) {
                   files->path);
 }
 
-/* Rank 0 says which generation this is. */
+/* Rank 0 decides which generation this is. */
 static onebit_status_t files_begin(struct files *files, onebit_status_t status) {
   onebit_comm_t comm = files->state->comm;
   uint64_t largest = 0;

@@ -290,7 +290,8 @@ static onebit_status_t merge_section(struct ob_merge *merge,
 
 /* --- All of it ---------------------------------------------------------------------------------*/
 
-/* Merges the sections. A failure here is not agreed on: the others learn of it while they wait. */
+/* Merges the sections. A failure here is not agreed on: the other ranks learn of it while they
+ * wait. */
 static onebit_status_t merge_sections(struct ob_merge *merge) {
   onebit_status_t status = ONEBIT_OK;
   for (uint64_t i = 0; status == ONEBIT_OK && i < merge->merged->header.sections; i++)
@@ -307,7 +308,7 @@ static onebit_status_t merge_run(struct ob_merge *merge, onebit_status_t status)
   return ob_agree(merge->moving.comm, ob_outcome_tell(&merge->outcome), NULL, 0);
 }
 
-/* Memory of messages that could not be taken back stays. */
+/* Keeps the memory of messages that could not be cancelled. */
 static void keep_messages(struct ob_merge *merge) {
   ob_memory_keep(merge->fronts);
   ob_memory_keep(merge->hashes);

@@ -27,7 +27,7 @@ struct ob_merge {
   struct onebit_optimizer *optimizer;
   struct ob_moving moving;
   struct ob_state state;
-  struct ob_saving saving; /* this rank's part, unless that is optimizer->held */
+  struct ob_saving saving; /* this rank's part, unless optimizer->held has it */
   struct ob_part *ranks;   /* the headers and sections of all */
   unsigned char *fronts;   /* in which `ranks` came */
   size_t *starts;          /* of each rank's there; */

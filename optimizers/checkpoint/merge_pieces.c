@@ -1,4 +1,5 @@
-/* Pieces of the merged part: who sends what to whom, and what stands in for what is lost. */
+/* Pieces of the merged part: which rank sends which piece to which, and what replaces lost
+ * pieces. */
 #include <string.h>
 
 #include "base/error.h"
@@ -81,8 +82,8 @@ static void compute_mean(struct ob_merge *merge, const struct ob_merge_piece *pi
     mean[i] = (float)(sums[i] / count);
 }
 
-/* One of the holders takes the mean of what all of them have, and sends it to who has nothing, or
- * to all. */
+/* One of the ranks that hold a piece averages it over all of them, and sends the mean to the ranks
+ * without it, or to all. */
 static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                        size_t slot, bool to_all) {
   struct ob_moving *moving = &merge->moving;
@@ -110,8 +111,8 @@ static onebit_status_t distribute_mean(struct ob_merge *merge, const struct ob_m
   return ob_moving_broadcast(moving, at, me == at ? mean : values, merge_pieces_bytes_of(piece));
 }
 
-/* Distributes a piece. Moments of uncompressed tensors are those of the mean gradient, and so equal
- * on all ranks. */
+/* Distributes a piece. Moments of uncompressed tensors come from the mean gradient, so they are
+ * equal on all ranks. */
 onebit_status_t ob_merge_settle(struct ob_merge *merge, const struct ob_merge_piece *piece,
                                 size_t slot) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
@@ -136,7 +137,7 @@ static void add_variance(float value, bool reciprocal, double *sum, size_t *coun
   }
 }
 
-/* The mean variance of the elements first .. end - 1; 0 where there is none. */
+/* Returns the mean variance of the elements first .. end - 1; 0 if there are none. */
 static float mean_variance(const struct ob_merge *merge, const struct ob_merge_piece *piece,
                            uint64_t first, uint64_t end, bool reciprocal) {
   double sum = 0;
@@ -148,8 +149,8 @@ static float mean_variance(const struct ob_merge *merge, const struct ob_merge_p
   return count ? (float)(reciprocal ? (double)count / sum : sum / (double)count) : 0;
 }
 
-/* An element's variance is the mean of its tensor's others, or else of all tensors'; reciprocals
- * are those of compressed tensors. */
+/* Returns an element's variance as the mean of its tensor's other elements, or else of all tensors;
+ * compressed tensors have reciprocals. */
 static float variance_of(struct ob_merge *merge, const struct ob_merge_piece *piece,
                          size_t tensor) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
@@ -183,8 +184,8 @@ static void replace_variance(struct ob_merge *merge, const struct ob_merge_piece
   }
 }
 
-/* The caller's, of which all ranks have all. Only a rank whose state is in shards has not the
- * values themselves. */
+/* Reads the caller's parameters, which all ranks have completely. Only a rank with sharded state
+ * lacks the master values. */
 static void read_callers(const struct ob_merge *merge, const struct ob_merge_piece *piece) {
   const struct onebit_optimizer *optimizer = merge->optimizer;
   float *values = ob_merge_at(merge, piece);

@@ -167,8 +167,8 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading) {
   return ONEBIT_OK;
 }
 
-/* Padding has no momentum where it fills a tensor up; where it is of no tensor its momentum stays
- * as it is. */
+/* Momentum of padding that fills a tensor up is zero; padding that belongs to no tensor keeps its
+ * momentum. */
 onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,
                               float *residual) {
   const struct ob_bucket *bucket = bucket_of(loading);

@@ -110,7 +110,7 @@ static void checkpoint_optimizer_list_tensors(const void *object, struct ob_part
   }
 }
 
-/* Pieces of a tensor follow each other; one of no tensor is padding. */
+/* Lists the pieces of a tensor one after the other; a piece of no tensor is padding. */
 static size_t list_bucket(const struct onebit_optimizer *optimizer, size_t u,
                           struct ob_stretch *stretches) {
   const struct ob_bucket *bucket = &optimizer->buckets[u];

@@ -112,7 +112,7 @@ static onebit_status_t check_sections(const struct ob_part *part) {
                        part->header.bytes);
 }
 
-/* Bytes of a part, which are within it. */
+/* Reads bytes that lie within the part. */
 static onebit_status_t read_at(const struct ob_part *part, uint64_t offset, void *to,
                                size_t bytes) {
   if (!part->source.memory)
@@ -232,7 +232,7 @@ onebit_status_t ob_part_copy(const struct ob_part *part, const struct ob_part_se
   return read_at(part, section->offset + (first - section->first) * size, values, count * size);
 }
 
-/* The index of the first of `count` floats that is not finite, or `count`. */
+/* Returns the index of the first of `count` floats that is not finite, or `count`. */
 static uint64_t first_infinite(const unsigned char *bytes, uint64_t count) {
   for (uint64_t i = 0; i < count; i++) {
     float value;
@@ -243,7 +243,7 @@ static uint64_t first_infinite(const unsigned char *bytes, uint64_t count) {
   return count;
 }
 
-/* Sums a section up, a piece at a time, and finds its first float that is not finite. */
+/* Adds up a section, piece by piece, and finds its first float that is not finite. */
 static onebit_status_t sum_section(const struct ob_part *part,
                                    const struct ob_part_section *section, struct ob_checksum *sum,
                                    uint64_t *infinite) {

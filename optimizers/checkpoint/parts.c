@@ -89,7 +89,7 @@ static uint64_t parts_identity(const struct ob_parts *parts) {
   return ob_checksum_end(&sum);
 }
 
-/* Fails unless the part is of such an object, of the same tensors. */
+/* Fails unless the part is of this kind of object and of the same tensors. */
 static onebit_status_t parts_check_object(const struct ob_part *part, const struct ob_state *state,
                                           const struct ob_part_tensor *tensors) {
   const struct ob_part_header *header = &part->header;
@@ -125,7 +125,7 @@ static onebit_status_t parts_check_objects(const struct ob_parts *parts,
 
 /* --- Checks of the parts against the optimizer -------------------------------------------------*/
 
-/* From the freeze on, and in a warm-up of divided gradients, what is kept of a tensor depends on
+/* From the freeze on, and in a warm-up of divided gradients, the state of a tensor depends on
  * whether it is compressed. */
 static onebit_status_t check_options(const struct ob_part *part,
                                      const struct onebit_optimizer *optimizer) {

@@ -93,8 +93,8 @@ static onebit_status_t restore_parameters(struct ob_loading *loading, const stru
   return loading->dry ? ONEBIT_OK : write_parameters(loading, to, &run);
 }
 
-/* Without error feedback a residual is only what a message cannot say. *large: a number of it is
- * from OB_LARGE_SCALE on. */
+/* Without error feedback the residual only holds what a message cannot represent. *large: it has a
+ * number of OB_LARGE_SCALE or more. */
 static onebit_status_t restore_run(struct ob_loading *loading, const struct ob_section *to,
                                    const struct ob_run *run, bool *large) {
   bool residual = to->content == OB_CONTENT_RESIDUAL;
@@ -183,8 +183,8 @@ static onebit_status_t restore_check_number(const struct ob_loading *loading,
                        is->max);
 }
 
-/* A ring of norms of another length is of no use: then they are collected anew. Own numbers that an
- * older library did not write are zeros. */
+/* A ring of norms of another length cannot be used: norms are collected anew. A rank's own numbers
+ * that an older library did not write are zeros. */
 static onebit_status_t restore_numbers(struct ob_loading *loading, enum ob_saved what) {
   uint64_t count = ob_checkpoint_numbers(loading->optimizer, what);
   bool own = what != OB_SAVED_NORMS;
@@ -266,7 +266,7 @@ static enum ob_stage restore_stage_of(const struct ob_loading *loading) {
   return sent ? OB_STAGE_SENT : OB_STAGE_FROZEN;
 }
 
-/* Numbers come first: what is done with momentum may ask for them. */
+/* Numbers are restored first: the code that restores momentum may read them. */
 static onebit_status_t restore_all(struct ob_loading *loading) {
   struct onebit_optimizer *optimizer = loading->optimizer;
   loading->own = &loading->parts->list[loading->parts->own >= 0 ? loading->parts->own : 0];

@@ -35,7 +35,7 @@
 enum { PARTS = 4 };
 
 struct own {
-  onebit_plan_t sums; /* NULL: nobody asks */
+  onebit_plan_t sums; /* NULL: nothing needs them */
   float part[PARTS], *parts;
   double variance;
   double passed; /* seconds of this step's passes */
@@ -126,7 +126,7 @@ static onebit_status_t adam_create_plans(struct onebit_optimizer *optimizer,
 
 /* --- A step */
 
-/* Gradients, with the error of what was sent of them. */
+/* Sends gradients plus the residual of the gradients sent before. */
 static void shards_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                         struct ob_call *call) {
   (void)bucket;
@@ -248,7 +248,7 @@ static onebit_status_t shards_update(struct onebit_optimizer *optimizer) {
   return ob_step_outcome(optimizer);
 }
 
-/* The variance becomes a reciprocal; the momentum stays what it is: it is no residual here. */
+/* The variance becomes a reciprocal; the momentum does not change, since here it is no residual. */
 static onebit_status_t shards_freeze(struct onebit_optimizer *optimizer) {
   for (size_t u = 0; u < optimizer->bucket_count; u++) {
     struct ob_bucket *bucket = &optimizer->buckets[u];
@@ -320,7 +320,7 @@ static void adam_call(struct onebit_optimizer *optimizer, struct ob_bucket *buck
     call->source.reciprocals = bucket->arrays[OB_VARIANCE];
 }
 
-/* One rank alone, where it does not compress, goes on with a frozen variance. */
+/* One rank alone, if it does not compress, continues with a frozen variance. */
 static onebit_status_t adam_update(struct onebit_optimizer *optimizer) {
   OB_TRY(ob_buckets_apply(optimizer));
   if (optimizer->step.exchange == OB_EXCHANGE_DENSE)

@@ -87,8 +87,8 @@ static onebit_status_t count_zero_steps(struct onebit_optimizer *optimizer) {
   return ONEBIT_OK;
 }
 
-/* Bias corrections go on from the warm-up's number of steps; w, the step that the ranks agreed on
- * last, as the residual of a message that was nothing. */
+/* Bias corrections continue from the warm-up's number of steps; w, the step that the ranks agreed
+ * on last, becomes the residual of an empty message. */
 static onebit_status_t efficient_adam_advance(struct onebit_optimizer *optimizer) {
   if (ob_optimizer_is_frozen(optimizer))
     return ONEBIT_OK;
@@ -150,7 +150,7 @@ static size_t efficient_adam_numbers(struct onebit_optimizer *optimizer,
 
 /* --- With trust ratios */
 
-/* A tensor's ratio is of all its elements: nothing is applied before all are here. */
+/* A trust ratio needs all elements of a tensor: nothing is applied before all are here. */
 static void call_held(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *into) {
   efficient_adam_call(optimizer, bucket, into);

@@ -83,7 +83,7 @@ static onebit_status_t lamb_level_of(struct onebit_optimizer *optimizer, struct 
   return ONEBIT_OK;
 }
 
-/* The mean is that of the tensors that have momentum. */
+/* Computes the scalings from the mean over the tensors that have momentum. */
 static onebit_status_t set_scalings(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   struct ob_lamb *lamb = optimizer->own;
   double level, total = 0;
@@ -133,21 +133,21 @@ onebit_status_t ob_lamb_dense(struct onebit_optimizer *optimizer, struct ob_buck
   return lamb_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* One rank alone, where it does not compress, goes on with a frozen variance. */
+/* One rank alone, if it does not compress, continues with a frozen variance. */
 static onebit_status_t frozen(struct onebit_optimizer *optimizer, struct ob_bucket *bucket) {
   OB_TRY(lamb_pass(optimizer, bucket, OB_PASS_LAMB_FROZEN));
   OB_TRY(ob_lamb_run(optimizer, bucket, OB_LAMB_CORRECT));
   return lamb_pass(optimizer, bucket, OB_PASS_LAMB_MOVE);
 }
 
-/* In the first compressed step. A deferred executor finds out for itself whether this is the first.
- * */
+/* True in the first compressed step. A deferred executor finds out for itself whether this is the
+ * first. */
 static bool momentum_in_residual(const struct onebit_optimizer *optimizer) {
   return optimizer->deferred || optimizer->steps == optimizer->frozen_at;
 }
 
-/* The factor is of all elements of a tensor: nothing is applied before all are here. Scalings may
- * have come from a checkpoint. */
+/* The factor needs all elements of a tensor: nothing is applied before all are here. Scalings may
+ * come from a checkpoint. */
 static void lamb_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                       struct ob_call *call) {
   load_scalings(optimizer, bucket);

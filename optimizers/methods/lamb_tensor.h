@@ -12,8 +12,8 @@
 extern "C" {
 #endif
 
-/* The pass after which sums are used. Each tensor's sums are those of its blocks, added in the
- * order of ob_add_sums. */
+/* The pass after which sums are used. Each tensor's sum adds the sums of its blocks in the order of
+ * ob_add_sums. */
 enum ob_lamb_stage {
   OB_LAMB_WARM,    /* LAMB: ratio and coefficient; learning rates for LAMB_MOVE */
   OB_LAMB_SCALE,   /* POWER, at the freeze: scalings for LAMB_FREEZE */
@@ -36,7 +36,7 @@ struct ob_lamb {
   double *scalings;     /* what momentum travels with: floats; from the freeze on */
 };
 
-/* A value that is not a number becomes the least. */
+/* Clamps a value; NaN becomes the lower limit. */
 OB_INLINE double ob_lamb_clamp(double value, double min, double max) {
   return !(value > min) ? min : value > max ? max : value;
 }
@@ -66,13 +66,13 @@ OB_INLINE double ob_lamb_correct(double last, double plain, double updates, doub
   return ob_lamb_clamp(factor, last * (1 - change), last * (1 + change));
 }
 
-/* The root mean square of a tensor's momentum, from the sum of its squares. */
+/* Returns the root mean square of a tensor's momentum, from the sum of its squares. */
 OB_INLINE double ob_lamb_level(double squares, size_t count) {
   return count ? sqrt(squares / (double)count) : 0;
 }
 
-/* The factor with which a momentum of this level travels. 1 where there is none, and where the
- * quotient is no float32. */
+/* Returns the factor by which a momentum of this level is multiplied in messages; 1 if the level is
+ * 0, or if the quotient is not finite as float32. */
 OB_INLINE float ob_lamb_scaling(double mean_level, double level) {
   float scaling = level > 0 ? (float)(mean_level / level) : 1;
   return scaling > 0 && ob_is_finite(scaling) ? scaling : 1;

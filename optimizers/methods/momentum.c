@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "optimizers/optimizer.h"
 
-/* The message is the step: there is no variance. */
+/* The message itself is the step, since there is no variance. */
 static void momentum_call(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                           struct ob_call *call) {
   ob_momentum_call(optimizer, bucket, OB_PASS_APPLY_STEP, call);

@@ -37,8 +37,8 @@ struct ob_zero_one_schedule ob_zero_one_resolve(const struct ob_zero_one_schedul
 
 /* --- The variance stage */
 
-/* While its interval is the same the variance is brought up to date in the steps whose numbers that
- * divides, from `first` on, until there were variance_update_scaler of them. */
+/* Within one period the interval stays the same, and the variance is updated in the steps whose
+ * numbers are multiples of it, from `first` on, variance_update_scaler times. */
 struct period {
   uint64_t first, interval;
 };
@@ -158,7 +158,8 @@ static double corrected_rate(const struct onebit_optimizer *optimizer, uint64_t 
   return rate_of(optimizer) * (double)ob_factors_of(optimizer, step).adam.momentum_factor;
 }
 
-/* The sums of the rates since the last synchronisation, with that of the step being made. */
+/* Returns the sum of the learning rates since the last synchronisation, including the step being
+ * made. */
 static float rate_sum(const struct onebit_optimizer *optimizer) {
   return (float)(own_of(optimizer)->rates + rate_of(optimizer));
 }

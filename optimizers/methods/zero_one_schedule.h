@@ -1,7 +1,5 @@
-/*
- * The schedule of 0/1 Adam's exchanges: a function of the step's number and the options alone, so
- * that all ranks come to the same.
- */
+/* The schedule of 0/1 Adam's exchanges: a function of the step's number and the options alone, so
+ * that all ranks get the same result. */
 #ifndef OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
 #define OB_OPTIMIZERS_ZERO_ONE_SCHEDULE_H
 

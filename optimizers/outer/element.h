@@ -17,11 +17,12 @@ extern "C" {
  * the lanes are halved, and the runs' sums are added as ob_add_sums has it. */
 #define OB_OUTER_RUN 2048
 
-/* Drifts beyond it are no training any more; the sum of squares of a block is still a float32. */
+/* Larger drifts mean that training has diverged; the sum of squares of a block still fits in a
+ * float32. */
 #define OB_OUTER_LARGEST 1e16f
 
-/* The change since a parameter was set to the consensus less the residual. It was set to a rounded
- * number: the rounding error is no drift. */
+/* Returns the change of a parameter since it was set to the consensus less the residual. It was
+ * rounded then: the rounding error does not count as drift. */
 OB_INLINE float ob_outer_drift(float consensus, float left, float parameter, onebit_dtype_t dtype) {
   return ob_round(consensus - left, dtype) - parameter;
 }
@@ -39,7 +40,7 @@ OB_INLINE float ob_outer_move(onebit_outer_rule_t rule, float *momentum, float d
   return rule == ONEBIT_OUTER_MOMENTUM ? *momentum : drift + decay * *momentum;
 }
 
-/* The new parameter. It takes less than all of the consensus with a mixing below 1. */
+/* Returns the new parameter. With a mixing below 1 it takes only a part of the consensus. */
 OB_INLINE float ob_outer_mix(float parameter, float consensus, float mixing) {
   return mixing < 1 ? (1 - mixing) * parameter + mixing * consensus : consensus;
 }

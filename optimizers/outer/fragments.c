@@ -25,7 +25,8 @@ static size_t cut_unit(const struct onebit_outer *outer) {
   return ob_outer_shape(outer, dense, &shape) == ONEBIT_OK ? shape.block : 1;
 }
 
-/* The elements of a tensor up to a cut, after `before` of all tensors. */
+/* Returns how many elements of a tensor lie before a cut; `before` elements lie before the
+ * tensor. */
 static size_t cut_at(size_t before, size_t count, size_t end, size_t block) {
   if (before + count <= end)
     return count;
@@ -190,7 +191,7 @@ onebit_status_t ob_outer_clear(const struct onebit_outer *outer, void *memory, s
 
 /* --- The host's copies -------------------------------------------------------------------------*/
 
-/* An array becomes a copy; `home` keeps where it was. */
+/* Replaces an array by a copy; `home` keeps its former place. */
 static onebit_status_t copy_here(const struct onebit_outer *outer, void **array, void **home,
                                  size_t bytes) {
   if (!*array)

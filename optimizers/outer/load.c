@@ -118,7 +118,7 @@ static onebit_status_t outer_load_allocate(struct loading *loading) {
 
 /* --- A fragment --------------------------------------------------------------------------------*/
 
-/* The part whose numbers this rank goes on with. */
+/* Returns the part whose numbers this rank continues with. */
 static int outer_load_part_of(const struct loading *loading) {
   return loading->outer->comm->rank % loading->parts->count;
 }
@@ -331,7 +331,7 @@ static onebit_status_t outer_load_look(struct loading *loading, struct ob_parts 
   return ob_outer_to_host(outer);
 }
 
-/* Restores the state; exchanges in flight are replaced, whatever their outcome. */
+/* Restores the state; exchanges in flight are dropped, whatever their outcome. */
 static onebit_status_t outer_load_restore(void *object, struct ob_parts *parts, bool dry) {
   struct loading *loading = object;
   if (dry)
@@ -366,7 +366,7 @@ static onebit_status_t outer_load_check(onebit_outer_t outer) {
   return outer->sites ? ONEBIT_OK : ob_outer_check_attached(outer);
 }
 
-/* Joins sites that have loaded different rounds: all go on with the latest. */
+/* Brings together sites that have loaded different rounds: all continue from the latest. */
 static onebit_status_t join_sites(struct onebit_outer *outer, onebit_status_t status) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};
   ob_outcome_add(&outcome, status);

@@ -167,7 +167,7 @@ static void destroy_exchange(struct ob_fragment *fragment) {
   fragment->weigh = NULL;
 }
 
-/* Without memory nothing is given back, and the next call begins here again. */
+/* Without memory nothing is freed, and the next call tries again. */
 onebit_status_t ob_outer_detach(struct onebit_outer *outer) {
   const size_t parts = outer->options.fragments;
   for (size_t f = 0; f < parts; f++)
@@ -281,8 +281,8 @@ static onebit_status_t outer_move_attach(struct rejoining *moving) {
   return ob_agree(outer->comm, status, NULL, 0);
 }
 
-/* Groups of which some site had sent drifts that were in no round that it applied: they are sent
- * again, by all, since a server waits for all. */
+/* Sends drifts again in groups where a site's drift was in no round that it applied. All sites
+ * send, since a server waits for all. */
 static onebit_status_t resend_drifts(struct rejoining *moving, struct rejoining *inside) {
   struct onebit_outer *outer = moving->outer;
   bool skipped = false;
@@ -354,7 +354,7 @@ onebit_status_t ob_outer_rejoin(struct onebit_outer *outer, onebit_comm_t comm) 
   if (status != ONEBIT_OK) {
     struct ob_outcome outcome = {.status = ONEBIT_OK};
     ob_outcome_add(&outcome, status);
-    (void)ob_outer_detach(outer); /* a rank that has come through waits for the others, too */
+    (void)ob_outer_detach(outer); /* a rank whose move succeeded waits for the others, too */
     status = ob_outcome_tell(&outcome);
   }
   if (status == ONEBIT_OK)

@@ -1,4 +1,4 @@
-/* Options of the outer step, and what is asked of it. */
+/* Options of the outer step, and the functions that return its state. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,8 @@
 #include "onebit/statistics.h"
 #include "optimizers/outer/outer.h"
 
-/* Two bits bear this outer momentum, and no more; one bit bears none: docs/outer.md. */
+/* With two bits an outer momentum up to this one converges, with one bit none does:
+ * docs/outer.md. */
 #define MOMENTUM_OF_TWO_BITS 0.5
 
 /* Returns the fewest bits that a rule with that momentum bears. */
@@ -128,7 +129,7 @@ static double squares_of(const float *values, size_t count) {
   return sum;
 }
 
-/* Moves elements to their places, from the last one on, so that none is overwritten. */
+/* Moves elements to their places, last one first, so that none is overwritten. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values) {
   const struct ob_outer_exchange *exchange = fragment->outer->exchange;

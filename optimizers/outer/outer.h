@@ -101,7 +101,7 @@ enum ob_fragment_stage {
   OB_FRAGMENT_IDLE,
   OB_FRAGMENT_WEIGHING, /* the weights travel */
   OB_FRAGMENT_SENDING,  /* the drift travels; among sites only with a delay, and `drift` is it */
-  OB_FRAGMENT_ENDED     /* `status` says how; not applied yet */
+  OB_FRAGMENT_ENDED     /* `status` has the outcome; not applied yet */
 };
 
 /* The arrays of an outer step, of a float for each element. The first ones are in memory of the
@@ -167,7 +167,7 @@ struct onebit_outer {
   const struct ob_codec *codec;
   struct ob_outer_tensor *tensors;
   struct ob_fragment *fragments; /* options.fragments of them; among sites these are shards */
-  size_t groups; /* the fragments that were asked for: among sites each is cut into shards */
+  size_t groups; /* the number of fragments in the options: among sites each is cut into shards */
   size_t tensor_count, count, piece_count;
   size_t longest;                   /* elements of the longest fragment */
   struct ob_outer_piece *pieces;    /* of all fragments */
@@ -176,7 +176,7 @@ struct onebit_outer {
   size_t position;                  /* of the round: its local steps so far */
   uint64_t steps, exchanges, skipped, own_bytes;
   uint64_t fragment_bytes; /* of own_bytes */
-  uint64_t started;        /* exchanges, of all fragments; the same on all ranks whose steps are */
+  uint64_t started;        /* exchanges of all fragments; ranks with equal steps have equal ones */
   bool refused;            /* a message was (struct onebit_plan) */
   bool detached;           /* from its communicator: fragments have no exchange (move.c) */
   bool stopped; /* a move, or an exchange among sites has failed: no steps before another move */
@@ -221,7 +221,7 @@ void ob_fragment_read(struct ob_fragment *fragment);
 bool ob_fragment_drift(struct ob_fragment *fragment);
 void ob_fragment_update(struct ob_fragment *fragment);
 void ob_fragment_set(const struct ob_fragment *fragment, double mixing);
-/* Parameters less `by`, where that is not zero. */
+/* Subtracts `by` from the parameters, unless it is zero. */
 void ob_fragment_shift(const struct ob_fragment *fragment, const float *by);
 /* Sets the elements first to first + count - 1 to the consensus less `ahead`, with the mixing of
  * the options, and stores `ahead` in fragment->drift. */
@@ -253,9 +253,9 @@ static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum 
 onebit_status_t ob_outer_hold(struct onebit_outer *outer);
 void ob_outer_release_held(struct onebit_outer *outer);
 
-/* A residual, not while an exchange is in flight: fragment->count values on the host, zeros where
- * this rank has none of it. Back: those that this rank has, by way of as much scratch, which may be
- * the values. */
+/* Exports a residual while no exchange is in flight: fragment->count values on the host, with zeros
+ * for elements that this rank lacks. The import takes those that this rank has, and needs as much
+ * scratch, which may be the values. */
 onebit_status_t ob_outer_export_residual(const struct ob_fragment *fragment, enum ob_saved what,
                                          float *values);
 onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_saved what,
@@ -267,8 +267,8 @@ onebit_status_t ob_outer_import_residual(struct ob_fragment *fragment, enum ob_s
 
 struct ob_state ob_outer_state(struct onebit_outer *outer);
 
-/* Without sites an exchange is one of the first three; among sites the first, or OB_OUTER_SENT, a
- * drift that is sent again. */
+/* An exchange without sites is in one of the first three states; among sites in the first one, or
+ * in OB_OUTER_SENT for a drift that is sent again. */
 enum ob_outer_state { OB_OUTER_IDLE, OB_OUTER_RECEIVED, OB_OUTER_SKIPPED, OB_OUTER_SENT };
 
 /* The numbers of a part: this rank's. */

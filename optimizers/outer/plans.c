@@ -13,7 +13,7 @@ struct part {
   onebit_plan_t plan;
   size_t pieces, *counts;
   float **values; /* in fragment->drift */
-  float **there;  /* on a device a copy of these pointers, in its memory */
+  float **there;  /* on a device: a copy of these pointers in its memory */
   bool in_flight;
   struct ob_outcome outcome; /* of its call */
 };
@@ -176,7 +176,7 @@ static onebit_status_t plans_begin(struct ob_fragment *fragment, onebit_status_t
   return any ? ONEBIT_OK : status;
 }
 
-/* All has been decided on the stream: what was decided is applied there, behind it. */
+/* Applies what was decided, on the stream: all decisions are made there before it. */
 static onebit_status_t plans_put(struct ob_fragment *fragment) {
   struct plans *plans = plans_of(fragment);
   onebit_status_t status = ONEBIT_OK;
@@ -261,7 +261,7 @@ static const struct ob_residual *plans_residual(const struct ob_fragment *fragme
   return ob_plan_residual(plans_of(fragment)->part[COMPRESSED].plan, what == OB_SAVED_SERVER);
 }
 
-/* A plan that is faster in float32 has none. */
+/* A plan that is faster in float32 has no residual. */
 static bool plans_has_residual(const struct ob_fragment *fragment) {
   const struct onebit_plan *plan = plans_of(fragment)->part[COMPRESSED].plan;
   return plan && ob_plan_in_bits(plan) && !fragment->outer->options.no_error_feedback;

@@ -1,4 +1,4 @@
-/* The outer step among sites: made, asked, and ended. */
+/* The outer step among sites: creating, describing and destroying it. */
 #include <math.h>
 #include <string.h>
 
@@ -60,8 +60,8 @@ static onebit_status_t create_messages(struct ob_site_group *group) {
   return failed ? sites_no_memory(sites) : ONEBIT_OK;
 }
 
-/* The number of rounds that are kept: they have the bytes of a snapshot. A site that has missed
- * more of them is sent that. */
+/* Returns how many rounds are kept: together they have the bytes of a snapshot. A site that missed
+ * more rounds is sent a snapshot. */
 static size_t history_depth(const struct ob_sites *sites) {
   const onebit_outer_options_t *options = &sites->outer->options;
   const size_t rounds = (size_t)(32 / options->bits) * (options->rule == ONEBIT_OUTER_MEAN ? 1 : 2);
@@ -257,7 +257,7 @@ onebit_status_t ob_sites_build(struct onebit_outer *outer) {
 
 /* --- Asked -------------------------------------------------------------------------------------*/
 
-/* Cancels a batch that is under way; where that cannot be, its memory stays. */
+/* Cancels a batch that is in flight; if it cannot be cancelled, its memory is kept. */
 static void sites_end(struct ob_batch *batch, unsigned char *memory) {
   if (ob_batch_destroy(batch))
     ob_release(memory);

@@ -83,12 +83,12 @@ struct ob_shard {
   size_t bytes;           /* of a message, at most */
   bool in_flight;         /* a drift was sent, and no round yet has it */
   bool final, ended;      /* onebit_outer_synchronize: it was the last one; all sites' are in */
-  bool torn;              /* some pieces of a consensus have come, and not the last one */
+  bool torn;              /* some pieces of a consensus have arrived, but not all */
   uint64_t number, round; /* of the latest drift; rounds that were applied */
   uint64_t sent_at;       /* the local step after which the latest drift was sent */
-  uint64_t sent_steps;    /* the local steps that it is of */
+  uint64_t sent_steps;    /* the number of local steps in that drift */
 
-  unsigned char *drift, *result; /* what is sent, on all ranks; what is received */
+  unsigned char *drift, *result; /* sent (on all ranks); received */
   struct ob_batch *send, *receive;
   bool sending, here; /* result is */
   uint64_t newest;    /* rounds that the server has closed, as far as is known */
@@ -122,7 +122,7 @@ struct ob_site_group {
   float *snapshot;        /* consensus, momentum */
   uint64_t snapshot_round;
   uint32_t snapshot_sum;
-  int snapshot_of;      /* the site that is sent it; -1: none */
+  int snapshot_of;      /* the site that is being sent the snapshot; -1: none */
   unsigned char *zeros; /* a drift of nothing */
 };
 
@@ -168,7 +168,7 @@ onebit_status_t ob_sites_find(struct onebit_outer *outer, onebit_comm_t site, on
                               onebit_status_t status);
 /* Checks, and fills in the defaults, after ob_outer_resolve. */
 onebit_status_t ob_sites_resolve(struct onebit_outer *outer, const onebit_sites_options_t *given);
-/* ob_agree, of all ranks of all sites. */
+/* ob_agree over all ranks of all sites. */
 onebit_status_t ob_sites_agree(onebit_comm_t site, onebit_comm_t between, onebit_status_t status,
                                const struct ob_term *terms, size_t count);
 /* Creates the state of exchanges between sites. Collective over all sites. */
@@ -218,8 +218,8 @@ void ob_shard_seal_part(const struct ob_site_part *part, unsigned char *message)
  * back to the consensus. */
 bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned flags);
 double ob_site_weight(const struct ob_site_peer *peer); /* of its latest drift */
-/* The mean of the peers' drifts that are here, as the next round, to `message`, which has its
- * header. False: there is none. */
+/* Writes the mean of the received drifts to `message`, which has the next round's header. False:
+ * there is none. */
 bool ob_shard_reduce(struct ob_shard *shard, struct ob_site_group *group, unsigned char *message);
 /* Applies a round, or a piece, to consensus and parameters; on the server its residual. */
 onebit_status_t ob_shard_apply(struct ob_shard *shard, struct ob_sites *sites,
@@ -244,8 +244,8 @@ onebit_status_t ob_sites_await(struct ob_site_group *group, int peer);
 
 /* --- sites_wait.c */
 
-/* Moves what is under way between sites, and closes rounds for which all is there. Local, on rank 0
- * of a site. What fails is kept for the next exchange. */
+/* Moves messages between sites, and ends rounds for which all drifts have arrived. Local, on rank 0
+ * of a site. An error is kept for the next exchange. */
 void ob_sites_move(struct ob_sites *sites);
 void ob_sites_fail(struct ob_sites *sites, onebit_status_t status);
 /* Waits for the rounds of one group, or with NULL for the end of a synchronisation, and applies

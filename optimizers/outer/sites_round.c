@@ -30,8 +30,8 @@ static bool find_ahead(struct ob_fragment *fragment, struct ob_sites *sites) {
   return finite;
 }
 
-/* Does the same, less the part of the drift that is in the round: the rounding error of compression
- * stays. */
+/* Like the above, but keeps the part of the drift that is not in the round: the rounding error of
+ * compression. */
 static void find_left(struct ob_shard *shard, struct ob_sites *sites, bool included) {
   const struct ob_site_header *sent = (const void *)shard->drift;
   find_ahead(shard->fragment, sites);
@@ -74,8 +74,8 @@ static void sites_round_compress(struct ob_shard *shard, struct ob_sites *sites)
   }
 }
 
-/* The parameters are set to the consensus less all of it, so that fragment->drift has what is sent,
- * for as long as it is under way. */
+/* Sets the parameters to the consensus minus the whole drift; fragment->drift holds what is sent
+ * until it has arrived. */
 static bool sites_round_find_drift(struct ob_shard *shard, struct ob_sites *sites) {
   struct ob_fragment *fragment = shard->fragment;
   if (fragment->stage == OB_FRAGMENT_SENDING) {
@@ -114,8 +114,8 @@ bool ob_shard_compress(struct ob_shard *shard, struct ob_sites *sites, unsigned 
   return finite;
 }
 
-/* The values that a peer adds to the mean: its drift; zeros, where its final one is in and the
- * others go on; NULL where it does not count. */
+/* Returns the values that a peer adds to the mean: its drift; zeros if its final drift is included
+ * already while others go on; NULL if it does not count. */
 static unsigned char *added_by(const struct ob_site_group *group, int peer) {
   const struct ob_site_peer *of = &group->peers[peer];
   const struct ob_site_header *header = (const void *)of->drift;
@@ -209,7 +209,7 @@ static void average_excess(struct ob_fragment *fragment, float *mean, uint64_t r
   }
 }
 
-/* Commits the residual on the server, which is that of the rounds that it has applied. */
+/* Commits the server's residual, which belongs to the rounds that it has applied. */
 static void sites_round_commit_residual(struct ob_shard *shard, const struct ob_sites *sites) {
   struct ob_residual *residual = &shard->part[OB_SITE_COMPRESSED].server;
   if (!residual->memory || !shard->part[OB_SITE_COMPRESSED].pieces)

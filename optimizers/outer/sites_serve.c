@@ -121,7 +121,7 @@ static onebit_status_t send_round(struct ob_site_group *group, int peer) {
   return sites_serve_send(group, peer, own_shard(group)->bytes);
 }
 
-/* A site that is far behind waits for its turn at the snapshot. */
+/* A site that is far behind waits until it is its turn to get the snapshot. */
 static onebit_status_t send_next(struct ob_site_group *group, int peer) {
   const struct ob_site_peer *of = &group->peers[peer];
   if (of->sending || of->sent == group->round)

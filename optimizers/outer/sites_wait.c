@@ -58,7 +58,7 @@ static onebit_status_t tell_end(struct ob_sites *sites, onebit_status_t status) 
   return sites_wait_tell(sites, sites->command, sizeof *header);
 }
 
-/* Follows rank 0's commands, on the other ranks. */
+/* Follows rank 0's commands on the other ranks. */
 static onebit_status_t sites_wait_follow(struct ob_sites *sites) {
   const struct ob_site_header *header = (const void *)sites->command;
   const struct ob_batch *batch = sites->tell;
@@ -166,20 +166,20 @@ static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
 
 /* --- The length of a wait ----------------------------------------------------------------------*/
 
-/* The exchange of one group, or with NULL the end of a synchronisation of all. */
+/* The exchange of one group or, if NULL, the end of a synchronisation of all groups. */
 struct exchange {
   struct ob_site_group *only;
   double start;
   struct ob_watch watch;
-  uint64_t moved; /* what has been applied so far, to see that something has moved */
+  uint64_t moved; /* what was applied so far, to notice progress */
 };
 
 static bool is_settled(const struct ob_shard *shard) {
   return !shard->in_flight && shard->round >= shard->newest;
 }
 
-/* A server may itself wait that long for others, so it is given twice as long; and as long as
- * something comes there is more to wait for. */
+/* A server may itself wait that long for other sites, so this waits twice as long, and longer while
+ * messages still arrive. */
 static bool awaits_shard(const struct ob_sites *sites, const struct ob_shard *shard, double start,
                          double now) {
   if (is_settled(shard))
@@ -204,7 +204,7 @@ static bool server_waits(const struct ob_site_group *group, double start, double
   return false;
 }
 
-/* Some shard wants this site's final drift. */
+/* True if some shard needs this site's final drift. */
 static bool wants_drift(const struct ob_sites *sites) {
   for (size_t f = 0; f < sites->outer->options.fragments; f++) {
     const struct ob_shard *shard = sites->outer->fragments[f].state;

@@ -17,8 +17,8 @@
 #include "compression/sparse.h"
 #include "optimizers/outer/outer.h"
 
-/* The part of a residual that counts in the next exchange, as in SparseLoCo: the rest is treated as
- * a momentum that decays (arXiv 2508.15706). */
+/* The part of a residual that counts in the next exchange, as in SparseLoCo, where the residual is
+ * a decaying momentum (arXiv 2508.15706). */
 #define RESIDUAL_DECAY 0.95f
 
 struct sparse {

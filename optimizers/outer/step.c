@@ -73,7 +73,7 @@ uint32_t ob_fragment_checksum(const struct ob_fragment *fragment) {
 
 /* --- After the exchange ------------------------------------------------------------------------*/
 
-/* A run of at most OB_OUTER_RUN elements; gives the sum of squares of its drifts. */
+/* Updates at most OB_OUTER_RUN elements; returns the sum of squares of their drifts. */
 FIXED double update_run(float *restrict x, float *restrict m, const float *restrict d,
                         onebit_outer_rule_t rule, float rate, float decay, size_t count) {
   double lanes[OB_LANES] = {0};
@@ -239,7 +239,8 @@ static void outer_step_begin(struct ob_fragment *fragment, onebit_status_t statu
     outer_step_end(fragment, status);
 }
 
-/* The weights are here. Where nobody has made a step nothing has drifted, and all know. */
+/* Called when the weights have arrived. If no rank has made a step, nothing has drifted, and all
+ * ranks know that. */
 static void outer_step_weigh(struct ob_fragment *fragment) {
   const struct onebit_outer *outer = fragment->outer;
   const onebit_status_t status =
@@ -278,8 +279,8 @@ static onebit_status_t keep_residual(struct ob_fragment *fragment) {
   return fragment->keeps ? fragment->outer->exchange->keep(fragment) : ONEBIT_OK;
 }
 
-/* Keeps a drift that was not applied, so that it counts in the next exchange, unless it is of no
- * use. */
+/* Keeps a drift that was not applied, so that it counts in the next exchange, unless it is not
+ * finite. */
 static onebit_status_t outer_step_keep(struct ob_fragment *fragment) {
   OB_TRY(keep_residual(fragment));
   if (fragment->finite) {
@@ -336,8 +337,8 @@ static onebit_status_t check_weight(const struct onebit_outer *outer, double wei
   return ONEBIT_OK;
 }
 
-/* Before a fragment that is due begins, its exchange before is applied. Delays are shorter than
- * rounds; but one that came from a checkpoint may have had a longer round. */
+/* Applies a fragment's previous exchange before the next one begins. Delays are shorter than
+ * rounds; but a delay from a checkpoint may belong to a longer round. */
 onebit_status_t onebit_outer_step(onebit_outer_t outer, double weight) {
   OB_CALL_SCOPE_OF(outer, OB_HANDLE_OUTER);
   OB_TRY(ob_outer_check_attached(outer));

@@ -17,7 +17,7 @@ static void expect(onebit_status_t status, const char *call) {
   refused = 1;
 }
 
-/* A struct as that program has it, behind which other things of its own lie. */
+/* A struct as an older program knows it, followed by other variables of that program. */
 #define WITH_SIZE(type, name, size_then)                                                           \
   union {                                                                                          \
     type value;                                                                                    \

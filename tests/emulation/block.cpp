@@ -51,7 +51,7 @@ struct warp {
   std::vector<meeting> meetings;
 };
 
-/* Chooses the next of several fibers that can run. */
+/* Lanes that wait for the other lanes of their mask. */
 class order {
 public:
   order() {
@@ -146,7 +146,7 @@ private:
 
 thread_local processor here;
 
-/* The loop of a fiber: one CUDA thread after the other. */
+/* Runs a fiber: one CUDA thread after the other. */
 void processor::live(void *self) {
   auto *me = static_cast<processor *>(self);
   me->current_->stack->begin(me->scheduler_);

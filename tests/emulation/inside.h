@@ -62,7 +62,7 @@ struct work {
    * operations that another rank must run before it can end, as far as they are known. */
   std::function<void(const operation_ptr &)> enqueued;
   std::function<std::vector<operation_ptr>(const operation &)> needs;
-  /* The communicator that a graph with this in it holds, or none. */
+  /* The communicator that a graph with this operation holds, or none. */
   const ncclComm *comm = nullptr;
 };
 
@@ -71,7 +71,7 @@ work plain(std::function<void()> function);
 
 struct operation {
   work what;
-  stream_ptr stream; /* none: it is done, or a node of a graph that was launched */
+  stream_ptr stream; /* none: the operation is done, or is a node of a launched graph */
   std::vector<operation_ptr> after;
   enum { queued, running, done } state = queued;
   std::chrono::steady_clock::time_point ended;
@@ -86,11 +86,11 @@ struct CUstream_st {
   const int device;
   const bool blocking; /* orders itself with the device's default stream */
   const bool is_default;
-  bool destroyed = false; /* no handle any more: what it holds still runs */
+  bool destroyed = false; /* no longer a handle: work that it holds still runs */
   std::deque<emulation::operation_ptr> queue;
   emulation::operation_ptr last;
   std::shared_ptr<emulation::capture> capturing;
-  std::vector<size_t> capture_tail; /* the nodes that the next one comes after */
+  std::vector<size_t> capture_tail; /* the nodes on which the next captured node depends */
 };
 
 struct CUevent_st {

@@ -214,7 +214,7 @@ cudaError_t unregister_memory(lock &held, void *pointer) {
 
 enum class place { pageable, pinned, device, broken };
 
-/* The memory of these bytes; broken if they end beyond their allocation. */
+/* Returns the memory of these bytes; it is broken if they end beyond their allocation. */
 place where(const void *pointer, size_t size) {
   const allocation *block = find(pointer);
   if (!block)

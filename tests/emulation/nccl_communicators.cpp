@@ -213,8 +213,8 @@ ncclResult_t split(ncclComm_t handle, choice mine, size_t left_out, ncclComm_t *
   return arrive(held, [=](lock &waiting) { return wait_for_choices(waiting, comm, here, made); });
 }
 
-/* Completes what is queued, and what has begun: the last that was enqueued comes after the others.
- * Operations that a launched graph has begun are for the graph's stream to wait for. */
+/* Completes what is queued and what has begun: an operation completes after those enqueued before
+ * it. Operations that a launched graph has begun are waited for by the graph's stream. */
 void drain(lock &held, const comm_ptr &comm) {
   const char *whom = "kernels of NCCL, in ncclCommFinalize or ncclCommDestroy";
   while (!comm->queued.empty())

@@ -148,7 +148,7 @@ work nccl_work(const comm_ptr &comm, std::vector<transfer> transfers) {
           },
           [comm](const operation_ptr &self) {
             comm->queued.push_back(self);
-            wake_others(); /* a rank that waits for it can run it */
+            wake_others(); /* now a rank that waits for it can run it */
           },
           [comm](const operation &self) { return needs(*comm->ranks, self); }, comm.get()};
 }

@@ -117,7 +117,8 @@ ncclResult_t refuse(ncclResult_t code, const char *words);
 
 /* Ends the process if the emulated NCCL is older than that version. */
 void must_be_there(int version, const char *function);
-/* A communicator ends: an abort takes its windows along, else there may be none. With the lock. */
+/* Called when a communicator ends: an abort removes its windows too; otherwise there must be none.
+ * With the lock. */
 void close_windows(ncclComm_t comm, bool abort);
 
 /* The result of a call that the ranks make together, which a rank that does not wait must be able
@@ -128,8 +129,8 @@ ncclResult_t answer(const ncclComm &made);
 bool in_group();
 /* True if calls wait for the end of its group. */
 bool group_has_calls();
-/* At the end of a group: waits until the communicators that it makes are there, and returns the
- * first error; or gives them up. */
+/* Called at the end of a group: waits until the communicators that it creates exist, and returns
+ * the first error; or gives them up. */
 ncclResult_t arrive_all();
 void forget_arrivals();
 

@@ -39,8 +39,8 @@ void order_with_default(const CUstream_st &stream, std::vector<operation_ptr> &a
       after.push_back(other->last);
 }
 
-/* The operations that one waits for: the first of its stream, and those that it comes after; or,
- * begun, those that other ranks have to run. */
+/* Returns the operations that one waits for: the first of its stream, and those that it depends on;
+ * or, once begun, those that other ranks have to run. */
 std::vector<operation_ptr> obstacles(const operation_ptr &wanted) {
   if (wanted->state == operation::running)
     return wanted->what.needs ? wanted->what.needs(*wanted) : std::vector<operation_ptr>();
@@ -359,7 +359,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *pStream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags) {
   return result(create_stream(pStream, flags));
 }
-/* Priorities are only a hint: work runs as late as possible whatever they are. */
+/* Priorities are only a hint: work runs as late as possible, whatever its priority. */
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream, unsigned int flags, int) {
   return result(create_stream(pStream, flags));
 }
@@ -405,7 +405,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
   return result(elapsed(ms, start, end));
 }
 
-/* Destroys an event; an operation that waits for it holds the event's operation itself. */
+/* Destroys an event; an operation that waits for it keeps the event's operation. */
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   lock held(guard());
   if (!find_event(event))

@@ -74,7 +74,7 @@ void test_default_stream(int *seen) {
   }
 }
 
-/* Threads that pass an event from one to the other. */
+/* Tests two threads, of which one passes an event to the other. */
 void test_two_threads(int *seen) {
   cudaEvent_t event = new_event();
   std::atomic<bool> recorded{false};

@@ -62,14 +62,14 @@ enum fault {
   ABORTED,    /* onebit_comm_abort */
   OTHER_PLAN, /* it calls another plan than the others */
   REFUSED,    /* a wrong argument; then it makes the call again, as all do */
-  INFINITE,   /* an input that is not finite; likewise */
+  INFINITE,   /* an input that is not finite, likewise */
   FULL_DISK,  /* no file can grow */
   FORKED,     /* SIGKILL, while a child that it has forked lives on */
   NO_FILES,   /* it may open no more files */
   STRANGER,   /* before it joins, strangers connect to rank 0 and send other bytes */
   /* To its messages: */
   LATE,      /* each comes some milliseconds late */
-  HELD,      /* none is sent for SHORT_PAUSE, then all are: a link that was down */
+  HELD,      /* none is sent for SHORT_PAUSE, then all are: as after an outage of the link */
   CUT,       /* none is sent from some point on */
   FLIPPED,   /* one bit of one is flipped */
   TRUNCATED, /* one is shorter, */
@@ -95,7 +95,7 @@ enum moment {
 enum promise {
   SURVIVES, /* all ranks end well, with the results of a job without a fault */
   TELLS,    /* every rank that lives gets an error that names a rank */
-  EITHER    /* or one of both, each rank for itself: the fault may come too late to be seen */
+  EITHER    /* or both, chosen by each rank: the fault may come too late to be noticed */
 };
 
 struct row {
@@ -136,7 +136,7 @@ struct participant {
   struct scene *scene;
   int rank;
   onebit_comm_t comm;
-  bool messages_fail; /* the moment of a fault to messages has come */
+  bool messages_fail; /* it is time for a fault of messages */
   bool struck;        /* and it was done */
   int skip;           /* messages that pass unharmed first */
   double held_until;
@@ -158,7 +158,7 @@ void participant_run(struct participant *participant, connect_function *connect)
  * stop there. */
 bool strike(struct participant *participant, enum moment moment);
 
-/* The fate of a message that is about to leave: see the faults. */
+/* The fate of a message that is about to be sent: see the faults. */
 enum fate { GOES, GOES_TWICE, IS_LOST, IS_HELD };
 /* `data` has room for 8 bytes more than *bytes and may be changed. */
 enum fate strike_message(struct participant *participant, unsigned char *data, size_t *bytes);

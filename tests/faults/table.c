@@ -1,4 +1,4 @@
-/* The table: the faults that can happen, by place and moment, and what is promised. */
+/* The table of faults, by place and moment, and of the outcome that is promised. */
 #include "tests/faults/faults.h"
 
 #include <stdio.h>
@@ -94,7 +94,7 @@ static enum promise promise_of(const struct row *row) {
   case LATE:
   case HELD:
     return SURVIVES;
-  case TWICE: /* nobody reads the second copy of the last message */
+  case TWICE: /* the second copy of the last message is not read */
   case LOST:
   case FLIPPED:
   case TRUNCATED:

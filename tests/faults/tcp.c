@@ -27,7 +27,8 @@ static struct sockaddr_in address_of(int port) {
                               .sin_addr = {htonl(INADDR_LOOPBACK)}};
 }
 
-/* Chooses a port below those that the system gives to connections, of which there are many here. */
+/* Chooses a port below the range from which the system takes ports of connections, since tests make
+ * many. */
 void tcp_choose_port(struct scene *scene) {
   for (int port = 10000 + getpid() % 20000;; port++) {
     struct sockaddr_in at = address_of(port);

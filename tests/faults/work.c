@@ -1,6 +1,5 @@
-/* The work of a rank: collectives or a training, with results that can be compared to the bit. It
- * continues after errors from which the documentation says that a program can, and ends at any
- * other, as a program would. */
+/* The work of a rank: collectives or a training, with results that can be compared to the bit. As
+ * the documentation says for programs, it continues after some errors, and ends at all others. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -191,8 +190,8 @@ static onebit_status_t train(struct job *job) {
 
 static bool is_training(const struct job *job) { return work_of(job) >= TRAINING; }
 
-/* True for failures of which all ranks are told and which change nothing: the call is made
- * again. */
+/* True for failures that are reported to all ranks and change nothing: the call is then
+ * repeated. */
 static bool is_to_repeat(const struct job *job, onebit_status_t status) {
   enum fault fault = job->participant->scene->row.fault;
   return (fault == REFUSED && (status == ONEBIT_ERROR_ARGUMENT || status == ONEBIT_ERROR_PEER)) ||

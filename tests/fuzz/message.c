@@ -49,8 +49,8 @@ static int receiver_create(struct receiver *receiver, const uint8_t *choice) {
   return ob_work_create(&receiver->work, 2, 2) == ONEBIT_OK;
 }
 
-/* Corrects the parts of the header that a random input would hardly get right, so that the fuzzer
- * reaches the code after them. The checksum comes last: it covers the others. */
+/* Corrects header fields that random input would hardly get right, so that the fuzzer reaches the
+ * code behind their checks. The checksum comes last: it covers the other fields. */
 static void mend(struct receiver *receiver, unsigned char *message, size_t bytes, int what) {
   struct ob_header header;
   if (bytes < sizeof header)

@@ -86,7 +86,7 @@ bool check_status(onebit_status_t got, onebit_status_t wanted, const char *call,
 
 static struct gpu_suite *suites;
 
-/* In the order of their names, whatever the linker's was. */
+/* Sorts tests by name, whatever order the linker gave them. */
 void gpu_suite_add(struct gpu_suite *suite) {
   struct gpu_suite **at = &suites;
   while (*at && strcmp((*at)->name, suite->name) < 0)
@@ -116,7 +116,8 @@ struct options {
 
 static struct tally { size_t passed, failed, skipped, left; } tally;
 
-/* No test begins later than ONEBIT_TEST_SECONDS after the first; what is left is told. */
+/* No test begins later than ONEBIT_TEST_SECONDS after the first; the rest is reported as not
+ * run. */
 static bool is_too_late(void) {
   static double start;
   const char *text = getenv("ONEBIT_TEST_SECONDS");

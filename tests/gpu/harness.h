@@ -40,7 +40,7 @@ struct gpu_suite {
   __attribute__((constructor)) static void gpu_suite_enter(void) { gpu_suite_add(&gpu_suite); }
 void gpu_suite_add(struct gpu_suite *suite);
 
-/* calloc that ends the program when there is no memory. */
+/* calloc that ends the program when out of memory. */
 void *gpu_allocate(size_t count, size_t size);
 
 /* Copies between host and device, either way: complete at return, for every stream. */

@@ -14,7 +14,7 @@ const char *checks_skipped(void); /* the reason for a skip, or NULL */
 #define MOST_RANKS 64
 #define MOST_AREAS 16
 
-/* The arguments of a process that is one rank: the call of gpu_ranks that it serves, and its
+/* The arguments of a process that runs one rank: the call of gpu_ranks that started it, and its
  * files. */
 struct seat {
   bool taken;
@@ -39,7 +39,7 @@ extern struct running gpu_running;
 void gpu_ranks_begin(const char *program, const char *test);
 void gpu_ranks_end(void);
 
-/* The files of the areas that the test has taken so far. */
+/* Lists the files of the areas that the test has allocated so far. */
 size_t gpu_area_files(int files[MOST_AREAS]);
 
 /* The seconds after which ranks are ended, so that ranks which wait for each other for ever do not

@@ -71,7 +71,7 @@ static size_t read_numbers(const char **text, int *numbers, size_t most) {
   return count;
 }
 
-/* A rank must not outlive the test that waits for it. */
+/* A rank must end with the test that waits for it. */
 bool gpu_seat_take(const char *rank, const char *size, const char *group) {
   char *rest;
   if (!size || !group)

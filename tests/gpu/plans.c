@@ -162,8 +162,8 @@ static bool check_nccl(ncclResult_t result, const char *call) {
   return CHECK(result == ncclSuccess, "%s: %s", call, ncclGetErrorString(result));
 }
 
-/* Each of ranks that are threads has a device of its own: on a shared one what waits for all of the
- * device (cudaFree does) would wait for another rank's messages too. */
+/* Ranks that are threads have a device each: on a shared device a wait for the whole device (as in
+ * cudaFree) would also wait for another rank's messages. */
 static void nccl_body(const struct gpu_rank *self, void *context) {
   const struct body *body = context;
   struct gpu_rank here = *self;

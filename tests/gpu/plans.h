@@ -49,7 +49,8 @@ void part_load_on(struct part *part, cudaStream_t stream);
 void part_fetch(struct part *part);
 void part_fetch_on(struct part *part, cudaStream_t stream);
 
-/* Call the plan's operation: blocking; as a request; on a stream; on a stream, and wait for it. */
+/* Call the plan's operation in four ways: blocking; as a request; on a stream; on a stream,
+ * followed by a wait. */
 onebit_status_t part_call(struct part *part);
 onebit_status_t part_start(struct part *part, onebit_request_t *request);
 onebit_status_t part_put(struct part *part, cudaStream_t stream);
@@ -80,7 +81,7 @@ uint64_t digest(const void *bytes, size_t count);
  * walks the steps, and over NCCL, where the device does.
  */
 
-/* The product of all options; case `index` of it. */
+/* The product of all options, and case `index` of it. */
 /* The cases to walk: of all, one of `thinner`. The caller frees the rows. */
 struct sample plan_cases_sample(const char *name, size_t thinner);
 struct plan_case plan_case_at(size_t index);

@@ -38,7 +38,7 @@ struct twin {
   size_t count;
 };
 
-/* False, and noted, when the device has no such memory. */
+/* False, after reporting it, when the device does not have enough memory. */
 bool twin_create(struct twin *twin, size_t room);
 void twin_destroy(struct twin *twin);
 
@@ -73,7 +73,7 @@ bool twin_check(const struct twin *twin, const char *file, int line);
 
 /* Who serves what, in the library's words. */
 enum scene_mode {
-  SCENE_EXCHANGE, /* an allreduce, of which each member serves a share */
+  SCENE_EXCHANGE, /* an allreduce in which each member serves a share */
   SCENE_SHIFTED,  /* the same for a part of the shares, as in a hierarchical plan */
   SCENE_PADDED,   /* a share a piece, the last ones padding: profile deepspeed */
   SCENE_SCATTER,  /* reduce-scatter: a share a piece */
@@ -95,12 +95,12 @@ struct scene_case {
   onebit_dtype_t dtype, output_dtype;
   onebit_scale_t rule;
   bool one_scale, dense, momentum;
-  bool each;        /* pieces lie anywhere, not one step after another; some have no input */
+  bool each;        /* pieces are not adjacent, and some have no input */
   bool from_values; /* the input is float32, as messages have it */
-  bool float32;     /* the inputs are, whatever the plan's type */
+  bool float32;     /* inputs are float32, whatever the plan's type */
   bool weighed;     /* of compress: with scalings and reciprocals */
   bool moments;     /* likewise: with moments of the gradients */
-  bool counted;     /* the device knows the moments' bias correction, and the host does not */
+  bool counted;     /* only the device knows the moments' bias correction */
   bool lion;        /* the server keeps Lion's momentum */
   uint32_t now, stop;
 };

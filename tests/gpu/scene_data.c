@@ -1,4 +1,4 @@
-/* Memory twice, and what a scene has in it. */
+/* Memory on the host and on the device, and the contents of a scene in it. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -145,7 +145,8 @@ bool twin_check(const struct twin *twin, const char *file, int line) {
 
 /* --- Data of a scene */
 
-/* Residuals and messages are finite whatever the case's values are. */
+/* Returns values that are finite whatever the case's values are: residuals and messages need
+ * them. */
 static enum codec_values finite_values(const struct scene *scene) {
   return scene->what->values == VALUES_NAN ? VALUES_GRADIENTS : scene->what->values;
 }
@@ -350,7 +351,7 @@ static void weigh(struct scene *scene) {
   scene->source.reciprocals = ON_DEVICE(scene, reciprocals);
 }
 
-/* Every third step the device knows the bias correction, and the host does not. */
+/* In every third step only the device knows the bias correction. */
 static void add_moments(struct scene *scene) {
   struct ob_source *source = &scene->host.flight->call.source;
   source->moment_rule = scene->source.moment_rule = OB_MOMENTS_SECOND;

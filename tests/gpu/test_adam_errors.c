@@ -123,7 +123,8 @@ static void good_step(struct learner *learner, int attempt) {
   CHECK_STATUS(step_on_stream(learner, training_rate(attempt)), ONEBIT_OK);
 }
 
-/* A step that fails with these statuses, on a stream and without; what it must not change. */
+/* Checks a step that must fail with these statuses, on a stream and without, and what it must not
+ * change. */
 static void check_step(struct learner *learner, float rate, onebit_status_t wanted,
                        const char *part) {
   const size_t bytes = TRAINING_ELEMENTS * sizeof(float);
@@ -152,7 +153,7 @@ static void wrong_rates(struct learner *learner, int attempt) {
     check_step(learner, guilty ? 0.25f : 0.5f, ONEBIT_ERROR_MISMATCH, "learning_rate");
 }
 
-/* A mistake of the last rank in a step in parts, of which buckets are on their way. */
+/* Makes a mistake on the last rank in a step in parts, when some buckets have been sent. */
 static void wrong_part(struct learner *learner, bool streamed, bool mixed) {
   onebit_optimizer_t optimizer = learner->optimizer;
   cudaStream_t stream = learner->streams[0];
@@ -194,7 +195,7 @@ static void steps_in_parts(struct learner *learner) {
   words_say("no step is open");
 }
 
-/* The last rank's rate is one of these; the others' is 0.5. */
+/* The last rank's learning rate is one of these; the other ranks' is 0.5. */
 static const struct {
   float rate;
   onebit_status_t guilty, others;
@@ -256,7 +257,7 @@ static void wrong_steps(onebit_comm_t comm, int rank, int size) {
 
 static void steps_must_be_right(void) { on_both(wrong_steps); }
 
-/* The stream of another device: this rank knows it, and the others hear of it. */
+/* Passes a stream of another device: this rank notices it, and reports it to the others. */
 static void wrong_stream(onebit_comm_t comm, int rank, int size) {
   struct learner learner;
   cudaStream_t other;
@@ -287,7 +288,7 @@ static void streams_must_be_right(void) { on_both(wrong_stream); }
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-/* One of all ranks' allocations fails, be it of the host, of the device or pinned. */
+/* Fails one allocation of one rank, on the host, on the device, or of pinned memory. */
 static bool create_without_memory(onebit_comm_t comm, int rank, int size, const float *arrays) {
   onebit_adam_options_t options = *(const onebit_adam_options_t *)plain.optimizer.options;
   onebit_tensor_t tensors[2] = {{.count = 640}, {.count = 33}};
@@ -349,7 +350,7 @@ static void no_memory_reaches_all_ranks(void) {
     }
 }
 
-/* One rank's launch fails in a step; `launches` are those of the step before. */
+/* One rank's launch fails in a step; `launches` were counted in the step before. */
 struct failing {
   long n, launches;
 };
@@ -395,8 +396,8 @@ static void a_failed_launch_is_told(void) {
   }
 }
 
-/* One of two ranks' launches fails: that rank is told so, and the other ends its step too. What it
- * is told depends on how far the step had come. */
+/* One of two ranks' launches fails: that rank gets an error, and the other rank's step ends, too.
+ * Its status depends on how far the step had come. */
 static long the_launch;
 static atomic_int ready;
 

@@ -54,7 +54,7 @@ static void scale_once(struct part *part, unsigned step, float factor) {
   free(wanted);
 }
 
-/* One rank's input is spoilt; nobody waits before the result is looked at. */
+/* Makes one rank's input not finite; no rank waits before it reads the result. */
 static void spoil_once(struct part *part, unsigned step) {
   size_t numbers = 0;
   part_make(part, step, part->rank == 0);
@@ -89,7 +89,7 @@ static void scale_results(const struct gpu_rank *self, void *context) {
   }
 }
 
-/* A plan whose residuals were reset goes on as a new one. */
+/* A plan whose residuals were reset continues like a new plan. */
 static void forget(const struct gpu_rank *self, void *context) {
   struct part used, fresh;
   const struct plan_case *what = context;
@@ -140,7 +140,8 @@ static void refuse(const struct gpu_rank *self, void *context) {
   part_destroy(&part);
 }
 
-/* Nothing is multiplied, whatever recvbuf is; and while a call is in flight, nothing at all. */
+/* Checks that nothing is multiplied if the call did not succeed, whatever recvbuf is; and that no
+ * operation is accepted while a call is in flight. */
 static void nothing(const struct gpu_rank *self, void *context) {
   struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 0);
   struct part part;

@@ -18,7 +18,8 @@
 
 enum { KINDS = 7, CHUNKS = 3 };
 
-/* A rank's launches in a call of one message to each, and how many more each message more takes. */
+/* A rank's launches in a call with one message to each rank, and how many more each further message
+ * takes. */
 struct cost {
   long kernels, copies, more_kernels, more_copies;
 };
@@ -55,7 +56,7 @@ static struct emulation_counters count_of(onebit_comm_t comm, size_t kind, size_
   what.options.block_size = 0;
   what.options.chunk_size = 2048;
   what.count = 2048 * chunks * (shares ? (size_t)onebit_comm_size(comm) : 1);
-  what.count -= 100; /* what profile deepspeed pads it to is no message more */
+  what.count -= 100; /* padding in profile deepspeed adds no message */
   if (!part_create(&part, comm, &what, true))
     return counts;
   CHECK(part.info.chunks == chunks, "%zu messages, not %zu", part.info.chunks, chunks);

@@ -1,7 +1,5 @@
-/*
- * The outcome of wrong arguments and failures: a status and a message on the rank that caused it,
- * an ONEBIT_ERROR_PEER on the others, and no rank waits for ever; then the next call succeeds.
- */
+/* The outcome of wrong arguments and failures: an error with a message on the rank that caused it,
+ * ONEBIT_ERROR_PEER on the others, and no rank hangs; then the next call succeeds. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,9 +88,9 @@ static onebit_status_t foreign_stream(struct part *part, const struct foreign *f
 }
 
 static const struct wrong {
-  const char *words; /* among those of the error */
+  const char *words; /* a part of the error's message */
   onebit_status_t (*call)(struct part *part, const struct foreign *foreign);
-  bool several; /* wants several devices */
+  bool several; /* needs several devices */
 } wrongs[] = {
     {"sendbuf is 0x", host_sendbuf, false},
     {"memory of the host", pinned_recvbuf, false},
@@ -112,7 +110,7 @@ static void load(struct part *part, unsigned step) {
   CHECK_CUDA(cudaStreamSynchronize(NULL));
 }
 
-/* The last rank errs, the others hear of it, on a stream or not. */
+/* Makes an error on the last rank, on a stream or not; the other ranks learn of it. */
 static void err(struct part *part, const struct wrong *wrong, const struct foreign *foreign,
                 bool on_stream) {
   char rank[32];
@@ -158,7 +156,7 @@ static void arguments_alone(void) { ranks_self(1, errs, NULL); }
 
 /* --- A plan on the host */
 
-/* Rank 0 is on the host, and is given memory of the device; then is called on a stream. */
+/* Rank 0's plan is on the host, and is given device memory; then it is called on a stream. */
 static void host_among_devices(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -306,8 +304,8 @@ static size_t memory_left(void) {
   return left;
 }
 
-/* Every allocation of a plan fails once, on one rank or the other: all are told, and all is given
- * back. */
+/* Fails every allocation of a plan once, on one rank or the other: all ranks get an error, and all
+ * memory is freed. */
 static void out_of_memory(const struct gpu_rank *self, void *context) {
   void (*const fail_at)(long) = *(void (**)(long))context;
   onebit_plan_t plan = NULL;
@@ -337,8 +335,8 @@ static void out_of_memory(const struct gpu_rank *self, void *context) {
 
 static onebit_status_t ends[2];
 
-/* The launch is of one rank, which tells CUDA's words; the other hears of it, unless it had heard
- * all already. False: the launch was not reached, and both are well. */
+/* Fails one rank's launch: that rank returns CUDA's message, and the other learns of the failure,
+ * unless it had all messages already. False: the launch was not reached, and both ranks succeed. */
 static bool fail_launch(struct part *part, long n) {
   load(part, (unsigned)n);
   if (first_of_all())

@@ -1,7 +1,5 @@
-/*
- * A compressed step of an optimizer in a CUDA graph, replayed many times: the host's bits, where
- * the host takes no part.
- */
+/* A compressed step of an optimizer in a CUDA graph, replayed many times: it gives the same bits as
+ * the host, in cases where the host takes no part. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +21,7 @@
 
 #define FROZEN .freeze_step = WARMUP
 
-/* Gradients come again after TRAINING_ATTEMPTS, and so do those that are not numbers. */
+/* Gradients repeat after TRAINING_ATTEMPTS, including those that are not finite. */
 static const struct training_case cases[] = {
     ADAM("one bucket", ONE_STREAM, 1u << 9, FROZEN, .beta1 = 0.9),
     ADAM("buckets", ONE_STREAM, 1u << 5 | 1u << 6, FROZEN, .common.bucket_size = 40),
@@ -145,7 +143,7 @@ static void close_rates(const struct rates *rates) {
 
 /* --- A graph */
 
-/* In the warm-up no step can be captured, nor while the host does not know yet that it is over;
+/* Checks that no step can be captured in the warm-up, nor before the host knows that it is over;
  * then nothing is put on the stream. */
 static void check_refusal(struct learner *learner) {
   cudaGraph_t graph = NULL;
@@ -276,7 +274,7 @@ static void alone(void) {
   free(records);
 }
 
-/* The first parameter, which is a tensor by itself. */
+/* Returns the first parameter, which is a tensor of its own. */
 static float first_parameter(struct learner *learner) {
   float value = 0.0f;
   CHECK_CUDA(cudaStreamSynchronize(learner->streams[0]));

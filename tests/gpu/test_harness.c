@@ -1,4 +1,4 @@
-/* The harness itself: what ranks share, and that none of them is lost. */
+/* Tests the harness: memory that ranks share, and that a rank that fails is noticed. */
 #include <stdatomic.h>
 
 #include "tests/gpu/harness.h"

@@ -59,7 +59,7 @@ struct record {
   uint64_t account;
 };
 
-/* A rank's plan; on_stream: no host takes part. */
+/* A rank's plan; on_stream: the host takes no part. */
 struct hosted {
   struct part part;
   bool on_stream;
@@ -109,8 +109,8 @@ static onebit_status_t call(struct hosted *hosted, int number) {
   return status;
 }
 
-/* The words name the rank that is in trouble, wherever it is. Where values themselves travel, all
- * ranks are who add it up. */
+/* Checks that the error message names the rank with the error, on whichever host it is. Where
+ * values are sent uncompressed, all ranks add them up and find it. */
 static void check_words(const struct part *part, int number) {
   char wanted[64] = "";
   if (part->what.count && part->what.options.wire == ONEBIT_WIRE_BITS && number == SPOILT)

@@ -53,7 +53,7 @@ static const size_t members[] = {1, 2, 3, 4, 7, 8, 33};
 static const size_t chunks[] = {1, 1, 2, 3, 5};
 
 #define COUNT(list)   (sizeof(list) / sizeof(list)[0])
-#define ONE_SCALE     4 /* of the blocks: what is summed in turn where one scale serves all */
+#define ONE_SCALE     4 /* blocks whose sums are added one after the other with one scale */
 #define ROUNDS        3 /* of the product, each with other options */
 #define LONG_ELEMENTS 10000
 
@@ -123,7 +123,7 @@ static void fit_mode(struct scene_case *what) {
     what->from_values = false;
 }
 
-/* Case number `index`; false where the kernel has no such case. */
+/* Returns case number `index`; false where the kernel has no such case. */
 static bool kernel_case(const struct kernel_cases *of, size_t index, struct scene_case *what) {
   size_t layout = index % COUNT(layouts), rest = index / COUNT(layouts);
   size_t block = rest % COUNT(blocks), group = rest / COUNT(blocks) % COUNT(members);
@@ -202,7 +202,7 @@ static void kernel_walk(const struct kernel_test *test) {
   twin_destroy(&twin);
 }
 
-/* A test of a kernel: what it must equal, its launch, and the cases. */
+/* Defines a test of a kernel: the host's function that it must equal, its launch, and its cases. */
 #define KERNEL(kernel, on_host, launch, ...)                                                       \
   static cudaError_t launch_##kernel(struct scene *scene, size_t chunk) {                          \
     (void)chunk;                                                                                   \

@@ -29,8 +29,8 @@ static void refuse_host(const struct gpu_rank *self, void *context) {
 
 static void host_plan(void) { ranks_nccl(2, refuse_host, NULL); }
 
-/* Rank 1 makes things of a communicator while another device is current than its own; the other
- * ranks hear of it. */
+/* Rank 1 creates objects of a communicator while its device is not current; the other ranks learn
+ * of the error. */
 static void elsewhere(const struct gpu_rank *self, void *context) {
   (void)context;
   onebit_plan_t plan;
@@ -53,7 +53,7 @@ static void elsewhere(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaSetDevice(here));
 }
 
-/* Ranks that are processes may all have the one device that there is. */
+/* Ranks that are processes may all share a single device. */
 static void another_device(void) {
 #ifdef ONEBIT_EMULATED_CUDA
   ranks_nccl(3, elsewhere, NULL);
@@ -68,8 +68,8 @@ static void another_device(void) {
 
 /* --- NCCL fails */
 
-/* Ranks that are threads share the failure of one: it must not come while others are in an earlier
- * call. */
+/* Ranks that are threads share the failure of one of them: it must not happen while others are in
+ * an earlier call. */
 #ifdef ONEBIT_EMULATED_CUDA
 static pthread_barrier_t barrier;
 
@@ -110,7 +110,7 @@ static void check_broken(struct part *part) {
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-/* The link breaks in a call that waits itself, or in one that somebody waits for. */
+/* Breaks the link either in a call that waits, or in one on a stream that the test waits for. */
 static void break_link(const struct gpu_rank *self, void *context) {
   const bool *on_stream = context;
   struct part part;
@@ -146,8 +146,8 @@ static void broken_link(void) {
 
 #ifdef ONEBIT_EMULATED_CUDA
 
-/* A dense plan of as many elements as its window is worth having for, in one chunk; messages of all
- * ranks are alike. */
+/* A dense plan just large enough to use a window, in one chunk; the messages of all ranks have
+ * equal lengths. */
 enum { LARGE = 3 * 2048 * 33 };
 
 static void *results; /* of all ranks, from the call before */
@@ -199,7 +199,7 @@ static void *abort_soon(void *context) {
   return NULL;
 }
 
-/* Rank 1 never comes; the others wait in a call until another thread of theirs gives up. */
+/* Rank 1 never calls; the other ranks wait in a call until another thread of theirs aborts. */
 static void give_up(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -224,7 +224,7 @@ static void give_up(const struct gpu_rank *self, void *context) {
 
 static void abort_while_waiting(void) { with_barrier(3, give_up, NULL); }
 
-/* Rank 1 never comes: ranks that wait for it get an error and free everything, while NCCL waits for
+/* Rank 1 never calls: ranks that wait for it get an error and free everything, while NCCL waits for
  * the end of a graph. */
 static void leave_graph(const struct gpu_rank *self, void *context) {
   struct part part;
@@ -253,8 +253,8 @@ static void graph_left(void) {
   unsetenv("ONEBIT_TIMEOUT");
 }
 
-/* Rank 1 never comes: messages of the host that begin behind others of theirs do not wait in the
- * driver, and the time is up for them. */
+/* Rank 1 never calls: host messages of the other ranks are queued behind earlier ones, but do not
+ * wait in the driver, and time out. */
 static void send_alone(const struct gpu_rank *self, void *context) {
   const struct ob_transport *transport = self->comm->transport;
   struct ob_batch *batches[2] = {NULL, NULL};
@@ -283,7 +283,7 @@ static void alone(void) {
   unsetenv("ONEBIT_TIMEOUT");
 }
 
-/* Rank 1 never calls, the others give up by themselves: what is theirs can be given back, though
+/* Rank 1 never calls, and the others give up by themselves: their objects can be destroyed, though
  * calls are still on streams. */
 static void leave_calls(const struct gpu_rank *self, void *context) {
   (void)context;
@@ -335,8 +335,8 @@ static void step(void) {
   unsetenv("ONEBIT_TIMEOUT");
 }
 
-/* One thread asks whether NCCL is well, without end, while another aborts, which frees what it
- * asks. */
+/* One thread asks without end whether NCCL is well, while another aborts, which frees what the
+ * first one reads. */
 static void *ask(void *context) {
   while (ob_comm_health(context) == ONEBIT_OK)
     continue;

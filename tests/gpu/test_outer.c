@@ -222,7 +222,7 @@ static void compare(const struct trained *learner, int step, onebit_status_t sta
 typedef void after_step(const struct trained *learner, int step, onebit_status_t status,
                         struct record *record);
 
-/* The synchronisation counts as the last step. False: it cannot go on. */
+/* Makes steps; a synchronisation counts as the last one. False: training cannot continue. */
 static bool make_steps(struct trained *learner, onebit_comm_t comm, struct record *record,
                        after_step *after) {
   const unsigned traits = learner->what->traits;

@@ -165,8 +165,8 @@ static void aware_and_not(void) {
     walk_group(size, ranks_aware, on_some);
 }
 
-/* Rows that lie further apart than a copy of several takes, 2 GiB on today's devices, are copied
- * one by one. */
+/* Tests rows that are too far apart for one strided copy (2 GiB on today's devices): they are
+ * copied one by one. */
 static void call_far_apart(const struct gpu_rank *self, const struct hosts_split *split,
                            enum hosts_place place, void *context) {
   struct plan_case what = plan_case_simple(ONEBIT_ALLREDUCE, 4099);

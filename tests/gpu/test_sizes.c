@@ -31,8 +31,8 @@ struct own {
   float *memory[2];
 };
 
-/* A rank's kernels in a call, and what each chunk of it adds, with messages that are short and
- * others; the same of one rank, whose plans have one chunk. Every chunk is two exchanges. */
+/* A rank's kernels in a call, and how many each chunk adds, with short and with long messages; and
+ * the same for a single rank, whose plans have one chunk. Every chunk is two exchanges. */
 struct row {
   const char *name;
   bool (*create)(onebit_comm_t comm, size_t count, struct own *own);
@@ -127,7 +127,7 @@ static const struct row rows[] = {
 
 static pthread_barrier_t barrier;
 
-/* All ranks' calls, until the last of their work has been run. */
+/* Makes a call on all ranks, and waits until all its work has been run. */
 static struct emulation_counters count_call(const struct row *row, const struct own *own) {
   if (pthread_barrier_wait(&barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
     emulation_reset_counts();
@@ -186,7 +186,7 @@ static void count_row(const struct gpu_rank *self, const struct row *row, size_t
     return;
   if (own.plan)
     check_words(row, k, self->size, own.plan);
-  for (int call = 0; call < CALLS; call++) /* the first may be another than those after it */
+  for (int call = 0; call < CALLS; call++) /* the first call may differ from the later ones */
     counts = count_call(row, &own);
   if (self->rank == 0) {
     compare(row, k, self->size, &counts);

@@ -1,8 +1,5 @@
-/*
- * Input that is not finite, or too large: every rank skips the call, nothing is changed, and the
- * next call goes on, on a device as on the host. Large numbers that are not too large are no
- * trouble.
- */
+/* Input that is not finite, or too large: every rank skips the call, nothing changes, and the next
+ * call succeeds, on a device as on the host. Large numbers below the limit cause no skip. */
 #include <string.h>
 
 #include "tests/gpu/plans.h"
@@ -27,7 +24,7 @@ static bool same_but_input(const struct traces *a, const struct traces *b) {
   return a->result == b->result && a->worker == b->worker && a->server == b->server;
 }
 
-/* Every second call is spoilt, by one rank after the other. */
+/* In every second call one rank's input is not finite, each rank in turn. */
 static void run_case(onebit_comm_t comm, const struct plan_case *what, bool device,
                      cudaStream_t stream, struct record *record) {
   struct part part;

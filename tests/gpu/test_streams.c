@@ -30,7 +30,7 @@ static void expect(onebit_comm_t comm, const struct plan_case *what, uint64_t re
   part_destroy(&part);
 }
 
-/* Buffers of a call of its own. */
+/* The buffers of one call. */
 struct lane {
   void *in, *out, *sent, *received;
 };
@@ -51,7 +51,8 @@ static void close_lane(const struct lane *lane) {
   CHECK_CUDA(cudaFreeHost(lane->received));
 }
 
-/* Input, call, result and the end of both buffers, one behind the other. */
+/* Puts a call on the stream: it writes the input, calls, reads the result, and checks the ends of
+ * both buffers. */
 static void put_all(struct part *part, const struct lane *lane, cudaStream_t stream) {
   part->in = lane->in;
   part->out = lane->out;
@@ -104,7 +105,8 @@ static void in_order(const struct gpu_rank *self, void *context) {
   CHECK_CUDA(cudaStreamDestroy(other));
 }
 
-/* Requests on all plans, ended in the other order, with a call on one more plan before that. */
+/* Starts requests on all plans, makes a call on one more plan, and ends the requests in reverse
+ * order. */
 static void in_flight(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part parts[PLANS + 1];
@@ -168,8 +170,8 @@ static void replay_once(struct part *part, struct part *other, cudaGraphExec_t g
     CHECK_STATUS(onebit_plan_synchronize(part->plan), ONEBIT_SKIPPED);
 }
 
-/* The graph's calls, whose messages travel beside kernels, and those of another plan, which has one
- * message: before, in between and after, without a graph too. */
+/* Calls in a graph, whose messages are sent beside kernels, together with calls of a plan with one
+ * message: before, in between and after, and also without a graph. */
 static void replayed(const struct gpu_rank *self, void *context) {
   const unsigned replays = *(const unsigned *)context;
   cudaStream_t stream;
@@ -244,7 +246,8 @@ static void refuse_capture(struct part *part, enum cudaStreamCaptureMode mode) {
   CHECK_CUDA(cudaStreamDestroy(stream));
 }
 
-/* The host takes part in such a call: the capture is refused, ends well, and calls go on. */
+/* The host takes part in such a call: the capture is refused and ends properly, and later calls
+ * succeed. */
 static void captured_by_host(const struct gpu_rank *self, void *context) {
   (void)context;
   struct part part;
@@ -314,8 +317,8 @@ static void *work_beside(void *context) {
   return NULL;
 }
 
-/* A global capture is spoilt by what any other thread asks the driver for, unless that says that it
- * is no matter of the capture's. */
+/* A global capture becomes invalid when any other thread calls certain functions of the driver,
+ * unless the thread declares that they do not concern the capture. */
 static void beside_capture(const struct gpu_rank *self, void *context) {
   struct beside with = {.comm = self->comm};
   cudaStream_t stream;

@@ -95,7 +95,7 @@ static void make_ready(struct learner *learner, int attempt) {
     CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
-/* In another order on each rank; not all of them, in some attempts. */
+/* Reports ready gradients, in another order on each rank; in some attempts not all of them. */
 static void tell_what_is_ready(struct learner *learner, int attempt) {
   const bool without = is_without_stream(learner, attempt);
   const size_t turn = attempt % 2 ? (size_t)(learner->rank + attempt) : 0;

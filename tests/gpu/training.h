@@ -32,9 +32,9 @@ enum {
   TABLES = 64,       /* all others are tables */
   NO_GRADIENT = 2,   /* odd ranks have none of the fourth tensor in every third attempt */
   SAVED_ANEW = 4,    /* two thirds through all is saved, and another optimizer loads it */
-  WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale, where there is one */
+  WITHOUT_SCALE = 8, /* gradients are not multiplied by the loss scale */
   RATE_THERE = 32,   /* the learning rate is in memory of the device (test_graphs.c) */
-  IN_PARTS = 16,     /* on a device most steps are begun, and told of what is ready */
+  IN_PARTS = 16,     /* on a device most steps are opened, and gradients are reported as ready */
 };
 
 struct training_case {
@@ -62,8 +62,8 @@ struct training_record {
   char directory[GPU_PATH];                                 /* for what is saved */
 };
 
-/* A rank's tensors, and the optimizer of them: sizes around a word and a block, and none; on a
- * device parameters are not aligned to 16 bytes. */
+/* A rank's tensors and their optimizer: sizes around a word and a block, and zero; on a device
+ * parameters are not aligned to 16 bytes. */
 struct learner {
   const struct training_case *what;
   onebit_comm_t comm;
@@ -88,7 +88,8 @@ bool learner_open(struct learner *learner, const struct training_case *what, one
                   int rank, int size, bool device);
 void learner_close(struct learner *learner);
 
-/* Saves, and goes on with another optimizer that was made of other parameters and then loaded. */
+/* Saves the optimizer, and continues with another one that was created with other parameters and
+ * then loaded. */
 bool learner_replace(struct learner *learner, const char *directory);
 
 size_t learner_parameter_bytes(const struct learner *learner);
@@ -153,8 +154,8 @@ struct training_nccl {
   void *nccl;
 };
 
-/* Collective: a communicator over NCCL of the ranks, with a device a rank where there are so many.
- * False, and noted, when there is none. */
+/* Collective: creates a communicator over NCCL, with a device for each rank if there are enough.
+ * False, after reporting it, if there is no device. */
 bool training_nccl_open(struct training_nccl *group, const struct gpu_rank *self);
 void training_nccl_close(struct training_nccl *group);
 

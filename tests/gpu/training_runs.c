@@ -317,7 +317,7 @@ void training_over_loopback(const struct training_table *table) {
   compare_on_threads(table, 1, compare_staged);
 }
 
-/* Odd ranks have a device, the others none. */
+/* Runs odd ranks on a device, and the others on the host. */
 static void compare_mixed(const struct gpu_rank *self, void *context) {
   const struct run *run = context;
   const struct training_table *table = run->table;

@@ -133,7 +133,7 @@ void streams(void) {
   CUDA(cudaEventDestroy(done)), CUDA(cudaFree(mine));
 }
 
-/* Sums in a graph, which is captured after a number of calls, with others beside it or none. */
+/* Captures sums in a graph after a number of calls, with or without other calls beside it. */
 static void graph_after(int before, bool beside) {
   float *mine = device_memory(COUNT * sizeof *mine), *all = device_memory(COUNT * sizeof *all);
   for (int step = 0; step < before; step++) {

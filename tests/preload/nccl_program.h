@@ -31,8 +31,8 @@ void *device_memory(size_t bytes);
 void load(void *to, size_t bytes);
 void fetch(const void *from, size_t bytes);
 
-/* exact gives the values; fill writes them, times a factor, to memory of the device, and check
- * compares. */
+/* exact returns the values; fill writes them, times a factor, to device memory, and check compares
+ * them. */
 float exact(int step, int i);
 void fill(float *to, int count, int step, float times);
 void check(const char *what, const float *from, int count, int step, float times);

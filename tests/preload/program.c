@@ -361,7 +361,7 @@ static void threads(void) {
     MPI_Comm_free(&comm[t]);
 }
 
-/* Sums the gradients of a layer that got none: blocks of zeros among others. */
+/* Sums the gradients of a layer that is not trained: blocks of zeros beside other blocks. */
 static void zeros(void) {
   enum { ZEROS = COUNT + 3 };
   static float values[ZEROS], sums[ZEROS];
@@ -412,7 +412,7 @@ static const int traps = FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW;
 int main(int argc, char **argv) {
   int level = MPI_THREAD_SINGLE, ran = 0;
   feenableexcept(traps);
-  /* "threads CASE..." asks for them; most programs do not. */
+  /* "threads CASE..." starts MPI with threads; most programs do not */
   if (argc > 1 && !strcmp(argv[1], "threads"))
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
   else

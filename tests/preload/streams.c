@@ -241,7 +241,7 @@ void bicgstab(void) {
   }
 }
 
-/* Stacks windows of signals, some of which are quiet. */
+/* Sums windows of signals, some of which are quiet. */
 void stacking(void) {
   float *mine = floats(COUNT), *all = floats(COUNT);
   for (int window = 0; window < 60; window++) {

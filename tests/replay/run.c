@@ -104,7 +104,7 @@ static bool read_reals(const char *text, size_t count, double *values) {
   return !*text;
 }
 
-/* Shapes with blanks between, such as "513 37x3 1". */
+/* Reads shapes separated by blanks, such as "513 37x3 1". */
 static bool read_shapes(const char *text, struct replay_case *recorded) {
   for (recorded->tensors = 0; *text; text += strspn(text, " ")) {
     size_t elements = 1;
@@ -343,7 +343,7 @@ static void *run_rank(void *argument) {
   const size_t count = run->recorded->count;
   float *memory = calloc(4 * count, sizeof *memory);
   if (!memory)
-    abort(); /* the other ranks would wait */
+    abort(); /* the other ranks would wait for this one */
   run->gradient = memory, run->got = memory + count;
   run->before = run->got + count, run->length = run->before + count;
   (run->recorded->kind == REPLAY_ALLREDUCE ? run_allreduce : run_optimizer)(run);

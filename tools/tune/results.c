@@ -168,7 +168,7 @@ static double print_point(const struct tune_point *point) {
 }
 
 void tune_report_points(const struct tune_points *points, double residual) {
-  double square = 0, count = 0; /* of a mebibyte and more */
+  double square = 0, count = 0; /* sum and number of the points from 1 MiB on */
   printf("\n%-12s%-16s%-10s%10s%14s%14s%8s\n", "# bytes", "schedule", "wire", "message", "measured",
          "model", "off");
   for (const struct tune_point *point = points->point; point < points->point + points->count;

@@ -51,7 +51,7 @@ struct emulation_counters {
   long allocations;      /* of device memory and of pinned memory */
   long groups;           /* groups of NCCL calls, counted by communicator and stream */
   long events;           /* records, and waits of streams; not the repeats of a graph */
-  long sent_bytes;       /* given to ncclSend */
+  long sent_bytes;       /* bytes given to ncclSend */
 };
 struct emulation_counters emulation_counts(void);
 void emulation_reset_counts(void);

@@ -40,7 +40,8 @@ uint64_t meet_warp(collective kind, unsigned mask, uint64_t value, unsigned sour
 void meet_block();
 unsigned lane();
 
-/* The type of a parameter that is converted to T, not deduced from: atomicAdd(&unsigned_sum, 1). */
+/* T as a parameter to which arguments are converted, without being deduced:
+ * atomicAdd(&unsigned_sum, 1). */
 template <typename T> using same = std::common_type_t<T>;
 
 template <typename To, typename From> To bits(From from) {

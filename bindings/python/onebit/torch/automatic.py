@@ -156,7 +156,7 @@ class Automatic:
         return self._every_step if self._obstacle else METHODS
 
     def add(self, bucket):
-        """In the backward pass, whatever the method is: the future of a bucket of gradients."""
+        """Returns the future of a bucket of gradients in the backward pass, for any method."""
         joins = self._joins()
         if joins and self._obstacle is _NONE:
             self._obstacle = _JOIN

@@ -360,7 +360,7 @@ class Backward:
 
 
 def _sample(gradient):
-    """Some elements, as a view; a gradient that is no row of memory has none."""
+    """Returns some elements, as a view of the memory from the gradient's first element on."""
     if not gradient.is_contiguous():
         gradient = gradient.as_strided((gradient.numel(),), (1,))
     flat = gradient.view(-1)

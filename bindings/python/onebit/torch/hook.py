@@ -194,7 +194,7 @@ class HookState:
 
     @property
     def bytes_sent(self):
-        """By this rank, of what was compressed."""
+        """The bytes of compressed messages that this rank has sent."""
         return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
 
     def report(self):
