@@ -219,7 +219,7 @@ static const struct bench_entry *quickest(const struct bench_case *test, size_t 
   return best;
 }
 
-/* A device's dense entry: the first of NCCL's. */
+/* Returns a device's dense entry: the first algorithm of NCCL. */
 static const struct bench_entry *dense_on_device(const struct bench_case *test) {
   return test->plan_count < test->rounds.count ? &test->rounds.entries[test->plan_count] : NULL;
 }

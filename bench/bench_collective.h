@@ -115,7 +115,7 @@ struct bench_row {
   const char *dense_name;
   double of_best; /* --compare; not a number: nothing to say */
   bool own;       /* it is the library's, compressed */
-  /* NULL: blocking; no dense. From the pure time on. */
+  /* NULL: the row is blocking, or has no dense entry. Valid once the pure time is known. */
   const struct bench_entry *overlap, *dense_overlap;
   size_t tests;
 };

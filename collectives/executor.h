@@ -56,8 +56,8 @@ struct ob_executor {
   int (*enter)(const struct onebit_plan *plan);
   void (*leave)(int before);
 
-  /* After the last step: whether the call is over and its status known. Also before anything else
-   * looks at the residuals. NULL: it always is. */
+  /* Called after the last step, and before the residuals are read: true if the call is over and its
+   * status known. NULL: it always is. */
   bool (*settled)(const struct onebit_plan *plan, bool wait);
 
   ob_step_run *run[OB_STEP_KINDS];

@@ -110,7 +110,7 @@ static bool executor_host_finish_worker(const struct onebit_plan *plan, size_t c
 
 /* --- Reduce ------------------------------------------------------------------------------------*/
 
-/* All members' messages for this rank's segment, in their order. */
+/* Gets views of all members' messages for this rank's segment, in their order. */
 static void view_workers(const struct onebit_plan *plan, size_t chunk,
                          const struct ob_message_shape *shape) {
   const struct ob_geometry *geometry = &plan->geometry;

@@ -61,7 +61,7 @@ OB_INLINE struct ob_message_shape ob_message_blocks(const struct ob_geometry *ge
   return shape;
 }
 
-/* The message of a member, in outgoing or incoming. */
+/* Returns the message of a member, in outgoing or incoming. */
 OB_INLINE unsigned char *ob_message_at(const struct ob_geometry *geometry, unsigned char *base,
                                        size_t member, size_t chunk) {
   return base + member * geometry->peer_stride + chunk % geometry->slots * geometry->stride;

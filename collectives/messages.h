@@ -9,7 +9,7 @@
 /* The segment that this rank reduces. */
 size_t ob_own_segment(const struct onebit_plan *plan);
 
-/* The result of a member of the group, in the call in flight. */
+/* Returns the result of a member of the group, in the call in flight. */
 unsigned char *ob_result_of(const struct onebit_plan *plan, size_t member, size_t chunk);
 
 /* Returns the place of the result of a segment's server in memory that a host shares, perhaps in

@@ -80,7 +80,7 @@ struct whole {
   struct ob_plan_state state;
 };
 
-/* This rank's part, and what the others say to it. */
+/* Proposes this rank's terms to the other ranks. */
 static onebit_status_t propose_terms(onebit_comm_t comm, onebit_status_t status,
                                      const struct ob_plan_shape *shape, size_t count,
                                      struct onebit_plan **result) {

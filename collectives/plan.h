@@ -61,7 +61,7 @@ struct ob_call {
   void *const *device_inputs, *const *device_outputs;
   bool counted;       /* only the device knows the bias corrections of the step */
   bool only_at_first; /* likewise, until when the source's momentum is kept */
-  /* On which stream of the device, where the plan is on one: NULL is a stream too. */
+  /* The stream of the device, if on_stream: NULL is a stream, too. */
   bool on_stream;
   void *stream;
   /* Stops when decided: the caller applies either all or none of several plans (ob_plan_apply). */

@@ -65,7 +65,7 @@ static const struct about abouts[OB_STEP_KINDS] = {
     [OB_STEP_COMMIT] = {"commit", APPLY},
 };
 
-/* A name of a kind of step; NULL past the last. */
+/* Returns the name of a kind of step; NULL past the last. */
 static const char *step_name(unsigned kind) {
   return kind < OB_STEP_KINDS ? abouts[kind].name : NULL;
 }

@@ -168,8 +168,8 @@ struct ob_moment {
 /* True if such a step computes, and does not wait or send. */
 bool ob_step_computes(unsigned kind);
 
-/* From its next call on the plan notes its steps in moments[0 .. capacity - 1], each call from the
- * start of the array; `moments` NULL: no more. The array must outlive the plan, or the next
+/* Makes the plan note its steps in moments[0 .. capacity - 1] from its next call on, each call from
+ * the start of the array; `moments` NULL: it stops. The array must outlive the plan, or the next
  * ob_plan_trace. */
 void ob_plan_trace(onebit_plan_t plan, struct ob_moment *moments, size_t capacity);
 

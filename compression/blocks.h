@@ -97,7 +97,7 @@ void ob_residual_commit(struct ob_residual *residual);
 onebit_status_t ob_residual_reset(struct ob_residual *residual);
 /* Gives memory of the host back to the system after a reset, until it is written. */
 void ob_residual_return(struct ob_residual *residual);
-/* Without error feedback: resets the errors, and leaves a server's other state. */
+/* Resets the residuals after a call without error feedback, and keeps a server's other state. */
 onebit_status_t ob_residual_forget(struct ob_residual *residual);
 /* True if a scale is OB_LARGE_SCALE or larger. For memory of the host. */
 bool ob_residual_large(const struct ob_residual *residual);

@@ -331,7 +331,7 @@ OB_INLINE float ob_moment_input(enum ob_moment_rule rule, float gradient, uint16
   const float now = f->beta2 * before + (f->one_minus_beta2 * gradient) * gradient;
   const float mean = f->now * now + f->before * before;
   *moment = ob_moment_round(now, chance);
-  /* Without a floor it is not added, for which a kernel would need one register more. */
+  /* Without a floor nothing is added, since that would take a register more in a kernel. */
   const float least = f->epsilon * f->epsilon;
   return gradient * ob_reciprocal_root(mean + (f->floor == 0 ? least : least + f->floor));
 }

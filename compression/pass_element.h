@@ -210,8 +210,8 @@ OB_INLINE struct ob_element ob_pass_divided(enum ob_pass_kind kind, struct ob_el
     break;
   }
   case OB_PASS_ZERO_ONE: {
-    /* One bit has no zero. What came to an element that never had a gradient must not wait in its
-     * momentum for the variance to begin. */
+    /* One bit has no zero: an element that never had a gradient has still received values, which
+     * must not wait in its momentum until its variance begins. */
     const float momentum = ob_adam_momentum(*m, e.at[OB_MESSAGE], adam);
     *m = f->keep_zero && *v == 0 ? 0 : momentum;
     *p = ob_adam_parameter(

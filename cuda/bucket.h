@@ -18,7 +18,7 @@ struct ob_addresses {
 struct ob_bucket_device {
   const struct onebit_optimizer *optimizer;
   int number;
-  /* By piece, in memory of the device; and on the host, what the device has of the scalings. */
+  /* By piece, in device memory; and on the host, a copy of the scalings on the device. */
   float **parameters;
   void **copies, **gradients, **means;
   float *factors, *weight_decays, *scalings, *floors;

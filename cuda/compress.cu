@@ -99,7 +99,7 @@ static __device__ inline void compress_tile(const struct ob_compress_run &run,
   }
 }
 
-/* As a codec's compress; the sum is lane 0's. */
+/* Compresses as a codec does; the sum is lane 0's. */
 template <onebit_dtype_t dtype, bool momentum, enum treatment treatment>
 static __device__ inline float compress(const struct ob_compress_run &run,
                                         const struct moments &moments, float4 *tile) {

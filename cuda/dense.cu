@@ -151,7 +151,7 @@ cudaError_t ob_cuda_mean(struct ob_cuda_plan plan, size_t chunk, cudaStream_t st
 
 /* --- Convert */
 
-/* One message to all, or one from each member. */
+/* True if one message goes to all; else there is one from each member. */
 static bool is_mean_of_all(const struct ob_cuda_plan &plan) {
   return plan.geometry.whole && !plan.gathered;
 }

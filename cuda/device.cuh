@@ -43,7 +43,7 @@ constexpr unsigned all_lanes = 0xffffffffu;
 
 /* --- Launching */
 
-/* By the address of this kernel the host finds the module that the file's kernels are in. */
+/* The address of this kernel tells the host which module the file's kernels are in. */
 static __global__ void module_kernel() {}
 
 static const struct module_of_file {
@@ -91,8 +91,8 @@ static inline cudaError_t launch_one_warp(void (*kernel)(Parameters...), cudaStr
   return launch_grid(kernel, dim3(1), OB_LANES, stream, arguments...);
 }
 
-/* One warp for each of `count` things, and that `messages` times. cudaLaunchKernelEx, and not the
- * three brackets: what launches a kernel is then a function like any other. */
+/* Launches one warp for each of `count` items, `messages` times. cudaLaunchKernelEx replaces the
+ * three brackets, so that a launch is an ordinary function. */
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t launch_warps(bool early, void (*kernel)(Parameters...), size_t count,
                                        size_t messages, cudaStream_t stream,

@@ -90,7 +90,7 @@ int ob_device_enter(const struct onebit_plan *plan);
  * or there is none. */
 onebit_status_t ob_cuda_current_device(int *number);
 
-/* plan->device, on the current device. */
+/* Creates plan->device, on the current device. */
 onebit_status_t ob_device_open(struct onebit_plan *plan);
 
 /* Creates the kernels' plan. `mirrors`: messages are in memory of the host, and the device gets
@@ -122,7 +122,8 @@ struct ob_cuda_source ob_device_source(const struct onebit_plan *plan);
 /* Returns the kernels' description of an optimizer's pass (optimizer.c). */
 struct ob_cuda_pass ob_device_pass(const struct ob_pass_sink *sink);
 
-/* The inside of a host: after ob_device_create, before ob_device_destroy. */
+/* Create and destroy the part for exchanges inside a host: after ob_device_create, before
+ * ob_device_destroy. */
 onebit_status_t ob_device_host_create(struct onebit_plan *plan);
 void ob_device_host_destroy(const struct onebit_plan *plan);
 

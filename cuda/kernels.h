@@ -156,8 +156,9 @@ struct ob_cuda_pass {
 
 /* --- Bits. `chunk` is of all peers' messages. */
 
-/* Every segment's input to its message in outgoing, or with geometry.whole to this rank's result.
- * Notes flags in the state. With one scale the sums go to worker.sums, for ob_cuda_finish. */
+/* Compresses every segment's input to its message in outgoing, or with geometry.whole to this
+ * rank's result. Notes flags in the state. With one scale the sums go to worker.sums, for
+ * ob_cuda_finish. */
 cudaError_t ob_cuda_compress(struct ob_cuda_plan plan, struct ob_cuda_source source, size_t chunk,
                              cudaStream_t stream);
 

@@ -63,7 +63,7 @@ static __device__ inline unsigned char *result_of(const struct ob_cuda_plan &pla
   return ob_result_at(&plan.geometry, (int)copy, member, 0);
 }
 
-/* This rank's message to a member; or its one message to all. */
+/* Returns this rank's message to a member, or its one message to all. */
 static __device__ inline unsigned char *sent_to(const struct ob_cuda_plan &plan, uint32_t now,
                                                 size_t member) {
   return plan.geometry.whole ? result_of(plan, next_of(plan, now), plan.geometry.member)

@@ -89,7 +89,7 @@ static onebit_status_t send_addresses(struct onebit_optimizer *optimizer,
   return ONEBIT_OK;
 }
 
-/* They change at the freeze, and with a checkpoint: nothing is under way then. */
+/* They change only at the freeze and with a checkpoint, when no copy is in flight. */
 static onebit_status_t send_scalings(struct ob_bucket *bucket) {
   struct ob_bucket_device *device = bucket->device;
   size_t bytes = bucket->bits->geometry.layout.pieces * sizeof(float);

@@ -254,7 +254,7 @@ static void staged_apply_results(const struct onebit_plan *plan, size_t chunk,
   ob_staged_fail(plan, error == cudaSuccess ? brought : ob_cuda_error(error, "launching a kernel"));
 }
 
-/* In memory that ranks share, results may be written anew when they have been brought here. */
+/* Results in memory that ranks share may be overwritten once they have been copied to this rank. */
 static bool staged_apply(const struct onebit_plan *plan, size_t chunk, bool wait) {
   size_t *applied = &plan->device->host.staged.applied;
   if (plan->flight->outcome.status == ONEBIT_OK && !(plan->host.ranks && *applied > chunk))

@@ -42,7 +42,7 @@ static onebit_status_t staging_in_follows(struct ob_staging *staging) {
   return ONEBIT_OK;
 }
 
-/* In a window the slot may still be read by kernels of two chunks ago. */
+/* The slot in the window may still be read by kernels of two chunks earlier. */
 static onebit_status_t in_follows(const struct onebit_plan *plan, struct ob_staging *staging) {
   return plan->geometry.slots == plan->geometry.chunks ? ONEBIT_OK : staging_in_follows(staging);
 }

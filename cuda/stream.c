@@ -258,7 +258,7 @@ static bool note_launch(const struct onebit_plan *plan, cudaError_t error) {
 #define LAUNCHED(plan, launch)                                                                     \
   ((plan)->flight->outcome.status != ONEBIT_OK || note_launch(plan, launch))
 
-/* The same of messages that are sealed on the way. */
+/* Does the same for messages that are sealed by the kernels that make them. */
 static bool launched_sealing(const struct onebit_plan *plan, cudaError_t error) {
   plan->device->has_sealed |= plan->device->kernel.seals && error == cudaSuccess;
   return note_launch(plan, error);

@@ -319,7 +319,7 @@ static bool is_off(void) {
   return text && !strcmp(text, "0");
 }
 
-/* The file for JSON, or NULL. */
+/* Returns the file for JSON, or NULL. */
 static const char *json_path(void) {
   const char *text = ob_knob_text(OB_KNOB_REPORT);
   return text && strcmp(text, "0") != 0 && strcmp(text, "1") != 0 ? text : NULL;

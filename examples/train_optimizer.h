@@ -70,8 +70,8 @@ onebit_status_t train_optimizer_step(train_optimizer_t *optimizer, float learnin
 
 onebit_optimizer_info_t train_optimizer_info(const train_optimizer_t *optimizer);
 
-/* This rank's residual relative to the signal, as onebit/statistics.h defines it, or with an outer
- * step relative to the mean drift; 0 without one. */
+/* Returns this rank's residual relative to the signal, as onebit/statistics.h defines it, or in an
+ * outer step relative to the mean drift; 0 without a residual. */
 double train_optimizer_residual_ratio(const train_optimizer_t *optimizer);
 
 /* Returns how many bytes this rank has sent for it so far. */

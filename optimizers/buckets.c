@@ -327,7 +327,7 @@ static void locate_fused(onebit_optimizer_t optimizer, struct ob_bucket *bucket,
       locate_padding(optimizer, bucket, k);
 }
 
-/* All tensors in one buffer, likewise. Dense messages go without the padding. */
+/* Creates one bucket of all tensors in the same way. Dense messages omit the padding. */
 static onebit_status_t create_fused(onebit_optimizer_t optimizer, size_t u,
                                     const onebit_tensor_t *tensors,
                                     const struct ob_plan_shape *shape) {

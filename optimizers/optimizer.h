@@ -137,9 +137,10 @@ struct ob_optimizer_executor {
   void (*serve)(struct ob_bucket *bucket);
   /* Deferred, after all plans have settled: how many steps were made, how many skipped. */
   void (*counts)(const struct onebit_optimizer *optimizer, uint64_t *steps, uint64_t *skipped);
-  /* All of a step is on its stream; a step without one is over when this returns. */
+  /* Called when all of a step is on its stream; a step without a stream is over when this
+   * returns. */
   onebit_status_t (*finish)(struct onebit_optimizer *optimizer);
-  /* For the passes of steps on streams. */
+  /* Makes the host wait for passes of steps on streams. */
   onebit_status_t (*wait)(struct onebit_optimizer *optimizer);
   /* Called after a checkpoint was loaded, which replaces arrays, steps and skipped. NULL: the
    * executor has no copies. */
@@ -216,8 +217,8 @@ struct onebit_optimizer {
   /* Scratch of checkpoints, one a tensor; NULL where buckets do not move between widths. */
   struct ob_ladder_state *ladders;
   bool refused; /* a plan has refused a message (struct onebit_plan) */
-  /* In memory of the device: the steps' learning rate, which the host then does not know, and calls
-   * with 0. NULL: the calls' is. */
+  /* In device memory: the learning rate of steps, which the host then does not know, and passes as
+   * 0 to calls. NULL: calls have the rate. */
   const float *rate;
   /* Parameters were compared at least once; the calls of step since then, the same number on all
    * ranks. */
@@ -403,7 +404,7 @@ void ob_weigh_destroy(struct onebit_optimizer *optimizer);
  * enough exponents without one. */
 #define OB_MAX_LOSS_SCALE 0x1p64
 
-/* After a step, made or skipped: the loss scale follows. */
+/* Changes the loss scale after a step, made or skipped. */
 void ob_optimizer_rescale(struct onebit_optimizer *optimizer, uint64_t made, uint64_t skipped);
 
 /* --- Metrics of a training (report.c): where ONEBIT_METRICS names a file, a row each
@@ -433,7 +434,7 @@ struct ob_pass_sink ob_bucket_sink(const struct onebit_optimizer *optimizer,
                                    const struct ob_bucket *bucket, enum ob_pass_kind kind,
                                    uint64_t step);
 
-/* One pass over one bucket; over all buckets that are compressed. */
+/* Run one pass over one bucket; over all compressed buckets. */
 onebit_status_t ob_bucket_pass(struct onebit_optimizer *optimizer, struct ob_bucket *bucket,
                                enum ob_pass_kind kind, uint64_t step);
 onebit_status_t ob_buckets_pass(struct onebit_optimizer *optimizer, enum ob_pass_kind kind,

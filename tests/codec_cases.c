@@ -46,8 +46,7 @@ static struct ob_compress_run compress_run_of(const struct codec_case *c, const 
                                   .bits = bits};
 }
 
-/* With values that are not finite the new residuals are discarded by the library, and only the
- * sum tells. */
+/* If values are not finite, the library discards the new residuals, and only the sum shows it. */
 static void run_compress(const struct codec_case *c, const struct ob_codec *codec, bool momentum,
                          onebit_scale_t rule, bool stream, struct result *result) {
   struct guarded_array input = input_create(c, 1), residual = words_create(c->count, 2),

@@ -61,8 +61,8 @@ void result_add(struct result *result, const void *data, size_t size);
 /* Adds a sum; a NaN becomes "not finite", since its payload is not defined. */
 void result_add_sum(struct result *result, float sum);
 
-/* These destroy the array. Numbers keep one NaN for all, since processors make NaNs of different
- * signs. */
+/* Add an array to a result, and destroy it. All NaNs are stored as the same number, since
+ * processors make NaNs of different signs. */
 void result_add_array(struct result *result, struct guarded_array *array, size_t size);
 void result_add_numbers(struct result *result, struct guarded_array *array, size_t count);
 

@@ -83,7 +83,7 @@ static void send(struct exchange *exchange, int k, int step, struct golden *gold
   ob_residual_commit(&exchange->residuals[k]);
 }
 
-/* Some are far larger than others: those a scale of 3 RMS cuts off. */
+/* Some inputs are far larger than others: a scale of 3 RMS cuts these off. */
 static float input_at(size_t i, uint32_t salt) {
   const float value = value_at(i, salt, VALUES_GRADIENTS), square = value * value;
   return square * square * value;

@@ -286,7 +286,7 @@ static void check_tally(MPI_Comm comm, size_t tensors, uint64_t withdrawn) {
         (int)(tally.calls - tally.compressed), (int)withdrawn);
 }
 
-/* Before the ranks follow a loop, and after; on one rank, and on all. */
+/* Exchanges buffers before the ranks follow a loop, and after; on one rank, and on all. */
 static void exchange_buffers(int before, bool everywhere) {
   struct moving moving = make_moving(duplicate());
   bool mine = everywhere || rank_of(moving.comm) == size_of(moving.comm) - 1;

@@ -264,7 +264,7 @@ static void *calls_of_a_thread(void *argument) {
   return NULL;
 }
 
-/* One thread waits for what another has begun, while that one begins more. */
+/* Waits in one thread for requests that another thread starts, while that one starts more. */
 static void *wait_for_it(void *argument) {
   struct flight *flight = argument;
   check_rank(rank_of(MPI_COMM_WORLD));

@@ -24,8 +24,8 @@ static void check(const struct adam_case *what) {
   adam_release(&run);
 }
 
-/* In one exchange, and of one scale; then in buckets, with steps that all ranks must skip, other
- * types, clipping, and gradients that are not there. */
+/* Runs a case in one exchange with one scale; then in buckets, with steps that all ranks must skip,
+ * other types, clipping, and missing gradients. */
 static void check_buckets(struct adam_case what) {
   what.options.common.schedule = ONEBIT_SCHEDULE_EXCHANGE;
   check(&what);
@@ -49,7 +49,7 @@ static void check_buckets(struct adam_case what) {
   }
 }
 
-/* In a schedule that the plan chooses, and with DeepSpeed's formulas. */
+/* Runs a case in a schedule that the plan chooses, and with DeepSpeed's formulas. */
 static void check_profiles(struct adam_case what) {
   check(&what);
   what.options.common.profile = ONEBIT_PROFILE_DEEPSPEED;
@@ -174,7 +174,7 @@ static void go_on(onebit_comm_t comm, void *context) {
   free_parts(&parts);
 }
 
-/* The same directory for all ranks. */
+/* Creates one directory for all ranks. */
 static struct mpi_run begin(int rank) {
   struct mpi_run run = {0};
   if (rank == 0)
@@ -203,7 +203,7 @@ Test(mpi_checkpoint, goes_on_exactly) {
   end(&run, rank);
 }
 
-/* One rank's disk is full; then one rank's part is damaged. */
+/* Fills one rank's disk, and then damages one rank's part. */
 static void fail_on_one(onebit_comm_t comm, void *context) {
   struct mpi_run *run = context;
   const char *path = run->directories.saved;

@@ -161,7 +161,7 @@ static float scale_of(double sum, size_t count, onebit_scale_t rule) {
   return (float)(rule == ONEBIT_SCALE_RMS ? sqrt(mean) : mean);
 }
 
-/* The scale of a whole buffer or share. */
+/* Returns the scale of a whole buffer or share. */
 static float common_scale_of(double sum, size_t count, onebit_scale_t rule) {
   if (rule != ONEBIT_SCALE_RMS)
     return scale_of(sum, count, rule);
@@ -434,7 +434,7 @@ bool oracle_call(struct oracle *oracle, const void *const *inputs, void *result)
   return done;
 }
 
-/* The first element of a share. */
+/* Returns the first element of a share. */
 static size_t first_of(const struct oracle *oracle, int share) {
   for (size_t k = 0; k < oracle->run_count; k++)
     if (oracle->runs[k].server >= share)

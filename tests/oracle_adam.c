@@ -364,7 +364,7 @@ struct given {
   const float *const *gradients;
 };
 
-/* Worker w's own momentum, or step, of element i. */
+/* Returns worker w's own momentum, or step, of element i. */
 static float own_momentum(const void *context, const struct oracle_exchange *exchange, size_t w,
                           size_t at, size_t i) {
   const struct given *given = context;
@@ -421,7 +421,7 @@ static bool exchange_shares(struct oracle_adam *adam, const struct oracle_exchan
   return done;
 }
 
-/* Every worker's own momentum, exchanged: the new common momentum in `momentum`. */
+/* Exchanges every worker's own momentum; `momentum` gets the new common one. */
 static bool exchange_momentum(struct oracle_adam *adam, const float *const *gradients) {
   const struct given given = {adam, gradients};
   bool done = true;

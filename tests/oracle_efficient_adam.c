@@ -355,7 +355,7 @@ static void move_divided(struct oracle_efficient_adam *oracle, size_t k, float l
     state->parameter[i] = state->parameter[i] - learning_rate * state->factor[k] * update[i];
 }
 
-/* Every worker's moments begin as the workers' number times the mean's. */
+/* Every worker's moments start as those of the mean times the number of workers. */
 static void end_warm_up(struct oracle_efficient_adam *oracle) {
   struct oracle_adam *state = oracle->state;
   bool quiet = true;

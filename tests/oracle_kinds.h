@@ -19,7 +19,8 @@ struct oracle_lamb {
   double *coefficient, *factor; /* of each tensor */
   float *scaling;
   float *fresh, *update, *plain; /* [total] */
-  /* The result of the exchange, with scaling; the start of a worker's next momentum, without. */
+  /* The result of the exchange, with scaling; and the momentum with which a worker's next step
+   * starts, without. */
   float *received, *carried;
   float *padding; /* both, of the padding */
   size_t padding_count;

@@ -258,7 +258,7 @@ static void freeze(struct oracle_lamb *lamb) {
 
 /* --- Compressed */
 
-/* The input of worker w in an exchange. */
+/* Returns the input of worker w in an exchange. */
 static float *make_input(const struct oracle_lamb *lamb, const struct oracle_exchange *exchange,
                          const float *const *gradients, size_t w) {
   const struct oracle_adam *state = lamb->state;

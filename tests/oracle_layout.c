@@ -36,8 +36,8 @@ static int server_of(size_t word, size_t words, int size) {
   return server;
 }
 
-/* One tensor of an allreduce, in blocks or, with a scale a buffer, in runs; each has the server of
- * its first word. */
+/* Lays out one tensor of an allreduce, in blocks or, with one scale, in runs; each belongs to the
+ * server of its first word. */
 static void lay_out_tensor(struct oracle *oracle, size_t first, size_t count, size_t word,
                            size_t words) {
   size_t length = oracle->common_scale ? RUN : oracle->options.block_size;

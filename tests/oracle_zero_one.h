@@ -22,7 +22,7 @@ struct oracle_zero_one_clock {
 struct oracle_zero_one_clock oracle_zero_one_clock_of(const onebit_zero_one_adam_options_t *options,
                                                       bool deepspeed);
 
-/* The exchange of the next step; and the count of that step. */
+/* Returns the exchange of the next step; and counts that step. */
 int oracle_zero_one_clock_next(const struct oracle_zero_one_clock *clock);
 void oracle_zero_one_clock_advance(struct oracle_zero_one_clock *clock);
 

@@ -291,7 +291,7 @@ static uint64_t skipped_until(const struct adam_case *what, int step) {
   return is_poisoned(what, step) ? (uint64_t)(step - what->poisoned_from) + 1 : 0;
 }
 
-/* The optimizer's account of itself after a step, against the oracle's. */
+/* Compares the optimizer's info after a step with the oracle. */
 static void check_info(const struct adam_run *run, onebit_optimizer_t optimizer, int rank,
                        int step) {
   const struct adam_moment *wanted = &run->moments[step];
@@ -339,7 +339,7 @@ static void shuffle(size_t *order, size_t count, int rank, int step) {
   }
 }
 
-/* One step in the case's form. */
+/* Makes one step in the case's form. */
 static onebit_status_t make_step(const struct adam_case *what, onebit_optimizer_t optimizer,
                                  int rank, int step) {
   float rate = adam_learning_rate(step);

@@ -46,8 +46,7 @@ struct adam_case {
   int late;     /* when not 0: every 7th element, and all of the last tensor, gets its first
                    gradient in this step */
   float growth; /* when not 0: gradients are multiplied by growth^step */
-  float poison; /* when not 0: before each step comes one where a gradient of poisoned_rank has this
-                   value */
+  float poison; /* not 0: a step before each has this value in a gradient of poisoned_rank */
   int poisoned_rank, poisoned_from; /* the latter: the step from which on */
   float multiple; /* when not 0: arrays hold this multiple of the gradients; see gradient_factor.
                      They are multiplied by the loss scale in any case */

@@ -313,7 +313,8 @@ static float ordinary(size_t i, int rank, int call) {
   return uniform_value(place) + uniform_value(place + ((uint64_t)1 << 40));
 }
 
-/* One element of a block, on one rank, is a thousand times as large as the others. */
+/* Returns an element that, for one in each block on one rank, is a thousand times as large as the
+ * others. */
 static float input(size_t i, int rank, int call, bool hard) {
   return hard && rank == 0 && i % 2048 == 7 ? 1000 : ordinary(i, rank, call);
 }
@@ -334,7 +335,8 @@ onebit_plan_t ladder_plan(onebit_comm_t comm, const struct climb *climb, int bit
                                                                                           : NULL;
 }
 
-/* Every rank has the same width after every call, and of an allreduce the same result. */
+/* A check that every rank has the same width after every call, and in an allreduce the same
+ * result. */
 struct same {
   onebit_plan_t plan; /* dense: gathers values as they are */
   float *all;

@@ -106,7 +106,7 @@ static void lose(void) {
     undo(&disk.events[disk.event_count]);
 }
 
-/* Before each call. True: it is to fail, errno is set. */
+/* Called before each call. True: the call must fail, and errno is set. */
 static bool happens(void) {
   bool now = ++disk.calls == disk.at;
   switch (disk.fault) {

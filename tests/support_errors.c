@@ -166,7 +166,7 @@ void wrong_tensors_on_one_rank(onebit_comm_t comm, void *context) {
 void wrong_learning_rate_on_one_rank(onebit_comm_t comm, void *context) {
   const struct culprit *culprit = context;
   int rank = onebit_comm_rank(comm);
-  /* what is not known to deepspeed */
+  /* whether profile deepspeed refuses these options */
   bool other = culprit->schedule == ONEBIT_SCHEDULE_HIERARCHICAL || culprit->shards;
   for (int profile = ONEBIT_PROFILE_DEFAULT; profile <= !other; profile++) {
     float parameter[COUNT], gradient[COUNT], before[COUNT];
@@ -333,8 +333,8 @@ void other_threads_on_one_rank(onebit_comm_t comm, void *context) {
 
 enum { TENSORS = 5, EACH = 300, STEP_COUNT = TENSORS * EACH, STEPS = 8 };
 
-/* An optimizer of TENSORS tensors, a bucket each; a second one that makes the same good steps, and
- * no other, says what the parameters must be. */
+/* An optimizer of TENSORS tensors with a bucket each; a second one that makes only the correct
+ * steps gives the expected parameters. */
 struct pair {
   float parameter[2][STEP_COUNT], gradient[2][STEP_COUNT];
   onebit_optimizer_t optimizer[2];
@@ -373,7 +373,7 @@ static void open_step(onebit_optimizer_t optimizer, float rate) {
     CHECK_STATUS(onebit_optimizer_ready(optimizer, t), ONEBIT_OK);
 }
 
-/* The mistakes, and a part of the message of each. All but the last two are made in an open
+/* The mistakes, with a part of each one's message. All but the last two are made in an open
  * step. */
 enum step_mistake {
   NO_TENSOR,

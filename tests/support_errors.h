@@ -33,7 +33,7 @@ void mistakes_in_an_open_step(onebit_comm_t comm, void *culprit);
 /* The culprit destroys its optimizer after reporting some gradients: the others learn of it. */
 void destroyed_in_an_open_step(onebit_comm_t comm, void *culprit);
 
-/* The culprit asks for something else than the others: all ranks get ONEBIT_ERROR_MISMATCH. */
+/* The culprit passes other options than the other ranks: all ranks get ONEBIT_ERROR_MISMATCH. */
 void other_plan_on_one_rank(onebit_comm_t comm, void *culprit);
 void other_adam_on_one_rank(onebit_comm_t comm, void *culprit);
 void plan_here_and_optimizer_there(onebit_comm_t comm, void *culprit);

@@ -71,7 +71,8 @@ __attribute__((constructor)) static void open_locale(void) {
 
 bool comma_locale_is_there(void) { return comma != (locale_t)0; }
 
-/* Not all of them, where a processor lacks traps, or an emulator all but rounding. */
+/* Sets the next environment of the list. Only rounding takes effect in some emulators, and some
+ * processors have no traps. */
 struct float_call float_call_begin(void) {
   static _Thread_local unsigned calls;
   struct float_call call = {.before = float_environment()};

@@ -24,8 +24,7 @@ struct ob_float_environment float_environment(void);
 bool float_environments_equal(const struct ob_float_environment *one,
                               const struct ob_float_environment *other);
 
-/* The state around a call. A call that the test itself makes in an environment of its choice stays
- * in it. */
+/* The floating-point state around a call. It stays as the test itself has set it. */
 struct float_call {
   struct ob_float_environment before, during;
   void *locale;

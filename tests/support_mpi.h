@@ -29,8 +29,8 @@ void on_mpi_ranks(MPI_Comm mpi_comm, rank_body *body, void *context);
 /* The common part of tests of MPI-shaped calls: data that one bit represents exactly, and the
  * library's state of a communicator. For tests/mpi_calls*.c. */
 
-/* All elements of a rank have the magnitude (rank + 1) * 2^scale, and the same signs on all ranks:
- * one bit loses nothing of them, in a worker's message or a server's, on up to four ranks. */
+/* Returns a value of magnitude (rank + 1) * 2^scale, with the same signs on all ranks: one bit
+ * loses nothing of such elements, in a worker's message or a server's, on up to four ranks. */
 float exact_value(size_t i, int rank, int scale);
 void fill_exact(void *buffer, onebit_dtype_t dtype, size_t count, int rank, int scale);
 

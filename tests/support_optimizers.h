@@ -8,7 +8,7 @@
 #include "onebit/onebit.h"
 #include "optimizers/method.h"
 
-/* An entry of such a table: an optimizer and its options, as {ANY(lion, .beta2 = 0.9)}. */
+/* An entry of a table of optimizers: one with its options, as {ANY(lion, .beta2 = 0.9)}. */
 struct any_case {
   const struct ob_method *method;
   const void *options;

@@ -215,7 +215,7 @@ static void run_rank(onebit_comm_t comm, void *context) {
   const int number = onebit_comm_rank(comm), s = number / place->ranks, r = number % place->ranks;
   onebit_comm_t site = place->site[s][r], between = r == 0 ? place->between[s] : NULL;
   run->body(place, s, site, between);
-  meet(comm); /* nobody's communicator is gone while others use it */
+  meet(comm); /* no rank frees a communicator that others still use */
   onebit_comm_destroy(site);
   onebit_comm_destroy(r == 0 ? place->between[s] : NULL); /* which it may have taken */
 }

@@ -55,7 +55,7 @@ enum { PLAIN_TENSORS = 3, PLAIN_EACH = 320, PLAIN_ALL = PLAIN_TENSORS * PLAIN_EA
 float plain_target(int rank, size_t i);
 void plain_train_by(float rate, float *parameters, size_t count, int rank);
 void plain_train(float *parameters, size_t count, int rank);
-/* The distance from the mean of the ranks' optima, which is the optimum of all. */
+/* Returns the distance from the mean of the ranks' optima, which is the optimum of their sum. */
 double plain_distance(const float *p, size_t count, int ranks);
 
 void plain_list(onebit_tensor_t tensors[PLAIN_TENSORS], float *parameters);
@@ -87,7 +87,7 @@ void sites_list(onebit_tensor_t tensors[SITES_TENSORS], float *p);
 onebit_outer_options_t sites_options(onebit_outer_rule_t rule, int bits);
 onebit_outer_t sites_make(onebit_comm_t site, onebit_comm_t between, float *p,
                           const onebit_outer_options_t *options, double patience, int quorum);
-/* The same of a site of one rank. */
+/* Creates the same for a site of one rank. */
 onebit_outer_t sites_make_alone(onebit_comm_t between, float *p,
                                 const onebit_outer_options_t *options, double patience, int quorum);
 onebit_sites_info_t sites_of(onebit_outer_t outer);

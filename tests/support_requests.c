@@ -295,8 +295,8 @@ static void misbehave(onebit_comm_t comm, const struct wait_run *run, const floa
     CHECK_STATUS(call(run, from, to, other), ONEBIT_ERROR_TRANSPORT);
 }
 
-/* On a busy machine who waits for a rank that waits may give up before that one: then its message
- * names that one, and only those of ranks that wait for the missing one name that. */
+/* On a busy machine a rank may time out before the one that it waits for does: then its message
+ * names that rank, and only ranks that wait for the missing rank itself name the missing one. */
 static void check_error(onebit_comm_t comm, struct wait_run *run, onebit_status_t status) {
   int missed = onebit_comm_size(comm) - 1;
   char name[64];
@@ -309,7 +309,7 @@ static void check_error(onebit_comm_t comm, struct wait_run *run, onebit_status_
 
 static void miss_a_rank(onebit_comm_t comm, struct wait_run *run, const float *from, float *to,
                         onebit_plan_t plan, onebit_plan_t other) {
-  comm->timeout = WAIT_TIMEOUT; /* what was before may take longer on a busy machine */
+  comm->timeout = WAIT_TIMEOUT; /* earlier calls may take longer on a busy machine */
   if (onebit_comm_rank(comm) == onebit_comm_size(comm) - 1) {
     misbehave(comm, run, from, to, other);
     return;

@@ -76,7 +76,7 @@ struct wait_run {
                        * calls */
   bool one_process;   /* all ranks are threads of it */
   atomic_int done;    /* ranks that have got their error, in this process */
-  atomic_int named;   /* those of them whose error names the missing rank */
+  atomic_int named;   /* ranks whose error names the missing rank */
 };
 
 /* A rank_body whose context is a struct wait_run. The last rank is the missing one. */

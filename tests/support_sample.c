@@ -157,7 +157,7 @@ static void choose(struct work *work, size_t row) {
   work->chosen_count++;
 }
 
-/* Rows that add the most first. What a row would add only becomes less. */
+/* Adds the rows that cover the most first. What a row covers only becomes less. */
 static void cover(struct work *work, size_t limit) {
   for (size_t row = 0; row < work->table->rows; row++)
     work->gains[row] = work->pairings_count;

@@ -17,9 +17,9 @@ typedef void sample_levels(const void *table, size_t row, size_t *levels);
 struct sample_table {
   const char *name; /* one word; tables of different names have different samples */
   size_t rows;
-  size_t dimensions;   /* each pair of values of two of them is in the sample */
-  size_t combinations; /* after these: each value of them is in the sample */
-  size_t thinner;      /* divides the share, even that of a full run; 0: 1 */
+  size_t dimensions;   /* every pair of values of two dimensions is in the sample */
+  size_t combinations; /* the dimensions after these: each of their values is in the sample */
+  size_t thinner;      /* divides the share, also that of a full run; 0: 1 */
   sample_levels *levels;
   const void *table;
 };
@@ -40,7 +40,8 @@ struct sample sample_combinations(const char *name, size_t thinner, const size_t
                                   size_t lists);
 void sample_choices(const size_t *sizes, size_t lists, size_t row, size_t *choices);
 
-/* The k-th entry to walk of a plain list, however long: one of each so many in a row. */
+/* Returns the k-th entry of a plain list of any length: each run takes an equal share of the list
+ * in turn. */
 size_t sample_turn(size_t k);
 
 /* True if entry `number` of a list of `count` is to be tested: one of every test_share() in a row,

@@ -20,8 +20,8 @@ int rand_r(unsigned int *seed) {
 
 int dlclose(void *handle);
 
-/* MPI unloads its modules in MPI_Finalize. Kept loaded, what they leak is reported with their
- * names, and lsan.supp can tell it from what we leak. */
+/* MPI unloads its modules in MPI_Finalize. They are kept loaded here, so that the leak checker
+ * reports their leaks by name, and lsan.supp can tell them from ours. */
 int dlclose(void *handle) { return handle ? 0 : -1; }
 
 #else

@@ -104,7 +104,8 @@ static int receive_letter(void *context, void *data, size_t bytes, int peer, int
   return code;
 }
 
-/* The message for a receive: the first that is for it, unless an older receive wants that. */
+/* Returns the message for a receive: the first that matches it, unless an older receive matches
+ * that message. */
 static struct letter *message_for(struct hub *hub, struct letter *wanted) {
   for (struct letter *older = hub->wanted; older != wanted; older = older->next)
     if (alike(older, wanted))

@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t made, failed;
 static const char *covered[1000];
 
-void wrong_begin(void) { onebit_counters_get(NULL); } /* no earlier message is taken for this one */
+void wrong_begin(void) { onebit_counters_get(NULL); } /* so that the next error message is new */
 
 void wrong_value(const char *function, const char *arguments, bool good, const char *part) {
   bool told = strstr(onebit_last_error(), part) != NULL;
@@ -134,7 +134,7 @@ static int nothing_tested(void *context, void *operation, double seconds, size_t
 
 static void nothing_cancelled(void *context, void *operation) { (void)context, (void)operation; }
 
-/* Sound options but for one field: no communicator comes of them. */
+/* Checks sound options with one wrong field: creating a communicator with them fails. */
 #define UNSOUND(create, sound, field, value, message, ...)                                         \
   do {                                                                                             \
     comm = scene->comm;                                                                            \
@@ -414,7 +414,7 @@ static char *text_of(const char *path) {
   return text;
 }
 
-/* Comments, and lines of the preprocessor, become blanks. */
+/* Replaces comments and lines of the preprocessor by blanks. */
 static void keep_declarations(char *text) {
   for (char *at = text; (at = strstr(at, "/*")) != NULL;)
     for (const char *end = strstr(at, "*/") + 2; at < end;)

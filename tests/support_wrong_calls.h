@@ -16,8 +16,7 @@
 #define WRONG(function, arguments, status, part)                                                   \
   (wrong_begin(), wrong_end(#function, #arguments, function arguments, (status), (part)))
 
-/* Does the same for a function that returns a value: `good` says whether it is the documented
- * one. */
+/* Does the same for a function that returns a value: `good` says whether that is as documented. */
 #define WRONG_VALUE(function, arguments, good, part)                                               \
   (wrong_begin(), wrong_value(#function, #arguments, (good), (part)))
 

@@ -45,8 +45,9 @@ void zero_one_release(struct zero_one_run *run);
  * context is the struct zero_one_run. */
 void zero_one_on_rank(onebit_comm_t comm, void *run);
 
-/* Options with short stages: the variance is frozen after `freeze_step` steps, its interval doubles
- * after every second update, that of synchronisation steps after every third step. */
+/* Returns options with short stages: the variance is frozen after `freeze_step` steps, its
+ * interval doubles after every second update, and the interval of synchronisations after every
+ * third step. */
 onebit_zero_one_adam_options_t zero_one_options(size_t freeze_step);
 
 #endif

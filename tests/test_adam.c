@@ -55,8 +55,8 @@ Test(adam, freezes_as_late_as_it_may_while_the_variance_grows) {
   cr_assert_eq(freeze_of(&what), ONEBIT_FREEZE_LATEST * 8);
 }
 
-/* Gradients are ten times as large from step to step, and the momentum follows faster than the
- * variance: a freeze that is given waits. */
+/* Gradients grow tenfold at every step, and the momentum follows faster than the variance: a freeze
+ * at a given step waits. */
 Test(adam, freeze_waits_for_the_variance) {
   struct adam_case what = case_of(&adam_tensors_odd, 8);
   what.options.beta1 = 0.1;
@@ -189,10 +189,10 @@ Test(adam, lambs_factors_at_their_ends) {
       {1, 1, 1, 1.05, 1.05},
       {1, 1, 4, 1.08, 1.08 * 0.5 + 0.5}, /* half of the update is weight decay */
       {1, 9, 4, 1.08, 1.08},             /* the share is 1 at most */
-      {1, 0, 0, 0.95, 0.95},             /* nothing moves: no share of it is known */
+      {1, 0, 0, 0.95, 0.95},             /* no element moves, so no share of them is known */
       {1, 1, 1, 7, 1.0 * 1.1},           /* one step's change */
       {1, 1, 1, 0, 1.0 * 0.9},           /* no element moves */
-      {3.9, 1, 1, 100, 4},               /* the most comes first */
+      {3.9, 1, 1, 100, 4},               /* the largest first */
       {0.51, 1, 1, 0.1, 0.5},
       {5, 1, 1, 100, 5 * 0.9}, /* and the change counts more */
       {1, NAN, 1, NAN, 1.0 * 0.9},

@@ -190,7 +190,7 @@ static void refuse_together(onebit_comm_t comm, void *context) {
   meet(comm);
 }
 
-/* A device is what each rank says for itself: the others' options may be fine. */
+/* The device is an option of each rank alone: the other ranks' options are valid. */
 static void refuse_on_the_last(onebit_comm_t comm, void *context) {
   const struct any_case device = {ANY(adam, STEPS, .common.device = ONEBIT_DEVICE_CUDA)},
                         sound = {ANY(adam, STEPS)};
@@ -266,12 +266,13 @@ static void check_disagreement(onebit_comm_t comm, int culprit, const struct any
                 name);
 }
 
-/* For each row of a kind's options: ranks disagree on a value that all kinds can have. */
+/* Makes ranks disagree, for each row of a kind's options, on a value that all kinds can have. */
 static void disagree_on(onebit_comm_t comm, int culprit, const struct ob_method *method) {
   for (size_t k = 0; k < method->option_count; k++) {
     const char *name = method->options[k].name;
     struct any_options here = any_options_of(method, NULL), there = here;
-    /* shards = 1 is no other number where there is one rank; a ratio counts with trust ratios */
+    /* shards = 1 changes nothing with a single rank; a ratio is used by methods with trust
+     * ratios */
     bool ratio = strcmp(name, "min_ratio") == 0 || strcmp(name, "max_ratio") == 0;
     any_set(&here, "trust_ratio", ratio);
     any_set(&there, "trust_ratio", ratio);

@@ -64,10 +64,8 @@ Test(json, values_are_divided_and_escaped) {
                                   "\"largest\": 18446744073709551615}");
 }
 
-/*
- * The table of handles, and what it is for: handles that are stale or of another kind are errors,
- * and communicators end with the last of what was made on them.
- */
+/* The table of handles: stale handles and handles of another kind are errors, and a communicator
+ * ends with the last object that was created on it. */
 
 static onebit_plan_t plan_on(onebit_comm_t comm) {
   onebit_plan_t plan = NULL;
@@ -75,8 +73,8 @@ static onebit_plan_t plan_on(onebit_comm_t comm) {
   return plan;
 }
 
-/* A prime's multiples modulo another walk the handles in an order that is not the one they came in:
- * entries go from the middle of runs. */
+/* The multiples of a prime modulo another one walk the handles in another order than that of their
+ * creation: entries are removed from the middle of runs. */
 enum { MANY = 1009, STRIDE = 389 };
 
 Test(handles, are_found_until_they_are_retired) {
@@ -91,7 +89,7 @@ Test(handles, are_found_until_they_are_retired) {
           "the byte after %zu is found", k);
     ob_handle_retire(made[k]);
     CHECK(!ob_handle_is(made[k], k % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM), "%zu is still found", k);
-    for (size_t j = i + 1; j < MANY; j++) /* no other has gone with it */
+    for (size_t j = i + 1; j < MANY; j++) /* no other handle was removed with it */
       if (!ob_handle_is(made[j * STRIDE % MANY],
                         j * STRIDE % MANY % 2 ? OB_HANDLE_PLAN : OB_HANDLE_COMM))
         CHECK(false, "%zu took %zu with it", k, j * STRIDE % MANY);
@@ -100,8 +98,7 @@ Test(handles, are_found_until_they_are_retired) {
     ob_handle_release(made[i]);
 }
 
-/* The first three allocations of a plan: its own, and the two of a table that becomes larger, where
- * that is due. */
+/* The first three allocations of a plan: its own, and two of a table that grows at this point. */
 Test(handles, failed_growth_fails_the_creation) {
   enum { FILLED = 300 };
   onebit_comm_t comm = self_comm();
@@ -109,7 +106,7 @@ Test(handles, failed_growth_fails_the_creation) {
   for (size_t i = 0; i < FILLED; i++) {
     for (long n = 1; n <= 3; n++) {
       onebit_plan_t plan = NULL;
-      ob_memory_fail_at(n + 1); /* onebit_plan_create has one of its own before */
+      ob_memory_fail_at(n + 1); /* onebit_plan_create allocates once before that */
       CHECK_STATUS(onebit_plan_create(comm, 1, NULL, &plan), ONEBIT_ERROR_MEMORY);
     }
     ob_memory_fail_at(0);

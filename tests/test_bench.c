@@ -326,7 +326,7 @@ static const char *progress_after(double seconds, bool open) {
   struct bench_progress progress = {
       .open = open, .what = "codec of 64 bytes", .later = 2, .start = ob_seconds() - seconds};
   cr_redirect_stderr();
-  for (int k = 0; k < 2; k++) /* the second one comes too early */
+  for (int k = 0; k < 2; k++) /* the second one is too early */
     bench_progress_show(&progress, "store", 0.25, 3);
   bench_progress_clear(&progress);
   fflush(stderr);
@@ -401,7 +401,7 @@ static void check_all(unsigned wrong, int expected) {
       wrong_on = wrong;
       wrong_operation = (onebit_operation_t)operation;
       wrong_dtype = (onebit_dtype_t)dtype;
-      wrong_at = 33331; /* in the middle of something, for all of them */
+      wrong_at = 33331; /* an index in the middle, so that every rank checks it */
       cr_expect_eq(bench_team_run_threads(RANKS, check_body, NULL), expected, "%s of %s",
                    bench_collectives[operation].name, bench_dtypes[wrong_dtype]);
     }
@@ -415,7 +415,8 @@ Test(bench, check_fails_what_is_wrong_on_one_rank) { check_all(1u << 1, 1); }
 
 /* --- Ranks that are processes */
 
-/* More numbers than are combined at a time. The exit status says whether they were right. */
+/* Combines more numbers than fit into one exchange. The exit status says whether they were
+ * right. */
 static int combine_many(struct bench_team *team, const void *context) {
   static double values[10000];
   const size_t count = sizeof values / sizeof values[0];
@@ -438,7 +439,7 @@ Test(bench, processes_combine_their_numbers) {
     cr_expect_eq(bench_team_run_processes(ranks, combine_many, &ranks), BENCH_OK, "%d", ranks);
 }
 
-/* One leaves early, and the others would wait for it. */
+/* One rank leaves early, while the others wait for it. */
 static int leave_early(struct bench_team *team, const void *context) {
   if (team->rank == 1)
     return *(const int *)context;

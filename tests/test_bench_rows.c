@@ -35,7 +35,7 @@ Test(bench_rows, bandwidths_are_of_the_larger_buffer) {
 
 /* --- JSON lines */
 
-/* The number of lines, each of which must be an object that has these fields. */
+/* Returns the number of lines, each of which must be an object with these fields. */
 static size_t count_objects(const char *text, const char *const *fields) {
   static char line[1 << 12];
   size_t lines = 0;
@@ -81,7 +81,7 @@ Test(bench_rows, json_has_an_object_a_line) {
   cr_expect(strstr(text, "\"dense_median_us\":null"));
 }
 
-/* At 8 Mbit/s a byte takes a microsecond, and the headers of TCP and Ethernet. */
+/* At 8 Mbit/s a byte takes a microsecond, including the bytes of TCP's and Ethernet's headers. */
 Test(bench_rows, limits_are_of_the_wire_and_the_cores) {
   static const char *const fields[] = {
       "\"wire_limit_us\":", "\"codec_limit_us\":", "\"of_limit\":", NULL};
@@ -118,7 +118,7 @@ Test(bench_rows, json_of_nonblocking_collectives) {
   }
 }
 
-/* The columns of a table are those of its head. */
+/* The rows of a table have as many columns as its head. */
 Test(bench_rows, tables_have_as_many_columns_as_heads) {
   char *text = (char *)(uintptr_t)program(0, "onebit-bench allreduce --ranks 2 -m4K:4K -i3 -f -c "
                                              "--compare=automatic,exchange 2>/dev/null");

@@ -9,7 +9,7 @@
 
 enum { MOST_STEPS = 32 };
 
-/* A run that is not interrupted: what it had after each step. */
+/* The state after each step of a run that is not interrupted. */
 struct history {
   const struct checkpoint_case *what;
   struct saved_parts parts[MOST_STEPS];
@@ -41,7 +41,7 @@ static void check_part(struct trainee *trainee, const struct saved_parts *parts)
   free(memory);
 }
 
-/* Goes on from what was saved after `step` steps, for a few steps. */
+/* Continues from what was saved after `step` steps, for a few steps. */
 static void resume(struct trainee *trainee, struct history *history, int step) {
   int end = step + 4 < history->what->steps ? step + 4 : history->what->steps;
   check_case("%s, loaded at step %d", history->what->name, step);
@@ -82,7 +82,7 @@ static void resume_from_whole(struct trainee *trainee, struct history *history,
   trainee_destroy(&other);
 }
 
-/* To the end; then from every step anew; and back and forth in one optimizer. */
+/* Runs a case to the end; then from every step anew; and back and forth in one optimizer. */
 static void run_case(onebit_comm_t comm, void *context) {
   struct history *history = context;
   const struct checkpoint_case *what = history->what;

@@ -49,7 +49,7 @@ static onebit_status_t load_small(struct small *small, const void *part, size_t 
   return onebit_optimizer_load(small->optimizer, parts, &bytes, 1);
 }
 
-/* The optimizer is as it was: so it saves the same part, and its parameters are the same. */
+/* The optimizer is unchanged: it saves the same part, and its parameters are the same. */
 struct unchanged {
   struct small *small;
   unsigned char *part;
@@ -151,7 +151,7 @@ Test(checkpoint_damage, cut_off_after_every_byte) {
     cut_everywhere(stages[k].steps, stages[k].freeze_step);
 }
 
-/* With checksums that are right. */
+/* The damaged parts have correct checksums. */
 Test(checkpoint_damage, sections_beyond_what_there_is) {
   struct small *saved = make_small(2, 0);
   size_t bytes;

@@ -82,7 +82,7 @@ static void check_same(const char *name, uint32_t what, const struct saved_parts
   free(got);
 }
 
-/* The mean of the ranks' own arrays is what it was, but for rounding. */
+/* Checks that the mean of the ranks' own arrays has not changed, except for rounding. */
 static void check_mean(const struct saved_parts *from, const struct saved_parts *to,
                        uint32_t what) {
   double *wanted = parts_mean(from, what), *got = parts_mean(to, what);
@@ -177,7 +177,7 @@ Test(checkpoint_elastic, other_hosts) {
 
 /* --- Other options */
 
-/* A run that goes on with the options it had, and with others from which no bit depends. */
+/* A run that continues with its own options, and with other options that change no bit. */
 struct options_run {
   const struct checkpoint_case *what, *other;
   const struct saved_parts *from;
@@ -306,8 +306,8 @@ static void divide_by_scalings(const struct saved_parts *parts, double *values) 
   }
 }
 
-/* In profile deepspeed one rank alone does not compress: all that was kept goes into its momentum,
- * times beta1 and without scaling, and comes out of it again. */
+/* Checks that in profile deepspeed, where a single rank does not compress, all residuals move into
+ * its momentum, times beta1 and without scaling, and are taken out again later. */
 static void check_alone(struct checkpoint_case many, const struct checkpoint_case *one) {
   struct saved_parts from, to, back;
   many.skips = false;
@@ -350,7 +350,7 @@ Test(checkpoint_elastic, one_rank_that_does_not_compress) {
   check_alone(*find_case("lamb, deepspeed"), find_case("lamb, deepspeed alone"));
 }
 
-/* The warm-up is the same, sharded or not: each goes on as the other one. */
+/* The warm-up is the same with and without shards: each can continue as the other. */
 Test(checkpoint_elastic, shards_from_a_warm_up_without) {
   static const char *const names[] = {"adam, uncompressed tensors", "adam, shards of steps",
                                       "adam, shards of parameters"};

@@ -104,7 +104,7 @@ static void end(void) {
   directories_remove(&directories);
 }
 
-/* The directory with the first checkpoint in it and nothing else. */
+/* Starts with a directory that holds only the first checkpoint. */
 static struct names start_anew(void) {
   directory_empty(directories.saved);
   directory_empty(directories.shadow);
@@ -201,7 +201,7 @@ static void check_failure(const struct files_run *run, long at) {
   CHECK(failed, "call %ld: no rank knows why", at);
 }
 
-/* Every call fails once: the ranks are told, or it does no harm. */
+/* Every call fails once: the ranks get an error, or the failure has no effect. */
 static void fail_everywhere(enum disk_fault fault, const char *reason) {
   int failures = 0;
   bool passed = false;
@@ -248,7 +248,7 @@ Test(checkpoint_files, calls_that_do_not_do_all_at_once) {
   end();
 }
 
-/* A file must not be longer than a part is: the kernel itself says no. */
+/* The kernel limits the size of files to less than that of a part. */
 Test(checkpoint_files, file_too_large, FORKS) {
   begin();
   struct names first = start_anew();
@@ -302,8 +302,8 @@ static int save_meanwhile(int directory, const char *path, int flags) {
   return real_calls.open(directory, path, flags);
 }
 
-/* Another process saves when one rank has read the manifest, or opened some parts, and the other
- * ranks have or have not. */
+/* Another process saves after one rank has read the manifest, or has opened some parts, and before
+ * or after the other ranks have done so. */
 Test(checkpoint_files, a_load_beside_a_save) {
   static const char *const files[] = {"part-1-0", "part-1-1", "part-1-2", "manifest"};
   begin();

@@ -125,7 +125,7 @@ Test(checkpoint_manifest, parts_that_are_others) {
   cr_assert(link(path, other) == 0);
   fail_to_load(ONEBIT_ERROR_CHECKPOINT, "/saved/part-1-1: ");
   directory_empty(directories.saved);
-  save(6); /* as long as that of another step */
+  save(6); /* as long as the file of another step */
   snprintf(path, sizeof path, "%s/kept", directories.shadow);
   cr_assert(rename(other, path) == 0);
   directory_empty(directories.saved);
@@ -189,7 +189,7 @@ Test(checkpoint_manifest, newer_manifest) {
   end();
 }
 
-/* Ranks that do not see the same directory: nobody learns of that before it is asked for. */
+/* Each rank sees a directory of its own: that is found only when the directory is read. */
 Test(checkpoint_manifest, directories_of_their_own) {
   char elsewhere[128];
   directories = directories_create();

@@ -27,8 +27,7 @@ struct memory_run {
 /* Makes a call on a rank's optimizer or outer step. */
 typedef onebit_status_t call_maker(struct memory_run *run, int call, void *object);
 
-/* Rank 0 sets the failure between two barriers, so all allocations in between are those of the
- * call. */
+/* Rank 0 sets the failure between two barriers, so only allocations of the call are counted. */
 static void call_until_it_works(struct memory_run *run, int rank, int call, call_maker *make_call,
                                 void *object, const float *parameters, size_t count) {
   onebit_status_t status = ONEBIT_ERROR_MEMORY;

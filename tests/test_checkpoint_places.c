@@ -179,7 +179,7 @@ Test(checkpoint_places, nothing_but_files_is_read) {
   end();
 }
 
-/* An object that is no file, in the place of a new one, is an error or is replaced. */
+/* Creates an object that is no file in the place of a new file: it is an error, or is replaced. */
 Test(checkpoint_places, nothing_else_is_written_to) {
   char path[256];
   directories = directories_create();

@@ -48,7 +48,7 @@ static const struct checkpoint_case two = {"two ranks", .method = &ob_method_ada
 #define MOMENTUM  .method = &ob_method_momentum
 static const struct {
   const char *words;
-  int steps; /* of the first, which then is loaded by the other */
+  int steps; /* of the first checkpoint, which the other one then loads */
   struct checkpoint_case saved, loaded;
 } others[] = {
     {"saved by adam, loaded by momentum", 5, {ADAM, .freeze_step = 3}, {MOMENTUM}},
@@ -68,7 +68,7 @@ static const struct {
      5,
      {ADAM, .freeze_step = 3},
      {ADAM, .freeze_step = 3, .shards = ONEBIT_SHARDS_STEP}},
-    /* whose warm-up divides what is compressed */
+    /* its warm-up compresses divided gradients */
     {"tensor 1 was compressed",
      2,
      {EFFICIENT, .freeze_step = 6},
@@ -244,7 +244,7 @@ Test(checkpoint_wrong, another_checkpoint_on_each_rank) {
 /* A part that does not fit is not written in part; wrong arguments are in support_wrong_calls.h. */
 Test(checkpoint_wrong, too_little_room) {
   onebit_comm_t comm = self_comm();
-  static unsigned char memory[9000]; /* the norms of the automatic freeze, most of it */
+  static unsigned char memory[9000]; /* the norms of the automatic freeze take most of it */
   float parameter = 0, gradient = 1;
   onebit_tensor_t tensor = {.parameter = &parameter, .gradient = &gradient, .count = 1};
   onebit_optimizer_t optimizer;

@@ -101,7 +101,7 @@ Test(codec, adds_sums_as_defined) {
   }
 }
 
-/* Every value of 16 bits to float32 and back. */
+/* Converts every value of 16 bits to float32 and back. */
 Test(codec, half_types_round_trip) {
   for (uint32_t i = 0; i <= 0xffff; i++) {
     uint16_t value = (uint16_t)i;
@@ -113,7 +113,8 @@ Test(codec, half_types_round_trip) {
   cr_expect(isnan(ob_from_float16(0x7e00)) && isnan(ob_from_bfloat16(ob_to_bfloat16(NAN))));
 }
 
-/* Halfway between two neighbours the even one wins; what is too large becomes infinity. */
+/* A value halfway between two neighbours becomes the even one; a value that is too large becomes
+ * infinity. */
 Test(codec, half_types_round_to_even) {
   static const struct {
     float value;
@@ -174,7 +175,7 @@ Test(codec, scales_of_levels_can_be_inverted) {
     }
 }
 
-/* Values beyond the largest float16 become that, in the last word too. */
+/* Values beyond the largest float16 become the largest float16, also in the last word. */
 Test(codec, conversions_to_float16_are_bounded) {
   enum { count = 75 };
   float input[count];
@@ -250,8 +251,8 @@ Test(golden, every_width_rule_and_type_is_as_recorded) {
   }
 }
 
-/* Rows differ where what they are of does: else they would not see it. In 8 bits nothing is cut
- * off, whatever the rule. */
+/* Rows must differ where their cases do: otherwise they would not test the difference. In 8 bits
+ * nothing is cut off, whatever the rule. */
 Test(golden, rows_differ) {
   for (size_t i = 0; i < golden_count(); i++)
     for (size_t k = 0; k < i; k++) {

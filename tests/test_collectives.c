@@ -70,8 +70,7 @@ Test(collectives, self_is_a_group_of_one) {
   collective_each("self", 3, cases, count, check_on_self);
 }
 
-/* Rank k's number and the group's size are what they were made to be; the words of a plan's info
- * tell the truth. */
+/* Checks a rank's number, the group's size, and that the text of a plan's info is true. */
 static void introduce(onebit_comm_t comm, void *context) {
   const int *size = context;
   onebit_plan_t plan;

@@ -132,7 +132,7 @@ static onebit_status_t make_comm(void) {
   return first == again && !made ? first : ONEBIT_OK;
 }
 
-/* Each in a process of its own, which sends its message home. */
+/* Runs each case in a process of its own, which sends its message to the parent. */
 static void check_wrong(const struct wrong *wrong, size_t count) {
   for (size_t k = 0; k < count; k++) {
     char message[512] = "";

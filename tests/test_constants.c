@@ -115,7 +115,7 @@ static void waits(onebit_comm_t comm, void *context) {
 
 Test(constants, wait_for_a_synchronisation) { on_ranks(3, waits, (void *)(uintptr_t)&rarely); }
 
-/* One that differs between ranks is found by the next step, and changes nothing. */
+/* A constant that differs between ranks is found by the next step, and changes nothing. */
 static void differ(onebit_comm_t comm, void *context) {
   struct pair *pair = make_pair(comm, context);
   float before[COUNT];
@@ -168,7 +168,7 @@ static void check_same(const char *what, const struct one *a, const struct one *
 
 static struct saved_parts parts;
 
-/* `to` goes on from where `from` is. */
+/* Makes `to` continue from the state of `from`. */
 static void copy_state(onebit_comm_t comm, const struct one *from, struct one *to) {
   struct trainee trainee = {.rank = onebit_comm_rank(comm), .optimizer = from->optimizer};
   trainee_save(&trainee, comm, &parts);
@@ -198,7 +198,7 @@ static void set_beta1_after(onebit_comm_t comm, const struct any_case *what, int
     step_one(second, rank, step);
     check_same("after", changed, second);
   }
-  if (steps < STEPS) { /* or it is of no effect */
+  if (steps < STEPS) { /* otherwise it has no effect */
     for (int step = steps; step < STEPS; step++)
       step_one(first, rank, step);
     CHECK(memcmp(first->arrays.parameter, changed->arrays.parameter, sizeof(float) * COUNT) != 0,
@@ -264,7 +264,7 @@ Test(constants, beta1_that_differs_is_found) {
   on_ranks(3, beta1_differs, (void *)(uintptr_t)&optimizers[0]);
 }
 
-/* One rank's program is a step ahead. */
+/* One rank's program is a step ahead of the others. */
 static void tag_differs(onebit_comm_t comm, void *context) {
   const int rank = onebit_comm_rank(comm);
   struct one *one = make_one(comm, context, 0.9);

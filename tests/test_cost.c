@@ -143,7 +143,7 @@ Test(cost, counts_the_bytes_of_a_host) {
   cr_expect_float_eq(levels, 2 * 3.0 / 4 * bits, 1);
 }
 
-/* Bytes grow with bits, but for the scales; messages have as many bytes as before. */
+/* Bytes grow with the bits, except those of scales; the bytes of a message stay the same. */
 Test(cost, more_bits_are_longer_messages) {
   struct ob_costs costs = some_costs();
   struct ob_cost_task one = some_task(1 << 24, 4, 1), eight = one;
@@ -268,7 +268,7 @@ Test(cost, messages_are_those_of_the_nearest_size) {
   cr_expect_eq(choice.chunk, 4096, "what is asked for goes first");
 }
 
-/* Bits round: what is exact may be three per cent slower. */
+/* Bits round values, so exact sums are chosen if they are at most 3 % slower. */
 Test(cost, exact_sums_are_worth_three_per_cent) {
   struct ob_costs costs = some_costs();
   struct ob_cost_task task = some_task((size_t)1 << 22, 2, 1);
@@ -331,7 +331,8 @@ Test(cost, small_allgathers_of_four_ranks_go_in_rounds) {
   cr_expect_float_eq(once - rounds, 2 * (3 - 2), 1e-3);
 }
 
-/* A mean of all ranks' messages costs writing it or reading them, whichever takes longer. */
+/* A mean of all ranks' messages takes as long as writing it or as reading them, whichever is
+ * longer. */
 Test(cost, a_mean_costs_writing_or_reading) {
   struct ob_cost_task task = some_task(1 << 20, 4, 1);
   struct ob_costs costs = some_costs(), none = costs;
@@ -346,7 +347,7 @@ Test(cost, a_mean_costs_writing_or_reading) {
   }
 }
 
-/* On one host a wait is worth a few messages; where ranks wait for a core, more of them. */
+/* On one host a wait costs as much as a few messages; where ranks share cores, as more of them. */
 Test(cost, on_one_host_a_few_ranks_send_at_once) {
   static const struct {
     int hosts, ranks;
@@ -371,7 +372,7 @@ Test(cost, hosts_of_one_machine_share_its_cores) {
   ob_costs_of_one_machine(&costs);
   cr_expect_eq(costs.cores_shared, ob_machine_processors());
   cr_expect(strstr(costs.source, "; all hosts share "), "%s", costs.source);
-  costs.cores_shared = 1; /* whatever this machine has */
+  costs.cores_shared = 1; /* whatever the cores of this machine are */
   cr_expect_gt(
       ob_cost_seconds(&costs, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536),
       4 * ob_cost_seconds(&measured, &task, ONEBIT_SCHEDULE_EXCHANGE, ONEBIT_WIRE_BITS, 65536));
@@ -394,7 +395,8 @@ Test(cost, defaults_are_for_every_codec) {
   cr_expect_lt(b.compress, a.compress);
 }
 
-/* Over gigabit Ethernet a quarter of the bytes takes less than half the time, and one bit less. */
+/* Over gigabit Ethernet a quarter of the bytes takes less than half the time, and one bit even
+ * less. */
 Test(cost, a_part_of_the_time_is_what_compressing_takes) {
   double eight = ob_cost_part(4, 4, 1 << 20, sizeof(float), 8);
   double one = ob_cost_part(4, 4, 1 << 20, sizeof(float), 1);

@@ -9,7 +9,7 @@
 #include "tests/support_requests.h"
 #include "tests/support_transports.h"
 
-/* Thousands of messages at once are much for a mailbox that is a list. */
+/* Thousands of messages at once are too many for a mailbox that is a list. */
 #define MOST_ELEMENTS 5000
 
 Test(custom, collectives_equal_the_oracle) { collectives_over("custom", on_custom, MOST_ELEMENTS); }
@@ -59,7 +59,7 @@ Test(custom, says_who_is_there) {
 
 /* --- Mistakes of one rank ----------------------------------------------------------------------*/
 
-/* One rank's mistake: it gets a message, and the others an error. */
+/* Makes a mistake on one rank: that rank gets a message, and the others an error. */
 static void mistake_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                            void *context) {
   onebit_comm_t comm = NULL;
@@ -83,8 +83,7 @@ Test(custom, a_mistake_on_one_rank) {
   attempt_custom(3, 1, (struct custom_fault){0}, mistake_on_one, timeout);
 }
 
-/* A rank whose callbacks are of no use cannot tell the others: they wait no longer than their
- * timeout. */
+/* A rank whose callbacks do not work cannot tell the others: they wait until their timeout. */
 static void useless_on_one(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                            void *context) {
   onebit_comm_t comm = NULL;
@@ -112,8 +111,8 @@ struct outcome {
   char words[256];
 };
 
-/* The first failure of a rank counts, and its error message: those that follow from it may tell
- * what others heard of it, as the threads happen to run. */
+/* Records a rank's first failure and its error message: messages of later failures depend on what
+ * other ranks sent, and so on the order of threads. */
 static void note(struct outcome *outcome, onebit_status_t status) {
   if (outcome->status != ONEBIT_OK || status == ONEBIT_OK)
     return;
@@ -170,7 +169,7 @@ static long with_fault(struct custom_fault fault) {
     onebit_status_t status = outcomes[rank].status;
     if (!struck)
       CHECK(status == ONEBIT_OK, "rank %d: %s", rank, outcomes[rank].words);
-    else /* in the last call of all others may have ended theirs well */
+    else /* in the last call the other ranks may have succeeded */
       CHECK(status == ONEBIT_ERROR_TRANSPORT || (status == ONEBIT_OK && rank != fault.rank),
             "rank %d: %s: %s", rank, onebit_status_string(status), outcomes[rank].words);
   }
@@ -195,7 +194,7 @@ static void at_every_call(enum custom_call call, long limit) {
 
 Test(custom, any_send_fails) { at_every_call(CUSTOM_SEND, 1000); }
 Test(custom, any_receive_fails) { at_every_call(CUSTOM_RECEIVE, 1000); }
-/* The number of tests depends on the others' speed: 40 is always reached. */
+/* The number of tests depends on the speed of other ranks, but always reaches 40. */
 Test(custom, any_test_fails) { at_every_call(CUSTOM_TEST, 40); }
 
 /* An early failure, in creation and in the first call, reaches all. */

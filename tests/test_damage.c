@@ -9,11 +9,11 @@
 
 enum { MAX_ELEMENTS = 3000, SENDER = 1 };
 
-/* A rank's callbacks, but for `send`, which flips one bit of one message. */
+/* A rank's callbacks, of which `send` flips one bit of one message. */
 struct wire {
   onebit_transport_callbacks_t inner;
-  const char *kind; /* what such messages begin with; NULL: those of calls */
-  long sent, at;    /* messages since they were counted anew; the one that is damaged, from 1 on */
+  const char *kind; /* what such messages begin with; NULL: as those of calls */
+  long sent, at;    /* messages since counting began; number of the damaged one, from 1 on */
   enum { FLIP, SHORTEN, DOUBLE } how;
   size_t bit;
 };
@@ -115,7 +115,7 @@ static void damage_one(onebit_plan_t plan, struct wire *wire, const float *input
   ends = ends_of(comm, call(plan, input, output));
   CHECK(ends.none_well, "%s: a rank goes on after a refusal", name);
   CHECK_STATUS(onebit_plan_reset(plan), ONEBIT_OK);
-  ends_of(comm, ONEBIT_OK); /* none calls before all have reset it */
+  ends_of(comm, ONEBIT_OK); /* no rank calls before all have reset the plan */
   ends = ends_of(comm, call(plan, input, output));
   CHECK(ends.all_well, "%s: after the reset: %s", name, onebit_last_error());
 }
@@ -256,7 +256,7 @@ static void damage_terms(const onebit_transport_callbacks_t *callbacks, int rank
 
 Test(damage, of_terms) { attempt_custom(3, 1, (struct custom_fault){0}, damage_terms, NULL); }
 
-/* Terms that come twice, or eight bytes short. */
+/* Sends terms twice, or eight bytes too few. */
 static void repeat_terms(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                          void *context) {
   struct wire wire;

@@ -34,7 +34,8 @@ static const struct call {
      {0x3b63, 0x6fff}},
 };
 
-/* After the first call: norms of the residuals. After each: the padding's error on rank 0. */
+/* After the first call: norms of the residuals. After each call: the residual of the padding on
+ * rank 0. */
 static const double worker_norm[2] = {1.4420331, 0.8506879}, server_norm[2] = {0.3865973, 0.0};
 static const double padding_error[CALLS] = {-0.3202172, 0.1619708, -0.3412649};
 
@@ -55,7 +56,7 @@ static void fill(float *input, int rank) {
     input[i] = rank == 0 ? (float)(7 * i % 11 - 5) / 8.0f : (float)(5 * i % 13 - 6) / 16.0f;
 }
 
-/* The sign of element i in DeepSpeed's packed bytes, `bytes` of them in one number. */
+/* Returns the sign of element i in DeepSpeed's packed bytes, `bytes` of them in one number. */
 static float sign_in(unsigned bits, int bytes, int i) {
   return bits >> (8 * bytes - 1 - i) & 1 ? 1.0f : -1.0f;
 }
@@ -269,7 +270,7 @@ static void fill_parameters(float *parameter) {
     parameter[FIRST + i] = (float)(i % 5 - 2) / 2.0f;
 }
 
-/* The piece of tensor t in the only bucket. */
+/* Returns the piece of tensor t in the only bucket. */
 static size_t piece_of(const struct ob_bucket *bucket, size_t t) {
   size_t k = 0;
   while (bucket->tensor_of[k] != t)
@@ -296,7 +297,8 @@ static void check_lamb_moment(onebit_optimizer_t optimizer, int step, const floa
   }
 }
 
-/* The momentum that came with the last message for the padding: all of it in the last share. */
+/* Returns the momentum in the last message that belongs to padding: all padding is in the last
+ * share. */
 static double padding_of(const struct ob_bucket *bucket) {
   struct ob_message_shape shape = ob_plan_message(bucket->bits, 1, 0);
   struct ob_view view = ob_message_view(ob_plan_result(bucket->bits, false, 1, 0), &shape);

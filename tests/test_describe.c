@@ -24,7 +24,8 @@ Test(describe, without_memory) {
 
 /* --- Lines */
 
-/* A buffer of any size gets the text as far as it fits and a zero; nothing is written after it. */
+/* Checks buffers of any size: each gets as much of the text as fits, and a zero; nothing is written
+ * after it. */
 static void check_cuts(onebit_optimizer_t optimizer, onebit_format_t format) {
   enum { MOST = 2000 };
   char whole[MOST], cut[MOST];

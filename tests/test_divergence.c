@@ -14,7 +14,7 @@ enum task_kind {
   TASK_EMBEDDING,   /* rows of a table are drawn, by Zipf's law: most have a gradient rarely */
   TASK_SCALES,      /* gradients of one tensor differ by six orders of magnitude */
   TASK_QUIET,       /* 2 % of the elements are near silent until a quarter of the steps is over */
-  TASK_ZEROS_FIRST, /* nobody has a gradient in the first half of the steps */
+  TASK_ZEROS_FIRST, /* no rank has a gradient in the first half of the steps */
   TASK_ZEROS_LATER, /* no one has one in half of the steps, from a quarter on */
   TASK_IDLE,        /* one rank never has a gradient */
   TASK_KINDS
@@ -37,7 +37,7 @@ typedef onebit_status_t task_create(onebit_comm_t comm, const onebit_tensor_t *t
 /* The results of a run. */
 struct task_end {
   double distance;        /* the worst rank's */
-  double largest;         /* distance of all steps */
+  double largest;         /* the largest distance over all steps */
   int skipped;            /* steps */
   int warned;             /* the step after which onebit_optimizer_check warned first; -1: never */
   double distance_warned; /* the distance then */
@@ -58,7 +58,7 @@ static struct task task_of(enum task_kind kind) {
   return tasks[kind];
 }
 
-/* A number for element i of a rank in a step, with mean 0 and variance 1. */
+/* Returns a number for element i of a rank in a step, with mean 0 and variance 1. */
 static float noise(size_t i, int rank, int step) {
   uint64_t place = 3 * (i + ((uint64_t)step * TASK_RANKS + (uint64_t)rank) * 1000003);
   return uniform_value(place) + uniform_value(place + 1) + uniform_value(place + 2);
@@ -99,7 +99,7 @@ static float scale_of(const struct task *task, size_t i, int step) {
   }
 }
 
-/* The gradients of the rows that are drawn, one after the other: a row may be drawn twice. */
+/* Adds the gradients of the drawn rows one after the other: a row may be drawn twice. */
 static void draw_rows(const struct task *task, const float *parameters, int rank, int step,
                       float *gradient) {
   size_t rows = task->count / WIDTH;
@@ -158,7 +158,7 @@ struct run {
   struct task_end ends[TASK_RANKS];
 };
 
-/* A distance that is no number is larger than any. */
+/* Returns the larger distance; NaN is larger than any number. */
 static double larger(double one, double other) { return one >= other ? one : other; }
 
 static void look(const struct run *run, onebit_optimizer_t optimizer, const float *parameters,
@@ -250,8 +250,9 @@ static onebit_status_t create(onebit_comm_t comm, const onebit_tensor_t *tensor,
  * for a run that moves at all; 0: is not tried. */
 typedef double limits[TASK_KINDS];
 
-/* It does not move: the variance was frozen before the first gradient came, and one bit has no zero
- * (onebit/adam.h, onebit/zero_one_adam.h). Adam that is not sharded waits with the freeze. */
+/* It never reaches the optimum: the variance was frozen before the first gradient came, and one bit
+ * cannot say zero (onebit/adam.h, onebit/zero_one_adam.h). Adam without shards waits with the
+ * freeze. */
 #define STAYS 1
 
 static void hold(struct any_case what, const limits most) {
@@ -272,7 +273,7 @@ static void hold(struct any_case what, const limits most) {
   }
 }
 
-/* Dense Adam solves the tasks, with their rates. */
+/* Dense Adam solves the tasks with these learning rates. */
 Test(divergence, dense_forms_converge) {
   const struct any_case subjects[] = {adam, lamb};
   for (size_t s = 0; s < 2; s++)
@@ -284,11 +285,11 @@ Test(divergence, dense_forms_converge) {
     }
 }
 
-/* Holds one optimizer to its limits, of the tasks in their order. */
+/* Checks that one optimizer stays within its limits, one for each task in order. */
 #define HOLDS(name, what, ...)                                                                     \
   Test(divergence, name) { hold(what, (const limits){__VA_ARGS__}); }
 
-/* It comes as close as dense Adam, or closer. */
+/* It comes at least as close as dense Adam. */
 HOLDS(efficient_adam_converges, efficient_adam, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3)
 
 HOLDS(one_bit_adam_stays, adam, 0.55, 0.7, 0.35, 0.1, 0.3, 0.35)
@@ -297,8 +298,8 @@ HOLDS(shards_stay, adam_shards, 0.55, 0.7, 0.35, STAYS, 0.3, 0.35)
 HOLDS(one_bit_lamb_stays, lamb, 0.6, 0.65, 0.25, 0.5, 0.2, 0.25)
 HOLDS(zero_one_adam_stays, zero_one_adam, 0.8, 0.95, 0.4, STAYS, 0.3, 0.4)
 
-/* But where nobody has a gradient any more: the sign of what is left of the momentum stays, and
- * Lion goes on by it, also without compression. */
+/* It moves on when gradients have ended: the sign of the remaining momentum stays, and Lion follows
+ * it, also without compression. */
 HOLDS(lion_converges, lion, 0.55, 0.3, 0.3, 0.3, 0, 0.4)
 
 /* A run that ends far from the dense form's end is warned of soon after the freeze. */

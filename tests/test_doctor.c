@@ -13,7 +13,7 @@ enum { HOSTS = 4, MIB = 1 << 20 };
 #define ETH1(host) (0x0a580001u + (uint32_t)(host)) /* 10.88.0.1 and on */
 #define MASK       0xffffff00u
 
-/* A few per cent up and down, the same each time. */
+/* Returns a factor that differs by a few per cent, the same in every run. */
 static double wobble(int a, int b) { return 1 + 0.05 * ((a * 7 + b * 3) % 5 - 2); }
 
 static struct doctor_facts cluster(int hosts) {
@@ -168,7 +168,7 @@ Test(doctor, ranks_that_starve_each_other_are_found) {
   struct doctor_facts facts = cluster(2);
   facts.yields = 0;
   facts.hosts[1].local_hop = 5000;
-  facts.bandwidth[1] = 0.01; /* what is measured among such ranks counts for nothing */
+  facts.bandwidth[1] = 0.01; /* measurements among such ranks are ignored */
   const struct doctor_finding *finding = only_finding(&facts, &diagnosis);
   cr_expect_eq(finding->kind, DOCTOR_SPINNING);
   cr_expect(strstr(finding->seen, "5000 us a hop") && strstr(finding->seen, "idle is off"), "%s",
@@ -205,7 +205,7 @@ static void slow_to_send(struct doctor_facts *facts) {
     facts->bandwidth[3 * HOSTS + other] = 0.3;
 }
 
-/* Its link is at 100 Mbit/s, and so all that it sends and receives is slow. */
+/* One host's link runs at 100 Mbit/s, so all that it sends and receives is slow. */
 static void negotiated(struct doctor_facts *facts) {
   for (int h = 0; h < HOSTS; h++) {
     facts->hosts[h].interfaces[0].physical = true;
@@ -277,7 +277,7 @@ static void wrong_interface(struct doctor_facts *facts) {
 
 static void spinning(struct doctor_facts *facts) {
   facts->hosts[1].local_hop = 5000;
-  slow_to_send(facts); /* which says nothing then */
+  slow_to_send(facts); /* which must then give no finding */
 }
 
 static void stolen(struct doctor_facts *facts) {
@@ -290,7 +290,7 @@ static void throttled(struct doctor_facts *facts) {
   slow_to_send(facts);
 }
 
-/* Other programs run on one host: its own times are bad, and nobody is blamed by times. */
+/* Other programs run on one host: its own times are bad, but no host is named because of times. */
 static void busy_host(struct doctor_facts *facts) {
   facts->hosts[0].others = 1.8;
   slow_to_send(facts);
@@ -304,7 +304,7 @@ static void busy(struct doctor_facts *facts) {
   mpi_slow(facts);
 }
 
-/* A link that is ten times too slow is seen all the same. */
+/* A link that is ten times too slow is found in spite of that. */
 static void busy_and_slow(struct doctor_facts *facts) {
   busy(facts);
   for (int other = 0; other < HOSTS; other++)
@@ -316,7 +316,7 @@ Test(doctor, the_culprit_is_named_first) {
     void (*break_it)(struct doctor_facts *facts);
     enum doctor_kind kind;
     int host, count;
-    const char *seen, *printed; /* parts of the first finding, and of all; NULL: any */
+    const char *seen, *printed; /* texts in the first finding and in the report; NULL: any */
   } rows[] = {
       {slow_host, DOCTOR_SLOW_HOST, 2, 1,
        "h3: 0.19 Gbit/s to and from every other host, the others 0.9", NULL},
@@ -396,7 +396,7 @@ Test(doctor, loads_are_read_from_the_kernel) {
   cr_expect(load.busy > 0 && load.seconds > 0 && load.stolen >= 0 && load.lost_periods >= 0);
 }
 
-/* The receiver's rate is that of what came; where nothing listens nobody waits. */
+/* The receiver's rate is computed from the bytes received; if no rank listens, none waits. */
 Test(doctor, plain_tcp_is_measured) {
   const uint32_t here = 0x7f000001;
   uint16_t port;

@@ -304,7 +304,7 @@ static double value_of(uint16_t bits, onebit_dtype_t dtype) {
   return bits & 0x8000 ? -value : value;
 }
 
-/* To the nearest, ties to even, in the type's grid at that magnitude. */
+/* Rounds to the nearest value of the type at that magnitude, ties to even. */
 static double rounded_element(double value, onebit_dtype_t dtype) {
   const int width = dtype == ONEBIT_BFLOAT16 ? 7 : 10, most = (1 << (15 - width)) - 1;
   int exponent;

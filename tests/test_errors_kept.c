@@ -4,8 +4,8 @@
 
 #define MOVE_AT 3 /* of the steps of a case, when the error moves to a new plan */
 
-/* The first steps with one plan, the rest with another that has already been used for something
- * else. */
+/* Makes the first steps with one plan, and the rest with another that was used for something else
+ * before. */
 static void move_error(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
@@ -31,7 +31,7 @@ static void move_error(onebit_comm_t comm, void *context) {
   seat_leave(&second);
 }
 
-/* After a reset a plan is as new. */
+/* After a reset a plan behaves like a new one. */
 static void reset_residual(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
@@ -52,8 +52,8 @@ static void reset_residual(onebit_comm_t comm, void *context) {
   seat_free(&seat);
 }
 
-/* Parts can be left out, and what is not finite is refused and changes nothing, wherever it stands.
- */
+/* Imports only some parts; values that are not finite are refused wherever they are, and change
+ * nothing. */
 static void import_parts(onebit_comm_t comm, void *context) {
   const struct collective_run *run = context;
   const struct collective_case *what = &run->what;
@@ -106,7 +106,7 @@ static void walk(rank_body *body) {
   }
 }
 
-/* The parts that ranks keep in the other schedules; of 33 elements some keep none. */
+/* Checks which parts ranks keep in the other schedules; of 33 elements some ranks keep none. */
 static void walk_schedules(rank_body *body) {
   static const size_t counts[] = {33, 5000};
   static const int splits[][2] = {{4, 2}, {6, 3}, {3, 1}};

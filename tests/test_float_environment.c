@@ -22,7 +22,7 @@ struct modes {
   void *result[RANKS];
 };
 
-/* Normal numbers, and some that are, or become when they are scaled, subnormal. */
+/* Returns normal numbers, and some that are subnormal, or become so when they are scaled. */
 static float value(size_t i, int rank, int step) {
   static const float magnitudes[] = {1, 1e-37f, 1e-39f, 1e-5f};
   return magnitudes[i / 2048 % 4] * input_value(i, rank, step);
@@ -110,7 +110,7 @@ static void train_on_rank(onebit_comm_t comm, void *context) {
   free(gradient);
 }
 
-/* Both ranks' results equal those of the default environment. */
+/* Checks that both ranks' results equal those of the default environment. */
 static void in_every_mode(struct modes *modes, rank_body *body, const char *what) {
   const onebit_dtype_t dtype = modes->plan.dtype;
   void *wanted = NULL;

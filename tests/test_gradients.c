@@ -1,4 +1,4 @@
-/* Gradients: what they count as, and clipping. */
+/* Gradients: their factors, and clipping. */
 #include "tests/support_adam.h"
 
 /*
@@ -102,7 +102,7 @@ Test(mixed, small_steps_add_up) {
     CHECK(fabsf(now - 1.3f) < 0.005f, "parameter %zu is %g", i, (double)now);
   }
   oracle_store(parameter, 5, ONEBIT_BFLOAT16, 3.0f); /* by the caller */
-  for (int step = 0; step < 10; step++) { /* each of which is too little for a rounded value */
+  for (int step = 0; step < 10; step++) { /* each step is too small to change a rounded value */
     CHECK_STATUS(onebit_optimizer_take_parameters(optimizer), ONEBIT_OK);
     CHECK_STATUS(onebit_optimizer_step(optimizer, 1e-3f), ONEBIT_OK);
   }
@@ -155,7 +155,7 @@ static struct adam_case case_of(double clip_norm) {
   return what;
 }
 
-/* The norms of these gradients: some below the middle one, some above. */
+/* Norms of gradients: some are below this, some above. */
 #define MIDDLE 195.0
 
 Test(clipping, clips_some_steps_of_a_run) {
@@ -207,8 +207,8 @@ Test(clipping, of_a_norm_that_is_not_reached_is_no_clipping) {
 
 /* --- Steps that are skipped */
 
-/* -1e22: its square is not finite. 1e11: the square of its square is not, and norms from 2^32 on
- * count as that. */
+/* The square of -1e22 is not finite; of 1e11 the square of the square is not, and norms from 2^32
+ * on are treated like that. */
 static const float poisons[] = {NAN, INFINITY, -1e22f, 1e11f};
 
 Test(clipping, skips_what_has_no_norm) {
@@ -223,7 +223,7 @@ Test(clipping, skips_what_has_no_norm) {
         what.form = (enum adam_form)((k + profile) % ADAM_FORMS);
         what.options.common.bucket_size = !profile && k % 2 ? 1000 : 0;
         what.options.common.profile = (onebit_profile_t)profile;
-        what.options.common.initial_loss_scale = 2; /* which falls to 1 and comes back */
+        what.options.common.initial_loss_scale = 2; /* which falls to 1 and rises again */
         what.options.common.loss_scale_interval = 1;
         adam_check(&what);
       }
@@ -301,8 +301,8 @@ static void bytes_on_rank(onebit_comm_t comm, void *context) {
     }
     onebit_optimizer_destroy(optimizer);
   }
-  /* One message to each other rank: a header and a word of elements. Where it is passed on in
-   * rounds, whole lines of the cache are. */
+  /* One message goes to each other rank: a header and a word of elements. Messages that are passed
+   * on in rounds are padded to whole cache lines. */
   uint64_t others = (uint64_t)onebit_comm_size(comm) - 1, message = 40 + 32 * sizeof(float);
   uint64_t more = info[1].compressed_bytes - info[0].compressed_bytes;
   CHECK(more >= others * message && more <= others * (message + 64), "%llu bytes more",

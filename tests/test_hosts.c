@@ -24,8 +24,7 @@ struct placement {
   const char *ranks;               /* with `each`: all ranks, host by host */
 };
 
-/* Hosts are numbered in the order of their first rank, whatever number the launcher knows them by.
- */
+/* Hosts are numbered in the order of their first rank, whatever the launcher's numbers are. */
 static const struct placement placements[] = {
     {{5, 5, 5, 5, 5, 5}, 1, 6, 6, 6, "000000", "012345", "666666", "012345"},
     {{0, 0, 0, 1, 1, 1}, 2, 3, 3, 3, "000111", "012012", "333333", "012345"},
@@ -38,7 +37,7 @@ static const struct placement placements[] = {
     {{3, 2, 1, 3, 2, 3}, 3, 0, 1, 3, "012010", "000112", "321323", NULL},
 };
 
-/* The number that a digit stands for. */
+/* Returns the number of a digit. */
 static int digit(const char *digits, int rank) { return digits[rank] - '0'; }
 
 static void check_rank_of(const struct placement *wanted, const struct ob_hosts *hosts, int rank) {
@@ -94,8 +93,8 @@ Test(hosts, any_split_can_be_had) {
   onebit_comm_destroy(self);
 }
 
-/* Consecutive ranks share a host, and no host has two more than another: what one says of itself
- * when it asks for as many on each. */
+/* Hosts have consecutive ranks, and no host has two ranks more than another: a hierarchy, which
+ * needs equal hosts, is refused. */
 static void ask_for_hierarchy(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   int size = onebit_comm_size(comm);

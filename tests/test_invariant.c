@@ -25,7 +25,7 @@
 #define STEPS 100
 static const size_t odd_counts[] = {1, 37, 1003, 4099};
 
-/* The error of rounding that is not kept: zero where a result is a message's scale, which is
+/* Returns the rounding error that is lost: zero where a result is a message's scale, which is
  * rounded before it is sent. */
 static double rounding_of(const onebit_plan_options_t *options) {
   onebit_dtype_t dtype = options->dtype;
@@ -34,8 +34,8 @@ static double rounding_of(const onebit_plan_options_t *options) {
   return dtype == ONEBIT_FLOAT32 ? 0.0 : dtype == ONEBIT_BFLOAT16 ? 0x1p-8 : 0x1p-11;
 }
 
-/* The smallest step of float16, half of it: results below its normal range are rounded by that
- * much. */
+/* Returns half of float16's smallest step: results below its normal range are rounded by at most
+ * that. */
 static double smallest_of(const onebit_plan_options_t *options) {
   return options->dtype == ONEBIT_FLOAT16 && rounding_of(options) > 0.0 ? 0x1p-25 : 0.0;
 }
@@ -145,7 +145,7 @@ HELD(allreduce_deepspeed, SIZE_MAX, .profile = ONEBIT_PROFILE_DEEPSPEED)
 HELD(allgather, 1003, .operation = ONEBIT_ALLGATHER)
 HELD(reduce_scatter, 1003, .operation = ONEBIT_REDUCE_SCATTER)
 
-/* In profile deepspeed there is no other operation. */
+/* Profile deepspeed has no other operation. */
 Test(invariant, bfloat16_and_float16) {
   for (int dtype = ONEBIT_BFLOAT16; dtype <= ONEBIT_FLOAT16; dtype++)
     for (int k = 0; k < 4; k++) {

@@ -35,7 +35,7 @@ Test(ladder, climbs_and_descends) {
 
 /* --- Decisions of the ladder -------------------------------------------------------------------*/
 
-/* So many windows at whose ends all ranks have said the same. */
+/* Runs this many windows, at whose ends all ranks must have sent the same flags. */
 static void windows(onebit_plan_t plan, int count, unsigned flags, unsigned bits) {
   for (int k = 0; k < count; k++) {
     plan->state->ladder.state.voting = true;
@@ -54,7 +54,7 @@ static void decides_on_rank(onebit_comm_t comm, void *context) {
   if (!plan)
     return;
   windows(plan, 1, OB_FLAG_CLIMB, 2);
-  windows(plan, 2, OB_FLAG_CLIMB, 2); /* what waits in the residual comes out */
+  windows(plan, 2, OB_FLAG_CLIMB, 2); /* the values held back in the residual are sent */
   windows(plan, 1, OB_FLAG_CLIMB, 4);
   windows(plan, 2 + 3, 0, 4);
   windows(plan, 5, OB_FLAG_STAY, 4);
@@ -107,7 +107,8 @@ static double left(const float *before, const float *after, size_t i) {
   return (double)before[i] - (double)after[i];
 }
 
-/* One rank: result = input + worker before - worker after + server before - server after. */
+/* Checks on one rank: result = input + worker before - worker after + server before - server
+ * after. */
 static void invariant_on_rank(onebit_comm_t comm, void *context) {
   struct climb climb = {.schedule = ONEBIT_SCHEDULE_EXCHANGE};
   onebit_plan_t plan = ladder_plan(comm, &climb, 1);
@@ -141,7 +142,7 @@ Test(ladder, residual_survives_every_change) { on_ranks(1, invariant_on_rank, NU
 
 /* --- Checkpoints -------------------------------------------------------------------------------*/
 
-/* A plan that was saved after a climb, and another that goes on from there. */
+/* Saves a plan after a climb, and continues with another that loads it. */
 static void checkpoint_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
@@ -207,7 +208,8 @@ Test(ladder, skipped_calls_count_for_nothing) {
   on_ranks(2, skips_on_rank, &climb);
 }
 
-/* A rank at another width is told, nobody hangs, and onebit_plan_reset brings them together. */
+/* A rank at another width gets an error, no rank hangs, and onebit_plan_reset makes the widths
+ * equal. */
 static void apart_on_rank(onebit_comm_t comm, void *context) {
   struct climb *climb = context;
   const int rank = onebit_comm_rank(comm);
@@ -253,7 +255,8 @@ static void call_all(onebit_comm_t comm, const onebit_plan_t *plans) {
   free(result);
 }
 
-/* The larger ones have no fewer bits; what is left would pay for no plan more, or all have 8. */
+/* Checks that larger plans have at least as many bits, and that the rest of the budget is too small
+ * for one more plan, unless all have 8. */
 static void check_budget(const onebit_plan_t *plans, double budget) {
   double part = 0;
   int smallest = 8;

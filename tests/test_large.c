@@ -104,8 +104,8 @@ static struct collective_case case_of(size_t split, onebit_schedule_t schedule) 
   return what;
 }
 
-/* True for cases that the oracle predicts. It does not know that the mean over a host's ranks is
- * looked at in squares, whatever the scale. */
+/* True for cases whose result the oracle predicts. It does not know that the mean over a host's
+ * ranks is checked by its squares, whatever the scale. */
 static bool is_for(const struct collective_case *what, bool overflows) {
   if (what->options.schedule != ONEBIT_SCHEDULE_HIERARCHICAL)
     return true;
@@ -136,7 +136,8 @@ static void check_value(float value, onebit_scale_t scale, onebit_wire_t wire, b
     }
 }
 
-/* 32 * 1e37 is the sum of a worker's block, and finite; the server's is 4/3 of it or more. */
+/* The sum of a worker's block is 32 * 1e37 and finite; the server's is at least 4/3 of it, and
+ * overflows. */
 Test(large, sums_that_overflow_at_a_server) {
   check_value(1e37f, ONEBIT_SCALE_MEAN_ABSOLUTE, ONEBIT_WIRE_BITS, true);
 }
@@ -162,7 +163,7 @@ struct imported {
   int rank;
 };
 
-/* The last block of the server's error: its last chunk's. */
+/* Changes the last block of the server's residual, which is in its last chunk. */
 static void spoil(onebit_plan_t plan, const struct kept_errors *errors) {
   float *server = allocate(errors->server_count, sizeof *server);
   memcpy(server, errors->server, errors->server_count * sizeof *server);

@@ -34,7 +34,7 @@ static void train(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* The lines of two ranks at a level, "" for none. */
+/* Returns the lines that two ranks print at a level, "" for none. */
 static const char *said_by(rank_body *body, void *context, const char *level) {
   static char text[1 << 14], path[] = "/tmp/onebit-log-XXXXXX", pattern[64], host[64] = "",
                              named[160];
@@ -126,7 +126,7 @@ Test(log, what_is_not_recommended_is_said_once) {
   cr_expect_eq(times(text, "Take Efficient-Adam (onebit_efficient_adam_create)"), 3, "%s", text);
 }
 
-/* The advice is given once a process: each of these has a process of its own. */
+/* The advice is printed once a process: each of these tests has a process of its own. */
 Test(log, a_dense_form_is_not_advised_against) {
   struct any_case dense[] = {{ANY(adam, .freeze_step = ONEBIT_FREEZE_NEVER)},
                              {ANY(lion, .common.dense_below = SIZE_MAX)},
@@ -199,7 +199,7 @@ Test(log, paths_are_expanded_or_too_long) {
   cr_expect_not(ob_expand_path("12345%r", 123, path, sizeof path));
 }
 
-/* A FIFO is not waited for when its reader leaves lines in it too long. */
+/* A FIFO whose reader is too slow to read its lines must not block the writer. */
 Test(log, a_fifo_with_a_reader_does_not_block) {
   char directory[] = "/tmp/onebit-log-XXXXXX", path[64];
   FILE *file;
@@ -401,7 +401,7 @@ Test(counters, reasons_have_words_and_other_places_none) {
   CHECK(onebit_counters_reason((size_t)-1) == NULL, "no place");
 }
 
-/* Differences are of the latest samples, in squares: each tensor has its own. */
+/* Differences are squares over the latest samples, for each tensor separately. */
 Test(counters, differences_from_exact_sums_are_of_the_latest) {
   static struct ob_record record;
   for (int i = 0; i < OB_SHADOW_SAMPLES; i++)

@@ -22,7 +22,7 @@ static uint64_t steps_wanted(void) {
 
 enum long_fault {
   LONG_WRONG_ARGUMENT, /* one rank's: all ranks get an error */
-  LONG_WRONG_HANDLE,   /* of one rank, which knows it alone */
+  LONG_WRONG_HANDLE,   /* by one rank, which alone gets the error */
   LONG_MISMATCH,       /* the ranks give different numbers */
   LONG_NOT_FINITE,     /* input of one rank: skipped on all */
   LONG_BUSY,           /* calls refused because of a request in flight or an open step */
@@ -148,7 +148,7 @@ static void long_without_memory(struct long_rank *self, bool mine,
   long_wait(self);
 }
 
-/* Sleeps for up to five milliseconds if `mine`. */
+/* Sleeps for up to five milliseconds if `mine` is true. */
 static void long_be_late(struct long_rank *self, bool mine) {
   struct timespec time = {0, 1000 * (long)long_draw(self, 5000)};
   if (mine)
@@ -287,7 +287,7 @@ static void load_again(struct trainer *trainer, size_t k) {
   free(part);
 }
 
-/* A step that sends nothing is each rank's own: other ranks do not learn of an error in it. */
+/* A step that sends nothing concerns one rank: the other ranks do not learn of an error in it. */
 static bool is_told(enum long_fault fault) {
   return fault == LONG_WRONG_ARGUMENT || fault == LONG_MISMATCH || fault == LONG_NOT_FINITE;
 }
@@ -325,7 +325,7 @@ static bool step_with_fault(struct trainer *trainer, size_t k, enum long_fault f
   return false;
 }
 
-/* In the run without faults: whether the latest step sent nothing. */
+/* True if the latest step of the run without faults sent nothing. */
 static bool was_alone(struct learner *learner) {
   const onebit_optimizer_info_t info = optimizer_info(learner->optimizer);
   bool alone = info.exchanges[2] > learner->local;
@@ -356,7 +356,7 @@ static void step_once(struct trainer *trainer, uint64_t call) {
   long_note_memory(self, call);
 }
 
-/* Norms of the state: they differ if any of it differs. */
+/* Hashes norms of the state, which differ if any part of the state differs. */
 static uint64_t state_of(onebit_optimizer_t optimizer) {
   uint64_t hash = OB_HASH_START;
   for (size_t t = 0; t < TENSORS; t++) {

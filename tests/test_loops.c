@@ -26,8 +26,9 @@ static struct ob_loops *make(void) {
 static char memory[1000];
 static size_t fresh; /* the next unused buffer */
 
-/* A small letter is a sum that is not looked at, a capital one a call in buffers of its own, and a
- * digit one in new buffers. The position of the last. */
+/* Makes the calls of a text: a small letter is a sum that is too small to be examined, a capital
+ * letter a call in buffers of its own, a digit a call in new buffers. Returns the last call's
+ * position. */
 static int calls(struct ob_loops *loops, const char *text) {
   int position = OB_NO_POSITION;
   for (; *text; text++) {
@@ -87,7 +88,7 @@ Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
   cr_expect(one >= 0 && other >= 0 && other != one);
   calls(loops, "b2");
   for (int turn = 0; turn < 3; turn++) {
-    /* The loop is certain when its calls have come once. */
+    /* The loop is certain after one repetition of its calls. */
     cr_expect_eq(calls(loops, "x1"), OB_NO_POSITION);
     cr_expect_eq(calls(loops, "b2"), OB_NO_POSITION);
     repeat(loops, "a1b2", 1);
@@ -100,7 +101,8 @@ Test(loops, a_program_goes_from_one_loop_to_another_and_back) {
   ob_loops_destroy(loops);
 }
 
-/* The first call of "ab1e" behind "k" is taken for one of "kab1cd": the next one shows it. */
+/* After "k" the first call of "ab1e" is taken for that of "kab1cd": the next call shows the
+ * error. */
 Test(loops, a_loop_that_is_left_is_told) {
   struct ob_loops *loops = make();
   int first, count;
@@ -164,7 +166,7 @@ Test(loops, ranks_that_do_not_answer_and_no_memory) {
   CHECK_STATUS(ob_loops_create(1, largest, NULL, &loops), ONEBIT_ERROR_ARGUMENT);
 }
 
-/* In buffers that stay, the third round is followed, whatever lies before the first call. */
+/* With fixed buffers the third round is followed, whatever calls came before the loop. */
 Test(loops, two_rounds_show_a_loop) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
@@ -178,7 +180,8 @@ Test(loops, two_rounds_show_a_loop) {
   ob_loops_destroy(loops);
 }
 
-/* One call in one pair of buffers may be several tensors in turn, until it has come often. */
+/* Equal calls in one pair of buffers may belong to several tensors in turn, unless they are
+ * repeated often. */
 Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
@@ -189,7 +192,7 @@ Test(loops, a_single_call_is_watched_for_longer_where_buffers_move) {
   ob_loops_destroy(loops);
 }
 
-/* Two equal calls in new buffers are no loop of their own. */
+/* Two equal calls in new buffers do not form a loop. */
 Test(loops, a_part_of_a_loop_is_none) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);
@@ -203,7 +206,7 @@ Test(loops, a_part_of_a_loop_is_none) {
   ob_loops_destroy(loops);
 }
 
-/* Much that does not repeat comes before the loop. */
+/* Many calls that do not repeat come before the loop. */
 Test(loops, a_long_beginning_is_overcome) {
   struct ob_loops *loops;
   CHECK_STATUS(ob_loops_create(2, largest, NULL, &loops), ONEBIT_OK);

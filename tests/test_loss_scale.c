@@ -130,7 +130,7 @@ static const struct story stories[] = {
     {64, 0, 3, "+++", 128},
     {64, 0, 3, "++-++", 32},      /* the row of good steps begins anew */
     {64, 0, 3, "++-+++", 64},     /* and is long enough */
-    {64, 0, 3, "+++++++++", 512}, /* one doubling after the other */
+    {64, 0, 3, "+++++++++", 512}, /* one doubling follows the other */
     {64, 0, 3, "--------", 1},    /* the default bound */
     {64, 16, 3, "---", 16},       /* another one */
     {64, 0.25, 1, "-----------", 0.25},
@@ -188,7 +188,7 @@ static float largest_of(int ranks, int step) {
   return largest;
 }
 
-/* The same gradients again and again, until a step is made of them. */
+/* Repeats the same gradients until a step is made with them. */
 static void float16_on_rank(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm), size = onebit_comm_size(comm), skipped = 0;
   onebit_adam_options_t options = ONEBIT_ADAM_OPTIONS_INIT;
@@ -243,8 +243,8 @@ static struct learner *make_zero_one(onebit_comm_t comm, double loss_scale, doub
   return learner;
 }
 
-/* In a step that sends nothing, rank 0 alone sees that its gradient is spoilt, and its scale falls
- * alone: what the ranks then exchange is as if there were no scales. */
+/* In a step that sends nothing only rank 0 sees that its gradient is not finite, and only its scale
+ * falls: the values exchanged later do not depend on the scales. */
 static void own_scale_on_rank(onebit_comm_t comm, void *context) {
   const double *clip_norm = context;
   int rank = onebit_comm_rank(comm), fallen = 0;

@@ -33,7 +33,7 @@ static void create_comms(int size, long fewest) {
 Test(memory, comm_create_self) { create_comms(1, 1); }
 Test(memory, comm_create_loopback) { create_comms(3, 4); }
 
-/* With a thread, which may not be had either. */
+/* Creation fails also for the memory of a thread, or for the thread itself. */
 Test(memory, comm_create_with_a_thread) {
   setenv("ONEBIT_PROGRESS", "thread", 1);
   create_comms(1, 2);
@@ -86,8 +86,7 @@ static onebit_status_t create_optimizer(onebit_comm_t comm, const struct creatio
   return status;
 }
 
-/* Rank 0 sets the failure between two barriers, so all allocations in between are those of the
- * creation. */
+/* Rank 0 sets the failure between two barriers, so only allocations of the creation are counted. */
 static void create_until_it_works(onebit_comm_t comm, void *context) {
   struct creation *creation = context;
   onebit_status_t status = ONEBIT_ERROR_MEMORY;
@@ -227,8 +226,8 @@ struct calls {
   onebit_shards_t shards;
 };
 
-/* Every allocation would fail while these run. Two calls of each kind, so also the second of each.
- */
+/* Makes calls in which any allocation would fail: two calls of each kind, since the second one must
+ * not allocate either. */
 static void call_without_memory(onebit_comm_t comm, void *context) {
   struct calls *calls = context;
   pthread_barrier_t *everyone = &calls->everyone;
@@ -270,7 +269,7 @@ static void call_without_memory(onebit_comm_t comm, void *context) {
       CHECK_STATUS(onebit_optimizer_step(optimizer, 0.1f), ONEBIT_OK);
     }
   pthread_barrier_wait(everyone);
-  if (first) { /* the failure must still be there: nothing has taken it */
+  if (first) { /* no allocation has used up the failure: it still happens */
     onebit_comm_t comm_that_fails;
     CHECK_STATUS(onebit_comm_create_self(&comm_that_fails), ONEBIT_ERROR_MEMORY);
     ob_memory_fail_at(0);

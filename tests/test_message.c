@@ -143,7 +143,7 @@ Test(message, is_refused_with_any_bit_flipped) {
   cr_expect_eq(check(memory, bytes), ONEBIT_OK, "%s", onebit_last_error());
 }
 
-/* The documented function, written again: one lane after the other. */
+/* Computes the checksum as documented, one lane after the other. */
 static uint32_t by_lanes(const uint32_t *words, size_t count) {
   uint32_t sum = 0;
   for (size_t run = 0; run * OB_CHECK_RUN < count; run++)
@@ -248,7 +248,7 @@ Test(layout, knows_what_is_padding) {
   ob_layout_destroy(&layout);
 }
 
-/* docs/wire-format.md: a receiver knows the width by the flags. */
+/* docs/wire-format.md: a receiver finds the width in the flags. */
 Test(message, flags_say_the_width) {
   for (unsigned width = 1; width <= 8; width *= 2)
     cr_expect_eq(ob_flags_width(ob_payload_flags(false, false, width)), width, "%u bits: flags %u",

@@ -7,7 +7,7 @@ static const double bits[] = {32, 8, 1};
 /* A link, and what this rank's exchanges take longer. */
 struct link {
   double rate, latency, extra; /* bytes a second, seconds */
-  size_t calls, elements;      /* of all calls */
+  size_t calls, elements;      /* of all calls together */
 };
 
 static onebit_status_t exchange(void *context, onebit_method_t method, size_t elements,
@@ -45,7 +45,7 @@ static const struct row rows[] = {
     {1e3, 1e-4, 1, 1 << ONEBIT_METHOD_LOCAL_STEPS | 1, ONEBIT_METHOD_LOCAL_STEPS, 300},
 };
 
-/* Each method is taken where it is the shortest, with the options that stand for it. */
+/* Checks that each method is chosen where it is the fastest, with its options. */
 static void choices(onebit_comm_t comm, void *context) {
   (void)context;
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
@@ -71,8 +71,8 @@ static void choices(onebit_comm_t comm, void *context) {
 }
 Test(method, choices) { on_ranks(3, choices, NULL); }
 
-/* The slowest rank counts, of exchanges and of the computation; few elements are measured on a slow
- * link, and a link of 40 ms is no slow one. */
+/* Checks that the slowest rank decides, in exchanges and in computation; that few elements are
+ * timed on a slow link; and that a latency of 40 ms does not count as a slow link. */
 static void agreed(onebit_comm_t comm, void *context) {
   (void)context;
   const int rank = onebit_comm_rank(comm);
@@ -159,7 +159,7 @@ static onebit_status_t broken(void *context, onebit_method_t method, size_t elem
   return *seconds > 0 ? ONEBIT_ERROR_DEVICE : ONEBIT_OK;
 }
 
-/* Each argument wrong on one rank: all ranks are told, and none waits. */
+/* Each argument is wrong on one rank: all ranks get an error, and none waits. */
 static void refused(onebit_comm_t comm, void *context) {
   (void)context;
   const bool wrong = onebit_comm_rank(comm) == 1;

@@ -98,8 +98,8 @@ static double dot(const float *a, const float *b, size_t count) {
 
 /* --- Gradients ---------------------------------------------------------------------------------*/
 
-/* The slope of the loss along the direction, to the fourth order: float32 sums leave about 1e-7 of
- * noise in the loss. */
+/* Draws a random direction whose part along the gradient is as long as the rest: with a slope that
+ * is lost in noise the test would prove nothing. */
 static double slope(const struct subject *of, model_t *model, const tensor_t *tensor,
                     const float *direction) {
   static const float places[] = {-2, -1, 1, 2};
@@ -246,7 +246,7 @@ Test(models, positions_do_not_see_what_comes_after) {
   model_destroy(model);
 }
 
-/* A batch of five is the mean of its images, wherever an image stands in it. */
+/* The gradient of a batch of five is the mean over its images, whatever their order. */
 Test(models, an_image_counts_the_same_wherever_it_stands) {
   model_t *model = make_network(7);
   float *pixels = ((network_t *)(void *)model)->pixels;

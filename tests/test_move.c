@@ -38,7 +38,7 @@ static void move_after_every_step(onebit_comm_t comm, void *context) {
     trainee_step(&other, step);
     CHECK_BITS("parameters", moved.parameters, other.parameters, TRAINEE_ELEMENTS,
                what->common.parameter_dtype);
-    if (is_synchronized(&moved)) /* else it takes means, which the other one does not */
+    if (is_synchronized(&moved)) /* otherwise it takes means, which the other optimizer does not */
       CHECK_STATUS(onebit_optimizer_move(moved.optimizer, run->comms[step][moved.rank]), ONEBIT_OK);
   }
   trainee_destroy(&moved);
@@ -70,11 +70,11 @@ struct change {
   struct checkpoint_case what, fewer;
   int steps, more, place;
   onebit_comm_t left[MAX_RANKS], back[MAX_RANKS];
-  unsigned char *parameters; /* of all ranks, by their number on the communicator of now */
+  unsigned char *parameters; /* of all ranks, by their number on the current communicator */
   pthread_barrier_t few, many;
 };
 
-/* All ranks must have the same parameters, once they are to. */
+/* Compares parameters, where all ranks must have the same. */
 static void compare(struct change *change, const struct trainee *trainee, int rank,
                     pthread_barrier_t *barrier) {
   size_t bytes = parameter_bytes(&change->what);
@@ -109,7 +109,7 @@ static void survive(struct change *change, struct trainee *trainee) {
   finish(change, trainee, rank + (rank >= change->place));
 }
 
-/* The last rank is the one that is lost, and then the one that joins. */
+/* The last rank is lost, and later a new one joins in its place. */
 static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
   check_case("%s, lost after %d steps", change->what.name, change->steps);
@@ -199,7 +199,7 @@ static void note(struct loss *loss, const struct trainee *trainee, int rank) {
   memcpy(*copy, trainee->parameters, bytes);
 }
 
-/* The first that is left goes as well, between its two calls. */
+/* True if the first remaining rank is lost as well, between its two calls. */
 static bool is_second(const struct loss *loss, int rank) {
   return loss->moment == AND_ANOTHER_ONE && rank == (loss->rank + 1) % loss->what->size;
 }
@@ -440,7 +440,7 @@ static void compare_losses(const char *name, double loss, double whole, int lost
                lost_at, joined_at, 100 * change);
 }
 
-/* In the warm-up, where there is one, in the first compressed step, and later. */
+/* Checks losses in the warm-up, if there is one, in the first compressed step, and later. */
 static void check_losses(const char *name, const struct row *row) {
   static const int lost_at[] = {15, FREEZE + 1, 150};
   double whole = loss_after(row, STEPS, 0, STEPS);

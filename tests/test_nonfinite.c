@@ -69,8 +69,8 @@ static void check_everywhere(struct collective_case what) {
   struct poisoned poisoned = {.run = collective_prepare(&what)};
   for (int k = 0; k < POISONS * 3; k++) {
     size_t places[] = {0, sent / 2, sent - 1};
-    /* |c| adds up where c * c does not; dense messages hold any finite number, but for those that a
-     * reduce-scatter will add up unseen */
+    /* |c| adds up where c * c overflows; dense messages hold any finite number, except where a
+     * reduce-scatter adds them up unchecked */
     bool squares = what.options.wire == ONEBIT_WIRE_BITS
                        ? what.options.scale == ONEBIT_SCALE_RMS
                        : what.options.operation == ONEBIT_REDUCE_SCATTER;
@@ -162,8 +162,8 @@ static void check_schedules(onebit_schedule_t schedule) {
 Test(nonfinite, allreduce_by_allgather) { check_schedules(ONEBIT_SCHEDULE_ALLGATHER); }
 Test(nonfinite, allreduce_by_hosts) { check_schedules(ONEBIT_SCHEDULE_HIERARCHICAL); }
 
-/* Every codec must see it, wherever in a vector it lies: all places of a buffer with a short last
- * word. */
+/* Every codec must notice it in any lane of a vector: all places of a buffer with a short last word
+ * are tried. */
 Test(nonfinite, every_place_with_every_codec) {
   for (size_t c = 0; c < test_codecs_count; c++) {
     if (!use_codec(test_codecs[c]))

@@ -117,7 +117,7 @@ static void destroy_learner(struct learner *learner) {
   free(learner->gradients);
 }
 
-/* With normalised gradients a large one is hard only as long as it grows. */
+/* With normalised gradients a large gradient needs more bits only as long as it grows. */
 static void fill(struct learner *learner, int step) {
   const bool hard = step >= LADDER_ORDINARY && step < LADDER_HARD;
   ladder_fill(learner->gradients, COUNT, learner->rank, step);
@@ -126,7 +126,7 @@ static void fill(struct learner *learner, int step) {
     learner->gradients[i] = powf(1.3f, (float)(step - LADDER_ORDINARY));
 }
 
-/* Every seventh step is first tried with a gradient that is not finite. */
+/* Makes a step; every seventh one is first tried with a gradient that is not finite. */
 static void make_step(struct learner *learner, int step) {
   fill(learner, step);
   const float kept = learner->gradients[9];
@@ -209,7 +209,7 @@ static void forget(const struct learner *learner, onebit_comm_t comm) {
   free(parts.memory[learner->rank]);
 }
 
-/* Resumes from several steps, of which one is the first after a move. */
+/* Resumes from several steps, one of which is the first after a move. */
 static void resume(onebit_comm_t comm, void *context) {
   struct learner learner = make_learner(comm, *(const struct ob_method **)context, 8);
   uint64_t moves = 0;
@@ -243,7 +243,7 @@ Test(optimizer_ladder, goes_on_from_a_checkpoint) {
       on_ranks(2, resume, &methods[m]);
 }
 
-/* After so many steps 1-bit Adam has more than one bit. */
+/* From this step on 1-bit Adam sends more than one bit. */
 enum { CLIMBED = LADDER_HARD - 10 };
 
 static void climb_and_save(onebit_comm_t comm, void *context) {
@@ -256,7 +256,8 @@ static void climb_and_save(onebit_comm_t comm, void *context) {
   destroy_learner(&learner);
 }
 
-/* On other ranks, of at most max_bits: it has the bits that it had, or the most that it may. */
+/* Loads on other ranks with at most max_bits: the bits are those saved, or max_bits if that is
+ * less. */
 struct elsewhere {
   int bits, max_bits;
 };

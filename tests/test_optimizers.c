@@ -133,7 +133,7 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
   common->parameter_dtype = (onebit_dtype_t)choice[PARAMETERS];
-  if (what->options.shards == ONEBIT_SHARDS_STEP) /* takes no others */
+  if (what->options.shards == ONEBIT_SHARDS_STEP) /* it has no others */
     common->parameter_dtype = ONEBIT_FLOAT32;
   common->clip_norm = clip_norms[choice[CLIP]];
   if (choice[WEIGHT]) {
@@ -151,7 +151,7 @@ static void choose_gradients(struct adam_case *what, const size_t *choice) {
     common->clip_norm = 0;
   what->absent = absent[choice[ABSENT]];
   what->moving = what->absent > 0;
-  if (what->tensors->count == 0 || what->absent) /* of what is not there no poison is seen */
+  if (what->tensors->count == 0 || what->absent) /* poison in a missing gradient is not seen */
     return;
   what->poison = poisons[choice[POISON]];
   what->poisoned_rank = what->size - 1;
@@ -230,7 +230,8 @@ Test(optimizers, options_of_their_own) {
   }
 }
 
-/* Elements whose first gradient comes after others', and a tensor that has none at all before. */
+/* Some elements have their first gradient later than others, and one tensor has none at all until
+ * then. */
 Test(optimizers, first_gradients_that_come_late) {
   for (size_t k = 0; k < KINDS; k++) {
     struct adam_case what = kinds[k];
@@ -241,8 +242,8 @@ Test(optimizers, first_gradients_that_come_late) {
   }
 }
 
-/* The poison is on each rank once, in all steps from the first on or only behind a warm-up. The
- * square of the last is not finite, which is Adam's alone to see in a warm-up. */
+/* The poison is on each rank once, in all steps from the first on or only after the warm-up. The
+ * square of the last value is not finite, which in a warm-up only Adam notices. */
 Test(optimizers, skipped_steps_change_nothing) {
   static const float values[] = {INFINITY, NAN, -3e38f, 1e22f};
   for (size_t k = 0; k < KINDS; k++)
@@ -273,7 +274,7 @@ Test(optimizers, skipped_steps_change_nothing_on_hosts) {
       what.form = (enum adam_form)((rank + (int)k) % ADAM_FORMS);
       what.poison = values[k];
       what.poisoned_rank = rank;
-      /* before the freeze there are no squares to overflow but the variance's */
+      /* before the freeze only the variance has squares that can overflow */
       what.poisoned_from = k == 1 ? 4 : 0;
       what.size = 6;
       what.hosts = 2 + rank % 2;
@@ -316,7 +317,7 @@ static struct adam_case efficient_on_three_ranks(void) {
                             .still = true};
 }
 
-/* In some there is another tensor beside them in the bucket. */
+/* Some buckets have another tensor beside the tables. */
 Test(optimizers, tables) {
   struct adam_case what = efficient_on_three_ranks();
   what.tables = 1u << 2 | 1u << 5;

@@ -232,8 +232,8 @@ Test(outer, poor_pairs_warn) {
   onebit_comm_destroy(comm);
 }
 
-/* Rounding is no drift: parameters that nobody touches leave the consensus as it is. And what
- * uncompressed tensors drift is exact. */
+/* Rounding is no drift: parameters that are not changed leave the consensus unchanged. And the
+ * drift of uncompressed tensors is exact. */
 static void round_parameters(onebit_comm_t comm, void *context) {
   (void)context;
   uint16_t half[PLAIN_ALL];

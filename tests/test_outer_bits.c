@@ -150,8 +150,7 @@ static void count_bytes(onebit_comm_t comm, void *context) {
   free(p);
 }
 
-/* The bytes received in all are those sent in all; the ranks' parts are the same but for a
- * block. */
+/* All ranks together receive as many bytes as they send; their shares differ by at most a block. */
 Test(outer_bits, bytes_of_an_exchange) {
   for (int size = 2; size <= MAX_RANKS; size *= 2) {
     struct bytes bytes = {{0}};
@@ -174,7 +173,8 @@ struct oracle {
 
 static float moved(size_t i, int rank, int round) { return input_value(i, rank, round); }
 
-/* One round: what each rank sends, added up in order of ranks. Tensor 1 is uncompressed. */
+/* Computes one round: the messages of each rank, added in the order of ranks. Tensor 1 is
+ * uncompressed. */
 static void oracle_round(struct oracle *oracle, int ranks, int round) {
   static _Thread_local float mean[COUNT], drift[COUNT];
   static _Thread_local uint32_t message[2 * OB_SPARSE_STRIDE];

@@ -221,7 +221,7 @@ Test(outer_checkpoint, other_numbers_of_ranks) {
     }
 }
 
-/* A rank whose drift is not finite, and is no more: those elements begin at the consensus. */
+/* A rank's drift is not finite at the save: after the load its elements start at the consensus. */
 static void load_infinite(onebit_comm_t comm, void *context) {
   struct elastic *run = context;
   float x[200];

@@ -106,7 +106,7 @@ static void leave_and_come(onebit_comm_t comm, void *context) {
   struct change *change = context;
   struct outer_trained *it = outer_begin(comm, &change->options);
   outer_train_to(it, 1, change->steps);
-  meet(change->back[it->rank]); /* not on comm, which who moves gives up */
+  meet(change->back[it->rank]); /* not on comm, which the moved ranks have freed */
   if (it->rank < change->size - 1) {
     stay(change, it);
   } else {
@@ -127,7 +127,8 @@ static double *outstanding(const struct saved_parts *parts, const float *x) {
   return mean;
 }
 
-/* Steps since the exchange are of fewer ranks where more have come; what was held back is not. */
+/* After a move, steps since the exchange are divided among more ranks if some have joined; what was
+ * held back is not. */
 static void check_outstanding(const struct change *change, int before) {
   const struct saved_parts *parts = &change->parts[before], *after = parts + 1;
   float *x = parts_values(after, SECTION_CONSENSUS); /* a move leaves it as it is */
@@ -145,7 +146,7 @@ static void check_outstanding(const struct change *change, int before) {
   free(is);
 }
 
-/* A part that was saved before a move says how many ranks there were then. */
+/* Checks that a part saved before a move records how many ranks there were then. */
 static void check_mean(struct change *change, int before) {
   struct saved_parts *parts = &change->parts[before];
   double *held = outer_held_back(parts), *now = outer_held_back(&change->parts[before + 1]);
@@ -309,8 +310,8 @@ Test(outer_move, the_others_go_on_without_a_lost_rank) {
 
 /* --- Moves that fail ---------------------------------------------------------------------------*/
 
-/* Options that differ: all fail, no step can be made, and the next communicator has what they had.
- */
+/* With different options all ranks fail, no step can be made, and a move to the next communicator
+ * restores the state. */
 static void differ(onebit_comm_t comm, void *context) {
   onebit_comm_t(*next)[RANKS] = context;
   onebit_outer_options_t options = outer_options(1, ONEBIT_OUTER_MEAN);

@@ -8,7 +8,7 @@
 
 #include "tests/support_outer.h"
 
-/* The same with one rank a site, and no sites. */
+/* Trains the same with one rank for each site, and without sites. */
 static void train_plainly(onebit_comm_t comm, void *context) {
   struct place *place = context;
   const int rank = onebit_comm_rank(comm);
@@ -160,7 +160,7 @@ Test(outer_sites, what_is_held_back_comes_later) {
 
 /* --- Sites of unequal speed --------------------------------------------------------------------*/
 
-/* Site s makes s + 1 times as many steps as site 0, each of a drift of its own. */
+/* Site s makes s + 1 times as many steps as site 0, each with a drift of its own. */
 static void train_unequally(onebit_comm_t comm, void *context) {
   const onebit_outer_options_t *given = context;
   const int rank = onebit_comm_rank(comm), sites = onebit_comm_size(comm);
@@ -200,7 +200,7 @@ enum { LATE_STEPS = 24 * SITES_H };
 struct lateness {
   onebit_outer_options_t options;
   int quorum, sites;
-  bool constant; /* the drift is, so that the sum of all is known */
+  bool constant; /* the drift is constant, so that the sum of all drifts is known */
   atomic_int steps[MAX_SITES];
   double distance[MAX_SITES];
   uint32_t checksum[MAX_SITES];
@@ -269,7 +269,8 @@ Test(outer_sites, a_late_site_is_left_out_and_caught_up) {
   }
 }
 
-/* With a quorum of all every drift is in some round once, and every round has all sites. */
+/* With a quorum of all sites every drift is in exactly one round, and every round includes all
+ * sites. */
 Test(outer_sites, nothing_is_lost) {
   for (size_t delay = 0; delay < SITES_H; delay += 3) {
     struct lateness lateness = {.options = sites_options(ONEBIT_OUTER_MEAN, ONEBIT_OUTER_DENSE),

@@ -200,7 +200,7 @@ Test(outer_sites_checkpoint, fragments_keep_their_weights) {
   free_place(place);
 }
 
-/* One site's part is of a round earlier: it begins at the consensus of the others. */
+/* One site's part is one round older: it starts from the consensus of the others. */
 static void load_uneven(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   struct story *story = place->more;
   float p[SITES_ALL] = {0}, x[SITES_ALL];
@@ -326,7 +326,7 @@ static void lose_one(struct place *place, int site, onebit_comm_t comm, onebit_c
   struct loss *loss = place->more;
   float p[SITES_ALL] = {0};
   onebit_outer_t outer = sites_make(comm, between, p, &place->options, FOR_EVER, 0);
-  const bool ends = site == place->sites - 1; /* the others may hear of it in the third exchange */
+  const bool ends = site == place->sites - 1; /* the others may learn of it in the third exchange */
   for (int k = 0; k < 3 * SITES_H + (ends ? 1 : -1); k++) {
     sites_train(p, site, 0.02f);
     CHECK_STATUS(onebit_outer_step(outer, 1), ONEBIT_OK);

@@ -112,9 +112,9 @@ Test(outer_sites_delay, follows_the_formulas) {
 
 /* --- While they train --------------------------------------------------------------------------*/
 
-/* In step with each other. With a delay of three steps a round is there when it is applied: drifts
- * are sent in the first, in the next they are there and rounds are sent, and in the step that waits
- * nothing is left to send. */
+/* Trains sites in step. With a delay of three steps a round has arrived when it is applied: drifts
+ * are sent in the first step, in the next one they arrive and rounds are sent, and the step that
+ * waits has nothing left to send. */
 static void train_in_step(onebit_comm_t comm, void *context) {
   onebit_outer_options_t options = sites_options(ONEBIT_OUTER_MEAN, 1);
   float p[SITES_ALL] = {0};
@@ -181,8 +181,8 @@ Test(outer_sites_delay, a_move_sends_what_was_in_flight_again) {
 
 /* --- Wrong -------------------------------------------------------------------------------------*/
 
-/* A site that comes to what is no number during the delay goes back to the consensus in its next
- * exchange; the others never see it. */
+/* A site whose parameters become NaN during the delay returns to the consensus in its next
+ * exchange; the other sites are not affected. */
 static void train_wrongly(struct place *place, int site, onebit_comm_t comm,
                           onebit_comm_t between) {
   float p[SITES_ALL] = {0};

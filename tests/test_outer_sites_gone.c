@@ -154,7 +154,7 @@ static void vanish(onebit_outer_rule_t rule, int bits, size_t delay, bool whole)
               (uintmax_t)net.caught_up[3]);
   cr_expect_geq(net.left_out[0], 10);
   cr_expect(whole ? net.caught_up[3] >= 3 : net.caught_up[3] == 0);
-  /* From zeros it was 20 at first. Without the site the optimum is another one. */
+  /* The distance from zeros was 20. Without the site the optimum is a different one. */
   cr_expect_lt(net.distance[0], undisturbed + 0.5);
 }
 
@@ -235,7 +235,7 @@ Test(outer_sites_gone, what_differs_is_told_on_all_sites) {
   free(place);
 }
 
-/* Fewer elements than sites, none at all, 16 bits. */
+/* Tests fewer elements than sites, no elements, and 16 bits. */
 static void odd_ends(struct place *place, int site, onebit_comm_t comm, onebit_comm_t between) {
   uint16_t p[2] = {0};
   onebit_tensor_t tensor = {.parameter = p};
@@ -264,7 +264,7 @@ Test(outer_sites_gone, odd_ends) {
   free(place);
 }
 
-/* A transport that fails ends it on all sites, with an error, whatever fails and when. */
+/* A transport that fails ends training on all sites with an error, whatever fails and when. */
 static void train_until_it_fails(const onebit_transport_callbacks_t *callbacks, int rank, int size,
                                  void *context) {
   onebit_comm_t comm = NULL, self;
@@ -390,7 +390,7 @@ static void be_killed(struct site *site) {
   pause();
 }
 
-/* Its steps fail in the exchange in which it hears of it: the first after the victim's last. */
+/* The site's steps fail in the first exchange after the victim's last step. */
 static void survive(struct site *site) {
   struct job *job = site->job;
   const int limit = (job->last_step / SITES_H + 2) * SITES_H;

@@ -75,7 +75,7 @@ static void begin_case(const char *directory, const char *name, char path[PATH_R
   cr_assert_eq(mkdir(path, 0777), 0, "%s: cannot be made", path);
 }
 
-/* One step's inputs of all ranks, one after the other. */
+/* Fills in one step's inputs of all ranks, one after the other. */
 static void fill_all(float *inputs, size_t count, int world, int step) {
   for (int r = 0; r < world; r++)
     fill_input(inputs + (size_t)r * count, ONEBIT_FLOAT32, count, r, step);
@@ -225,7 +225,7 @@ Test(replay, another_magnitude_is_not) {
   cr_expect(isinf(result.worst));
 }
 
-/* A parameter may be off by a few of its own updates, and only one in a thousand. */
+/* A parameter may differ by a few of its own updates, and only one parameter in a thousand. */
 Test(replay, parameters_may_differ_by_few_updates) {
   char path[PATH_ROOM];
   record_adam(scratch, "adam", 2, 9, path);

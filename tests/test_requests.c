@@ -46,8 +46,8 @@ Test(requests, threads_share_a_communicator) { on_groups(threads_share_a_communi
 
 #define GENERATIONS 33000 /* more than MPI guarantees tags, 32767 */
 
-/* An old plan, and ever new ones that are in flight at the same time and are started before it by
- * one rank, after it by the other. Equal input everywhere comes back as it is. */
+/* Rank 0 starts an old plan before new plans, and rank 1 after them, while all are in flight. Equal
+ * inputs must be returned unchanged. */
 static void meet_many_plans(onebit_comm_t comm, void *context) {
   onebit_plan_t plans[2] = {NULL, NULL};
   float send[2][40], receive[2][40];
@@ -80,7 +80,7 @@ Test(requests, old_plans_work_beside_any_number_of_new_ones) {
   on_ranks(2, meet_many_plans, NULL);
 }
 
-/* ONEBIT_PROGRESS=thread: a request comes to its end without any call. */
+/* ONEBIT_PROGRESS=thread: a request completes without any further call. */
 static void leave_it_to_the_thread(onebit_comm_t comm, void *context) {
   enum { COUNT = 5000 };
   const struct timespec moment = {.tv_nsec = 1000000};
@@ -183,7 +183,7 @@ static void *abort_soon(void *comm) {
   return NULL;
 }
 
-/* Ranks 0 and 1 wait for rank 2, until a thread of rank 0 gives up. */
+/* Ranks 0 and 1 wait for rank 2, until a thread of rank 0 aborts. */
 static void aborted_by_a_thread(onebit_comm_t comm, void *context) {
   float buffer[3] = {1, 2, 3};
   onebit_plan_t plan = NULL;
@@ -214,7 +214,7 @@ static void late_by_a_notice(onebit_comm_t comm, void *context) {
   float buffer[3] = {1, 2, 3};
   onebit_plan_t plan = NULL;
   CHECK_STATUS(onebit_plan_create(comm, 3, &options, &plan), ONEBIT_OK);
-  pthread_barrier_wait(context); /* what was before may take longer on a busy machine */
+  pthread_barrier_wait(context); /* earlier calls may take longer on a busy machine */
   if (onebit_comm_rank(comm) == 0)
     ob_watch_notice = 0.1;
   if (onebit_comm_rank(comm) == 1)
@@ -313,7 +313,7 @@ Test(waits, the_timeout_is_read) {
 Test(waits, absence_counts_as_a_second) {
   struct ob_watch watch = {0};
   cr_assert(ob_watch_count(&watch));
-  watch.seen /= 2; /* of the seconds since the machine was started, of which there are some */
+  watch.seen /= 2; /* seconds since the machine started, which are not zero */
   cr_assert(ob_watch_count(&watch));
   cr_assert(watch.waited >= 1 && watch.waited <= 1.01, "%g", watch.waited);
 }
@@ -364,7 +364,7 @@ Test(waits, survivors_go_on) {
     on_hosts(4, 2, goes_on, &lost);
 }
 
-/* One is alive and does not come in time. */
+/* One rank is alive but does not call in time. */
 static void comes_late(onebit_comm_t comm, void *context) {
   onebit_comm_t survivors = NULL;
   if (onebit_comm_rank(comm) == 2)
@@ -382,7 +382,7 @@ static void comes_late(onebit_comm_t comm, void *context) {
 }
 
 Test(waits, a_survivor_that_comes_late_is_left_out) {
-  setenv("ONEBIT_TIMEOUT", "2", 1); /* in which the other one has to come */
+  setenv("ONEBIT_TIMEOUT", "2", 1); /* the time within which the other rank has to arrive */
   pthread_barrier_init(&barrier, NULL, 3);
   on_ranks(3, comes_late, &barrier);
 }

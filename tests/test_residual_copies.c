@@ -76,7 +76,7 @@ static void call_badly(enum bad bad, const struct side *side, const struct colle
 /* Bytes of the scratch in which calls are undone: two blocks, and the words of one. */
 enum { SCRATCH = (2 * 2048 + 2048 / 32) * 4 };
 
-/* The plan of one copy is smaller by that, but for its scratch, and for a byte a block. */
+/* The plan with one copy is smaller by a copy, except for its scratch and for a byte a block. */
 static void check_memory(const struct side sides[2]) {
   onebit_plan_info_t one = {.size = sizeof one}, two = {.size = sizeof two};
   CHECK_STATUS(onebit_plan_get_info(sides[0].plan, &one), ONEBIT_OK);
@@ -218,8 +218,8 @@ static struct kept_errors errors_of(const struct trainee *trainee, size_t bucket
   return export_errors(trainee->optimizer->buckets[bucket].bits);
 }
 
-/* A value that is not finite, which is in the last bucket that is sent: the others have ended well
- * by then. */
+/* Makes a step with a value that is not finite in the last bucket that is sent: the other buckets
+ * have succeeded before. */
 static void step_badly(struct trainee *trainee, int rank) {
   struct kept_errors before[TENSORS];
   const size_t buckets = trainee->optimizer->bucket_count;

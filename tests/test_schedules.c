@@ -6,7 +6,7 @@
 
 enum { COUNT = 1003, CALLS = 200 };
 
-/* Every rank lags behind now and then, each in calls of its own. */
+/* Delays every rank now and then, each in other calls. */
 static void lag(int rank, int step) {
   for (int turn = (rank * 7 + step) % 11 == 0 ? 300 : 0; turn > 0; turn--)
     sched_yield();
@@ -45,7 +45,8 @@ static void many_calls(onebit_comm_t comm, void *context) {
   seat_leave(&seat);
 }
 
-/* chunk_size 0: one message, so that there is one slot; else more than a window has. */
+/* Makes many calls. chunk_size 0: one message, so that there is one slot; otherwise more chunks
+ * than a window has. */
 static void check_many_calls(onebit_schedule_t schedule) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {6, 2}, {3, 1}};
   for (size_t k = 0; k < 4 * sizeof splits / sizeof splits[0]; k++) {
@@ -143,7 +144,7 @@ static void introduce(onebit_comm_t comm, void *context) {
 
 Test(schedules, plans_tell_what_they_decided) { on_hosts(4, 2, introduce, NULL); }
 
-/* Ranks that are threads take the exchange, whatever the hosts. */
+/* Ranks that are threads use the exchange, whatever their hosts are. */
 static void choose_by_default(onebit_comm_t comm, void *context) {
   const int *each = context;
   onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_AUTOMATIC, ONEBIT_WIRE_BITS);
@@ -156,7 +157,8 @@ static void choose_by_default(onebit_comm_t comm, void *context) {
   CHECK_STATUS(onebit_plan_destroy(plan), ONEBIT_OK);
 }
 
-/* A hierarchy of one host, or with a rank a host, is done when it is asked for, and is told. */
+/* A hierarchy with one host, or with one rank on each host, is used if it is requested, and the
+ * explanation says so. */
 static void ask_for_flat_hierarchy(onebit_comm_t comm, void *context) {
   const int *hosts = context;
   onebit_plan_t plan = make(comm, ONEBIT_SCHEDULE_HIERARCHICAL, ONEBIT_WIRE_BITS);

@@ -33,7 +33,7 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   options.beta2 = 0.875;
   options.freeze_step = ONEBIT_FREEZE_AUTOMATIC;
   options.shards = ratios->shards;
-  options.common.block_size = 32; /* each of which has a sum of 24 bits, and all together more */
+  options.common.block_size = 32; /* each has a sum of 24 bits, and all together more */
   if (!CHECK_STATUS(onebit_adam_create(comm, &tensor, 1, &options, &optimizer), ONEBIT_OK))
     return;
   for (int step = 0; step < PAIR_STEPS; step++) {
@@ -46,8 +46,8 @@ static void find_ratios(onebit_comm_t comm, void *context) {
   onebit_optimizer_destroy(optimizer);
 }
 
-/* The sums of the shares travel as floats, and lose nothing: but for the order of doubles they are
- * those of an optimizer that is whole. */
+/* The sums of the shares are sent as floats, and lose nothing: except for the order of double
+ * additions they equal those of an optimizer without shards. */
 Test(shards, sums_of_the_variance_are_doubles) {
   struct ratios whole = {0}, shared = {0};
   on_ranks(2, find_ratios, &whole);
@@ -142,7 +142,7 @@ struct costs {
   onebit_optimizer_info_t info[8]; /* one a rank */
 };
 
-/* An optimizer of one tensor and one of odd size; its steps send what its info says. */
+/* Measures an optimizer of one tensor and one of odd size; its steps send what its info says. */
 static void measure(onebit_comm_t comm, void *context) {
   struct costs *costs = context;
   int rank = onebit_comm_rank(comm);

@@ -127,7 +127,8 @@ Test(sixteen_bits, every_codec_stores_what_is_finite) {
 
 enum { COUNT = 3001, STEPS = 8 };
 
-/* The largest numbers beside zeros: what is kept of them makes scales that float16 has not. */
+/* Fills in the largest numbers and zeros: the scales of their residuals are beyond the range of
+ * float16. */
 static void fill_large(uint16_t *values, size_t count, int rank, int step) {
   for (size_t i = 0; i < count; i++)
     oracle_store(values, i, ONEBIT_FLOAT16,
@@ -256,7 +257,7 @@ static void step_by(struct grown *grown, float distance) {
   CHECK_STATUS(onebit_optimizer_step(grown->optimizer, distance), ONEBIT_OK);
 }
 
-/* The master values go on, and a checkpoint that is loaded gives the same parameters again. */
+/* The master values continue, and loading a checkpoint gives the same parameters again. */
 Test(sixteen_bits, parameters_stay_finite) {
   struct grown first = {{0}, {0}, NULL}, second = {{0}, {0}, NULL};
   onebit_comm_t comm = self_comm();

@@ -191,7 +191,7 @@ Test(sockets, ranks_that_do_not_belong_together) {
   sockets_attempt(2, 1, 2, other_secret, NULL);
 }
 
-/* Rank 1 comes late; until then strangers send other things to rank 0's port, or nothing. */
+/* Rank 1 starts late; before that strangers send other data to rank 0's port, or nothing. */
 static void among_strangers(onebit_sockets_options_t *options, void *context) {
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
   unsigned char bytes[300];
@@ -218,10 +218,10 @@ Test(sockets, strangers_are_turned_away) { sockets_attempt(2, 1, 2, among_strang
 
 /* --- Failures ----------------------------------------------------------------------------------*/
 
-/* Rank 1 leaves, or gives up, or is late; the others wait for it in a call. */
+/* Rank 1 destroys its communicator, or aborts, or is late; the others wait for it in a call. */
 enum leaving { DESTROYS, ABORTS, STAYS_AWAY };
 
-static pthread_barrier_t given_up; /* of all ranks, where one stays away */
+static pthread_barrier_t given_up; /* of all ranks, for the case that one stays away */
 
 static void one_leaves(onebit_sockets_options_t *options, void *context) {
   static const char *const words[] = {"rank 1 on host h", "rank 1 called onebit_comm_abort",

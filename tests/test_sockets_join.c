@@ -28,12 +28,12 @@ static void choose_port(void) {
   snprintf(where, sizeof where, "127.0.0.1:%d", sockets_free_port(AF_INET, NULL));
 }
 
-/* A rank, as a thread: which job's it is, and what it has come to. */
+/* A rank that is a thread: its job, and the outcome. */
 struct rank {
   int rank, size;
   const char *secret;
   double timeout;
-  int again; /* communicators after the first, while that is there */
+  int again; /* communicators to create after the first, while it exists */
   pthread_t thread;
   onebit_status_t status;
   float mean;
@@ -119,7 +119,7 @@ static void forget_names(void) {
 
 /* --- Two jobs at one port ----------------------------------------------------------------------*/
 
-/* Without names: the ranks 0 and 1 that meet first could be of either. */
+/* Without names the ranks 0 and 1 that connect first could belong to either job. */
 Test(sockets_join, two_jobs_without_names) {
   struct rank ranks[4] = {{.rank = 0, .size = 2},
                           {.rank = 1, .size = 2},
@@ -137,7 +137,7 @@ Test(sockets_join, two_jobs_without_names) {
   expect_error(&ranks[3], "for rank 1 to join");
 }
 
-/* The second rank 0 finds the port taken, which tells the first. */
+/* The second rank 0 finds the port in use, and tells the first one. */
 Test(sockets_join, a_second_rank_0) {
   struct rank ranks[3] = {{.rank = 0, .size = 2}, {.rank = 1, .size = 2}, {.rank = 0, .size = 2}};
   forget_names();
@@ -170,7 +170,7 @@ Test(sockets_join, two_jobs_with_names) {
                ONEBIT_ERROR_TRANSPORT); /* the job that was there has ended, or not */
 }
 
-/* And the next communicator of the same ranks is made there all the same. */
+/* Then the next communicator of the same ranks is still created there. */
 Test(sockets_join, one_after_the_other) {
   struct rank ranks[2] = {{.rank = 0, .size = 2, .again = 2}, {.rank = 1, .size = 2, .again = 2}};
   forget_names();
@@ -198,7 +198,7 @@ static void expect_job(const char *name, const char *value, bool exact) {
   cr_expect_neq(job_of(NULL).hash[0], job.hash[0], "%s", name);
 }
 
-/* Each stands before those that were set earlier. */
+/* Each name has priority over those set before it. */
 Test(sockets_join, names_of_a_job) {
   forget_names();
   cr_expect_str_eq(job_of(NULL).named, "");
@@ -223,7 +223,7 @@ Test(sockets_join, names_of_a_job) {
 
 /* --- Strangers, and ranks that end -------------------------------------------------------------*/
 
-/* It greets as rank 1 does, and says nothing more: rank 1 gets in. */
+/* The stranger greets as rank 1 does, and sends nothing more: rank 1 can still join. */
 Test(sockets_join, a_stranger_takes_no_place) {
   struct ob_greeting greeting = {.magic = OB_GREETING_MAGIC,
                                  .version = OB_GREETING_VERSION,
@@ -249,7 +249,7 @@ Test(sockets_join, a_stranger_takes_no_place) {
     cr_expect_eq(ranks[k].status, ONEBIT_OK, "%s", ranks[k].message);
 }
 
-/* A rank in a process of its own, which ends with 0 where it comes too late. */
+/* Starts a rank in a process of its own, which exits with 0 if it is too late. */
 static pid_t fork_rank(struct rank *rank) {
   static const char late[] = "all 2 ranks of the job at this port are connected already";
   pid_t process = fork();
@@ -299,7 +299,7 @@ Test(sockets_join, killed_while_it_joins) {
     cr_expect_eq(ranks[k].status, ONEBIT_OK, "%s", ranks[k].message);
 }
 
-/* Its child lives on, and has to close what is the dead rank's. */
+/* The rank dies and its child lives on, which has to close the dead rank's files. */
 static void die_before_a_child(int ready) {
   onebit_sockets_options_t options = ONEBIT_SOCKETS_OPTIONS_INIT;
   onebit_comm_t comm = NULL;
@@ -427,7 +427,7 @@ static struct {
   const struct fault *struck;
 } now;
 
-/* One thread counts: the victim's. */
+/* Counts the calls of one thread: the victim's. */
 static int fail_one(const char *call) {
   if (!victim || ++now.calls != now.at)
     return 0;
@@ -449,14 +449,14 @@ static void connect_one(onebit_sockets_options_t *options, void *context) {
   onebit_comm_t comm = NULL;
   victim = options->rank == now.rank;
   if (now.rank == 0 && now.at <= 3)
-    options->timeout = 1; /* without rank 0's listener nobody can be told */
+    options->timeout = 1; /* without rank 0's listener no rank can be told */
   outcome->status[options->rank] = onebit_comm_create_sockets(options, &comm);
   snprintf(outcome->message[options->rank], sizeof outcome->message[0], "%s", onebit_last_error());
   onebit_comm_destroy(comm);
 }
 
 /* The victim names the missing resource as the system does; the others name the victim, or a rank
- * that has heard of it before them and has closed its connections. */
+ * that learned of it before them and has closed its connections. */
 static void check(const struct outcome *outcome, double seconds) {
   const char *words = strerror(now.absent ? now.struck->absence : now.struck->lack);
   char name[16];

@@ -8,7 +8,7 @@ static const size_t counts[] = {0, 1, 2, 63, 64, 65, 4095, 4096, 4097, 8192 + 63
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 
 struct sent {
-  float *values; /* in: to be sent; out: what was not */
+  float *values; /* in: values to send; out: values that were not sent */
   float *input;
   float *decoded;
   uint32_t *message;
@@ -50,7 +50,7 @@ static int by_place(const void *a, const void *b) {
 
 static float near_bfloat16(double value) {
   int exponent;
-  const double mantissa = frexp((double)(float)value, &exponent); /* of which 8 bits stay */
+  const double mantissa = frexp((double)(float)value, &exponent); /* 8 bits of which are kept */
   return value == 0 ? 0 : (float)ldexp(nearbyint(ldexp(mantissa, 8)), exponent - 8);
 }
 
@@ -143,7 +143,7 @@ Test(sparse, ties_go_to_the_first) {
   }
 }
 
-/* Written down once: other bits on some build, and this says so. */
+/* The expected bits are constants: a build with other bits fails here. */
 Test(sparse, has_the_same_bits_on_every_build) {
   struct sent sent = sent_create(100003, 5);
   send(&sent);
@@ -167,7 +167,8 @@ Test(sparse, adds_with_a_weight) {
   sent_destroy(&sent);
 }
 
-/* A constant input: what has been sent after many rounds is what came in, but for the residual. */
+/* Sends a constant input: after many rounds the sum of what was sent is the sum of the input,
+ * except for the residual. */
 Test(sparse, residual_has_all_that_was_not_sent) {
   enum { count = 4096, rounds = 400 };
   static float residual[count], input[count], total[count];
@@ -235,7 +236,8 @@ Test(sparse, refuses_what_is_not_a_message) {
   sent_destroy(&sent);
 }
 
-/* Every bit flipped, and then random words: what is not refused decodes within its elements. */
+/* Flips every bit, and then sends random words: a message that is not refused decodes within its
+ * elements. */
 Test(sparse, decodes_within_its_elements) {
   static const size_t lengths[] = {1, 63, 100, 4095, 4096};
   for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {

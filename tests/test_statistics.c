@@ -83,7 +83,7 @@ static void check_tensors(const struct oracle_adam *adam, onebit_optimizer_t opt
   }
 }
 
-/* Every rank has an oracle of its own, which knows what all ranks do. */
+/* Makes an oracle for each rank, which computes all ranks. */
 static struct oracle_adam *make_oracle(const struct case_of_adam *what, float *parameters,
                                        float *gradients) {
   onebit_tensor_t tensors[10];
@@ -164,7 +164,7 @@ Test(statistics, of_every_tensor_in_profile_deepspeed) {
   }
 }
 
-/* Each rank keeps errors of its part: of some tensors none. */
+/* Each rank keeps residuals of its own part, which has no elements of some tensors. */
 Test(statistics, of_every_tensor_on_hosts) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {4, 1}};
   for (size_t k = 0; k < 3; k++) {
@@ -229,7 +229,7 @@ static void check_lamb(const struct subject *subject, onebit_optimizer_t optimiz
   }
 }
 
-/* A step that sent gradients sent as much as the info had said before. */
+/* Checks that a step that sent gradients sent as many bytes as the info predicted. */
 static void check_bytes(onebit_optimizer_t optimizer, const onebit_optimizer_info_t *before,
                         uint64_t sent) {
   const onebit_optimizer_info_t after = optimizer_info(optimizer);

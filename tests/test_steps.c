@@ -113,7 +113,7 @@ static void at_the_first_step(onebit_comm_t comm, void *context) {
 
 Test(compare, at_the_first_step) { on_ranks(3, at_the_first_step, NULL); }
 
-/* In the middle of the large tensor; and the last of an odd number of 16-bit values. */
+/* Compares in the middle of the large tensor, and at the last of an odd number of 16-bit values. */
 static void when_asked(onebit_comm_t comm, void *context) {
   (void)context;
   struct learner *learner = begin(comm, ONEBIT_BFLOAT16);
@@ -163,7 +163,8 @@ Test(compare, at_an_interval) { on_ranks(2, at_an_interval, NULL); }
 enum { LATE = 4096 };
 
 /* Every eighth element has no gradient in the first 40 steps, whatever the bits of its neighbours
- * say; then it gets one. Its steps are not larger than anyone's, since no momentum has waited. */
+ * are; then it gets one. Its steps are not larger than those of other elements, since no momentum
+ * has accumulated. */
 static void begin_late(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   float *parameters = allocate(LATE, 4), *gradients = allocate(LATE, 4), *start;

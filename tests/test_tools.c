@@ -7,7 +7,7 @@
 #include "tests/support_transports.h"
 #include "tools/relay/network.h"
 
-/* onebit-info: says what is there and what is chosen, and refuses what the library refuses. */
+/* onebit-info prints what is available and what is chosen, and refuses what the library refuses. */
 
 static void begin(void) {
   unsetenv("ONEBIT_CODEC");
@@ -29,7 +29,7 @@ Test(info, says_what_is_there) {
   cr_expect(!strstr(said, "environment"), "%s", said);
 }
 
-/* A build with CUDA may run where there is no GPU: it says so, and that is no failure. */
+/* A build with CUDA may run on a machine without a GPU: it prints that, and it is no failure. */
 Test(info, says_whether_there_is_a_device) {
   const char *said = program(0, "onebit-info");
 #ifndef ONEBIT_HAVE_CUDA
@@ -107,7 +107,7 @@ static bool await_text(const char *wanted) {
 
 static pthread_barrier_t barrier;
 
-/* Rank 1 comes late, and calls late. */
+/* Rank 1 starts late, and calls late. */
 static void late_twice(onebit_sockets_options_t *options, void *context) {
   float value = 1;
   onebit_comm_t comm = NULL;
@@ -173,7 +173,7 @@ static void send(int from, int to, uint64_t time) {
   relay_network_send(&network, from, to, data, BYTES, time);
 }
 
-/* The next one comes at this moment and not a nanosecond before. */
+/* The next packet arrives at this moment and not a nanosecond earlier. */
 static void expect(uint64_t time, int from, int to) {
   uint64_t next;
   while ((next = relay_network_next(&network)) < time)

@@ -69,8 +69,8 @@ static training_t train_on(size_t ranks, const char *format, ...) {
 
 /* --- Learning ----------------------------------------------------------------------------------*/
 
-/* 600 steps, of which none, a fifth or a half is dense. Guessing has a loss of ln 10 = 2.3, and
- * without the error fed back most stay near it, or go back to it. */
+/* Trains for 600 steps, none, a fifth or half of them dense. Guessing has a loss of ln 10 = 2.3,
+ * and without error feedback most methods stay near that, or return to it. */
 static void learns(const char *arguments) {
   const training_t fed_back = train_on(RANKS, "--batch 8 --steps 600 %s", arguments);
   const training_t control =
@@ -98,8 +98,8 @@ Test(training, lamb_learns) { learns("--optimizer lamb --learning-rate 0.005"); 
 Test(training, zero_one_adam_learns) { learns("--optimizer zero-one-adam --learning-rate 0.005"); }
 Test(training, momentum_learns) { learns("--optimizer momentum --learning-rate 0.02"); }
 
-/* 60 exchanges, of all elements at once or a part at a time, applied at once or later. Guessing has
- * a loss of 2.3. */
+/* Makes 60 exchanges, of all elements at once or a part at a time, applied at once or later.
+ * Guessing has a loss of 2.3. */
 Test(training, outer_steps_learn) {
   const char *const cases[] = {
       "", "--outer-fragments 3 --outer-delay 5", "--outer-rule momentum --optimizer momentum",
@@ -128,7 +128,7 @@ Test(training, method_is_chosen) {
 }
 
 /* Momentum SGD is linear: the mean of steps is the step of the mean. */
-/* In time, sites are ranks. */
+/* Sites that are in time train as ranks do. */
 Test(training, sites_learn_as_ranks_do) {
   const char run[] = "--batch 8 --steps 45 --outer 10 --outer-bits 32";
   const training_t ranks = train_on(RANKS, "%s", run);
@@ -203,8 +203,8 @@ static void goes_on(const char *arguments) {
   scratch_remove(directory);
 }
 
-/* That every optimizer's checkpoint has all is in test_checkpoint.c; here are those with stages,
- * shards, steps without an exchange, and a loss scale. */
+/* test_checkpoint.c tests that every optimizer's checkpoint is complete; the cases here have
+ * stages, shards, steps without an exchange, and a loss scale. */
 Test(training, goes_on_as_it_would_have) {
   goes_on("--optimizer efficient-adam");
   goes_on("--optimizer adam --shards parameters --parameters bfloat16");
@@ -214,7 +214,7 @@ Test(training, goes_on_as_it_would_have) {
   goes_on("--dense --clip-norm 1");
 }
 
-/* The last of several checkpoints is gone on from, and a training that is over is not. */
+/* The last of several checkpoints is resumed; a training that is complete is not. */
 Test(training, the_latest_checkpoint_counts) {
   char directory[PATH_ROOM], arguments[PATH_ROOM + 100];
   struct outcome outcome = {.training = {0}};
@@ -250,8 +250,8 @@ static uint64_t logged(const char *path, size_t step, size_t *lines) {
   return bytes;
 }
 
-/* A training that is resumed goes on in its log; lines of steps after the checkpoint are replaced,
- * and half a line that a process died over. */
+/* A resumed training appends to its log, and replaces lines of steps after the checkpoint, and an
+ * incomplete last line. */
 Test(training, the_log_goes_on_as_it_would_have) {
   const char *run = "--optimizer adam --batch 4 --steps 30 --freeze-step 10 --report-every 5 "
                     "--save-every 8";
@@ -274,8 +274,8 @@ Test(training, the_log_goes_on_as_it_would_have) {
   scratch_remove(directory);
 }
 
-/* Options that must not change a bit: how gradients are handed over, a loss scale that is a power
- * of two, reports. Options that must: the seed, the method. */
+/* Changes options that must not change a bit: how gradients are handed over, a loss scale that is a
+ * power of two, reports. Then options that must: the seed, the method. */
 static void only_what_must_matters(const char *method) {
   char run[100];
   snprintf(run, sizeof run, "--optimizer %s --batch 4 --steps 30", method);
@@ -313,8 +313,8 @@ Test(training, what_must_not_matter_does_not) {
   }
 }
 
-/* Two micro-batches of 4 images have the sums of one of 8 but for their order. In parts and after
- * the backward pass: the same bits. */
+/* Two micro-batches of 4 images have the sums of one of 8, except for their order. Gradients in
+ * parts and after the backward pass give the same bits. */
 Test(training, micro_batches_add_up) {
   const char *run = "--optimizer momentum --dense --steps 10";
   const training_t one = train_on(1, "%s --batch 8", run);
@@ -327,7 +327,7 @@ Test(training, micro_batches_add_up) {
   cr_expect_gt(fabs(half.quality.loss - one.quality.loss), 1e-4, "the second has no effect");
 }
 
-/* One step from the same parameters on samples of rank 0 alone, and no step at all. */
+/* Makes one step from the same parameters on samples of rank 0 alone, and no step at all. */
 Test(training, hard_cases_are_what_they_say) {
   const char *run = "--dense --batch 4 --weight-decay 0";
   const training_t one = train_on(1, "%s --steps 1", run);

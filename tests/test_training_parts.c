@@ -13,7 +13,7 @@
 
 /* --- Numbers of 16 bits ------------------------------------------------------------------------*/
 
-/* Each of them, and float32 in the middle between two and beside it. */
+/* Tests each value, and float32 values in the middle between two and next to it. */
 Test(training_parts, sixteen_bits_are_those_of_the_library) {
   for (uint32_t bits = 0; bits < 1u << 16; bits++) {
     const uint16_t half = (uint16_t)bits;
@@ -205,7 +205,7 @@ static void remove_file(void) {
 
 TestSuite(images, .fini = remove_file);
 
-/* The bytes as a file of so many dimensions are refused with a message that contains the part. */
+/* Checks that a file of these bytes is refused, with a message that contains the part. */
 static void refused(const void *bytes, size_t count, size_t dimensions, const char *part) {
   idx_t idx;
   char words[IDX_WORDS] = "";

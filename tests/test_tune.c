@@ -86,8 +86,8 @@ Test(tune, shared_cores_multiply_the_computation) {
   }
 }
 
-/* A computation that is long enough hides all but the work of a core, and of the remainder the last
- * bucket. The work is MPI's bytes, in a ring, or what the library does with an element. */
+/* A computation that is long enough hides everything except the work of a core, and of the rest the
+ * last bucket. That work is MPI's bytes, in a ring, or what the library does with an element. */
 Test(tune, the_work_of_a_core_is_not_hidden) {
   struct tune_training training = some_training;
   training.compute = 1e6;
@@ -122,7 +122,7 @@ Test(tune, a_run_is_the_mean_of_its_steps) {
     double step[TUNE_METHODS];
     for (int m = 0; m < TUNE_METHODS; m++)
       step[m] = tune_step_seconds(&costs, &some_training, (enum tune_method)m, overlap);
-    struct tune_training endless = some_training; /* of which a warm-up is no part */
+    struct tune_training endless = some_training; /* so long that the warm-up is negligible */
     endless.steps = 1e15;
     double bits = fmin(tune_step_seconds(&costs, &endless, TUNE_FLAT, overlap),
                        tune_step_seconds(&costs, &endless, TUNE_HIERARCHICAL, overlap));
@@ -224,7 +224,8 @@ Test(tune, a_warm_up_costs_its_share) {
   cr_expect_lt(tune_whole(&costs, &slow_training, &mixed).seconds, whole.seconds);
 }
 
-/* A fragment waits for what `delay` steps do not hide, and never less than the codec takes. */
+/* A fragment waits for the time that `delay` steps do not hide, and at least as long as the codec
+ * takes. */
 Test(tune, delay_hides_the_exchange) {
   struct ob_costs costs = slow_costs(1e8);
   struct tune_way way = {"", 4, 4, 0, 30, 1, 0};
@@ -243,8 +244,8 @@ Test(tune, delay_hides_the_exchange) {
   cr_expect(!tune_way_error(&way));
 }
 
-/* Ever slower links: what is chosen is near to no network or the fastest, and changes training
- * ever more. */
+/* With ever slower links the chosen way is near the time without a network or the fastest, and
+ * changes training more and more. */
 Test(tune, chooses_the_mildest_way_that_is_fast) {
   const struct tune_wanted wanted = {.bits = -1, .delay = -1};
   struct tune_way ways[TUNE_WAYS];
@@ -393,7 +394,7 @@ Test(tune, writes_a_file_and_its_directories) {
   cr_expect(!tune_write(directory, &costs, &origin), "a directory is no file");
   cr_expect(tune_can_write(path) && !tune_can_write(directory));
   cr_expect_eq(remove(path), 0);
-  for (int k = 0; k < 3; k++) { /* a/b, a, the directory, which must be empty but for these */
+  for (int k = 0; k < 3; k++) { /* removes a/b, a and the directory, which must be empty */
     *strrchr(path, '/') = '\0';
     cr_expect_eq(rmdir(path), 0, "%s", path);
   }
@@ -410,7 +411,7 @@ Test(tune, predicts) {
                     "--bandwidth 2000gbit --latency 20us --tuning none");
   expect_said(said, "1.88 Tbit/s of payload");
   expect_said(program(0, PREDICT "--compute 250ms --json"), "\"break_even_bits_per_s\"");
-  /* Open MPI's best algorithm reached this on such a network. */
+  /* Open MPI's best algorithm took this long on such a network. */
   said = program(0, "onebit-tune --predict --parameters 4M --hosts 4 --compute 1 --tuning none");
   expect_said(said, "reaches 0.93 of the link");
   cr_expect(!strstr(said, tune_method_names[TUNE_HIERARCHICAL]), "it is the flat one: %s", said);
@@ -422,7 +423,7 @@ Test(tune, predicts) {
   expect_said(program(0, PREDICT "--compute 1 --cores 2 --json"), "\"core_sharing\": 4,");
 }
 
-/* Without a link all usual ones, with one all ways; and what each option is for. */
+/* Without a link it prints all usual links, with one all ways; and each option has its effect. */
 Test(tune, predicts_a_whole_run) {
   const char *said = program(0, PREDICT "--compute 0.5 --latency 40ms --whole-run");
   static const char *const links[] = {"10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s"};
@@ -445,7 +446,7 @@ Test(tune, predicts_a_whole_run) {
 
 #define PREDICT_CARDS "onebit-tune --predict --device cuda --parameters 340M --compute 0.1 "
 
-/* A slow network pays, and NVLink does not: the summary says both. */
+/* On a slow network compression pays, and over NVLink it does not: the summary says both. */
 Test(tune, predicts_for_gpus) {
   const char *said = program(0, PREDICT_CARDS "--hosts 2 --ranks-per-host 8");
   for (int m = 0; m < TUNE_CARD_METHODS; m++)
@@ -465,7 +466,7 @@ Test(tune, predicts_for_gpus) {
   expect_said(said, "64 GB/s");
 }
 
-/* The same hosts, ranks and link: even so a prediction is the model's. */
+/* The hosts, ranks and link are those of the file, but a prediction is the model's all the same. */
 Test(tune, predicts_without_corrections) {
   char path[] = "/tmp/onebit-tune-XXXXXX", command[256], plain[4096];
   static const char *const hosts[] = {"node1"};
@@ -500,7 +501,7 @@ Test(tune, says_what_is_wrong_in_a_command_line) {
   expect_said(program(2, "onebit-tune --abacus"), "--abacus: unknown option");
 }
 
-/* An option that the program would not look at is refused, whatever its value and its place. */
+/* An option that the selected mode would not use is refused, whatever its value and position. */
 Test(tune, refuses_options_of_another_mode) {
   static const char *const rows[][2] = {
       {"--parameters 3M", "--parameters: is for --predict, not for measuring"},

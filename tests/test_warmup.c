@@ -77,7 +77,7 @@ static void run_on_rank(onebit_comm_t comm, void *context) {
   free(gradients);
 }
 
-/* All ranks come to the same bits; the caller gives rank 0's back. */
+/* All ranks must get the same bits; rank 0's are returned, and the caller frees them. */
 static float *run_of(struct run *run) {
   const size_t count = run->counts[0] + run->counts[1];
   for (int rank = 0; rank < RANKS; rank++)
@@ -147,7 +147,7 @@ static float warmup_residual(onebit_optimizer_t optimizer) {
   return largest;
 }
 
-/* It is of no use after the warm-up, whose end returns its memory. */
+/* The array is not used after the warm-up, whose end frees it. */
 static void freeze_on_rank(onebit_comm_t comm, void *context) {
   const struct any_case *what = context;
   float parameters[100] = {0}, gradients[100];
@@ -216,7 +216,7 @@ Test(warmup, sends_bits) {
   }
 }
 
-/* Into the compressed steps and with every count that is a corner of a word or a block. */
+/* Trains into the compressed steps, with every count at an edge of a word or a block. */
 Test(warmup, any_count) {
   static const size_t counts[][2] = {{0, 0}, {0, 1}, {1, 0}, {3, 31}, {32, 33}, {100, 65}};
   for (size_t k = 0; k < METHODS; k++)
@@ -251,8 +251,8 @@ static void some_steps(onebit_optimizer_t optimizer, const float *parameters, fl
   }
 }
 
-/* A state saved in 4 bits continues in a dense warm-up, and the other way round: every rank
- * alike. */
+/* A state saved in 4 bits continues in a dense warm-up, and the other way round, equally on every
+ * rank. */
 static void load_on_rank(onebit_comm_t comm, void *context) {
   static const int bits[] = {4, 0, 8};
   float parameters[3][COUNT] = {{0}}, gradients[COUNT];
@@ -282,7 +282,7 @@ Test(warmup, loads_with_other_bits) {
   directories_remove(&directories);
 }
 
-/* A state that was saved without a warm-up goes on compressed where there is one by default. */
+/* A state that was saved without a warm-up continues compressed where the default has a warm-up. */
 static void load_compressed(onebit_comm_t comm, void *context) {
   float parameters[2][COUNT] = {{0}}, gradients[COUNT];
   const int rank = onebit_comm_rank(comm);

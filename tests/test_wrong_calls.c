@@ -188,7 +188,7 @@ Test(arguments, environment) {
   check_environment("ONEBIT_THREADS", "99999999999999999999");
 }
 
-/* An empty variable is as good as none; options stand above the environment. */
+/* An empty variable counts as unset; options have priority over the environment. */
 Test(arguments, environment_that_is_sound) {
   static const char *const sound[][2] = {{"ONEBIT_CODEC", ""},
                                          {"ONEBIT_CODEC", "scalar"},
@@ -258,7 +258,7 @@ static void everyone_once(rank_body *scenario, struct culprit culprit, int small
         on_ranks(size, scenario, &culprit);
 }
 
-/* The same in the other schedules. */
+/* Does the same in the other schedules. */
 static void everyone_once_on_hosts(rank_body *scenario, struct culprit culprit) {
   static const int splits[][2] = {{4, 2}, {6, 3}, {2, 1}};
   for (size_t k = 0; k < sizeof splits / sizeof splits[0]; k++)

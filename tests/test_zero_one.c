@@ -42,10 +42,10 @@ static const struct adam_tensors *const lists[] = {&adam_tensors_odd, &adam_tens
 /* Ranks and hosts; 0: in the schedule of one host. */
 static const int groups[][2] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0},
                                 {4, 2}, {6, 3}, {6, 2}, {3, 1}};
-/* After one step, after a compressed step, in the last step, and never in this run. */
+/* The freeze is after one step, after a compressed step, in the last step, or never in this run. */
 static const size_t freezes[] = {1, 2, 7, 10, 30, 31};
-/* Scalers of 1, one that is never reached, clippers that are no power of two, and 1: the ranks meet
- * in every step. */
+/* Scalers of 1, one that is never reached, clippers that are no power of two, and 1: then ranks
+ * synchronise in every step. */
 static const size_t intervals[][3] = {{2, 3, 4}, {1, 1, 6},     {3, 2, 5},
                                       {2, 1, 1}, {100, 100, 3}, {1, 4, 7}};
 static const size_t bucket_sizes[] = {0, 1, 100, 2000, 5000};
@@ -94,8 +94,8 @@ static void choose_messages(struct zero_one_case *what, const size_t *choice) {
   }
 }
 
-/* Movements travel as float32, whatever gradients are. Where a gradient is not finite all ranks
- * skip a step that exchanges; in one that does not, this rank alone stays where it is. */
+/* Movements are sent as float32, whatever the gradients are. If a gradient is not finite, all ranks
+ * skip a step that exchanges; in a local step only this rank does not move. */
 static void choose_gradients(struct zero_one_case *what, const size_t *choice) {
   onebit_optimizer_options_t *common = &what->options.common;
   common->gradient_dtype = (onebit_dtype_t)choice[GRADIENTS];
@@ -155,7 +155,7 @@ static struct ob_zero_one_schedule schedule_of(size_t freeze_step, size_t update
       &(struct ob_zero_one_schedule){freeze_step, update_scaler, step_scaler, clipper, deepspeed});
 }
 
-/* Step after step, and the sums of all steps until then. */
+/* Walks step by step, with the sums over all steps so far. */
 static void walk(size_t freeze_step, size_t update_scaler, size_t step_scaler, size_t clipper,
                  bool deepspeed, size_t steps) {
   onebit_zero_one_adam_options_t options = ONEBIT_ZERO_ONE_ADAM_OPTIONS_INIT;
@@ -239,7 +239,7 @@ Test(zero_one_schedule, volumes_of_bert) {
   }
 }
 
-/* Numbers that no run comes to. */
+/* Numbers larger than any run reaches. */
 Test(zero_one_schedule, has_no_end) {
   struct ob_zero_one_schedule schedule = schedule_of((size_t)-1, 1, 1, (size_t)-1, false);
   uint64_t counts[3], far = (uint64_t)1 << 62;

@@ -63,7 +63,7 @@ static onebit_zero_one_adam_options_t every_fourth(void) {
   return options;
 }
 
-/* Steps of every_fourth() that send nothing come after these. */
+/* The number of steps before those steps of every_fourth() that send nothing. */
 #define BEFORE_SILENCE 8
 #define SILENT_STEPS   3
 
@@ -152,7 +152,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   uint64_t before = hash_of(learner);
   spoil(learner, rank, 20, NAN);
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
-  /* One that does not move whatever its gradient. */
+  /* This element does not move, whatever its gradient is. */
   find_gradients(learner, rank, 20);
   learner->gradients[STILL] = rank == 1 ? NAN : 0.0f;
   CHECK_STATUS(onebit_optimizer_step(learner->optimizer, 1e-3f), ONEBIT_SKIPPED);
@@ -163,7 +163,7 @@ static void lose_gradients(onebit_comm_t comm, void *context) {
   end_learning(learner);
 }
 
-/* Clipping finds gradients of NaN, too. */
+/* Clipping also finds NaN in gradients. */
 Test(zero_one_alone, gradients_of_nan) {
   onebit_zero_one_adam_options_t options = every_fourth();
   for (int k = 0; k < 4; k++) {
@@ -191,7 +191,7 @@ static struct learner *train_to_local_step(onebit_comm_t comm,
   return learner;
 }
 
-/* A rank that clips to half of what its gradients are does what one with halved gradients does. */
+/* A rank that clips to half of its gradients' norm does the same as one with half the gradients. */
 static void clip_alone(onebit_comm_t comm, void *context) {
   onebit_zero_one_adam_options_t options = every_fourth();
   (void)context;
@@ -221,7 +221,8 @@ static onebit_status_t step_telling_twice(struct learner *learner, int rank) {
   return onebit_optimizer_step(learner->optimizer, 1e-3f);
 }
 
-/* Nobody else can learn of it: the rank's step counts, as theirs do, and leaves it where it is. */
+/* The mistake stays unknown to other ranks: the rank counts the step, as they do, and does not
+ * move. */
 static void make_mistake(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = come_to_silence(comm, rank, context);
@@ -241,8 +242,8 @@ Test(zero_one_alone, mistakes_are_told_and_the_step_counts) {
   check_met(3);
 }
 
-/* With a tensor that is exchanged in full there is a message to tell of it, which waits for the end
- * of the step though its tensor is ready: no rank makes the step. */
+/* With a tensor that is exchanged uncompressed a message can report the mistake. It waits for the
+ * end of the step although its tensor is ready: no rank makes the step. */
 static void make_mistake_with_messages(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = come_to_silence(comm, rank, context);
@@ -302,7 +303,8 @@ Test(zero_one_alone, destroyed_while_a_silent_step_is_open) {
 
 /* --- Rates of zero */
 
-/* Without a rate there is no movement to make a momentum of: it is zero, not a quotient by zero. */
+/* With a learning rate of 0 there is no movement from which to compute a momentum: it is zero, not
+ * a quotient by zero. */
 static void stand_still(onebit_comm_t comm, void *context) {
   int rank = onebit_comm_rank(comm);
   struct learner *learner = come_to_silence(comm, rank, context);

@@ -100,7 +100,7 @@ static onebit_status_t resolve(enum ob_knob knob, char *value, size_t capacity) 
   case OB_KNOB_JOB:
   case OB_KNOB_METRICS:
   case OB_KNOB_DEBUG_FILE:
-  case OB_KNOB_TUNING: /* a file that cannot be used is no wrong value: print_tuning says it */
+  case OB_KNOB_TUNING: /* print_tuning reports a file that cannot be used */
   case OB_KNOB_REPORT:
   case OB_KNOB_COMMAND:
   case OB_KNOB_COUNT:

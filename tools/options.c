@@ -246,7 +246,7 @@ static bool set_option(const struct tool_option *option, bool is_long, const cha
   return false;
 }
 
-/* Refuses what getopt_long did not understand: `argument` is the text, `found` an option it
+/* Reports what getopt_long did not understand: `argument` is the text, `found` an option it
  * knows. */
 static enum tool_asked refuse(const char *argument, int got, int found, char error[TOOL_ERROR]) {
   if (got == 1)

@@ -13,7 +13,7 @@ enum tool_option_kind {
   TOOL_END,     /* the last row, all zeros */
   TOOL_HEADING, /* no option: a paragraph of --help */
   TOOL_ROWS,    /* the last row, behind which those of another table, `rows`, go on */
-  TOOL_FLAG,    /* bool: true; takes no value */
+  TOOL_FLAG,    /* bool: sets true; takes no value */
   TOOL_INTEGER, /* int */
   TOOL_COUNT,   /* size_t: an integer */
   TOOL_SIZE,    /* size_t: an integer, with K, M or G for powers of 1024: 64K */

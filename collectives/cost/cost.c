@@ -221,7 +221,8 @@ bool ob_cost_add_point(struct ob_cost_curve *curve, double bytes, double value) 
   return true;
 }
 
-/* One scale for all leaves no overlap, and chunks do not matter: it is another kind of call. */
+/* One scale for all leaves no overlap, and chunks do not matter: corrections measured with blocks
+ * do not apply. */
 static bool correction_applies(const struct ob_costs *costs, const struct ob_cost_task *task) {
   return task->operation == ONEBIT_ALLREDUCE && task->block != ONEBIT_BLOCK_BUFFER &&
          task->ranks_per_host > 0 && costs->hosts == task->hosts &&

@@ -42,7 +42,7 @@ struct ob_phase {
 struct ob_phase ob_phase_of(const struct ob_cost_model *model, onebit_wire_t wire, double near,
                             double far, double elements, size_t chunk);
 
-/* All other ranks are peers. */
+/* Returns the phase in which all other ranks are peers. */
 struct ob_phase ob_phase_among_all(const struct ob_cost_model *model, onebit_wire_t wire,
                                    double elements, size_t chunk);
 

@@ -166,7 +166,7 @@ static void check_complete(struct reader *reader) {
     snprintf(reader->wrong, sizeof reader->wrong, "is the last, and %s is missing", missing);
 }
 
-/* Everything of the file into the reader. */
+/* Reads the whole file into the reader. */
 static enum ob_tuning_state read_all(struct reader *reader, FILE *file) {
   char line[LINE_CAPACITY];
   enum ob_tuning_state state = OB_TUNING_READ;

@@ -71,7 +71,7 @@ enum { OB_SCHEDULE_LAST = OB_SCHEDULES(OB_SCHEDULE_COUNTED) };
 #undef OB_SCHEDULE_COUNTED
 extern const struct ob_schedule ob_schedule_doubling, ob_schedule_window;
 
-/* The row of a public name; of AUTOMATIC the exchange's. */
+/* Returns the row of a public name; for AUTOMATIC the exchange's. */
 const struct ob_schedule *ob_schedule_find(onebit_schedule_t schedule);
 
 /* Decides plan->choice and plan->schedule. ONEBIT_ERROR_ARGUMENT or ONEBIT_ERROR_UNSUPPORTED when

@@ -12,7 +12,7 @@
 #include "collectives/cost/tuning.h"
 #include "collectives/watch.h"
 
-/* The host as a number. */
+/* Returns a number for the host. */
 static uint64_t settle_host_number(const char *name) {
   char own[256] = "";
   if (!name && gethostname(own, sizeof own - 1) == 0)

@@ -48,8 +48,8 @@ enum ob_reason ob_mpi_call_resolve(const struct ob_mpi_call *call, onebit_dtype_
  * error code. */
 int ob_mpi_call_dense(const struct ob_mpi_call *call);
 
-/* The same in parts: the request is MPI's; after it the result may want a division by the
- * communicator's size, which ob_mpi_call_end does. */
+/* Makes the call in two parts: the request is MPI's; after it the result may have to be divided by
+ * the communicator's size, which ob_mpi_call_end does. */
 int ob_mpi_call_begin(const struct ob_mpi_call *call, MPI_Request *request);
 int ob_mpi_call_end(const struct ob_mpi_call *call, int size);
 

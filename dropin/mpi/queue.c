@@ -254,7 +254,7 @@ static bool is_undecided(const struct ob_operation *operation) {
   return operation->stage == OB_STAGE_WAITS || operation->stage == OB_STAGE_COMPRESSED;
 }
 
-/* The first operation of the queue, or the one after another. */
+/* Returns the first operation of the queue, or the one after `operation`. */
 static struct ob_operation *queue_next_of(struct ob_queue *queue,
                                           const struct ob_operation *operation) {
   OB_LOCKED(&ob_queues_lock);

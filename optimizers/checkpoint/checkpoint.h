@@ -287,7 +287,7 @@ onebit_status_t ob_restore_messages(struct ob_loading *loading);
 onebit_status_t ob_add_unsaid(struct ob_loading *loading, const struct ob_run *run,
                               float *residual);
 
-/* One part that has all that this rank needs, into an optimizer without residuals. Local. */
+/* Loads one part with all that this rank needs into an optimizer without residuals. Local. */
 onebit_status_t ob_checkpoint_restore(onebit_optimizer_t optimizer, struct ob_part *part);
 
 /* --- Merging (merge.c) */

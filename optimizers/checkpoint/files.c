@@ -262,7 +262,7 @@ onebit_status_t ob_state_save_files(const struct ob_state *state, onebit_status_
 
 /* --- Loading -----------------------------------------------------------------------------------*/
 
-/* So many parts stay open, of what a process may have open; 1024 are usual. */
+/* The number of parts that stay open, of the files that a process may have open, usually 1024. */
 enum { OPEN_PARTS = 256 };
 
 /* Times that a checkpoint is looked for, while others are saved. */

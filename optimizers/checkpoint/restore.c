@@ -1,5 +1,5 @@
-/* From parts into the state of an optimizer, first without changing anything; and the calls that
- * load one. */
+/* Loads parts into the state of an optimizer, first without changing anything; and the calls that
+ * do so. */
 #include <math.h>
 #include <string.h>
 

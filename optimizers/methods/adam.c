@@ -184,7 +184,7 @@ static onebit_plan_t plan_back(const struct onebit_optimizer *optimizer,
   return bits && bucket->steps_back ? bucket->steps_back : bucket->parameters_back;
 }
 
-/* While the freeze is looked for. */
+/* True while the freeze is being decided. */
 static bool send_sum(struct onebit_optimizer *optimizer) {
   struct own *own = optimizer->own;
   if (!own->sums || optimizer->frozen_at)

@@ -68,7 +68,8 @@ struct ob_outer_executor {
   int (*enter)(const struct onebit_outer *outer); /* as struct ob_executor has it */
   void (*leave)(int before);
   onebit_status_t (*check)(const struct onebit_outer *outer, const char *name, const void *array);
-  /* ob_fragment_drift, its answer to fragment->finite; and the checksum to fragment->checksum. */
+  /* Calls ob_fragment_drift: its answer goes to fragment->finite, and the checksum to
+   * fragment->checksum. */
   onebit_status_t (*drift)(struct ob_fragment *fragment);
   onebit_status_t (*checksum)(const struct ob_fragment *fragment, uint32_t *checksum);
   onebit_status_t (*update)(struct ob_fragment *fragment);
@@ -243,7 +244,7 @@ onebit_status_t ob_outer_check_attached(const struct onebit_outer *outer);
 
 /* True if the row is one of these arrays. */
 static inline bool ob_outer_has_array(enum ob_saved what) { return !ob_saved_rows[what].stages; }
-/* Its elements of a row; of residuals those that are held. */
+/* Returns the fragment's elements in a row; for residuals, in those that are held. */
 static inline float *ob_fragment_array(const struct ob_fragment *fragment, enum ob_saved what) {
   const bool residual = what == OB_SAVED_WORKER || what == OB_SAVED_SERVER;
   return residual ? fragment->held[what - OB_SAVED_WORKER]

@@ -42,7 +42,8 @@ static onebit_status_t list_pieces(struct ob_shard *shard, struct ob_sites *site
   return ONEBIT_OK;
 }
 
-/* No residual: zeros, and scratch, of as many words and blocks as the longest shard has. */
+/* Makes a residual of zeros, and scratch, with as many words and blocks as the longest shard
+ * has. */
 static onebit_status_t make_longer(struct ob_sites *sites, const struct ob_layout *layout) {
   struct ob_residual *none = &sites->none;
   sites->outer->own_bytes -= none->memory ? ob_residual_bytes(none) : 0;

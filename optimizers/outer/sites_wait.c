@@ -128,7 +128,7 @@ static onebit_status_t sites_wait_move(struct ob_site_group *group, bool all) {
   return move_sends(group);
 }
 
-/* One round, after drifts were sent. */
+/* Serves one round, after drifts were sent. */
 static onebit_status_t sites_wait_serve(struct ob_site_group *group, bool all, bool late) {
   const bool done = all ? ob_shard_of(group, group->sites->own)->ended : group->closed;
   return done || !ob_sites_may_close(group, all, late) ? ONEBIT_OK : ob_sites_close(group);
@@ -144,7 +144,7 @@ static onebit_status_t sites_wait_apply(struct ob_shard *shard, unsigned char *m
   return ONEBIT_OK;
 }
 
-/* With `all`, what follows the end of the synchronisation belongs to the time after it. */
+/* With `all`, messages after the end of the synchronisation are left for later. */
 static onebit_status_t apply_results(struct ob_site_group *group, bool all) {
   struct ob_sites *sites = group->sites;
   struct ob_shard *own = ob_shard_of(group, sites->own);
@@ -214,7 +214,7 @@ static bool wants_drift(const struct ob_sites *sites) {
   return false;
 }
 
-/* All final drifts are in, or this site's are wanted. */
+/* True if all final drifts have arrived, or this site's are requested. */
 static bool is_synchronised(const struct ob_sites *sites) {
   if (wants_drift(sites))
     return true;
@@ -352,7 +352,7 @@ static onebit_status_t sites_wait_lead(struct ob_sites *sites, struct ob_site_gr
 
 /* --- An exchange -------------------------------------------------------------------------------*/
 
-/* After this some rank may lack what others have: nothing can follow. */
+/* After this some rank may lack what others have: no further call is possible. */
 static onebit_status_t sites_wait_give_up(struct ob_sites *sites, onebit_comm_t comm,
                                           onebit_status_t status) {
   struct ob_outcome outcome = {.status = ONEBIT_OK};

@@ -65,7 +65,7 @@ out_of_memory:
                   outer->count);
 }
 
-/* A piece for each rank, all as long. */
+/* Creates a message with a piece for each rank, all of the same length. */
 static onebit_status_t outer_sparse_create_plan(struct ob_fragment *fragment, size_t *counts) {
   struct onebit_outer *outer = fragment->outer;
   struct sparse *sparse = sparse_of(fragment);

@@ -167,7 +167,7 @@ cudaError_t submit(lock &held, const stream_ptr &stream, work what,
  * end before it ends the communicator. The caller holds the lock. */
 bool is_in_graph(const ncclComm *comm);
 
-/* For calls that wait on a stream: an error, and the end of its capture. */
+/* Returns an error for a call that waits on a stream, and ends its capture. */
 cudaError_t refuse_capturing(CUstream_st &stream);
 
 /* Record and wait for events in a capture. */

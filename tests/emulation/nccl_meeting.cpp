@@ -119,7 +119,7 @@ bool start(ncclComm &comm, const std::vector<transfer> &transfers, const operati
     return true;
   if (comm.breaks)
     fail(ranks, nullptr, ncclRemoteError);
-  /* One too many: the operation must not end before all are posted. */
+  /* The count starts one too high: the operation must not end before all transfers are posted. */
   auto by = std::make_shared<begun>(
       begun{self, &comm, transfers.size() + 1, std::vector<int>(ranks.ranks.size())});
   ranks.waiting.push_back(by);

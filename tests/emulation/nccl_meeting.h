@@ -17,7 +17,7 @@ namespace emulation {
 struct clique;
 using comm_ptr = std::shared_ptr<ncclComm>;
 
-/* One call of an operation. */
+/* One transfer of an operation. */
 struct transfer {
   enum { send, receive, all_gather, all_reduce, reduce_scatter } kind;
   const void *from;

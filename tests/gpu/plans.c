@@ -183,7 +183,7 @@ static void nccl_body(const struct gpu_rank *self, void *context) {
     check_nccl(ncclCommDestroy(own), "ncclCommDestroy");
 }
 
-/* On the emulated device, as many devices as ranks. */
+/* Runs the ranks on the emulated device, with a device for each rank. */
 bool ranks_nccl(int size, gpu_rank_body *run, void *context) {
   struct body body = {run, context};
 #ifdef ONEBIT_EMULATED_CUDA

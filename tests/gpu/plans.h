@@ -109,7 +109,8 @@ void plan_ranks_both(int size, gpu_rank_body *body, void *context);
 #ifdef ONEBIT_HAVE_NCCL
 #include <nccl.h>
 
-/* This rank's NCCL communicator, in ranks_nccl; and that it was aborted, and is gone. */
+/* Returns this rank's NCCL communicator, in ranks_nccl; the other function records that it was
+ * aborted, and is gone. */
 ncclComm_t ranks_nccl_comm(void);
 void ranks_nccl_gone(void);
 #endif

@@ -43,7 +43,7 @@ void twin_clear(struct twin *twin) {
   fill_pattern(twin->host, TWIN_GAP);
 }
 
-/* Both memories are aligned only as their allocators do it: what counts is the device's address. */
+/* Both memories have only their allocators' alignment: what counts is the device's address. */
 void *twin_take(struct twin *twin, const char *name, size_t bytes, enum twin_content content,
                 size_t skew) {
   size_t at = (twin->used + TWIN_ALIGNMENT - 1) / TWIN_ALIGNMENT * TWIN_ALIGNMENT + skew;

@@ -97,9 +97,10 @@ static void count(int size, plan_ranks *ranks, struct cost costs[KINDS]) {
   pthread_barrier_destroy(&barrier);
 }
 
-/* In the order of plan_case_at's kinds: compress, which seals; reduce, which opens and seals; open,
- * which decides; apply; conclude; less what a kind does not need, and a copy of the state. With one
- * scale finish and seal follow both, and the dense ones seal, open and decide apart. */
+/* Launches in the order of plan_case_at's kinds: compress, which seals; reduce, which opens and
+ * seals; open, which decides; apply; conclude; without those that a kind does not need; and a copy
+ * of the state. With one scale, finish and seal follow both of the former; dense calls seal, open
+ * and decide in kernels of their own. */
 static struct cost on_a_stream[KINDS] = {{5, 1, 4, 0}, {4, 1, 3, 0}, {9, 1, 6, 0}, {8, 1, 7, 0},
                                          {7, 1, 5, 0}, {4, 1, 3, 0}, {4, 1, 3, 0}};
 

@@ -282,9 +282,9 @@ static float first_parameter(struct learner *learner) {
   return value;
 }
 
-/* With one element a message is exact, and with one gradient g always m^ / (sqrt(v^) + eps) is
- * g (1 - b1^t) / (1 - b1^t) / |g|: all steps are as long. With the factor of the step that was
- * captured they would grow. */
+/* With one element a message is exact, and with a constant gradient g m^ / (sqrt(v^) + eps) is
+ * always g (1 - b1^t) / (1 - b1^t) / |g|: all steps have equal lengths. With the factor of the
+ * captured step they would grow. */
 static void compare_lengths(struct learner *learner, cudaGraphExec_t graph) {
   float before = first_parameter(learner);
   for (int i = 0; i < 4; i++) {

@@ -121,7 +121,7 @@ static void check_words(const struct part *part, int number) {
         onebit_last_error());
 }
 
-/* One rank's last element is not a number: only the host it is on can tell the others. */
+/* One rank's last element is NaN: only the ranks of its host can report it. */
 static void make_input(struct part *part, int number) {
   part_make(part, (unsigned)number, false);
   if (part->what.count && number == SPOILT && part->rank == part->size - 1)

@@ -102,9 +102,9 @@ static void count_alone(const struct gpu_rank *self, void *context) {
   onebit_comm_destroy(comm);
 }
 
-/* For one bucket: count; compress, which seals; reduce, which opens and seals; open, which decides,
- * or where one rank has no messages to open, decide; apply; conclude, which copies the results that
- * stay. Every bucket has its own, and they are joined. */
+/* Launches for one bucket: count; compress, which seals; reduce, which opens and seals; open, which
+ * decides (decide, where one rank has no messages to open); apply; conclude, which copies the
+ * results that stay. Every bucket has these, and a kernel joins them. */
 static const struct training_case single =
     ADAM("one bucket", ONE_STREAM, 0, FROZEN, .common.bucket_size = 0);
 static const struct training_case four =

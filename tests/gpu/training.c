@@ -85,7 +85,7 @@ static cudaStream_t stream_of(const struct learner *learner, int attempt) {
   return form == DEFAULT_STREAM ? NULL : learner->streams[form == TWO_STREAMS ? attempt % 2 : 0];
 }
 
-/* On two streams the gradients are there once, before all steps. */
+/* Steps on two streams have the same gradients, which are set before all steps. */
 static void make_ready(struct learner *learner, int attempt) {
   cudaStream_t stream = stream_of(learner, attempt);
   const bool once = learner->what->form == TWO_STREAMS;

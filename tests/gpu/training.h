@@ -97,7 +97,7 @@ size_t learner_parameter_bytes(const struct learner *learner);
 /* Copies this rank's gradients of an attempt to their place, on the stream. */
 void learner_send_gradients(struct learner *learner, int attempt, cudaStream_t stream);
 
-/* Its parameters after an attempt, to learner->fetched. */
+/* Copies the learner's parameters after an attempt to learner->fetched. */
 char *learner_fetched(const struct learner *learner, int attempt);
 void learner_fetch(struct learner *learner, int attempt, cudaStream_t stream);
 

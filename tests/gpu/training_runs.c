@@ -25,7 +25,8 @@ enum { PLAIN = 2, MISSING = 3 }; /* tensors that traits are about */
 
 /* --- Values */
 
-/* In (-1, 1), the same in every run; some are zero, and of different size in different places. */
+/* Draws a number in (-1, 1), the same in every run; some are zero, and sizes differ from place to
+ * place. */
 static float drawn(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t x = (a * 7919u + b * 104729u + c) * 2654435761u;
   x = (x ^ x >> 15) * 2246822519u;
@@ -42,8 +43,8 @@ static float scale_of(const struct learner *learner) {
   return (float)scale;
 }
 
-/* On two streams nothing else may put the steps in order: then gradients stay the same. Each
- * element is stored once: a copy of the same gradients to the device may still be reading them. */
+/* On two streams nothing else may order the steps, so the gradients stay the same. Each element is
+ * stored once, since a copy of the same gradients to the device may still be reading them. */
 static void fill_gradients(const struct learner *learner, int attempt, void *gradients) {
   const uint32_t time = learner->what->form == TWO_STREAMS ? 0 : (uint32_t)attempt;
   const onebit_dtype_t dtype = learner->gradient_dtype;

@@ -158,7 +158,7 @@ static void graph_after(int before, bool beside) {
 
 void graph(void) { graph_after(STEPS / 2, true); }
 
-/* Before the ranks have agreed on anything. */
+/* Captures a graph before the ranks have agreed on anything. */
 void early_graph(void) { graph_after(0, false); }
 
 /* Makes three sums a step, two of one length; then in a graph, where two of them have other

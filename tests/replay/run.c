@@ -263,8 +263,8 @@ static void run_allreduce(struct run *run) {
   onebit_plan_destroy(plan);
 }
 
-/* To DeepSpeed a freeze at step 0 is as good as 1: one step of warm-up. The library has another use
- * for 0. */
+/* DeepSpeed treats a freeze at step 0 like one at step 1: there is one step of warm-up. In the
+ * library 0 has another meaning. */
 #define CREATE(kind, KIND, freeze, ...)                                                            \
   do {                                                                                             \
     onebit_##kind##_options_t options = ONEBIT_##KIND##_OPTIONS_INIT;                              \

@@ -38,11 +38,11 @@ struct doctor_interface {
 };
 
 struct doctor_host {
-  char name[64], loopback[16]; /* the latter: 127.x that /etc/hosts gives its name, or "" */
+  char name[64], loopback[16]; /* the address 127.x to which /etc/hosts maps its name, or "" */
   int ranks, cpus_online, interface_count;
   int usable; /* CPUs, by its ranks */
   struct doctor_interface interfaces[DOCTOR_INTERFACES];
-  double local_hop; /* from rank to rank of the host while a message goes round all of them */
+  double local_hop; /* time between ranks of the host while a message goes around all of them */
   double others;    /* CPUs that other programs use while the doctor's ranks sleep */
   double stolen;    /* the part of its CPUs' time that the hypervisor took */
   int lost_periods; /* in which the limit of its container stopped ranks */
@@ -69,13 +69,13 @@ struct doctor_facts {
 /* Finds the subnets in which every host has an address, each host another one: docker0's address is
  * the same on all hosts, so it joins nothing. */
 void doctor_find_subnets(struct doctor_facts *facts);
-/* The host's interface in a subnet; NULL: it has none that is up. */
+/* Returns the host's interface in a subnet; NULL: none is up. */
 const struct doctor_interface *doctor_interface_in(const struct doctor_facts *facts, int host,
                                                    int subnet);
 /* The part of the traffic that took a subnet on a host, or with host -1 on all hosts; 0 where the
  * counters did not see the bulk transfer, as with RDMA. */
 double doctor_part_of(const struct doctor_facts *facts, int host, int subnet);
-/* The subnet that carried most of the traffic; -1: none. */
+/* Returns the subnet that carried most of the traffic; -1: none. */
 int doctor_used_subnet(const struct doctor_facts *facts);
 /* The subnet in which plain TCP carries most. */
 int doctor_fastest_subnet(const struct doctor_facts *facts);

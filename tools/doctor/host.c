@@ -18,7 +18,7 @@ static bool doctor_host_read_value(const char *path, const char *format, void *v
   char line[256];
   bool found = false;
   FILE *file = fopen(path, "r");
-  while (file && !found && fgets(line, sizeof line, file)) /* of a link that is down none is read */
+  while (file && !found && fgets(line, sizeof line, file)) /* a link that is down has no speed */
     found = sscanf(line, format, value) == 1;
   if (file)
     fclose(file);
@@ -128,7 +128,7 @@ void doctor_subtract(const struct doctor_host *before, struct doctor_host *after
 #define RECEIVE_LIMIT 10.0 /* what is in the kernel's buffers drains at 10 Mbit/s in four */
 enum {
   CONNECT_LIMIT = 2, /* seconds, after which a connection that a firewall drops is given up */
-  PIECE = 256 << 10  /* what one call moves at most: a few of the kernel's buffers */
+  PIECE = 256 << 10  /* the most bytes of one call: a few of the kernel's buffers */
 };
 
 static struct sockaddr_in tcp_address(uint32_t address, uint16_t port) {

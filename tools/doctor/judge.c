@@ -84,7 +84,7 @@ int doctor_fastest_subnet(const struct doctor_facts *facts) {
 struct question {
   const struct doctor_facts *facts;
   int used;                           /* the subnet that carries most of the traffic; -1: none */
-  int mtu;                            /* in it, on most hosts */
+  int mtu;                            /* the most frequent one in it */
   double *sends, *receives;           /* best rates of each host with any other; last, of all */
   int host, other;                    /* it is about a host, and one of a kind (enum over) */
   const struct doctor_host *the;      /* the host */
@@ -98,7 +98,7 @@ struct question {
   bool of_all;                     /* the finding names no host */
 };
 
-/* A rule answers whether there is a finding. */
+/* A rule returns whether there is a finding. */
 typedef bool rule(struct question *at);
 
 /* --- Processors, and whether times can be believed ---------------------------------------------*/
@@ -230,7 +230,7 @@ static bool sends_in_both(const struct doctor_facts *facts, int subnet, int othe
   return false;
 }
 
-/* Another subnet is faster than one that carries traffic, all of it or a part. */
+/* Finds a subnet that is faster than one that carries some of the traffic. */
 static bool judge_subnet(struct question *at) {
   const int best = doctor_fastest_subnet(at->facts);
   const struct doctor_subnet *slow = &at->facts->subnets[at->other];
@@ -250,7 +250,7 @@ static bool judge_subnet(struct question *at) {
 
 /* MPI against plain TCP, to this host from its partner. */
 static bool judge_mpi(struct question *at) {
-  const int from = at->host ^ 1; /* the last of an odd number has none, and no rate */
+  const int from = at->host ^ 1; /* the last host of an odd number has no partner, and no rate */
   const double tcp = at->the->tcp[at->used];
   const double mpi = tcp > 0 ? at->facts->bandwidth[from * at->facts->host_count + at->host] : 0;
   at->answer = (struct answer){{mpi, tcp}, {mpi > 0 ? at->facts->hosts[from].name : ""}};
@@ -292,7 +292,7 @@ bool doctor_is_low(double value, const double *values, int count, double ratio) 
 
 static void find_best(struct question *at) {
   const int hosts = at->facts->host_count;
-  for (int pair = 0; pair < 2 * hosts * hosts; pair++) { /* again for the best of all */
+  for (int pair = 0; pair < 2 * hosts * hosts; pair++) { /* measures the best pairs once more */
     const double rate = at->facts->bandwidth[pair / 2];
     double *sends = &at->sends[pair % 2 ? hosts : pair / 2 / hosts];
     double *receives = &at->receives[pair % 2 ? hosts : pair / 2 % hosts];
@@ -332,7 +332,8 @@ static bool judge_name(struct question *at) {
   return at->the->loopback[0];
 }
 
-/* A clock differs from those of most hosts; of two halves host 0's is right. */
+/* Finds a clock that differs from those of most hosts; if half of them differ, host 0's is taken as
+ * right. */
 static bool judge_clock(struct question *at) {
   const int count = at->facts->host_count;
   int apart = 0;
@@ -525,7 +526,7 @@ static void find_common_mtu(struct question *at) {
   }
 }
 
-/* Rules are asked in the order of their kinds, causes before what follows from them. */
+/* Rules are applied in the order of their kinds, causes before consequences. */
 void doctor_judge(const struct doctor_facts *facts, struct doctor_diagnosis *diagnosis) {
   const int hosts = facts->host_count;
   double *best = calloc(2 * (size_t)(hosts + 1), sizeof *best);

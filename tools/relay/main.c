@@ -24,7 +24,7 @@
 #include "tools/relay/network.h"
 
 enum { DONE = 0, FAILED = 1 }; /* exit statuses, besides TOOL_USAGE */
-enum { HOSTS = 254, LONGEST = 65535, TURN = 64 /* packets of one host before the others' turn */ };
+enum { HOSTS = 254, LONGEST = 65535, TURN = 64 /* packets of a host in its turn */ };
 
 struct options {
   double delay, loss;

@@ -49,8 +49,8 @@ static double draw(struct relay_network *network) {
   return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* Lets a packet wait for a way of a link that is free at *free: it leaves at packet->time. False:
- * too much is waiting. */
+/* Queues a packet on a link direction that is free at *free: it leaves at packet->time. False: the
+ * queue is full. */
 static bool pass_link(const struct relay_network *network, double rate, uint64_t *free,
                       struct relay_packet *packet) {
   if (rate <= 0)

@@ -203,9 +203,8 @@ static bool measure_points(struct contest *contest, struct tune_points *points) 
 #define SIZE_SECONDS 0.5
 #define MIN_CALLS    3
 
-/* Candidates that are not measured: those that take long, and those that the model calls so many
- * times slower than the best that no correction will make them the choice, unless they take hardly
- * any time. */
+/* Candidates that are not measured: slow ones that the model estimates as so many times slower than
+ * the best that no correction can make them the choice. */
 #define HOPELESS 4
 #define HARDLY   0.005
 #define TOO_LONG 1.5

@@ -16,7 +16,7 @@
 #define ADAM(of_gradient) (24.0 + (of_gradient))
 #define LOCAL             24.0 /* 0/1 Adam's local step */
 #define LOAD              8.0
-#define MEAN              4.0 /* of what is read: a rank's own share of each of the host's ranks */
+#define MEAN              4.0 /* of input: a rank's share of all ranks of the host */
 #define REDUCE(members)   (8 + ((members) + 1) / 8 + 4 * ((members) + 3) / BLOCK)
 
 /* Kernels of a call and of a chunk of it, as tests/gpu/test_sizes.c has them: conclude; compress,

@@ -43,8 +43,9 @@ double tune_sharing(const struct ob_costs *costs, const struct tune_training *tr
   return ob_cost_sharing_factor(costs, &task);
 }
 
-/* The costs of a network that takes no time: what an exchange takes by them is the work of one
- * core. tune_fit counts all of MPI's bytes as time of the link; a core moves them even so. */
+/* Returns the costs of a network that takes no time: by these an exchange takes as long as the
+ * work of one core. tune_fit counts all of MPI's bytes as time of the link, but a core moves
+ * them, too. */
 static struct ob_costs costs_of_core(const struct ob_costs *costs) {
   struct ob_costs core = *costs;
   core.between.latency = core.mpi_round = core.oversubscribed = 0;
@@ -99,7 +100,7 @@ static struct tune_exchange training_compressed(const struct ob_costs *costs,
                                 .work = work_of(costs, task, work.seconds, choice.seconds)};
 }
 
-/* An exchange of that width by the method's schedule, or by the better of both. */
+/* Returns an exchange of that width by the method's schedule, or by the better of both. */
 static struct tune_exchange bits_of(const struct ob_costs *costs,
                                     const struct tune_training *training, enum tune_method method,
                                     int bits) {
@@ -143,8 +144,8 @@ struct tune_exchange tune_exchange(const struct ob_costs *costs,
 #undef MEAN_OF
 }
 
-/* The seconds that an exchange adds to a step. Work that takes cores from the computation is never
- * hidden. */
+/* Returns the seconds that an exchange adds to a step. Work that takes cores from the computation
+ * is never hidden. */
 static double added_seconds(const struct tune_exchange *exchange, double compute, bool overlap) {
   return overlap ? exchange->work + ob_step_waiting(exchange->seconds - exchange->work, compute)
                  : exchange->seconds;

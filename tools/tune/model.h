@@ -50,17 +50,17 @@ struct tune_policy tune_policy(const struct tune_training *training, enum tune_m
 /* TCP over Ethernet carries 1448 bytes in every 1538. */
 #define TUNE_PAYLOAD (1448.0 / 1538)
 
-/* The factor by which all that ranks compute takes longer, since they share cores: 1 or more. */
+/* Returns the factor by which shared cores slow down all that ranks compute: 1 or more. */
 double tune_sharing(const struct ob_costs *costs, const struct tune_training *training);
 
-/* An exchange of all parameters: the mean over the steps of the run. */
+/* One exchange of all parameters, as a mean over the steps of the run. */
 struct tune_exchange {
   double seconds, host_bytes; /* bytes out of a host */
   double work;                /* of `seconds`, those that codec and TCP take from the computation */
 };
 struct tune_exchange tune_exchange(const struct ob_costs *costs,
                                    const struct tune_training *training, enum tune_method method);
-/* The same in `bits` bits, 1 to 8, flat or hierarchical. */
+/* The same with `bits` bits (1 to 8) an element, flat or hierarchical. */
 struct tune_exchange tune_exchange_bits(const struct ob_costs *costs,
                                         const struct tune_training *training, int bits);
 /* overlap: the exchange hides behind the computation, but for the work of codec and TCP, which take
@@ -107,7 +107,7 @@ struct tune_whole {
 struct tune_whole tune_whole(const struct ob_costs *costs, const struct tune_training *training,
                              const struct tune_way *way);
 
-/* NULL, or the reason why there is no such way: "--delay times --fragments ...". */
+/* Returns NULL, or why there is no such way: "--delay times --fragments ...". */
 const char *tune_way_error(const struct tune_way *way);
 
 /* The values that all outer steps must have; 0, and -1 for delay and bits: any. */
@@ -121,7 +121,7 @@ struct tune_wanted {
 enum { TUNE_WAYS = 24 };
 size_t tune_ways(const struct tune_wanted *wanted, struct tune_way ways[TUNE_WAYS]);
 
-/* Chooses among ways in that order the first whose run takes at most 5 % longer than without a
+/* Chooses the first of the ways in that order whose run takes at most 5 % longer than without a
  * network, or else the fastest. */
 #define TUNE_NEAR 1.05
 size_t tune_choose(const struct ob_costs *costs, const struct tune_training *training,
@@ -135,7 +135,7 @@ size_t tune_choose(const struct ob_costs *costs, const struct tune_training *tra
 
 struct tune_card {
   double copy;    /* bytes a second that a copy in its memory reads and writes */
-  double launch;  /* seconds that a kernel takes however little it does */
+  double launch;  /* seconds of a kernel that does almost nothing */
   double group;   /* likewise an NCCL group, inside a host */
   double inside;  /* bytes a second of one GPU to the others of its host, each way */
   double latency; /* seconds from host to host, besides */

@@ -35,7 +35,7 @@ static bool predict_load_costs(const struct tune_options *options, struct ob_cos
     memcpy(costs->source, source, sizeof source);
     reach_link(costs);
   }
-  /* Times of whole calls are left out: they are of one network and one number of hosts. */
+  /* Times of whole calls are left out: they belong to one network and one number of hosts. */
   memset(&costs->measured, 0, sizeof costs->measured);
   if (options->bandwidth > 0)
     costs->between.bandwidth = options->bandwidth * TUNE_PAYLOAD;

@@ -78,7 +78,7 @@ static double fit_objective(const struct ob_costs *costs, const struct ob_costs 
   return sum;
 }
 
-/* Changes one knob by a factor, if that is better. */
+/* Multiplies one knob by a factor, if that improves the fit. */
 static bool try_factor(struct ob_costs *costs, const struct ob_costs *start,
                        const struct tune_points *points, int k, double factor, double *best) {
   double *value = knob_of(costs, k), before = *value;

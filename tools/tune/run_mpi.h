@@ -33,7 +33,7 @@ struct tune_run {
   struct ob_costs costs;
 };
 
-/* The largest of all ranks' values; below, true if all ranks are well. */
+/* Returns the largest of all ranks' values; the function below is true if all ranks are well. */
 double tune_largest(double value);
 bool tune_all_well(bool well);
 

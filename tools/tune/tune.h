@@ -92,7 +92,7 @@ struct tune_points {
 void tune_fit(struct ob_costs *costs, struct tune_points *points);
 double tune_point_seconds(const struct ob_costs *costs, const struct tune_point *point);
 
-/* Reports links. `cluster`: a task of no elements, with hosts and ranks. */
+/* Prints links. `cluster`: a task without elements, for its hosts and ranks. */
 void tune_report_links(const struct ob_cost_task *cluster, const struct ob_costs *costs);
 void tune_report_points(const struct tune_points *points, double residual);
 /* Prints the choices of plans of 4 B to 256 MiB, at each size where they change. */
