@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 def read(folder):
-    """The first bytes of the text files of a folder, cut into pieces, of which each tenth is for validation."""
+    """Returns the first bytes of a folder's text files in pieces, each tenth for validation."""
     content, path = bytearray(), pathlib.Path(folder)
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if file.is_file() and file.suffix not in (".pyc", ".so", ".a") and len(content) < READ:

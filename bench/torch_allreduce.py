@@ -57,7 +57,7 @@ def deepspeed(count):
     error, server_error = torch.zeros(padded), torch.zeros(share)
 
     def compressed(values, residual):
-        """Values become their residual; their scale and their bits."""
+        """Replaces the values by their residual; returns their scale and their bits."""
         values = values.add_(residual)
         scale = values.norm() / math.sqrt(values.numel())
         bits = signs(values)

@@ -52,7 +52,7 @@ class Error(RuntimeError):
 
 
 class OnebitWarning(UserWarning):
-    """All is well done, but something wants to be looked at."""
+    """Everything was done, but the caller should look at something."""
 
 
 def last_message():

@@ -248,9 +248,9 @@ class Optimizer(Stateful):
         return found
 
     def step(self, learning_rate: float) -> Status:
-        """One step: OK, or SKIPPED and nothing is changed. Collective. With device="cuda" it is put on
-        torch's current stream (of other arrays on the default one), and over NCCL it is OK at once:
-        `synchronize` has the status."""
+        """Makes one step; returns OK, or SKIPPED if nothing was changed. Collective.
+        With device="cuda" it is put on torch's current stream (of other arrays on the default one),
+        and over NCCL it is OK at once: `synchronize` has the status."""
         return self._on_stream("step", learning_rate)
 
     def _call(self, name, *arguments):
@@ -273,7 +273,7 @@ class Optimizer(Stateful):
         self._on_stream("begin", learning_rate)
 
     def ready(self, tensor: int) -> None:
-        """This rank's gradient of tensor number `tensor` is final."""
+        """Reports that this rank's gradient of tensor number `tensor` is final."""
         self._on_stream("ready", tensor)
 
     def set_gradient(self, tensor: int, gradient: Any) -> None:
@@ -302,15 +302,15 @@ class Optimizer(Stateful):
         self._call("set_learning_rate_factor", tensor, factor)
 
     def set_weight_decay(self, tensor: int, weight_decay: float) -> None:
-        """From the next step on; the same on all ranks."""
+        """Sets it from the next step on; the same on all ranks."""
         self._call("set_weight_decay", tensor, weight_decay)
 
     def set_beta1(self, beta1: float) -> None:
-        """From the next step on beta1, of `Momentum` its momentum; the same on all ranks."""
+        """Sets beta1, or `Momentum`'s momentum, from the next step on; the same on all ranks."""
         self._call("set_beta1", beta1)
 
     def set_tag(self, tag: int) -> None:
-        """From the next step on the ranks must have the same tag, a number, or that step fails."""
+        """Sets a tag, a number: later steps fail unless all ranks have the same one."""
         self._call("set_tag", tag)
 
     def take_parameters(self) -> None:

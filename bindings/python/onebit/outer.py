@@ -179,7 +179,7 @@ class Outer(Stateful):
         return _native.ask(self._function("get_info"), self.handle, _native.OuterInfo)
 
     def check(self) -> str | None:
-        """None; or what wants to be changed: too few bits for the rule, or a large residual."""
+        """Returns None, or a text: too few bits for the rule, or a large residual."""
         status = check(_native.library().onebit_outer_check(self.handle))
         return last_message() if status == Status.WARNING else None
 

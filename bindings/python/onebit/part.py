@@ -85,13 +85,13 @@ def kind_of(header):
 
 
 def place(header, other):
-    """The header becomes one of the rank, among the ranks and hosts, of another header."""
+    """Gives the header the rank, the ranks and the hosts of another header."""
     for begin, end in ((64, 72), (176, 188)):
         header[begin:end] = other[begin:end]
 
 
 def place_alone(header):
-    """The header becomes one of a rank that is alone."""
+    """Makes the header that of a single rank."""
     struct.pack_into("<II", header, 64, 1, 0)
     struct.pack_into("<III", header, 176, 0, 0, 0)
 

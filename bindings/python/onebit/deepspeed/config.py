@@ -85,7 +85,7 @@ def _is_number(value):
 
 
 def _checked(path, value):
-    """The value, of the type that the key wants."""
+    """Returns the value, converted to the type of the key."""
     if path in _BOOLEANS:
         wanted, good = "true or false", value in (True, False) and not isinstance(value, float)
     elif path in _WHOLE:
@@ -184,7 +184,7 @@ class _Reader:
         return "float16"
 
     def clipping(self):
-        """DeepSpeed clips at 1 where nothing is said."""
+        """DeepSpeed clips at 1 by default."""
         norm = self.take("gradient_clipping")
         if norm != 0:
             self.arguments["clip_norm"] = 1.0 if norm is None else float(norm)

@@ -54,7 +54,7 @@ class Meter:
         self._comm, self._group, self._device = comm, group, device
 
     def step(self, method, total, compute):
-        """Seconds of a step, and of what of it is no exchange."""
+        """Returns the seconds of a step, and the part of them without exchanges."""
         return total, compute
 
     def exchange(self, method, count):
@@ -318,7 +318,7 @@ class Automatic:
     # --- What is measured ------------------------------------------------------------------------
 
     def _begin(self, record):
-        """Goes on as a record says, with a new window."""
+        """Continues from a record, with a new window."""
         self.method = record["method"]
         self.steps, self.changes = record.get("steps", 0), record.get("changes", 0)
         self.decided = record.get("decided", False)
@@ -346,7 +346,7 @@ class Automatic:
         return {"auto": json.dumps({**record, "local_steps": self.local.steps}), "outer": self.local.part()}
 
     def _look(self, begin, end):
-        """After a step, which began and ended then."""
+        """Called after a step, with the times of its begin and end."""
         self.steps += 1
         before, self._end = self._end, end
         if before is None or self._joins():
@@ -422,7 +422,7 @@ class Automatic:
         self._cost = self.meter.now() - began
 
     def _choose(self, total, compute):
-        """The best method, and what is expected of a step of each; `total` was measured with this."""
+        """Returns the best method, and each one's expected step time; `total` is measured."""
         choice, now = self._choice, METHODS.index(self.method)
         if self._obstacle is _NONE and scalers_of(self.lead):
             self._obstacle = _SCALER

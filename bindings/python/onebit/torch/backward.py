@@ -84,7 +84,7 @@ def check_wrapped(model):
 
 
 def sparse_modules(model):
-    """By name: those whose weight has sparse gradients."""
+    """Returns, by name, the modules whose weight has sparse gradients."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -120,7 +120,7 @@ def check_model(model, parameters, ranks, remainder):
 
 
 def scalers_of(optimizer):
-    """In a step: the scalers by which the program makes it."""
+    """Returns the scalers with which the program makes the current step."""
     kind = getattr(getattr(torch, "amp", None), "GradScaler", torch.cuda.amp.GradScaler)
     every = [one for one in instances_of(kind) if one.is_enabled()]
     return [one for one in every if one._found_inf_per_device(optimizer)]
@@ -255,7 +255,7 @@ class Backward:
             self._views[number] = view
 
     def _when_it_ends(self):
-        """DistributedDataParallel has work of its own at the end: this comes after it."""
+        """Runs after the work that DistributedDataParallel does at the end of the pass."""
         queue = torch.autograd.Variable._execution_engine.queue_callback
         queue(lambda: queue(self._end))
 

@@ -177,7 +177,7 @@ class _Choice:
                         f"{self.reasons[others[0]]}: take onebit.torch.fsdp.compress")
 
     def averaged(self):
-        """By name, why a parameter is not carried, those that are frozen aside."""
+        """Returns, by name, why parameters that are not frozen are not exchanged in one bit."""
         return {
             self.names.get(one, f"unnamed {number}"): reason
             for number, (one, reason) in enumerate(self.reasons.items())

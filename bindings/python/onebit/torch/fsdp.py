@@ -54,7 +54,7 @@ class Compression:
 
     @property
     def bytes_sent(self):
-        """By this rank, of compressed exchanges."""
+        """The bytes of compressed exchanges that this rank has sent."""
         return sum(comm.bytes_sent for comm in self._comms.values())
 
     def _comm(self, group, device):
@@ -320,7 +320,7 @@ class CompressedAllGather(_Exchange, AllGather):
 
 
 class _Work(dist.Work):
-    """An exchange under way, as torch knows one."""
+    """An exchange in flight, in the form of torch's work objects."""
 
     def __init__(self, end):
         super().__init__()

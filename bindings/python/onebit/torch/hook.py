@@ -198,7 +198,7 @@ class HookState:
         return self._sent if self.comm is None or self._closed else self.comm.bytes_sent
 
     def report(self):
-        """A `Report` of what was saved."""
+        """Returns a `Report` of the traffic saved."""
         ranks = self._group.size() if self._group is not None else 1
         sent = self.bytes_sent + ring(self._sent_dense, ranks)
         dense = ring(self._gradients, ranks)
@@ -230,7 +230,7 @@ class HookState:
         return job.future
 
     def end_pass(self):
-        """All buckets of a backward pass have been added."""
+        """Called when all buckets of a backward pass have been added."""
         self.steps += 1
         self._when_the_pass_ends()
 

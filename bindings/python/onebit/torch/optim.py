@@ -393,7 +393,7 @@ class _Optimizer(StatefulOptimizer):
         check_model(model, self._parameters, self._shards.ranks(self.comm), self._remainder)
 
     def add(self, bucket):
-        """In the backward pass: the future of a bucket of gradients."""
+        """Returns, in the backward pass, the future of a bucket of gradients."""
         averaged = self._backward.add(bucket)
         if averaged is not None:
             return averaged
@@ -482,7 +482,7 @@ class _Optimizer(StatefulOptimizer):
         return self._stage.gradient(number, elements)
 
     def _ready(self, number, gradient):
-        """In the backward pass: that gradient is final."""
+        """Called in the backward pass when that gradient is final."""
         if self._stage is None:
             self.onebit.ready(number)
         else:
@@ -628,7 +628,7 @@ class _Optimizer(StatefulOptimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step. Collective. Ctrl-C ends it on all ranks; the communicator is then of no use."""
+        """Makes one step. Collective. Ctrl-C ends the step, and the communicator, on all ranks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

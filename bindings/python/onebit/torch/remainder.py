@@ -189,7 +189,7 @@ def take(states):
 
 
 def records(found):
-    """By rank, of what `take` has found."""
+    """Returns, by rank, what `take` has found."""
     return {int(name[len(NAME) :]): _unpack(one) for name, one in found.items()}
 
 

@@ -119,7 +119,7 @@ def _is_link_local(address):
 
 
 def _six_of_interface(name):
-    """Its IPv6 addresses, as Linux lists them."""
+    """Returns an interface's IPv6 addresses, as Linux lists them."""
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         rows = [line.split() for line in file]
         return [str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if row[-1] == name]

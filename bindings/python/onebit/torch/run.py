@@ -82,7 +82,7 @@ def given_hook(given, bucket):
 
 
 def give_hooks(totals, **options):
-    """To each DistributedDataParallel that is made from now on."""
+    """Applies the hook to each DistributedDataParallel that is created from now on."""
     if int(torch.__version__.split(".")[0]) < 2:
         raise Error(Status.ERROR_UNSUPPORTED, "torch before 2.0 does not say which hooks it has")
     make, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook

@@ -109,7 +109,7 @@ class Writes:
             self._sums = self._found_sums()
 
     def _is_looked_at(self):
-        """In steps 1, 2, 4, 8, ..., and every 64th."""
+        """True in steps 1, 2, 4, 8, ..., and in every 64th."""
         return self._has_sums and self._steps and (not self._steps & (self._steps - 1) or self._steps % 64 == 0)
 
     def _found_versions(self):
@@ -194,7 +194,7 @@ class Stage:
                 tell(number)
 
     def wait(self):
-        """All copies that have begun are there."""
+        """Waits until all copies that have begun are complete."""
         self._buckets.clear()
         self._copied.clear()
         for _, stream in self._running():

@@ -38,7 +38,7 @@ class _Compressing:
                 one.automatic.synchronize()
 
     def _end(self, is_first):
-        """Says what was saved, on the first process."""
+        """Prints the traffic saved, in the first process."""
         self._ended, every = True, self._every()
         for one in every if self.optimizer is not None else ():
             one.close()

@@ -59,7 +59,7 @@ class Normaliser:
         self._moments = {number: (one.clone(), steps) for number, (one, steps) in state.items()}
 
     def divide(self, numbers, gradients):
-        """In place. What is not finite changes no moment."""
+        """Divides in place. Values that are not finite change no moment."""
         for number, gradient in zip(numbers, gradients):
             moment, steps = self._moments.get(number, (None, 0))
             if moment is None:
